@@ -1,0 +1,187 @@
+"""Every error that Vitrina raises on purpose, sorted by what to do next.
+
+`RequestError`: the caller can fix it. `RunError`: a run met it; the subclass says whether trying again helps.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class VitrinaError(Exception):
+    """Something went wrong."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+# --- the caller can fix it -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FieldError:
+    """One wrong field of a request: where it is and what is wrong with it."""
+
+    path: str
+    message: str
+    code: str = "invalid"
+
+
+class RequestError(VitrinaError):
+    """The request cannot be carried out as it stands."""
+
+    code = "bad_request"
+
+
+class NotFound(RequestError):
+    """The thing that was named does not exist."""
+
+    code = "not_found"
+
+
+class Conflict(RequestError):
+    """The thing is in a state in which this may not be done."""
+
+    code = "conflict"
+
+
+class PreconditionFailed(RequestError):
+    """Somebody else changed it since you read it."""
+
+    code = "precondition_failed"
+
+
+class Invalid(RequestError):
+    """A value is not acceptable."""
+
+    code = "invalid"
+
+    def __init__(self, message: str, fields: tuple[FieldError, ...] = ()) -> None:
+        super().__init__(message)
+        self.fields = fields
+
+
+class InvalidField(Invalid):
+    """One field is not acceptable."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(message, (FieldError(path, message),))
+
+
+class ForbiddenTarget(InvalidField):
+    """The target is not on the allow-list."""
+
+    code = "forbidden_target"
+
+    def __init__(self, message: str) -> None:
+        super().__init__("target_table", message)
+
+
+class InvalidQuery(InvalidField):
+    """The source query may not run."""
+
+    code = "invalid_query"
+
+    def __init__(self, message: str, *, construct: str, line: int, column: int) -> None:
+        super().__init__("source_query", message)
+        self.construct = construct
+        self.line = line
+        self.column = column
+
+
+class Unauthenticated(RequestError):
+    """No valid token came with the request."""
+
+    code = "unauthenticated"
+
+
+class Forbidden(RequestError):
+    """The token's role may not do this."""
+
+    code = "forbidden"
+
+
+class TooManyRequests(RequestError):
+    """Too many attempts; wait a little."""
+
+    code = "too_many_requests"
+
+
+# --- the installation is not right -----------------------------------------------------------------------------
+
+
+class ConfigError(VitrinaError):
+    """A setting is missing or wrong."""
+
+    code = "config"
+
+
+class CannotConnect(VitrinaError):
+    """A database or server does not answer."""
+
+    code = "cannot_connect"
+
+
+# --- a run met it ----------------------------------------------------------------------------------------------
+
+
+class RunError(VitrinaError):
+    """A run cannot go on."""
+
+    code = "run_error"
+
+
+class TransientError(RunError):
+    """Trying again from the checkpoint may help."""
+
+    code = "transient"
+
+
+class Disconnected(TransientError):
+    """The connection to a database or server was lost: the run ends, recovery takes over."""
+
+    code = "disconnected"
+
+
+class FatalError(RunError):
+    """Trying again changes nothing; a person has to act."""
+
+    code = "fatal"
+
+
+class SourceQueryFailed(FatalError):
+    """The source query was refused or failed."""
+
+    code = "source_query_failed"
+
+
+class TargetMismatch(FatalError):
+    """The target table does not fit the query's result."""
+
+    code = "target_mismatch"
+
+
+class BadKey(FatalError):
+    """The key of the target is missing, NULL or not unique in the source."""
+
+    code = "bad_key"
+
+
+class ShrinkRefused(FatalError):
+    """Publishing would delete more of the mart than the guard allows."""
+
+    code = "shrink_refused"
+
+
+class RecordError(RunError):
+    """One record cannot be processed; the others can."""
+
+    code = "record"
+
+
+class LeaseLost(RunError):
+    """Another runner holds the pipeline now: leave without touching anything."""
+
+    code = "lease_lost"

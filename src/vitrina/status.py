@@ -1,0 +1,90 @@
+"""The life of a pipeline and of a run: every status, and every move between two of them."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    IDLE = "IDLE"
+    RUN_REQUESTED = "RUN_REQUESTED"
+    RUNNING = "RUNNING"
+    PAUSE_REQUESTED = "PAUSE_REQUESTED"
+    PAUSED = "PAUSED"
+    FAILED = "FAILED"
+
+
+class RunStatus(StrEnum):
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    PAUSED = "PAUSED"
+    CANCELLED = "CANCELLED"
+
+
+class Trigger(StrEnum):
+    MANUAL = "manual"
+    SCHEDULE = "schedule"
+    API = "api"
+    RECOVERY = "recovery"
+
+
+class Actor(StrEnum):
+    API = "api"
+    SCHEDULER = "scheduler"
+    RUNNER = "runner"
+
+
+@dataclass(frozen=True)
+class Move:
+    """One arrow of the status machine; `name` is the function in `store` that performs it."""
+
+    name: str
+    source: Status
+    target: Status
+    actor: Actor
+    reason: str
+
+
+def _moves(name: str, sources: tuple[Status, ...], target: Status, actor: Actor, reason: str) -> list[Move]:
+    return [Move(name, source, target, actor, reason) for source in sources]
+
+
+_S = Status
+
+# The whole machine. Each move is one guarded UPDATE with the old status in its WHERE.
+MOVES: tuple[Move, ...] = (
+    *_moves("request_run", (_S.IDLE, _S.PAUSED, _S.FAILED), _S.RUN_REQUESTED, Actor.API, "a person asked for a run"),
+    *_moves("fire_schedule", (_S.IDLE, _S.FAILED), _S.RUN_REQUESTED, Actor.SCHEDULER, "the schedule is due"),
+    *_moves("claim_next", (_S.RUN_REQUESTED,), _S.RUNNING, Actor.RUNNER, "a runner took the lease"),
+    *_moves(
+        "request_pause",
+        (_S.IDLE, _S.RUN_REQUESTED, _S.RUNNING),
+        _S.PAUSE_REQUESTED,
+        Actor.API,
+        "a person asked for a pause",
+    ),
+    *_moves("conclude_run", (_S.RUNNING,), _S.IDLE, Actor.RUNNER, "end of data"),
+    *_moves("conclude_run", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "a run was asked for while this one worked"),
+    *_moves("conclude_run", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "batch boundary or end of data, then pause"),
+    *_moves("fail_run", (_S.RUNNING, _S.PAUSE_REQUESTED), _S.FAILED, Actor.RUNNER, "error after retries"),
+    *_moves("pause_unclaimed", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "nobody was working on it"),
+    *_moves("give_back", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "the runner is shutting down"),
+    *_moves("recover_expired", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "the lease expired"),
+    *_moves("recover_expired", (_S.RUNNING, _S.PAUSE_REQUESTED), _S.PAUSED, Actor.RUNNER, "the lease expired, paused"),
+    *_moves("recover_expired", (_S.RUNNING,), _S.FAILED, Actor.RUNNER, "too many losses without progress"),
+    *_moves("disable", (_S.RUN_REQUESTED,), _S.IDLE, Actor.API, "disabled before anybody took it"),
+)
+
+
+def can_move(name: str, source: Status) -> bool:
+    """Whether the move called `name` may start from `source`."""
+    return any(move.name == name and move.source == source for move in MOVES)
+
+
+def sources_of(name: str) -> list[Status]:
+    """The statuses from which the move called `name` may start: what goes into its WHERE."""
+    return [status for status in Status if can_move(name, status)]
+
+
+# A worker holds these: target, mode, cursor and query may not change under it.
+ACTIVE = (Status.RUNNING, Status.PAUSE_REQUESTED)

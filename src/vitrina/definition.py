@@ -1,0 +1,170 @@
+"""What a pipeline is: the fields its author may set, their limits and the rules between them."""
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal, Self
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+from vitrina import schedule
+
+MAX_BATCH_SIZE = 1_000_000
+DEFAULT_BATCH_SIZE = 5_000
+MAX_QUERY_LENGTH = 100_000
+MAX_TASKS = 50
+
+# The name stands in URLs, metrics and file names. A uuid is refused because `{id}` takes either.
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$")]
+ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[^\x00]+$")]
+
+
+class Strict(BaseModel):
+    """Unknown fields and silent conversions (`false` for 0) are refused: a typo must not pass as a setting."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Options(Strict):
+    """Rarely needed switches of one pipeline."""
+
+    consistency: Literal["mixed", "snapshot"] = Field(
+        "mixed", description="`snapshot`: an interrupted full load starts over instead of continuing."
+    )
+    checkpoint_rows: int = Field(1_000_000, ge=1, description="A pushdown load larger than this is cut into chunks.")
+    max_stage_age_seconds: int = Field(86_400, ge=1, description="An interrupted load older than this starts over.")
+    max_snapshot_seconds: int = Field(3_600, ge=1)
+    allow_shrink: bool = Field(False, description="Let a full load delete more than half of the mart.")
+    allow_empty: bool = Field(False, description="Let a full load publish a source without rows.")
+    allow_cascade: bool = Field(False, description="Let deletes cascade through foreign keys.")
+    shared_target: bool = Field(False, description="Several pipelines write to this target; a full load deletes nothing.")
+    on_schema_change: Literal["fail", "add_columns"] = "fail"
+    stamps: list[ColumnName] = Field(default_factory=list, description="Result columns that are not compared.")
+    lookback_seconds: float = Field(0, ge=0, description="Re-read this much before the checkpoint on each pass.")
+    cursor_clock: Literal["database", "application"] | None = None
+    cursor_timezone: str | None = Field(None, description="Zone of a cursor of type timestamp without time zone.")
+    schedule_after_failure: bool = False
+    schedule_jitter_seconds: float = Field(0, ge=0)
+    target_connection: str | None = Field(None, description="Named connection that holds the target table.")
+    route: Literal["auto", "arrow"] = Field("auto", description="`arrow`: never let the database fill its own stage.")
+    max_attempts: int | None = Field(None, ge=1, le=20)
+    statement_timeout_seconds: float | None = Field(None, gt=0)
+    max_cost: float | None = Field(None, gt=0, description="Refuse a query whose EXPLAIN cost is higher.")
+
+
+class Task(Strict):
+    """One step of a task plan."""
+
+    order_index: int = Field(ge=0, le=10_000)
+    task_type: Literal["SQL", "PYTHON"]
+    body: str = Field(min_length=1, max_length=MAX_QUERY_LENGTH)
+    params: dict[str, Any] = Field(default_factory=dict)
+    source_table: str | None = None
+    target_table: str | None = None
+
+
+class Definition(Strict):
+    """A pipeline as its author writes it; everything else in `etl_pipelines` belongs to the platform."""
+
+    name: Name
+    description: str = Field("", max_length=10_000)
+    type: Literal["SQL", "PYTHON"] = "SQL"
+    source_type: Literal["postgres"] = "postgres"
+    source_connection: str = Field("default", pattern=r"^[a-z0-9_]{1,63}$")
+    source_query: str | None = Field(None, max_length=MAX_QUERY_LENGTH)
+    python_task: str | None = Field(None, max_length=200)
+    target_table: str = Field(min_length=1, max_length=200)
+    target_key: list[ColumnName] | None = Field(None, min_length=1, max_length=32)
+    mode: Literal["full", "incremental"] = "full"
+    incremental_key: ColumnName | None = None
+    incremental_id_key: ColumnName | None = None
+    batch_size: int = Field(DEFAULT_BATCH_SIZE, ge=1, le=MAX_BATCH_SIZE)
+    enabled: bool = True
+    schedule_interval: str | None = Field(None, max_length=200)
+    options: Options = Field(default_factory=Options)
+    tasks: list[Task] = Field(default_factory=list, max_length=MAX_TASKS)
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_not_an_id(cls, name: str) -> str:
+        try:
+            UUID(name)
+        except ValueError:
+            return name
+        raise ValueError("a name may not look like a uuid, because pipelines are found by either")
+
+    @field_validator("schedule_interval")
+    @classmethod
+    def _schedule_is_understood(cls, value: str | None) -> str | None:
+        if value is not None:
+            schedule.check(value)
+        return value
+
+    @model_validator(mode="after")
+    def _parts_fit_together(self) -> Self:
+        if self.mode == "incremental" and not self.incremental_key and not self._is_python_source:
+            raise ValueError("mode 'incremental' needs incremental_key, the column that says what is new")
+        if self.type == "SQL" and not self.tasks and not (self.source_query or "").strip():
+            raise ValueError("a SQL pipeline needs source_query or tasks")
+        if self.type == "PYTHON" and not self.tasks and not self.python_task:
+            raise ValueError("a PYTHON pipeline needs python_task, the name of a registered step or source")
+        return self
+
+    @property
+    def _is_python_source(self) -> bool:
+        return self.type == "PYTHON" and not self.tasks and not (self.source_query or "").strip()
+
+    @property
+    def query(self) -> str | None:
+        """The SQL that is read: the first task's when there is a task plan, else `source_query`."""
+        if self.tasks:
+            return self.ordered_tasks[0].body
+        return self.source_query
+
+    @property
+    def ordered_tasks(self) -> list[Task]:
+        return sorted(self.tasks, key=lambda task: task.order_index)
+
+    @property
+    def final_target(self) -> str:
+        """The last step may override the pipeline's target."""
+        if self.tasks and self.ordered_tasks[-1].target_table:
+            return self.ordered_tasks[-1].target_table
+        return self.target_table
+
+
+# May not change while a runner works on the pipeline; the rest applies from the next batch or run.
+LOCKED_WHILE_RUNNING = frozenset(
+    {
+        "type",
+        "source_type",
+        "source_connection",
+        "source_query",
+        "python_task",
+        "target_table",
+        "target_key",
+        "mode",
+        "incremental_key",
+        "incremental_id_key",
+        "options",
+        "tasks",
+    }
+)
+
+
+def fingerprint(definition: Definition, key: list[str], result_types: list[str]) -> str:
+    """Whether an interrupted load may be continued: same query, steps, key, target and types."""
+    parts = [
+        definition.query,
+        definition.source_connection,
+        definition.python_task,
+        [task.model_dump() for task in definition.ordered_tasks],
+        definition.final_target,
+        definition.options.target_connection,
+        definition.mode,
+        definition.incremental_key,
+        definition.incremental_id_key,
+        key,
+        result_types,
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

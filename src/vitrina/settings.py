@@ -1,0 +1,166 @@
+"""What the operator configures: environment variables, `<VAR>_FILE` for mounted secrets, and a `.env` file."""
+
+import os
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from dotenv import dotenv_values
+from pydantic import AliasChoices, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from vitrina.errors import ConfigError
+from vitrina.targets import TargetPolicy
+
+READER_ROLE = "vitrina_reader"
+APP_ROLE = "vitrina_app"
+DEFAULT_CONNECTION = "default"
+
+_CONNECTION_VARIABLE = re.compile(r"VITRINA_CONN_([A-Z0-9_]+?)(_FILE)?")
+
+
+class Settings(BaseSettings):
+    """Every setting of every process. Names of variables are the field names in upper case after `VITRINA_`."""
+
+    model_config = SettingsConfigDict(env_prefix="VITRINA_", extra="ignore", populate_by_name=True)
+
+    database_url: SecretStr | None = Field(None, description="Metastore (and default source and target) database.")
+    admin_url: SecretStr | None = Field(None, description="Login that `vitrina migrate` uses; default: database_url.")
+    app_password: SecretStr | None = Field(None, description="Password that `migrate` gives to the role vitrina_app.")
+    reader_url: SecretStr | None = Field(None, description="Login under which users' SQL runs.")
+    reader_password: SecretStr | None = Field(None, description="Password of the role vitrina_reader.")
+
+    allowed_targets: str = Field(
+        "analytics.*,es:film_dim,es:film_rating_agg", description="Where pipelines may write, comma-separated."
+    )
+    allowed_source_schemas: str = Field("content,ugc", description="Schemas that users' SQL may read, comma-separated.")
+    allowed_functions: str = Field("", description="Functions users' SQL may call beyond the built-in list.")
+    transforms: str = Field("", description="Modules with registered Python steps, comma-separated.")
+
+    elasticsearch_url: SecretStr | None = Field(
+        None,
+        validation_alias=AliasChoices("ELASTICSEARCH_URL", "elasticsearch_url"),
+        description="Search server(s), comma-separated.",
+    )
+    elasticsearch_api_key: SecretStr | None = Field(
+        None, validation_alias=AliasChoices("ELASTICSEARCH_API_KEY", "elasticsearch_api_key")
+    )
+    elasticsearch_ca_file: Path | None = Field(
+        None, validation_alias=AliasChoices("ELASTICSEARCH_CA_FILE", "elasticsearch_ca_file")
+    )
+    elasticsearch_fingerprint: str | None = Field(
+        None, validation_alias=AliasChoices("ELASTICSEARCH_FINGERPRINT", "elasticsearch_fingerprint")
+    )
+
+    auth: Literal["token", "off"] = Field("token", description="`off` is accepted on loopback addresses only.")
+    api_url: str = Field("http://127.0.0.1:8000", description="Where the command line finds the API.")
+    token: SecretStr | None = Field(None, description="Bearer token that the command line sends.")
+
+    log_format: Literal["console", "json"] = "console"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    concurrency: int = Field(4, ge=1, le=64, description="Pipelines that one runner works on at a time.")
+    lease_ttl_seconds: float = Field(30.0, gt=0, description="How long a silent runner keeps its pipelines.")
+    poll_seconds: float = Field(1.0, gt=0, description="How often a runner looks for work when nothing wakes it.")
+    max_attempts: int = Field(3, ge=1, description="Tries of one run, and lost leases without progress, before FAILED.")
+    backoff_seconds: tuple[float, ...] = Field((1.0, 2.0, 4.0), description="Waits between tries.")
+    statement_timeout_seconds: float = Field(3600.0, gt=0, description="Longest single statement on a source or target.")
+    connect_timeout_seconds: int = Field(10, ge=1)
+    runs_retention_days: int = Field(90, ge=1, description="How long the history of runs is kept.")
+    events_retention_hours: int = Field(48, ge=1)
+    metrics_port: int | None = Field(None, description="Where a runner serves /metrics, /livez and /readyz.")
+
+    # `VITRINA_CONN_<NAME>`: named source (and target) databases, operator only. Filled by `load`.
+    connections: dict[str, SecretStr] = Field(default_factory=dict)
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **_: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # `load` merges the environment, files and .env itself, so that `<VAR>_FILE` works for all of them.
+        return (init_settings,)
+
+    @cached_property
+    def target_policy(self) -> TargetPolicy:
+        return TargetPolicy.of(self.allowed_targets.split(","))
+
+    @cached_property
+    def source_schemas(self) -> frozenset[str]:
+        return frozenset(_listed(self.allowed_source_schemas))
+
+    @cached_property
+    def extra_functions(self) -> frozenset[str]:
+        return frozenset(_listed(self.allowed_functions))
+
+    def require_database_url(self) -> str:
+        if self.database_url is None:
+            raise ConfigError(
+                "VITRINA_DATABASE_URL is not set: set it to the metastore's postgresql:// URL, or use"
+                " `vitrina dev` or `vitrina demo`, which bring an embedded PostgreSQL"
+            )
+        return self.database_url.get_secret_value()
+
+    def connection_url(self, name: str | None) -> str:
+        """The URL of a named connection; the metastore's database is called `default`."""
+        if name is None or name == DEFAULT_CONNECTION:
+            return self.require_database_url()
+        found = self.connections.get(name.lower())
+        if found is None:
+            known = ", ".join(sorted([DEFAULT_CONNECTION, *self.connections]))
+            raise ConfigError(
+                f"connection {name!r} is not configured (known: {known});"
+                f" the operator sets VITRINA_CONN_{name.upper()}"
+            )
+        return found.get_secret_value()
+
+
+def load(environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path(".env"), **overrides: Any) -> Settings:
+    """Settings from the environment, over `.env`, with `<VAR>_FILE` read from disk; `overrides` win."""
+    variables = {name: value for name, value in dotenv_values(dotenv).items() if value} if dotenv else {}
+    variables |= dict(os.environ if environ is None else environ)
+    variables = _with_files(variables)
+    known = {name.upper() for name in Settings.model_fields}
+    values: dict[str, Any] = {
+        name.lower(): variables[variable]
+        for name in known
+        for variable in (f"VITRINA_{name}", name if name.startswith("ELASTICSEARCH") else "")
+        if variables.get(variable)
+    }
+    if isinstance(values.get("backoff_seconds"), str):
+        values["backoff_seconds"] = tuple(float(part) for part in _listed(values["backoff_seconds"]))
+    values["connections"] = _connections(variables)
+    try:
+        return Settings(**(values | overrides))
+    except ValidationError as exc:
+        problems = "; ".join(f"VITRINA_{str(e['loc'][0]).upper()}: {e['msg']}" for e in exc.errors(include_input=False))
+        raise ConfigError(f"wrong settings: {problems}") from None
+
+
+def _with_files(variables: Mapping[str, str]) -> dict[str, str]:
+    """`FOO_FILE=/run/secrets/foo` gives FOO, unless FOO itself is set."""
+    merged = dict(variables)
+    for name, path in variables.items():
+        plain = name.removesuffix("_FILE")
+        ours = name.startswith(("VITRINA_", "ELASTICSEARCH_"))
+        if not ours or plain == name or name == "ELASTICSEARCH_CA_FILE" or merged.get(plain) or not path:
+            continue
+        try:
+            merged[plain] = Path(path).read_text().strip()
+        except OSError as exc:
+            raise ConfigError(f"{name}={path} cannot be read: {exc.strerror}") from exc
+    return merged
+
+
+def _connections(variables: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for name, value in variables.items():
+        match = _CONNECTION_VARIABLE.fullmatch(name)
+        if match and not match[2] and value:
+            found[match[1].lower()] = value
+    return found
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

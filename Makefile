@@ -39,7 +39,7 @@ check: setup ## Lint, formatting, types, import contracts
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check --quiet .
 	@.venv/bin/mypy
-	@.venv/bin/lint-imports
+	@.venv/bin/lint-imports --no-logo
 
 .PHONY: format
 format: setup ## Put the code into its standard form

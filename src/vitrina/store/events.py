@@ -1,0 +1,28 @@
+"""Statements on `etl_events`: what listeners are told. Status moves are written by a trigger, the rest from here."""
+
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from vitrina.store.database import Connection
+
+
+def publish(connection: Connection, topic: str, payload: dict[str, Any]) -> None:
+    connection.execute("INSERT INTO etl.etl_events (topic, payload) VALUES (%s, %s)", [topic, Jsonb(payload)])
+
+
+def list_after(connection: Connection, event_id: int, *, limit: int = 500) -> list[dict[str, Any]]:
+    return connection.execute(
+        "SELECT id, at, topic, payload FROM etl.etl_events WHERE id > %s ORDER BY id LIMIT %s", [event_id, limit]
+    ).fetchall()
+
+
+def newest_id(connection: Connection) -> int:
+    row = connection.execute("SELECT coalesce(max(id), 0) AS id FROM etl.etl_events").fetchone()
+    return int(row["id"]) if row else 0
+
+
+def prune(connection: Connection, *, older_than_hours: int) -> int:
+    return connection.execute(
+        "DELETE FROM etl.etl_events WHERE at < now() - make_interval(hours => %s)", [older_than_hours]
+    ).rowcount

@@ -1,0 +1,196 @@
+"""Bringing a database up to date: roles, schemas, tables, grants. Safe to run twice and from two processes at once."""
+
+from collections.abc import Iterable
+from importlib import resources
+
+import psycopg
+import sqlalchemy
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from psycopg import sql
+
+from vitrina.errors import CannotConnect, ConfigError
+from vitrina.settings import APP_ROLE, READER_ROLE, Settings
+from vitrina.store import database
+
+# Any two processes that migrate the same database queue up behind this lock.
+_LOCK = 0x5649_5452_494E_41
+
+
+def migrate(settings: Settings) -> str:
+    """Migrate the metastore's database and return the version that it has now."""
+    url = settings.admin_url.get_secret_value() if settings.admin_url else settings.require_database_url()
+    with database.connect(url, "vitrina:migrate") as connection:
+        connection.execute("SELECT pg_advisory_lock(%s)", [_LOCK])
+        _create_roles(connection, settings)
+        _create_schemas(connection)
+        version = _upgrade(url)
+        _grant(connection, settings.source_schemas)
+    return version
+
+
+def current_version(connection: database.Connection) -> str | None:
+    """The migration that this database is at, or None when it was never migrated."""
+    try:
+        row = connection.execute("SELECT version_num FROM etl.alembic_version").fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return None
+    return row["version_num"] if row else None
+
+
+def newest_version() -> str:
+    return ScriptDirectory.from_config(_config()).get_current_head() or ""
+
+
+def require_current(connection: database.Connection) -> None:
+    """Refuse to work on a metastore of another version: start-up check of API and runner."""
+    found, wanted = current_version(connection), newest_version()
+    if found != wanted:
+        raise ConfigError(
+            f"the metastore is at version {found or 'none'}, this program needs {wanted}: run `vitrina migrate`"
+        )
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(resources.files("vitrina.store") / "migrations").replace("%", "%%"))
+    return config
+
+
+def _upgrade(url: str) -> str:
+    """Alembic speaks SQLAlchemy; it gets one connection, already in the role that shall own the tables."""
+    engine = sqlalchemy.create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(url, application_name="vitrina:migrate")
+    )
+    try:
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"SET LOCAL ROLE {APP_ROLE}")
+            config = _config()
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+    except sqlalchemy.exc.OperationalError as exc:
+        raise CannotConnect(f"cannot migrate {database.describe(url)}: {database.reason(exc, url)}") from None
+    finally:
+        engine.dispose()
+    return newest_version()
+
+
+def _create_roles(connection: database.Connection, settings: Settings) -> None:
+    """Both roles, with the passwords that are configured; told in SQL when we may not."""
+    statements = [
+        *_role(connection, APP_ROLE, settings.app_password and settings.app_password.get_secret_value()),
+        *_role(connection, READER_ROLE, settings.reader_password and settings.reader_password.get_secret_value()),
+        *_role_defaults(connection),
+    ]
+    with connection.transaction():
+        try:
+            for statement in statements:
+                connection.execute(statement)
+        except psycopg.errors.InsufficientPrivilege as exc:
+            raise _ask_administrator(connection, statements) from exc
+
+
+def _role(connection: database.Connection, role: str, password: str | None) -> Iterable[sql.Composable]:
+    exists = connection.execute("SELECT 1 FROM pg_catalog.pg_roles WHERE rolname = %s", [role]).fetchone()
+    name = sql.Identifier(role)
+    if not exists:
+        yield sql.SQL("CREATE ROLE {} LOGIN").format(name)
+    if password:
+        yield sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, sql.Literal(password))
+
+
+def _role_defaults(connection: database.Connection) -> Iterable[sql.Composable]:
+    """What the roles need once; nothing is said again that already holds, so that a plain owner can migrate again."""
+    configured = connection.execute(
+        """
+        SELECT entry FROM pg_catalog.pg_db_role_setting s
+        JOIN pg_catalog.pg_roles r ON r.oid = s.setrole, unnest(s.setconfig) AS entry
+        WHERE s.setdatabase = 0 AND r.rolname = %s
+        """,
+        [READER_ROLE],
+    ).fetchall()
+    names = {row["entry"].partition("=")[0] for row in configured}
+    for name, value in _READER_DEFAULTS.items():
+        if name not in names:
+            yield sql.SQL("ALTER ROLE {} SET {} = {}").format(
+                sql.Identifier(READER_ROLE), sql.Identifier(name), sql.Literal(value)
+            )
+    if not _is_member(connection, APP_ROLE, "pg_read_all_stats"):
+        # The held-back cursor must see when other sessions' transactions began.
+        yield sql.SQL("GRANT pg_read_all_stats TO {}").format(sql.Identifier(APP_ROLE))
+    if not _is_member(connection, connection.info.user, APP_ROLE):
+        yield sql.SQL("GRANT {} TO CURRENT_USER").format(sql.Identifier(APP_ROLE))
+
+
+_READER_DEFAULTS = {
+    "default_transaction_read_only": "on",
+    "search_path": "",
+    "statement_timeout": "1h",
+    "lock_timeout": "10s",
+    "idle_in_transaction_session_timeout": "10min",
+}
+
+
+def _is_member(connection: database.Connection, member: str, role: str) -> bool:
+    row = connection.execute(
+        """
+        SELECT pg_catalog.pg_has_role(m.oid, r.oid, 'MEMBER') AS member
+        FROM pg_catalog.pg_roles m, pg_catalog.pg_roles r WHERE m.rolname = %s AND r.rolname = %s
+        """,
+        [member, role],
+    ).fetchone()
+    return bool(row and row["member"])
+
+
+def _create_schemas(connection: database.Connection) -> None:
+    statements = [
+        sql.SQL("CREATE SCHEMA IF NOT EXISTS {} AUTHORIZATION {}").format(sql.Identifier(name), sql.Identifier(APP_ROLE))
+        for name in ("etl", "etl_stage", "analytics")
+        if not connection.execute("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s", [name]).fetchone()
+    ]
+    try:
+        for statement in statements:
+            connection.execute(statement)
+    except psycopg.errors.InsufficientPrivilege as exc:
+        raise _ask_administrator(connection, statements) from exc
+
+
+def _grant(connection: database.Connection, source_schemas: Iterable[str]) -> None:
+    """The reader reads the source schemas and reaches its stages; the application writes the marts."""
+    app, reader = sql.Identifier(APP_ROLE), sql.Identifier(READER_ROLE)
+    connection.execute(sql.SQL("GRANT USAGE ON SCHEMA etl_stage TO {}").format(reader))
+    for schema in sorted(source_schemas):
+        if not connection.execute("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s", [schema]).fetchone():
+            continue
+        name = sql.Identifier(schema)
+        statements = [
+            sql.SQL("GRANT USAGE ON SCHEMA {} TO {}").format(name, reader),
+            sql.SQL("GRANT SELECT ON ALL TABLES IN SCHEMA {} TO {}").format(name, reader),
+            sql.SQL("ALTER DEFAULT PRIVILEGES IN SCHEMA {} GRANT SELECT ON TABLES TO {}").format(name, reader),
+        ]
+        try:
+            with connection.transaction():
+                for statement in statements:
+                    connection.execute(statement)
+        except psycopg.errors.InsufficientPrivilege as exc:
+            raise _ask_administrator(connection, statements) from exc
+    owner = connection.execute(
+        "SELECT pg_catalog.pg_get_userbyid(nspowner) AS owner FROM pg_catalog.pg_namespace WHERE nspname = 'analytics'"
+    ).fetchone()
+    if owner and owner["owner"] != APP_ROLE:
+        connection.execute(sql.SQL("GRANT USAGE, CREATE ON SCHEMA analytics TO {}").format(app))
+
+
+def _ask_administrator(connection: database.Connection, statements: Iterable[sql.Composable]) -> ConfigError:
+    """The exact statements for somebody with more rights; passwords are left for them to fill in."""
+    script = "\n".join(f"  {_without_password(statement.as_string(connection))};" for statement in statements)
+    return ConfigError(
+        f"{connection.info.user} may not prepare the database {connection.info.dbname}; set VITRINA_ADMIN_URL to a login"
+        f" that may, or have an administrator run:\n{script}"
+    )
+
+
+def _without_password(statement: str) -> str:
+    head, found, _ = statement.partition(" PASSWORD ")
+    return f"{head}{found}'...'" if found else statement

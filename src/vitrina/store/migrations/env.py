@@ -1,0 +1,11 @@
+"""How Alembic runs here: on the connection that `store.migrate` hands over, inside its transaction."""
+
+from alembic import context
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    version_table="alembic_version",
+    version_table_schema="etl",
+    transactional_ddl=True,
+)
+context.run_migrations()

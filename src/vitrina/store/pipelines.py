@@ -1,0 +1,266 @@
+"""Statements on `etl_pipelines` and its task plan: definitions, requests, and the control plane's status moves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from vitrina import status
+from vitrina.definition import Definition
+from vitrina.status import Status, Trigger
+from vitrina.store.database import Connection
+
+Row = dict[str, Any]
+
+# The author's fields, in the order in which people read them.
+DEFINITION_COLUMNS = tuple(name for name in Definition.model_fields if name != "tasks")
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What a list of pipelines is narrowed to."""
+
+    status: Sequence[str] = ()
+    enabled: bool | None = None
+    name: str | None = None
+    target: str | None = None
+
+
+def insert(connection: Connection, definition: Definition, *, pipeline_id: UUID | None, managed_by: str | None) -> UUID:
+    columns = [*DEFINITION_COLUMNS, "managed_by"]
+    values = [_value(definition, column) for column in DEFINITION_COLUMNS] + [managed_by]
+    if pipeline_id is not None:
+        columns, values = ["id", *columns], [pipeline_id, *values]
+    row = connection.execute(
+        sql.SQL("INSERT INTO etl.etl_pipelines ({}) VALUES ({}) RETURNING id").format(
+            sql.SQL(", ").join(map(sql.Identifier, columns)), sql.SQL(", ").join([sql.Placeholder()] * len(columns))
+        ),
+        values,
+    ).fetchone()
+    assert row is not None
+    new_id: UUID = row["id"]
+    replace_tasks(connection, new_id, definition)
+    return new_id
+
+
+def update(connection: Connection, pipeline_id: UUID, definition: Definition, *, version: int) -> bool:
+    """Write the whole definition over version `version`; False when somebody else changed it first."""
+    assignments = sql.SQL(", ").join(
+        sql.SQL("{} = {}").format(sql.Identifier(column), sql.Placeholder()) for column in DEFINITION_COLUMNS
+    )
+    changed = connection.execute(
+        sql.SQL(
+            "UPDATE etl.etl_pipelines SET {}, version = version + 1, updated_at = now() WHERE id = {} AND version = {}"
+        ).format(assignments, sql.Placeholder(), sql.Placeholder()),
+        [*(_value(definition, column) for column in DEFINITION_COLUMNS), pipeline_id, version],
+    ).rowcount
+    if changed:
+        replace_tasks(connection, pipeline_id, definition)
+    return bool(changed)
+
+
+def replace_tasks(connection: Connection, pipeline_id: UUID, definition: Definition) -> None:
+    connection.execute("DELETE FROM etl.etl_pipeline_tasks WHERE pipeline_id = %s", [pipeline_id])
+    for task in definition.ordered_tasks:
+        connection.execute(
+            """
+            INSERT INTO etl.etl_pipeline_tasks
+                (pipeline_id, order_index, task_type, body, params, source_table, target_table)
+            VALUES (%s, %s, %s, %s, %s, %s, %s)
+            """,
+            [
+                pipeline_id,
+                task.order_index,
+                task.task_type,
+                task.body,
+                Jsonb(task.params),
+                task.source_table,
+                task.target_table,
+            ],
+        )
+
+
+def find(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) -> Row | None:
+    """The row with its task plan (`tasks`), by uuid or by name."""
+    by_id = _as_uuid(id_or_name)
+    return connection.execute(
+        sql.SQL(
+            "SELECT p.*, {tasks} AS tasks FROM etl.etl_pipelines p WHERE {condition} {lock}",
+        ).format(
+            tasks=_TASKS,
+            condition=sql.SQL("p.id = %s") if by_id else sql.SQL("p.name = %s"),
+            lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL(""),
+        ),
+        [by_id or str(id_or_name)],
+    ).fetchone()
+
+
+def list_page(
+    connection: Connection, narrowed: Filter, *, limit: int, after_name: str | None = None
+) -> list[Row]:
+    """Pipelines by name, after the given one."""
+    return connection.execute(
+        sql.SQL(
+            """
+            SELECT p.*, {tasks} AS tasks
+            FROM etl.etl_pipelines p
+            WHERE (%(after)s::text IS NULL OR p.name > %(after)s)
+              AND (%(status)s::text[] = '{{}}' OR p.status = ANY(%(status)s))
+              AND (%(enabled)s::boolean IS NULL OR p.enabled = %(enabled)s)
+              AND (%(name)s::text IS NULL OR strpos(lower(p.name), lower(%(name)s)) > 0)
+              AND (%(target)s::text IS NULL OR p.target_table = %(target)s)
+            ORDER BY p.name
+            LIMIT %(limit)s
+            """
+        ).format(tasks=_TASKS),
+        {
+            "after": after_name,
+            "status": list(narrowed.status),
+            "enabled": narrowed.enabled,
+            "name": narrowed.name,
+            "target": narrowed.target,
+            "limit": limit,
+        },
+    ).fetchall()
+
+
+def delete(connection: Connection, pipeline_id: UUID) -> bool:
+    """False while a runner works on it."""
+    return bool(
+        connection.execute(
+            "DELETE FROM etl.etl_pipelines WHERE id = %s AND status <> ALL(%s)", [pipeline_id, list(status.ACTIVE)]
+        ).rowcount
+    )
+
+
+def request_run(
+    connection: Connection, pipeline_id: UUID, *, trigger: Trigger, backfill: dict[str, Any] | None = None
+) -> Row | None:
+    """Ask for a run. While one works, the wish is remembered; None when the pipeline is disabled or pausing."""
+    return connection.execute(
+        """
+        UPDATE etl.etl_pipelines
+        SET status = CASE WHEN status = ANY(%(from)s) THEN 'RUN_REQUESTED' ELSE status END,
+            run_requested_at = CASE WHEN status = 'RUN_REQUESTED' THEN run_requested_at ELSE clock_timestamp() END,
+            requested_trigger = CASE WHEN status = 'RUN_REQUESTED' THEN requested_trigger ELSE %(trigger)s END,
+            requested_range = coalesce(%(range)s, requested_range),
+            attempts = CASE WHEN status = ANY(%(from)s) THEN 0 ELSE attempts END
+        WHERE id = %(id)s AND enabled AND status <> 'PAUSE_REQUESTED'
+        RETURNING id, name, status, run_requested_at
+        """,
+        {
+            "id": pipeline_id,
+            "from": list(status.sources_of("request_run")),
+            "trigger": trigger,
+            "range": Jsonb(backfill) if backfill else None,
+        },
+    ).fetchone()
+
+
+def request_pause(connection: Connection, pipeline_id: UUID) -> Row | None:
+    """Ask for a pause; asking twice is the same request. None from a status that cannot be paused."""
+    return connection.execute(
+        """
+        UPDATE etl.etl_pipelines SET status = 'PAUSE_REQUESTED'
+        WHERE id = %s AND status = ANY(%s)
+        RETURNING id, name, status
+        """,
+        [pipeline_id, [*status.sources_of("request_pause"), Status.PAUSE_REQUESTED]],
+    ).fetchone()
+
+
+def set_enabled(connection: Connection, pipeline_id: UUID, enabled: bool) -> Row | None:
+    """Disabling also takes back a request that nobody has taken up yet."""
+    return connection.execute(
+        """
+        UPDATE etl.etl_pipelines
+        SET enabled = %(enabled)s,
+            status = CASE WHEN NOT %(enabled)s AND status = ANY(%(from)s) THEN 'IDLE' ELSE status END,
+            next_run_at = CASE WHEN %(enabled)s THEN next_run_at END,
+            version = version + (enabled <> %(enabled)s)::int,
+            updated_at = now()
+        WHERE id = %(id)s
+        RETURNING id, name, status, enabled, version
+        """,
+        {"id": pipeline_id, "enabled": enabled, "from": list(status.sources_of("disable"))},
+    ).fetchone()
+
+
+def list_due(connection: Connection, *, limit: int = 100) -> list[Row]:
+    """Scheduled pipelines that are due or have no due time yet."""
+    return connection.execute(
+        """
+        SELECT id, name, schedule_interval, next_run_at, options, clock_timestamp() AS now
+        FROM etl.etl_pipelines
+        WHERE enabled AND schedule_interval IS NOT NULL
+          AND (status = 'IDLE' OR (status = 'FAILED' AND (options ->> 'schedule_after_failure')::boolean))
+          AND (next_run_at IS NULL OR next_run_at <= clock_timestamp())
+        ORDER BY next_run_at NULLS FIRST
+        LIMIT %s
+        """,
+        [limit],
+    ).fetchall()
+
+
+def fire_schedule(connection: Connection, due: Row, next_run_at: datetime) -> bool:
+    """Request the scheduled run, unless another runner did so first: guarded by the due time that was seen."""
+    return bool(
+        connection.execute(
+            """
+            UPDATE etl.etl_pipelines
+            SET status = CASE WHEN next_run_at IS NULL THEN status ELSE 'RUN_REQUESTED' END,
+                run_requested_at = CASE WHEN next_run_at IS NULL THEN run_requested_at ELSE clock_timestamp() END,
+                requested_trigger = CASE WHEN next_run_at IS NULL THEN requested_trigger ELSE 'schedule' END,
+                attempts = 0,
+                next_run_at = %(next)s
+            WHERE id = %(id)s AND next_run_at IS NOT DISTINCT FROM %(seen)s AND enabled AND status = ANY(%(from)s)
+            """,
+            {
+                "id": due["id"],
+                "seen": due["next_run_at"],
+                "next": next_run_at,
+                "from": list(status.sources_of("fire_schedule")),
+            },
+        ).rowcount
+    )
+
+
+def clear_due_time(connection: Connection, pipeline_id: UUID) -> None:
+    """After the schedule changed: the next runner that looks computes it anew."""
+    connection.execute("UPDATE etl.etl_pipelines SET next_run_at = NULL WHERE id = %s", [pipeline_id])
+
+
+def definition_of(row: Row) -> Definition:
+    """The author's part of a row, validated again: a row may have been written with psql."""
+    fields = {name: row[name] for name in DEFINITION_COLUMNS}
+    return Definition.model_validate(fields | {"tasks": row["tasks"]})
+
+
+_TASKS = sql.SQL(
+    """
+    coalesce((
+        SELECT jsonb_agg(jsonb_build_object(
+            'order_index', t.order_index, 'task_type', t.task_type, 'body', t.body, 'params', t.params,
+            'source_table', t.source_table, 'target_table', t.target_table) ORDER BY t.order_index)
+        FROM etl.etl_pipeline_tasks t WHERE t.pipeline_id = p.id), '[]')
+    """
+)
+
+
+def _value(definition: Definition, column: str) -> Any:
+    if column == "options":
+        return Jsonb(definition.options.model_dump(exclude_defaults=True))
+    return getattr(definition, column)
+
+
+def _as_uuid(text: str | UUID) -> UUID | None:
+    if isinstance(text, UUID):
+        return text
+    try:
+        return UUID(text)
+    except ValueError:
+        return None

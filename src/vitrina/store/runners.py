@@ -1,0 +1,54 @@
+"""Statements on `etl_runners`: who is there to work."""
+
+from typing import Any
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from vitrina.store.database import Connection
+
+
+def heartbeat(
+    connection: Connection,
+    runner_id: UUID,
+    *,
+    host: str,
+    pid: int,
+    version: str,
+    capacity: int,
+    running: int,
+    transforms: list[dict[str, Any]],
+) -> None:
+    connection.execute(
+        """
+        INSERT INTO etl.etl_runners (id, host, pid, version, capacity, running, transforms)
+        VALUES (%s, %s, %s, %s, %s, %s, %s)
+        ON CONFLICT (id) DO UPDATE
+        SET heartbeat_at = clock_timestamp(), running = excluded.running, capacity = excluded.capacity
+        """,
+        [runner_id, host, pid, version, capacity, running, Jsonb(transforms)],
+    )
+
+
+def list_all(connection: Connection, *, stale_after_seconds: float) -> list[dict[str, Any]]:
+    """Runners with what they work on; `alive` is judged by the database's clock."""
+    return connection.execute(
+        """
+        SELECT r.*, r.heartbeat_at > clock_timestamp() - make_interval(secs => %s) AS alive,
+               coalesce((SELECT jsonb_agg(jsonb_build_object('id', p.id, 'name', p.name) ORDER BY p.name)
+                         FROM etl.etl_pipelines p WHERE p.runner_id = r.id), '[]') AS pipelines
+        FROM etl.etl_runners r ORDER BY r.started_at, r.id
+        """,
+        [stale_after_seconds],
+    ).fetchall()
+
+
+def remove(connection: Connection, runner_id: UUID) -> None:
+    connection.execute("DELETE FROM etl.etl_runners WHERE id = %s", [runner_id])
+
+
+def forget_stale(connection: Connection, *, older_than_seconds: float) -> int:
+    return connection.execute(
+        "DELETE FROM etl.etl_runners WHERE heartbeat_at < clock_timestamp() - make_interval(secs => %s)",
+        [older_than_seconds],
+    ).rowcount

@@ -1,0 +1,138 @@
+"""Statements on `etl_runs`: the history of a pipeline and the progress of the run at work."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from vitrina.store.database import Connection
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Counters:
+    """What a run has done so far; written with every checkpoint."""
+
+    rows_read: int = 0
+    rows_written: int = 0
+    rows_deleted: int = 0
+    rows_rejected: int = 0
+    batches: int = 0
+    cursor_from: str | None = None
+    cursor_to: str | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+def record_progress(connection: Connection, run_id: UUID, counters: Counters, *, attempts: int) -> None:
+    connection.execute(
+        """
+        UPDATE etl.etl_runs
+        SET rows_read = %s, rows_written = %s, rows_deleted = %s, rows_rejected = %s, batches = %s,
+            cursor_from = %s, cursor_to = %s, metrics = %s, attempts = %s, updated_at = clock_timestamp()
+        WHERE id = %s AND status = 'RUNNING'
+        """,
+        [
+            counters.rows_read,
+            counters.rows_written,
+            counters.rows_deleted,
+            counters.rows_rejected,
+            counters.batches,
+            counters.cursor_from,
+            counters.cursor_to,
+            Jsonb(counters.metrics),
+            attempts,
+            run_id,
+        ],
+    )
+
+
+def find(connection: Connection, run_id: UUID) -> Row | None:
+    return connection.execute(
+        "SELECT r.*, p.name AS pipeline FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id"
+        " WHERE r.id = %s",
+        [run_id],
+    ).fetchone()
+
+
+def find_current(connection: Connection, pipeline_id: UUID) -> Row | None:
+    """The run at work, else the latest one."""
+    return connection.execute(
+        """
+        SELECT r.*, p.name AS pipeline FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id
+        WHERE r.pipeline_id = %s ORDER BY r.started_at DESC, r.id DESC LIMIT 1
+        """,
+        [pipeline_id],
+    ).fetchone()
+
+
+def list_page(
+    connection: Connection,
+    *,
+    pipeline_id: UUID | None = None,
+    status: str | None = None,
+    since: datetime | None = None,
+    after: tuple[datetime, UUID] | None = None,
+    limit: int,
+) -> list[Row]:
+    """Runs, newest first, after the given one."""
+    return connection.execute(
+        """
+        SELECT r.*, p.name AS pipeline
+        FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id
+        WHERE (%(pipeline)s::uuid IS NULL OR r.pipeline_id = %(pipeline)s)
+          AND (%(status)s::text IS NULL OR r.status = %(status)s)
+          AND (%(since)s::timestamptz IS NULL OR r.started_at >= %(since)s)
+          AND (%(after_at)s::timestamptz IS NULL OR (r.started_at, r.id) < (%(after_at)s, %(after_id)s::uuid))
+        ORDER BY r.started_at DESC, r.id DESC
+        LIMIT %(limit)s
+        """,
+        {
+            "pipeline": pipeline_id,
+            "status": status,
+            "since": since,
+            "after_at": after[0] if after else None,
+            "after_id": after[1] if after else None,
+            "limit": limit,
+        },
+    ).fetchall()
+
+
+def summarise(connection: Connection, pipeline_id: UUID, *, last: int = 50) -> Row:
+    """Success rate, durations and rows over the latest finished runs."""
+    row = connection.execute(
+        """
+        SELECT count(*) AS runs,
+               count(*) FILTER (WHERE status = 'SUCCESS') AS succeeded,
+               count(*) FILTER (WHERE status = 'FAILED') AS failed,
+               percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) AS p50_seconds,
+               percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) AS p95_seconds,
+               coalesce(sum(rows_read), 0)::bigint AS rows_read,
+               coalesce(sum(rows_written), 0)::bigint AS rows_written,
+               max(finished_at) FILTER (WHERE status = 'SUCCESS') AS last_success_at
+        FROM (
+            SELECT *, extract(epoch FROM finished_at - started_at)::float8 AS seconds
+            FROM etl.etl_runs
+            WHERE pipeline_id = %s AND finished_at IS NOT NULL
+            ORDER BY started_at DESC, id DESC
+            LIMIT %s
+        ) recent
+        """,
+        [pipeline_id, last],
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+def prune(connection: Connection, *, older_than_days: int) -> int:
+    """Forget old finished runs, but never the latest one of a pipeline."""
+    return connection.execute(
+        """
+        DELETE FROM etl.etl_runs r
+        WHERE r.finished_at < now() - make_interval(days => %s)
+          AND EXISTS (SELECT FROM etl.etl_runs n WHERE n.pipeline_id = r.pipeline_id AND n.started_at > r.started_at)
+        """,
+        [older_than_days],
+    ).rowcount

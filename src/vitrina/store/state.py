@@ -1,0 +1,155 @@
+"""The checkpoint row: where the next batch starts. It lives in the target's database and moves only with the data."""
+
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from vitrina.errors import LeaseLost
+from vitrina.store.database import Connection
+from vitrina.store.leases import Claim
+
+METASTORE_TABLE = sql.Identifier("etl", "etl_state")
+# The same row in a target database that is not the metastore; `etl_state` mirrors it.
+LEDGER_TABLE = sql.Identifier("etl_stage", "ledger")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Cursor values are text and are compared only in SQL, in their own type."""
+
+    last_key: str | None = None
+    last_id: str | None = None
+    safe_upto: str | None = None
+    held_upto: str | None = None
+    batch_no: int = 0
+    # Rows of the stage that count: batches up to the number, for each epoch that filled it.
+    segments: dict[int, int] = field(default_factory=dict)
+    rows: int = 0
+    stage: str | None = None
+    fingerprint: str | None = None
+    load_started_at: datetime | None = None
+
+    def next_batch(self, epoch: int, rows: int, last_key: str | None, last_id: str | None) -> "Checkpoint":
+        """After one more batch of this epoch."""
+        number = self.batch_no + 1
+        return replace(
+            self,
+            batch_no=number,
+            segments=self.segments | {epoch: number},
+            rows=self.rows + rows,
+            last_key=last_key,
+            last_id=last_id,
+        )
+
+    def without_load(self) -> "Checkpoint":
+        """No unfinished load: the stage no longer counts."""
+        return replace(
+            self, segments={}, rows=0, stage=None, fingerprint=None, load_started_at=None, last_key=None, last_id=None
+        )
+
+
+def seize(connection: Connection, claim: Claim, table: sql.Identifier = METASTORE_TABLE) -> Checkpoint:
+    """Take the checkpoint row from every older epoch; from now on a late runner's fence finds nothing."""
+    row = connection.execute(
+        sql.SQL(
+            """
+            INSERT INTO {table} AS s (pipeline_id, epoch, claim_id, run_id) VALUES (%(id)s, %(epoch)s, %(claim)s, %(run)s)
+            ON CONFLICT (pipeline_id) DO UPDATE
+            SET epoch = excluded.epoch, claim_id = excluded.claim_id, run_id = excluded.run_id
+            WHERE s.epoch < excluded.epoch OR (s.epoch = excluded.epoch AND s.claim_id = excluded.claim_id)
+            RETURNING s.*
+            """
+        ).format(table=table),
+        {"id": claim.pipeline_id, "epoch": claim.epoch, "claim": claim.claim_id, "run": claim.run_id},
+    ).fetchone()
+    if row is None:
+        raise LeaseLost(f"pipeline {claim.name}: a newer epoch than {claim.epoch} holds the checkpoint")
+    return _checkpoint(row)
+
+
+def advance(
+    connection: Connection, claim: Claim, checkpoint: Checkpoint, table: sql.Identifier = METASTORE_TABLE
+) -> None:
+    """The fence: the last statement of a transaction that changes target or checkpoint. Zero rows: roll back, leave."""
+    changed = connection.execute(
+        sql.SQL(
+            """
+            UPDATE {table}
+            SET last_processed_key = %(last_key)s, last_processed_id = %(last_id)s,
+                safe_upto = %(safe_upto)s, held_upto = %(held_upto)s,
+                batch_no = %(batch_no)s, segments = %(segments)s, rows = %(rows)s,
+                stage = %(stage)s, fingerprint = %(fingerprint)s, load_started_at = %(load_started_at)s,
+                run_id = %(run)s, updated_at = clock_timestamp()
+            WHERE pipeline_id = %(id)s AND epoch = %(epoch)s AND claim_id = %(claim)s
+            """
+        ).format(table=table),
+        {
+            **vars(checkpoint),
+            "segments": Jsonb({str(epoch): number for epoch, number in checkpoint.segments.items()}),
+            "id": claim.pipeline_id,
+            "epoch": claim.epoch,
+            "claim": claim.claim_id,
+            "run": claim.run_id,
+        },
+    ).rowcount
+    if not changed:
+        raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
+
+
+def mirror(connection: Connection, claim: Claim, checkpoint: Checkpoint) -> None:
+    """Show in the metastore what the ledger of a remote target says. Never read back by a run."""
+    seize(connection, claim)
+    advance(connection, claim, checkpoint)
+
+
+def find(connection: Connection, pipeline_id: UUID) -> dict[str, Any] | None:
+    """The row as people see it."""
+    return connection.execute("SELECT * FROM etl.etl_state WHERE pipeline_id = %s", [pipeline_id]).fetchone()
+
+
+def reset(connection: Connection, pipeline_id: UUID, *, cursor: str | None = None) -> None:
+    """Start from the beginning, or from a cursor value. The caller has made sure that nobody is at work."""
+    connection.execute(
+        """
+        INSERT INTO etl.etl_state AS s (pipeline_id, safe_upto) VALUES (%(id)s, %(cursor)s)
+        ON CONFLICT (pipeline_id) DO UPDATE
+        SET safe_upto = %(cursor)s, held_upto = NULL, last_processed_key = NULL, last_processed_id = NULL,
+            segments = '{}', rows = 0, stage = NULL, fingerprint = NULL, load_started_at = NULL,
+            updated_at = clock_timestamp()
+        """,
+        {"id": pipeline_id, "cursor": cursor},
+    )
+
+
+def discard_loads_of_others(connection: Connection, claim: Claim) -> None:
+    """Unfinished loads of other pipelines on this target are older than what we are about to write."""
+    connection.execute(
+        """
+        UPDATE etl.etl_state s
+        SET segments = '{}', rows = 0, stage = NULL, fingerprint = NULL, load_started_at = NULL,
+            last_processed_key = NULL, last_processed_id = NULL
+        FROM etl.etl_pipelines p
+        WHERE s.pipeline_id = p.id AND p.id <> %s AND p.target_table = %s AND s.stage IS NOT NULL
+          AND p.mode = 'full' AND p.claim_id IS NULL
+        """,
+        [claim.pipeline_id, claim.row["target_table"]],
+    )
+
+
+def _checkpoint(row: dict[str, Any]) -> Checkpoint:
+    return Checkpoint(
+        last_key=row["last_processed_key"],
+        last_id=row["last_processed_id"],
+        safe_upto=row["safe_upto"],
+        held_upto=row["held_upto"],
+        batch_no=row["batch_no"],
+        segments={int(epoch): number for epoch, number in row["segments"].items()},
+        rows=row["rows"],
+        stage=row["stage"],
+        fingerprint=row["fingerprint"],
+        load_started_at=row["load_started_at"],
+    )

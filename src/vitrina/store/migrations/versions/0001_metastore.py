@@ -258,5 +258,7 @@ CREATE TABLE etl_stage.ledger (LIKE etl.etl_state INCLUDING DEFAULTS INCLUDING I
 
 
 def upgrade() -> None:
+    # The driver's own cursor: SQLAlchemy would take the `%` of a plpgsql message for a placeholder.
+    cursor = op.get_bind().connection.cursor()
     for statements in (PIPELINES, RUNS, ACCESS, LEDGER):
-        op.get_bind().exec_driver_sql(statements)
+        cursor.execute(statements)

@@ -1,0 +1,406 @@
+"""Fetches, starts, checks and stops a real Elasticsearch or OpenSearch server, for tests and developers' machines."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitrina.embedded import accounts
+from vitrina.errors import CannotConnect, ConfigError
+
+HEAP = "512m"
+STATE_FILE = "server.json"
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """One server release on Maven Central and the Java versions that run it."""
+
+    group: str
+    name: str
+    version: str
+    oldest_java: int
+    newest_java: int | None  # the older two still need the security manager, which Java 24 removed
+
+    @property
+    def artifact(self) -> str:
+        return f"{self.group}:{self.name}:{self.version}:zip"
+
+    @property
+    def env_prefix(self) -> str:
+        return "ES" if self.name == "elasticsearch" else "OPENSEARCH"
+
+    def runs_on(self, java_version: int) -> bool:
+        return self.oldest_java <= java_version <= (self.newest_java or java_version)
+
+
+_ELASTIC = "org.elasticsearch.distribution.integ-test-zip"
+_OPENSEARCH = "org.opensearch.distribution.integ-test-zip"
+DISTRIBUTIONS: Mapping[str, Distribution] = {
+    "elasticsearch-8": Distribution(_ELASTIC, "elasticsearch", "8.19.0", 17, 23),
+    "elasticsearch-9": Distribution(_ELASTIC, "elasticsearch", "9.2.0", 21, None),
+    "opensearch-2": Distribution(_OPENSEARCH, "opensearch", "2.19.4", 17, 23),
+    "opensearch-3": Distribution(_OPENSEARCH, "opensearch", "3.4.0", 21, None),
+}
+KINDS = tuple(DISTRIBUTIONS)
+
+
+class SearchServer:
+    """One server process with a directory of its own; data, port and address survive `restart`.
+
+    A later process finds the server again by its directory: `SearchServer(kind, directory).running`.
+    """
+
+    def __init__(self, kind: str, directory: Path, *, settings: Mapping[str, str] | None = None) -> None:
+        if kind not in DISTRIBUTIONS:
+            raise ConfigError(f"unknown search server {kind!r}: choose one of {', '.join(KINDS)}")
+        self.kind = kind
+        self.distribution = DISTRIBUTIONS[kind]
+        self.directory = directory.resolve()
+        self.settings = dict(settings or {})
+        state = self._read_state()
+        self.http_port: int = state.get("http_port") or _free_port()
+        self.transport_port: int = state.get("transport_port") or _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
+    def log_file(self) -> Path:
+        return self.directory / "server.log"
+
+    @property
+    def running(self) -> bool:
+        return self._find_pid() is not None
+
+    def start(self, *, timeout_seconds: float = 120) -> None:
+        """Start the server and wait until it answers; does nothing when it already runs."""
+        if self.running:
+            self._wait_until_healthy(timeout_seconds)
+            return
+        home = install(self.kind)
+        java_home = find_java(self.distribution)
+        self._prepare_directory(home)
+        self._launch(home, java_home)
+        try:
+            self._wait_until_healthy(timeout_seconds)
+        except CannotConnect:
+            self.kill()
+            raise
+
+    def stop(self, *, timeout_seconds: float = 30) -> None:
+        """End the server in an orderly way, by force when it does not go."""
+        self._signal(signal.SIGTERM)
+        if not self._wait_until_gone(timeout_seconds):
+            self.kill()
+
+    def kill(self) -> None:
+        """End the server at once, as a power cut would (SIGKILL to the launcher and the server it started)."""
+        self._signal(signal.SIGKILL)
+        if not self._wait_until_gone(10):
+            raise CannotConnect(f"{self.kind} (process {self._find_pid()}) is still there after SIGKILL")
+
+    def restart(self, *, timeout_seconds: float = 120) -> None:
+        """Start again on the same data and the same port, after `stop` or `kill` or instead of them."""
+        self.stop()
+        self.start(timeout_seconds=timeout_seconds)
+
+    def _launch(self, home: Path, java_home: Path) -> None:
+        prefix = self.distribution.env_prefix
+        environment = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "LANG": "C.UTF-8",
+            "HOME": str(self.directory),
+            f"{prefix}_JAVA_HOME": str(java_home),
+            f"{prefix}_JAVA_OPTS": f"-Xms{HEAP} -Xmx{HEAP}",
+            f"{prefix}_PATH_CONF": str(self.directory / "config"),
+            f"{prefix}_TMPDIR": str(self.directory / "tmp"),
+        }
+        settings = [f"-E{name}={value}" for name, value in self._all_settings().items()]
+        account = accounts.server_account(self.directory)
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(home / "bin" / self.distribution.name), *settings],
+                cwd=self.directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # its own process group: the launcher's child must get our signals too
+                user=account.uid if account.is_other else None,
+                group=account.gid if account.is_other else None,
+                extra_groups=[] if account.is_other else None,
+            )
+        self._write_state(self._process.pid)
+
+    def _all_settings(self) -> dict[str, str]:
+        settings = {
+            "cluster.name": "vitrina",
+            "node.name": self.kind,
+            "discovery.type": "single-node",
+            "http.host": "127.0.0.1",
+            "http.port": str(self.http_port),
+            "transport.host": "127.0.0.1",
+            "transport.port": str(self.transport_port),
+            "cluster.routing.allocation.disk.threshold_enabled": "false",
+            "path.data": str(self.directory / "data"),
+            "path.logs": str(self.directory / "logs"),
+        }
+        if self.distribution.name == "elasticsearch":
+            settings["xpack.security.enabled"] = "false"
+        return settings | self.settings
+
+    def _prepare_directory(self, home: Path) -> None:
+        for name in ("data", "logs", "tmp"):
+            (self.directory / name).mkdir(parents=True, exist_ok=True)
+        config = self.directory / "config"
+        if not config.exists():
+            shutil.copytree(home / "config", config)
+            _drop_paths_inside_the_installation(config / "jvm.options")
+        account = accounts.server_account(self.directory)  # not root: both servers refuse that
+        for path in (self.directory, *self.directory.rglob("*")):
+            account.own(path)
+
+    def _wait_until_healthy(self, timeout_seconds: float) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        while not _answers(self.http_port):
+            if self._find_pid() is None:
+                raise CannotConnect(f"{self.kind} ended while starting.\n{self._log_tail()}")
+            if time.monotonic() > deadline:
+                raise ConfigError(f"{self.kind} did not answer within {timeout_seconds:.0f} s.\n{self._log_tail()}")
+            time.sleep(0.2)
+
+    def _wait_until_gone(self, timeout_seconds: float) -> bool:
+        deadline = time.monotonic() + timeout_seconds
+        while self._find_pid() is not None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+    def _log_tail(self) -> str:
+        text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+        return f"The end of its log, {self.log_file}:\n" + "\n".join(text.splitlines()[-15:])
+
+    def _signal(self, number: signal.Signals) -> None:
+        pid = self._find_pid()
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, number)
+
+    def _find_pid(self) -> int | None:
+        """The leader of the server's process group while any member of it lives."""
+        if self._process is not None:
+            self._process.poll()  # reap it, a zombie would count as alive
+        state = self._read_state()
+        pid = state.get("pid")
+        if pid is None:
+            return None
+        started = _process_start(pid)
+        if started is not None and started != state.get("started"):
+            return None  # the number belongs to somebody else by now
+        return pid if _group_alive(pid) else None
+
+    def _read_state(self) -> dict[str, int]:
+        try:
+            state = json.loads((self.directory / STATE_FILE).read_text())
+        except FileNotFoundError:
+            return {}
+        if state.pop("kind") != self.kind:
+            raise ConfigError(
+                f"{self.directory} holds another kind of server than {self.kind}: use a directory of its own"
+            )
+        return dict(state)
+
+    def _write_state(self, pid: int) -> None:
+        state = {
+            "kind": self.kind,
+            "pid": pid,
+            "started": _process_start(pid),
+            "http_port": self.http_port,
+            "transport_port": self.transport_port,
+        }
+        (self.directory / STATE_FILE).write_text(json.dumps(state))
+
+
+@contextlib.contextmanager
+def running(kind: str, *, settings: Mapping[str, str] | None = None) -> Iterator[SearchServer]:
+    """A server for the time of a `with` block, its directory removed afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix=f"vitrina-{kind}-"))
+    server = SearchServer(kind, directory, settings=settings)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def install(kind: str) -> Path:
+    """The unpacked server in the cache, fetched from Maven Central when it is not there yet."""
+    distribution = DISTRIBUTIONS[kind]
+    cache = cache_directory()
+    home = cache / f"{distribution.name}-{distribution.version}"
+    if home.exists():
+        return home
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".fetching-") as scratch:
+            archive = _fetch(distribution, Path(scratch))
+            unpacked = _unpack(archive, Path(scratch)) / home.name
+            with contextlib.suppress(OSError):  # somebody else was faster: theirs is as good
+                unpacked.rename(home)
+    except PermissionError as exc:
+        raise ConfigError(f"cannot write to the cache {cache}: {exc.strerror}; set XDG_CACHE_HOME") from exc
+    return home
+
+
+def cache_directory() -> Path:
+    """Where servers are kept between runs; for root a place that the unprivileged user can read as well."""
+    configured = os.environ.get("XDG_CACHE_HOME")
+    base = Path(configured) if configured else Path.home() / ".cache"
+    if os.geteuid() == 0 and not _everybody_may_enter(base):
+        base = Path("/var/cache")
+    return base / "vitrina" / "search"
+
+
+def find_java(distribution: Distribution) -> Path:
+    """The home of the oldest installed Java that runs the server."""
+    suitable = sorted((version, home) for home, version in _installed_javas() if distribution.runs_on(version))
+    if not suitable:
+        raise ConfigError(
+            f"{distribution.name} {distribution.version} needs Java {_java_range(distribution)}; JAVA_HOME, PATH and "
+            f"/usr/lib/jvm have none. Install it: apt-get install -y openjdk-{distribution.oldest_java}-jre-headless"
+        )
+    return suitable[0][1]
+
+
+def has_java(kind: str) -> bool:
+    """Whether this machine has a Java that runs that kind of server."""
+    return any(DISTRIBUTIONS[kind].runs_on(version) for _, version in _installed_javas())
+
+
+def _java_range(distribution: Distribution) -> str:
+    if distribution.newest_java is None:
+        return f"{distribution.oldest_java} or later"
+    return f"{distribution.oldest_java} to {distribution.newest_java}"
+
+
+def _installed_javas() -> Iterator[tuple[Path, int]]:
+    homes = [Path(value) for value in (os.environ.get("JAVA_HOME"),) if value]
+    on_path = shutil.which("java")
+    if on_path:
+        homes.append(Path(on_path).resolve().parent.parent)
+    homes += sorted(Path("/usr/lib/jvm").glob("*"))
+    for home in homes:
+        version = _java_version(home)
+        if version is not None:
+            yield home, version
+
+
+def _java_version(home: Path) -> int | None:
+    java = home / "bin" / "java"
+    if not java.exists():
+        return None
+    release = home / "release"
+    text = release.read_text() if release.exists() else _run([str(java), "-version"])
+    found = re.search(r'(?:JAVA_VERSION=|version )"(\d+)', text)
+    return int(found[1]) if found else None
+
+
+def _fetch(distribution: Distribution, into: Path) -> Path:
+    if shutil.which("mvn") is None:
+        raise ConfigError("Maven fetches the search servers and is not installed: apt-get install -y maven")
+    goal = ["dependency:copy", f"-Dartifact={distribution.artifact}", f"-DoutputDirectory={into}"]
+    output = _run(["mvn", "-q", "-B", *goal], timeout_seconds=600)
+    archive = into / f"{distribution.name}-{distribution.version}.zip"
+    if not archive.exists():
+        raise ConfigError(f"Maven could not fetch {distribution.artifact}:\n{output[-2000:]}")
+    return archive
+
+
+def _run(command: list[str], timeout_seconds: float = 60) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise ConfigError(f"{' '.join(command)} did not end within {timeout_seconds:.0f} s") from exc
+    return done.stdout.decode(errors="replace")
+
+
+def _unpack(archive: Path, into: Path) -> Path:
+    with zipfile.ZipFile(archive) as content:
+        for entry in content.infolist():
+            path = Path(content.extract(entry, into))
+            mode = entry.external_attr >> 16  # zipfile itself forgets which files are executable
+            path.chmod(0o755 if entry.is_dir() or mode & stat.S_IXUSR else 0o644)
+    return into
+
+
+def _drop_paths_inside_the_installation(jvm_options: Path) -> None:
+    """The shared installation is read-only: garbage collector logs and heap dumps must not go there."""
+    lines = jvm_options.read_text().splitlines()
+    kept = [line for line in lines if not re.search(r"=logs/|=data|HeapDumpOnOutOfMemory", line)]
+    jvm_options.write_text("\n".join(kept) + "\n")
+
+
+def _everybody_may_enter(path: Path) -> bool:
+    existing = [part for part in (path, *path.parents) if part.exists()]
+    return all(part.stat().st_mode & stat.S_IXOTH for part in existing)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/_cluster/health?wait_for_status=yellow&timeout=3s")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _process_start(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot: tells a reused process number apart."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    except OSError:
+        return None
+    return int(after_name.split()[19])
+
+
+def _group_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

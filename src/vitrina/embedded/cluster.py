@@ -119,11 +119,21 @@ def reachable_binaries(bindir: Path, root: Path, account: Account) -> Path:
         for outdated in root.glob("programs-*"):
             shutil.rmtree(outdated)
         unfinished = root / "programs-unfinished"
-        ignored = shutil.ignore_patterns("*.a", "include")
-        shutil.copytree(bindir.parent, unfinished, symlinks=True, ignore=ignored)
-        unfinished.chmod(0o755)
+        _copy_programs(bindir.parent, unfinished)
         unfinished.rename(copy)
-    return copy / bindir.name
+    return copy / bindir.relative_to(bindir.parents[2])
+
+
+def _copy_programs(install: Path, destination: Path) -> None:
+    """The wheel's layout has to stay: the programs find the libraries beside their package by a relative path."""
+    package = install.parent
+    unneeded = shutil.ignore_patterns("*.a", "include")
+    shutil.copytree(install, destination / package.name / install.name, symlinks=True, ignore=unneeded)
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, destination / libraries.name)
+    for directory in (destination, destination / package.name):
+        directory.chmod(0o755)
 
 
 def _create(data: Path, bindir: Path, account: Account, passwords: Passwords, *, durable: bool) -> None:

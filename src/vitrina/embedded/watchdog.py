@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 STOP_TIMEOUT_SECONDS = 60.0
@@ -56,11 +56,19 @@ def stop_server(data: Path, how: signal.Signals) -> None:
     pid = find_postmaster(data)
     if pid is None:
         return
+    lines = postmaster_file(data)
     os.kill(pid, how)
     if not wait_until_gone(pid, data, STOP_TIMEOUT_SECONDS):
         # A backend that does not listen (it hangs in a system call) must not keep the server for ever.
         os.kill(pid, signal.SIGQUIT)
         wait_until_gone(pid, data, STOP_TIMEOUT_SECONDS)
+    if len(lines) > 4:
+        _remove_socket_directory(Path(lines[4]))
+
+
+def _remove_socket_directory(directory: Path) -> None:
+    with suppress(OSError):  # gone already, or something in it that is not ours
+        directory.rmdir()
 
 
 def wait_until_gone(pid: int, data: Path, timeout_seconds: float) -> bool:

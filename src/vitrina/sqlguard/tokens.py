@@ -1,0 +1,253 @@
+"""Cuts a query into tokens exactly where PostgreSQL cuts it; text that servers or settings could read differently is refused."""
+
+import re
+import unicodedata
+from enum import Enum
+from typing import NamedTuple, NoReturn
+
+from vitrina.errors import InvalidQuery
+
+
+class Kind(Enum):
+    WORD = "word"  # an unquoted identifier or keyword, folded to lower case
+    NAME = "name"  # a quoted identifier, as written
+    NUMBER = "number"
+    STRING = "string"
+    OPERATOR = "operator"
+    PUNCTUATION = "punctuation"  # , ( ) [ ] . ; : :: :=
+    PARAMETER = "parameter"  # :since, :until
+    END = "end"
+
+
+class Token(NamedTuple):
+    kind: Kind
+    value: str
+    start: int
+    end: int
+
+
+PARAMETERS = frozenset({"since", "until"})
+LONGEST_IDENTIFIER_BYTES = 63  # PostgreSQL cuts longer names silently, which makes two names of one
+
+# \v is white space since PostgreSQL 16 only, so it is left out.
+_WHITE = re.compile(r"(?:[ \t\n\r\f]+|--[^\n\r]*)+")
+_WORD = re.compile(r"[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_$\u0080-\U0010ffff]*")
+_NUMBER = re.compile(
+    r"0[xX](?:_?[0-9a-fA-F])+|0[oO](?:_?[0-7])+|0[bB](?:_?[01])+"
+    r"|(?:[0-9](?:_?[0-9])*(?:\.(?!\.)(?:[0-9](?:_?[0-9])*)?)?|\.[0-9](?:_?[0-9])*)(?:[eE][-+]?[0-9](?:_?[0-9])*)?"
+)
+_PLAIN_STRING = re.compile(r"'(?:[^']|'')*'")
+_ESCAPE_STRING = re.compile(r"[eE]'(?:[^'\\]|''|\\.)*'", re.DOTALL)
+_BIT_STRING = re.compile(r"[bBxX]'[0-9a-fA-F]*'")
+_DOLLAR_QUOTE = re.compile(r"\$(?:[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_\u0080-\U0010ffff]*)?\$")
+_QUOTED_NAME = re.compile(r'"(?:[^"]|"")*"')
+_OPERATOR = re.compile(r"[~!@#^&|`?+\-*/%<>=]+")
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+_COMMENT_EDGE = re.compile(r"/\*|\*/")
+_BACKSLASHES_BEFORE_QUOTE = re.compile(r"(\\+)'")
+
+_OPERATORS_MAY_END_IN_SIGN = frozenset("~!@#^&|`?%")
+_IDENTIFIER_CATEGORIES = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd", "Nl", "No"})
+_UPPER_TO_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
+
+
+def tokenize(sql: str) -> list[Token]:
+    """All tokens, closed by one END token."""
+    return _Scanner(sql).run()
+
+
+def position(sql: str, offset: int) -> tuple[int, int]:
+    """Line and column of a character, both counted from 1."""
+    line_start = sql.rfind("\n", 0, offset) + 1
+    return sql.count("\n", 0, offset) + 1, offset - line_start + 1
+
+
+def refuse(sql: str, offset: int, construct: str, what: str, instead: str) -> NoReturn:
+    """Raise the error for whatever stands at `offset`: what it is, where, and what to do."""
+    line, column = position(sql, offset)
+    raise InvalidQuery(
+        f"line {line}, column {column}: {what}. {instead}.", construct=construct, line=line, column=column
+    )
+
+
+class _Scanner:
+    def __init__(self, sql: str) -> None:
+        self.sql = sql
+        self.at = 0
+        self.tokens: list[Token] = []
+
+    def run(self) -> list[Token]:
+        self._refuse_unstorable_characters()
+        while self._skip_blank():
+            self._next_token()
+        self.tokens.append(Token(Kind.END, "end of the query", self.at, self.at))
+        return self.tokens
+
+    def _refuse_unstorable_characters(self) -> None:
+        found = _UNSTORABLE.search(self.sql)
+        if found:
+            self._refuse(found.start(), "character", f"the character U+{ord(found.group()):04X} cannot be in a query",
+                         "Remove it")
+
+    def _skip_blank(self) -> bool:
+        """Move behind white space and comments; False at the end of the text."""
+        while self.at < len(self.sql):
+            white = _WHITE.match(self.sql, self.at)
+            if white:
+                self.at = white.end()
+            elif self.sql.startswith("/*", self.at):
+                self.at = self._end_of_block_comment()
+            else:
+                return True
+        return False
+
+    def _end_of_block_comment(self) -> int:
+        depth = 0
+        for edge in _COMMENT_EDGE.finditer(self.sql, self.at):
+            depth += 1 if edge.group() == "/*" else -1
+            if depth == 0:
+                return edge.end()
+        self._refuse(self.at, "comment", "this comment is never closed", "Close it with */ (comments nest)")
+
+    def _next_token(self) -> None:
+        character = self.sql[self.at]
+        if character.isascii():
+            if character == "'":
+                return self._plain_string(self.at)
+            if character == '"':
+                return self._quoted_name()
+            if character == "$":
+                return self._dollar()
+            if character == ":":
+                return self._colon()
+            if character.isdigit() or (character == "." and self.sql[self.at + 1 : self.at + 2].isdecimal()):
+                return self._number()
+            if character in ",()[].;":
+                return self._punctuation(character)
+            if character.isalpha() or character == "_":
+                return self._prefixed_or_word()
+            if _OPERATOR.match(character):
+                return self._operator()
+            return self._strange_character()
+        return self._word()
+
+    def _prefixed_or_word(self) -> None:
+        two, letter = self.sql[self.at : self.at + 3].lower(), self.sql[self.at].lower()
+        if two.startswith(("u&'", 'u&"')):
+            self._refuse(self.at, "unicode escape", "U& strings and names are not accepted",
+                         "Write the characters themselves")
+        if two[1:2] == "'" and letter in "ebxn":
+            return self._prefixed_string(letter)
+        return self._word()
+
+    def _prefixed_string(self, letter: str) -> None:
+        if letter == "n":
+            return self._plain_string(self.at + 1)
+        found = (_ESCAPE_STRING if letter == "e" else _BIT_STRING).match(self.sql, self.at)
+        if not found:
+            self._refuse(self.at, "string", "this string is never closed", "Close it with a quote (')")
+        return self._string(found.end())
+
+    def _plain_string(self, quote_at: int) -> None:
+        found = _PLAIN_STRING.match(self.sql, quote_at)
+        if not found:
+            self._refuse(self.at, "string", "this string is never closed", "Close it with a quote (')")
+        # A server with standard_conforming_strings off would let \' continue the string.
+        for slashes in _BACKSLASHES_BEFORE_QUOTE.finditer(found.group()):
+            if len(slashes.group(1)) % 2:
+                self._refuse(quote_at + slashes.start(), "backslash before a quote",
+                             "a backslash right before a quote reads differently from server to server",
+                             "Write E'...\\\\...' or chr(92)")
+        self._string(found.end())
+
+    def _dollar(self) -> None:
+        opening = _DOLLAR_QUOTE.match(self.sql, self.at)
+        if not opening:
+            self._refuse(self.at, "placeholder", "$1-style placeholders are not accepted",
+                         "Use :since or :until, or write the value itself")
+        closing = self.sql.find(opening.group(), opening.end())
+        if closing < 0:
+            self._refuse(self.at, "string", f"this {opening.group()} string is never closed",
+                         f"Close it with {opening.group()}")
+        self._string(closing + len(opening.group()))
+
+    def _string(self, end: int) -> None:
+        # Strings on adjoining lines are one string to PostgreSQL, and the second takes the first one's escapes.
+        if self.tokens and self.tokens[-1].kind is Kind.STRING:
+            self._refuse(self.at, "adjoining strings", "two strings follow each other", "Join them with ||")
+        self._add(Kind.STRING, self.sql[self.at : end], end)
+
+    def _quoted_name(self) -> None:
+        found = _QUOTED_NAME.match(self.sql, self.at)
+        if not found:
+            self._refuse(self.at, "identifier", "this quoted name is never closed", 'Close it with a double quote (")')
+        name = found.group()[1:-1].replace('""', '"')
+        if not name or any(unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp") for character in name):
+            self._refuse(self.at, "identifier", "this quoted name is empty or has invisible characters",
+                         "Give it a visible name")
+        self._add_identifier(Kind.NAME, name, found.end())
+
+    def _word(self) -> None:
+        found = _WORD.match(self.sql, self.at)
+        assert found  # callers looked at the first character
+        word = found.group()
+        if word.isascii():
+            word = word.lower()
+        else:
+            self._refuse_invisible_letters(word)
+            word = word.translate(_UPPER_TO_LOWER)  # as PostgreSQL does with UTF-8: only A to Z
+        self._add_identifier(Kind.WORD, word, found.end())
+
+    def _refuse_invisible_letters(self, word: str) -> None:
+        # To PostgreSQL a no-break space or a typographic quote is just one more letter of a name.
+        for offset, character in enumerate(word, self.at):
+            if not character.isascii() and unicodedata.category(character) not in _IDENTIFIER_CATEGORIES:
+                self._refuse(offset, "character", f"the character U+{ord(character):04X} is not a letter",
+                             "Replace it with plain white space or a plain quote")
+
+    def _add_identifier(self, kind: Kind, name: str, end: int) -> None:
+        if len(name.encode()) > LONGEST_IDENTIFIER_BYTES:
+            self._refuse(self.at, "identifier", f"this name is longer than {LONGEST_IDENTIFIER_BYTES} bytes",
+                         "Shorten it")
+        self._add(kind, name, end)
+
+    def _number(self) -> None:
+        found = _NUMBER.match(self.sql, self.at)
+        if not found or _WORD.match(self.sql, found.end()):
+            self._refuse(self.at, "number", "this number runs into a word", "Put a space behind the number")
+        self._add(Kind.NUMBER, found.group(), found.end())
+
+    def _colon(self) -> None:
+        two = self.sql[self.at : self.at + 2]
+        if two in ("::", ":="):
+            return self._punctuation(two)
+        name = _WORD.match(self.sql, self.at + 1)
+        if not name:
+            return self._punctuation(":")
+        if name.group() not in PARAMETERS:
+            self._refuse(self.at, "placeholder", f"{name.group(0)!r} is not a parameter that a query can have",
+                         "Use :since or :until; in an array slice put a space behind the colon")
+        return self._add(Kind.PARAMETER, name.group(), name.end())
+
+    def _operator(self) -> None:
+        found = _OPERATOR.match(self.sql, self.at)
+        assert found  # the caller looked at the first character
+        operator = re.split(r"--|/\*", found.group(), maxsplit=1)[0]
+        if operator[-1] in "+-" and not _OPERATORS_MAY_END_IN_SIGN.intersection(operator[:-1]):
+            operator = operator[0] + operator[1:].rstrip("+-")
+        self._add(Kind.OPERATOR, operator, self.at + len(operator))
+
+    def _punctuation(self, mark: str) -> None:
+        self._add(Kind.PUNCTUATION, mark, self.at + len(mark))
+
+    def _strange_character(self) -> NoReturn:
+        character = self.sql[self.at]
+        shown = character if character.isprintable() else f"U+{ord(character):04X}"
+        self._refuse(self.at, "character", f"the character {shown} has no meaning in a query", "Remove it")
+
+    def _add(self, kind: Kind, value: str, end: int) -> None:
+        self.tokens.append(Token(kind, value, self.at, end))
+        self.at = end
+
+    def _refuse(self, offset: int, construct: str, what: str, instead: str) -> NoReturn:
+        refuse(self.sql, offset, construct, what, instead)

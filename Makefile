@@ -4,19 +4,21 @@
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Settings, e.g. `make dev PORT=8080`, `make setup PYTHON=/usr/bin/python3.12`
+PG_BINDIR ?=
 PORT ?=
 PYTHON ?=
 TESTS ?= tests
 UPGRADE ?=
+WIPE ?=
 export PYTHON
 
-COMPOSE = docker compose -f infra/docker-compose.yml
+COMPOSE = docker compose $(if $(wildcard .env),--env-file .env) -f infra/docker-compose.yml
 COMPILE = .venv/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
 	--python-version 3.11 $(if $(UPGRADE),--upgrade)
 
 .PHONY: help
 help: ## List the commands
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
 .PHONY: setup
 setup: ## Make .venv with everything in it (done by the other commands when needed)
@@ -33,6 +35,10 @@ dev: setup ## Serve the API and run pipelines until Ctrl-C (PORT=8000)
 .PHONY: test
 test: check ## Check the code and run every test (TESTS=tests/unit for a part)
 	@.venv/bin/python -m pytest $(TESTS)
+
+.PHONY: test-postgres
+test-postgres: setup ## The tests that touch SQL, on the PostgreSQL whose programs are in PG_BINDIR
+	@VITRINA_TEST_PG_BINDIR="$(PG_BINDIR)" .venv/bin/python -m pytest $(wildcard tests/integration tests/contracts)
 
 .PHONY: check
 check: setup ## Lint, formatting, types, import contracts
@@ -51,6 +57,22 @@ lock: setup ## Renew requirements/*.txt after a change in pyproject.toml (UPGRAD
 	@$(COMPILE) --extra all --group dev -o requirements/dev.txt pyproject.toml
 	@$(COMPILE) --extra all -o requirements/runtime.txt pyproject.toml
 	@$(COMPILE) --group build -o requirements/build.txt
+
+.PHONY: migrate-db
+migrate-db: setup ## Bring the metastore of VITRINA_DATABASE_URL up to date
+	@.venv/bin/vitrina migrate
+
+.PHONY: up
+up: ## Start the whole platform in containers
+	@$(COMPOSE) up --detach --build
+
+.PHONY: down
+down: ## Stop the containers (WIPE=1 deletes their data and passwords too)
+	@$(COMPOSE) down $(if $(WIPE),--volumes)
+
+.PHONY: logs
+logs: ## Follow the containers' logs
+	@$(COMPOSE) logs --follow --tail=100
 
 .PHONY: clean
 clean: ## Remove caches and build results (.venv and .vitrina stay)

@@ -1,0 +1,445 @@
+"""What the API answers, field by field: the server builds these and the client reads them."""
+
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from vitrina.status import RunStatus, Status
+
+
+class Answer(BaseModel):
+    """Unknown fields are let through: a client may be older than its server."""
+
+    model_config = ConfigDict(extra="ignore", from_attributes=True)
+
+
+Item = TypeVar("Item")
+
+
+class Page(Answer, Generic[Item]):
+    """A part of a list; `next_cursor` asks for the part behind it."""
+
+    items: list[Item]
+    next_cursor: str | None = Field(None, description="Send it as `cursor` for what follows; null at the end.")
+
+
+# --- errors (RFC 9457) -----------------------------------------------------------------------------------------
+
+
+class FieldProblem(Answer):
+    """One wrong field of a request."""
+
+    path: str = Field(description="Where it is: `batch_size`, `tasks.1.body`, `query.limit`.")
+    message: str
+    code: str
+
+
+class Problem(Answer):
+    """Why a request was not carried out."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str = Field(description="The thing, the value and the next step.")
+    code: str = Field(description="Stable, for programs.")
+    instance: str | None = None
+    request_id: str | None = None
+    errors: list[FieldProblem] = Field(default_factory=list)
+
+
+# --- pipelines -------------------------------------------------------------------------------------------------
+
+
+class Task(Answer):
+    """One step of a task plan."""
+
+    order_index: int
+    task_type: str
+    body: str
+    params: dict[str, Any] = Field(default_factory=dict)
+    source_table: str | None = None
+    target_table: str | None = None
+
+
+class TaskPlan(Answer):
+    """The steps of a pipeline, in order."""
+
+    items: list[Task]
+
+
+class Pipeline(Answer):
+    """A pipeline: what its author wrote, and what the platform says about it."""
+
+    id: UUID
+    name: str
+    description: str
+    type: str
+    source_type: str
+    source_connection: str
+    source_query: str | None
+    python_task: str | None
+    target_table: str
+    target_key: list[str] | None
+    mode: str
+    incremental_key: str | None
+    incremental_id_key: str | None
+    batch_size: int
+    enabled: bool
+    schedule_interval: str | None
+    options: dict[str, Any]
+    tasks: list[Task]
+    labels: dict[str, str] = Field(default_factory=dict)
+    status: Status
+    status_since: datetime
+    version: int
+    managed_by: str | None = Field(None, description="Set when files own it: change it there, then apply.")
+    run_requested_at: datetime | None = None
+    next_run_at: datetime | None = None
+    last_error: str | None = None
+    created_at: datetime
+    updated_at: datetime
+
+
+class Accepted(Answer):
+    """A verb was carried out, or had been already."""
+
+    pipeline_id: UUID
+    pipeline: str
+    status: Status
+    enabled: bool
+    version: int
+    message: str = Field(description="What happens next, in words.")
+
+
+class Run(Answer):
+    """One attempt to bring the target up to date."""
+
+    id: UUID
+    pipeline_id: UUID
+    pipeline: str
+    pipeline_version: int
+    trigger: str
+    status: RunStatus
+    started_at: datetime
+    finished_at: datetime | None
+    duration_seconds: float
+    rows_read: int
+    rows_written: int
+    rows_deleted: int
+    rows_rejected: int
+    rows_per_second: float | None
+    batches: int
+    attempts: int
+    runner_id: UUID | None
+    cursor_from: str | None
+    cursor_to: str | None
+    error_code: str | None
+    error_message: str | None
+    next_step: str | None = Field(None, description="What to do about the error.")
+    metrics: dict[str, Any] = Field(default_factory=dict)
+
+
+class RunAccepted(Accepted):
+    """A run was asked for. The run that answers it is the first one that starts after `run_requested_at`."""
+
+    run_requested_at: datetime
+    run: Run | None = Field(None, description="The run at work, when there is one.")
+
+
+class RunnerName(Answer):
+    """Who works on a pipeline."""
+
+    id: UUID
+    host: str
+    pid: int
+    alive: bool
+
+
+class Progress(Answer):
+    """How far the run at work has come."""
+
+    rows_read: int
+    rows_written: int
+    batches: int
+    elapsed_seconds: float
+    rows_per_second: float | None
+    rows_estimate: int | None = None
+    percent: float | None = None
+    eta_seconds: float | None = None
+
+
+class Checkpoint(Answer):
+    """Where the next batch starts."""
+
+    pipeline_id: UUID
+    last_processed_key: str | None = None
+    last_processed_id: str | None = None
+    safe_upto: str | None = None
+    held_upto: str | None = None
+    batch_no: int = 0
+    rows: int = 0
+    stage: str | None = None
+    run_id: UUID | None = None
+    updated_at: datetime | None = None
+
+
+class Lag(Answer):
+    """How far the target is behind: seconds since the last successful run, and the cursor's own distance."""
+
+    pipeline_id: UUID
+    pipeline: str
+    last_success_at: datetime | None
+    seconds_since_success: float | None
+    safe_upto: str | None = None
+    cursor_lag_seconds: float | None = Field(None, description="Age of the checkpoint, when the cursor is a time.")
+
+
+class LastError(Answer):
+    """The error that a person should look at."""
+
+    code: str
+    message: str
+    next_step: str
+    run_id: UUID | None = None
+    at: datetime | None = None
+
+
+class RecentRuns(Answer):
+    """Aggregates over the latest finished runs."""
+
+    runs: int
+    succeeded: int
+    failed: int
+    success_rate: float | None
+    p50_seconds: float | None
+    p95_seconds: float | None
+    rows_read: int
+    rows_written: int
+    last_success_at: datetime | None
+
+
+class PipelineStatus(Answer):
+    """Everything an operator asks about one pipeline."""
+
+    pipeline_id: UUID
+    pipeline: str
+    status: Status
+    since: datetime
+    enabled: bool
+    version: int
+    run_requested_at: datetime | None
+    next_run_at: datetime | None
+    runner: RunnerName | None
+    lease_until: datetime | None
+    run: Run | None = Field(None, description="The run at work, else the latest one.")
+    progress: Progress | None
+    checkpoint: Checkpoint | None
+    lag: Lag
+    hold: dict[str, Any] | None = Field(None, description="Who holds the checkpoint back: pid, user, since.")
+    guarantee: str | None = Field(None, description="exact, bounded-lag or reconciled, as the latest run found it.")
+    last_error: LastError | None
+    recent: RecentRuns
+
+
+class Version(Answer):
+    """A pipeline as it was defined once."""
+
+    pipeline_id: UUID
+    version: int
+    definition: dict[str, Any]
+    changed_by: str
+    changed_at: datetime
+    change_summary: str
+
+
+class FieldChange(Answer):
+    """One difference between two definitions."""
+
+    path: str
+    before: Any = None
+    after: Any = None
+
+
+class VersionComparison(Answer):
+    """What changed between two versions."""
+
+    pipeline: str
+    from_version: int
+    to_version: int
+    changes: list[FieldChange]
+
+
+# --- what a runner performs on request -------------------------------------------------------------------------
+
+
+class Request(Answer):
+    """Work that only a runner can do: preview, deep validation, reconciliation."""
+
+    id: UUID
+    kind: str
+    pipeline_id: UUID | None
+    status: str = Field(description="QUEUED, WORKING, DONE or FAILED.")
+    result: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    created_at: datetime
+    finished_at: datetime | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status in ("DONE", "FAILED")
+
+
+class ValidationReport(Answer):
+    """What stands against running the pipeline as it is defined."""
+
+    valid: bool
+    errors: list[FieldProblem]
+    warnings: list[str]
+    deep: Request | None = Field(None, description="The runner's part: the query is planned against the real source.")
+
+
+# --- the installation ------------------------------------------------------------------------------------------
+
+
+class Runner(Answer):
+    """A process that works on pipelines."""
+
+    id: UUID
+    host: str
+    pid: int
+    version: str
+    started_at: datetime
+    heartbeat_at: datetime
+    alive: bool
+    capacity: int
+    running: int
+    pipelines: list[dict[str, Any]]
+
+
+class Transform(Answer):
+    """A registered Python step."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    kind: str = "transform"
+    doc: str = ""
+    params: dict[str, Any] | None = None
+    runners: int = Field(0, description="How many live runners have it.")
+
+
+class Connection(Answer):
+    """A named database; where it is and how to log in is the operator's knowledge."""
+
+    name: str
+
+
+class Target(Answer):
+    """A target that pipelines write to."""
+
+    target: str
+    pipelines: list[str]
+
+
+class Targets(Answer):
+    """Where pipelines may write, and where they do."""
+
+    allowed: list[str]
+    items: list[Target]
+
+
+class Event(Answer):
+    """Something that happened: a status move, progress, a runner's coming and going."""
+
+    id: int
+    at: datetime
+    topic: str
+    payload: dict[str, Any]
+
+
+class AuditEntry(Answer):
+    """Who changed what."""
+
+    id: int
+    at: datetime
+    who: str
+    action: str
+    object: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    request_id: str | None
+
+
+class DeadLetter(Answer):
+    """A document that the target refused."""
+
+    id: int
+    pipeline_id: UUID
+    pipeline: str
+    run_id: UUID | None
+    document_id: str
+    error: str
+    document: Any
+    created_at: datetime
+    resolved_at: datetime | None
+
+
+class Token(Answer):
+    """An API token; the secret itself is known to its owner only."""
+
+    id: UUID
+    name: str
+    role: str
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+class NewToken(Token):
+    """Shown once: Vitrina keeps only a hash."""
+
+    token: str
+
+
+class Health(Answer):
+    """Whether the API can do its work."""
+
+    status: str
+    version: str
+    database: str
+    runners: int | None = Field(None, description="Runners that gave a sign of life lately.")
+
+
+class VersionInfo(Answer):
+    """Which Vitrina this is."""
+
+    version: str
+    api: str
+    metastore: str | None = None
+
+
+# --- pipelines as files ----------------------------------------------------------------------------------------
+
+
+class ManifestChange(Answer):
+    """What `apply` does, or would do, to one pipeline."""
+
+    name: str
+    action: str = Field(description="create, update, delete or unchanged.")
+    changes: list[FieldChange] = Field(default_factory=list)
+
+
+class ApplyReport(Answer):
+    """The outcome of an apply: all of it happened, or none."""
+
+    dry_run: bool
+    items: list[ManifestChange]
+
+    @property
+    def has_changes(self) -> bool:
+        return any(item.action != "unchanged" for item in self.items)

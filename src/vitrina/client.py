@@ -1,0 +1,455 @@
+"""The Python client: every call of the API, typed, sync, with the server's own words in its errors."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote, urlsplit
+from uuid import UUID
+
+import httpx
+import orjson
+
+from vitrina import __version__, answers, errors
+from vitrina.answers import Answer, Page
+from vitrina.settings import Settings
+from vitrina.status import RunStatus, Status
+
+Json = Mapping[str, Any]
+Model = TypeVar("Model", bound=Answer)
+
+PREFIX = "/api/v1"
+# A connection that was refused has carried nothing, so trying again is safe for every method.
+_CONNECT_ATTEMPTS = 3
+_CONNECT_PAUSE_SECONDS = 0.2
+_PAGE = 200
+
+
+class Client:
+    """Talks to one API. Use it as a context manager, or `close` it."""
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        token: str | None = None,
+        *,
+        timeout_seconds: float = 30.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        headers = {"User-Agent": f"vitrina-client/{__version__}", "Accept": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        # Proxies of the environment are for the world outside, not for a server on this machine.
+        local = (urlsplit(self.url).hostname or "") in ("localhost", "127.0.0.1", "::1")
+        self._http = httpx.Client(
+            base_url=self.url, headers=headers, timeout=timeout_seconds, transport=transport, trust_env=not local
+        )
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        return cls(settings.api_url, settings.token.get_secret_value() if settings.token else None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    # --- pipelines ---------------------------------------------------------------------------------------------
+
+    def list_pipelines(
+        self,
+        *,
+        status: Sequence[str] = (),
+        enabled: bool | None = None,
+        name: str | None = None,
+        target: str | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+    ) -> list[answers.Pipeline]:
+        """All of them, or the first `limit`; `name` is a part of the name."""
+        narrowed = {"status": list(status), "enabled": enabled, "name": name, "target": target, "sort": sort}
+        return list(self._pages("/pipelines", answers.Pipeline, narrowed, limit))
+
+    def get_pipeline(self, pipeline: str | UUID) -> answers.Pipeline:
+        return self._ask(answers.Pipeline, "GET", self._of(pipeline))
+
+    def create_pipeline(self, definition: Json) -> answers.Pipeline:
+        return self._ask(answers.Pipeline, "POST", "/pipelines", body=definition)
+
+    def update_pipeline(self, pipeline: str | UUID, changes: Json, *, version: int | None = None) -> answers.Pipeline:
+        """Change the given fields; with `version`, only if nobody changed it since."""
+        return self._ask(
+            answers.Pipeline, "PATCH", self._of(pipeline), body=changes, headers=_if_match(version), repeatable=False
+        )
+
+    def delete_pipeline(self, pipeline: str | UUID, *, version: int | None = None) -> None:
+        self._send("DELETE", self._of(pipeline), headers=_if_match(version))
+
+    def get_tasks(self, pipeline: str | UUID) -> list[answers.Task]:
+        return self._ask(answers.TaskPlan, "GET", self._of(pipeline, "tasks")).items
+
+    def replace_tasks(
+        self, pipeline: str | UUID, tasks: Sequence[Json], *, version: int | None = None
+    ) -> list[answers.Task]:
+        body = {"items": [dict(task) for task in tasks]}
+        path = self._of(pipeline, "tasks")
+        return self._ask(answers.TaskPlan, "PUT", path, body=body, headers=_if_match(version)).items
+
+    # --- verbs -------------------------------------------------------------------------------------------------
+
+    def run(
+        self, pipeline: str | UUID, *, idempotency_key: str | None = None, trigger: str = "manual"
+    ) -> answers.RunAccepted:
+        """Ask for a run; asking twice is the same request."""
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        return self._ask(
+            answers.RunAccepted,
+            "POST",
+            self._of(pipeline, "run"),
+            body={"trigger": trigger},
+            headers=headers,
+            # With a key the server recognises the second copy, so even a lost answer may be asked for again.
+            repeatable=bool(idempotency_key),
+        )
+
+    def pause(self, pipeline: str | UUID) -> answers.Accepted:
+        return self._ask(answers.Accepted, "POST", self._of(pipeline, "pause"))
+
+    def cancel(self, pipeline: str | UUID) -> answers.Accepted:
+        """Take back a run that was asked for, or stop the one at work at its next batch."""
+        return self._ask(answers.Accepted, "POST", self._of(pipeline, "cancel"))
+
+    def enable(self, pipeline: str | UUID) -> answers.Accepted:
+        return self._ask(answers.Accepted, "POST", self._of(pipeline, "enable"))
+
+    def disable(self, pipeline: str | UUID) -> answers.Accepted:
+        return self._ask(answers.Accepted, "POST", self._of(pipeline, "disable"))
+
+    def reload_config(self, pipeline: str | UUID) -> answers.Accepted:
+        return self._ask(answers.Accepted, "POST", self._of(pipeline, "reload-config"))
+
+    def reset_state(self, pipeline: str | UUID, *, cursor: str | None = None) -> answers.Checkpoint:
+        """Start from the beginning, or from a cursor value."""
+        return self._ask(answers.Checkpoint, "POST", self._of(pipeline, "reset-state"), body={"cursor": cursor})
+
+    # --- what is going on --------------------------------------------------------------------------------------
+
+    def status(self, pipeline: str | UUID) -> answers.PipelineStatus:
+        return self._ask(answers.PipelineStatus, "GET", self._of(pipeline, "status"))
+
+    def state(self, pipeline: str | UUID) -> answers.Checkpoint:
+        return self._ask(answers.Checkpoint, "GET", self._of(pipeline, "state"))
+
+    def lag(self, pipeline: str | UUID) -> answers.Lag:
+        return self._ask(answers.Lag, "GET", self._of(pipeline, "lag"))
+
+    def list_runs(
+        self,
+        pipeline: str | UUID | None = None,
+        *,
+        status: Sequence[str] = (),
+        since: datetime | None = None,
+        limit: int | None = 20,
+    ) -> list[answers.Run]:
+        """Newest first."""
+        path = "/runs" if pipeline is None else self._of(pipeline, "runs")
+        narrowed = {"status": list(status), "since": since.isoformat() if since else None}
+        return list(self._pages(path, answers.Run, narrowed, limit))
+
+    def get_run(self, run_id: str | UUID) -> answers.Run:
+        return self._ask(answers.Run, "GET", f"/runs/{_quoted(run_id)}")
+
+    def run_log(self, run_id: str | UUID, *, after: int = 0) -> list[answers.Event]:
+        """What the run told about itself, oldest first, behind event `after`."""
+        return self._ask(Page[answers.Event], "GET", f"/runs/{_quoted(run_id)}/logs", params={"after": after}).items
+
+    def wait_for_run(
+        self,
+        pipeline: str | UUID,
+        *,
+        requested_at: datetime,
+        on_progress: Callable[[answers.PipelineStatus], None] | None = None,
+        timeout_seconds: float | None = None,
+        poll_seconds: float = 0.5,
+    ) -> answers.Run:
+        """The finished run that answers the request made at `requested_at` (`RunAccepted.run_requested_at`).
+
+        A run whose runner was lost or stopped is continued by another one: that one is waited for.
+        Raises `TransientError` when `timeout_seconds` pass first, `Conflict` when the request was taken back.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            seen = self.status(pipeline)
+            if on_progress:
+                on_progress(seen)
+            run = seen.run if seen.run and seen.run.started_at >= requested_at else None
+            goes_on = seen.status in (Status.RUN_REQUESTED, Status.RUNNING, Status.PAUSE_REQUESTED)
+            if run and run.status != RunStatus.RUNNING and not (goes_on and _was_interrupted(run)):
+                return run
+            if run is None and not goes_on:
+                raise errors.Conflict(f"pipeline {seen.pipeline} is {seen.status} and the run did not start")
+            if deadline is not None and time.monotonic() >= deadline:
+                raise errors.TransientError(
+                    f"pipeline {seen.pipeline} is still {seen.status} after {timeout_seconds:g} s;"
+                    " it goes on without you"
+                )
+            time.sleep(poll_seconds)
+
+    # --- what a runner performs --------------------------------------------------------------------------------
+
+    def validate(self, pipeline: str | UUID) -> answers.ValidationReport:
+        return self._ask(answers.ValidationReport, "POST", self._of(pipeline, "validate"))
+
+    def validate_definition(self, definition: Json) -> answers.ValidationReport:
+        """Check a definition that is not saved."""
+        return self._ask(answers.ValidationReport, "POST", "/validate", body=definition)
+
+    def preview(self, pipeline: str | UUID, *, limit: int = 20) -> answers.Request:
+        """The first rows after the transforms. `result` is there once the request is DONE."""
+        return self._ask(answers.Request, "POST", self._of(pipeline, "preview"), body={"limit": limit})
+
+    def reconcile(self, pipeline: str | UUID, *, repair: bool = False) -> answers.Request:
+        return self._ask(answers.Request, "POST", self._of(pipeline, "reconcile"), body={"repair": repair})
+
+    def last_reconcile(self, pipeline: str | UUID) -> answers.Request:
+        return self._ask(answers.Request, "GET", self._of(pipeline, "reconcile"))
+
+    def get_request(self, request_id: str | UUID) -> answers.Request:
+        return self._ask(answers.Request, "GET", f"/requests/{_quoted(request_id)}")
+
+    def wait_for_request(
+        self, request: answers.Request, *, timeout_seconds: float = 60.0, poll_seconds: float = 0.5
+    ) -> answers.Request:
+        """The same request once a runner is done with it; `TransientError` when none takes it up in time."""
+        deadline = time.monotonic() + timeout_seconds
+        while not request.is_finished:
+            if time.monotonic() >= deadline:
+                raise errors.TransientError(
+                    f"no runner has finished {request.kind} {request.id} within {timeout_seconds:g} s;"
+                    " is one running? (`vitrina runner`)"
+                )
+            time.sleep(poll_seconds)
+            request = self.get_request(request.id)
+        return request
+
+    # --- versions ----------------------------------------------------------------------------------------------
+
+    def list_versions(self, pipeline: str | UUID) -> list[answers.Version]:
+        """Newest first."""
+        return list(self._pages(self._of(pipeline, "versions"), answers.Version, {}, None))
+
+    def compare_versions(self, pipeline: str | UUID, before: int, after: int) -> answers.VersionComparison:
+        params = {"from": before, "to": after}
+        return self._ask(answers.VersionComparison, "GET", self._of(pipeline, "versions/compare"), params=params)
+
+    def roll_back(self, pipeline: str | UUID, version: int) -> answers.Pipeline:
+        """Make the definition of an older version the newest one."""
+        return self._ask(answers.Pipeline, "POST", self._of(pipeline, f"versions/{version}/rollback"))
+
+    # --- files -------------------------------------------------------------------------------------------------
+
+    def apply(
+        self, documents: str, *, dry_run: bool = False, prune: bool = False, source: str = "file"
+    ) -> answers.ApplyReport:
+        """Make the pipelines be what the YAML documents say: all of it or nothing. `source` becomes `managed_by`."""
+        body = {"documents": documents, "dry_run": dry_run, "prune": prune, "managed_by": source}
+        return self._ask(answers.ApplyReport, "POST", "/apply", body=body)
+
+    def export(self, pipelines: Sequence[str] = ()) -> str:
+        """The pipelines as YAML documents, byte for byte the same for the same definitions."""
+        return self._send("GET", "/export", params={"name": list(pipelines)}).text
+
+    def pipeline_schema(self) -> dict[str, Any]:
+        """The JSON schema of such a document, for editors."""
+        found: dict[str, Any] = self._send("GET", "/schema/pipeline.json").json()
+        return found
+
+    # --- the installation --------------------------------------------------------------------------------------
+
+    def list_runners(self) -> list[answers.Runner]:
+        return self._ask(Page[answers.Runner], "GET", "/runners").items
+
+    def list_transforms(self) -> list[answers.Transform]:
+        return self._ask(Page[answers.Transform], "GET", "/transforms").items
+
+    def list_connections(self) -> list[answers.Connection]:
+        return self._ask(Page[answers.Connection], "GET", "/connections").items
+
+    def list_targets(self) -> answers.Targets:
+        return self._ask(answers.Targets, "GET", "/targets")
+
+    def list_audit(self, *, object: str | None = None, limit: int | None = 50) -> list[answers.AuditEntry]:
+        """Newest first; `object` is `pipeline:<name>` or `token:<name>`."""
+        return list(self._pages("/audit", answers.AuditEntry, {"object": object}, limit))
+
+    def list_dead_letters(
+        self, pipeline: str | UUID | None = None, *, resolved: bool = False, limit: int | None = 50
+    ) -> list[answers.DeadLetter]:
+        narrowed = {"pipeline": str(pipeline) if pipeline else None, "resolved": resolved}
+        return list(self._pages("/dead-letters", answers.DeadLetter, narrowed, limit))
+
+    def replay_dead_letters(self, pipeline: str | UUID) -> answers.Request:
+        return self._ask(answers.Request, "POST", "/dead-letters/replay", body={"pipeline": str(pipeline)})
+
+    def events(self, *, last_event_id: int | None = None) -> Iterator[answers.Event]:
+        """Events as they happen, until the server goes away; with `last_event_id`, first what came after it."""
+        headers = {"Accept": "text/event-stream"}
+        if last_event_id is not None:
+            headers["Last-Event-ID"] = str(last_event_id)
+        try:
+            with self._http.stream("GET", f"{PREFIX}/events", headers=headers, timeout=_STREAMING) as response:
+                if response.is_error:
+                    response.read()
+                    raise _error_of(response)
+                yield from _events(response.iter_lines())
+        except httpx.TransportError as exc:
+            raise self._cannot_connect(exc) from exc
+
+    def create_token(self, name: str, role: str, *, expires_in_days: int | None = None) -> answers.NewToken:
+        """The answer holds the secret, once."""
+        body = {"name": name, "role": role, "expires_in_days": expires_in_days}
+        return self._ask(answers.NewToken, "POST", "/tokens", body=body)
+
+    def list_tokens(self) -> list[answers.Token]:
+        return self._ask(Page[answers.Token], "GET", "/tokens").items
+
+    def revoke_token(self, name: str) -> None:
+        self._send("DELETE", f"/tokens/{_quoted(name)}")
+
+    def health(self) -> answers.Health:
+        """Also when it is not well: look at `status`."""
+        response = self._request("GET", "/health", repeatable=True)
+        return answers.Health.model_validate_json(response.content)
+
+    def version(self) -> answers.VersionInfo:
+        return answers.VersionInfo.model_validate_json(self._request("GET", "/version", repeatable=True).content)
+
+    # --- how calls travel --------------------------------------------------------------------------------------
+
+    def _of(self, pipeline: str | UUID, *rest: str) -> str:
+        return "/".join(["/pipelines", _quoted(pipeline), *rest])
+
+    def _pages(self, path: str, model: type[Model], narrowed: Json, limit: int | None) -> Iterator[Model]:
+        left, cursor = limit, None
+        while left is None or left > 0:
+            params = dict(narrowed) | {"limit": min(left or _PAGE, _PAGE), "cursor": cursor}
+            page = Page[model].model_validate_json(self._send("GET", path, params=params).content)  # type: ignore[valid-type]
+            yield from page.items
+            left = None if left is None else left - len(page.items)
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def _ask(self, model: type[Model], method: str, path: str, **request: Any) -> Model:
+        return model.model_validate_json(self._send(method, path, **request).content)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Json | None = None,
+        body: Json | None = None,
+        headers: Json | None = None,
+        repeatable: bool | None = None,
+    ) -> httpx.Response:
+        response = self._request(
+            method,
+            PREFIX + path,
+            params={name: value for name, value in (params or {}).items() if value is not None},
+            content=None if body is None else orjson.dumps(dict(body)),
+            headers={"Content-Type": "application/json", **(headers or {})}
+            if body is not None
+            else dict(headers or {}),
+            repeatable=method == "GET" if repeatable is None else repeatable,
+        )
+        if response.is_error:
+            raise _error_of(response)
+        return response
+
+    def _request(self, method: str, path: str, *, repeatable: bool, **request: Any) -> httpx.Response:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return self._http.request(method, path, **request)
+            except (httpx.InvalidURL, httpx.UnsupportedProtocol) as exc:
+                raise errors.ConfigError(f"VITRINA_API_URL {self.url!r} is not an http:// or https:// URL") from exc
+            except httpx.ConnectError as exc:
+                if attempt >= _CONNECT_ATTEMPTS:
+                    raise self._cannot_connect(exc) from exc
+            except httpx.TransportError as exc:
+                if not repeatable or attempt >= _CONNECT_ATTEMPTS:
+                    raise self._cannot_connect(exc) from exc
+            time.sleep(_CONNECT_PAUSE_SECONDS * attempt)
+
+    def _cannot_connect(self, exc: httpx.TransportError) -> errors.VitrinaError:
+        if isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout):
+            return errors.CannotConnect(
+                f"no Vitrina API answers at {self.url}: start one with `vitrina dev` (everything in one)"
+                " or `vitrina api`, or set VITRINA_API_URL to where it is"
+            )
+        reason = str(exc) or type(exc).__name__
+        return errors.CannotConnect(f"the Vitrina API at {self.url} broke off the conversation: {reason}")
+
+
+_STREAMING = httpx.Timeout(10.0, read=60.0)  # the server sends a sign of life every 15 seconds
+
+
+def _quoted(part: str | UUID) -> str:
+    return quote(str(part), safe="")
+
+
+def _if_match(version: int | None) -> dict[str, str]:
+    return {} if version is None else {"If-Match": f'"{version}"'}
+
+
+def _was_interrupted(run: answers.Run) -> bool:
+    """Its runner went away; the pipeline waits for another one."""
+    return run.error_code in ("lease_lost", "runner_stopped")
+
+
+def _events(lines: Iterator[str]) -> Iterator[answers.Event]:
+    """Server-sent events: `data:` lines up to an empty one; comments and other fields do not matter here."""
+    data: list[str] = []
+    for line in lines:
+        if line.startswith("data:"):
+            data.append(line.removeprefix("data:").lstrip())
+        elif not line and data:
+            yield answers.Event.model_validate_json("\n".join(data))
+            data = []
+
+
+_BY_STATUS: dict[int, type[errors.RequestError]] = {
+    401: errors.Unauthenticated,
+    403: errors.Forbidden,
+    404: errors.NotFound,
+    409: errors.Conflict,
+    412: errors.PreconditionFailed,
+    429: errors.TooManyRequests,
+}
+
+
+def _error_of(response: httpx.Response) -> errors.VitrinaError:
+    """The server's problem document as the error of the same meaning."""
+    try:
+        problem = answers.Problem.model_validate_json(response.content)
+    except ValueError:
+        return errors.CannotConnect(
+            f"{response.request.url} answered {response.status_code}, but not as a Vitrina API does:"
+            " check VITRINA_API_URL"
+        )
+    if response.status_code == 422:
+        fields = tuple(errors.FieldError(field.path, field.message, field.code) for field in problem.errors)
+        return errors.Invalid(problem.detail, fields)
+    if response.status_code >= 500:
+        return errors.CannotConnect(problem.detail)
+    return _BY_STATUS.get(response.status_code, errors.RequestError)(problem.detail)

@@ -1,4 +1,4 @@
-"""The shape of the source tree: who may import whom, and what a committed file may not contain."""
+"""The shape of the source tree: who may import whom, and what each module says of itself."""
 
 from __future__ import annotations
 
@@ -12,14 +12,60 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted((ROOT / "src" / "vitrina").rglob("*.py"))
 
+WEB = {"fastapi", "sse_starlette", "starlette", "uvicorn"}
+DATA = {"adbc_driver_manager", "adbc_driver_postgresql", "elastic_transport", "pyarrow"}
+SQL = {"alembic", "psycopg", "psycopg_pool", "sqlalchemy", "sqlglot"}
+
+# Imports a package with everything in it; a package whose __init__ is empty would prove nothing.
+IMPORT_WHOLE_PACKAGE = """
+import importlib, pkgutil, sys
+package = importlib.import_module(sys.argv[1])
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    importlib.import_module(module.name)
+print(*sys.modules)
+"""
+
+ASK_FOR_HELP = """
+import contextlib, io, sys
+from vitrina.cli import main
+sys.argv = ["vitrina", "--help"]
+with contextlib.redirect_stdout(io.StringIO()) as help, contextlib.suppress(SystemExit):
+    main()
+assert "runner" in help.getvalue(), help.getvalue()
+print(*sys.modules)
+"""
+
 
 def test_import_contracts_hold() -> None:
-    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache", "--no-logo"]
     linter = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert linter.returncode == 0, linter.stdout + linter.stderr
+
+
+@pytest.mark.parametrize("package", ["vitrina.runner", "vitrina.adapters"])
+def test_the_data_plane_loads_no_web_framework(package: str) -> None:
+    assert not loaded_by(IMPORT_WHOLE_PACKAGE, package) & WEB
+
+
+def test_the_control_plane_loads_nothing_that_moves_data() -> None:
+    loaded = loaded_by(IMPORT_WHOLE_PACKAGE, "vitrina.api")
+    assert "fastapi" in loaded
+    assert not loaded & DATA
+
+
+def test_asking_for_help_loads_nothing_heavy() -> None:
+    assert not loaded_by(ASK_FOR_HELP) & (WEB | DATA | SQL | {"httpx"})
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_module_says_what_it_is_for(module: Path) -> None:
     docstring = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8")))
     assert docstring, f"{module.relative_to(ROOT)} opens without a docstring: one line that says what it is for"
+
+
+def loaded_by(program: str, *arguments: str) -> set[str]:
+    """The top-level packages that a fresh interpreter has loaded after running the program."""
+    command = [sys.executable, "-c", program, *arguments]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return {module.partition(".")[0] for module in finished.stdout.split()}

@@ -1,0 +1,15 @@
+"""The command line: `vitrina` on a shell. Everything heavy is imported by the command that needs it."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command and end with the exit code that says how it went."""
+    from vitrina.cli import exits
+    from vitrina.cli.app import app
+    from vitrina.errors import VitrinaError
+
+    try:
+        app(prog_name="vitrina")
+    except VitrinaError as error:
+        sys.exit(exits.report(error))

@@ -1,0 +1,41 @@
+"""Every command of `vitrina` in one place."""
+
+from typing import Annotated
+
+import typer
+
+from vitrina import __version__
+from vitrina.cli import dev, servers
+from vitrina.cli.help import CommandsUnderHeadings
+
+START, SERVERS = "Start here", "Servers"
+
+app = typer.Typer(
+    name="vitrina",
+    help="Configuration-driven ETL: pipelines are rows in Postgres, marts are exact, every step can be seen.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    cls=CommandsUnderHeadings,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _vitrina(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None: ...
+
+
+app.command(rich_help_panel=START)(dev.dev)
+app.command(rich_help_panel=SERVERS)(servers.api)
+app.command(rich_help_panel=SERVERS)(servers.runner)
+app.command(rich_help_panel=SERVERS)(servers.migrate)

@@ -1,0 +1,57 @@
+"""`vitrina dev`: the whole platform on this machine until Ctrl-C."""
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from vitrina.cli import exits, local, processes, servers, stack
+
+COLOURS = {"api": "\x1b[36m", "runner": "\x1b[35m"}
+RESET = "\x1b[0m"
+
+
+def dev(
+    port: Annotated[
+        int, typer.Option(help="Where the API listens; the next free port if it is busy.", min=1, max=65535)
+    ] = servers.DEFAULT_PORT,
+) -> None:
+    """Start database, API and runner on this machine, and show their logs until Ctrl-C."""
+    try:
+        with processes.ending_like_ctrl_c():
+            _work(port)
+    except KeyboardInterrupt:
+        local.say("stopped")
+    except processes.ChildEnded as ended:
+        # Its lines have just been shown.
+        local.say(f"error: {ended.summary}: everything was stopped")
+        raise typer.Exit(ended.exit_code if ended.exit_code > 0 else exits.ExitCode.FAILED) from None
+
+
+def _work(port: int) -> None:
+    settings = local.load_settings(auth="off")
+    with (
+        stack.migrated_database(settings) as (found, server),
+        stack.running(found, port, _line_printer()) as running,
+    ):
+        _say_where(running.url, local.psql_command(server) if server else None)
+        raise running.children.wait_for_an_end().ended()
+
+
+def _say_where(url: str, psql: str | None) -> None:
+    places = {"console": f"{url}/", "API docs": f"{url}/docs", "psql": psql}
+    lines = [f"  {name:<9} {place}" for name, place in places.items() if place]
+    local.say("\n".join(["", *lines, "  Ctrl-C stops everything", ""]))
+
+
+def _line_printer() -> Callable[[str, str], None]:
+    from vitrina.logs import wants_colours
+
+    colours = COLOURS if wants_colours(sys.stderr) else {}
+
+    def print_line(name: str, line: str) -> None:
+        colour = colours.get(name, "")
+        local.say(f"{colour}{name:<6} |{RESET if colour else ''} {line}")
+
+    return print_line

@@ -1,0 +1,86 @@
+"""What a command finds on this machine: its settings, and the embedded PostgreSQL when no database is configured."""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitrina.embedded.postgres import EmbeddedPostgres
+    from vitrina.settings import Settings
+
+HOME = Path(".vitrina")
+
+
+def say(message: str) -> None:
+    """For people: standard output is kept for data."""
+    sys.stderr.write(f"{message}\n")
+    sys.stderr.flush()
+
+
+def load_settings(**overrides: Any) -> "Settings":
+    from vitrina import settings
+
+    return settings.load(**overrides)
+
+
+@contextmanager
+def database(settings: "Settings", *, migrated: bool = True) -> Iterator["Settings"]:
+    """Settings with a database in them: the configured one as it is, or the embedded one of this directory."""
+    if settings.database_url is not None:
+        yield settings
+        return
+    with embedded(settings) as (_, found):
+        if migrated:
+            from vitrina.store import migrate
+
+            migrate.migrate(found)
+        yield found
+
+
+@contextmanager
+def embedded(settings: "Settings") -> Iterator[tuple["EmbeddedPostgres", "Settings"]]:
+    """The embedded server of the current directory, shared with other commands there; as it is, not migrated."""
+    from pydantic import SecretStr
+
+    from vitrina.embedded.postgres import EmbeddedPostgres
+
+    server = EmbeddedPostgres(HOME, say=say)
+    with server:
+        urls = server.urls
+        say(
+            f"VITRINA_DATABASE_URL is not set: using the embedded PostgreSQL of {HOME}/ on 127.0.0.1:{server.port}"
+            " (set the variable to use a database of your own)"
+        )
+        logins = {
+            "database_url": urls.app,
+            "admin_url": urls.admin,
+            "reader_url": urls.reader,
+            "app_password": urls.app_password,
+            "reader_password": urls.reader_password,
+        }
+        yield server, settings.model_copy(update={name: SecretStr(value) for name, value in logins.items()})
+
+
+def database_environment(settings: "Settings") -> dict[str, str]:
+    """The same database for a child process. Variables, because arguments can be read by every user of the machine."""
+    names = ("database_url", "admin_url", "reader_url", "app_password", "reader_password")
+    values = {f"VITRINA_{name.upper()}": getattr(settings, name) for name in names}
+    return {variable: value.get_secret_value() for variable, value in values.items() if value is not None}
+
+
+def psql_command(server: "EmbeddedPostgres") -> str:
+    """How to look into the embedded database by hand. The password is in a file, not on the screen."""
+    from vitrina.embedded.cluster import DATABASE
+    from vitrina.settings import APP_ROLE
+
+    password_file = server.home / "pgpass"
+    password_file.touch(mode=0o600)
+    password_file.write_text(f"127.0.0.1:*:*:{APP_ROLE}:{server.urls.app_password}\n")
+    program = shutil.which("psql") or os.path.relpath(server.cluster.bindir / "psql")
+    words = [program, "-h", "127.0.0.1", "-p", str(server.port), "-U", APP_ROLE, DATABASE]
+    return f"PGPASSFILE={shlex.quote(os.path.relpath(password_file))} {shlex.join(words)}"

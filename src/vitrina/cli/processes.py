@@ -1,0 +1,161 @@
+"""Other `vitrina` commands as child processes: started, listened to, and never left behind.
+
+A child learns from its standard input that we are gone: the kernel closes that pipe whichever way we go, kill -9
+included. Children have a session of their own, so that a Ctrl-C reaches them through us alone and only once.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import IO, Self, cast
+
+from vitrina.errors import VitrinaError
+
+STOP_SECONDS = 15.0
+ORPHAN_SECONDS = 10.0
+LINES_KEPT = 20
+
+
+class ChildEnded(VitrinaError):
+    """A process that should have kept working ended."""
+
+    code = "child_ended"
+
+    def __init__(self, name: str, exit_code: int, last_lines: Sequence[str]) -> None:
+        how = f"was killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with code {exit_code}"
+        said = "".join(f"\n  {line}" for line in last_lines)
+        self.summary = f"the {name} {how}"
+        self.exit_code = exit_code
+        super().__init__(f"{self.summary}; it said:{said}" if said else f"{self.summary} without a word")
+
+
+class Child:
+    """One process and the end of what it said."""
+
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]") -> None:
+        self.name = name
+        self.process = process
+        self.last_lines: deque[str] = deque(maxlen=LINES_KEPT)
+
+    def ended(self) -> ChildEnded:
+        return ChildEnded(self.name, self.process.wait(), self.last_lines)
+
+
+class Children:
+    """Child processes that live and end together. Leaving the `with` stops them all."""
+
+    def __init__(self, on_line: Callable[[str, str], None]) -> None:
+        self._on_line = on_line
+        self._children: list[Child] = []
+        self._listeners: list[threading.Thread] = []
+        self._ended: SimpleQueue[Child] = SimpleQueue()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], *, sockets: Sequence[int] = ()
+    ) -> Child:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "vitrina.cli", *arguments, "--end-with-stdin"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
+            pass_fds=tuple(sockets),
+            start_new_session=True,
+        )
+        child = Child(name, process)
+        self._children.append(child)
+        listener = threading.Thread(target=self._listen, args=[child], name=f"lines of the {name}", daemon=True)
+        listener.start()
+        self._listeners.append(listener)
+        return child
+
+    def wait_for_an_end(self) -> Child:
+        """The first child that ended, once one did."""
+        return self._ended.get()
+
+    def find_ended(self) -> Child | None:
+        try:
+            return self._ended.get_nowait()
+        except Empty:
+            return None
+
+    def stop(self) -> None:
+        """Ask all to stop, wait for them, and kill what does not listen. A second Ctrl-C makes them hurry."""
+        with _on_signal(self._terminate):
+            self._terminate()
+            deadline = time.monotonic() + STOP_SECONDS
+            for child in self._children:
+                try:
+                    child.process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    child.process.kill()
+                    child.process.wait()
+        for listener in self._listeners:
+            listener.join(timeout=1.0)
+        for child in self._children:
+            cast(IO[bytes], child.process.stdin).close()
+
+    def _terminate(self) -> None:
+        for child in self._children:
+            child.process.terminate()
+
+    def _listen(self, child: Child) -> None:
+        with cast(IO[bytes], child.process.stdout) as lines:
+            for raw in lines:
+                line = raw.decode(errors="replace").rstrip()
+                child.last_lines.append(line)
+                self._on_line(child.name, line)
+        child.process.wait()
+        self._ended.put(child)
+
+
+@contextmanager
+def ending_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM and a closed terminal interrupt the main thread as Ctrl-C does, so that everything is cleaned up."""
+    with _on_signal(_interrupt, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+def end_with_stdin() -> None:
+    """Stop this process when its standard input is closed: whoever started it is gone."""
+    threading.Thread(target=_await_end_of_stdin, name="waits for the end of stdin", daemon=True).start()
+
+
+def _await_end_of_stdin() -> None:
+    # The file descriptor itself: the interpreter's own reader must not be locked by us when the process ends.
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORPHAN_SECONDS)
+    os._exit(1)
+
+
+@contextmanager
+def _on_signal(action: Callable[[], None], *numbers: signal.Signals) -> Iterator[None]:
+    handled = numbers or (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: action()) for number in handled}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,140 @@
+"""`vitrina api`, `vitrina runner`, `vitrina migrate`: the processes that stay, and the database made ready for them."""
+
+import signal
+import socket
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitrina.cli import local, processes
+from vitrina.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vitrina.settings import Settings
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
+
+EndWithStdin = Annotated[bool, typer.Option("--end-with-stdin", hidden=True)]
+
+
+def api(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = DEFAULT_HOST,
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = DEFAULT_PORT,
+    socket_number: Annotated[int | None, typer.Option("--socket", hidden=True)] = None,
+    end_with_stdin: EndWithStdin = False,
+) -> None:
+    """Serve the control plane: REST API, its documentation under /docs, and the console."""
+    settings = _begin(end_with_stdin)
+    require_auth_or_loopback(settings, host)
+    listener = listen(host, port) if socket_number is None else socket.socket(fileno=socket_number)
+    with listener, processes.ending_like_ctrl_c(), local.database(settings) as settings:
+        _require_migrated(settings)
+        _serve(settings, listener)
+
+
+def runner(
+    concurrency: Annotated[
+        int | None, typer.Option(help="Pipelines to work on at a time. [default: VITRINA_CONCURRENCY or 4]", min=1)
+    ] = None,
+    end_with_stdin: EndWithStdin = False,
+) -> None:
+    """Run pipelines until stopped. Any number of runners may share one database."""
+    settings = _begin(end_with_stdin, **({"concurrency": concurrency} if concurrency else {}))
+    with processes.ending_like_ctrl_c(), local.database(settings) as settings:
+        _require_migrated(settings)
+        from vitrina.runner.manager import PipelineManager
+
+        PipelineManager(settings).run_forever()
+
+
+def migrate() -> None:
+    """Create or update roles, schemas and tables in the database. Safe to run at any time."""
+    from vitrina.store import database, migrate
+
+    settings = _begin(False)
+    with (
+        processes.ending_like_ctrl_c(),
+        local.database(settings, migrated=False) as settings,
+        database.translated("migrating"),
+    ):
+        print(migrate.migrate(settings))
+        local.say(f"{database.describe(settings.require_database_url())} is up to date")
+
+
+def require_auth_or_loopback(settings: "Settings", host: str) -> None:
+    if settings.auth == "off" and not is_loopback(host):
+        raise ConfigError(
+            f"VITRINA_AUTH=off is accepted on a loopback address only, not on {host}: leave VITRINA_AUTH at its default"
+            " and make a token with `vitrina tokens create`, or use --host 127.0.0.1"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {exc.strerror}; choose another address with --host and --port"
+        ) from exc
+
+
+def _begin(end_with_stdin: bool, **overrides: int) -> "Settings":
+    from vitrina import logs
+
+    if end_with_stdin:
+        processes.end_with_stdin()
+    settings = local.load_settings(**overrides)
+    logs.configure(settings)
+    return settings
+
+
+def _require_migrated(settings: "Settings") -> None:
+    """Say in one line, before anything starts, that the database is not there or not of this version."""
+    from vitrina.store import database, migrate
+
+    with (
+        database.connect(settings.require_database_url(), "vitrina:start") as connection,
+        database.translated("looking at the metastore"),
+    ):
+        migrate.require_current(connection)
+
+
+def _serve(settings: "Settings", listener: socket.socket) -> None:
+    import uvicorn
+
+    from vitrina import logs
+    from vitrina.api.app import create_app
+
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(settings),
+            log_config=None,
+            access_log=settings.log_level == "debug",
+            server_header=False,
+            # Event streams stay open for ever, so a stop must not wait for their clients.
+            timeout_graceful_shutdown=3,
+        )
+    )
+    logs.configure(settings)
+    host, port = listener.getsockname()[:2]
+    local.say(f"the API listens on http://{host}:{port} (documentation: /docs)")
+    # uvicorn handles both signals, and raises them once more when it is done.
+    signal.signal(signal.SIGINT, _ignore)
+    signal.signal(signal.SIGTERM, _ignore)
+    server.run(sockets=[listener])
+    if not server.started:
+        raise typer.Exit(1)
+
+
+def _ignore(number: int, frame: object) -> None:
+    """Not SIG_IGN, which child processes would inherit."""

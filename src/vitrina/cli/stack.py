@@ -1,0 +1,107 @@
+"""Database, API and runner on this machine, for `vitrina dev` and `vitrina demo`: up together, gone together."""
+
+import http.client
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vitrina.cli import local
+from vitrina.cli.processes import Children
+from vitrina.errors import CannotConnect, ConfigError
+
+if TYPE_CHECKING:
+    from vitrina.embedded.postgres import EmbeddedPostgres
+    from vitrina.settings import Settings
+
+HOST = "127.0.0.1"
+PORTS_TRIED = 100
+START_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What is up: the processes, and where the API answers."""
+
+    children: Children
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    def raise_if_ended(self) -> None:
+        """Whoever waits for the stack's work must not wait for a dead process."""
+        ended = self.children.find_ended()
+        if ended is not None:
+            raise ended.ended()
+
+
+@contextmanager
+def migrated_database(settings: "Settings") -> Iterator[tuple["Settings", "EmbeddedPostgres | None"]]:
+    """The configured database or the embedded one, brought up to date."""
+    from vitrina.store import database, migrate
+
+    if settings.database_url is not None:
+        local.say(f"database: {database.describe(settings.database_url.get_secret_value())}")
+        migrate.migrate(settings)
+        yield settings, None
+        return
+    with local.embedded(settings) as (server, found):
+        migrate.migrate(found)
+        yield found, server
+
+
+@contextmanager
+def running(settings: "Settings", wanted_port: int, on_line: Callable[[str, str], None]) -> Iterator[Stack]:
+    """A real API process and a real runner process, without auth, on loopback only."""
+    environment = {**local.database_environment(settings), "VITRINA_AUTH": "off"}
+    if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
+        environment["FORCE_COLOR"] = "1"
+    with Children(on_line) as children:
+        with listen_on_free_port(wanted_port) as listener:
+            port = listener.getsockname()[1]
+            # The API gets the socket itself: nobody can take the port between our look and its start.
+            number = listener.fileno()
+            children.start("api", ["api", "--host", HOST, "--socket", str(number)], environment, sockets=[number])
+        children.start("runner", ["runner"], environment)
+        stack = Stack(children, port)
+        _await_api(stack)
+        yield stack
+
+
+def listen_on_free_port(wanted: int) -> socket.socket:
+    for port in range(wanted, min(wanted + PORTS_TRIED, 65536)):
+        try:
+            listener = socket.create_server((HOST, port), backlog=2048)
+        except OSError:
+            continue
+        if port != wanted:
+            local.say(f"port {wanted} is busy: the API listens on {HOST}:{port} instead")
+        return listener
+    raise ConfigError(f"no free port from {wanted} to {wanted + PORTS_TRIED - 1}: choose another with --port")
+
+
+def _await_api(stack: Stack) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        stack.raise_if_ended()
+        if _answers(stack.port):
+            return
+    raise CannotConnect(f"the API does not answer on {stack.url} after {START_SECONDS:.0f} s")
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection(HOST, port, timeout=1.0)
+    try:
+        connection.request("GET", "/livez")
+        return connection.getresponse().status == http.client.OK
+    except OSError:
+        time.sleep(0.05)
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,154 @@
+"""What processes write to standard error: structlog lines, for people or as JSON, without the settings' secrets."""
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TextIO
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
+
+import structlog
+from pydantic import SecretStr
+
+from vitrina.settings import Settings
+
+MASK = "***"
+
+# A short secret is often an ordinary word ("postgres"): masked only where it stands alone, or logs would be unreadable.
+_SHORT_SECRET_LENGTH = 8
+_PASSWORD_IN_URL = re.compile(r"(?<=://)([^\s:/@]*):[^\s/@]*@")
+_PASSWORD_IN_CONNINFO = re.compile(r"\bpassword\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
+# They tell about every statement or connection; ours tell about every run.
+_CHATTY_LIBRARIES = ("alembic", "asyncio", "elastic_transport", "httpcore", "httpx", "sqlglot", "urllib3")
+
+
+def configure(settings: Settings, *, stream: TextIO | None = None) -> None:
+    """Send structlog's and the standard library's loggers to one stream, as the settings say. May be called again."""
+    output = stream or sys.stderr
+    handler = logging.StreamHandler(output)
+    handler.setFormatter(_RedactingFormatter(secrets_of(settings), _renderer(settings, output)))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(settings.log_level.upper())
+    logging.captureWarnings(True)
+    for library in _CHATTY_LIBRARIES:
+        logging.getLogger(library).setLevel(logging.WARNING)
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *_ENRICHMENT,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        # Not cached: loggers made at import time shall follow a later `configure` too.
+        cache_logger_on_first_use=False,
+    )
+
+
+def secrets_of(settings: Settings) -> frozenset[str]:
+    """Every secret value in the settings: passwords inside URLs, tokens, keys."""
+    return frozenset(part for value in _secret_values(settings) for part in _secret_parts(value) if part)
+
+
+class Redactor:
+    """Masks secret values wherever they stand in a text: in a message, a field or a traceback."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        forms = {form for secret in secrets for form in _written_forms(secret)}
+        # Longest first: a secret that contains another one must not leave its rest behind.
+        patterns = [_pattern(form) for form in sorted(forms, key=len, reverse=True)]
+        self._secrets = re.compile("|".join(patterns)) if patterns else None
+
+    def __call__(self, text: str) -> str:
+        text = _PASSWORD_IN_URL.sub(rf"\1:{MASK}@", text)
+        return self._secrets.sub(MASK, text) if self._secrets else text
+
+
+class _RedactingFormatter(structlog.stdlib.ProcessorFormatter):
+    """Redacts the finished line, so that no later step can bring a secret back in."""
+
+    def __init__(self, secrets: Iterable[str], renderer: structlog.typing.Processor) -> None:
+        processors = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
+        if not isinstance(renderer, structlog.dev.ConsoleRenderer):
+            processors.insert(1, structlog.processors.format_exc_info)
+        super().__init__(foreign_pre_chain=_ENRICHMENT, processors=processors)
+        self._redact = Redactor(secrets)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._redact(super().format(record))
+
+
+_ENRICHMENT: list[structlog.typing.Processor] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.stdlib.PositionalArgumentsFormatter(),
+    structlog.stdlib.ExtraAdder(),
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.StackInfoRenderer(),
+]
+
+
+def _renderer(settings: Settings, stream: TextIO) -> structlog.typing.Processor:
+    if settings.log_format == "json":
+        return structlog.processors.JSONRenderer(default=str, ensure_ascii=False)
+    return structlog.dev.ConsoleRenderer(
+        colors=wants_colours(stream),
+        pad_event_to=28,
+        # The pretty formatters print local variables, and with them whatever is secret.
+        exception_formatter=structlog.dev.plain_traceback,
+    )
+
+
+def wants_colours(stream: TextIO) -> bool:
+    """https://no-color.org first; FORCE_COLOR is what `vitrina dev` sets for the processes whose lines it passes on."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def _secret_values(settings: Settings) -> Iterator[str]:
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        for secret in value.values() if isinstance(value, dict) else [value]:
+            if isinstance(secret, SecretStr):
+                yield secret.get_secret_value()
+
+
+def _secret_parts(value: str) -> Iterator[str]:
+    """The password of a URL or of a `host=... password=...` string, else the value itself."""
+    urls = [part.strip() for part in value.split(",") if "://" in part]
+    if urls:
+        # A password may contain the comma that separates search servers.
+        for url in {value, *urls}:
+            yield from _passwords_in_url(url)
+    elif found := _PASSWORD_IN_CONNINFO.search(value):
+        yield (found[1] if found[1] is not None else found[2]).replace("\\'", "'")
+    elif "host=" not in value and "dbname=" not in value:
+        yield value
+
+
+def _passwords_in_url(url: str) -> Iterator[str]:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        yield url
+        return
+    if parts.password:
+        yield unquote(parts.password)
+    for name, value in parse_qsl(parts.query):
+        if "password" in name or "key" in name or "token" in name:
+            yield value
+
+
+def _written_forms(secret: str) -> set[str]:
+    """As it is, as it stands in a URL, in JSON and in a Python repr."""
+    in_json = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
+    return {secret, quote(secret, safe=""), quote(secret), quote_plus(secret), repr(secret)[1:-1], *in_json}
+
+
+def _pattern(form: str) -> str:
+    escaped = re.escape(form)
+    return escaped if len(form) >= _SHORT_SECRET_LENGTH else rf"(?<!\w){escaped}(?!\w)"

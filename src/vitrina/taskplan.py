@@ -1,0 +1,117 @@
+"""The task-plan contract v1: what a plan must be before anything is opened. Asked by the API and by the runner."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from vitrina.definition import Definition, Task
+from vitrina.errors import FieldError, ForbiddenTarget, Invalid
+from vitrina.targets import TargetPolicy, parse_target
+
+
+def check(definition: Definition, policy: TargetPolicy) -> None:
+    """Raise `Invalid` with every violation; a pipeline without tasks has only its target to answer for."""
+    found = violations(definition.tasks) + _target_violations(definition, policy)
+    if found:
+        plan = "task plan" if definition.tasks else "target"
+        raise Invalid(f"{plan} of {definition.name}: " + "; ".join(error.message for error in found), tuple(found))
+
+
+def violations(tasks: Sequence[Task]) -> list[FieldError]:
+    """What is wrong with the steps themselves, in the order in which people read them."""
+    return [*_order(tasks), *_contents(tasks), *_kinds(tasks), *_overrides(tasks)]
+
+
+def _order(tasks: Sequence[Task]) -> list[FieldError]:
+    """Unique and gapless, from 0 or from 1."""
+    indexes = [task.order_index for task in tasks]
+    repeated = sorted(index for index, count in Counter(indexes).items() if count > 1)
+    if repeated:
+        positions = [position for position, index in enumerate(indexes) if index == repeated[0]]
+        return [
+            FieldError(
+                f"tasks.{positions[1]}.order_index",
+                f"order_index {repeated[0]} is used by {len(positions)} steps; each step needs its own",
+                "task_order_repeated",
+            )
+        ]
+    if not indexes:
+        return []
+    first = min(indexes)
+    if first > 1:
+        return [
+            FieldError(
+                f"tasks.{indexes.index(first)}.order_index",
+                f"order_index begins at {first}; begin at 0 or 1",
+                "task_order_start",
+            )
+        ]
+    missing = sorted(set(range(first, max(indexes) + 1)) - set(indexes))
+    if missing:
+        after = min(index for index in indexes if index > missing[0])
+        return [
+            FieldError(
+                f"tasks.{indexes.index(after)}.order_index",
+                f"order_index {missing[0]} is missing; number the steps without gaps",
+                "task_order_gap",
+            )
+        ]
+    return []
+
+
+def _contents(tasks: Sequence[Task]) -> list[FieldError]:
+    return [
+        FieldError(f"tasks.{position}.{field}", f"step {task.order_index} has no {field}", f"{field}_empty")
+        for position, task in enumerate(tasks)
+        for field, value in (("task_type", task.task_type), ("body", task.body))
+        if not value.strip()
+    ]
+
+
+def _kinds(tasks: Sequence[Task]) -> list[FieldError]:
+    """The first step reads with SQL, the others are registered Python steps."""
+    found = []
+    for step, (position, task) in enumerate(_ordered(tasks)):
+        if step == 0 and task.task_type != "SQL":
+            message = f"the first step must be SQL (it reads the source), not {task.task_type}"
+            found.append(FieldError(f"tasks.{position}.task_type", message, "task_first_not_sql"))
+        if step > 0 and task.task_type != "PYTHON":
+            message = f"step {task.order_index} must be PYTHON: only the first step is SQL"
+            found.append(FieldError(f"tasks.{position}.task_type", message, "task_not_python"))
+    return found
+
+
+def _overrides(tasks: Sequence[Task]) -> list[FieldError]:
+    return [
+        FieldError(
+            f"tasks.{position}.target_table",
+            f"step {task.order_index} sets target_table {task.target_table!r}, which only the last step may do",
+            "task_target_not_last",
+        )
+        for position, task in _ordered(tasks)[:-1]
+        if task.target_table
+    ]
+
+
+def _target_violations(definition: Definition, policy: TargetPolicy) -> list[FieldError]:
+    """The pipeline's own target must be allowed even when the last step overrides it: the override may be removed."""
+    found = []
+    for path, target in _targets(definition):
+        try:
+            parse_target(target, policy)
+        except ForbiddenTarget as exc:
+            found.append(FieldError(path, exc.message, exc.code))
+    return found
+
+
+def _targets(definition: Definition) -> list[tuple[str, str]]:
+    named = [("target_table", definition.target_table)]
+    ordered = _ordered(definition.tasks)
+    if ordered and ordered[-1][1].target_table:
+        position, last = ordered[-1]
+        named.append((f"tasks.{position}.target_table", last.target_table or ""))
+    return named
+
+
+def _ordered(tasks: Sequence[Task]) -> list[tuple[int, Task]]:
+    """Steps as they run, each with its position in what the author sent."""
+    return sorted(enumerate(tasks), key=lambda numbered: numbered[1].order_index)

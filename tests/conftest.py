@@ -1,0 +1,74 @@
+"""Fixtures for everybody: one real PostgreSQL a session, one fresh migrated database a test."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+from pydantic import SecretStr
+
+from vitrina.embedded.temporary import TemporaryServer
+from vitrina.settings import Settings
+from vitrina.store import database as postgres
+from vitrina.store.migrate import migrate
+
+TEMPLATE = "vitrina_template"
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[TemporaryServer]:
+    """The embedded server, or the one whose programs are in VITRINA_TEST_PG_BINDIR."""
+    bindir = os.environ.get("VITRINA_TEST_PG_BINDIR")
+    with TemporaryServer(Path(bindir) if bindir else None) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def template(server: TemporaryServer) -> str:
+    """A migrated database with empty source schemas; copying it is much faster than migrating each time."""
+    admin(server, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(TEMPLATE)))
+    settings = settings_for(server, TEMPLATE)
+    with psycopg.connect(url_of(server.urls.admin, TEMPLATE), autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA content; CREATE SCHEMA ugc")
+    migrate(settings)
+    return TEMPLATE
+
+
+@pytest.fixture
+def database(server: TemporaryServer, template: str) -> Iterator[Settings]:
+    """Settings for a fresh, migrated database of the test's own."""
+    name = f"test_{uuid4().hex[:12]}"
+    admin(server, sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
+    yield settings_for(server, name)
+    admin(server, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def metastore(database: Settings) -> Iterator[postgres.Connection]:
+    """An open session on the test's database, with the application's rights."""
+    with postgres.connect(database.require_database_url(), "vitrina:test") as connection:
+        yield connection
+
+
+def settings_for(server: TemporaryServer, name: str) -> Settings:
+    return Settings(
+        database_url=SecretStr(url_of(server.urls.app, name)),
+        admin_url=SecretStr(url_of(server.urls.admin, name)),
+        reader_url=SecretStr(url_of(server.urls.reader, name)),
+        app_password=SecretStr(server.urls.app_password),
+        reader_password=SecretStr(server.urls.reader_password),
+    )
+
+
+def url_of(url: str, name: str) -> str:
+    """The same login on another database."""
+    return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
+
+
+def admin(server: TemporaryServer, statement: sql.Composed) -> None:
+    with psycopg.connect(server.urls.admin, autocommit=True) as connection:
+        connection.execute(statement)

@@ -1,0 +1,1 @@
+"""Writers: where the rows of a run go."""

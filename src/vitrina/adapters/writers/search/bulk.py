@@ -1,0 +1,422 @@
+"""Sends documents with the bulk API until each one is acknowledged, rejected for good, or the attempt is given up."""
+
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from vitrina import errors
+from vitrina.adapters.writers.search.circuit import Circuit
+from vitrina.adapters.writers.search.client import Reply, ReplyLost, translate
+from vitrina.adapters.writers.search.verdicts import Item, Verdict, judge_item, judge_request
+
+
+class BulkInterrupted(errors.RunError):
+    """The run was asked to stop while documents were still on their way: this batch is not done."""
+
+    code = "interrupted"
+
+
+class BulkTransport(Protocol):
+    """The part of `SearchClient` that the engine needs."""
+
+    @property
+    def where(self) -> str: ...
+
+    def bulk(self, target: str, body: bytes) -> Reply: ...
+
+
+@dataclass(frozen=True)
+class Actions:
+    """Prepared bulk actions: ids, all different, and at the same positions the NDJSON lines of the actions."""
+
+    ids: Sequence[str]
+    lines: Sequence[bytes]
+
+    def document(self, position: int) -> bytes:
+        """What follows the action line; empty for a delete."""
+        return self.lines[position].partition(b"\n")[2].rstrip(b"\n")
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A document that the server, or we before it, refused for good."""
+
+    id: str
+    reason: str
+    document: bytes
+    status: int = 400
+
+
+@dataclass
+class Outcome:
+    """What became of a batch: every document is in exactly one of these numbers."""
+
+    created: int = 0
+    updated: int = 0
+    noop: int = 0
+    deleted: int = 0
+    conflicts: int = 0
+    rejected: list[Rejected] = field(default_factory=list)
+    requests: int = 0
+    sent_again: int = 0
+
+    @property
+    def acknowledged(self) -> int:
+        return self.created + self.updated + self.noop + self.deleted + self.conflicts
+
+    @property
+    def settled(self) -> int:
+        return self.acknowledged + len(self.rejected)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large requests are, how many travel at once, and how patient we are."""
+
+    request_bytes: int = 5 * 1024 * 1024
+    request_documents: int = 10_000
+    in_flight: int = 3
+    # Below this a request is not worth being split just to keep all connections busy.
+    small_request_bytes: int = 256 * 1024
+    first_delay_seconds: float = 0.2
+    longest_delay_seconds: float = 5.0
+    # Without a single settled document for so long, the attempt is given up.
+    patience_seconds: float = 600.0
+    # This many troubled requests in a row open the circuit: one request at a time, until one succeeds.
+    circuit_threshold: int = 3
+    # For internal errors of the server (500) about one document, which may or may not go away.
+    few_attempts: int = 5
+    # A request that was on its way when its alias was taken away has ended by then.
+    fence_grace_seconds: float = 2.0
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Documents that travel in one request."""
+
+    positions: Sequence[int]
+    attempt: int = 0
+
+
+_Answer = Reply | Exception
+
+
+@dataclass(frozen=True)
+class _Request:
+    chunk: _Chunk
+    target: str
+    actions: Actions
+    answers: "queue.SimpleQueue[tuple[_Request, _Answer]]"
+
+
+class BulkEngine:
+    """Keeps several requests in flight and answers for every document.
+
+    `target` is the write alias. `renew_target` moves it: after a reply was lost, the server may still be about to apply
+    that request, and an `update` carries no version, so the old alias must go before newer documents may follow.
+    `on_wait` hears why nothing moves, and None when it moves again. `should_stop` is asked several times a second.
+    """
+
+    def __init__(
+        self,
+        transport: BulkTransport,
+        target: str,
+        *,
+        limits: Limits | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_wait: Callable[[str | None], None] = lambda reason: None,
+        renew_target: Callable[[], str] | None = None,
+        judge_item: Callable[[Item], Verdict] = judge_item,
+        judge_request: Callable[[Reply], Verdict] = judge_request,
+    ) -> None:
+        self.target = target
+        self.transport = transport
+        self.limits = limits or Limits()
+        self.should_stop = should_stop
+        self.on_wait = on_wait
+        self.renew_target = renew_target
+        self.judge_item = judge_item
+        self.judge_request = judge_request
+        self.request_bytes = self.limits.request_bytes  # shrinks when the server finds requests too large
+        self.jobs: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        # Daemon threads: a request that hangs for its whole time-out must not keep a stopping process alive.
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self.limits.in_flight)]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self.jobs.put(None)
+
+    def send(self, actions: Actions) -> Outcome:
+        """Returns when every document is acknowledged or rejected; raises `RunError` when that cannot be had."""
+        return self.start(actions).finish()
+
+    def start(self, actions: Actions) -> "Delivery":
+        """Put the first requests on their way and return, so that the caller can prepare the next batch meanwhile.
+
+        `finish()` it before the next batch starts: `update` carries no version, so no batch may overtake another.
+        """
+        delivery = Delivery(self, actions)
+        delivery.launch()
+        return delivery
+
+    def _work(self) -> None:
+        while (request := self.jobs.get()) is not None:
+            request.answers.put((request, self._ask(request)))
+
+    def _ask(self, request: _Request) -> _Answer:
+        lines = request.actions.lines
+        try:
+            return self.transport.bulk(request.target, b"".join([lines[i] for i in request.chunk.positions]))
+        except Exception as exc:  # noqa: BLE001  the thread's loop ends here; the delivery raises it again
+            return exc
+
+
+class Delivery:
+    """One batch on its way to the server."""
+
+    def __init__(self, engine: BulkEngine, actions: Actions) -> None:
+        self._engine = engine
+        self._limits = engine.limits
+        self._actions = actions
+        self._outcome = Outcome()
+        self._ready = deque(_Chunk(positions) for positions in self._cut(range(len(actions.lines))))
+        self._in_flight = 0
+        self._answers: queue.SimpleQueue[tuple[_Request, _Answer]] = queue.SimpleQueue()
+        self._circuit = Circuit(
+            first_delay_seconds=engine.limits.first_delay_seconds,
+            longest_delay_seconds=engine.limits.longest_delay_seconds,
+            patience_seconds=engine.limits.patience_seconds,
+            threshold=engine.limits.circuit_threshold,
+        )
+        self._internal_errors: Counter[int] = Counter()
+        self._refused_alone = 0
+        self._reply_lost = False
+        self._grace_until = 0.0
+        self._told_to_wait = False
+
+    def finish(self) -> Outcome:
+        """Every document acknowledged or rejected, or `RunError`."""
+        while self._ready or self._in_flight:
+            self._check_patience()
+            self._move_target_after_lost_reply()
+            self.launch()
+            self._settle_answers()
+        self._wait_out_grace()
+        return self._outcome
+
+    # --- sending ---
+
+    def launch(self) -> None:
+        allowed = 1 if self._circuit.is_open else self._limits.in_flight
+        while self._ready and self._in_flight < allowed and not (self._circuit.must_wait or self._reply_lost):
+            chunk = self._ready.popleft()
+            self._in_flight += 1
+            self._outcome.requests += 1
+            self._engine.jobs.put(_Request(chunk, self._engine.target, self._actions, self._answers))
+
+    def _cut(self, positions: Sequence[int]) -> list[Sequence[int]]:
+        """Pieces within the limits, and small enough to occupy all connections when there is enough to send."""
+        lines = self._actions.lines
+        total = sum(len(lines[i]) for i in positions)
+        fair_share = max(total // self._limits.in_flight + 1, self._limits.small_request_bytes)
+        most_bytes = min(self._engine.request_bytes, fair_share)
+        pieces: list[Sequence[int]] = []
+        start, size = 0, 0
+        for end, position in enumerate(positions):
+            length = len(lines[position])
+            if end > start and (size + length > most_bytes or end - start >= self._limits.request_documents):
+                pieces.append(positions[start:end])
+                start, size = end, 0
+            size += length
+        if len(positions) > start:
+            pieces.append(positions[start:])
+        return pieces
+
+    def _send_again(self, positions: Sequence[int], attempt: int, *, halves: bool, at_least: int = 200) -> None:
+        self._outcome.sent_again += len(positions)
+        halves = halves and len(positions) >= at_least
+        middle = (len(positions) + 1) // 2 if halves else len(positions)
+        for part in (positions[:middle], positions[middle:]):
+            if part:
+                self._ready.append(_Chunk(part, attempt))
+
+    # --- answers ---
+
+    def _settle_answers(self) -> None:
+        """Wait a moment for answers, then deal with all that are there."""
+        if not self._in_flight:
+            time.sleep(min(0.05, self._circuit.seconds_to_wait))
+            return
+        try:
+            request, answer = self._answers.get(timeout=0.2)
+        except queue.Empty:
+            return
+        self._in_flight -= 1
+        self._settle(request, answer)
+
+    def _settle(self, request: _Request, answer: _Answer) -> None:
+        if isinstance(answer, errors.Disconnected):
+            self._settle_disconnected(request, answer)
+        elif isinstance(answer, Exception):
+            raise answer
+        else:
+            self._settle_reply(request, answer)
+
+    def _settle_disconnected(self, request: _Request, problem: errors.Disconnected) -> None:
+        self._reply_lost |= isinstance(problem, ReplyLost)
+        self._wait_for_server(problem)
+        self._send_again(request.chunk.positions, request.chunk.attempt + 1, halves=False)
+
+    def _settle_reply(self, request: _Request, reply: Reply) -> None:
+        positions = request.chunk.positions
+        verdict = self._engine.judge_request(reply)
+        if verdict is Verdict.DONE:
+            self._settle_items(request, reply)
+        elif verdict is Verdict.SPLIT:
+            self._split(request.chunk, reply)
+        elif verdict is Verdict.FENCED:
+            self._fenced(request, positions)
+        elif verdict in (Verdict.RETRY, Verdict.RETRY_FEW, Verdict.BLOCKED):
+            # A gateway that gave up waiting (502, 504) does not know what became of the request either.
+            self._reply_lost |= reply.status in (502, 504)
+            self._wait_for_server(translate("bulk request not taken", reply, self._engine.transport.where))
+            self._send_again(positions, request.chunk.attempt + 1, halves=True)
+        else:
+            raise translate(f"cannot write to {request.target}", reply, self._engine.transport.where)
+
+    def _settle_items(self, request: _Request, reply: Reply) -> None:
+        positions = request.chunk.positions
+        entries = reply.body.get("items", [])
+        if len(entries) != len(positions):
+            problem = f"{len(positions)} documents were sent and the reply speaks of {len(entries)}"
+            self._settle_disconnected(request, ReplyLost(problem))
+            return
+        settled_before = self._outcome.settled
+        again: list[int] = []
+        fenced: list[int] = []
+        problem_item: Item | None = None
+        for position, entry in zip(positions, entries, strict=True):
+            item = Item.parse(entry)
+            verdict = self._engine.judge_item(item)
+            if verdict is Verdict.DONE or verdict is Verdict.SUPERSEDED:
+                self._count(item, verdict)
+            elif verdict is Verdict.FENCED:
+                fenced.append(position)
+            elif self._is_worth_another_try(verdict, position):
+                again.append(position)
+                problem_item = item
+            elif verdict is Verdict.REJECT or verdict is Verdict.RETRY_FEW:
+                self._reject(position, item.reason, item.status)
+            else:
+                raise _refusal(item, request.target, self._engine.transport.where)
+        if self._outcome.settled > settled_before:
+            self._say_that_it_moves()
+        if problem_item:
+            self._delay_items(request.chunk, again, problem_item)
+        if fenced:
+            self._fenced(request, fenced)
+
+    def _is_worth_another_try(self, verdict: Verdict, position: int) -> bool:
+        if verdict is Verdict.RETRY_FEW:
+            self._internal_errors[position] += 1
+            return self._internal_errors[position] < self._limits.few_attempts
+        return verdict in (Verdict.RETRY, Verdict.BLOCKED)
+
+    def _delay_items(self, chunk: _Chunk, positions: list[int], item: Item) -> None:
+        error = _refusal(item, self._engine.target, self._engine.transport.where)
+        none_taken = len(positions) == len(chunk.positions)
+        self._wait_for_server(error, attempt=None if none_taken else chunk.attempt)
+        self._send_again(positions, chunk.attempt + 1, halves=none_taken)
+
+    def _split(self, chunk: _Chunk, reply: Reply) -> None:
+        """413 and requests spoilt by one of their documents: halves, until the culprit stands alone."""
+        if len(chunk.positions) > 1:
+            if reply.status == 413:
+                size = sum(len(self._actions.lines[i]) for i in chunk.positions)
+                self._engine.request_bytes = min(self._engine.request_bytes, max(size // 2, 1))
+            self._send_again(chunk.positions, chunk.attempt, halves=True, at_least=2)
+            return
+        (position,) = chunk.positions
+        self._refused_alone += 1
+        if self._refused_alone > 100 and not self._outcome.acknowledged:
+            raise translate("the server takes none of the documents", reply, self._engine.transport.where)
+        size = len(self._actions.lines[position])
+        too_large = f"the server takes no request of {size:,} bytes (http.max_content_length, or a proxy's limit)"
+        self._reject(position, too_large if reply.status == 413 else reply.reason, reply.status)
+
+    def _fenced(self, request: _Request, positions: Sequence[int]) -> None:
+        if request.target == self._engine.target:
+            raise errors.LeaseLost(
+                f"the write alias {request.target} is gone: another runner took the pipeline over, "
+                "or the index was deleted or replaced by hand"
+            )
+        self._send_again(positions, request.chunk.attempt, halves=False)  # we moved the alias ourselves meanwhile
+
+    def _count(self, item: Item, verdict: Verdict) -> None:
+        if verdict is Verdict.SUPERSEDED:
+            self._outcome.conflicts += 1
+        elif item.result == "created":
+            self._outcome.created += 1
+        elif item.result == "updated":
+            self._outcome.updated += 1
+        elif item.result == "deleted":
+            self._outcome.deleted += 1
+        else:  # noop, or not_found for a delete
+            self._outcome.noop += 1
+
+    def _reject(self, position: int, reason: str, status: int) -> None:
+        document = self._actions.document(position)
+        self._outcome.rejected.append(Rejected(self._actions.ids[position], reason, document, status))
+
+    # --- waiting ---
+
+    def _wait_for_server(self, problem: errors.RunError, attempt: int | None = None) -> None:
+        """Leave the server alone for a while; `attempt` is given when other documents of the request were taken."""
+        self._circuit.fail(problem, attempt)
+        if attempt is None or self._circuit.is_open:
+            self._told_to_wait = True
+            self._engine.on_wait(problem.message)
+
+    def _say_that_it_moves(self) -> None:
+        self._circuit.close()
+        if self._told_to_wait:
+            self._told_to_wait = False
+            self._engine.on_wait(None)
+
+    def _check_patience(self) -> None:
+        if self._engine.should_stop():
+            raise BulkInterrupted(
+                f"stopped with {len(self._actions.ids) - self._outcome.settled} documents not settled"
+            )
+        self._circuit.check_patience()
+
+    def _move_target_after_lost_reply(self) -> None:
+        """The lost request may still be waiting somewhere; without its alias the server will refuse it."""
+        if not self._reply_lost or self._circuit.must_wait:
+            return
+        if self._engine.renew_target is None:
+            self._reply_lost = False
+            return
+        try:
+            self._engine.target = self._engine.renew_target()
+        except errors.TransientError as exc:
+            self._wait_for_server(exc)
+            return
+        self._reply_lost = False
+        self._grace_until = time.monotonic() + self._limits.fence_grace_seconds
+
+    def _wait_out_grace(self) -> None:
+        """Sending the same documents again is harmless; newer ones must not be overtaken by the lost request."""
+        while time.monotonic() < self._grace_until:
+            self._check_patience()
+            time.sleep(0.05)
+
+
+def _refusal(item: Item, target: str, where: str) -> errors.RunError:
+    return translate(f"cannot write to {target}", Reply(item.status, {"error": item.error or {}}), where)

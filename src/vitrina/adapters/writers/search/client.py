@@ -1,0 +1,370 @@
+"""Talks HTTP to Elasticsearch or OpenSearch: the few calls Vitrina needs, and every failure in Vitrina's own words."""
+
+import base64
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import quote, unquote, urlencode, urlsplit
+
+import elastic_transport
+import orjson
+import urllib3.exceptions
+
+from vitrina import errors
+
+Json = dict[str, Any]
+
+JSON_TYPE = "application/json"
+NDJSON_TYPE = "application/x-ndjson"
+# What a bulk reply must say about each item; everything else would only cost time.
+BULK_FILTER = (
+    "error,status,items.*.status,items.*.result,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
+)
+# A reply of one of these says that the server, or something in front of it, cannot take the request now.
+BUSY_STATUSES = frozenset({429, 502, 503, 504})
+FLOOD_STAGE_HELP = (
+    "the server made it read-only, as it does when its disk passes the flood-stage watermark: free disk space; "
+    "if the block stays, clear index.blocks.read_only_allow_delete"
+)
+
+
+class Unreachable(errors.Disconnected):
+    """No connection came about, so the server has not seen the request."""
+
+
+class ReplyLost(errors.Disconnected):
+    """The request went out and no whole reply came back: the server may have carried it out or still be at it."""
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """Which servers, and how to prove who we and they are."""
+
+    hosts: tuple[str, ...]
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    api_key: str | None = field(default=None, repr=False)
+    ca_file: Path | None = None
+    fingerprint: str | None = None
+    timeout_seconds: float = 30
+    bulk_timeout_seconds: float = 120
+    gzip: bool = True
+    connections: int = 8
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        api_key: str | None = None,
+        ca_file: Path | None = None,
+        fingerprint: str | None = None,
+    ) -> "ConnectionOptions":
+        """From `ELASTICSEARCH_URL`: one address or several with commas between, user and password inside the first."""
+        addresses = [part.strip() for part in url.split(",") if part.strip()]
+        if not addresses:
+            raise errors.ConfigError(
+                "ELASTICSEARCH_URL is empty: set it to http://host:9200, several with commas between"
+            )
+        first = urlsplit(_with_scheme(addresses[0]))
+        return cls(
+            hosts=tuple(_without_login(address) for address in addresses),
+            username=unquote(first.username) if first.username else None,
+            password=unquote(first.password) if first.password else None,
+            api_key=api_key,
+            ca_file=ca_file,
+            fingerprint=fingerprint,
+        )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the server answered: a status and decoded JSON (None when it was something else)."""
+
+    status: int
+    body: Any
+
+    @property
+    def error_type(self) -> str:
+        error = self._error
+        return str(error.get("type", "")) if isinstance(error, dict) else ""
+
+    @property
+    def reason(self) -> str:
+        error = self._error
+        return describe_error(error) if isinstance(error, dict) else str(error or f"status {self.status}")
+
+    @property
+    def _error(self) -> Any:
+        return self.body.get("error") if isinstance(self.body, dict) else None
+
+
+class SearchClient:
+    """One client serves many threads; each request takes a connection of its own from the pool."""
+
+    def __init__(self, options: ConnectionOptions) -> None:
+        self.options = options
+        self._headers = _login_headers(options)
+        self._transport = elastic_transport.Transport(
+            [_node(host, options) for host in options.hosts],
+            serializers=dict.fromkeys((JSON_TYPE, NDJSON_TYPE, "application/*", "text/*"), _Untouched()),
+            max_retries=0,
+            retry_on_status=(),
+            meta_header=False,
+        )
+
+    def close(self) -> None:
+        self._transport.close()
+
+    # --- server ---
+
+    def health(self, *, timeout_seconds: float | None = None) -> Json:
+        """The cluster's health; raises when the server does not answer."""
+        return self._get("/_cluster/health", timeout_seconds=timeout_seconds)
+
+    # --- indexes ---
+
+    def create_index(self, name: str, body: Json) -> None:
+        self._expect("create index", name, self.request("PUT", _path(name), body=body))
+
+    def find_index(self, name: str) -> Json | None:
+        """Aliases, mappings and settings by concrete index behind the name, or None when nothing has it."""
+        reply = self.request("GET", _path(name))
+        if reply.status == 404:
+            return None
+        return self._expect("read index", name, reply)
+
+    def list_indexes(self, pattern: str) -> Json:
+        """Aliases, mappings and settings of every concrete index whose name fits the pattern."""
+        return self._get(_path(pattern), {"expand_wildcards": "open,closed,hidden"})
+
+    def delete_index(self, name: str) -> None:
+        """By concrete name; an index that is already gone is fine."""
+        reply = self.request("DELETE", _path(name))
+        if reply.status != 404:
+            self._expect("delete index", name, reply)
+
+    def get_mapping(self, name: str) -> Json:
+        """The mapping of the one concrete index behind the name."""
+        mappings = self._get(_path(name, "_mapping"))
+        if len(mappings) != 1:
+            raise errors.FatalError(
+                f"{name} stands for {len(mappings)} indexes ({', '.join(sorted(mappings))}), not one"
+            )
+        mapping: Json = next(iter(mappings.values()))["mappings"]
+        return mapping
+
+    def put_mapping(self, name: str, mapping: Json) -> None:
+        self._expect("extend mapping of", name, self.request("PUT", _path(name, "_mapping"), body=mapping))
+
+    def get_settings(self, name: str) -> Json:
+        """Settings that were set, flat (`index.number_of_replicas`), of the one concrete index behind the name."""
+        settings = self._get(_path(name, "_settings"), {"flat_settings": "true"})
+        flat: Json = next(iter(settings.values()))["settings"]
+        return flat
+
+    def put_settings(self, name: str, settings: Json) -> None:
+        """Change settings; None brings back the server's default."""
+        self._expect("change settings of", name, self.request("PUT", _path(name, "_settings"), body=settings))
+
+    def refresh(self, name: str) -> None:
+        """Make everything written so far visible to searches."""
+        timeout = self.options.bulk_timeout_seconds
+        self._expect("refresh", name, self.request("POST", _path(name, "_refresh"), timeout_seconds=timeout))
+
+    # --- aliases ---
+
+    def list_aliases(self, pattern: str) -> dict[str, set[str]]:
+        """Concrete indexes by alias, for every alias that fits the pattern."""
+        reply = self.request("GET", _path("_alias", pattern))
+        if reply.status == 404:
+            return {}
+        found: dict[str, set[str]] = {}
+        for index, entry in self._expect("list aliases", pattern, reply).items():
+            for alias in entry["aliases"]:
+                found.setdefault(alias, set()).add(index)
+        return found
+
+    def update_aliases(self, actions: Sequence[Json]) -> None:
+        """All of the actions or none, in one step that no searcher can see half of."""
+        reply = self.request("POST", "/_aliases", body={"actions": list(actions)})
+        self._expect("change aliases", "", reply)
+
+    # --- documents ---
+
+    def count(self, name: str) -> int:
+        return int(self._get(_path(name, "_count"))["count"])
+
+    def search(self, name: str, body: Json) -> Json:
+        return self._expect("search", name, self.request("POST", _path(name, "_search"), body=body))
+
+    def bulk(self, target: str, body: bytes) -> Reply:
+        """Send NDJSON action lines to an alias. Whatever status comes back is the caller's to judge, item by item."""
+        parameters = {"require_alias": "true", "filter_path": BULK_FILTER}
+        reply = self.request(
+            "POST",
+            _path(target, "_bulk"),
+            parameters,
+            body=body,
+            content_type=NDJSON_TYPE,
+            timeout_seconds=self.options.bulk_timeout_seconds,
+        )
+        if reply.status == 200 and not isinstance(reply.body, dict):
+            raise ReplyLost(f"{self.where} answered a bulk request with something that is not JSON")
+        return reply
+
+    # --- one request ---
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, str] | None = None,
+        *,
+        body: Json | bytes | None = None,
+        content_type: str = JSON_TYPE,
+        timeout_seconds: float | None = None,
+    ) -> Reply:
+        """One HTTP request, sent once; connection failures become `Disconnected`."""
+        headers = {"accept": JSON_TYPE, **self._headers}
+        payload = orjson.dumps(body) if isinstance(body, dict) else body
+        if payload is not None:
+            headers["content-type"] = content_type
+            if self.options.gzip:
+                headers["content-encoding"] = "gzip"
+                payload = _gzip(payload)
+        try:
+            response = self._transport.perform_request(
+                method,
+                f"{path}?{urlencode(parameters)}" if parameters else path,
+                body=payload,
+                headers=headers,
+                request_timeout=timeout_seconds or self.options.timeout_seconds,
+            )
+        except elastic_transport.TransportError as exc:
+            self._raise_disconnected(exc)
+        return Reply(response.meta.status, _decoded(response.body))
+
+    @property
+    def where(self) -> str:
+        """The servers' addresses, for messages."""
+        return ", ".join(self.options.hosts)
+
+    def _get(
+        self, path: str, parameters: Mapping[str, str] | None = None, *, timeout_seconds: float | None = None
+    ) -> Json:
+        return self._expect("read", path, self.request("GET", path, parameters, timeout_seconds=timeout_seconds))
+
+    def _expect(self, verb: str, name: str, reply: Reply) -> Json:
+        if 200 <= reply.status < 300 and isinstance(reply.body, dict):
+            return reply.body
+        raise translate(f"cannot {verb} {name}".rstrip(), reply, self.where)
+
+    def _raise_disconnected(self, exc: elastic_transport.TransportError) -> NoReturn:
+        cause = exc.__cause__
+        if isinstance(exc, elastic_transport.TlsError):
+            raise errors.FatalError(
+                f"{self.where} did not prove its identity: {exc.message}; "
+                "check ELASTICSEARCH_CA_FILE or ELASTICSEARCH_FINGERPRINT"
+            ) from exc
+        if isinstance(cause, urllib3.exceptions.NewConnectionError | urllib3.exceptions.ConnectTimeoutError):
+            raise Unreachable(
+                f"no search server answers at {self.where}: start it or correct ELASTICSEARCH_URL"
+            ) from exc
+        raise ReplyLost(f"the connection to {self.where} was lost before the reply came: {exc.message}") from exc
+
+
+def translate(what: str, reply: Reply, where: str) -> errors.RunError:
+    """The error for a whole request that the server refused, sorted by what to do next."""
+    message = f"{what}: {reply.reason}"
+    if reply.error_type == "cluster_block_exception":
+        return errors.TransientError(f"{message}; {FLOOD_STAGE_HELP}")
+    if reply.status in BUSY_STATUSES:
+        return errors.TransientError(f"{message} (status {reply.status} from {where})")
+    if reply.status in (401, 403):
+        return errors.FatalError(
+            f"{message}; {where} did not accept the login (status {reply.status}): "
+            "check user and password in ELASTICSEARCH_URL or ELASTICSEARCH_API_KEY, and the role's rights"
+        )
+    return errors.FatalError(f"{message} (status {reply.status} from {where})")
+
+
+def describe_error(error: Mapping[str, Any]) -> str:
+    """The reason and the causes below it, outermost first, each said once."""
+    reasons: list[str] = []
+    level: Any = error
+    while isinstance(level, Mapping):
+        reason = str(level.get("reason") or level.get("type") or "")
+        if reason and not any(reason in said for said in reasons):
+            reasons.append(reason)
+        level = level.get("caused_by")
+    return ": ".join(reasons) or "no reason given"
+
+
+class _Untouched(elastic_transport.Serializer):
+    """Bytes out, bytes in: we compress what we send ourselves, and a reply cut short is ours to notice."""
+
+    def dumps(self, data: bytes) -> bytes:
+        return data
+
+    def loads(self, data: bytes) -> bytes:
+        return data
+
+
+def _gzip(payload: bytes) -> bytes:
+    # Level 1: six times as fast as the transport's own level 9 for a few percent of size.
+    compressor = zlib.compressobj(level=1, wbits=31)
+    return compressor.compress(payload) + compressor.flush()
+
+
+def _decoded(body: Any) -> Any:
+    try:
+        return orjson.loads(body) if body else None
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _path(*parts: str) -> str:
+    return "".join("/" + quote(part, safe="*,") for part in parts)
+
+
+def _with_scheme(address: str) -> str:
+    return address if "://" in address else f"http://{address}"
+
+
+def _without_login(address: str) -> str:
+    scheme, _, rest = _with_scheme(address).partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def _node(host: str, options: ConnectionOptions) -> elastic_transport.NodeConfig:
+    try:
+        parts = urlsplit(host)
+        port = parts.port
+    except ValueError as exc:
+        raise errors.ConfigError(f"ELASTICSEARCH_URL has a wrong address {host!r}: {exc}") from exc
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise errors.ConfigError(
+            f"ELASTICSEARCH_URL has a wrong address {host!r}: write http://host:9200 or https://host"
+        )
+    secure = parts.scheme == "https"
+    return elastic_transport.NodeConfig(
+        scheme=parts.scheme,
+        host=parts.hostname,
+        port=port or (443 if secure else 9200),
+        path_prefix=parts.path.rstrip("/"),
+        connections_per_node=options.connections,
+        ca_certs=str(options.ca_file) if secure and options.ca_file else None,
+        ssl_assert_fingerprint=options.fingerprint if secure else None,
+    )
+
+
+def _login_headers(options: ConnectionOptions) -> dict[str, str]:
+    if options.api_key:
+        return {"authorization": f"ApiKey {options.api_key}"}
+    if options.username is not None:
+        login = f"{options.username}:{options.password or ''}".encode()
+        return {"authorization": "Basic " + base64.b64encode(login).decode()}
+    return {}

@@ -1,0 +1,83 @@
+"""What an answer to a bulk request means for each document in it, and what to do next."""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+from vitrina.adapters.writers.search.client import BUSY_STATUSES, Reply, describe_error
+
+
+class Verdict(Enum):
+    """What to do with a document, or with all documents of a request."""
+
+    DONE = "applied, or already there"
+    SUPERSEDED = "a newer version is there"
+    RETRY = "send again a little later"
+    RETRY_FEW = "send again, but not for ever"
+    BLOCKED = "the index is read-only: wait until it is not"
+    SPLIT = "the request is too large, or holds a document that spoils it: send it in halves"
+    REJECT = "the server will never take this document"
+    FENCED = "the write alias is gone"
+    FORBIDDEN = "the login may not write here"
+    BROKEN = "the index takes no document at all until a person acts"
+
+
+class Item(NamedTuple):
+    """The server's word on one document."""
+
+    action: str
+    status: int
+    result: str
+    error: Mapping[str, Any] | None
+
+    @classmethod
+    def parse(cls, entry: Mapping[str, Any]) -> "Item":
+        ((action, answer),) = entry.items()
+        return cls(action, answer["status"], answer.get("result", ""), answer.get("error"))
+
+    @property
+    def error_type(self) -> str:
+        return str(self.error.get("type", "")) if self.error else ""
+
+    @property
+    def reason(self) -> str:
+        return describe_error(self.error) if self.error else f"status {self.status}"
+
+
+def judge_item(item: Item) -> Verdict:
+    """Every item is judged on its own: a reply of 200 says nothing about them."""
+    if item.status < 300 or (item.status == 404 and item.error is None):  # the latter: delete of what is not there
+        return Verdict.DONE
+    if item.status == 409 and item.action != "update":
+        return Verdict.SUPERSEDED
+    if item.status == 409:  # somebody else wrote the document between the server's read and write: nothing was applied
+        return Verdict.RETRY
+    return _judge_refusal(item.status, item.error_type) or Verdict.REJECT
+
+
+def judge_request(reply: Reply) -> Verdict:
+    """For a request that was answered as a whole; DONE means: look at the items."""
+    if reply.status == 200:
+        return Verdict.DONE
+    # One document that cannot be parsed makes the server refuse all of them (a broken `update` does).
+    if reply.status in (400, 413):
+        return _judge_refusal(reply.status, reply.error_type) or Verdict.SPLIT
+    return _judge_refusal(reply.status, reply.error_type) or Verdict.BROKEN
+
+
+# Errors that say more than their status, which differs between the servers and their versions.
+_BY_ERROR_TYPE = {
+    "index_not_found_exception": Verdict.FENCED,
+    "cluster_block_exception": Verdict.BLOCKED,
+    "index_closed_exception": Verdict.BROKEN,
+}
+
+
+def _judge_refusal(status: int, error_type: str) -> Verdict | None:
+    if error_type in _BY_ERROR_TYPE:
+        return _BY_ERROR_TYPE[error_type]
+    if status in BUSY_STATUSES:
+        return Verdict.RETRY
+    if status in (401, 403):
+        return Verdict.FORBIDDEN
+    return Verdict.RETRY_FEW if status >= 500 else None

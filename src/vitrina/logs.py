@@ -17,7 +17,7 @@ from vitrina.settings import Settings
 MASK = "***"
 
 # A short secret is often an ordinary word ("postgres"): masked only where it stands alone, or logs would be unreadable.
-_SHORT_SECRET_LENGTH = 8
+_SHORT_SECRET_LENGTH = 12
 _PASSWORD_IN_URL = re.compile(r"(?<=://)([^\s:/@]*):[^\s/@]*@")
 _PASSWORD_IN_CONNINFO = re.compile(r"\bpassword\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
 # They tell about every statement or connection; ours tell about every run.
@@ -144,11 +144,15 @@ def _passwords_in_url(url: str) -> Iterator[str]:
 
 
 def _written_forms(secret: str) -> set[str]:
-    """As it is, as it stands in a URL, in JSON and in a Python repr."""
-    in_json = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
-    return {secret, quote(secret, safe=""), quote(secret), quote_plus(secret), repr(secret)[1:-1], *in_json}
+    """As it is, as it stands in a URL, in JSON, in a Python repr, and in one of these inside another."""
+    return {outer for inner in _escaped(secret) for outer in _escaped(inner)}
+
+
+def _escaped(text: str) -> set[str]:
+    in_json = {json.dumps(text, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
+    return {text, quote(text, safe=""), quote(text), quote_plus(text), repr(text)[1:-1], *in_json}
 
 
 def _pattern(form: str) -> str:
     escaped = re.escape(form)
-    return escaped if len(form) >= _SHORT_SECRET_LENGTH else rf"(?<!\w){escaped}(?!\w)"
+    return escaped if len(form) >= _SHORT_SECRET_LENGTH else rf"(?<![^\W_]){escaped}(?![^\W_])"

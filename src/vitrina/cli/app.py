@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 
 from vitrina import __version__
-from vitrina.cli import dev, servers
+from vitrina.cli import dev, manifests, pipelines, runs, servers
 from vitrina.cli.help import CommandsUnderHeadings
 
-START, SERVERS = "Start here", "Servers"
+START, WORK, FILES, SERVERS = "Start here", "Pipelines and runs", "Pipelines as files", "Servers"
 
 app = typer.Typer(
     name="vitrina",
@@ -36,6 +36,22 @@ def _vitrina(
 
 
 app.command(rich_help_panel=START)(dev.dev)
+
+app.add_typer(pipelines.group, name="pipelines", rich_help_panel=WORK)
+app.command(rich_help_panel=WORK)(runs.run)
+app.command(rich_help_panel=WORK)(pipelines.pause)
+app.command(rich_help_panel=WORK)(pipelines.cancel)
+app.command(rich_help_panel=WORK)(pipelines.enable)
+app.command(rich_help_panel=WORK)(pipelines.disable)
+app.command(rich_help_panel=WORK)(pipelines.status)
+app.command(rich_help_panel=WORK)(runs.runs)
+app.command(rich_help_panel=WORK)(runs.logs)
+app.command(rich_help_panel=WORK)(pipelines.state)
+
+app.command(rich_help_panel=FILES)(manifests.export)
+app.command(rich_help_panel=FILES)(manifests.diff)
+app.command(rich_help_panel=FILES)(manifests.apply)
+
 app.command(rich_help_panel=SERVERS)(servers.api)
 app.command(rich_help_panel=SERVERS)(servers.runner)
 app.command(rich_help_panel=SERVERS)(servers.migrate)

@@ -17,7 +17,7 @@ def dev(
         int, typer.Option(help="Where the API listens; the next free port if it is busy.", min=1, max=65535)
     ] = servers.DEFAULT_PORT,
 ) -> None:
-    """Start database, API and runner on this machine, and show their logs until Ctrl-C."""
+    """Start database, API and runner here, until Ctrl-C."""
     try:
         with processes.ending_like_ctrl_c():
             _work(port)

@@ -1,0 +1,89 @@
+"""Pipelines as files: export, diff -f, apply -f."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitrina.cli import files, local, remote
+from vitrina.cli.exits import ExitCode
+from vitrina.cli.output import Format, Output, show_data
+
+if TYPE_CHECKING:
+    from vitrina.answers import ApplyReport, ManifestChange
+
+SIGNS = {"create": "+", "update": "~", "delete": "-", "unchanged": " "}
+
+Documents = Annotated[
+    str, typer.Option("--file", "-f", metavar="PATH", help="A file, a directory of them, or - for standard input.")
+]
+Prune = Annotated[bool, typer.Option("--prune", help="Also delete pipelines that came from files and are gone there.")]
+
+
+def export(
+    pipelines: Annotated[list[str] | None, typer.Argument(help="Names; all pipelines if none is given.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--directory", "-d", help="Write one file for each pipeline instead of printing.")
+    ] = None,
+) -> None:
+    """Write pipelines as YAML documents that `apply` takes."""
+    with remote.api() as client:
+        if directory is None:
+            sys.stdout.write(client.export(pipelines or ()))
+            return
+        names = pipelines or [pipeline.name for pipeline in client.list_pipelines()]
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            path = directory / f"{name}.yaml"
+            path.write_text(client.export([name]), encoding="utf-8")
+            print(path)
+
+
+def diff(file: Documents, prune: Prune = False, output: Output = Format.TABLE) -> None:
+    """Show what `apply` would change; exit code 1 if anything."""
+    report = _apply(file, dry_run=True, prune=prune)
+    _show(report, output)
+    if report.has_changes:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def apply(
+    file: Documents,
+    prune: Prune = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Make pipelines be what the files say: all of it or nothing."""
+    report = _apply(file, dry_run=dry_run, prune=prune)
+    _show(report, output)
+    counts = {action: sum(item.action == action for item in report.items) for action in SIGNS}
+    told = ", ".join(f"{count} {action}" for action, count in counts.items() if count) or "nothing to apply"
+    local.say(f"{told}{' (dry run: nothing was written)' if dry_run else ''}")
+
+
+def _apply(file: str, *, dry_run: bool, prune: bool) -> "ApplyReport":
+    documents = files.read_documents(file)
+    with remote.api() as client:
+        return client.apply(documents.text, dry_run=dry_run, prune=prune)
+
+
+def _show(report: "ApplyReport", output: Format) -> None:
+    if output is not Format.TABLE:
+        show_data(report, output)
+        return
+    for item in report.items:
+        for line in _lines(item):
+            print(line)
+
+
+def _lines(item: "ManifestChange") -> list[str]:
+    head = f"{SIGNS.get(item.action, '?')} {item.name} ({item.action})"
+    if item.action != "update":
+        return [head]
+    return [head, *(f"    {c.path}: {_shown(c.before)} -> {_shown(c.after)}" for c in item.changes)]
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,180 @@
+"""What commands print on standard output: a table for people, JSON or YAML for programs."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
+Output = Annotated[Format, typer.Option("--output", "-o", help="How to print the result.")]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: its title, and what stands in it for an item."""
+
+    title: str
+    value: Callable[[Any], object]
+
+
+STATUS_STYLES = {
+    "IDLE": "green",
+    "SUCCESS": "green",
+    "OK": "green",
+    "RUNNING": "cyan",
+    "RUN_REQUESTED": "cyan",
+    "PAUSED": "yellow",
+    "PAUSE_REQUESTED": "yellow",
+    "CANCELLED": "yellow",
+    "FAILED": "bold red",
+    "PROBLEM": "bold red",
+}
+
+
+def show_list(items: Sequence[Any], columns: Sequence[Column], output: Format, *, empty: str) -> None:
+    """Items as rows; `empty` is what to say, on standard error, when there are none."""
+    if output is not Format.TABLE:
+        show_data(items, output)
+    elif items:
+        show_table([[column.value(item) for column in columns] for item in items], [c.title for c in columns])
+    else:
+        sys.stderr.write(f"{empty}\n")
+
+
+def show_one(item: Any, fields: Mapping[str, object], output: Format) -> None:
+    """One thing as `field  value` lines; fields without a value are left out."""
+    if output is not Format.TABLE:
+        show_data(item, output)
+        return
+    shown = {name: text(value) for name, value in fields.items() if value not in (None, "", [], {})}
+    width = max(map(len, shown), default=0)
+    for name, value in shown.items():
+        first, *rest = value.splitlines() or [""]
+        print(f"{name:<{width}}  {first}")
+        for line in rest:
+            print(f"{'':<{width}}  {line}")
+
+
+def show_data(data: Any, output: Format) -> None:
+    plain = as_plain(data)
+    if output is Format.YAML:
+        import yaml
+
+        sys.stdout.write(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120))
+    else:
+        print(json.dumps(plain, indent=2, ensure_ascii=False, default=str))
+
+
+def show_table(rows: Sequence[Sequence[object]], titles: Sequence[str], *, title: str | None = None) -> None:
+    if sys.stdout.isatty():
+        _draw_table(rows, titles, title)
+    else:
+        _print_table(rows, titles, title)
+
+
+def as_plain(data: Any) -> Any:
+    """Answers of the API as what JSON can hold."""
+    if hasattr(data, "model_dump"):
+        return data.model_dump(mode="json")
+    if isinstance(data, Mapping):
+        return {key: as_plain(value) for key, value in data.items()}
+    if isinstance(data, str) or not isinstance(data, Iterable):
+        return data
+    return [as_plain(item) for item in data]
+
+
+def text(value: object) -> str:
+    """A value as people read it."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.2f}"
+        case datetime():
+            return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
+        case list() | tuple():
+            return ", ".join(map(text, value))
+        case dict():
+            return json.dumps(value, ensure_ascii=False, default=str)
+        case _:
+            return str(value)
+
+
+def duration(seconds: float | None) -> str:
+    """`0.42 s`, `75 s`, `12 min`, `3.5 h`, `2.1 d`: two digits that matter."""
+    if seconds is None:
+        return "-"
+    for limit, unit, size in ((10, "s", 1), (120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.{2 if limit == 10 else 0}f} {unit}"
+    return f"{seconds / 86_400:.1f} d"
+
+
+def console(stream: IO[str] | None = None) -> "Console":
+    """rich's console; it honours NO_COLOR by itself. `stream` is standard error unless told otherwise."""
+    from rich.console import Console
+
+    return Console(file=stream or sys.stderr, highlight=False)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _print_table(rows: Sequence[Sequence[object]], titles: Sequence[str], title: str | None) -> None:
+    """Aligned columns, whole values, nothing drawn: for files and pipes."""
+    lines = [[_one_line(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
+    numeric = _numeric_columns(rows, len(titles))
+    if title:
+        print(title)
+    for line in ([name.upper() for name in titles], *lines):
+        cells = zip(line, widths, numeric, strict=True)
+        print("  ".join(f"{cell:>{width}}" if right else f"{cell:<{width}}" for cell, width, right in cells).rstrip())
+
+
+def _draw_table(rows: Sequence[Sequence[object]], titles: Sequence[str], title: str | None) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, right in zip(titles, _numeric_columns(rows, len(titles)), strict=True):
+        table.add_column(name, justify="right" if right else "left", overflow="ellipsis", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(_styled, row))
+    console(sys.stdout).print(table)
+
+
+def _numeric_columns(rows: Sequence[Sequence[object]], count: int) -> list[bool]:
+    columns = [[row[index] for row in rows if row[index] is not None] for index in range(count)]
+    return [bool(column) and all(map(_is_number, column)) for column in columns]
+
+
+def _styled(value: object) -> "Text":
+    from rich.text import Text
+
+    shown = _one_line(value)
+    return Text(shown, style=STATUS_STYLES.get(shown, ""))
+
+
+def _one_line(value: object) -> str:
+    return " ".join(text(value).split())

@@ -1,0 +1,207 @@
+"""Verbs on pipelines: list, get, create, delete, pause, enable, disable, cancel, status, state."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitrina.cli import files, remote
+from vitrina.cli.output import Column, Format, Output, duration, show_list, show_one
+from vitrina.cli.remote import OptionalPipelineName, PipelineName
+
+if TYPE_CHECKING:
+    from vitrina.answers import Accepted, Checkpoint, Pipeline, PipelineStatus
+
+group = typer.Typer(help="List pipelines; get, create or delete one.", rich_markup_mode=None)
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+LIST_COLUMNS = [
+    Column("name", lambda p: p.name),
+    Column("status", lambda p: p.status),
+    Column("enabled", lambda p: p.enabled),
+    Column("mode", lambda p: p.mode),
+    Column("target", lambda p: p.target_table),
+    Column("schedule", lambda p: p.schedule_interval),
+    Column("batch size", lambda p: p.batch_size),
+    Column("version", lambda p: p.version),
+]
+STATUS_COLUMNS = [
+    Column("name", lambda p: p.name),
+    Column("status", lambda p: p.status),
+    Column("since", lambda p: p.status_since),
+    Column("enabled", lambda p: p.enabled),
+    Column("next run", lambda p: p.next_run_at),
+    Column("last error", lambda p: p.last_error),
+]
+STATE_COLUMNS = [
+    Column("pipeline", lambda row: row["pipeline"]),
+    Column("last key", lambda row: row["last_processed_key"]),
+    Column("last id", lambda row: row["last_processed_id"]),
+    Column("safe up to", lambda row: row["safe_upto"]),
+    Column("batch", lambda row: row["batch_no"]),
+    Column("updated", lambda row: row["updated_at"]),
+]
+NO_PIPELINES = "no pipelines: create one with `vitrina pipelines create -f FILE`, or try `vitrina demo`"
+
+
+@group.callback(invoke_without_command=True)
+def list_pipelines(
+    context: typer.Context,
+    *,
+    status: Annotated[list[str] | None, typer.Option(help="Only these statuses; may be repeated.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only names that contain this.")] = None,
+    target: Annotated[str | None, typer.Option(help="Only this target.")] = None,
+    enabled: Annotated[bool | None, typer.Option("--enabled/--disabled", help="Only these.")] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    if context.invoked_subcommand:
+        return
+    with remote.api() as client:
+        found = client.list_pipelines(status=status or (), name=name, target=target, enabled=enabled)
+    narrowed = any(value is not None for value in (status, name, target, enabled))
+    show_list(found, LIST_COLUMNS, output, empty="no pipelines like that" if narrowed else NO_PIPELINES)
+
+
+@group.command()
+def get(pipeline: PipelineName, output: Output = Format.TABLE) -> None:
+    """Show how a pipeline is defined."""
+    with remote.api() as client:
+        show_pipeline(client.get_pipeline(pipeline), output)
+
+
+@group.command()
+def create(file: files.FileOption, output: Output = Format.TABLE) -> None:
+    """Create a pipeline from a YAML or JSON file with its fields."""
+    definition = files.read_definition(file)
+    with remote.api() as client:
+        show_pipeline(client.create_pipeline(definition), output)
+
+
+@group.command()
+def delete(pipeline: PipelineName, yes: Yes = False) -> None:
+    """Delete a pipeline with its history. The target table stays."""
+    confirm(f"Delete pipeline {pipeline} and its history?", yes)
+    with remote.api() as client:
+        client.delete_pipeline(pipeline)
+
+
+def pause(pipeline: PipelineName, output: Output = Format.TABLE) -> None:
+    """Stop at the next batch and stay stopped until `run`."""
+    with remote.api() as client:
+        show_accepted(client.pause(pipeline), output)
+
+
+def cancel(pipeline: PipelineName, output: Output = Format.TABLE) -> None:
+    """Take back a request, or stop the run at its next batch."""
+    with remote.api() as client:
+        show_accepted(client.cancel(pipeline), output)
+
+
+def enable(pipeline: PipelineName, output: Output = Format.TABLE) -> None:
+    """Let a pipeline run, on request and by its schedule."""
+    with remote.api() as client:
+        show_accepted(client.enable(pipeline), output)
+
+
+def disable(pipeline: PipelineName, output: Output = Format.TABLE) -> None:
+    """Let a pipeline not run again until `enable`. A run at work is finished."""
+    with remote.api() as client:
+        show_accepted(client.disable(pipeline), output)
+
+
+def status(pipeline: OptionalPipelineName = None, output: Output = Format.TABLE) -> None:
+    """Show what a pipeline is doing, or the status of all of them."""
+    with remote.api() as client:
+        if pipeline is None:
+            show_list(client.list_pipelines(), STATUS_COLUMNS, output, empty=NO_PIPELINES)
+        else:
+            seen = client.status(pipeline)
+            show_one(seen, _status_fields(seen), output)
+
+
+def state(
+    pipeline: OptionalPipelineName = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Forget the checkpoint: the next run starts over.")] = False,
+    cursor: Annotated[str | None, typer.Option(help="With --reset: continue from this cursor value instead.")] = None,
+    yes: Yes = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Show checkpoints: where the next batch starts; or --reset one."""
+    if (reset and pipeline is None) or (cursor is not None and not reset):
+        raise typer.BadParameter("--reset needs the name of a pipeline, and --cursor needs --reset")
+    if reset:
+        confirm(f"Reset the checkpoint of {pipeline}?", yes)
+    with remote.api() as client:
+        if pipeline is None:
+            rows = [_state_row(found.name, client.state(found.id)) for found in client.list_pipelines()]
+            show_list(rows, STATE_COLUMNS, output, empty=NO_PIPELINES)
+            return
+        checkpoint = client.reset_state(pipeline, cursor=cursor) if reset else client.state(pipeline)
+        show_one(checkpoint, checkpoint.model_dump(exclude={"pipeline_id"}), output)
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask a person; a script has to say --yes."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise typer.BadParameter(f"{question} Say --yes, as there is nobody to ask")
+    typer.confirm(question, abort=True, err=True)
+
+
+def show_pipeline(pipeline: "Pipeline", output: Format) -> None:
+    fields = pipeline.model_dump()
+    fields["tasks"] = [f"{task.order_index} {task.task_type}: {task.body}" for task in pipeline.tasks]
+    show_one(pipeline, {"name": fields.pop("name"), **fields}, output)
+
+
+def show_accepted(accepted: "Accepted", output: Format) -> None:
+    fields = {"pipeline": accepted.pipeline, "status": accepted.status, "next": accepted.message}
+    show_one(accepted, fields, output)
+
+
+def _status_fields(seen: "PipelineStatus") -> dict[str, object]:
+    run, lag, recent = seen.run, seen.lag, seen.recent
+    runner = f"{seen.runner.host} (pid {seen.runner.pid})" if seen.runner else None
+    return {
+        "pipeline": seen.pipeline,
+        "status": seen.status,
+        "since": seen.since,
+        "enabled": seen.enabled,
+        "version": seen.version,
+        "runner": runner,
+        "progress": _progress_line(seen),
+        "checkpoint": _checkpoint_line(seen.checkpoint),
+        "guarantee": seen.guarantee,
+        "held back by": seen.hold,
+        "last run": run and f"{run.status} {duration(run.duration_seconds)}, {run.rows_read:,} rows read",
+        "last success": lag.last_success_at,
+        "next run": seen.next_run_at,
+        "last error": seen.last_error and seen.last_error.message,
+        "next step": seen.last_error and seen.last_error.next_step,
+        "recent runs": recent.runs
+        and f"{recent.succeeded} of {recent.runs} succeeded, p50 {duration(recent.p50_seconds)},"
+        f" p95 {duration(recent.p95_seconds)}",
+    }
+
+
+def _progress_line(seen: "PipelineStatus") -> str | None:
+    progress = seen.progress
+    if progress is None:
+        return None
+    percent = f"{progress.percent:.0f} % " if progress.percent is not None else ""
+    left = f", {duration(progress.eta_seconds)} left" if progress.eta_seconds is not None else ""
+    speed = f", {progress.rows_per_second:,.0f} rows/s" if progress.rows_per_second else ""
+    return f"{percent}{progress.rows_read:,} rows in {progress.batches:,} batches{speed}{left}"
+
+
+def _checkpoint_line(checkpoint: "Checkpoint | None") -> str | None:
+    if checkpoint is None:
+        return None
+    key = checkpoint.last_processed_key or checkpoint.safe_upto
+    return f"{key} (batch {checkpoint.batch_no:,})" if key else None
+
+
+def _state_row(name: str, checkpoint: "Checkpoint") -> dict[str, object]:
+    return {"pipeline": name, **checkpoint.model_dump()}

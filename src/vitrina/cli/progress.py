@@ -1,0 +1,104 @@
+"""Watching runs on standard error: bars on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from vitrina.cli import local
+from vitrina.cli.output import console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from vitrina.answers import PipelineStatus, Run
+
+LINE_SECONDS = 5.0
+
+
+class Watcher(Protocol):
+    """Is told what is seen of a pipeline, and how its run ended."""
+
+    def see(self, seen: "PipelineStatus") -> None: ...
+
+    def finish(self, run: "Run") -> None: ...
+
+
+@contextmanager
+def watching() -> Iterator[Watcher]:
+    if not sys.stderr.isatty():
+        yield Lines()
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.fields[rows]}", justify="right"),
+        TextColumn("{task.fields[speed]}", justify="right"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[status]}"),
+    ]
+    with Progress(*columns, console=console()) as bars:
+        yield Bars(bars)
+
+
+class Lines:
+    """A line when the status changes, and now and then while rows move."""
+
+    def __init__(self) -> None:
+        self._statuses: dict[str, str] = {}
+        self._told_at: dict[str, float] = {}
+
+    def see(self, seen: "PipelineStatus") -> None:
+        now = time.monotonic()
+        changed = self._statuses.get(seen.pipeline) != seen.status
+        if not changed and (seen.progress is None or now - self._told_at[seen.pipeline] < LINE_SECONDS):
+            return
+        self._statuses[seen.pipeline], self._told_at[seen.pipeline] = seen.status, now
+        rows = f" {seen.progress.rows_read:,} rows" if seen.progress else ""
+        local.say(f"{seen.pipeline}: {seen.status}{rows}")
+
+    def finish(self, run: "Run") -> None:
+        local.say(f"{run.pipeline}: {run.status} {run.rows_read:,} rows in {run.duration_seconds:.2f} s")
+
+
+class Bars:
+    """One bar for each pipeline: full when an estimate says so, moving when nobody knows how much there is."""
+
+    def __init__(self, bars: "Progress") -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def see(self, seen: "PipelineStatus") -> None:
+        task, progress = self._task(seen.pipeline), seen.progress
+        self._bars.update(task, status=seen.status)
+        if progress is not None:
+            total = progress.rows_estimate if progress.percent is not None else None
+            self._bars.update(
+                task,
+                total=total,
+                completed=progress.rows_read,
+                rows=f"{progress.rows_read:,} rows",
+                speed=f"{progress.rows_per_second:,.0f}/s" if progress.rows_per_second else "",
+            )
+
+    def finish(self, run: "Run") -> None:
+        from vitrina.status import RunStatus
+
+        done = run.status == RunStatus.SUCCESS
+        self._bars.update(
+            self._task(run.pipeline),
+            total=1 if done else None,
+            completed=1 if done else 0,
+            rows=f"{run.rows_read:,} rows",
+            speed=f"{run.rows_per_second:,.0f}/s" if run.rows_per_second else "",
+            status=f"[{'green' if done else 'red'}]{run.status}[/]",
+        )
+        self._bars.stop_task(self._task(run.pipeline))
+
+    def _task(self, pipeline: str) -> "TaskID":
+        if pipeline not in self._tasks:
+            self._tasks[pipeline] = self._bars.add_task(pipeline, total=None, rows="", speed="", status="")
+        return self._tasks[pipeline]

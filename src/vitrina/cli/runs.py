@@ -1,0 +1,163 @@
+"""Verbs on runs: run, runs, logs."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitrina.cli import local, remote
+from vitrina.cli.exits import ExitCode
+from vitrina.cli.output import Column, Format, Output, show_data, show_list, show_table, text
+from vitrina.cli.pipelines import show_accepted
+from vitrina.cli.progress import watching
+from vitrina.cli.remote import OptionalPipelineName, PipelineName
+from vitrina.errors import NotFound
+
+if TYPE_CHECKING:
+    from vitrina.answers import Event, Run
+    from vitrina.client import Client
+
+FOLLOW_SECONDS = 0.5
+SHORT_ID = 8
+# How far back a shortened id of a run is looked for.
+RUNS_SEARCHED = 1000
+
+RESULT_COLUMNS = [
+    Column("pipeline", lambda run: run.pipeline),
+    Column("status", lambda run: run.status),
+    Column("read", lambda run: run.rows_read),
+    Column("inserted", lambda run: run.metrics.get("inserted")),
+    Column("updated", lambda run: run.metrics.get("updated")),
+    Column("deleted", lambda run: run.metrics.get("deleted", run.rows_deleted)),
+    Column("unchanged", lambda run: run.metrics.get("unchanged")),
+    Column("seconds", lambda run: run.duration_seconds),
+    Column("rows/s", lambda run: run.rows_per_second),
+]
+HISTORY_COLUMNS = [
+    Column("run", lambda run: str(run.id)[:SHORT_ID]),
+    *RESULT_COLUMNS[:2],
+    Column("started", lambda run: run.started_at),
+    *RESULT_COLUMNS[2:],
+    Column("trigger", lambda run: run.trigger),
+    Column("error", lambda run: run.error_message),
+]
+
+
+def run(
+    pipeline: PipelineName,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end; the exit code is the outcome.")] = False,
+    timeout: Annotated[float | None, typer.Option(help="With --wait: give up after this many seconds.")] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Ask for a run. With --wait, watch it and end with 0 only if it succeeded."""
+    with remote.api() as client:
+        accepted = client.run(pipeline)
+        if not wait:
+            show_accepted(accepted, output)
+            return
+        with watching() as watcher:
+            ended = client.wait_for_run(
+                accepted.pipeline_id,
+                requested_at=accepted.run_requested_at,
+                on_progress=watcher.see,
+                timeout_seconds=timeout,
+            )
+            watcher.finish(ended)
+    if output is Format.TABLE:
+        show_runs([ended])
+    else:
+        show_data(ended, output)
+    if not succeeded(ended):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def runs(
+    pipeline: OptionalPipelineName = None,
+    status: Annotated[list[str] | None, typer.Option(help="Only these outcomes; may be repeated.")] = None,
+    since: Annotated[str | None, typer.Option(help="Only runs since then: 2h, 7d, 2025-03-01, ...")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="How many, newest first.", min=1)] = 20,
+    output: Output = Format.TABLE,
+) -> None:
+    """Show the history of runs, newest first."""
+    with remote.api() as client:
+        found = client.list_runs(pipeline, status=status or (), since=moment(since), limit=limit)
+    show_list(found, HISTORY_COLUMNS, output, empty="no runs yet: ask for one with `vitrina run NAME --wait`")
+
+
+def logs(
+    pipeline: PipelineName,
+    run_id: Annotated[str | None, typer.Option("--run", help="Id of a run, or its beginning; the latest run.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Show what a run told about itself."""
+    with remote.api() as client:
+        found = find_run(client, pipeline, run_id)
+        seen = client.run_log(found.id)
+        if output is not Format.TABLE and not follow:
+            show_data(seen, output)
+            return
+        print_events(seen)
+        while follow and is_open(found):
+            time.sleep(FOLLOW_SECONDS)
+            # Looked at before its lines: none that came before the end may be missed.
+            found = client.get_run(found.id)
+            later = client.run_log(found.id, after=seen[-1].id if seen else 0)
+            print_events(later)
+            seen = later or seen
+
+
+def find_run(client: "Client", pipeline: str, run_id: str | None) -> "Run":
+    """The run with that id or beginning of an id, else the latest one."""
+    for found in client.list_runs(pipeline, limit=1 if run_id is None else RUNS_SEARCHED):
+        if run_id is None or str(found.id).startswith(run_id.lower()):
+            return found
+    if run_id is None:
+        raise NotFound(f"pipeline {pipeline} has not run yet: ask for a run with `vitrina run {pipeline}`")
+    raise NotFound(f"pipeline {pipeline} has no run {run_id}: `vitrina runs {pipeline}` lists them")
+
+
+def show_runs(found: "list[Run]", *, title: str | None = None) -> None:
+    show_table(
+        [[column.value(one) for column in RESULT_COLUMNS] for one in found],
+        [column.title for column in RESULT_COLUMNS],
+        title=title,
+    )
+    for one in found:
+        if one.error_message:
+            local.say(f"{one.pipeline}: {one.error_message}")
+            if one.next_step:
+                local.say(f"  next step: {one.next_step}")
+
+
+def succeeded(ended: "Run") -> bool:
+    from vitrina.status import RunStatus
+
+    return ended.status == RunStatus.SUCCESS
+
+
+def is_open(found: "Run") -> bool:
+    from vitrina.status import RunStatus
+
+    return found.status == RunStatus.RUNNING
+
+
+def print_events(events: "list[Event]") -> None:
+    for event in events:
+        details = "  ".join(f"{name}={text(value)}" for name, value in event.payload.items())
+        print(f"{text(event.at)}  {event.topic:<10}  {details}", flush=True)
+
+
+def moment(since: str | None) -> datetime | None:
+    """`2h`, `7d` before now, or an ISO date or time (UTC unless it says otherwise)."""
+    if since is None:
+        return None
+    units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+    if since[-1:] in units and since[:-1].isdigit():
+        return datetime.now(UTC) - timedelta(**{units[since[-1]]: int(since[:-1])})
+    try:
+        at = datetime.fromisoformat(since)
+    except ValueError:
+        raise typer.BadParameter(f"{since!r} is not a time: write 30m, 2h, 7d, or 2025-03-01T12:00:00Z") from None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)

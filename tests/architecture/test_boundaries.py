@@ -1,7 +1,5 @@
 """The shape of the source tree: who may import whom, and what each module says of itself."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What no committed file may contain: where packages are fetched from, and where somebody's checkout lives."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What can be proved about the containers without a container engine."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

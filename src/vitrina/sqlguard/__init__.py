@@ -1,17 +1,23 @@
-"""Judges a user's SQL before anything runs it: one SELECT, allowed tables, functions and types, or a clear refusal."""
+"""Judges a user's SQL before anything runs it: one SELECT over allowed tables, functions and types, or a clear refusal.
+
+The reader follows PostgreSQL's own lexical rules and grammar and accepts a part of them, so it never sees another query
+in a text than the server does. `search_path` must be empty where the query runs: names without a schema then mean
+pg_catalog only.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vitrina.sqlguard.grammar import Reader
-from vitrina.sqlguard.tokens import Kind, refuse, tokenize
+from vitrina.sqlguard import queries, stamps, tables
+from vitrina.sqlguard.reading import Reading
+from vitrina.sqlguard.tokens import Kind, Token, refuse, tokenize
 
 __all__ = ["Judged", "SqlPolicy", "judge", "render", "render_parts"]
 
 
 @dataclass(frozen=True)
 class SqlPolicy:
-    """What the operator allows. `extra_functions` holds names as queries write them: `similarity`, `public.f`."""
+    """What the operator allows. `extra_functions` are written as queries call them: `similarity`, `public.f`."""
 
     allowed_schemas: frozenset[str]
     extra_functions: frozenset[str] = frozenset()
@@ -27,36 +33,37 @@ class SqlPolicy:
 class Judged:
     """A query that may run, and what it uses."""
 
-    text: str  # the author's text without the trailing semicolon and without comments at its ends
+    text: str  # the author's text without comments at its ends and without the closing semicolon
     tables: tuple[tuple[str, str], ...]  # (schema, table) in order of appearance
     functions: frozenset[str]
     parameters: frozenset[str]  # of {"since", "until"}
     volatile_columns: frozenset[str]  # output columns made only of now(), random() and the like
     has_with: bool
-    has_order: bool
-    has_limit: bool
-    body_start: int  # text[:body_start] is the WITH clause, text[body_start:] the query behind it
+    body_start: int  # text[:body_start] is the WITH clause, text[body_start:] what follows it
     parameter_spans: tuple[tuple[int, int, str], ...]  # start, end and name of each parameter in `text`
 
 
 def judge(sql: str, policy: SqlPolicy) -> Judged:
     """Raise InvalidQuery unless the query only reads what the policy allows."""
     if len(sql) > policy.max_length:
-        refuse(sql, policy.max_length, "length", f"the query is longer than {policy.max_length} characters", "Shorten it")
+        refuse(sql, 0, "length", f"the query is longer than {policy.max_length} characters", "Shorten it")
     tokens = tokenize(sql)
-    found = Reader(sql, tokens, policy.allowed_schemas, policy.extra_functions).read()
-    meaningful = [token for token in tokens if token.kind is not Kind.END and token.value != ";"]
-    start, end = meaningful[0].start, meaningful[-1].end
+    reading = Reading(sql, tokens, allowed_schemas=policy.allowed_schemas, extra_functions=policy.extra_functions)
+    _refuse_other_statements(reading)
+    has_with = queries.read_with(reading)
+    body = reading.token
+    columns = queries.read_rest_of_query(reading, queries.read_term(reading))
+    _refuse_second_statement(reading)
+    tables.refuse_unresolved(reading)
+    start, end = _ends(tokens)
     return Judged(
         text=sql[start:end],
-        tables=tuple(found.tables),
-        functions=frozenset(found.functions),
-        parameters=frozenset(found.parameters),
-        volatile_columns=found.stamps,
-        has_with=found.has_with,
-        has_order=found.has_order,
-        has_limit=found.has_limit,
-        body_start=found.body_start - start,
+        tables=tuple(reading.found.tables),
+        functions=frozenset(reading.found.functions),
+        parameters=frozenset(reading.found.parameters),
+        volatile_columns=stamps.stamp_names(columns),
+        has_with=has_with,
+        body_start=body.start - start,
         parameter_spans=tuple(
             (token.start - start, token.end - start, token.value) for token in tokens if token.kind is Kind.PARAMETER
         ),
@@ -64,16 +71,41 @@ def judge(sql: str, policy: SqlPolicy) -> Judged:
 
 
 def render(judged: Judged, placeholders: Mapping[str, str]) -> str:
-    """The author's text, byte for byte, with :since and :until replaced by the given SQL such as `$1::timestamptz`."""
+    """The author's text, character by character, with :since and :until replaced by SQL such as `$1::timestamptz`."""
     return _replaced(judged, 0, len(judged.text), placeholders)
 
 
 def render_parts(judged: Judged, placeholders: Mapping[str, str]) -> tuple[str, str]:
-    """The WITH clause ("" without one) and the query behind it, for wrapping the query with its WITH kept outside."""
-    return (
-        _replaced(judged, 0, judged.body_start, placeholders),
-        _replaced(judged, judged.body_start, len(judged.text), placeholders),
-    )
+    """The WITH clause ("" without one) and the rest, for wrapping a query with its WITH kept outside."""
+    with_clause = _replaced(judged, 0, judged.body_start, placeholders)
+    return with_clause, _replaced(judged, judged.body_start, len(judged.text), placeholders)
+
+
+def _refuse_other_statements(reading: Reading) -> None:
+    if reading.token.kind is Kind.END:
+        reading.refuse("empty query", "the query is empty", "Write a SELECT")
+    if not (reading.at("(") or queries.at_query(reading)):
+        shown = reading.token.value.upper() if reading.token.kind is Kind.WORD else reading.token.value
+        what = f"a query begins with SELECT, WITH or VALUES, not with {shown}"
+        reading.refuse(f"statement {shown}", what, "A pipeline only reads: describe its rows with one SELECT")
+
+
+def _refuse_second_statement(reading: Reading) -> None:
+    has_semicolon = False
+    while reading.take(";"):
+        has_semicolon = True
+    if reading.token.kind is not Kind.END:
+        if has_semicolon:
+            reading.refuse("second statement", "a second statement begins here", "Keep one SELECT")
+        reading.refuse_unexpected()
+
+
+def _ends(tokens: list[Token]) -> tuple[int, int]:
+    """Where the query begins and ends without comments and semicolons around it."""
+    last = len(tokens) - 1
+    while tokens[last].kind is Kind.END or (tokens[last].kind is Kind.PUNCTUATION and tokens[last].value == ";"):
+        last -= 1
+    return tokens[0].start, tokens[last].end
 
 
 def _replaced(judged: Judged, start: int, end: int, placeholders: Mapping[str, str]) -> str:

@@ -1,7 +1,9 @@
-"""Cuts a query into tokens exactly where PostgreSQL cuts it; text that servers or settings could read differently is refused."""
+"""Cuts a query into tokens where PostgreSQL cuts it; what servers could read differently is refused."""
 
 import re
+import string
 import unicodedata
+from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple, NoReturn
 
@@ -36,11 +38,11 @@ _NUMBER = re.compile(
     r"0[xX](?:_?[0-9a-fA-F])+|0[oO](?:_?[0-7])+|0[bB](?:_?[01])+"
     r"|(?:[0-9](?:_?[0-9])*(?:\.(?!\.)(?:[0-9](?:_?[0-9])*)?)?|\.[0-9](?:_?[0-9])*)(?:[eE][-+]?[0-9](?:_?[0-9])*)?"
 )
-_PLAIN_STRING = re.compile(r"'(?:[^']|'')*'")
-_ESCAPE_STRING = re.compile(r"[eE]'(?:[^'\\]|''|\\.)*'", re.DOTALL)
+_PLAIN_STRING = re.compile(r"'(?:[^']|'')*+'")
+_ESCAPE_STRING = re.compile(r"[eE]'(?:[^'\\]|''|\\.)*+'", re.DOTALL)
 _BIT_STRING = re.compile(r"[bBxX]'[0-9a-fA-F]*'")
 _DOLLAR_QUOTE = re.compile(r"\$(?:[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_\u0080-\U0010ffff]*)?\$")
-_QUOTED_NAME = re.compile(r'"(?:[^"]|"")*"')
+_QUOTED_NAME = re.compile(r'"(?:[^"]|"")*+"')
 _OPERATOR = re.compile(r"[~!@#^&|`?+\-*/%<>=]+")
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
@@ -49,6 +51,9 @@ _BACKSLASHES_BEFORE_QUOTE = re.compile(r"(\\+)'")
 _OPERATORS_MAY_END_IN_SIGN = frozenset("~!@#^&|`?%")
 _IDENTIFIER_CATEGORIES = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd", "Nl", "No"})
 _UPPER_TO_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
+
+
+_MAY_TOUCH_PARAMETER = (Kind.OPERATOR, Kind.PUNCTUATION)
 
 
 def tokenize(sql: str) -> list[Token]:
@@ -86,8 +91,12 @@ class _Scanner:
     def _refuse_unstorable_characters(self) -> None:
         found = _UNSTORABLE.search(self.sql)
         if found:
-            self._refuse(found.start(), "character", f"the character U+{ord(found.group()):04X} cannot be in a query",
-                         "Remove it")
+            self._refuse(
+                found.start(),
+                "character",
+                f"the character U+{ord(found.group()):04X} cannot be in a query",
+                "Remove it",
+            )
 
     def _skip_blank(self) -> bool:
         """Move behind white space and comments; False at the end of the text."""
@@ -107,68 +116,69 @@ class _Scanner:
             depth += 1 if edge.group() == "/*" else -1
             if depth == 0:
                 return edge.end()
-        self._refuse(self.at, "comment", "this comment is never closed", "Close it with */ (comments nest)")
+        return self._refuse(self.at, "comment", "this comment is never closed", "Close it with */ (comments nest)")
 
     def _next_token(self) -> None:
         character = self.sql[self.at]
-        if character.isascii():
-            if character == "'":
-                return self._plain_string(self.at)
-            if character == '"':
-                return self._quoted_name()
-            if character == "$":
-                return self._dollar()
-            if character == ":":
-                return self._colon()
-            if character.isdigit() or (character == "." and self.sql[self.at + 1 : self.at + 2].isdecimal()):
-                return self._number()
-            if character in ",()[].;":
-                return self._punctuation(character)
-            if character.isalpha() or character == "_":
-                return self._prefixed_or_word()
-            if _OPERATOR.match(character):
-                return self._operator()
-            return self._strange_character()
-        return self._word()
+        read = _BY_FIRST_CHARACTER.get(character)
+        if read is not None:
+            read(self)
+        elif character.isascii():
+            self._strange_character()
+        else:
+            self._word()
 
-    def _prefixed_or_word(self) -> None:
-        two, letter = self.sql[self.at : self.at + 3].lower(), self.sql[self.at].lower()
-        if two.startswith(("u&'", 'u&"')):
-            self._refuse(self.at, "unicode escape", "U& strings and names are not accepted",
-                         "Write the characters themselves")
-        if two[1:2] == "'" and letter in "ebxn":
-            return self._prefixed_string(letter)
-        return self._word()
+    def _mark(self) -> None:
+        if self.sql[self.at] == "." and self.sql[self.at + 1 : self.at + 2] in tuple("0123456789"):
+            self._number()
+        else:
+            self._punctuation(self.sql[self.at])
+
+    def _word_or_prefixed_string(self) -> None:
+        beginning = self.sql[self.at : self.at + 3].lower()
+        if beginning in ("u&'", 'u&"'):
+            instead = "Write the characters themselves"
+            self._refuse(self.at, "unicode escape", "U& strings and names are not accepted", instead)
+        elif beginning[1:2] == "'" and beginning[0] in "ebxn":
+            self._prefixed_string(beginning[0])
+        else:
+            self._word()
 
     def _prefixed_string(self, letter: str) -> None:
         if letter == "n":
-            return self._plain_string(self.at + 1)
+            self._plain_string(prefix=1)
+            return
         found = (_ESCAPE_STRING if letter == "e" else _BIT_STRING).match(self.sql, self.at)
         if not found:
             self._refuse(self.at, "string", "this string is never closed", "Close it with a quote (')")
-        return self._string(found.end())
+        self._string(found.end())
 
-    def _plain_string(self, quote_at: int) -> None:
-        found = _PLAIN_STRING.match(self.sql, quote_at)
+    def _plain_string(self, prefix: int = 0) -> None:
+        found = _PLAIN_STRING.match(self.sql, self.at + prefix)
         if not found:
             self._refuse(self.at, "string", "this string is never closed", "Close it with a quote (')")
-        # A server with standard_conforming_strings off would let \' continue the string.
+        # A server with standard_conforming_strings off would let \\' continue the string.
         for slashes in _BACKSLASHES_BEFORE_QUOTE.finditer(found.group()):
             if len(slashes.group(1)) % 2:
-                self._refuse(quote_at + slashes.start(), "backslash before a quote",
-                             "a backslash right before a quote reads differently from server to server",
-                             "Write E'...\\\\...' or chr(92)")
+                what = "a backslash right before a quote reads differently from server to server"
+                offset = found.start() + slashes.start()
+                self._refuse(offset, "backslash before a quote", what, "Write E'...\\\\' or use chr(92)")
         self._string(found.end())
 
     def _dollar(self) -> None:
         opening = _DOLLAR_QUOTE.match(self.sql, self.at)
         if not opening:
-            self._refuse(self.at, "placeholder", "$1-style placeholders are not accepted",
-                         "Use :since or :until, or write the value itself")
+            self._refuse(
+                self.at,
+                "placeholder",
+                "$1-style placeholders are not accepted",
+                "Use :since or :until, or write the value itself",
+            )
         closing = self.sql.find(opening.group(), opening.end())
         if closing < 0:
-            self._refuse(self.at, "string", f"this {opening.group()} string is never closed",
-                         f"Close it with {opening.group()}")
+            self._refuse(
+                self.at, "string", f"this {opening.group()} string is never closed", f"Close it with {opening.group()}"
+            )
         self._string(closing + len(opening.group()))
 
     def _string(self, end: int) -> None:
@@ -183,13 +193,13 @@ class _Scanner:
             self._refuse(self.at, "identifier", "this quoted name is never closed", 'Close it with a double quote (")')
         name = found.group()[1:-1].replace('""', '"')
         if not name or any(unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp") for character in name):
-            self._refuse(self.at, "identifier", "this quoted name is empty or has invisible characters",
-                         "Give it a visible name")
+            self._refuse(
+                self.at, "identifier", "this quoted name is empty or has invisible characters", "Give it a visible name"
+            )
         self._add_identifier(Kind.NAME, name, found.end())
 
     def _word(self) -> None:
-        found = _WORD.match(self.sql, self.at)
-        assert found  # callers looked at the first character
+        found = _matched(_WORD, self.sql, self.at)
         word = found.group()
         if word.isascii():
             word = word.lower()
@@ -202,13 +212,18 @@ class _Scanner:
         # To PostgreSQL a no-break space or a typographic quote is just one more letter of a name.
         for offset, character in enumerate(word, self.at):
             if not character.isascii() and unicodedata.category(character) not in _IDENTIFIER_CATEGORIES:
-                self._refuse(offset, "character", f"the character U+{ord(character):04X} is not a letter",
-                             "Replace it with plain white space or a plain quote")
+                self._refuse(
+                    offset,
+                    "character",
+                    f"the character U+{ord(character):04X} is not a letter",
+                    "Replace it with plain white space or a plain quote",
+                )
 
     def _add_identifier(self, kind: Kind, name: str, end: int) -> None:
         if len(name.encode()) > LONGEST_IDENTIFIER_BYTES:
-            self._refuse(self.at, "identifier", f"this name is longer than {LONGEST_IDENTIFIER_BYTES} bytes",
-                         "Shorten it")
+            self._refuse(
+                self.at, "identifier", f"this name is longer than {LONGEST_IDENTIFIER_BYTES} bytes", "Shorten it"
+            )
         self._add(kind, name, end)
 
     def _number(self) -> None:
@@ -219,19 +234,25 @@ class _Scanner:
 
     def _colon(self) -> None:
         two = self.sql[self.at : self.at + 2]
-        if two in ("::", ":="):
-            return self._punctuation(two)
         name = _WORD.match(self.sql, self.at + 1)
-        if not name:
-            return self._punctuation(":")
+        if two in ("::", ":="):
+            self._punctuation(two)
+        elif not name:
+            self._punctuation(":")
+        else:
+            self._parameter(name)
+
+    def _parameter(self, name: re.Match[str]) -> None:
         if name.group() not in PARAMETERS:
-            self._refuse(self.at, "placeholder", f"{name.group(0)!r} is not a parameter that a query can have",
-                         "Use :since or :until; in an array slice put a space behind the colon")
-        return self._add(Kind.PARAMETER, name.group(), name.end())
+            instead = "Use :since or :until; in an array slice put a space behind the colon"
+            self._refuse(self.at, "placeholder", f":{name.group()} is not a parameter of queries", instead)
+        # What is put in its place must not grow together with the word before it.
+        if self.tokens and self.tokens[-1].end == self.at and self.tokens[-1].kind not in _MAY_TOUCH_PARAMETER:
+            self._refuse(self.at, "placeholder", f":{name.group()} touches what is before it", "Put a space between")
+        self._add(Kind.PARAMETER, name.group(), name.end())
 
     def _operator(self) -> None:
-        found = _OPERATOR.match(self.sql, self.at)
-        assert found  # the caller looked at the first character
+        found = _matched(_OPERATOR, self.sql, self.at)
         operator = re.split(r"--|/\*", found.group(), maxsplit=1)[0]
         if operator[-1] in "+-" and not _OPERATORS_MAY_END_IN_SIGN.intersection(operator[:-1]):
             operator = operator[0] + operator[1:].rstrip("+-")
@@ -251,3 +272,23 @@ class _Scanner:
 
     def _refuse(self, offset: int, construct: str, what: str, instead: str) -> NoReturn:
         refuse(self.sql, offset, construct, what, instead)
+
+
+def _matched(pattern: re.Pattern[str], sql: str, at: int) -> re.Match[str]:
+    """A match that the caller made sure of by looking at the first character."""
+    found = pattern.match(sql, at)
+    if found is None:
+        raise AssertionError(f"{pattern.pattern} does not match at {at}")
+    return found
+
+
+_BY_FIRST_CHARACTER: dict[str, Callable[[_Scanner], None]] = {
+    "'": _Scanner._plain_string,
+    '"': _Scanner._quoted_name,
+    "$": _Scanner._dollar,
+    ":": _Scanner._colon,
+    **dict.fromkeys("0123456789", _Scanner._number),
+    **dict.fromkeys(",()[].;", _Scanner._mark),
+    **dict.fromkeys(string.ascii_letters + "_", _Scanner._word_or_prefixed_string),
+    **dict.fromkeys("~!@#^&|`?+-*/%<>=", _Scanner._operator),
+}

@@ -1,20 +1,21 @@
-"""What a query may use: functions, types, operators of pg_catalog, and PostgreSQL's keyword classes."""
+"""What a query may use: functions, types and operators of pg_catalog; and PostgreSQL's classes of keywords."""
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Every function here is a pg_catalog function that only computes from its arguments (or reads the clock or the random
-# generator). None reads catalogs, files, settings, sequences or large objects, runs text as SQL, locks, waits, signals,
-# or takes a transaction number. Left out on purpose although they look harmless: ts_stat and two-argument ts_rewrite run
-# their argument as SQL, pg_input_is_valid probes any type by name, setseed changes the session, *_to_xml run queries.
+# Each is a pg_catalog function that only computes from its arguments, the clock or the random generator. None reads
+# catalogs, files, settings, sequences or large objects, runs text as SQL, locks, waits, signals, or takes a transaction
+# number. Left out although they look harmless: ts_stat and ts_rewrite run an argument as SQL, pg_input_is_valid and
+# (through `= 'name'`) pg_typeof tell which types exist, setseed changes the session, xml functions run queries.
 FUNCTIONS = _words("""
     any_value array_agg avg bit_and bit_or bit_xor bool_and bool_or corr count covar_pop covar_samp every json_agg
-    json_agg_strict json_object_agg json_object_agg_strict json_object_agg_unique json_object_agg_unique_strict jsonb_agg
-    jsonb_agg_strict jsonb_object_agg jsonb_object_agg_strict jsonb_object_agg_unique jsonb_object_agg_unique_strict max
-    min mode percentile_cont percentile_disc range_agg range_intersect_agg regr_avgx regr_avgy regr_count regr_intercept
-    regr_r2 regr_slope regr_sxx regr_sxy regr_syy stddev stddev_pop stddev_samp string_agg sum var_pop var_samp variance
+    json_agg_strict json_object_agg json_object_agg_strict json_object_agg_unique json_object_agg_unique_strict
+    jsonb_agg jsonb_agg_strict jsonb_object_agg jsonb_object_agg_strict jsonb_object_agg_unique
+    jsonb_object_agg_unique_strict max min mode percentile_cont percentile_disc range_agg range_intersect_agg regr_avgx
+    regr_avgy regr_count regr_intercept regr_r2 regr_slope regr_sxx regr_sxy regr_syy stddev stddev_pop stddev_samp
+    string_agg sum var_pop var_samp variance
 
     cume_dist dense_rank first_value lag last_value lead nth_value ntile percent_rank rank row_number
 
@@ -23,12 +24,12 @@ FUNCTIONS = _words("""
     random_normal round scale sign sin sind sinh sqrt tan tand tanh trim_scale trunc width_bucket
 
     ascii bit_count bit_length btrim casefold char_length character_length chr concat concat_ws convert convert_from
-    convert_to crc32 crc32c decode encode format get_bit get_byte initcap is_normalized left length like lower lpad ltrim
-    md5 notlike octet_length parse_ident position quote_ident quote_literal quote_nullable regexp_count regexp_instr
-    regexp_like regexp_match regexp_matches regexp_replace regexp_split_to_array regexp_split_to_table regexp_substr
-    repeat replace reverse right rpad rtrim set_bit set_byte sha224 sha256 sha384 sha512 split_part starts_with
-    string_to_array string_to_table strpos substr substring to_ascii to_bin to_hex to_oct translate unicode_assigned
-    unistr upper
+    convert_to crc32 crc32c decode encode format get_bit get_byte initcap is_normalized left length like lower lpad
+    ltrim md5 notlike octet_length parse_ident position quote_ident quote_literal quote_nullable regexp_count
+    regexp_instr regexp_like regexp_match regexp_matches regexp_replace regexp_split_to_array regexp_split_to_table
+    regexp_substr repeat replace reverse right rpad rtrim set_bit set_byte sha224 sha256 sha384 sha512 split_part
+    starts_with string_to_array string_to_table strpos substr substring to_ascii to_bin to_hex to_oct translate
+    unicode_assigned unistr upper
 
     age clock_timestamp date_add date_bin date_part date_subtract date_trunc isfinite justify_days justify_hours
     justify_interval make_date make_interval make_time make_timestamp make_timestamptz now statement_timestamp
@@ -52,18 +53,18 @@ FUNCTIONS = _words("""
     datemultirange daterange int4multirange int4range int8multirange int8range isempty lower_inc lower_inf multirange
     nummultirange numrange range_merge tsmultirange tsrange tstzmultirange tstzrange upper_inc upper_inf
 
-    array_to_tsvector get_current_ts_config json_to_tsvector jsonb_to_tsvector numnode phraseto_tsquery plainto_tsquery
-    querytree setweight strip to_tsquery to_tsvector ts_delete ts_filter ts_headline ts_lexize ts_rank ts_rank_cd
-    tsquery_phrase tsvector_to_array websearch_to_tsquery
+    array_to_tsvector json_to_tsvector jsonb_to_tsvector numnode phraseto_tsquery plainto_tsquery querytree setweight
+    strip to_tsquery to_tsvector ts_delete ts_filter ts_headline ts_lexize ts_rank ts_rank_cd tsquery_phrase
+    tsvector_to_array websearch_to_tsquery
 
     abbrev broadcast family host hostmask inet_merge inet_same_family macaddr8_set7bit masklen netmask network
     set_masklen
 
-    area bound_box box center circle diagonal diameter height isclosed isopen line lseg npoints path pclose point polygon
-    popen radius slope width
+    area bound_box box center circle diagonal diameter height isclosed isopen line lseg npoints path pclose point
+    polygon popen radius slope width
 
     enum_first enum_last enum_range gen_random_uuid hashtext hashtextextended num_nonnulls num_nulls pg_column_size
-    pg_size_bytes pg_size_pretty pg_typeof uuid_extract_timestamp uuid_extract_version uuidv4 uuidv7
+    pg_size_bytes pg_size_pretty uuid_extract_timestamp uuid_extract_version uuidv4 uuidv7
 
     bool bpchar bytea cidr date float4 float8 inet int2 int4 int8 jsonb macaddr macaddr8 money name text timestamptz
     timetz tsquery tsvector uuid varbit
@@ -72,43 +73,63 @@ FUNCTIONS = _words("""
 # Each call gives another value, so an output column made only of these says when the row was loaded, not what it is.
 # current_date is not one of them: a date of validity is data, and rewriting it once a day is right.
 STAMPS = _words("""
-    array_sample array_shuffle clock_timestamp current_time current_timestamp gen_random_uuid localtime localtimestamp now
-    random random_normal statement_timestamp timeofday transaction_timestamp uuidv4 uuidv7
+    array_sample array_shuffle clock_timestamp current_time current_timestamp gen_random_uuid localtime localtimestamp
+    now random random_normal statement_timestamp timeofday transaction_timestamp uuidv4 uuidv7
 """)
 
-# No reg* type (they read the catalogs), no aclitem, xml, record, pseudo or row type of the catalogs.
+# No reg* type (they look names up in the catalogs), no aclitem, xid, xml, record, and no row type of a catalog.
 TYPES = _words("""
     bigint bit bool boolean box bpchar bytea char character cidr circle date datemultirange daterange dec decimal float
     float4 float8 inet int int2 int4 int4multirange int4range int8 int8multirange int8range integer interval json jsonb
     jsonpath line lseg macaddr macaddr8 money name nchar numeric nummultirange numrange oid path point polygon real
     smallint text tid time timestamp timestamptz timetz tsmultirange tsquery tsrange tstzmultirange tstzrange tsvector
-    uuid varbit varchar xid xid8
+    uuid varbit varchar
 """)
 
 OPERATORS = _words("""
-    !! !~ !~* !~~ !~~* # ## #- #> #>> % & && &< &<| &> * *< *<= *<> *= *> *>= + - -> ->> -|- / < <-> << <<= <<| <= <> !=
+    !! !~ !~* !~~ !~~* != # ## #- #> #>> % & && &< &<| &> * *< *<= *<> *= *> *>= + - -> ->> -|- / < <-> << <<= <<| <= <>
     <@ <^ = > >= >> >>= >^ ? ?# ?& ?- ?-| ?| ?|| @ @-@ @> @? @@ @@@ ^ ^@ | |&> |/ |>> || ||/ ~ ~* ~<=~ ~<~ ~= ~>=~ ~>~
     ~~ ~~*
 """)
 PREFIX_OPERATORS = _words("!! # + - ?- ?| @ @-@ @@ |/ ||/ ~")
 
-TABLESAMPLE_METHODS = _words("bernoulli system")
+SAMPLING_METHODS = _words("bernoulli system")
 
-# Reading them is harmless, but they are the server's bookkeeping and change without the row changing.
-# ctid stays allowed: it breaks ties between otherwise equal rows.
+# The server's bookkeeping: it changes while the row does not. ctid stays, to break ties between equal rows.
 SYSTEM_COLUMNS = _words("cmax cmin tableoid xmax xmin")
 
-# PostgreSQL reads `(x).f` and `x.f` as a call f(x) when x has no field f, so a name behind a dot must not be the name of
-# a function that is refused as a call. These are the pg_catalog functions that take one argument and are neither
-# immutable nor allowed; families with a common beginning are below.
-FIELD_NAMES_REFUSED = _words("""
-    aclexplode aclitem brin_summarize_new_values col_description current_schemas current_setting currtid2 currval
-    cursor_to_xmlschema database_to_xml database_to_xmlschema gin_clean_pending_list lo_close lo_creat lo_create lo_export
-    lo_get lo_import lo_open lo_tell lo_tell64 lo_unlink mxid_age nextval obj_description query_to_xml regclass
-    regcollation regconfig regdictionary regnamespace regoper regoperator regproc regprocedure regrole regtype
-    row_security_active schema_to_xml setseed setval table_to_xml ts_debug ts_stat ts_token_type xml
+# PostgreSQL reads `(x).f`, and `x.f` for the alias of a function in FROM, as the call f(x) when x has no field f:
+# `('/etc/passwd'::text).pg_read_file` reads a file. So no name behind a dot may be that of a pg_catalog function that
+# takes one argument, is not allowed above and does more than compute. A test compares this with the live catalogs.
+_CATALOG_TYPES = _words("""
+    aclitem regclass regcollation regconfig regdictionary regnamespace regoper regoperator regproc regprocedure regrole
+    regtype
 """)
-FIELD_BEGINNINGS_REFUSED = ("binary_upgrade_", "pg_", "to_reg", "txid_")
+FIELD_NAMES_REFUSED = (
+    _CATALOG_TYPES
+    | {name + suffix for name in _CATALOG_TYPES for suffix in ("in", "out")}
+    | _words("""
+        aclexplode amvalidate brin_summarize_new_values current_schemas current_setting currval fmgr_c_validator
+        fmgr_internal_validator fmgr_sql_validator gin_clean_pending_list lo_close lo_creat lo_create lo_get lo_import
+        lo_tell lo_tell64 lo_unlink mxid_age nextval obj_description oidvectortypes pg_basetype pg_blocking_pids
+        pg_char_to_encoding pg_encoding_to_char pg_extension_update_paths pg_function_is_visible pg_indexes_size
+        pg_mcv_list_items pg_opclass_is_visible pg_operator_is_visible pg_opfamily_is_visible pg_options_to_table
+        pg_partition_ancestors pg_partition_tree pg_promote pg_safe_snapshot_blocking_pids pg_settings_get_flags
+        pg_split_walfile_name pg_statistics_obj_is_visible pg_table_is_visible pg_table_size pg_total_relation_size
+        pg_type_is_visible pg_typeof plpgsql_validator row_security_active setseed ts_debug ts_stat ts_token_type xml
+        xml_is_well_formed
+    """)
+)
+FIELD_BEGINNINGS_REFUSED = tuple(
+    sorted(
+        _words("""
+            binary_upgrade_ pg_advisory_ pg_backup_ pg_cancel_ pg_collation_ pg_column_ pg_conversion_ pg_create_
+            pg_current_ pg_database_ pg_drop_ pg_get_ pg_import_ pg_is_ pg_log_ pg_ls_ pg_read_ pg_relation_
+            pg_replication_ pg_restore_ pg_sequence_ pg_sleep pg_stat_ pg_tablespace_ pg_terminate_ pg_try_ pg_ts_
+            pg_xact_ to_reg txid_
+        """)
+    )
+)
 
 RESERVED = _words("""
     all analyse analyze and any array as asc asymmetric both case cast check collate column constraint create
@@ -118,20 +139,25 @@ RESERVED = _words("""
     session_user some symmetric system_user table then to trailing true union unique user using variadic when where
     window with
 """)
+# May name a function or a type, never a column or a table.
 FUNCTION_OR_TYPE_KEYWORDS = _words("""
     authorization binary collation concurrently cross current_schema freeze full ilike inner is isnull join left like
     natural notnull outer overlaps right similar tablesample verbose
 """)
-# Keywords that never are a function's name: PostgreSQL gives each its own syntax.
+# May name a column or a table, never a function: PostgreSQL gives each a syntax of its own.
 COLUMN_NAME_KEYWORDS = _words("""
     between bigint bit boolean char character coalesce dec decimal exists extract float greatest grouping inout int
     integer interval json json_array json_arrayagg json_exists json_object json_objectagg json_query json_scalar
     json_serialize json_table json_value least merge_action national nchar none normalize nullif numeric out overlay
-    position precision real row setof smallint substring time timestamp treat trim values varchar xmlattributes xmlconcat
-    xmlelement xmlexists xmlforest xmlnamespaces xmlparse xmlpi xmlroot xmlserialize xmltable
+    position precision real row setof smallint substring time timestamp treat trim values varchar xmlattributes
+    xmlconcat xmlelement xmlexists xmlforest xmlnamespaces xmlparse xmlpi xmlroot xmlserialize xmltable
 """)
-# Words that may not follow an expression as its alias unless AS stands between.
-NOT_A_BARE_LABEL = RESERVED | _words("""
-    char character day filter hour isnull minute month notnull over overlaps precision second varying within without year
-    cross full inner join left natural right is like ilike similar tablesample
+# May name an output column only behind AS.
+LABELS_NEEDING_AS = _words("""
+    array as char character create day except fetch filter for from grant group having hour intersect into isnull limit
+    minute month notnull offset on order over overlaps precision returning second to union varying where window with
+    within without year
 """)
+
+SESSION_WORDS = _words("current_catalog current_role current_schema current_user session_user system_user user")
+INTERVAL_FIELDS = ("year", "month", "day", "hour", "minute", "second")

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from vitrina import __version__
-from vitrina.cli import dev, manifests, pipelines, runs, servers
+from vitrina.cli import dev, doctor, manifests, pipelines, runs, servers, tokens
 from vitrina.cli.help import CommandsUnderHeadings
 
 START, WORK, FILES, SERVERS = "Start here", "Pipelines and runs", "Pipelines as files", "Servers"
@@ -36,6 +36,7 @@ def _vitrina(
 
 
 app.command(rich_help_panel=START)(dev.dev)
+app.command(rich_help_panel=START)(doctor.doctor)
 
 app.add_typer(pipelines.group, name="pipelines", rich_help_panel=WORK)
 app.command(rich_help_panel=WORK)(runs.run)
@@ -55,3 +56,4 @@ app.command(rich_help_panel=FILES)(manifests.apply)
 app.command(rich_help_panel=SERVERS)(servers.api)
 app.command(rich_help_panel=SERVERS)(servers.runner)
 app.command(rich_help_panel=SERVERS)(servers.migrate)
+app.add_typer(tokens.group, name="tokens", rich_help_panel=SERVERS)

@@ -36,7 +36,7 @@ def _work(port: int) -> None:
         stack.running(found, port, _line_printer()) as running,
     ):
         _say_where(running.url, local.psql_command(server) if server else None)
-        raise running.children.wait_for_an_end().ended()
+        running.children.wait_for_an_end()
 
 
 def _say_where(url: str, psql: str | None) -> None:

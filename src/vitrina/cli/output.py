@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -136,8 +137,16 @@ def console(stream: IO[str] | None = None) -> "Console":
     return Console(file=stream or sys.stderr, highlight=False)
 
 
+def styled(value: object) -> "Text":
+    """A cell of a drawn table: statuses in their colour."""
+    from rich.text import Text
+
+    shown = _one_line(value)
+    return Text(shown, style=STATUS_STYLES.get(shown, ""))
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
 
 
 def _print_table(rows: Sequence[Sequence[object]], titles: Sequence[str], title: str | None) -> None:
@@ -160,7 +169,7 @@ def _draw_table(rows: Sequence[Sequence[object]], titles: Sequence[str], title: 
     for name, right in zip(titles, _numeric_columns(rows, len(titles)), strict=True):
         table.add_column(name, justify="right" if right else "left", overflow="ellipsis", no_wrap=True)
     for row in rows:
-        table.add_row(*map(_styled, row))
+        table.add_row(*map(styled, row))
     console(sys.stdout).print(table)
 
 
@@ -169,12 +178,6 @@ def _numeric_columns(rows: Sequence[Sequence[object]], count: int) -> list[bool]
     return [bool(column) and all(map(_is_number, column)) for column in columns]
 
 
-def _styled(value: object) -> "Text":
-    from rich.text import Text
-
-    shown = _one_line(value)
-    return Text(shown, style=STATUS_STYLES.get(shown, ""))
-
-
 def _one_line(value: object) -> str:
-    return " ".join(text(value).split())
+    """No line breaks, and no control characters: data must not steer somebody's terminal."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in " ".join(text(value).split()))

@@ -13,9 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import IO, Self, cast
+from typing import IO, NoReturn, Self, cast
 
 from vitrina.errors import VitrinaError
 
@@ -56,7 +55,8 @@ class Children:
         self._on_line = on_line
         self._children: list[Child] = []
         self._listeners: list[threading.Thread] = []
-        self._ended: SimpleQueue[Child] = SimpleQueue()
+        self._first_ended: Child | None = None
+        self._one_ended = threading.Event()
 
     def __enter__(self) -> Self:
         return self
@@ -85,15 +85,16 @@ class Children:
         self._listeners.append(listener)
         return child
 
-    def wait_for_an_end(self) -> Child:
-        """The first child that ended, once one did."""
-        return self._ended.get()
+    def wait_for_an_end(self) -> NoReturn:
+        """Return only by saying which child ended first."""
+        self._one_ended.wait()
+        self.raise_if_ended()
+        raise AssertionError("a child ended and cannot be found")
 
-    def find_ended(self) -> Child | None:
-        try:
-            return self._ended.get_nowait()
-        except Empty:
-            return None
+    def raise_if_ended(self) -> None:
+        """Whoever waits for the work of children must not wait for a dead one."""
+        if self._first_ended is not None:
+            raise self._first_ended.ended()
 
     def stop(self) -> None:
         """Ask all to stop, wait for them, and kill what does not listen. A second Ctrl-C makes them hurry."""
@@ -122,7 +123,8 @@ class Children:
                 child.last_lines.append(line)
                 self._on_line(child.name, line)
         child.process.wait()
-        self._ended.put(child)
+        self._first_ended = self._first_ended or child
+        self._one_ended.set()
 
 
 @contextmanager

@@ -34,12 +34,6 @@ class Stack:
     def url(self) -> str:
         return f"http://{HOST}:{self.port}"
 
-    def raise_if_ended(self) -> None:
-        """Whoever waits for the stack's work must not wait for a dead process."""
-        ended = self.children.find_ended()
-        if ended is not None:
-            raise ended.ended()
-
 
 @contextmanager
 def migrated_database(settings: "Settings") -> Iterator[tuple["Settings", "EmbeddedPostgres | None"]]:
@@ -89,7 +83,7 @@ def listen_on_free_port(wanted: int) -> socket.socket:
 def _await_api(stack: Stack) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
-        stack.raise_if_ended()
+        stack.children.raise_if_ended()
         if _answers(stack.port):
             return
     raise CannotConnect(f"the API does not answer on {stack.url} after {START_SECONDS:.0f} s")

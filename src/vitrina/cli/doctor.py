@@ -1,0 +1,261 @@
+"""`vitrina doctor`: looks at an installation from all sides and says what to do about what is wrong."""
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from vitrina.cli import local
+from vitrina.cli.exits import ExitCode
+from vitrina.cli.output import Format, Output, console, show_data, styled
+from vitrina.errors import ConfigError, VitrinaError
+
+if TYPE_CHECKING:
+    from vitrina.settings import Settings
+    from vitrina.store.database import Connection
+
+OLDEST_POSTGRES, NEWEST_POSTGRES = 15, 18
+CLOCK_TOLERANCE_SECONDS = 2.0
+# A request that nobody takes up for this long is stuck.
+PATIENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found, and the next step if that is a problem."""
+
+    check: str
+    status: str
+    finding: str
+    next_step: str = ""
+
+
+def doctor(output: Output = Format.TABLE) -> None:
+    """Check settings, database, roles, clock, runners, pipelines."""
+    findings = list(examine())
+    if output is Format.TABLE:
+        _print(findings)
+    else:
+        show_data([asdict(found) for found in findings], output)
+    if any(found.status != "OK" for found in findings):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def examine() -> Iterator[Finding]:
+    """Every check in turn. What cannot be looked at because of an earlier problem is left out."""
+    try:
+        settings = local.load_settings()
+    except ConfigError as exc:
+        yield problem("settings", exc.message, "correct the variable or the line in .env")
+        return
+    yield ok("settings", f"targets {settings.allowed_targets}; sources {settings.allowed_source_schemas}")
+    if "api_url" in settings.model_fields_set:
+        yield _check_api(settings)
+    if settings.database_url is None and not local.HOME.exists():
+        yield problem(
+            "database",
+            "VITRINA_DATABASE_URL is not set, and there is no embedded PostgreSQL here",
+            "set VITRINA_DATABASE_URL, or start `vitrina dev`",
+        )
+        return
+    with local.database(settings, migrated=False) as found:
+        yield from _check_database(found)
+
+
+def ok(check: str, finding: str) -> Finding:
+    return Finding(check, "OK", finding)
+
+
+def problem(check: str, finding: str, next_step: str) -> Finding:
+    return Finding(check, "PROBLEM", finding, next_step)
+
+
+def _print(findings: list[Finding]) -> None:
+    """Lines instead of a table: findings are sentences."""
+    from rich.text import Text
+
+    screen = console(sys.stdout)
+    width = max(len(found.check) for found in findings)
+    for found in findings:
+        line = Text.assemble(
+            styled(found.status), " " * (9 - len(found.status)), found.check.ljust(width + 2), found.finding
+        )
+        screen.print(line, soft_wrap=True)
+        if found.next_step:
+            screen.print(Text(f"{'':<{width + 11}}next step: {found.next_step}"), soft_wrap=True)
+
+
+def _check_api(settings: "Settings") -> Finding:
+    from vitrina.client import Client
+
+    with Client.from_settings(settings) as client:
+        try:
+            health = client.health()
+        except VitrinaError as exc:
+            return problem("api", exc.message, "start it with `vitrina api`, or correct VITRINA_API_URL")
+    if health.status != "ok":
+        return problem("api", f"{settings.api_url} says {health.status}, database {health.database}", "see its logs")
+    return ok("api", f"{settings.api_url} runs {health.version}")
+
+
+def _check_database(settings: "Settings") -> Iterator[Finding]:
+    from vitrina.store import database
+
+    url = settings.require_database_url()
+    try:
+        connection = database.connect(url, "vitrina:doctor", connect_timeout_seconds=5)
+    except VitrinaError as exc:
+        yield problem("database", exc.message, "start PostgreSQL, or correct VITRINA_DATABASE_URL")
+        return
+    with connection:
+        yield _check_server(connection, database.describe(url))
+        migrations = _check_migrations(connection)
+        yield migrations
+        yield _check_clock(connection)
+        if migrations.status != "OK":
+            return
+        yield _check_application_role(connection)
+        yield _check_reader(settings)
+        yield _check_runners(connection, settings)
+        yield from _check_pipelines(connection, settings)
+
+
+def _check_server(connection: "Connection", where: str) -> Finding:
+    major = connection.info.server_version // 10_000
+    if not OLDEST_POSTGRES <= major <= NEWEST_POSTGRES:
+        wanted = f"{OLDEST_POSTGRES} to {NEWEST_POSTGRES}"
+        return problem("database", f"{where} is PostgreSQL {major}", f"use PostgreSQL {wanted}")
+    return ok("database", f"{where}, PostgreSQL {major}")
+
+
+def _check_migrations(connection: "Connection") -> Finding:
+    from vitrina.store import migrate
+
+    found, wanted = migrate.current_version(connection), migrate.newest_version()
+    if found != wanted:
+        return problem("migrations", f"version {found or 'none'}, this program needs {wanted}", "run `vitrina migrate`")
+    return ok("migrations", f"version {found}")
+
+
+def _check_clock(connection: "Connection") -> Finding:
+    before = time.time()
+    row = _one(connection, "SELECT extract(epoch FROM clock_timestamp())::float8 AS at")
+    # Half of the way there and back is the best guess of when the server looked at its clock.
+    apart = row["at"] - (before + time.time()) / 2
+    if abs(apart) > CLOCK_TOLERANCE_SECONDS:
+        return problem(
+            "clock", f"the database's clock is {apart:+.1f} s from this machine's", "set both by NTP (chrony, systemd)"
+        )
+    return ok("clock", f"{abs(apart) * 1000:.0f} ms from the database's")
+
+
+def _check_application_role(connection: "Connection") -> Finding:
+    from vitrina.settings import APP_ROLE
+
+    row = _one(
+        connection,
+        """
+        SELECT current_user AS login,
+               pg_catalog.pg_has_role(current_user, %(app)s, 'MEMBER') AS member,
+               pg_catalog.pg_has_role(%(app)s, 'pg_read_all_stats', 'MEMBER') AS sees_transactions,
+               pg_catalog.has_schema_privilege(%(app)s, 'analytics', 'CREATE') AS creates_marts
+        """,
+        {"app": APP_ROLE},
+    )
+    missing = {
+        "member": f"GRANT {APP_ROLE} TO {row['login']}",
+        "sees_transactions": f"GRANT pg_read_all_stats TO {APP_ROLE}",
+        "creates_marts": f"GRANT USAGE, CREATE ON SCHEMA analytics TO {APP_ROLE}",
+    }
+    grants = [grant for name, grant in missing.items() if not row[name]]
+    if grants:
+        return problem(
+            "application role", f"{row['login']} lacks rights", f"run `vitrina migrate`, or {'; '.join(grants)}"
+        )
+    return ok("application role", f"{row['login']} owns the metastore and may create marts")
+
+
+def _check_reader(settings: "Settings") -> Finding:
+    from vitrina.store import database
+
+    try:
+        with database.connect(
+            database.reader_url(settings, None), "vitrina:doctor", connect_timeout_seconds=5
+        ) as reader:
+            unreadable = _unreadable_tables(reader, sorted(settings.source_schemas))
+    except VitrinaError as exc:
+        return problem("reader role", exc.message, "set VITRINA_READER_PASSWORD and run `vitrina migrate`")
+    if unreadable:
+        return problem("reader role", f"may not read {', '.join(unreadable[:5])}", "run `vitrina migrate` to grant it")
+    return ok("reader role", f"reads {', '.join(sorted(settings.source_schemas))}")
+
+
+def _unreadable_tables(reader: "Connection", schemas: list[str]) -> list[str]:
+    rows = reader.execute(
+        """
+        SELECT n.nspname || '.' || c.relname AS name
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = ANY(%s) AND c.relkind IN ('r', 'v', 'm', 'p', 'f')
+          AND NOT (pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT'))
+        ORDER BY name
+        """,
+        [schemas],
+    ).fetchall()
+    return [row["name"] for row in rows]
+
+
+def _check_runners(connection: "Connection", settings: "Settings") -> Finding:
+    from vitrina.store import runners
+
+    found = runners.list_all(connection, stale_after_seconds=settings.lease_ttl_seconds)
+    alive = [runner for runner in found if runner["alive"]]
+    if not alive:
+        silent = f"{len(found)} silent" if found else "none"
+        return problem("runners", f"nobody works on pipelines ({silent})", "start one with `vitrina runner`")
+    places = ", ".join(sorted({runner["host"] for runner in alive}))
+    return ok("runners", f"{len(alive)} alive on {places}, {sum(runner['running'] for runner in alive)} runs at work")
+
+
+def _check_pipelines(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
+    from vitrina.status import Status
+    from vitrina.store import pipelines
+
+    watched = [Status.FAILED, Status.RUN_REQUESTED, Status.RUNNING, Status.PAUSE_REQUESTED]
+    rows = pipelines.list_page(connection, pipelines.Filter(status=watched), limit=10_000)
+    now = _one(connection, "SELECT clock_timestamp() AS at")["at"]
+    found = [stuck for row in rows if (stuck := _stuck(row, now, settings.lease_ttl_seconds))]
+    yield from found
+    if not found:
+        yield ok("pipelines", "none has failed, none is stuck")
+
+
+def _stuck(row: dict[str, Any], now: Any, lease_ttl_seconds: float) -> Finding | None:
+    from vitrina.status import ACTIVE, Status
+
+    name, waited = row["name"], (now - row["status_since"]).total_seconds()
+    if row["status"] == Status.FAILED:
+        error = row["last_error"] or "no error was kept"
+        return problem(f"pipeline {name}", f"FAILED: {error}", f"correct it, then `vitrina run {name}`")
+    if (
+        row["status"] in ACTIVE
+        and row["lease_until"]
+        and (now - row["lease_until"]).total_seconds() > lease_ttl_seconds
+    ):
+        return problem(
+            f"pipeline {name}", f"{row['status']}, but its runner is gone", "start a runner: it recovers the pipeline"
+        )
+    if row["status"] in (Status.RUN_REQUESTED, Status.PAUSE_REQUESTED) and waited > PATIENCE_SECONDS:
+        return problem(
+            f"pipeline {name}",
+            f"{row['status']} for {waited:.0f} s and nobody has taken it up",
+            "look at the runners above; another pipeline may hold the same target",
+        )
+    return None
+
+
+def _one(connection: "Connection", query: str, parameters: dict[str, object] | None = None) -> dict[str, Any]:
+    row = connection.execute(query.encode(), parameters).fetchone()
+    return row or {}

@@ -1,0 +1,109 @@
+"""`vitrina tokens`: who may use the API. Works on the database itself, so that the first token needs no API."""
+
+import getpass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitrina.cli import local
+from vitrina.cli.output import Column, Format, Output, show_data, show_list
+
+if TYPE_CHECKING:
+    from vitrina.services.callers import Caller
+    from vitrina.store.database import Connection
+
+group = typer.Typer(
+    help="Create, list and revoke API tokens, in the database.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+class RoleName(StrEnum):
+    """The roles of `vitrina.services.callers`, which is too heavy for a help page."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+
+COLUMNS = [
+    Column("name", lambda token: token.name),
+    Column("role", lambda token: token.role),
+    Column("created", lambda token: token.created_at),
+    Column("expires", lambda token: token.expires_at),
+    Column("last used", lambda token: token.last_used_at),
+    Column("revoked", lambda token: token.revoked_at),
+]
+
+TokenName = Annotated[str, typer.Argument(metavar="NAME", help="Who or what it is for.")]
+
+
+@group.command()
+def create(
+    name: TokenName,
+    role: Annotated[RoleName, typer.Option(help="What it may do; each role includes the one before.")],
+    expires_in_days: Annotated[int | None, typer.Option(help="How long it is valid; for ever if not given.")] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Make a token and print it. It is shown this once only."""
+    from vitrina import answers
+    from vitrina.services import tokens
+    from vitrina.services.callers import Role
+
+    with _metastore() as connection:
+        row, secret = tokens.create(connection, _caller(), name=name, role=Role(role), expires_in_days=expires_in_days)
+    if output is Format.TABLE:
+        # Nothing else on standard output: TOKEN=$(vitrina tokens create ci --role operator)
+        print(secret)
+        local.say(f"token {name} ({role}): put it into VITRINA_TOKEN now, it cannot be shown again")
+    else:
+        show_data(answers.NewToken(**_public(row), token=secret), output)
+
+
+@group.command(name="list")
+def list_tokens(output: Output = Format.TABLE) -> None:
+    """Show all tokens, without their secrets."""
+    from vitrina import answers
+    from vitrina.store import tokens
+
+    with _metastore() as connection:
+        found = [answers.Token(**_public(row)) for row in tokens.list_all(connection)]
+    show_list(found, COLUMNS, output, empty="no tokens: make one with `vitrina tokens create NAME --role admin`")
+
+
+@group.command()
+def revoke(name: TokenName) -> None:
+    """Make a token worthless, at once."""
+    from vitrina.services import tokens
+
+    with _metastore() as connection:
+        tokens.revoke(connection, _caller(), name)
+    local.say(f"token {name} is revoked")
+
+
+@contextmanager
+def _metastore() -> Iterator["Connection"]:
+    from vitrina.store import database, migrate
+
+    with (
+        local.database(local.load_settings()) as settings,
+        database.connect(settings.require_database_url(), "vitrina:tokens") as connection,
+        database.translated("working on the metastore"),
+    ):
+        migrate.require_current(connection)
+        yield connection
+
+
+def _caller() -> "Caller":
+    """Whoever can reach the database with our login may do everything there; the audit names the shell's user."""
+    from vitrina.services.callers import Caller, Role
+
+    return Caller(f"shell:{getpass.getuser()}", Role.ADMIN)
+
+
+def _public(row: dict[str, Any]) -> dict[str, Any]:
+    from vitrina import answers
+
+    return {name: row[name] for name in answers.Token.model_fields}

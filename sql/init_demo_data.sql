@@ -1,0 +1,1 @@
+../src/vitrina/embedded/init_demo_data.sql

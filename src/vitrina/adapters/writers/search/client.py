@@ -38,6 +38,12 @@ class ReplyLost(errors.Disconnected):
     """The request went out and no whole reply came back: the server may have carried it out or still be at it."""
 
 
+class Missing(errors.FatalError):
+    """The index or alias that a request names is not there."""
+
+    code = "missing"
+
+
 @dataclass(frozen=True)
 class ConnectionOptions:
     """Which servers, and how to prove who we and they are."""
@@ -288,7 +294,8 @@ def translate(what: str, reply: Reply, where: str) -> errors.RunError:
             f"{message}; {where} did not accept the login (status {reply.status}): "
             "check user and password in ELASTICSEARCH_URL or ELASTICSEARCH_API_KEY, and the role's rights"
         )
-    return errors.FatalError(f"{message} (status {reply.status} from {where})")
+    kind = Missing if reply.status == 404 else errors.FatalError
+    return kind(f"{message} (status {reply.status} from {where})")
 
 
 def describe_error(error: Mapping[str, Any]) -> str:

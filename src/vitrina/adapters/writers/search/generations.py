@@ -1,0 +1,288 @@
+"""The indexes behind a search target: generations built aside and swapped in, and aliases that fence writers."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from vitrina import errors
+from vitrina.adapters.writers.search.client import Json, Missing, SearchClient
+
+OnConcreteIndex = Literal["take_over", "refuse"]
+
+# While a generation is filled nobody searches it, and it can be built again.
+_FILLING = {"index.refresh_interval": "-1", "index.number_of_replicas": 0}
+
+
+class IncompleteGeneration(errors.FatalError):
+    """The generation does not hold what was acknowledged, so it must not be published."""
+
+    code = "incomplete_generation"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What has the target's name at the moment: an alias of one index, an index itself, or nothing."""
+
+    concrete: str | None
+    is_alias: bool
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A complete generation, and how many documents the target has now: what the shrink guard compares."""
+
+    documents: int
+    documents_before: int
+
+
+@dataclass(frozen=True, order=True)
+class WriteAlias:
+    """`<index>.w.<pipeline>.<epoch>`: the name under which one claim may write, removed by the next claim.
+
+    `renewal` counts how often that claim moved it itself, after a reply was lost.
+    """
+
+    index: str
+    pipeline: str
+    epoch: int
+    renewal: int = 0
+
+    def __str__(self) -> str:
+        renewed = f".{self.renewal}" if self.renewal else ""
+        return f"{self.index}.w.{self.pipeline}.{self.epoch}{renewed}"
+
+    @classmethod
+    def parse(cls, index: str, name: str) -> "WriteAlias | None":
+        found = re.fullmatch(re.escape(index) + r"\.w\.([0-9a-f-]+)\.(\d+)(?:\.(\d+))?", name)
+        return cls(index, found[1], int(found[2]), int(found[3] or 0)) if found else None
+
+
+class Generations:
+    """The generations `<index>-<timestamp>` of one target, whose name is an alias of the one that is searched."""
+
+    def __init__(self, client: SearchClient, index: str) -> None:
+        self._client = client
+        self.index = index
+
+    def standing(self) -> Standing:
+        found = self._client.find_index(self.index)
+        if not found:
+            return Standing(None, is_alias=False)
+        if len(found) > 1:
+            raise errors.TargetMismatch(
+                f"es:{self.index} is an alias of several indexes ({', '.join(sorted(found))}): leave it on one of them"
+            )
+        (concrete,) = found
+        return Standing(concrete, is_alias=concrete != self.index)
+
+    # --- building ---
+
+    def create(
+        self, pipeline: str, mappings: Json, settings: Mapping[str, Any] | None = None, *, now: datetime | None = None
+    ) -> str:
+        """A new, empty generation that nobody sees yet, set up for being filled."""
+        return self._create(pipeline, mappings, _flat_settings(settings or {}), filling=True, now=now)
+
+    def ensure_current(self, pipeline: str, mappings: Json, settings: Mapping[str, Any] | None = None) -> str:
+        """The index that has the target's name, made on the spot when there is none: for pipelines that only add."""
+        standing = self.standing()
+        if standing.concrete:
+            return standing.concrete
+        name = self._create(pipeline, mappings, _flat_settings(settings or {}), filling=False, now=None)
+        self._mark_complete(name)
+        return name
+
+    def is_resumable(self, name: str, pipeline: str) -> bool:
+        """Whether the generation that an interrupted load left is still there and still unfinished."""
+        found = self._client.find_index(name)
+        if not found or name not in found:
+            return False
+        ours = _ours(found[name])
+        return ours.get("pipeline") == pipeline and not ours.get("complete")
+
+    def finish(self, name: str, acknowledged: int) -> Finished:
+        """Make the generation searchable and check that it holds every acknowledged document."""
+        self._client.refresh(name)
+        documents = self._client.count(name)
+        if documents != acknowledged:
+            raise IncompleteGeneration(
+                f"generation {name} holds {documents:,} documents and {acknowledged:,} were acknowledged: either the "
+                f"target_key is not unique in the source, or the server lost documents. es:{self.index} stays as it was"
+            )
+        wanted = _ours(self._get_index(name)).get("settings", {})
+        self._client.put_settings(name, {setting: wanted.get(setting) for setting in _FILLING})
+        self._mark_complete(name)
+        before = self._client.count(self.index) if self.standing().concrete else 0
+        return Finished(documents, before)
+
+    def discard(self, name: str) -> None:
+        """Remove a generation that will not be published."""
+        if self.standing().concrete == name:
+            raise errors.FatalError(f"{name} is what es:{self.index} shows: it is not removed")
+        self._client.delete_index(name)
+
+    # --- publishing ---
+
+    def swap(
+        self,
+        name: str,
+        seen: Standing,
+        write_alias: WriteAlias | None = None,
+        *,
+        on_concrete_index: OnConcreteIndex = "take_over",
+    ) -> str:
+        """Let the target's name show the new generation, in one step; says what it did.
+
+        Only if the name still shows what was `seen` when the load began and our write alias is still there:
+        a runner that lost its lease meanwhile publishes nothing. Asking again after a lost reply is safe.
+        """
+        if self.standing() == Standing(name, is_alias=True):
+            return f"es:{self.index} shows {name}"
+        actions = [_remove(name, str(write_alias))] if write_alias else []
+        actions += self._removal(seen, on_concrete_index)
+        try:
+            self._client.update_aliases([*actions, {"add": {"index": name, "alias": self.index}}])
+        except Missing as exc:
+            raise errors.LeaseLost(
+                f"generation {name} is not published: another runner took the pipeline over, or es:{self.index} no "
+                f"longer shows {seen.concrete or 'nothing'}"
+            ) from exc
+        if seen.concrete and not seen.is_alias:
+            return f"{self.index} was an index of its own; it was replaced by an alias of {name} and deleted"
+        return f"es:{self.index} shows {name} instead of {seen.concrete or 'nothing'}"
+
+    def remove_old(self, keep: int, *, in_progress: str | None = None) -> list[str]:
+        """Delete generations of ours past the `keep` newest ones that were shown before, and what failed loads left."""
+        current = self.standing().concrete
+        complete: list[str] = []
+        unfinished: list[str] = []
+        for name, entry in self._client.list_indexes(f"{self.index}-*").items():
+            ours = _ours(entry)
+            if ours.get("index") == self.index and name not in (current, in_progress):
+                (complete if ours.get("complete") else unfinished).append(name)
+        removed = sorted(complete, reverse=True)[keep:] + unfinished
+        for name in removed:
+            self._client.delete_index(name)
+        return removed
+
+    def _removal(self, seen: Standing, on_concrete_index: OnConcreteIndex) -> list[Json]:
+        if seen.concrete is None:
+            return []
+        if seen.is_alias:
+            return [_remove(seen.concrete, self.index)]
+        self.refuse_concrete(seen, on_concrete_index)
+        return [{"remove_index": {"index": seen.concrete}}]
+
+    def refuse_concrete(self, seen: Standing, on_concrete_index: OnConcreteIndex) -> None:
+        """To be asked before a load begins, so that nobody waits an hour for the answer."""
+        if on_concrete_index == "refuse" and seen.concrete and not seen.is_alias:
+            raise errors.TargetMismatch(
+                f"{self.index} is an index of its own, and a full load replaces it by an alias of a new generation. "
+                'Set options.on_concrete_index to "take_over" to let the load delete it once the new one is complete, '
+                "or move it away"
+            )
+
+    # --- fencing ---
+
+    def claim_writes(self, concrete: str, alias: WriteAlias) -> None:
+        """Make `alias` the only name under which this target can be written; late bulks under older names get 404."""
+        for _ in range(3):
+            existing = self._write_aliases()
+            self._leave_if_late(alias, existing)
+            removals = [_remove(index, str(other)) for other, index in existing if (other, index) != (alias, concrete)]
+            try:
+                self._client.update_aliases([*removals, {"add": {"index": concrete, "alias": str(alias)}}])
+                break
+            except Missing:
+                continue  # somebody moved one of them at the same moment: look again
+        else:
+            raise errors.TransientError(
+                f"the write aliases of es:{self.index} keep changing: another runner claims them too"
+            )
+        # A claim that began before ours and got here after it must see that it is late.
+        try:
+            self._leave_if_late(alias, self._write_aliases())
+        except errors.LeaseLost:
+            self.release_writes(alias)
+            raise
+
+    def release_writes(self, alias: WriteAlias) -> None:
+        """Remove the write alias by its name; fine when it is gone already."""
+        for index in self._client.list_aliases(str(alias)).get(str(alias), ()):
+            try:
+                self._client.update_aliases([_remove(index, str(alias))])
+            except Missing:
+                continue
+
+    def _write_aliases(self) -> list[tuple[WriteAlias, str]]:
+        """Listed by pattern and removed by name: OpenSearch does not take a wildcard when removing."""
+        listed = self._client.list_aliases(f"{self.index}.w.*")
+        parsed = ((WriteAlias.parse(self.index, name), indexes) for name, indexes in listed.items())
+        return [(alias, index) for alias, indexes in parsed if alias for index in indexes]
+
+    def _leave_if_late(self, alias: WriteAlias, existing: Iterable[tuple[WriteAlias, str]]) -> None:
+        later = [other for other, _ in existing if other.pipeline == alias.pipeline and other > alias]
+        if later:
+            raise errors.LeaseLost(f"es:{self.index} is being written under {max(later)}, a later claim than {alias}")
+
+    # --- one index ---
+
+    def _create(self, pipeline: str, mappings: Json, settings: Json, *, filling: bool, now: datetime | None) -> str:
+        name = f"{self.index}-{_timestamp(now or datetime.now(UTC))}"
+        remembered = {setting: settings[setting] for setting in _FILLING if setting in settings}
+        ours = {"index": self.index, "pipeline": pipeline, "settings": remembered}
+        meta = {**mappings.get("_meta", {}), "vitrina": ours}
+        body = {
+            "settings": {**settings, **_FILLING} if filling else settings,
+            "mappings": {**mappings, "_meta": meta},
+            "aliases": {} if filling else {self.index: {}},
+        }
+        self._client.create_index(name, body)
+        return name
+
+    def _mark_complete(self, name: str) -> None:
+        meta = self._get_index(name).get("mappings", {}).get("_meta", {})
+        meta["vitrina"]["complete"] = True
+        self._client.put_mapping(name, {"_meta": meta})
+
+    def _get_index(self, name: str) -> Json:
+        found = self._client.find_index(name)
+        if not found:
+            raise errors.FatalError(f"generation {name} is gone: somebody deleted it")
+        entry: Json = found[name]
+        return entry
+
+
+def write_version(epoch: int, batch: int) -> int:
+    """The external version of documents written by `index`: grows with the claim, then with the batch."""
+    if not 0 <= batch < 1 << 22:
+        raise errors.FatalError(f"batch {batch:,} does not fit a document version: raise batch_size")
+    return epoch << 22 | batch
+
+
+def _remove(index: str, alias: str) -> Json:
+    return {"remove": {"index": index, "alias": alias, "must_exist": True}}
+
+
+def _ours(entry: Mapping[str, Any]) -> Json:
+    """What we noted in an index when we made it; empty for indexes that are not ours."""
+    noted = entry.get("mappings", {}).get("_meta", {}).get("vitrina", {})
+    return noted if isinstance(noted, dict) else {}
+
+
+def _timestamp(now: datetime) -> str:
+    return f"{now:%Y%m%d%H%M%S}{now.microsecond // 1000:03d}"
+
+
+def _flat_settings(settings: Mapping[str, Any], path: Sequence[str] = ()) -> Json:
+    """`{"index": {"number_of_replicas": 2}}` and `{"number_of_replicas": 2}` as `index.number_of_replicas`."""
+    flat: Json = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat_settings(value, (*path, name))
+        else:
+            dotted = ".".join((*path, name))
+            flat[dotted if dotted.startswith("index.") else f"index.{dotted}"] = value
+    return flat

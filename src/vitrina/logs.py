@@ -28,7 +28,7 @@ def configure(settings: Settings, *, stream: TextIO | None = None) -> None:
     """Send structlog's and the standard library's loggers to one stream, as the settings say. May be called again."""
     output = stream or sys.stderr
     handler = logging.StreamHandler(output)
-    handler.setFormatter(_RedactingFormatter(secrets_of(settings), _renderer(settings, output)))
+    handler.setFormatter(_RedactingFormatter(settings, _renderer(settings, output)))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.log_level.upper())
@@ -38,7 +38,7 @@ def configure(settings: Settings, *, stream: TextIO | None = None) -> None:
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
-            *_ENRICHMENT,
+            *_enrichment(settings),
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -70,25 +70,29 @@ class Redactor:
 class _RedactingFormatter(structlog.stdlib.ProcessorFormatter):
     """Redacts the finished line, so that no later step can bring a secret back in."""
 
-    def __init__(self, secrets: Iterable[str], renderer: structlog.typing.Processor) -> None:
+    def __init__(self, settings: Settings, renderer: structlog.typing.Processor) -> None:
         processors = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
         if not isinstance(renderer, structlog.dev.ConsoleRenderer):
             processors.insert(1, structlog.processors.format_exc_info)
-        super().__init__(foreign_pre_chain=_ENRICHMENT, processors=processors)
-        self._redact = Redactor(secrets)
+        super().__init__(foreign_pre_chain=_enrichment(settings), processors=processors)
+        self._redact = Redactor(secrets_of(settings))
 
     def format(self, record: logging.LogRecord) -> str:
         return self._redact(super().format(record))
 
 
-_ENRICHMENT: list[structlog.typing.Processor] = [
-    structlog.contextvars.merge_contextvars,
-    structlog.stdlib.add_log_level,
-    structlog.stdlib.PositionalArgumentsFormatter(),
-    structlog.stdlib.ExtraAdder(),
-    structlog.processors.TimeStamper(fmt="iso", utc=True),
-    structlog.processors.StackInfoRenderer(),
-]
+def _enrichment(settings: Settings) -> list[structlog.typing.Processor]:
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.PositionalArgumentsFormatter(),
+        structlog.stdlib.ExtraAdder(),
+        # Programs sort by it, people only want to see when it was.
+        structlog.processors.TimeStamper(
+            fmt="iso" if settings.log_format == "json" else "%Y-%m-%dT%H:%M:%SZ", utc=True
+        ),
+        structlog.processors.StackInfoRenderer(),
+    ]
 
 
 def _renderer(settings: Settings, stream: TextIO) -> structlog.typing.Processor:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from vitrina import __version__
-from vitrina.cli import dev, doctor, manifests, pipelines, runs, servers, tokens
+from vitrina.cli import catalog, checks, demo, dev, doctor, manifests, pipelines, runs, servers, tokens
 from vitrina.cli.help import CommandsUnderHeadings
 
 START, WORK, FILES, SERVERS = "Start here", "Pipelines and runs", "Pipelines as files", "Servers"
@@ -35,6 +35,7 @@ def _vitrina(
 ) -> None: ...
 
 
+app.command(rich_help_panel=START)(demo.demo)
 app.command(rich_help_panel=START)(dev.dev)
 app.command(rich_help_panel=START)(doctor.doctor)
 
@@ -48,6 +49,10 @@ app.command(rich_help_panel=WORK)(pipelines.status)
 app.command(rich_help_panel=WORK)(runs.runs)
 app.command(rich_help_panel=WORK)(runs.logs)
 app.command(rich_help_panel=WORK)(pipelines.state)
+app.command(rich_help_panel=WORK)(checks.validate)
+app.command(rich_help_panel=WORK)(checks.preview)
+app.add_typer(catalog.transforms, name="transforms", rich_help_panel=WORK)
+app.add_typer(catalog.dead_letters, name="dead-letters", rich_help_panel=WORK)
 
 app.command(rich_help_panel=FILES)(manifests.export)
 app.command(rich_help_panel=FILES)(manifests.diff)

@@ -1,6 +1,5 @@
 """Database, API and runner on this machine, for `vitrina dev` and `vitrina demo`: up together, gone together."""
 
-import http.client
 import os
 import socket
 import sys
@@ -90,6 +89,8 @@ def _await_api(stack: Stack) -> None:
 
 
 def _answers(port: int) -> bool:
+    import http.client
+
     connection = http.client.HTTPConnection(HOST, port, timeout=1.0)
     try:
         connection.request("GET", "/livez")

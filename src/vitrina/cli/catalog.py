@@ -1,0 +1,66 @@
+"""What the installation has: transforms, and the documents that targets refused."""
+
+from typing import Annotated
+
+import typer
+
+from vitrina.cli import remote
+from vitrina.cli.output import Column, Format, Output, show_list, show_one
+from vitrina.cli.remote import OptionalPipelineName
+from vitrina.errors import NotFound
+
+transforms = typer.Typer(help="Python steps that runners have.", no_args_is_help=True, rich_markup_mode=None)
+dead_letters = typer.Typer(help="Documents that a target refused.", no_args_is_help=True, rich_markup_mode=None)
+
+# How many are looked through for one number.
+LETTERS_SEARCHED = 10_000
+
+TRANSFORM_COLUMNS = [
+    Column("name", lambda found: found.name),
+    Column("kind", lambda found: found.kind),
+    Column("runners", lambda found: found.runners),
+    Column("what it does", lambda found: found.doc.strip().partition("\n")[0]),
+]
+LETTER_COLUMNS = [
+    Column("number", lambda letter: str(letter.id)),
+    Column("pipeline", lambda letter: letter.pipeline),
+    Column("document", lambda letter: letter.document_id),
+    Column("at", lambda letter: letter.created_at),
+    Column("error", lambda letter: letter.error),
+]
+
+
+@transforms.command(name="list")
+def list_transforms(output: Output = Format.TABLE) -> None:
+    """Show the Python steps that pipelines may name."""
+    with remote.api() as client:
+        found = client.list_transforms()
+    empty = "no transforms: live runners have none registered (set VITRINA_TRANSFORMS), or none is alive"
+    show_list(found, TRANSFORM_COLUMNS, output, empty=empty)
+
+
+@dead_letters.command(name="list")
+def list_dead_letters(
+    pipeline: OptionalPipelineName = None,
+    resolved: Annotated[bool, typer.Option("--resolved", help="Those that were resolved, instead.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="How many.", min=1)] = 50,
+    output: Output = Format.TABLE,
+) -> None:
+    """Show refused documents."""
+    with remote.api() as client:
+        found = client.list_dead_letters(pipeline, resolved=resolved, limit=limit)
+    show_list(found, LETTER_COLUMNS, output, empty="no dead letters")
+
+
+@dead_letters.command()
+def show(
+    number: Annotated[int, typer.Argument(metavar="NUMBER", help="As `list` shows it.")], output: Output = Format.TABLE
+) -> None:
+    """Show one refused document whole."""
+    with remote.api() as client:
+        for resolved in (False, True):
+            for letter in client.list_dead_letters(resolved=resolved, limit=LETTERS_SEARCHED):
+                if letter.id == number:
+                    show_one(letter, letter.model_dump(), output)
+                    return
+    raise NotFound(f"there is no dead letter {number}: `vitrina dead-letters list` shows them")

@@ -1,0 +1,88 @@
+"""Verbs whose work a runner does: validate, preview."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitrina.cli import files, local, remote
+from vitrina.cli.exits import ExitCode
+from vitrina.cli.output import Format, Output, show_data, show_one, show_table, text
+from vitrina.cli.remote import OptionalPipelineName, PipelineName
+from vitrina.errors import RunError
+
+if TYPE_CHECKING:
+    from vitrina.answers import Request, ValidationReport
+    from vitrina.client import Client
+
+WAIT_SECONDS = 60.0
+
+Timeout = Annotated[float, typer.Option(help="Wait this many seconds for a runner.", min=0)]
+
+
+def validate(
+    pipeline: OptionalPipelineName = None,
+    file: Annotated[
+        str | None, typer.Option("--file", "-f", metavar="PATH", help="Check a definition that is not saved.")
+    ] = None,
+    timeout: Timeout = WAIT_SECONDS,
+    output: Output = Format.TABLE,
+) -> None:
+    """Check a pipeline without running it; exit code 3 if it cannot run."""
+    if (pipeline is None) == (file is None):
+        raise typer.BadParameter("give the name of a pipeline, or a file with -f")
+    with remote.api() as client:
+        if file is not None:
+            report = client.validate_definition(files.read_definition(file))
+        else:
+            report = client.validate(str(pipeline))
+        if report.deep is not None and not report.deep.is_finished:
+            report.deep = client.wait_for_request(report.deep, timeout_seconds=timeout)
+    if output is Format.TABLE:
+        _print_report(report)
+    else:
+        show_data(report, output)
+    if _problems(report):
+        raise typer.Exit(ExitCode.INVALID_CONFIG)
+
+
+def preview(
+    pipeline: PipelineName,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="How many rows.", min=1)] = 10,
+    timeout: Timeout = WAIT_SECONDS,
+    output: Output = Format.TABLE,
+) -> None:
+    """Show the first rows that a run would write. Nothing is written."""
+    with remote.api() as client:
+        result = _result(client, client.preview(pipeline, limit=limit), timeout)
+    if output is not Format.TABLE:
+        show_data(result, output)
+        return
+    rows = result.get("rows", [])
+    columns = [column["name"] for column in result.get("columns", [])]
+    show_table([[row.get(name) for name in columns] for row in rows], columns)
+
+
+def _result(client: "Client", request: "Request", timeout: float) -> dict[str, Any]:
+    done = client.wait_for_request(request, timeout_seconds=timeout)
+    if done.error is not None:
+        raise RunError(str(done.error.get("message", done.error)))
+    return done.result or {}
+
+
+def _print_report(report: "ValidationReport") -> None:
+    for warning in report.warnings:
+        local.say(f"warning: {warning}")
+    problems = _problems(report)
+    for problem in problems:
+        print(problem)
+    if not problems:
+        print("valid")
+        if report.deep and report.deep.result:
+            show_one(report.deep, report.deep.result, Format.TABLE)
+
+
+def _problems(report: "ValidationReport") -> list[str]:
+    found = [f"{error.path}: {error.message}" for error in report.errors]
+    if report.deep is not None and report.deep.error is not None:
+        found.append(text(report.deep.error.get("message", report.deep.error)))
+    return found

@@ -1,0 +1,183 @@
+"""`vitrina demo`: a cinema, its marts filled by real pipelines through a real API and a real runner, and the result."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitrina.cli import local, processes, stack
+from vitrina.cli.exits import ExitCode
+from vitrina.cli.output import Format, Output, as_plain, show_data, show_table
+from vitrina.cli.progress import Watcher, watching
+from vitrina.cli.runs import show_runs, succeeded
+from vitrina.errors import CannotConnect, ConfigError
+
+if TYPE_CHECKING:
+    from vitrina.answers import PipelineStatus, Run
+    from vitrina.client import Client
+    from vitrina.settings import Settings
+
+ANY_PORT = 0
+ROWS_SHOWN = 5
+RATINGS_A_FILM = 50
+SMALLEST_GENERATED = 1
+COUNTED = {"films": "content.film_work", "people": "content.person", "ratings": "ugc.ratings", "views": "ugc.views"}
+SEED_PIPELINES = ("film_dim_full", "film_rating_agg_full")
+
+# A group is read again, as a whole, when something newer than the checkpoint belongs to it.
+INCREMENTAL_PIPELINES: tuple[dict[str, Any], ...] = (
+    {
+        "name": "daily_views",
+        "description": "Views, viewers and hours watched of every day.",
+        "source_query": """\
+SELECT
+    CAST(v.viewed_at AT TIME ZONE 'UTC' AS date) AS day,
+    count(*) AS views,
+    count(DISTINCT v.user_id) AS viewers,
+    CAST(sum(v.seconds) / 3600.0 AS numeric(12, 2)) AS hours_watched,
+    max(v.viewed_at) AS last_viewed_at
+FROM ugc.views v
+GROUP BY 1""",
+        "target_table": "analytics.daily_views",
+        "target_key": ["day"],
+        "mode": "incremental",
+        "incremental_key": "last_viewed_at",
+        "incremental_id_key": "day",
+    },
+    {
+        "name": "user_activity",
+        "description": "What every user has rated and watched, and when they were last seen.",
+        "source_query": """\
+SELECT
+    a.user_id,
+    count(a.rating) AS ratings,
+    CAST(avg(a.rating) AS numeric(4, 2)) AS avg_rating,
+    count(a.seconds) AS views,
+    CAST(coalesce(sum(a.seconds), 0) / 3600.0 AS numeric(12, 2)) AS hours_watched,
+    max(a.at) AS last_active_at
+FROM (
+    SELECT r.user_id, r.rating, CAST(NULL AS integer) AS seconds, r.modified AS at FROM ugc.ratings r
+    UNION ALL
+    SELECT v.user_id, NULL, v.seconds, v.viewed_at FROM ugc.views v
+) a
+GROUP BY a.user_id""",
+        "target_table": "analytics.user_activity",
+        "target_key": ["user_id"],
+        "mode": "incremental",
+        "incremental_key": "last_active_at",
+        "incremental_id_key": "user_id",
+    },
+)
+
+MARTS = {
+    "analytics.film_dim": "SELECT title, rating, type, creation_date, genres, directors, actors"
+    " FROM analytics.film_dim ORDER BY title, film_id LIMIT %s",
+    "analytics.film_rating_agg": "SELECT film_id, avg_rating, rating_count, updated_at"
+    " FROM analytics.film_rating_agg ORDER BY rating_count DESC, film_id LIMIT %s",
+}
+
+
+def demo(
+    films: Annotated[
+        int | None, typer.Option(help="Generate this many films instead of the small cinema.", min=1)
+    ] = None,
+    ratings: Annotated[int | None, typer.Option(help="Generate this many ratings. [default: 50 a film]", min=0)] = None,
+    seed: Annotated[int, typer.Option(help="The same seed generates the same cinema.")] = 1,
+    output: Output = Format.TABLE,
+) -> None:
+    """Make a demo cinema, run its pipelines, show the marts."""
+    with processes.ending_like_ctrl_c():
+        settings = local.load_settings(auth="off")
+        with stack.migrated_database(settings) as (found, _):
+            _load_cinema(found, films, ratings, seed)
+            ended = _run_pipelines(found)
+            marts = _first_rows(found)
+    _show(ended, marts, output)
+    if not all(map(succeeded, ended)):
+        raise typer.Exit(ExitCode.FAILED)
+    local.say("next: `make dev` serves this cinema with the console and the API documentation")
+
+
+def _load_cinema(settings: "Settings", films: int | None, ratings: int | None, seed: int) -> None:
+    """As whoever migrates: the application itself may not create source schemas."""
+    from vitrina.embedded import cinema
+    from vitrina.store import database
+
+    login = settings.admin_url or settings.database_url
+    if login is None:
+        raise ConfigError("the demo cinema has no database to go to: set VITRINA_DATABASE_URL")
+    with (
+        database.connect(login.get_secret_value(), "vitrina:demo") as connection,
+        database.translated("loading the demo cinema"),
+    ):
+        if films is None and ratings is None:
+            cinema.load(connection)
+        else:
+            wanted = films or SMALLEST_GENERATED
+            cinema.generate(connection, wanted, RATINGS_A_FILM * wanted if ratings is None else ratings, seed)
+        rows = cinema.counts(connection)
+    local.say(f"cinema: {', '.join(f'{rows[table]:,} {name}' for name, table in COUNTED.items())}")
+
+
+def _run_pipelines(settings: "Settings") -> "list[Run]":
+    from vitrina.client import Client
+
+    with stack.running(settings, ANY_PORT, _keep_quiet) as running, Client(running.url) as client:
+        local.say(f"API and runner: up on {running.url}")
+        try:
+            _create_missing(client)
+            return _run_all(client, running)
+        except CannotConnect:
+            # The reason stands in what the process said before it ended, if it did.
+            running.children.raise_if_ended()
+            raise
+
+
+def _keep_quiet(name: str, line: str) -> None:
+    """The logs of API and runner are shown only if something goes wrong."""
+
+
+def _create_missing(client: "Client") -> None:
+    existing = {pipeline.name for pipeline in client.list_pipelines()}
+    for definition in INCREMENTAL_PIPELINES:
+        if definition["name"] not in existing:
+            client.create_pipeline(definition)
+            local.say(f"pipeline {definition['name']}: created, incremental, into {definition['target_table']}")
+
+
+def _run_all(client: "Client", running: stack.Stack) -> "list[Run]":
+    from concurrent.futures import ThreadPoolExecutor
+
+    names = [*SEED_PIPELINES, *(definition["name"] for definition in INCREMENTAL_PIPELINES)]
+    with watching() as watcher, ThreadPoolExecutor(len(names)) as pool:
+        return list(pool.map(lambda name: _run_one(client, running, watcher, name), names))
+
+
+def _run_one(client: "Client", running: stack.Stack, watcher: Watcher, name: str) -> "Run":
+    def look(seen: "PipelineStatus") -> None:
+        running.children.raise_if_ended()
+        watcher.see(seen)
+
+    accepted = client.run(name)
+    ended = client.wait_for_run(name, requested_at=accepted.run_requested_at, on_progress=look, poll_seconds=0.2)
+    watcher.finish(ended)
+    return ended
+
+
+def _first_rows(settings: "Settings") -> dict[str, list[dict[str, Any]]]:
+    from vitrina.store import database
+
+    with (
+        database.connect(settings.require_database_url(), "vitrina:demo") as connection,
+        database.translated("looking at the marts"),
+    ):
+        return {mart: connection.execute(query.encode(), [ROWS_SHOWN]).fetchall() for mart, query in MARTS.items()}
+
+
+def _show(ended: "list[Run]", marts: dict[str, list[dict[str, Any]]], output: Format) -> None:
+    if output is not Format.TABLE:
+        show_data({"runs": as_plain(ended), "marts": marts}, output)
+        return
+    show_runs(ended, title="Runs")
+    for mart, rows in marts.items():
+        print()
+        show_table([list(row.values()) for row in rows], list(rows[0]) if rows else [], title=mart)

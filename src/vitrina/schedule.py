@@ -1,4 +1,4 @@
-"""When a scheduled pipeline is due next: `30s`/`15m`/`1h`/`1d`, an ISO-8601 duration, or 5-field cron with a time zone."""
+"""When a scheduled pipeline is due next: `15m`, an ISO-8601 duration, or 5-field cron with a time zone."""
 
 import re
 from datetime import UTC, datetime, timedelta

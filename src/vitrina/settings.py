@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dotenv import dotenv_values
-from pydantic import AliasChoices, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from vitrina.errors import ConfigError
 from vitrina.targets import TargetPolicy
@@ -21,10 +20,10 @@ DEFAULT_CONNECTION = "default"
 _CONNECTION_VARIABLE = re.compile(r"VITRINA_CONN_([A-Z0-9_]+?)(_FILE)?")
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Every setting of every process. Names of variables are the field names in upper case after `VITRINA_`."""
 
-    model_config = SettingsConfigDict(env_prefix="VITRINA_", extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(extra="forbid")
 
     database_url: SecretStr | None = Field(None, description="Metastore (and default source and target) database.")
     admin_url: SecretStr | None = Field(None, description="Login that `vitrina migrate` uses; default: database_url.")
@@ -41,18 +40,11 @@ class Settings(BaseSettings):
 
     elasticsearch_url: SecretStr | None = Field(
         None,
-        validation_alias=AliasChoices("ELASTICSEARCH_URL", "elasticsearch_url"),
         description="Search server(s), comma-separated.",
     )
-    elasticsearch_api_key: SecretStr | None = Field(
-        None, validation_alias=AliasChoices("ELASTICSEARCH_API_KEY", "elasticsearch_api_key")
-    )
-    elasticsearch_ca_file: Path | None = Field(
-        None, validation_alias=AliasChoices("ELASTICSEARCH_CA_FILE", "elasticsearch_ca_file")
-    )
-    elasticsearch_fingerprint: str | None = Field(
-        None, validation_alias=AliasChoices("ELASTICSEARCH_FINGERPRINT", "elasticsearch_fingerprint")
-    )
+    elasticsearch_api_key: SecretStr | None = Field(None)
+    elasticsearch_ca_file: Path | None = Field(None)
+    elasticsearch_fingerprint: str | None = Field(None)
 
     auth: Literal["token", "off"] = Field("token", description="`off` is accepted on loopback addresses only.")
     api_url: str = Field("http://127.0.0.1:8000", description="Where the command line finds the API.")
@@ -66,7 +58,9 @@ class Settings(BaseSettings):
     poll_seconds: float = Field(1.0, gt=0, description="How often a runner looks for work when nothing wakes it.")
     max_attempts: int = Field(3, ge=1, description="Tries of one run, and lost leases without progress, before FAILED.")
     backoff_seconds: tuple[float, ...] = Field((1.0, 2.0, 4.0), description="Waits between tries.")
-    statement_timeout_seconds: float = Field(3600.0, gt=0, description="Longest single statement on a source or target.")
+    statement_timeout_seconds: float = Field(
+        3600.0, gt=0, description="Longest single statement on a source or target."
+    )
     connect_timeout_seconds: int = Field(10, ge=1)
     runs_retention_days: int = Field(90, ge=1, description="How long the history of runs is kept.")
     events_retention_hours: int = Field(48, ge=1)
@@ -74,13 +68,6 @@ class Settings(BaseSettings):
 
     # `VITRINA_CONN_<NAME>`: named source (and target) databases, operator only. Filled by `load`.
     connections: dict[str, SecretStr] = Field(default_factory=dict)
-
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **_: Any
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # `load` merges the environment, files and .env itself, so that `<VAR>_FILE` works for all of them.
-        return (init_settings,)
 
     @cached_property
     def target_policy(self) -> TargetPolicy:
@@ -110,8 +97,7 @@ class Settings(BaseSettings):
         if found is None:
             known = ", ".join(sorted([DEFAULT_CONNECTION, *self.connections]))
             raise ConfigError(
-                f"connection {name!r} is not configured (known: {known});"
-                f" the operator sets VITRINA_CONN_{name.upper()}"
+                f"connection {name!r} is not configured (known: {known}); the operator sets VITRINA_CONN_{name.upper()}"
             )
         return found.get_secret_value()
 
@@ -144,7 +130,7 @@ def _with_files(variables: Mapping[str, str]) -> dict[str, str]:
     for name, path in variables.items():
         plain = name.removesuffix("_FILE")
         ours = name.startswith(("VITRINA_", "ELASTICSEARCH_"))
-        if not ours or plain == name or name == "ELASTICSEARCH_CA_FILE" or merged.get(plain) or not path:
+        if not ours or name in (plain, "ELASTICSEARCH_CA_FILE") or merged.get(plain) or not path:
             continue
         try:
             merged[plain] = Path(path).read_text().strip()

@@ -15,7 +15,7 @@ from vitrina.settings import READER_ROLE, Settings
 Connection = psycopg.Connection[DictRow]
 
 # A stopped or vanished peer must not keep row locks: the kernel gives up after half a minute.
-_KEEPALIVES = {
+_KEEPALIVES: dict[str, Any] = {
     "keepalives": 1,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -24,7 +24,7 @@ _KEEPALIVES = {
 }
 
 # Values travel as text in places (cursors, checkpoints): every session must write and read them alike.
-_SESSION = {
+SESSION = {
     "timezone": "UTC",
     "datestyle": "ISO, YMD",
     "intervalstyle": "postgres",
@@ -45,7 +45,7 @@ def connect(
     autocommit: bool = True,
 ) -> Connection:
     """A fresh session with our settings; `CannotConnect` (without the password) when there is none to be had."""
-    options = " ".join(f"-c {name}={_escape(value)}" for name, value in (_SESSION | (settings or {})).items())
+    options = " ".join(f"-c {name}={escape_option(value)}" for name, value in (SESSION | (settings or {})).items())
     try:
         return psycopg.connect(
             url,
@@ -115,9 +115,9 @@ def translated(what: str) -> Iterator[None]:
 
 def raise_translated(what: str, exc: psycopg.Error) -> NoReturn:
     message = f"{what}: {sql_message(exc)}"
-    if isinstance(exc, psycopg.OperationalError) and _is_disconnect(exc):
+    if is_disconnect(exc):
         raise errors.Disconnected(message) from exc
-    if _is_transient(exc):
+    if is_transient(exc):
         raise errors.TransientError(message) from exc
     raise errors.FatalError(message) from exc
 
@@ -131,19 +131,31 @@ def sql_message(exc: psycopg.Error) -> str:
     return f"{primary}{state}{'. ' + extra if extra else ''}"
 
 
-# 40xxx: serialization and deadlock; 53xxx: out of something; 55P03: lock not available; 57014: cancelled or timed out.
+# 40xxx: serialization and deadlock; 53xxx: out of something; 55P03: lock not available; 58030: I/O.
 _TRANSIENT_STATES = ("40", "53", "55P03", "58030")
+# 08xxx: connection; 57P0x: the server is going down or threw us out; 25P03: idle too long in a transaction.
 _DISCONNECT_STATES = ("08", "57P", "25P03")
 
 
-def _is_disconnect(exc: psycopg.Error) -> bool:
-    return exc.sqlstate is None or exc.sqlstate.startswith(_DISCONNECT_STATES)
+def is_disconnect(exc: psycopg.Error) -> bool:
+    """A connection without SQLSTATE in its error is a broken one."""
+    if exc.sqlstate is None:
+        return isinstance(exc, psycopg.OperationalError)
+    return is_disconnect_state(exc.sqlstate)
 
 
-def _is_transient(exc: psycopg.Error) -> bool:
-    return exc.sqlstate is not None and exc.sqlstate.startswith((*_TRANSIENT_STATES, *_DISCONNECT_STATES))
+def is_transient(exc: psycopg.Error) -> bool:
+    return exc.sqlstate is not None and is_transient_state(exc.sqlstate)
 
 
-def _escape(value: Any) -> str:
+def is_disconnect_state(state: str) -> bool:
+    return state.startswith(_DISCONNECT_STATES)
+
+
+def is_transient_state(state: str) -> bool:
+    return state.startswith(_TRANSIENT_STATES)
+
+
+def escape_option(value: Any) -> str:
     """libpq splits `options` at spaces."""
     return str(value).replace("\\", "\\\\").replace(" ", "\\ ")

@@ -219,8 +219,8 @@ def recover_expired(connection: Connection, *, ttl_seconds: float, max_attempts:
                               ELSE 'RUN_REQUESTED' END,
                 last_error = CASE WHEN p.status = 'RUNNING' AND p.enabled
                                    AND p.attempts >= coalesce((p.options ->> 'max_attempts')::int, %(max)s)
-                             THEN format('lost %%s runners in a row without a committed batch; look at the runners'' logs,'
-                                         ' then run it again', p.attempts)
+                             THEN format('lost %%s runners in a row without a committed batch;'
+                                         ' look at the runners'' logs, then run it again', p.attempts)
                              ELSE p.last_error END,
                 requested_trigger = 'recovery',
                 run_requested_at = coalesce(p.run_requested_at, clock_timestamp()),

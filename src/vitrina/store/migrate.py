@@ -9,6 +9,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from psycopg import sql
+from pydantic import SecretStr
 
 from vitrina.errors import CannotConnect, ConfigError
 from vitrina.settings import APP_ROLE, READER_ROLE, Settings
@@ -79,8 +80,8 @@ def _upgrade(url: str) -> str:
 def _create_roles(connection: database.Connection, settings: Settings) -> None:
     """Both roles, with the passwords that are configured; told in SQL when we may not."""
     statements = [
-        *_role(connection, APP_ROLE, settings.app_password and settings.app_password.get_secret_value()),
-        *_role(connection, READER_ROLE, settings.reader_password and settings.reader_password.get_secret_value()),
+        *_role(connection, APP_ROLE, settings.app_password),
+        *_role(connection, READER_ROLE, settings.reader_password),
         *_role_defaults(connection),
     ]
     with connection.transaction():
@@ -91,16 +92,16 @@ def _create_roles(connection: database.Connection, settings: Settings) -> None:
             raise _ask_administrator(connection, statements) from exc
 
 
-def _role(connection: database.Connection, role: str, password: str | None) -> Iterable[sql.Composable]:
+def _role(connection: database.Connection, role: str, password: SecretStr | None) -> Iterable[sql.Composed]:
     exists = connection.execute("SELECT 1 FROM pg_catalog.pg_roles WHERE rolname = %s", [role]).fetchone()
     name = sql.Identifier(role)
     if not exists:
         yield sql.SQL("CREATE ROLE {} LOGIN").format(name)
     if password:
-        yield sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, sql.Literal(password))
+        yield sql.SQL("ALTER ROLE {} PASSWORD {}").format(name, sql.Literal(password.get_secret_value()))
 
 
-def _role_defaults(connection: database.Connection) -> Iterable[sql.Composable]:
+def _role_defaults(connection: database.Connection) -> Iterable[sql.Composed]:
     """What the roles need once; nothing is said again that already holds, so that a plain owner can migrate again."""
     configured = connection.execute(
         """
@@ -145,7 +146,9 @@ def _is_member(connection: database.Connection, member: str, role: str) -> bool:
 
 def _create_schemas(connection: database.Connection) -> None:
     statements = [
-        sql.SQL("CREATE SCHEMA IF NOT EXISTS {} AUTHORIZATION {}").format(sql.Identifier(name), sql.Identifier(APP_ROLE))
+        sql.SQL("CREATE SCHEMA IF NOT EXISTS {} AUTHORIZATION {}").format(
+            sql.Identifier(name), sql.Identifier(APP_ROLE)
+        )
         for name in ("etl", "etl_stage", "analytics")
         if not connection.execute("SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s", [name]).fetchone()
     ]
@@ -186,8 +189,8 @@ def _ask_administrator(connection: database.Connection, statements: Iterable[sql
     """The exact statements for somebody with more rights; passwords are left for them to fill in."""
     script = "\n".join(f"  {_without_password(statement.as_string(connection))};" for statement in statements)
     return ConfigError(
-        f"{connection.info.user} may not prepare the database {connection.info.dbname}; set VITRINA_ADMIN_URL to a login"
-        f" that may, or have an administrator run:\n{script}"
+        f"{connection.info.user} may not prepare the database {connection.info.dbname}; set VITRINA_ADMIN_URL to a"
+        f" login that may, or have an administrator run:\n{script}"
     )
 
 

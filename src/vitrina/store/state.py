@@ -57,7 +57,8 @@ def seize(connection: Connection, claim: Claim, table: sql.Identifier = METASTOR
     row = connection.execute(
         sql.SQL(
             """
-            INSERT INTO {table} AS s (pipeline_id, epoch, claim_id, run_id) VALUES (%(id)s, %(epoch)s, %(claim)s, %(run)s)
+            INSERT INTO {table} AS s (pipeline_id, epoch, claim_id, run_id)
+            VALUES (%(id)s, %(epoch)s, %(claim)s, %(run)s)
             ON CONFLICT (pipeline_id) DO UPDATE
             SET epoch = excluded.epoch, claim_id = excluded.claim_id, run_id = excluded.run_id
             WHERE s.epoch < excluded.epoch OR (s.epoch = excluded.epoch AND s.claim_id = excluded.claim_id)
@@ -109,6 +110,12 @@ def mirror(connection: Connection, claim: Claim, checkpoint: Checkpoint) -> None
 def find(connection: Connection, pipeline_id: UUID) -> dict[str, Any] | None:
     """The row as people see it."""
     return connection.execute("SELECT * FROM etl.etl_state WHERE pipeline_id = %s", [pipeline_id]).fetchone()
+
+
+def peek(connection: Connection, pipeline_id: UUID) -> Checkpoint:
+    """The checkpoint as it stands, without taking it."""
+    row = find(connection, pipeline_id)
+    return _checkpoint(row) if row else Checkpoint()
 
 
 def reset(connection: Connection, pipeline_id: UUID, *, cursor: str | None = None) -> None:

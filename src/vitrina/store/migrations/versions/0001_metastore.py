@@ -221,7 +221,7 @@ BEGIN
 END $$;
 CREATE TRIGGER announce AFTER INSERT ON etl.etl_events FOR EACH ROW EXECUTE FUNCTION etl.announce_event();
 
--- A status may be moved by the API, a runner or a person with psql: all of them wake the runners and are told to listeners.
+-- The API, a runner or a person with psql may move a status: each wakes the runners and is told to listeners.
 CREATE FUNCTION etl.stamp_status() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     NEW.status_since := clock_timestamp();

@@ -1,0 +1,40 @@
+"""How a column's values travel through Arrow: natively where that is exact, else as text that Postgres casts back."""
+
+# Types that ADBC carries exactly in both directions. Not timestamps and dates: it wraps `infinity` around.
+_NATIVE = {
+    "smallint": "smallint",
+    "integer": "integer",
+    "bigint": "bigint",
+    "real": "real",
+    "double precision": "double precision",
+    "boolean": "boolean",
+    "text": "text",
+    "character varying": "text",
+    "bytea": "bytea",
+    "uuid": "uuid",
+}
+
+
+def travels_natively(kind: str) -> bool:
+    return base_type(kind) in _NATIVE
+
+
+def staged_type(kind: str) -> str:
+    """The type in which a stage holds a value that came through Arrow."""
+    return _NATIVE.get(base_type(kind), "text")
+
+
+def merge_type(kind: str) -> str:
+    """The type that a staged value is cast to before it is compared and written.
+
+    An explicit cast to varchar(5) would cut silently; without the length, the write itself refuses what is too long.
+    """
+    base = base_type(kind)
+    if kind.endswith("]"):
+        return kind
+    return {"character varying": "character varying", "character": "bpchar"}.get(base, kind)
+
+
+def base_type(kind: str) -> str:
+    """`character varying(5)` is `character varying`; arrays stay what they are."""
+    return kind if kind.endswith("]") else kind.partition("(")[0].strip()

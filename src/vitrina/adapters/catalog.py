@@ -1,0 +1,248 @@
+"""What a table looks like in Postgres's catalog, and whether a query's result fits into it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import sql
+
+from vitrina.errors import TargetMismatch
+from vitrina.store.database import Connection
+from vitrina.targets import PostgresTarget
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a query's result; `type` is as `format_type` writes it, precision included."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True)
+class TableColumn(Column):
+    """A column of a table."""
+
+    not_null: bool = False
+    default: str | None = None
+    generated: bool = False
+    identity: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A target table as it stands."""
+
+    schema: str
+    name: str
+    oid: int
+    kind: str
+    owned: bool
+    forces_row_security: bool
+    columns: tuple[TableColumn, ...]
+    primary_key: tuple[str, ...]
+    unique_keys: tuple[tuple[str, ...], ...]
+    cascading: tuple[str, ...]
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.name)
+
+    def column(self, name: str) -> TableColumn | None:
+        return next((column for column in self.columns if column.name == name), None)
+
+
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "c": "a type"}
+
+
+def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
+    """The table, or None when there is none of that name."""
+    head = connection.execute(
+        """
+        SELECT c.oid, c.relkind::text AS kind, c.relrowsecurity AND c.relforcerowsecurity AS forces_row_security,
+               pg_catalog.pg_has_role(c.relowner, 'USAGE') AS owned
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = %s AND c.relname = %s
+        """,
+        [target.schema, target.table],
+    ).fetchone()
+    if head is None:
+        return None
+    keys = _unique_keys(connection, head["oid"])
+    return Table(
+        schema=target.schema,
+        name=target.table,
+        oid=head["oid"],
+        kind=head["kind"],
+        owned=head["owned"],
+        forces_row_security=head["forces_row_security"],
+        columns=_columns(connection, head["oid"]),
+        primary_key=next((tuple(key["columns"]) for key in keys if key["primary"]), ()),
+        unique_keys=tuple(tuple(key["columns"]) for key in keys),
+        cascading=_cascading(connection, head["oid"]),
+    )
+
+
+def _columns(connection: Connection, oid: int) -> tuple[TableColumn, ...]:
+    rows = connection.execute(
+        """
+        SELECT a.attname AS name, pg_catalog.format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS not_null,
+               CASE WHEN a.attgenerated = '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END AS default,
+               a.attgenerated <> '' AS generated, a.attidentity <> '' AS identity
+        FROM pg_catalog.pg_attribute a
+        LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+        WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
+        ORDER BY a.attnum
+        """,
+        [oid],
+    ).fetchall()
+    return tuple(TableColumn(**row) for row in rows)
+
+
+def _unique_keys(connection: Connection, oid: int) -> list[dict[str, Any]]:
+    """Complete, immediate-or-deferrable unique keys on plain columns: what a row can be found by."""
+    return connection.execute(
+        """
+        SELECT i.indisprimary AS primary,
+               (SELECT array_agg(a.attname::text ORDER BY k.position)
+                FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, position)
+                JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum) AS columns
+        FROM pg_catalog.pg_index i
+        WHERE i.indrelid = %s AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indisvalid
+        ORDER BY i.indisprimary DESC, i.indexrelid
+        """,
+        [oid],
+    ).fetchall()
+
+
+def _cascading(connection: Connection, oid: int) -> tuple[str, ...]:
+    """Foreign keys elsewhere that would delete or blank rows when ours are deleted."""
+    rows = connection.execute(
+        """
+        SELECT format('%%s on %%s', conname, conrelid::regclass) AS name FROM pg_catalog.pg_constraint
+        WHERE confrelid = %s AND contype = 'f' AND confdeltype IN ('c', 'n', 'd')
+        """,
+        [oid],
+    ).fetchall()
+    return tuple(row["name"] for row in rows)
+
+
+def refuse_unusable(table: Table) -> None:
+    """Things that carry the right name but cannot be merged into."""
+    if table.kind in _KINDS:
+        raise TargetMismatch(f"target {table.schema}.{table.name} is {_KINDS[table.kind]}, not a table")
+    if table.forces_row_security:
+        raise TargetMismatch(
+            f"target {table.schema}.{table.name} forces row-level security on its owner, so a load could not see all of"
+            " its rows; use NO FORCE ROW LEVEL SECURITY, or another table"
+        )
+
+
+def choose_key(table: Table | None, wanted: Sequence[str] | None, result: Sequence[Column]) -> tuple[str, ...]:
+    """The key that rows are matched by: the pipeline's `target_key`, else the table's primary key."""
+    names = [column.name for column in result]
+    if wanted:
+        missing = [name for name in wanted if name not in names]
+        if missing:
+            raise TargetMismatch(
+                f"target_key column {missing[0]!r} is not in the query's result (it has: {', '.join(names)})"
+            )
+        if table is not None and not any(set(key) == set(wanted) for key in table.unique_keys):
+            raise TargetMismatch(
+                f"target_key ({', '.join(wanted)}) is not a primary key or unique constraint of"
+                f" {table.schema}.{table.name}; add one, or name the columns of an existing one"
+            )
+        return tuple(wanted)
+    if table is None:
+        raise TargetMismatch("the target table does not exist yet: set target_key, the columns that identify a row")
+    if not table.primary_key:
+        raise TargetMismatch(f"{table.schema}.{table.name} has no primary key: add one, or set target_key")
+    missing = [name for name in table.primary_key if name not in names]
+    if missing:
+        raise TargetMismatch(
+            f"the query's result lacks {missing[0]!r}, part of the primary key of {table.schema}.{table.name}"
+            f" (the result has: {', '.join(names)})"
+        )
+    return table.primary_key
+
+
+def compare(table: Table, result: Sequence[Column], *, ignorable: frozenset[str]) -> list[Column]:
+    """Check every result column against the table; returns the columns that the table lacks.
+
+    `ignorable` columns (cursors) may be missing from the table without anybody minding.
+    """
+    problems, missing = [], []
+    for column in result:
+        found = table.column(column.name)
+        if found is None:
+            if column.name not in ignorable:
+                missing.append(column)
+        elif found.generated:
+            problems.append(f"{column.name} is generated in the table and cannot be written")
+        elif not fits(column.type, found.type):
+            problems.append(f"{column.name} is {found.type} in the table, {column.type} in the query")
+    names = {column.name for column in result}
+    for needed in table.columns:
+        writable = needed.default is not None or needed.generated or needed.identity or not needed.not_null
+        if needed.name not in names and not writable:
+            problems.append(f"{needed.name} is NOT NULL without a default in the table, but the query does not give it")
+    if problems:
+        raise TargetMismatch(
+            f"the query does not fit {table.schema}.{table.name}: {'; '.join(problems)}. Cast in the query, or change"
+            " the table"
+        )
+    return missing
+
+
+# Assignments that lose nothing, or fail loudly when a value does not fit.
+_WIDER = {
+    "smallint": {"integer", "bigint", "numeric"},
+    "integer": {"bigint", "numeric"},
+    "bigint": {"numeric"},
+    "real": {"double precision"},
+    "name": {"text"},
+}
+_TEXTS = ("text", "character varying")
+
+
+def fits(source: str, target: str) -> bool:
+    """Whether every value of the source type arrives unchanged in the target type, or is refused by Postgres."""
+    if source == target or target in _WIDER.get(source, ()):
+        return True
+    if source.startswith(_TEXTS) and target.startswith(_TEXTS):
+        return True
+    # The same type with the target unconstrained: numeric(3,1) into numeric.
+    return source.partition("(")[0] == target and not source.endswith("[]")
+
+
+def create_table(connection: Connection, target: PostgresTarget, result: Sequence[Column], key: Sequence[str]) -> None:
+    """A mart from the types of the query's result, with the key as its primary key."""
+    columns = sql.SQL(", ").join(
+        sql.SQL("{} {}{}").format(
+            sql.Identifier(column.name),
+            sql.SQL(storable(column)),
+            sql.SQL(" NOT NULL" if column.name in key else ""),
+        )
+        for column in result
+    )
+    connection.execute(
+        sql.SQL("CREATE TABLE {} ({}, PRIMARY KEY ({}))").format(
+            sql.Identifier(target.schema, target.table), columns, sql.SQL(", ").join(map(sql.Identifier, key))
+        )
+    )
+
+
+def add_columns(connection: Connection, table: Table, missing: Sequence[Column]) -> None:
+    for column in missing:
+        connection.execute(
+            sql.SQL("ALTER TABLE {} ADD COLUMN {} {}").format(
+                table.identifier,
+                sql.Identifier(column.name),
+                sql.SQL(storable(column)),
+            )
+        )
+
+
+def storable(column: Column) -> str:
+    """The type for a new column. Pseudo-types of a result (an untyped NULL or literal) become text."""
+    return "text" if column.type in ("unknown", '"unknown"') else column.type

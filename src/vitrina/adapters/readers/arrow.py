@@ -1,0 +1,163 @@
+"""Rows that travel: read as Arrow, passed through the steps, copied into the stage."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import adbc_driver_manager
+import adbc_driver_postgresql.dbapi as adbc
+import pyarrow as pa
+from psycopg.sql import SQL, Composable, Identifier
+
+from vitrina import failpoints
+from vitrina.adapters.carriage import travels_natively
+from vitrina.adapters.catalog import Column
+from vitrina.adapters.readers.pushdown import Paging
+from vitrina.adapters.readers.sql import Bounds, Query, SqlReader, arrow_url, column
+from vitrina.adapters.writers.stage import BATCH, EPOCH, SCHEMA, Stage
+from vitrina.errors import BadKey, Disconnected, FatalError, TransientError
+from vitrina.ports import Filled
+from vitrina.store import database
+from vitrina.targets import PostgresTarget
+
+# Wide rows must not exhaust memory: a batch ends early when it holds this much.
+MAX_BATCH_BYTES = 64 << 20
+
+Steps = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+class ArrowSource:
+    """One streamed query, cut into batches; each is copied into the stage on a connection of its own."""
+
+    def __init__(
+        self,
+        reader: SqlReader,
+        query: Query,
+        *,
+        bounds: Bounds,
+        result: Sequence[Column],
+        paging: Paging,
+        stager: "Stager",
+        batch_size: Callable[[], int],
+        steps: Steps | None = None,
+    ) -> None:
+        self._reader = reader
+        self._query = query
+        self._bounds = bounds
+        self._result = result
+        self._paging = paging
+        self._stager = stager
+        self._batch_size = batch_size
+        self._steps = steps
+
+    def batches(self, first_number: int, after: tuple[str, ...] | None) -> Iterator[Filled]:
+        number = first_number
+        with self._reader.stream(self._select(after)) as stream:
+            started = time.monotonic()
+            for table in cut(stream, self._batch_size, ordered_by=self._position_names()):
+                last = self._position(table)
+                rows = table.num_rows
+                data = table.drop_columns(self._position_names()) if self._position_names() else table
+                self._stager.stage(self._apply(data), number)
+                failpoints.hit("batch.filled")
+                yield Filled(number, rows, last, time.monotonic() - started)
+                number += 1
+                started = time.monotonic()
+
+    def close(self) -> None:
+        self._stager.close()
+        self._reader.connection.close()
+
+    def _apply(self, table: pa.Table) -> pa.Table:
+        if self._steps is None:
+            return table
+        return pa.Table.from_batches([self._steps(batch) for batch in table.combine_chunks().to_batches()])
+
+    def _select(self, after: tuple[str, ...] | None) -> Composable:
+        outputs: list[Composable] = [column(c.name, None if travels_natively(c.type) else "text") for c in self._result]
+        outputs += [
+            SQL("({})::text AS {}").format(expression, Identifier(name))
+            for expression, name in zip(self._paging.columns, self._position_names(), strict=True)
+        ]
+        bounds = Bounds(self._bounds.since, self._bounds.until, after)
+        return self._query.select(outputs, bounds, order=self._paging.columns, types=self._paging.types)
+
+    def _position_names(self) -> list[str]:
+        return [f"_position_{i}" for i in range(len(self._paging.columns))]
+
+    def _position(self, table: pa.Table) -> tuple[str, ...] | None:
+        names = self._position_names()
+        if not names:
+            return None
+        return tuple(table.column(name)[-1].as_py() for name in names)
+
+
+def cut(
+    stream: Iterator[pa.RecordBatch], batch_size: Callable[[], int], *, ordered_by: list[str]
+) -> Iterator[pa.Table]:
+    """Tables of `batch_size` rows. Rows of one position stay together: a checkpoint cannot point between them."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in stream:
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        while rows >= batch_size() + 1 or size > MAX_BATCH_BYTES:
+            table = pa.Table.from_batches(waiting)
+            end = _boundary(table, min(batch_size(), max(1, rows * MAX_BATCH_BYTES // max(size, 1))), ordered_by)
+            if end is None:
+                break
+            yield table.slice(0, end)
+            waiting = table.slice(end).to_batches()
+            rows, size = table.num_rows - end, sum(rest.nbytes for rest in waiting)
+    if rows:
+        yield pa.Table.from_batches(waiting)
+
+
+def _boundary(table: pa.Table, wanted: int, ordered_by: list[str]) -> int | None:
+    """The first row at or after `wanted` whose position differs from the one before it; None: not in sight yet."""
+    if not ordered_by:
+        return min(wanted, int(table.num_rows))
+    columns = [table.column(name) for name in ordered_by]
+    for end in range(wanted, table.num_rows):
+        if any(c[end].as_py() != c[end - 1].as_py() for c in columns):
+            return end
+    return None
+
+
+class Stager:
+    """Copies Arrow tables into a stage, tagged, outside of the merge's transaction: untagged rows never count."""
+
+    def __init__(
+        self, url: str, application_name: str, stages: tuple[Stage, ...], *, epoch: int, target: PostgresTarget
+    ) -> None:
+        self._stages = stages
+        self._epoch = epoch
+        self._target = target
+        try:
+            self._connection: Any = adbc.connect(arrow_url(url, application_name, read_only=False), autocommit=True)
+        except adbc_driver_manager.Error as exc:
+            raise Disconnected(f"cannot connect to {database.describe(url)}: {database.reason(exc, url)}") from None
+
+    def stage(self, table: pa.Table, number: int) -> None:
+        stage = self._stages[number % len(self._stages)]
+        tagged = table.select([c.name for c in stage.columns])
+        tagged = tagged.append_column(EPOCH, pa.repeat(pa.scalar(self._epoch, pa.int64()), len(table)))
+        tagged = tagged.append_column(BATCH, pa.repeat(pa.scalar(number, pa.int32()), len(table)))
+        try:
+            with self._connection.cursor() as cursor:
+                cursor.adbc_ingest(stage.name, tagged, mode="append", db_schema_name=SCHEMA)
+        except adbc_driver_manager.Error as exc:
+            raise self._translate(exc) from exc
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _translate(self, exc: Any) -> Exception:
+        state = exc.sqlstate if isinstance(exc.sqlstate, str) else None
+        message = f"staging rows for {self._target} failed: {' '.join(str(exc).split())}"
+        if state == "23502":
+            return BadKey(f"a key column is NULL in a row of the source: {message}")
+        if state is None or database.is_disconnect_state(state):
+            return Disconnected(message)
+        return TransientError(message) if database.is_transient_state(state) else FatalError(message)

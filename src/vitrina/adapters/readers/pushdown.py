@@ -1,0 +1,158 @@
+"""Rows that nobody has to look at: the reader's own session fills the stage, inside Postgres."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psycopg
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+
+from vitrina import failpoints
+from vitrina.adapters.readers.sql import Bounds, Query, SqlReader, column, translate_read
+from vitrina.adapters.writers.postgres import null_key_error
+from vitrina.adapters.writers.stage import BATCH, EPOCH, Stage
+from vitrina.ports import Filled
+from vitrina.store.database import Connection
+from vitrina.targets import PostgresTarget
+
+
+@dataclass(frozen=True)
+class Paging:
+    """In which order a query is read in pieces, and how large they are. No columns: all in one statement."""
+
+    columns: tuple[Composable, ...] = ()
+    types: tuple[str, ...] = ()
+    staged_as: tuple[str, ...] = ()
+    limit: int | None = None
+
+
+class PushdownSource:
+    """Fills stages by SQL. `stages` alternate, so that one can be filled while the other is merged and emptied."""
+
+    def __init__(
+        self,
+        reader: SqlReader,
+        probe: Connection,
+        query: Query,
+        *,
+        bounds: Bounds,
+        stages: tuple[Stage, ...],
+        paging: Paging,
+        epoch: int,
+        target: PostgresTarget,
+        isolate: bool,
+        snapshot: str | None = None,
+    ) -> None:
+        self._reader = reader
+        self._probe = probe
+        self._query = query
+        self._bounds = bounds
+        self._stages = stages
+        self._paging = paging
+        self._epoch = epoch
+        self._target = target
+        # Whether the query runs read-only into a temporary table first: needed when it calls functions of its own.
+        self._isolate = isolate
+        self._snapshot = snapshot
+
+    def batches(self, first_number: int, after: tuple[str, ...] | None) -> Iterator[Filled]:
+        number, position = first_number, after
+        while True:
+            started = time.monotonic()
+            stage = self._stages[number % len(self._stages)]
+            rows = self._fill(stage, number, position)
+            failpoints.hit("batch.filled")
+            if rows:
+                position = self._last(stage, number)
+                yield Filled(number, rows, position, time.monotonic() - started)
+            if self._paging.limit is None or rows < self._paging.limit:
+                return
+            number += 1
+
+    def close(self) -> None:
+        self._reader.connection.cancel_safe(timeout=5)
+        self._reader.connection.close()
+        self._probe.close()
+
+    def _fill(self, stage: Stage, number: int, after: tuple[str, ...] | None) -> int:
+        connection = self._reader.connection
+        select = self._select(stage, after)
+        try:
+            with connection.transaction():
+                if self._snapshot:
+                    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE")
+                    connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Literal(self._snapshot)))
+                else:
+                    connection.execute("SET TRANSACTION READ WRITE")
+                if self._isolate:
+                    return self._fill_isolated(stage, number, select)
+                return connection.execute(
+                    _insert_into(stage, stage.identifier, select, self._epoch, number), prepare=True
+                ).rowcount
+        except psycopg.errors.NotNullViolation as exc:
+            raise null_key_error(exc, self._target) from exc
+        except psycopg.Error as exc:
+            raise translate_read(exc) from exc
+
+    def _fill_isolated(self, stage: Stage, number: int, select: Composed) -> int:
+        """The query runs while the transaction is read-only; Postgres lifts that when the savepoint is released."""
+        connection = self._reader.connection
+        types = [(c.name, c.type) for c in stage.columns] + list(
+            zip(stage.cursor_columns, stage.cursor_types, strict=True)
+        )
+        definitions = SQL(", ").join(
+            SQL("{} {}{}").format(Identifier(name), SQL(kind), SQL(" NOT NULL" if name in stage.key else ""))
+            for name, kind in types
+        )
+        connection.execute(SQL("CREATE TEMPORARY TABLE vitrina_fill ({}) ON COMMIT DROP").format(definitions))
+        filling = Identifier("pg_temp", "vitrina_fill")
+        connection.execute("SAVEPOINT reading")
+        connection.execute("SET LOCAL transaction_read_only = on")
+        connection.execute(SQL("INSERT INTO {} {}").format(filling, select), prepare=True)
+        connection.execute("RELEASE reading")
+        return connection.execute(
+            _insert_into(stage, stage.identifier, SQL("SELECT * FROM {}").format(filling), self._epoch, number)
+        ).rowcount
+
+    def _select(self, stage: Stage, after: tuple[str, ...] | None) -> Composed:
+        outputs: list[Composable] = [column(name) for name in (c.name for c in stage.columns)]
+        outputs += [SQL("q.{}").format(Identifier(name)) for name in self._cursor_names(stage)]
+        bounds = Bounds(self._bounds.since, self._bounds.until, after)
+        return self._query.select(
+            outputs, bounds, order=self._paging.columns, types=self._paging.types, limit=self._paging.limit
+        )
+
+    def _cursor_names(self, stage: Stage) -> list[str]:
+        cursor = self._query.cursor
+        if cursor is None or not stage.cursor_types:
+            return []
+        return [cursor.key, *([cursor.id] if cursor.id else [])]
+
+    def _last(self, stage: Stage, number: int) -> tuple[str, ...] | None:
+        """Where this batch ended, read back from the stage: the reader itself may only insert there."""
+        if not self._paging.staged_as:
+            return None
+        names = [Identifier(name) for name in self._paging.staged_as]
+        collations = [SQL(' COLLATE "C"' if 'COLLATE "C"' in c.as_string(None) else "") for c in self._paging.columns]
+        row = self._probe.execute(
+            SQL("SELECT {} FROM {} WHERE {} = {} AND {} = {} ORDER BY {} LIMIT 1").format(
+                SQL(", ").join(SQL("{0}::text AS {0}").format(name) for name in names),
+                stage.identifier,
+                Identifier(EPOCH),
+                Literal(self._epoch),
+                Identifier(BATCH),
+                Literal(number),
+                SQL(", ").join(
+                    SQL("{}.{}{} DESC").format(stage.identifier, name, collation)
+                    for name, collation in zip(names, collations, strict=True)
+                ),
+            )
+        ).fetchone()
+        return tuple(row.values()) if row else None
+
+
+def _insert_into(stage: Stage, table: Composable, select: Composable, epoch: int, number: int) -> Composed:
+    names = [*(c.name for c in stage.columns), *stage.cursor_columns, EPOCH, BATCH]
+    return SQL("INSERT INTO {} ({}) SELECT r.*, {}::bigint, {}::integer FROM ({}) AS r").format(
+        table, SQL(", ").join(map(Identifier, names)), Literal(epoch), Literal(number), select
+    )

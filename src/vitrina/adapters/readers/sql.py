@@ -1,0 +1,243 @@
+"""Reading a pipeline's SQL: describing its result, asking how it would run, and fetching its rows as Arrow."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import psycopg
+from psycopg import conninfo
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+
+from vitrina import sqlguard
+from vitrina.adapters.catalog import Column
+from vitrina.adapters.cursor import Cursor
+from vitrina.errors import Disconnected, SourceQueryFailed, TransientError
+from vitrina.sqlguard import Judged
+from vitrina.store import database
+from vitrina.store.database import Connection
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Arrow batches come in about this size from the driver; a batch of the run is assembled from them.
+_FETCH_BYTES = 2 << 20
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Where to read: `:since` and `:until` of the query, and the range around it."""
+
+    since: str | None = None  # inclusive
+    until: str | None = None  # exclusive
+    after: tuple[str, ...] | None = None  # exclusive, in the order of the columns read by
+
+
+@dataclass(frozen=True)
+class Query:
+    """A judged query with its cursor bounds filled in."""
+
+    judged: Judged
+    cursor: Cursor | None = None
+
+    def wrapped(self, bounds: Bounds) -> tuple[Composed, Composed]:
+        """The WITH clause and the query as a FROM item: inside the wrapper a CTE would be an optimisation fence."""
+        values = {}
+        for name, value, default in (
+            ("since", bounds.since, self.cursor.lowest if self.cursor else None),
+            ("until", bounds.until, self.cursor.highest if self.cursor else None),
+        ):
+            if name in self.judged.parameters:
+                values[name] = _quoted(value if value is not None else default)
+        head, body = sqlguard.render_parts(self.judged, values)
+        return SQL("{}").format(SQL(head)), SQL("(\n{}\n)").format(SQL(body))
+
+    def select(
+        self,
+        outputs: Sequence[Composable],
+        bounds: Bounds,
+        *,
+        order: Sequence[Composable] = (),
+        types: Sequence[str] = (),
+        limit: int | None = None,
+    ) -> Composed:
+        """`outputs` of the rows within the bounds, in order. Ties of the last row are never cut off."""
+        head, source = self.wrapped(bounds)
+        conditions = list(self._range(bounds))
+        if bounds.after is not None:
+            conditions.append(
+                SQL("({}) > ({})").format(
+                    SQL(", ").join(order),
+                    SQL(", ").join(
+                        SQL("{}::{}").format(Literal(value), SQL(kind))
+                        for value, kind in zip(bounds.after, types, strict=True)
+                    ),
+                )
+            )
+        return SQL("{head} SELECT {outputs} FROM {source} AS q{where}{order}{limit}").format(
+            head=head,
+            outputs=SQL(", ").join(outputs),
+            source=source,
+            where=SQL(" WHERE {}").format(SQL(" AND ").join(conditions)) if conditions else SQL(""),
+            order=SQL(" ORDER BY {}").format(SQL(", ").join(order)) if order else SQL(""),
+            limit=SQL(" FETCH FIRST {} ROWS WITH TIES").format(Literal(limit)) if limit else SQL(""),
+        )
+
+    def _range(self, bounds: Bounds) -> Iterator[Composable]:
+        if self.cursor is None:
+            return
+        column = self.cursor.columns("q")[0]
+        if bounds.since is not None:
+            yield SQL("{} >= {}").format(column, self.cursor.literal(bounds.since))
+        if bounds.until is not None:
+            yield SQL("{} < {}").format(column, self.cursor.literal(bounds.until))
+
+
+def _quoted(value: str | None) -> str:
+    return Literal(value).as_string(None)
+
+
+class SqlReader:
+    """A session logged in as the reader. Users' SQL goes over the extended protocol only: one statement, never two."""
+
+    def __init__(self, connection: Connection, url: str, application_name: str) -> None:
+        self.connection = connection
+        self._url = url
+        self._application_name = application_name
+
+    def describe(self, judged: Judged) -> list[Column]:
+        """Names and types of the result, without running the query."""
+        text = sqlguard.render(judged, {"since": "$1", "until": "$2" if "since" in judged.parameters else "$1"})
+        raw = self.connection.pgconn
+        prepared = raw.prepare(b"", text.encode())
+        if prepared.status != psycopg.pq.ExecStatus.COMMAND_OK:
+            raise self._refused(prepared, judged)
+        described = raw.describe_prepared(b"")
+        columns = [
+            (described.fname(i).decode(), described.ftype(i), described.fmod(i))  # type: ignore[union-attr]
+            for i in range(described.nfields)
+        ]
+        self._refuse_unnamed([name for name, _, _ in columns])
+        return self._with_type_names(columns)
+
+    def _refused(self, result: "psycopg.pq.abc.PGresult", judged: Judged) -> SourceQueryFailed:
+        exc = psycopg.errors.error_from_result(result)
+        position = exc.diag.statement_position
+        where = ""
+        if position:
+            before = judged.text[: int(position) - 1]
+            where = f" at line {before.count(chr(10)) + 1}, column {len(before) - (before.rfind(chr(10)) + 1) + 1}"
+        return SourceQueryFailed(f"the source query is refused{where}: {database.sql_message(exc)}")
+
+    def _refuse_unnamed(self, names: Sequence[str]) -> None:
+        if not names:
+            raise SourceQueryFailed("the source query has no columns: select what the target shall hold")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise SourceQueryFailed(
+                f"the source query gives the column name {twice[0]!r} more than once: give each its own with AS"
+            )
+        if "?column?" in names:
+            raise SourceQueryFailed("the source query has a column without a name: give it one with AS")
+
+    def _with_type_names(self, columns: Sequence[tuple[str, int, int]]) -> list[Column]:
+        rows = self.connection.execute(
+            """
+            SELECT pg_catalog.format_type(oid, typmod) AS type
+            FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY AS c(oid, typmod, position) ORDER BY position
+            """,
+            [[oid for _, oid, _ in columns], [typmod for _, _, typmod in columns]],
+        ).fetchall()
+        return [Column(name, row["type"]) for (name, _, _), row in zip(columns, rows, strict=True)]
+
+    def explain(self, statement: Composed) -> list[dict[str, Any]]:
+        """EXPLAIN (VERBOSE, FORMAT JSON) of a statement that may itself hold the user's query."""
+        try:
+            row = self.connection.execute(
+                SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(statement), prepare=True
+            ).fetchone()
+        except psycopg.Error as exc:
+            raise translate_read(exc) from exc
+        assert row is not None
+        plan: list[dict[str, Any]] = row["QUERY PLAN"]
+        return plan
+
+    def value(self, statement: Composed) -> Any:
+        """The single value of a statement that holds the user's query."""
+        try:
+            row = self.connection.execute(statement, prepare=True).fetchone()
+        except psycopg.Error as exc:
+            raise translate_read(exc) from exc
+        return next(iter(row.values())) if row else None
+
+    @contextmanager
+    def stream(self, statement: Composable) -> Iterator["Iterator[pa.RecordBatch]"]:
+        """The rows as Arrow, streamed by a session of its own that ends with the block."""
+        # Imported here: the driver and pyarrow are the runner's alone and cost half a second.
+        import adbc_driver_manager
+        import adbc_driver_postgresql.dbapi as adbc
+
+        text = statement.as_string(self.connection)
+        try:
+            with (
+                adbc.connect(self._arrow_url(), autocommit=True) as connection,
+                connection.cursor() as cursor,
+            ):
+                cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_FETCH_BYTES)})
+                cursor.execute(text)
+                with cursor.fetch_record_batch() as batches:
+                    yield _translating(batches)
+        except adbc_driver_manager.Error as exc:
+            raise translate_arrow(exc) from exc
+
+    def _arrow_url(self) -> str:
+        """The same login with our session settings: ADBC takes them in the URL only."""
+        return arrow_url(self._url, self._application_name, read_only=True)
+
+
+def arrow_url(url: str, application_name: str, *, read_only: bool) -> str:
+    settings = database.SESSION | ({"default_transaction_read_only": "on"} if read_only else {})
+    options = " ".join(f"-c {name}={database.escape_option(value)}" for name, value in settings.items())
+    if "://" not in url:
+        return conninfo.make_conninfo(url, application_name=application_name, options=options)
+    parts = urlsplit(url)
+    extra = f"application_name={quote(application_name, safe='')}&options={quote(options, safe='')}"
+    return urlunsplit(parts._replace(query=f"{parts.query}&{extra}" if parts.query else extra))
+
+
+def _translating(batches: "pa.RecordBatchReader") -> "Iterator[pa.RecordBatch]":
+    import adbc_driver_manager
+    import pyarrow as pa
+
+    try:
+        yield from batches
+    except adbc_driver_manager.Error as exc:
+        raise translate_arrow(exc) from exc
+    except (pa.ArrowException, OSError) as exc:
+        raise TransientError(f"reading the source failed: {' '.join(str(exc).split())}") from exc
+
+
+def translate_read(exc: psycopg.Error) -> Exception:
+    """A driver's error while a user's query ran."""
+    message = f"the source query failed: {database.sql_message(exc)}"
+    if database.is_disconnect(exc):
+        return Disconnected(message)
+    if database.is_transient(exc):
+        return TransientError(message)
+    return SourceQueryFailed(message)
+
+
+def translate_arrow(exc: Any) -> Exception:
+    """The same for ADBC, whose errors carry the SQLSTATE."""
+    state = exc.sqlstate if isinstance(exc.sqlstate, str) and exc.sqlstate != "\0\0\0\0\0" else None
+    message = f"the source query failed: {' '.join(str(exc).split())}" + (f" (SQLSTATE {state})" if state else "")
+    if state is None or database.is_disconnect_state(state):
+        return Disconnected(message)
+    return TransientError(message) if database.is_transient_state(state) else SourceQueryFailed(message)
+
+
+def column(name: str, cast: str | None = None) -> Composed:
+    """`q."name"`, optionally cast."""
+    reference = SQL("q.{}").format(Identifier(name))
+    return SQL("{}::{} AS {}").format(reference, SQL(cast), Identifier(name)) if cast else reference

@@ -1,0 +1,154 @@
+"""The SQL that turns staged rows into the smallest change of a target: delete, update what differs, insert."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from psycopg.sql import SQL, Composable, Composed, Identifier
+
+from vitrina.adapters.catalog import Table
+
+DIFF = Identifier("pg_temp", "vitrina_diff")
+
+
+@dataclass(frozen=True)
+class Merge:
+    """How the rows of a stage relate to the rows of a target."""
+
+    target: Table
+    key: tuple[str, ...]
+    columns: tuple[str, ...]  # what the query gives and the target takes, key included
+    not_compared: frozenset[str]  # stamps: a row does not differ because of them
+    staged: Composable  # FROM item that yields exactly the staged rows that count, under the target's column names
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        return tuple(name for name in self.columns if name not in self.key)
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        return tuple(name for name in self.others if name not in self.not_compared)
+
+    @property
+    def touched(self) -> tuple[str, ...]:
+        """Bookkeeping columns that the query does not give: written anew whenever their row is."""
+        return tuple(
+            column.name
+            for column in self.target.columns
+            if column.name == "updated_at" and column.name not in self.columns and _is_clock(column.default)
+        )
+
+
+def create_diff(merge: Merge, *, deletes: bool) -> Composed:
+    """One join of stage and target into a temporary table: op I, U or D, with the rows themselves.
+
+    A row differs when its binary image does: IS DISTINCT would call 1.0 and 1.00 equal, and fails on json.
+    """
+    return SQL(
+        """
+        CREATE TEMPORARY TABLE vitrina_diff ON COMMIT DROP AS
+        SELECT CASE WHEN {target_absent} THEN 'I' WHEN {stage_absent} THEN 'D' ELSE 'U' END::"char" AS "_op",
+               {key_columns}{other_columns}
+        FROM {staged} AS s {join} JOIN {target} AS t ON {on}
+        WHERE {target_absent} OR {stage_absent}{differs}
+        """
+    ).format(
+        target_absent=SQL("t.{} IS NULL").format(Identifier(merge.key[0])),
+        stage_absent=SQL("s.{} IS NULL").format(Identifier(merge.key[0])),
+        key_columns=_comma(SQL("coalesce(s.{0}, t.{0}) AS {0}").format(Identifier(name)) for name in merge.key),
+        other_columns=SQL("").join(SQL(", s.{}").format(Identifier(name)) for name in merge.others),
+        staged=merge.staged,
+        join=SQL("FULL" if deletes else "LEFT"),
+        target=merge.target.identifier,
+        on=_all(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merge.key),
+        differs=_differs(merge),
+    )
+
+
+def _differs(merge: Merge) -> Composable:
+    if not merge.compared:
+        return SQL("")
+    return SQL(" OR ROW({})::record OPERATOR(pg_catalog.*<>) ROW({})::record").format(
+        _prefixed("t", merge.compared), _prefixed("s", merge.compared)
+    )
+
+
+def count_diff() -> Composed:
+    return SQL('SELECT "_op"::text AS op, count(*) AS rows FROM {} GROUP BY 1').format(DIFF)
+
+
+def delete_rows(merge: Merge) -> Composed:
+    return SQL("DELETE FROM {} AS t USING {} AS d WHERE d.\"_op\" = 'D' AND {}").format(
+        merge.target.identifier, DIFF, _all(SQL("t.{0} = d.{0}").format(Identifier(name)) for name in merge.key)
+    )
+
+
+def update_rows(merge: Merge) -> Composed | None:
+    """None when a row is nothing but its key: there is nothing to update."""
+    assignments = [SQL("{0} = d.{0}").format(Identifier(name)) for name in merge.others]
+    assignments += [SQL("{} = DEFAULT").format(Identifier(name)) for name in merge.touched]
+    if not merge.others:
+        return None
+    return SQL("UPDATE {} AS t SET {} FROM {} AS d WHERE d.\"_op\" = 'U' AND {}").format(
+        merge.target.identifier,
+        _comma(assignments),
+        DIFF,
+        _all(SQL("t.{0} = d.{0}").format(Identifier(name)) for name in merge.key),
+    )
+
+
+def insert_rows(merge: Merge) -> Composed:
+    return SQL("INSERT INTO {} ({}){} SELECT {} FROM {} AS d WHERE d.\"_op\" = 'I' ORDER BY {}").format(
+        merge.target.identifier,
+        _comma(map(Identifier, merge.columns)),
+        _overriding(merge.target, merge.columns),
+        _prefixed("d", merge.columns),
+        DIFF,
+        _prefixed("d", merge.key),
+    )
+
+
+def insert_all(merge: Merge) -> Composed:
+    """For an empty target: straight from the stage, no comparison."""
+    return SQL("INSERT INTO {} ({}){} SELECT {} FROM {} AS s").format(
+        merge.target.identifier,
+        _comma(map(Identifier, merge.columns)),
+        _overriding(merge.target, merge.columns),
+        _prefixed("s", merge.columns),
+        merge.staged,
+    )
+
+
+def find_duplicates(merge: Merge) -> Composed:
+    """How many keys come more than once, and one of them."""
+    keys = _prefixed("s", merge.key)
+    return SQL(
+        """
+        SELECT count(*) AS keys, (array_agg(example))[1] AS example
+        FROM (SELECT concat_ws(', ', {texts}) AS example FROM {staged} AS s GROUP BY {keys} HAVING count(*) > 1) twice
+        """
+    ).format(
+        texts=_comma(SQL("s.{}::text").format(Identifier(name)) for name in merge.key), staged=merge.staged, keys=keys
+    )
+
+
+def _overriding(table: Table, columns: Sequence[str]) -> Composable:
+    given = [table.column(name) for name in columns]
+    return SQL(" OVERRIDING SYSTEM VALUE" if any(column and column.identity for column in given) else "")
+
+
+def _is_clock(default: str | None) -> bool:
+    return default is not None and any(
+        word in default for word in ("now()", "CURRENT_TIMESTAMP", "clock_timestamp()", "statement_timestamp()")
+    )
+
+
+def _prefixed(alias: str, names: Sequence[str]) -> Composed:
+    return _comma(SQL("{}.{}").format(SQL(alias), Identifier(name)) for name in names)
+
+
+def _comma(parts: Iterable[Composable]) -> Composed:
+    return Composed(list(parts)).join(", ")
+
+
+def _all(parts: Iterable[Composable]) -> Composed:
+    return Composed(list(parts)).join(" AND ")

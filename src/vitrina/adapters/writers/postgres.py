@@ -1,0 +1,317 @@
+"""Postgres marts: rows are staged, then merged into the target in one transaction with the checkpoint."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from uuid import uuid4
+
+import psycopg
+from psycopg.sql import SQL, Composable, Identifier
+
+from vitrina import failpoints
+from vitrina.adapters import carriage, catalog
+from vitrina.adapters.catalog import Column, Table
+from vitrina.adapters.writers import bulk_load, merge
+from vitrina.adapters.writers.merge import Merge
+from vitrina.adapters.writers.stage import CURSOR_ID, CURSOR_KEY, Stage, StageColumn, stage_name
+from vitrina.definition import Options
+from vitrina.errors import BadKey, FatalError, ShrinkRefused, TargetMismatch, TransientError
+from vitrina.store import database
+from vitrina.store.database import Connection
+from vitrina.store.leases import Claim
+from vitrina.store.state import Checkpoint
+from vitrina.targets import PostgresTarget
+
+# A publish that would delete more than this part of the mart is refused.
+SHRINK_LIMIT = 0.5
+
+
+@dataclass(frozen=True)
+class MergeCounts:
+    """What a merge did."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    unchanged: int = 0
+
+    def __add__(self, other: "MergeCounts") -> "MergeCounts":
+        return MergeCounts(
+            self.inserted + other.inserted,
+            self.updated + other.updated,
+            self.deleted + other.deleted,
+            self.unchanged + other.unchanged,
+        )
+
+
+class PostgresWriter:
+    """The target side of one run. One connection, used by one thread; `fence` calls come from the caller."""
+
+    def __init__(self, connection: Connection, claim: Claim, target: PostgresTarget, options: Options) -> None:
+        self.connection = connection
+        self._claim = claim
+        self._target = target
+        self._options = options
+        self._table: Table | None = None
+        self._key: tuple[str, ...] = ()
+        self._columns: tuple[str, ...] = ()
+        self._not_compared: frozenset[str] = frozenset()
+
+    # --- the target ------------------------------------------------------------------------------------------
+
+    def end_older_sessions(self) -> None:
+        """Whatever an older epoch of this pipeline still has open here can only be in the way."""
+        self.connection.execute(
+            """
+            SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity
+            WHERE application_name LIKE %s AND application_name <> %s AND usename = current_user
+              AND pid <> pg_catalog.pg_backend_pid()
+            """,
+            [f"vitrina:{self._claim.pipeline_id}:%", self._claim.session_name],
+        )
+
+    def prepare(
+        self,
+        result: Sequence[Column],
+        *,
+        wanted_key: Sequence[str] | None,
+        ignorable: frozenset[str],
+        stamps: frozenset[str],
+        create: bool = True,
+    ) -> tuple[str, ...]:
+        """Find or create the target, settle the key and the columns that will be written; returns the key."""
+        table = catalog.find_table(self.connection, self._target)
+        if table is None:
+            self._key = catalog.choose_key(None, wanted_key, result)
+            if not create:
+                return self._key
+            self._create(result, self._key)
+            table = self._require_table()
+        catalog.refuse_unusable(table)
+        self._key = catalog.choose_key(table, wanted_key, result)
+        missing = catalog.compare(table, result, ignorable=ignorable)
+        if missing:
+            table = self._add_missing(table, missing, alter=create)
+        self._table = table
+        self._columns = tuple(column.name for column in result if table.column(column.name) is not None)
+        self._not_compared = stamps
+        return self._key
+
+    def _create(self, result: Sequence[Column], key: tuple[str, ...]) -> None:
+        try:
+            catalog.create_table(self.connection, self._target, result, key)
+        except psycopg.errors.DuplicateTable:
+            pass  # another pipeline or person was faster: compare with theirs
+        except psycopg.errors.InsufficientPrivilege as exc:
+            raise FatalError(
+                f"cannot create {self._target}: {database.sql_message(exc)}; GRANT CREATE ON SCHEMA"
+                f" {self._target.schema} TO {self.connection.info.user}, or create the table by hand"
+            ) from exc
+        except psycopg.errors.InvalidSchemaName as exc:
+            raise FatalError(f"cannot create {self._target}: schema {self._target.schema} does not exist") from exc
+
+    def _add_missing(self, table: Table, missing: Sequence[Column], *, alter: bool) -> Table:
+        named = ", ".join(f"{column.name} {column.type}" for column in missing)
+        if self._options.on_schema_change != "add_columns":
+            raise TargetMismatch(
+                f"{table.schema}.{table.name} lacks {named}; add the columns, drop them from the query, or set"
+                " options.on_schema_change to 'add_columns'"
+            )
+        if not alter:
+            return table
+        catalog.add_columns(self.connection, table, missing)
+        return self._require_table()
+
+    def _require_table(self) -> Table:
+        table = catalog.find_table(self.connection, self._target)
+        if table is None:
+            raise TransientError(f"{self._target} disappeared while it was being prepared")
+        return table
+
+    @property
+    def table(self) -> Table:
+        assert self._table is not None, "prepare() comes first"
+        return self._table
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self._columns
+
+    @property
+    def exists(self) -> bool:
+        return self._table is not None
+
+    def is_empty(self) -> bool:
+        if self._table is None:
+            return True
+        row = self.connection.execute(
+            SQL("SELECT NOT EXISTS (SELECT FROM {}) AS empty").format(self.table.identifier)
+        ).fetchone()
+        return bool(row and row["empty"])
+
+    # --- the stage -------------------------------------------------------------------------------------------
+
+    def stage(self, name: str, staged_types: dict[str, str] | None = None, cursor_types: tuple[str, ...] = ()) -> Stage:
+        """A stage of the target's exact types; `staged_types` names the columns that travel as something else."""
+        columns = []
+        for column_name in self._columns:
+            column = self.table.column(column_name)
+            assert column is not None
+            staged = (staged_types or {}).get(column_name, column.type)
+            merged = column.type if staged == column.type else carriage.merge_type(column.type)
+            columns.append(StageColumn(column_name, staged, merged))
+        return Stage(name, tuple(columns), self._key, cursor_types)
+
+    def new_stage_name(self) -> str:
+        return stage_name(str(self._claim.pipeline_id), uuid4().hex[:12])
+
+    def drop_other_stages(self, keep: Sequence[str]) -> None:
+        """Stages of this pipeline that no checkpoint names any more."""
+        rows = self.connection.execute(
+            """
+            SELECT c.relname AS name FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = 'etl_stage' AND c.relkind = 'r' AND c.relname LIKE %s
+            """,
+            [stage_name(str(self._claim.pipeline_id), "").replace("_", r"\_") + "%"],
+        ).fetchall()
+        for row in rows:
+            if row["name"] not in keep:
+                self.connection.execute(SQL("DROP TABLE IF EXISTS {}").format(Identifier("etl_stage", row["name"])))
+
+    # --- merging: inside the caller's transaction -----------------------------------------------------------------
+
+    def merge_batch(self, stage: Stage, number: int) -> MergeCounts:
+        """Upsert one staged batch. The row with the latest cursor wins when a key comes twice."""
+        rows = self._merge_of(stage.of_batch(self._claim.epoch, number, extra=stage.cursor_columns))
+        self.connection.execute("SET CONSTRAINTS ALL DEFERRED")
+        staged = self._latest_rows(rows, stage)
+        self.connection.execute(merge.create_diff(staged, deletes=False))
+        total = self._count(staged)
+        counts = self._apply(staged)
+        failpoints.hit("merge.applied")
+        return replace(counts, unchanged=total - counts.inserted - counts.updated)
+
+    def _latest_rows(self, merging: Merge, stage: Stage) -> Merge:
+        """Several versions of one row in a batch: keep the latest; two that cannot be told apart are an error."""
+        duplicates = self.connection.execute(merge.find_duplicates(merging)).fetchone()
+        if not duplicates or not duplicates["keys"]:
+            return merging
+        order = [column for column in (CURSOR_KEY, CURSOR_ID) if column in stage.cursor_columns]
+        if not order:
+            raise self._duplicate_keys(duplicates["keys"], duplicates["example"])
+        names = SQL(", ").join(SQL("b.{}").format(Identifier(name)) for name in self._key)
+        descending = SQL(", ").join(SQL("b.{} DESC").format(Identifier(name)) for name in order)
+        latest = SQL("(SELECT DISTINCT ON ({0}) b.* FROM {1} AS b ORDER BY {0}, {2})").format(
+            names, merging.staged, descending
+        )
+        self._refuse_ambiguous(merging, order)
+        return replace(merging, staged=latest)
+
+    def _refuse_ambiguous(self, merging: Merge, order: Sequence[str]) -> None:
+        tied = replace(merging, key=(*merging.key, *order))
+        row = self.connection.execute(merge.find_duplicates(tied)).fetchone()
+        if row and row["keys"]:
+            raise self._duplicate_keys(row["keys"], row["example"])
+
+    def _count(self, merging: Merge) -> int:
+        row = self.connection.execute(SQL("SELECT count(*) AS rows FROM {} AS s").format(merging.staged)).fetchone()
+        return int(row["rows"]) if row else 0
+
+    def publish(self, stage: Stage, checkpoint: Checkpoint, *, deletes: bool) -> MergeCounts:
+        """Make the target equal to the counted rows of the stage."""
+        merging = self._merge_of(stage.counted(checkpoint.segments))
+        staged_rows = stage.count(self.connection, checkpoint.segments)
+        if staged_rows != checkpoint.rows:
+            raise StageLost(f"the stage has {staged_rows} of {checkpoint.rows} rows: the database lost it in a crash")
+        self.connection.execute("SET CONSTRAINTS ALL DEFERRED")
+        if self.is_empty():
+            return self._fill_empty(merging, staged_rows)
+        if staged_rows == 0 and deletes and not self._options.allow_empty:
+            raise ShrinkRefused(
+                f"the source has no rows, but {self._target} does; if it shall be emptied, set options.allow_empty"
+            )
+        self.connection.execute(SQL("ANALYZE {}").format(stage.identifier))
+        self.connection.execute(merge.create_diff(merging, deletes=deletes))
+        return self._publish_diff(merging, staged_rows, deletes=deletes)
+
+    def _publish_diff(self, merging: Merge, staged_rows: int, *, deletes: bool) -> MergeCounts:
+        target_rows = self._rows_in_target()
+        planned = {row["op"]: row["rows"] for row in self.connection.execute(merge.count_diff()).fetchall()}
+        inserts, removed = planned.get("I", 0), planned.get("D", 0)
+        # Every staged row that is not new must have met a target row of its own; else a key came twice.
+        if not deletes or staged_rows - inserts != target_rows - removed or inserts:
+            self._refuse_duplicates(merging)
+        if removed:
+            self._refuse_shrinking(removed, target_rows)
+        counts = self._apply(merging)
+        failpoints.hit("publish.applied")
+        return replace(counts, unchanged=staged_rows - counts.inserted - counts.updated)
+
+    def _fill_empty(self, merging: Merge, staged_rows: int) -> MergeCounts:
+        indexes = bulk_load.DetachedIndexes((), ())
+        if staged_rows >= bulk_load.WORTHWHILE_ROWS:
+            indexes = bulk_load.plan_detachment(self.connection, self.table)
+        try:
+            with self.connection.transaction():
+                indexes.detach(self.connection)
+                self.connection.execute(merge.insert_all(merging))
+                indexes.restore(self.connection)
+        except psycopg.errors.UniqueViolation:
+            self._refuse_duplicates(merging)
+            raise
+        failpoints.hit("publish.applied")
+        return MergeCounts(inserted=staged_rows)
+
+    def _apply(self, merging: Merge) -> MergeCounts:
+        """Delete, update, insert: in this order a value of a second unique key can move from row to row."""
+        self.connection.execute(SQL("ANALYZE {}").format(merge.DIFF))
+        deleted = self.connection.execute(merge.delete_rows(merging)).rowcount
+        update = merge.update_rows(merging)
+        updated = self.connection.execute(update).rowcount if update else 0
+        inserted = self.connection.execute(merge.insert_rows(merging)).rowcount
+        return MergeCounts(inserted=inserted, updated=updated, deleted=deleted)
+
+    def _merge_of(self, staged: Composable) -> Merge:
+        return Merge(self.table, self._key, self._columns, self._not_compared, staged)
+
+    def _rows_in_target(self) -> int:
+        row = self.connection.execute(SQL("SELECT count(*) AS rows FROM {}").format(self.table.identifier)).fetchone()
+        return int(row["rows"]) if row else 0
+
+    # --- refusals --------------------------------------------------------------------------------------------
+
+    def _refuse_duplicates(self, merging: Merge) -> None:
+        row = self.connection.execute(merge.find_duplicates(merging)).fetchone()
+        if row and row["keys"]:
+            raise self._duplicate_keys(row["keys"], row["example"])
+
+    def _duplicate_keys(self, keys: int, example: str) -> BadKey:
+        return BadKey(
+            f"{keys} key(s) come more than once in the source, for example ({', '.join(self._key)}) = ({example});"
+            f" {self._target} needs one row per key: aggregate or deduplicate in the query, or change target_key"
+        )
+
+    def _refuse_shrinking(self, removed: int, target_rows: int) -> None:
+        if self.table.cascading and not self._options.allow_cascade:
+            raise FatalError(
+                f"{removed} row(s) left the source, but deleting them from {self._target} would cascade through"
+                f" {', '.join(self.table.cascading)}; set options.allow_cascade if that is wanted"
+            )
+        if removed > target_rows * SHRINK_LIMIT and not self._options.allow_shrink:
+            raise ShrinkRefused(
+                f"publishing would delete {removed} of {target_rows} rows of {self._target}; if the source really"
+                " shrank that much, set options.allow_shrink and run again"
+            )
+
+
+class StageLost(TransientError):
+    """The stage no longer holds what the checkpoint counted: the load starts over."""
+
+    code = "stage_lost"
+
+
+def null_key_error(exc: psycopg.errors.NotNullViolation, target: PostgresTarget) -> BadKey:
+    column = exc.diag.column_name
+    return BadKey(
+        f"the key column {column!r} is NULL in a row of the source; {target} needs it to identify the row: filter such"
+        " rows out in the query, or change target_key"
+    )

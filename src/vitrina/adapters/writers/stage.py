@@ -1,0 +1,120 @@
+"""A pipeline's private, unlogged table: rows wait here, tagged with epoch and batch, until a checkpoint counts them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from psycopg import sql
+from psycopg.sql import SQL, Composed, Identifier, Literal
+
+from vitrina.store.database import Connection
+
+SCHEMA = "etl_stage"
+EPOCH, BATCH = "_epoch", "_batch"
+CURSOR_KEY, CURSOR_ID = "_cursor_key", "_cursor_id"
+
+
+@dataclass(frozen=True)
+class StageColumn:
+    """A column on its way: `type` as it is staged, `target_type` as it is merged."""
+
+    name: str
+    type: str
+    target_type: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage table. What is in it counts only up to the checkpoint's segments."""
+
+    name: str
+    columns: tuple[StageColumn, ...]
+    key: tuple[str, ...]
+    cursor_types: tuple[str, ...] = ()  # of the cursor's key and id, kept beside the data while rows are staged
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return Identifier(SCHEMA, self.name)
+
+    @property
+    def cursor_columns(self) -> tuple[str, ...]:
+        return (CURSOR_KEY, CURSOR_ID)[: len(self.cursor_types)]
+
+    def create(self, connection: Connection, *, fillable_by: str | None) -> None:
+        """Key columns refuse NULL, so that a row without a key is named when it is read, not lost when it is merged."""
+        types = [(column.name, column.type) for column in self.columns]
+        types += list(zip(self.cursor_columns, self.cursor_types, strict=True))
+        definitions = [
+            SQL("{} {}{}").format(Identifier(name), SQL(kind), SQL(" NOT NULL" if name in self.key else ""))
+            for name, kind in types
+        ]
+        definitions += [
+            SQL("{} bigint NOT NULL").format(Identifier(EPOCH)),
+            SQL("{} integer NOT NULL").format(Identifier(BATCH)),
+        ]
+        connection.execute(SQL("DROP TABLE IF EXISTS {}").format(self.identifier))
+        connection.execute(
+            SQL("CREATE UNLOGGED TABLE {} ({}) WITH (autovacuum_enabled = off)").format(
+                self.identifier, SQL(", ").join(definitions)
+            )
+        )
+        if fillable_by:
+            connection.execute(SQL("GRANT INSERT ON {} TO {}").format(self.identifier, Identifier(fillable_by)))
+
+    def counted(self, segments: Mapping[int, int], *, extra: Sequence[str] = ()) -> Composed:
+        """FROM item with exactly the rows that count, in the target's types."""
+        return self._rows(self._in_segments(segments), extra)
+
+    def of_batch(self, epoch: int, number: int, *, extra: Sequence[str] = ()) -> Composed:
+        return self._rows(
+            SQL("{} = {} AND {} = {}").format(Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(number)),
+            extra,
+        )
+
+    def _rows(self, condition: Composed, extra: Sequence[str]) -> Composed:
+        columns = [
+            Identifier(column.name)
+            if column.type == column.target_type
+            else SQL("{0}::{1} AS {0}").format(Identifier(column.name), SQL(column.target_type))
+            for column in self.columns
+        ]
+        columns += [Identifier(name) for name in extra]
+        return SQL("(SELECT {} FROM {} WHERE {})").format(SQL(", ").join(columns), self.identifier, condition)
+
+    def _in_segments(self, segments: Mapping[int, int]) -> Composed:
+        if not segments:
+            return SQL("{}").format(Literal(False))
+        return SQL(" OR ").join(
+            SQL("({} = {} AND {} <= {})").format(Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(number))
+            for epoch, number in segments.items()
+        )
+
+    def discard_uncounted(self, connection: Connection, segments: Mapping[int, int]) -> None:
+        """Rows of an attempt that ended between filling and counting: their batch number is about to be used again."""
+        connection.execute(SQL("DELETE FROM {} WHERE NOT ({})").format(self.identifier, self._in_segments(segments)))
+
+    def count(self, connection: Connection, segments: Mapping[int, int]) -> int:
+        row = connection.execute(
+            SQL("SELECT count(*) AS rows FROM {} WHERE {}").format(self.identifier, self._in_segments(segments))
+        ).fetchone()
+        return int(row["rows"]) if row else 0
+
+    def truncate(self, connection: Connection) -> None:
+        connection.execute(SQL("TRUNCATE {}").format(self.identifier))
+
+    def drop(self, connection: Connection) -> None:
+        connection.execute(SQL("DROP TABLE IF EXISTS {}").format(self.identifier))
+
+    def exists(self, connection: Connection) -> bool:
+        row = connection.execute(
+            """
+            SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = %s AND c.relname = %s
+            """,
+            [SCHEMA, self.name],
+        ).fetchone()
+        return row is not None
+
+
+def stage_name(pipeline_id: str, suffix: str) -> str:
+    """`p_<pipeline>_<suffix>`: people can tell whose it is, and cleaning up can tell whether it is needed."""
+    return f"p_{pipeline_id.replace('-', '')}_{suffix}"

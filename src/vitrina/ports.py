@@ -1,0 +1,29 @@
+"""What the runner's parts promise each other: how staged batches are announced, whoever filled them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Filled:
+    """One batch that is staged but does not count yet."""
+
+    number: int
+    rows: int
+    # Where the next batch starts: values as text, in the order of the columns that are read by. None: not resumable.
+    last: tuple[str, ...] | None
+    seconds: float
+    rejected: int = 0
+
+
+class Source(Protocol):
+    """Fills a stage batch by batch, from wherever rows come from."""
+
+    def batches(self, first_number: int, after: tuple[str, ...] | None) -> Iterator[Filled]:
+        """Fill batches numbered from `first_number`, with the rows behind `after`."""
+        ...
+
+    def close(self) -> None:
+        """End the sessions, also while a batch is being filled by another thread."""
+        ...

@@ -1,0 +1,1 @@
+"""The data plane: manager, dispatcher, executor. Knows nothing about HTTP."""

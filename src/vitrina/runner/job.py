@@ -1,0 +1,284 @@
+"""Everything that one run needs, found out and opened: definition, query, target, sessions, plan."""
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.sql import SQL, Identifier
+from pydantic import ValidationError
+
+from vitrina import explain, sqlguard, taskplan
+from vitrina.adapters import cursor as cursors
+from vitrina.adapters.catalog import Column
+from vitrina.adapters.cursor import Cursor
+from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
+from vitrina.adapters.writers.postgres import PostgresWriter
+from vitrina.definition import Definition
+from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
+from vitrina.runner.plan import Capabilities, Plan, plan
+from vitrina.settings import DEFAULT_CONNECTION, Settings
+from vitrina.sqlguard import Judged, SqlPolicy
+from vitrina.store import database, pipelines, state
+from vitrina.store.database import Connection
+from vitrina.store.leases import Claim
+from vitrina.store.ledger import Ledger
+from vitrina.store.state import Checkpoint
+from vitrina.targets import PostgresTarget, parse_target
+
+
+@dataclass
+class Job:
+    """One run's belongings. Sessions are closed by the ExitStack that opened them."""
+
+    settings: Settings
+    claim: Claim
+    definition: Definition
+    target: PostgresTarget
+    judged: Judged
+    metastore: Connection
+    reader: SqlReader
+    writer: PostgresWriter
+    ledger: Ledger
+    checkpoint: Checkpoint
+    reader_url: str = field(repr=False)
+    target_url: str = field(repr=False)
+    result: list[Column] = field(default_factory=list)
+    cursor: Cursor | None = None
+    key: tuple[str, ...] = ()
+    estimated_rows: int = 0
+
+    @property
+    def query(self) -> Query:
+        return Query(self.judged, self.cursor)
+
+    @property
+    def backfill(self) -> dict[str, Any] | None:
+        """A range that was asked for; the live checkpoint stays where it is."""
+        asked: dict[str, Any] | None = self.claim.row["requested_range"]
+        return asked if self.definition.mode == "incremental" else None
+
+    @property
+    def types(self) -> dict[str, str]:
+        return {column.name: column.type for column in self.result}
+
+    @property
+    def source_statistics(self) -> Connection:
+        """The session that may see when other sessions' transactions began."""
+        return self.metastore if self.definition.source_connection == DEFAULT_CONNECTION else self.reader.connection
+
+
+def definition_of(claim: Claim) -> Definition:
+    try:
+        return pipelines.definition_of(claim.row)
+    except ValidationError as exc:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors(include_url=False))
+        raise FatalError(f"the pipeline's row is not valid: {problems}") from exc
+
+
+def judge(definition: Definition, settings: Settings) -> Judged:
+    """The definition may have been written with psql: it is judged again before anything runs."""
+    taskplan.check(definition, settings.target_policy)
+    if definition.query is None:
+        raise FatalError("the pipeline has no source query")
+    policy = SqlPolicy(settings.source_schemas, settings.extra_functions)
+    try:
+        return sqlguard.judge(definition.query, policy)
+    except InvalidQuery as exc:
+        raise SourceQueryFailed(exc.message) from exc
+
+
+def open_job(claim: Claim, settings: Settings, sessions: ExitStack) -> Job:
+    """Judge, connect, seize. From here on an older epoch of this pipeline cannot commit."""
+    definition = definition_of(claim)
+    judged = judge(definition, settings)
+    target = _table_target(definition, settings)
+    connect = _connector(claim, settings, definition, sessions)
+    metastore = connect(settings.require_database_url())
+    target_name = definition.options.target_connection
+    target_url = settings.connection_url(target_name)
+    remote = target_name not in (None, DEFAULT_CONNECTION)
+    target_connection = connect(target_url) if remote else metastore
+    reader_url = database.reader_url(settings, definition.source_connection)
+    reader = SqlReader(connect(reader_url), reader_url, claim.session_name)
+    writer = PostgresWriter(target_connection, claim, target, definition.options)
+    writer.end_older_sessions()
+    ledger = Ledger(claim, metastore, target_connection)
+    checkpoint = ledger.seize()
+    return Job(
+        settings=settings,
+        claim=claim,
+        definition=definition,
+        target=target,
+        judged=judged,
+        metastore=metastore,
+        reader=reader,
+        reader_url=reader_url,
+        writer=writer,
+        target_url=target_url,
+        ledger=ledger,
+        checkpoint=checkpoint,
+    )
+
+
+def _table_target(definition: Definition, settings: Settings) -> PostgresTarget:
+    target = parse_target(definition.final_target, settings.target_policy)
+    if not isinstance(target, PostgresTarget):
+        raise FatalError(f"this runner has no writer for the target {target}")
+    return target
+
+
+def _connector(
+    claim: Claim, settings: Settings, definition: Definition, sessions: ExitStack
+) -> Callable[[str], Connection]:
+    """Fresh sessions for each run, named after the claim: one failure cannot poison another."""
+    timeout = definition.options.statement_timeout_seconds or settings.statement_timeout_seconds
+    limits = {
+        "statement_timeout": str(int(timeout * 1000)),
+        "lock_timeout": "30000",
+        "idle_in_transaction_session_timeout": str(int(settings.lease_ttl_seconds * 1000)),
+    }
+
+    def connect(url: str) -> Connection:
+        connection = database.connect(
+            url, claim.session_name, connect_timeout_seconds=settings.connect_timeout_seconds, settings=limits
+        )
+        sessions.callback(_close_quietly, connection)
+        return connection
+
+    return connect
+
+
+def _close_quietly(connection: Connection) -> None:
+    with suppress(psycopg.Error):  # it is gone either way
+        connection.close()
+
+
+def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Connection, sessions: ExitStack) -> Job:
+    """The same belongings without a claim: nothing may be written with them."""
+    nobody = UUID(int=0)
+    claim = Claim(row["id"], row["name"], 0, nobody, nobody, row["version"], row | {"requested_range": None})
+    definition = definition_of(claim)
+    judged = judge(definition, settings)
+    target = _table_target(definition, settings)
+    connect = _connector(claim, settings, definition, sessions)
+    target_url = settings.connection_url(definition.options.target_connection)
+    reader_url = database.reader_url(settings, definition.source_connection)
+    writer = PostgresWriter(connect(target_url), claim, target, definition.options)
+    return Job(
+        settings=settings,
+        claim=claim,
+        definition=definition,
+        target=target,
+        judged=judged,
+        metastore=metastore,
+        reader=SqlReader(connect(reader_url), reader_url, claim.session_name),
+        reader_url=reader_url,
+        writer=writer,
+        target_url=target_url,
+        ledger=Ledger(claim, metastore),
+        checkpoint=state.peek(metastore, claim.pipeline_id),
+    )
+
+
+def inspect(job: Job, *, create_target: bool = True) -> Plan:
+    """Describe the result, prepare the target, ask Postgres how the query would run, and choose."""
+    job.result = job.reader.describe(job.judged)
+    if job.definition.mode == "incremental":
+        job.cursor = cursors.cursor_of(job.definition, job.types)
+    elif job.judged.parameters:
+        raise SourceQueryFailed(
+            f":{sorted(job.judged.parameters)[0]} is for incremental pipelines; this one is in mode 'full'"
+        )
+    relations = _explain(job)
+    job.key = job.writer.prepare(
+        job.result,
+        wanted_key=job.definition.target_key,
+        ignorable=frozenset(filter(None, (job.definition.incremental_key, job.definition.incremental_id_key)))
+        if job.cursor
+        else frozenset(),
+        stamps=frozenset(job.definition.options.stamps) | job.judged.volatile_columns,
+        create=create_target,
+    )
+    return plan(job.definition, _capabilities(job, relations))
+
+
+def _explain(job: Job) -> list[dict[str, Any]]:
+    """EXPLAIN's relations are held against the allow-list: a view may lead where its text does not."""
+    found = job.reader.explain(job.query.select([SQL("q.*")], Bounds()))
+    strangers = sorted(
+        f"{schema}.{table}"
+        for schema, table in explain.explain_relations(found)
+        if schema not in job.settings.source_schemas
+    )
+    if strangers:
+        raise SourceQueryFailed(
+            f"the source query reads {strangers[0]}, outside the allowed schemas"
+            f" ({', '.join(sorted(job.settings.source_schemas))})"
+        )
+    top = found[0]["Plan"]
+    limit = job.definition.options.max_cost
+    if limit is not None and top["Total Cost"] > limit:
+        raise SourceQueryFailed(
+            f"the source query costs {top['Total Cost']:.0f} by EXPLAIN, more than options.max_cost {limit:.0f}"
+        )
+    job.estimated_rows = int(top["Plan Rows"])
+    return found
+
+
+def _capabilities(job: Job, explained: list[dict[str, Any]]) -> Capabilities:
+    same = (job.definition.options.target_connection or DEFAULT_CONNECTION) == job.definition.source_connection
+    return Capabilities(
+        same_database=same and job.definition.source_connection == DEFAULT_CONNECTION,
+        target_is_table=True,
+        has_steps=False,
+        estimated_rows=job.estimated_rows,
+        pageable=explain.is_pageable(explained),
+        foreign_functions=frozenset(explain.explain_functions_outside_catalog(explained)),
+        target_is_empty=job.writer.is_empty(),
+        has_checkpoint=job.checkpoint.safe_upto is not None
+        or job.checkpoint.last_key is not None
+        or bool(job.backfill),
+        key=job.key,
+        guarantee=cursors.guarantee(job.cursor, job.definition.options) if job.cursor else None,
+        warnings=tuple(_warnings(job)),
+    )
+
+
+def _warnings(job: Job) -> list[str]:
+    if job.cursor is None:
+        return []
+    found = []
+    if job.cursor.base_type == "timestamp without time zone" and not job.definition.options.cursor_timezone:
+        found.append(
+            f"incremental_key {job.cursor.key} has no time zone; UTC is assumed, options.cursor_timezone says otherwise"
+        )
+    if cursors.guarantee(job.cursor, job.definition.options) == "bounded-lag":
+        found.append(
+            "rows whose cursor value was not set by this database's clock may be late: set options.lookback_seconds, or"
+            " options.cursor_clock to 'database' if it was"
+        )
+    return found
+
+
+def null_cursors(job: Job) -> int:
+    """Rows that an incremental pass can never see, because they do not say when they changed."""
+    assert job.cursor is not None
+    head, source = job.query.wrapped(Bounds())
+    statement = SQL("{} SELECT count(*) FROM {} AS q WHERE q.{} IS NULL").format(
+        head, source, Identifier(job.cursor.key)
+    )
+    return int(job.reader.value(statement) or 0)
+
+
+def newest_cursor(job: Job) -> str | None:
+    assert job.cursor is not None
+    head, source = job.query.wrapped(Bounds())
+    found = job.reader.value(
+        SQL("{0} SELECT ({1})::text FROM {2} AS q WHERE {1} IS NOT NULL ORDER BY {1} DESC LIMIT 1").format(
+            head, job.cursor.columns("q")[0], source
+        )
+    )
+    return None if found is None else str(found)

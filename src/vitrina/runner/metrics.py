@@ -1,0 +1,135 @@
+"""What a run measures of itself: counters, timings and the shape of its batches."""
+
+import time
+from typing import Any
+
+from vitrina.adapters.writers.postgres import MergeCounts
+from vitrina.ports import Filled
+from vitrina.runner.plan import Plan
+from vitrina.store import events, runs
+from vitrina.store.database import Connection
+from vitrina.store.leases import Claim
+from vitrina.store.runs import Counters
+from vitrina.store.state import Checkpoint
+
+# Listeners are told about progress at most this often.
+_ANNOUNCE_SECONDS = 0.5
+_KEPT_BATCHES = 500
+
+
+class RunMeter:
+    """Counters of one run, across its attempts."""
+
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self.attempt = 1
+        self.attempts_without_progress = 0
+        self._batch_seconds: list[float] = []
+        self._stage_seconds = {"fill": 0.0, "merge": 0.0, "publish": 0.0}
+        self._counts = MergeCounts()
+        self._started = time.monotonic()
+        self._announced = 0.0
+        self._consistency = "snapshot"
+
+    def planned(self, plan: Plan, estimated_rows: int) -> None:
+        self.counters.metrics |= {
+            "route": plan.route,
+            "paging": plan.paging,
+            "guarantee": plan.guarantee,
+            "plan": plan.as_dict(),
+            "rows_estimate": estimated_rows,
+        }
+
+    def continued(self, checkpoint: Checkpoint) -> None:
+        self._consistency = "mixed" if checkpoint.last_key is not None else self._consistency
+        self.counters.metrics.setdefault("continued", []).append(
+            {"rows": checkpoint.rows, "batches": checkpoint.batch_no, "after": checkpoint.last_key}
+        )
+
+    def note(self, name: str, value: Any) -> None:
+        self.counters.metrics[name] = value
+
+    def rejected(self, rows: int) -> None:
+        self.counters.rows_rejected = rows
+        if rows:
+            self.note("null_cursors", rows)
+
+    def started_from(self, cursor: str | None) -> None:
+        self.counters.cursor_from = self.counters.cursor_from or cursor
+
+    def reached(self, cursor: str | None) -> None:
+        self.counters.cursor_to = cursor
+
+    def batch(self, filled: Filled, counts: MergeCounts, seconds: float) -> None:
+        self.counters.rows_read += filled.rows
+        self.counters.batches += 1
+        self._stage_seconds["fill"] += filled.seconds
+        self._stage_seconds["merge"] += seconds
+        self._batch_seconds.append(filled.seconds + seconds)
+        if filled.last:
+            self.counters.cursor_to = filled.last[0]
+        self._summarise()
+
+    def merged(self, counts: MergeCounts) -> None:
+        self._counts += counts
+        self._summarise()
+
+    def published(self, counts: MergeCounts, seconds: float) -> None:
+        self._stage_seconds["publish"] += seconds
+        self.merged(counts)
+        self.note("consistency", self._consistency)
+
+    def progressed(self) -> None:
+        """A committed batch: tries start counting anew."""
+        self.attempts_without_progress = 0
+
+    @property
+    def last_batch_ms(self) -> int:
+        return round(self._batch_seconds[-1] * 1000) if self._batch_seconds else 0
+
+    def _summarise(self) -> None:
+        counts = self._counts
+        self.counters.rows_written = counts.inserted + counts.updated
+        self.counters.rows_deleted = counts.deleted
+        seconds = time.monotonic() - self._started
+        ordered = sorted(self._batch_seconds)
+        self.counters.metrics |= {
+            **vars(counts),
+            "seconds": round(seconds, 3),
+            "rows_per_second": round(self.counters.rows_read / seconds) if seconds > 0 else None,
+            "stage_seconds": {name: round(value, 3) for name, value in self._stage_seconds.items()},
+            "batch_ms": {
+                "p50": _milliseconds(ordered, 0.5),
+                "p95": _milliseconds(ordered, 0.95),
+                "max": _milliseconds(ordered, 1.0),
+            },
+        }
+
+    def record(self, metastore: Connection, claim: Claim) -> None:
+        self._summarise()
+        runs.record_progress(metastore, claim.run_id, self.counters, attempts=self.attempt)
+
+    def announce(self, metastore: Connection, claim: Claim) -> None:
+        if time.monotonic() - self._announced < _ANNOUNCE_SECONDS:
+            return
+        self._announced = time.monotonic()
+        events.publish(
+            metastore,
+            "progress",
+            {
+                "pipeline_id": str(claim.pipeline_id),
+                "pipeline": claim.name,
+                "run_id": str(claim.run_id),
+                "rows_read": self.counters.rows_read,
+                "rows_written": self.counters.rows_written,
+                "batches": self.counters.batches,
+                "rows_per_second": self.counters.metrics.get("rows_per_second"),
+                "rows_estimate": self.counters.metrics.get("rows_estimate"),
+            },
+        )
+
+
+def _milliseconds(ordered: list[float], quantile: float) -> float | None:
+    if not ordered:
+        return None
+    return round(ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] * 1000, 1)

@@ -1,0 +1,76 @@
+"""What a runner does on request besides running: validate and preview need a source, so the API cannot do them."""
+
+from contextlib import ExitStack
+from typing import Any
+from uuid import UUID
+
+import structlog
+from psycopg.sql import SQL, Literal
+
+from vitrina.adapters import cursor as cursors
+from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
+from vitrina.errors import NotFound, VitrinaError
+from vitrina.runner import job as jobs
+from vitrina.settings import Settings
+from vitrina.store import database, pipelines
+from vitrina.store.database import Connection
+
+PREVIEW_ROWS = 20
+
+Answer = tuple[dict[str, Any] | None, dict[str, Any] | None]
+
+
+def perform(request: dict[str, Any], metastore: Connection, settings: Settings) -> Answer:
+    """The result, or the error as the API shows it."""
+    handlers = {"validate": validate, "preview": preview}
+    try:
+        handler = handlers.get(request["kind"])
+        if handler is None:
+            raise NotFound(f"this runner does not know how to perform {request['kind']!r}; is it older than the API?")
+        return handler(request, metastore, settings), None
+    except VitrinaError as exc:
+        return None, {"code": exc.code, "message": exc.message}
+    except Exception as exc:  # noqa: BLE001 - a request ends here whatever happened to it; the runner goes on
+        structlog.get_logger().exception("request.crashed", request_id=str(request["id"]), kind=request["kind"])
+        return None, {"code": "internal", "message": f"internal error: {type(exc).__name__}"}
+
+
+def validate(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
+    """Everything short of running: the query is described and explained, the plan chosen."""
+    with ExitStack() as sessions:
+        job = jobs.open_for_inspection(_row(metastore, request["pipeline_id"]), settings, metastore, sessions)
+        plan = jobs.inspect(job, create_target=False)
+        return {
+            "valid": True,
+            "plan": plan.as_dict(),
+            "columns": [{"name": column.name, "type": column.type} for column in job.result],
+            "estimated_rows": job.estimated_rows,
+            "target_exists": job.writer.exists,
+        }
+
+
+def preview(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
+    """The first rows, as JSON; nothing is written."""
+    definition = pipelines.definition_of(_row(metastore, request["pipeline_id"]))
+    judged = jobs.judge(definition, settings)
+    limit = min(int(request["payload"].get("limit", PREVIEW_ROWS)), 1000)
+    url = database.reader_url(settings, definition.source_connection)
+    with database.connect(url, "vitrina:preview", settings={"statement_timeout": "30000"}) as connection:
+        reader = SqlReader(connection, url, "vitrina:preview")
+        columns = reader.describe(judged)
+        types = {column.name: column.type for column in columns}
+        cursor = cursors.cursor_of(definition, types) if definition.mode == "incremental" else None
+        head, source = Query(judged, cursor).wrapped(Bounds())
+        rows = reader.value(
+            SQL("{} SELECT coalesce(jsonb_agg(to_jsonb(q)), '[]') FROM (SELECT * FROM {} AS r LIMIT {}) AS q").format(
+                head, source, Literal(limit)
+            )
+        )
+    return {"columns": [{"name": c.name, "type": c.type} for c in columns], "rows": rows}
+
+
+def _row(metastore: Connection, pipeline_id: UUID) -> dict[str, Any]:
+    row = pipelines.find(metastore, pipeline_id)
+    if row is None:
+        raise NotFound(f"pipeline {pipeline_id} was deleted meanwhile")
+    return row

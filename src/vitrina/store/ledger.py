@@ -1,0 +1,44 @@
+"""The fence around a batch: the checkpoint moves with the data, in the data's own transaction, or not at all."""
+
+from vitrina.status import Status
+from vitrina.store import leases, runs, state
+from vitrina.store.database import Connection
+from vitrina.store.leases import Claim
+from vitrina.store.state import Checkpoint
+
+
+class Ledger:
+    """Checkpoint of one claim. The target is in the metastore's database, in another one, or not a database at all."""
+
+    def __init__(self, claim: Claim, metastore: Connection, target: Connection | None = None) -> None:
+        self._claim = claim
+        self._metastore = metastore
+        # A remote target keeps the row beside the data; without a database of its own, the metastore keeps it.
+        self._home = target or metastore
+        self._remote = target is not None and target is not metastore
+        self._table = state.LEDGER_TABLE if self._remote else state.METASTORE_TABLE
+        self._status = Status.RUNNING
+
+    def seize(self) -> Checkpoint:
+        """Before the first read: older epochs cannot commit from here on."""
+        with self._home.transaction():
+            checkpoint = state.seize(self._home, self._claim, self._table)
+        if self._remote:
+            state.mirror(self._metastore, self._claim, checkpoint)
+        return checkpoint
+
+    def fence(self, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int, progressed: bool = True) -> None:
+        """The last statements of the transaction that carries the data. Raises `LeaseLost` when it must not commit."""
+        if not self._remote:
+            runs.record_progress(self._home, self._claim.run_id, counters, attempts=attempt)
+            self._status = leases.touch(self._home, self._claim, progressed=progressed)
+        state.advance(self._home, self._claim, checkpoint, self._table)
+
+    def settle(self, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int) -> Status:
+        """After the commit: what was asked of the pipeline meanwhile."""
+        if self._remote:
+            with self._metastore.transaction():
+                runs.record_progress(self._metastore, self._claim.run_id, counters, attempts=attempt)
+                self._status = leases.touch(self._metastore, self._claim, progressed=True)
+                state.mirror(self._metastore, self._claim, checkpoint)
+        return self._status

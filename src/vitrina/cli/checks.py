@@ -27,7 +27,10 @@ def validate(
     timeout: Timeout = WAIT_SECONDS,
     output: Output = Format.TABLE,
 ) -> None:
-    """Check a pipeline without running it; exit code 3 if it cannot run."""
+    """Check a pipeline without running it.
+
+    Exit code 3 if it could not run.
+    """
     if (pipeline is None) == (file is None):
         raise typer.BadParameter("give the name of a pipeline, or a file with -f")
     with remote.api() as client:

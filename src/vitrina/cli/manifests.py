@@ -42,7 +42,10 @@ def export(
 
 
 def diff(file: Documents, prune: Prune = False, output: Output = Format.TABLE) -> None:
-    """Show what `apply` would change; exit code 1 if anything."""
+    """Show what `apply` would change.
+
+    Exit code 1 if that is anything.
+    """
     report = _apply(file, dry_run=True, prune=prune)
     _show(report, output)
     if report.has_changes:

@@ -127,7 +127,7 @@ def state(
     yes: Yes = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Show checkpoints: where the next batch starts; or --reset one."""
+    """Show where the next batch starts, or --reset it."""
     if (reset and pipeline is None) or (cursor is not None and not reset):
         raise typer.BadParameter("--reset needs the name of a pipeline, and --cursor needs --reset")
     if reset:

@@ -25,7 +25,7 @@ def api(
     socket_number: Annotated[int | None, typer.Option("--socket", hidden=True)] = None,
     end_with_stdin: EndWithStdin = False,
 ) -> None:
-    """Serve the REST API, its documentation (/docs) and the console."""
+    """Serve the REST API, its documentation and the console."""
     settings = _begin(end_with_stdin)
     require_auth_or_loopback(settings, host)
     listener = listen(host, port) if socket_number is None else socket.socket(fileno=socket_number)

@@ -1,0 +1,191 @@
+"""The command line's own rules: it starts fast, ends with the right code and prints what people and programs expect."""
+
+import json
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from operator import itemgetter
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from vitrina import errors
+from vitrina.cli import exits, files, output, runs, servers
+from vitrina.cli.exits import ExitCode
+from vitrina.cli.output import Column, Format
+
+VITRINA = [sys.executable, "-m", "vitrina.cli"]
+
+
+# --- help ---------------------------------------------------------------------------------------------------------
+
+
+def test_help_answers_within_a_blink() -> None:
+    """The machine may be busy with other things, so the best of some tries counts."""
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        subprocess.run([*VITRINA, "--help"], check=True, capture_output=True)
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.3
+
+
+def test_help_loads_nothing_heavy() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "vitrina.cli", "--help"], check=True, capture_output=True, text=True
+    )
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in shown.stderr.splitlines()}
+    assert "typer" in loaded
+    assert not loaded & {"psycopg", "pydantic", "fastapi", "pyarrow", "httpx", "sqlalchemy", "uvicorn", "rich", "yaml"}
+
+
+def test_help_names_every_command_and_cuts_no_sentence() -> None:
+    shown = subprocess.run([*VITRINA, "--help"], check=True, capture_output=True, text=True).stdout
+    for command in ("dev", "demo", "doctor", "run", "status", "apply", "api", "runner", "migrate", "tokens"):
+        assert f"\n  {command} " in shown
+    assert "..." not in shown.partition("Start here:")[2]
+
+
+# --- exit codes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.FatalError("the run failed"), ExitCode.FAILED),
+        (errors.NotFound("no such pipeline"), ExitCode.USAGE),
+        (errors.ConfigError("wrong"), ExitCode.INVALID_CONFIG),
+        (errors.ForbiddenTarget("wrong"), ExitCode.INVALID_CONFIG),
+        (errors.Unauthenticated("no token"), ExitCode.INVALID_CONFIG),
+        (errors.CannotConnect("nobody there"), ExitCode.CANNOT_CONNECT),
+        (errors.Conflict("running"), ExitCode.CONFLICT),
+        (errors.PreconditionFailed("changed"), ExitCode.CONFLICT),
+    ],
+)
+def test_an_error_becomes_an_exit_code(error: errors.VitrinaError, code: ExitCode) -> None:
+    assert exits.code_of(error) == code
+
+
+def test_an_error_is_one_line_and_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    fields = (errors.FieldError("batch_size", "must be at least 1"), errors.FieldError("name", "is required"))
+    exits.report(errors.Invalid("2 fields are not acceptable", fields))
+    written = capsys.readouterr()
+    assert written.err == (
+        "error: 2 fields are not acceptable\n  batch_size: must be at least 1\n  name: is required\n"
+    )
+    assert written.out == ""
+
+
+# --- output -------------------------------------------------------------------------------------------------------
+
+ROWS: list[dict[str, object]] = [
+    {"name": "film_dim", "rows": 1234567, "ratio": Decimal("7.50"), "at": datetime(2025, 3, 1, 12, tzinfo=UTC)},
+    {"name": "фильмы", "rows": None, "ratio": None, "at": None},
+]
+COLUMNS = [Column(name, itemgetter(name)) for name in ROWS[0]]
+
+
+def test_a_table_for_a_pipe_is_aligned_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    output.show_list(ROWS, COLUMNS, Format.TABLE, empty="nothing")
+    assert capsys.readouterr().out.splitlines() == [
+        "NAME           ROWS  RATIO  AT",
+        "film_dim  1,234,567   7.50  2025-03-01 12:00:00Z",
+        "фильмы            -      -  -",
+    ]
+
+
+def test_json_and_yaml_carry_the_same_data(capsys: pytest.CaptureFixture[str]) -> None:
+    data = [{"name": "фильмы", "rows": 3, "tags": ["a", "b"], "error": None}]
+    output.show_list(data, COLUMNS, Format.JSON, empty="nothing")
+    as_json = capsys.readouterr().out
+    output.show_list(data, COLUMNS, Format.YAML, empty="nothing")
+    as_yaml = capsys.readouterr().out
+    assert json.loads(as_json) == yaml.safe_load(as_yaml) == data
+    assert "фильмы" in as_json
+    assert "фильмы" in as_yaml
+
+
+def test_an_empty_list_is_empty_data_and_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    output.show_list([], COLUMNS, Format.TABLE, empty="nothing: make one")
+    assert capsys.readouterr() == ("", "nothing: make one\n")
+    output.show_list([], COLUMNS, Format.JSON, empty="nothing: make one")
+    assert capsys.readouterr() == ("[]\n", "")
+
+
+def test_data_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    output.show_table([["\x1b[2Jgone\r\nnext"]], ["value"])
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_fields_without_a_value_are_left_out_and_long_ones_stay_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    output.show_one({}, {"name": "x", "error": None, "source_query": "SELECT\n  1", "enabled": False}, Format.TABLE)
+    assert capsys.readouterr().out.splitlines() == [
+        "name          x",
+        "source_query  SELECT",
+        "                1",
+        "enabled       no",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(None, "-"), (0.4213, "0.42 s"), (75.2, "75 s"), (600, "10 min"), (86_399, "24 h"), (200_000, "2.3 d")],
+)
+def test_durations_show_two_digits_that_matter(seconds: float | None, shown: str) -> None:
+    assert output.duration(seconds) == shown
+
+
+# --- arguments ----------------------------------------------------------------------------------------------------
+
+
+def test_since_is_an_age_or_a_time() -> None:
+    since = runs.moment("2h")
+    assert since is not None
+    assert timedelta(hours=2) <= datetime.now(UTC) - since < timedelta(hours=2, minutes=1)
+    assert runs.moment("2025-03-01") == datetime(2025, 3, 1, tzinfo=UTC)
+    assert runs.moment("2025-03-01T12:00:00+03:00") == datetime(2025, 3, 1, 9, tzinfo=UTC)
+    with pytest.raises(typer.BadParameter, match="'yesterday' is not a time"):
+        runs.moment("yesterday")
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("db", False)],
+)
+def test_only_loopback_counts_as_loopback(host: str, loopback: bool) -> None:
+    assert servers.is_loopback(host) is loopback
+
+
+def test_documents_of_a_directory_remember_where_they_came_from(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.yaml").write_text("kind: Pipeline\nname: a\n")
+    (tmp_path / "sub" / "b.yml").write_text("kind: Pipeline\nname: b\n\n\n")
+    (tmp_path / "readme.md").write_text("no document")
+    found = files.read_documents(str(tmp_path))
+    assert found.text == "kind: Pipeline\nname: a\n---\nkind: Pipeline\nname: b\n"
+    assert found.place_of(2) == (str(tmp_path / "a.yaml"), 2)
+    assert found.place_of(5) == (str(tmp_path / "sub" / "b.yml"), 2)
+
+
+def test_a_directory_without_documents_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match=r"holds no \.yaml"):
+        files.read_documents(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("name: [", "is not valid YAML or JSON"),
+        ("- 1", "does not hold a pipeline"),
+        ("apiVersion: vitrina/v1\n", "vitrina apply -f"),
+    ],
+)
+def test_a_file_that_is_no_definition_is_said_so(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(content)
+    with pytest.raises(errors.ConfigError, match=message):
+        files.read_definition(str(file))

@@ -879,28 +879,25 @@ $query$SELECT
     fw.rating,
     fw.type,
     fw.creation_date,
-    ARRAY(
-        SELECT g.name
-        FROM content.genre_film_work gfw
-        JOIN content.genre g ON g.id = gfw.genre_id
-        WHERE gfw.film_work_id = fw.id
-        ORDER BY g.name
-    ) AS genres,
-    ARRAY(
-        SELECT p.full_name
-        FROM content.person_film_work pfw
-        JOIN content.person p ON p.id = pfw.person_id
-        WHERE pfw.film_work_id = fw.id AND pfw.role = 'actor'
-        ORDER BY p.full_name, p.id
-    ) AS actors,
-    ARRAY(
-        SELECT p.full_name
-        FROM content.person_film_work pfw
-        JOIN content.person p ON p.id = pfw.person_id
-        WHERE pfw.film_work_id = fw.id AND pfw.role = 'director'
-        ORDER BY p.full_name, p.id
-    ) AS directors
-FROM content.film_work fw$query$,
+    coalesce(g.genres, '{}') AS genres,
+    coalesce(c.actors, '{}') AS actors,
+    coalesce(c.directors, '{}') AS directors
+FROM content.film_work fw
+LEFT JOIN (
+    SELECT gfw.film_work_id, array_agg(genre.name ORDER BY genre.name) AS genres
+    FROM content.genre_film_work gfw
+    JOIN content.genre ON genre.id = gfw.genre_id
+    GROUP BY gfw.film_work_id
+) g ON g.film_work_id = fw.id
+LEFT JOIN (
+    SELECT
+        pfw.film_work_id,
+        array_agg(p.full_name ORDER BY p.full_name) FILTER (WHERE pfw.role = 'actor') AS actors,
+        array_agg(p.full_name ORDER BY p.full_name) FILTER (WHERE pfw.role = 'director') AS directors
+    FROM content.person_film_work pfw
+    JOIN content.person p ON p.id = pfw.person_id
+    GROUP BY pfw.film_work_id
+) c ON c.film_work_id = fw.id$query$,
         'analytics.film_dim',
         ARRAY['film_id'],
         'full',

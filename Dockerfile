@@ -21,7 +21,7 @@ WORKDIR /home/vitrina
 EXPOSE 8000
 # For the API, the default command; infra/docker-compose.yml has the runner's own.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s --retries=3 \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=3)"]
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/livez', timeout=3)"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["vitrina"]
 CMD ["api", "--host", "0.0.0.0", "--port", "8000"]

@@ -1,0 +1,111 @@
+"""The containers' processes, started here with the variables and secrets that the compose file gives them."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+import yaml
+from psycopg import sql
+
+from tests.conftest import admin, url_of
+from vitrina.embedded.temporary import TemporaryServer
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "infra" / "docker-compose.yml").read_text())["services"]
+VITRINA = str(Path(sys.executable).with_name("vitrina"))
+
+
+class Stand:
+    """A fresh database, and the secrets that infra/make-secrets makes for it."""
+
+    def __init__(self, folder: Path, server: TemporaryServer, database: str) -> None:
+        self._folder = folder
+        self._make_secrets(server)
+        self._point_at(server, database)
+
+    def environment(self, service: str) -> dict[str, str]:
+        given = {name: default_of(str(value)) for name, value in SERVICES[service]["environment"].items()}
+        return {"PATH": "/usr/bin:/bin"} | {
+            name: v.replace("/secrets/", f"{self._folder}/") for name, v in given.items()
+        }
+
+    def migrate(self) -> None:
+        command, environment = [VITRINA, *SERVICES["etl_migrate"]["command"]], self.environment("etl_migrate")
+        subprocess.run(command, env=environment, cwd=self._folder, check=True, timeout=60)
+
+    @contextmanager
+    def running(self, service: str, *replaced_command: str) -> Iterator[None]:
+        command = [VITRINA, *(replaced_command or SERVICES[service]["command"])]
+        with subprocess.Popen(command, env=self.environment(service), cwd=self._folder) as process:
+            try:
+                yield
+                assert process.poll() is None, f"{service} left by itself with {process.returncode}"
+            finally:
+                process.terminate()
+
+    def _make_secrets(self, server: TemporaryServer) -> None:
+        for volume in ("admin", "app"):
+            (self._folder / volume).mkdir()
+        script = (ROOT / "infra" / "make-secrets").read_text().replace("/secrets/", f"{self._folder}/")
+        # The server is shared by all tests, and a role has one password in all of its databases.
+        chosen = {
+            "VITRINA_APP_PASSWORD": server.urls.app_password,
+            "VITRINA_READER_PASSWORD": server.urls.reader_password,
+        }
+        subprocess.run(["sh", "-c", script], env={"PATH": "/usr/bin:/bin"} | chosen, check=True)
+
+    def _point_at(self, server: TemporaryServer, database: str) -> None:
+        """What `etl_db` is called, and who its superuser is, differs here; the rest of the URLs stays as made."""
+        address = re.search(r"@([^/]+)/", server.urls.app)
+        assert address
+        app_url = self._folder / "app" / "database_url"
+        made = app_url.read_text()
+        app_url.unlink()
+        app_url.write_text(made.replace("etl_db:5432/cinema", f"{address[1]}/{database}"))
+        admin_url = self._folder / "admin" / "admin_url"
+        admin_url.unlink()
+        admin_url.write_text(url_of(server.urls.admin, database))
+
+
+@pytest.fixture
+def stand(server: TemporaryServer, template: str, tmp_path: Path) -> Iterator[Stand]:
+    name = f"stand_{uuid4().hex[:12]}"
+    admin(server, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    yield Stand(tmp_path, server, name)
+    admin(server, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def test_the_migration_prepares_what_api_and_runner_log_in_to(stand: Stand) -> None:
+    stand.migrate()
+    with psycopg.connect(Path(stand.environment("etl_api")["VITRINA_DATABASE_URL_FILE"]).read_text()) as session:
+        assert session.execute("SELECT current_user, count(*) FROM etl.etl_pipelines").fetchone() == ("vitrina_app", 0)
+
+
+def test_the_runner_is_healthy_while_it_works_and_not_before_or_after(stand: Stand) -> None:
+    stand.migrate()
+    assert not is_healthy(stand)
+    with stand.running("etl_runner"):
+        deadline = time.monotonic() + 30
+        while not is_healthy(stand):
+            assert time.monotonic() < deadline, "the runner has not become healthy"
+    assert not is_healthy(stand)
+
+
+def is_healthy(stand: Stand) -> bool:
+    check = [sys.executable, str(ROOT / "infra" / "runner-health.py")]
+    finished = subprocess.run(check, env=stand.environment("etl_runner"), capture_output=True, text=True, check=False)
+    assert not finished.stderr, finished.stderr
+    return finished.returncode == 0
+
+
+def default_of(value: str) -> str:
+    """What compose makes of `${NAME:-default}` when there is no .env."""
+    return re.sub(r"\$\{[A-Z_]+:-([^}]*)\}", r"\1", value)

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from pydantic import SecretStr
+from tests.support.workbench import Workbench
 
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.settings import Settings
@@ -52,6 +53,14 @@ def metastore(database: Settings) -> Iterator[postgres.Connection]:
     """An open session on the test's database, with the application's rights."""
     with postgres.connect(database.require_database_url(), "vitrina:test") as connection:
         yield connection
+
+
+@pytest.fixture
+def workbench(database: Settings, metastore: postgres.Connection) -> Iterator[Workbench]:
+    """Sources, pipelines and runs on the test's database, in this process."""
+    assert database.admin_url is not None
+    with postgres.connect(database.admin_url.get_secret_value(), "vitrina:test-admin") as admin_session:
+        yield Workbench(database, admin_session, metastore)
 
 
 def settings_for(server: TemporaryServer, name: str) -> Settings:

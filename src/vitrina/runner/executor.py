@@ -104,6 +104,8 @@ class _Run:
 
     def _load_at_once(self) -> None:
         stage = self._continue_load() or self._begin_load()
+        if self._job.cursor:
+            self._meter.rejected(jobs.null_cursors(self._job))
         if not self._is_complete():
             source = self._source((stage,), self._load_bounds(), self._load_paging(), snapshot=self._snapshot())
             with Ahead(source, self._checkpoint.batch_no + 1, self._resume_point()) as batches:

@@ -88,6 +88,8 @@ class Query:
         if self.cursor is None:
             return
         column = self.cursor.columns("q")[0]
+        # A row that does not say when it changed could never be read again: it is left out, and counted as rejected.
+        yield SQL("q.{} IS NOT NULL").format(Identifier(self.cursor.key))
         if bounds.since is not None:
             yield SQL("{} >= {}").format(column, self.cursor.literal(bounds.since))
         if bounds.until is not None:

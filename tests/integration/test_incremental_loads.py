@@ -1,0 +1,152 @@
+"""Incremental loads: only what is new travels, ties and late commits are not lost, the checkpoint is held back."""
+
+import psycopg
+import pytest
+
+from tests.support.workbench import Workbench
+
+FILMS = """
+CREATE TABLE content.film_work (id int PRIMARY KEY, title text, modified timestamptz NOT NULL DEFAULT clock_timestamp());
+CREATE INDEX ON content.film_work (modified, id);
+INSERT INTO content.film_work
+SELECT i, 'Film ' || i, timestamptz '2024-01-01' + make_interval(mins => i / 3) FROM generate_series(1, 1000) AS i;
+"""
+QUERY = "SELECT id, title, modified FROM content.film_work"
+INCREMENTAL = {
+    "target_key": ["id"],
+    "mode": "incremental",
+    "incremental_key": "modified",
+    "incremental_id_key": "id",
+    "batch_size": 100,
+}
+ROUTES = pytest.mark.parametrize("route", ["auto", "arrow"])
+
+
+@pytest.fixture
+def bench(workbench: Workbench) -> Workbench:
+    workbench.source(FILMS)
+    return workbench
+
+
+@ROUTES
+def test_the_second_pass_reads_only_what_changed(bench: Workbench, route: str) -> None:
+    bench.pipeline("films", QUERY, **INCREMENTAL, options={"route": route})
+    assert bench.run("films")["rows_written"] == 1000
+    bench.sql("UPDATE content.film_work SET title = 'New', modified = clock_timestamp() WHERE id <= 250")
+
+    run = bench.run("films")
+
+    assert (run["status"], run["rows_read"], run["metrics"]["updated"]) == ("SUCCESS", 250, 250)
+    assert run["batches"] == 3
+    assert bench.differences(QUERY, "analytics.films") == 0
+
+
+@ROUTES
+@pytest.mark.parametrize("identity", ["id", None])
+def test_ties_larger_than_a_batch_arrive_whole(bench: Workbench, route: str, identity: str | None) -> None:
+    bench.pipeline("films", QUERY, **INCREMENTAL | {"incremental_id_key": identity}, options={"route": route})
+    bench.run("films")
+    bench.sql("UPDATE content.film_work SET title = 'Tied', modified = now() WHERE id <= 350")
+
+    run = bench.run("films")
+
+    assert run["rows_read"] == 350
+    assert bench.differences(QUERY, "analytics.films") == 0
+
+
+@ROUTES
+def test_an_open_transaction_holds_the_checkpoint_back(bench: Workbench, route: str) -> None:
+    bench.pipeline("films", QUERY, **INCREMENTAL, options={"route": route})
+    bench.run("films")
+    assert bench.settings.admin_url is not None
+    with psycopg.connect(bench.settings.admin_url.get_secret_value()) as late:
+        late.execute("UPDATE content.film_work SET title = 'Late', modified = now() WHERE id = 1")
+        bench.sql("UPDATE content.film_work SET title = 'Early', modified = clock_timestamp() WHERE id = 2")
+        assert bench.run("films")["rows_read"] == 1, "newer rows are delivered while the checkpoint waits"
+        late.commit()
+
+    run = bench.run("films")
+
+    assert run["rows_read"] == 2
+    assert bench.differences(QUERY, "analytics.films") == 0
+
+
+@ROUTES
+def test_sequence_cursors_wait_for_ids_that_were_drawn_but_not_committed(bench: Workbench, route: str) -> None:
+    query = "SELECT id, title FROM content.film_work"
+    fields = INCREMENTAL | {"incremental_key": "id", "incremental_id_key": None}
+    bench.pipeline("films", query, **fields, options={"route": route})
+    bench.run("films")
+    assert bench.settings.admin_url is not None
+    with psycopg.connect(bench.settings.admin_url.get_secret_value()) as late:
+        late.execute("INSERT INTO content.film_work VALUES (2000, 'Late')")
+        bench.sql("INSERT INTO content.film_work VALUES (2001, 'Early')")
+        bench.run("films")
+        late.commit()
+
+    bench.run("films")
+
+    assert bench.differences(query, "analytics.films") == 0
+
+
+def test_rows_without_a_cursor_are_counted(bench: Workbench) -> None:
+    bench.sql(
+        "ALTER TABLE content.film_work ALTER modified DROP NOT NULL;"
+        "UPDATE content.film_work SET modified = NULL WHERE id <= 3"
+    )
+    bench.pipeline("films", QUERY, **INCREMENTAL)
+
+    run = bench.run("films")
+
+    assert (run["status"], run["rows_rejected"]) == ("SUCCESS", 3)
+    assert bench.sql("SELECT count(*) AS n FROM analytics.films") == [{"n": 997}]
+
+
+def test_the_range_may_be_pushed_inside(bench: Workbench) -> None:
+    query = f"{QUERY} WHERE modified >= :since AND modified < :until AND title LIKE '%'"
+    bench.pipeline("films", query, **INCREMENTAL)
+    assert bench.run("films")["rows_written"] == 1000
+    bench.sql("UPDATE content.film_work SET title = 'New', modified = clock_timestamp() WHERE id = 1")
+
+    assert bench.run("films")["rows_read"] == 1
+
+
+def test_aggregates_run_once_per_pass(bench: Workbench) -> None:
+    query = """
+        SELECT date_trunc('day', modified) AS day, count(*) AS films, max(modified) AS seen
+        FROM content.film_work GROUP BY 1
+    """
+    fields = INCREMENTAL | {"target_key": ["day"], "incremental_key": "seen", "incremental_id_key": None}
+    bench.pipeline("films", query, **fields)
+    bench.run("films")
+    bench.sql("UPDATE content.film_work SET modified = clock_timestamp() WHERE id <= 10")
+
+    run = bench.run("films")
+
+    assert (run["status"], run["metrics"]["paging"], run["batches"]) == ("SUCCESS", "one statement", 1)
+
+
+def test_a_backfill_leaves_the_checkpoint_alone(bench: Workbench) -> None:
+    bench.pipeline("films", QUERY, **INCREMENTAL)
+    bench.run("films")
+    before = bench.checkpoint("films").safe_upto
+    bench.sql("UPDATE analytics.films SET title = 'Broken' WHERE id <= 60")
+
+    run = bench.run("films", since="2024-01-01 00:00:00+00", until="2024-01-01 00:10:00+00")
+
+    assert (run["status"], run["rows_read"]) == ("SUCCESS", 29)
+    assert run["metrics"]["updated"] == 29
+    assert bench.checkpoint("films").safe_upto == before
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [("id::float8", "floating-point"), ("point(id, id)", "no order")],
+)
+def test_cursors_that_cannot_be_resumed_from_are_refused(bench: Workbench, expression: str, words: str) -> None:
+    bench.pipeline("films", f"SELECT id, {expression} AS modified FROM content.film_work", **INCREMENTAL)
+
+    run = bench.run("films")
+
+    assert run["status"] == "FAILED"
+    assert words in run["error_message"]

@@ -1,0 +1,95 @@
+"""A pipeline developer's bench for tests: make a source, define pipelines, run them to their end in this process."""
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid4
+
+from vitrina.definition import Definition
+from vitrina.runner.control import RunControl
+from vitrina.runner.dispatcher import PipelineDispatcher
+from vitrina.settings import Settings
+from vitrina.status import Trigger
+from vitrina.store import database, leases, pipelines, runs, state
+from vitrina.store.leases import Claim
+from vitrina.store.state import Checkpoint
+
+
+@dataclass
+class Workbench:
+    """One database with everything in it. `admin` may do anything; pipelines run under their own rights."""
+
+    settings: Settings
+    admin: database.Connection
+    metastore: database.Connection
+
+    def sql(self, statement: str) -> list[dict[str, Any]]:
+        """Run statements as the superuser; rows of the last one, if it has any."""
+        cursor = self.admin.execute(statement)  # type: ignore[call-overload]
+        return cursor.fetchall() if cursor.description else []
+
+    def source(self, statements: str) -> None:
+        """Make source tables, readable like those of a migrated database."""
+        self.sql(statements)
+        self.sql("GRANT SELECT ON ALL TABLES IN SCHEMA content, ugc TO vitrina_reader")
+
+    def pipeline(self, name: str, query: str, **fields: Any) -> UUID:
+        fields = {"target_table": f"analytics.{name}", **fields}
+        definition = Definition.model_validate({"name": name, "source_query": query, **fields})
+        return pipelines.insert(self.metastore, definition, pipeline_id=None, managed_by=None)
+
+    def change(self, name: str, **fields: Any) -> None:
+        row = pipelines.find(self.metastore, name)
+        assert row is not None
+        definition = pipelines.definition_of(row)
+        changed = Definition.model_validate(definition.model_dump() | fields)
+        assert pipelines.update(self.metastore, row["id"], changed, version=row["version"])
+
+    def run(self, name: str, **asked: Any) -> dict[str, Any]:
+        """Ask for a run, perform it here, and return its row of etl_runs."""
+        self.request(name, **asked)
+        claim = self.claim()
+        self.perform(claim)
+        return self.last_run(name)
+
+    def request(self, name: str, **asked: Any) -> None:
+        row = pipelines.find(self.metastore, name)
+        assert row is not None, name
+        assert pipelines.request_run(self.metastore, row["id"], trigger=Trigger.API, backfill=asked or None)
+
+    def claim(self) -> Claim:
+        claim = leases.claim_next(self.metastore, uuid4(), self.settings.lease_ttl_seconds)
+        assert claim is not None, "nobody asked for a run"
+        return claim
+
+    def perform(self, claim: Claim) -> None:
+        control = RunControl(self.settings.lease_ttl_seconds, threading.Event())
+        PipelineDispatcher(self.settings).work(claim, control)
+
+    def last_run(self, name: str) -> dict[str, Any]:
+        row = pipelines.find(self.metastore, name)
+        assert row is not None
+        found = runs.find_current(self.metastore, row["id"])
+        assert found is not None
+        return found
+
+    def status(self, name: str) -> str:
+        row = pipelines.find(self.metastore, name)
+        assert row is not None
+        return str(row["status"])
+
+    def checkpoint(self, name: str) -> Checkpoint:
+        row = pipelines.find(self.metastore, name)
+        assert row is not None
+        return state.peek(self.metastore, row["id"])
+
+    def differences(self, query: str, target: str, columns: str = "*") -> int:
+        """Rows that only one of the two has, counted in SQL with duplicates."""
+        [row] = self.sql(
+            f"""
+            WITH source AS ({query}), s AS (SELECT {columns} FROM source), t AS (SELECT {columns} FROM {target})
+            SELECT (SELECT count(*) FROM (TABLE s EXCEPT ALL TABLE t) lacking)
+                 + (SELECT count(*) FROM (TABLE t EXCEPT ALL TABLE s) surplus) AS rows
+            """  # noqa: S608 - a test's own text
+        )
+        return int(row["rows"])

@@ -25,7 +25,7 @@ class Workbench:
 
     def sql(self, statement: str) -> list[dict[str, Any]]:
         """Run statements as the superuser; rows of the last one, if it has any."""
-        cursor = self.admin.execute(statement)  # type: ignore[call-overload]
+        cursor = self.admin.execute(statement)
         return cursor.fetchall() if cursor.description else []
 
     def source(self, statements: str) -> None:

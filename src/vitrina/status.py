@@ -65,7 +65,9 @@ MOVES: tuple[Move, ...] = (
     ),
     *_moves("conclude_run", (_S.RUNNING,), _S.IDLE, Actor.RUNNER, "end of data"),
     *_moves("conclude_run", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "a run was asked for while this one worked"),
-    *_moves("conclude_run", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "batch boundary or end of data, then pause"),
+    *_moves(
+        "conclude_run", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "batch boundary or end of data, then pause"
+    ),
     *_moves("fail_run", (_S.RUNNING, _S.PAUSE_REQUESTED), _S.FAILED, Actor.RUNNER, "error after retries"),
     *_moves("pause_unclaimed", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "nobody was working on it"),
     *_moves("give_back", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "the runner is shutting down"),
@@ -73,6 +75,7 @@ MOVES: tuple[Move, ...] = (
     *_moves("recover_expired", (_S.RUNNING, _S.PAUSE_REQUESTED), _S.PAUSED, Actor.RUNNER, "the lease expired, paused"),
     *_moves("recover_expired", (_S.RUNNING,), _S.FAILED, Actor.RUNNER, "too many losses without progress"),
     *_moves("disable", (_S.RUN_REQUESTED,), _S.IDLE, Actor.API, "disabled before anybody took it"),
+    *_moves("cancel", (_S.RUN_REQUESTED,), _S.IDLE, Actor.API, "the request was taken back"),
 )
 
 

@@ -10,7 +10,7 @@ from vitrina.targets import TargetPolicy, parse_target
 
 def check(definition: Definition, policy: TargetPolicy) -> None:
     """Raise `Invalid` with every violation; a pipeline without tasks has only its target to answer for."""
-    found = violations(definition.tasks) + _target_violations(definition, policy)
+    found = violations(definition.tasks) + target_violations(definition, policy)
     if found:
         plan = "task plan" if definition.tasks else "target"
         raise Invalid(f"{plan} of {definition.name}: " + "; ".join(error.message for error in found), tuple(found))
@@ -92,7 +92,7 @@ def _overrides(tasks: Sequence[Task]) -> list[FieldError]:
     ]
 
 
-def _target_violations(definition: Definition, policy: TargetPolicy) -> list[FieldError]:
+def target_violations(definition: Definition, policy: TargetPolicy) -> list[FieldError]:
     """The pipeline's own target must be allowed even when the last step overrides it: the override may be removed."""
     found = []
     for path, target in _targets(definition):

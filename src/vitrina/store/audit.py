@@ -1,11 +1,14 @@
 """Statements on `etl_audit` and `etl_pipeline_versions`: who changed what, in the transaction of the change."""
 
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
 from vitrina.store.database import Connection
+
+Row = dict[str, Any]
 
 
 def record(
@@ -24,14 +27,28 @@ def record(
     )
 
 
-def list_page(connection: Connection, *, target: str | None, before_id: int | None, limit: int) -> list[dict[str, Any]]:
+def list_page(
+    connection: Connection,
+    *,
+    target: str | None = None,
+    who: str | None = None,
+    action: str | None = None,
+    since: datetime | None = None,
+    before_id: int | None = None,
+    limit: int,
+) -> list[Row]:
+    """Newest first."""
     return connection.execute(
         """
         SELECT * FROM etl.etl_audit
-        WHERE (%(object)s::text IS NULL OR object = %(object)s) AND (%(before)s::bigint IS NULL OR id < %(before)s)
+        WHERE (%(object)s::text IS NULL OR object = %(object)s)
+          AND (%(who)s::text IS NULL OR who = %(who)s)
+          AND (%(action)s::text IS NULL OR action = %(action)s)
+          AND (%(since)s::timestamptz IS NULL OR at >= %(since)s)
+          AND (%(before)s::bigint IS NULL OR id < %(before)s)
         ORDER BY id DESC LIMIT %(limit)s
         """,
-        {"object": target, "before": before_id, "limit": limit},
+        {"object": target, "who": who, "action": action, "since": since, "before": before_id, "limit": limit},
     ).fetchall()
 
 
@@ -47,7 +64,21 @@ def add_version(
     )
 
 
-def list_versions(connection: Connection, pipeline_id: UUID) -> list[dict[str, Any]]:
+def list_versions(
+    connection: Connection, pipeline_id: UUID, *, limit: int, before_version: int | None = None
+) -> list[Row]:
+    """Newest first."""
     return connection.execute(
-        "SELECT * FROM etl.etl_pipeline_versions WHERE pipeline_id = %s ORDER BY version DESC", [pipeline_id]
+        """
+        SELECT * FROM etl.etl_pipeline_versions
+        WHERE pipeline_id = %s AND (%s::integer IS NULL OR version < %s)
+        ORDER BY version DESC LIMIT %s
+        """,
+        [pipeline_id, before_version, before_version, limit],
     ).fetchall()
+
+
+def find_version(connection: Connection, pipeline_id: UUID, version: int) -> Row | None:
+    return connection.execute(
+        "SELECT * FROM etl.etl_pipeline_versions WHERE pipeline_id = %s AND version = %s", [pipeline_id, version]
+    ).fetchone()

@@ -28,6 +28,20 @@ class Filter:
     enabled: bool | None = None
     name: str | None = None
     target: str | None = None
+    since: datetime | None = None
+    managed_by: str | None = None
+
+
+# Columns by which a list may be sorted, with their types: none of them is ever NULL, so a keyset has no holes.
+SORTABLE = {
+    "name": "text",
+    "status": "text",
+    "status_since": "timestamptz",
+    "created_at": "timestamptz",
+    "updated_at": "timestamptz",
+}
+
+_TARGETS_LOCK = 0x5649_5452_5447_54
 
 
 def insert(connection: Connection, definition: Definition, *, pipeline_id: UUID | None, managed_by: str | None) -> UUID:
@@ -100,32 +114,103 @@ def find(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) 
 
 
 def list_page(
-    connection: Connection, narrowed: Filter, *, limit: int, after_name: str | None = None
+    connection: Connection,
+    narrowed: Filter,
+    *,
+    limit: int,
+    sort: str = "name",
+    descending: bool = False,
+    after: tuple[Any, UUID] | None = None,
 ) -> list[Row]:
-    """Pipelines by name, after the given one."""
+    """Pipelines in the order of a column of `SORTABLE`, behind the (value, id) pair of the last one seen."""
+    column = sql.Identifier("p", sort)
+    direction = sql.SQL("DESC") if descending else sql.SQL("ASC")
     return connection.execute(
         sql.SQL(
             """
             SELECT p.*, {tasks} AS tasks
             FROM etl.etl_pipelines p
-            WHERE (%(after)s::text IS NULL OR p.name > %(after)s)
+            WHERE (%(after_id)s::uuid IS NULL OR ({column}, p.id) {beyond} (%(after)s::{type}, %(after_id)s::uuid))
               AND (%(status)s::text[] = '{{}}' OR p.status = ANY(%(status)s))
               AND (%(enabled)s::boolean IS NULL OR p.enabled = %(enabled)s)
               AND (%(name)s::text IS NULL OR strpos(lower(p.name), lower(%(name)s)) > 0)
-              AND (%(target)s::text IS NULL OR p.target_table = %(target)s)
-            ORDER BY p.name
+              AND (%(target)s::text IS NULL OR {target} = %(target)s)
+              AND (%(since)s::timestamptz IS NULL OR p.updated_at >= %(since)s)
+              AND (%(managed_by)s::text IS NULL OR p.managed_by = %(managed_by)s)
+            ORDER BY {column} {direction}, p.id {direction}
             LIMIT %(limit)s
             """
-        ).format(tasks=_TASKS),
+        ).format(
+            tasks=_TASKS,
+            target=_FINAL_TARGET,
+            column=column,
+            direction=direction,
+            beyond=sql.SQL("<") if descending else sql.SQL(">"),
+            type=sql.SQL(SORTABLE[sort]),
+        ),
         {
-            "after": after_name,
+            "after": after[0] if after else None,
+            "after_id": after[1] if after else None,
             "status": list(narrowed.status),
             "enabled": narrowed.enabled,
             "name": narrowed.name,
             "target": narrowed.target,
+            "since": narrowed.since,
+            "managed_by": narrowed.managed_by,
             "limit": limit,
         },
     ).fetchall()
+
+
+def list_by_name(connection: Connection, names: Sequence[str] | None, *, lock: bool = False) -> list[Row]:
+    """The named pipelines, or all; locked in one order everywhere, so that two callers cannot block each other."""
+    return connection.execute(
+        sql.SQL(
+            """
+            SELECT p.*, {tasks} AS tasks FROM etl.etl_pipelines p
+            WHERE %(names)s::text[] IS NULL OR p.name = ANY(%(names)s)
+            ORDER BY p.name {lock}
+            """
+        ).format(tasks=_TASKS, lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL("")),
+        {"names": list(names) if names is not None else None},
+    ).fetchall()
+
+
+def lock_targets(connection: Connection) -> None:
+    """Until the end of the transaction nobody else may decide who writes where."""
+    connection.execute("SELECT pg_advisory_xact_lock(%s)", [_TARGETS_LOCK])
+
+
+def list_on_target(connection: Connection, target: str, target_connection: str | None) -> list[Row]:
+    """The pipelines that write to a target, whether by their own setting or by their last step's."""
+    return connection.execute(
+        sql.SQL(
+            """
+            SELECT p.id, p.name, p.mode, coalesce((p.options ->> 'shared_target')::boolean, false) AS shared
+            FROM etl.etl_pipelines p
+            WHERE {target} = %s AND coalesce(p.options ->> 'target_connection', 'default') = %s
+            ORDER BY p.name
+            """
+        ).format(target=_FINAL_TARGET),
+        [target, target_connection or "default"],
+    ).fetchall()
+
+
+def list_targets(connection: Connection) -> list[Row]:
+    """Every target in use, with the names of the pipelines that write to it."""
+    return connection.execute(
+        sql.SQL(
+            """
+            SELECT {target} AS target, array_agg(p.name ORDER BY p.name) AS pipelines
+            FROM etl.etl_pipelines p GROUP BY 1 ORDER BY 1
+            """
+        ).format(target=_FINAL_TARGET)
+    ).fetchall()
+
+
+def count_by_status(connection: Connection) -> dict[str, int]:
+    rows = connection.execute("SELECT status, count(*) AS pipelines FROM etl.etl_pipelines GROUP BY 1").fetchall()
+    return {row["status"]: row["pipelines"] for row in rows}
 
 
 def delete(connection: Connection, pipeline_id: UUID) -> bool:
@@ -190,6 +275,52 @@ def set_enabled(connection: Connection, pipeline_id: UUID, enabled: bool) -> Row
     ).fetchone()
 
 
+def withdraw_request(connection: Connection, pipeline_id: UUID, move: str) -> bool:
+    """Take back a run that nobody has started; `move` is the arrow of the status machine: `cancel` or `disable`."""
+    return bool(
+        connection.execute(
+            """
+            UPDATE etl.etl_pipelines SET status = 'IDLE', run_requested_at = NULL, requested_range = NULL
+            WHERE id = %s AND status = ANY(%s)
+            """,
+            [pipeline_id, list(status.sources_of(move))],
+        ).rowcount
+    )
+
+
+def forget_request(connection: Connection, pipeline_id: UUID) -> bool:
+    """While a run works: drop the wish for another one behind it."""
+    return bool(
+        connection.execute(
+            """
+            UPDATE etl.etl_pipelines p
+            SET run_requested_at = r.started_at
+            FROM etl.etl_runs r
+            WHERE p.id = %s AND p.status = 'RUNNING' AND r.pipeline_id = p.id AND r.status = 'RUNNING'
+              AND p.run_requested_at > r.started_at
+            """,
+            [pipeline_id],
+        ).rowcount
+    )
+
+
+def bump_version(connection: Connection, pipeline_id: UUID) -> int:
+    """The row was edited by other means: give what stands there now a number of its own."""
+    row = connection.execute(
+        "UPDATE etl.etl_pipelines SET version = version + 1, updated_at = now() WHERE id = %s RETURNING version",
+        [pipeline_id],
+    ).fetchone()
+    assert row is not None
+    return int(row["version"])
+
+
+def set_owner(connection: Connection, pipeline_id: UUID, *, managed_by: str | None, labels: dict[str, str]) -> None:
+    connection.execute(
+        "UPDATE etl.etl_pipelines SET managed_by = %s, labels = %s WHERE id = %s",
+        [managed_by, Jsonb(labels), pipeline_id],
+    )
+
+
 def list_due(connection: Connection, *, limit: int = 100) -> list[Row]:
     """Scheduled pipelines that are due or have no due time yet."""
     return connection.execute(
@@ -239,6 +370,14 @@ def definition_of(row: Row) -> Definition:
     fields = {name: row[name] for name in DEFINITION_COLUMNS}
     return Definition.model_validate(fields | {"tasks": row["tasks"]})
 
+
+# The last step may override the pipeline's target.
+_FINAL_TARGET = sql.SQL(
+    """
+    coalesce((SELECT t.target_table FROM etl.etl_pipeline_tasks t
+              WHERE t.pipeline_id = p.id ORDER BY t.order_index DESC LIMIT 1), p.target_table)
+    """
+)
 
 _TASKS = sql.SQL(
     """

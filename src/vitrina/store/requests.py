@@ -33,6 +33,58 @@ def find_latest(connection: Connection, pipeline_id: UUID, kind: str) -> Row | N
     ).fetchone()
 
 
+def expire(connection: Connection, *, older_than_seconds: float) -> int:
+    """Give up on what no runner took up: nobody waits for its answer any more."""
+    return connection.execute(
+        """
+        UPDATE etl.etl_requests
+        SET status = 'FAILED', finished_at = clock_timestamp(), lease_until = NULL, error = %s
+        WHERE status = 'QUEUED' AND created_at < clock_timestamp() - make_interval(secs => %s)
+        """,
+        [
+            Jsonb({"code": "expired", "message": "no runner took it up; start one (`vitrina runner`), ask again"}),
+            older_than_seconds,
+        ],
+    ).rowcount
+
+
+def prune(connection: Connection, *, older_than_days: int) -> int:
+    """Forget old answers, but never the latest of its kind for a pipeline: reports are looked up."""
+    return connection.execute(
+        """
+        DELETE FROM etl.etl_requests r
+        WHERE r.finished_at < now() - make_interval(days => %s)
+          AND EXISTS (SELECT FROM etl.etl_requests n
+                      WHERE n.pipeline_id = r.pipeline_id AND n.kind = r.kind AND n.created_at > r.created_at)
+        """,
+        [older_than_days],
+    ).rowcount
+
+
+def reserve_key(connection: Connection, key: str, pipeline_id: UUID) -> Row | None:
+    """Whoever inserts the key does the work; a second caller waits here for the first, then gets what it answered."""
+    reserved = connection.execute(
+        """
+        INSERT INTO etl.etl_idempotency_keys (key, pipeline_id, response) VALUES (%s, %s, '{}')
+        ON CONFLICT (key) DO NOTHING
+        """,
+        [key, pipeline_id],
+    ).rowcount
+    if reserved:
+        return None
+    return connection.execute("SELECT * FROM etl.etl_idempotency_keys WHERE key = %s", [key]).fetchone()
+
+
+def remember_response(connection: Connection, key: str, response: dict[str, Any]) -> None:
+    connection.execute("UPDATE etl.etl_idempotency_keys SET response = %s WHERE key = %s", [Jsonb(response), key])
+
+
+def forget_keys(connection: Connection, *, older_than_hours: int) -> int:
+    return connection.execute(
+        "DELETE FROM etl.etl_idempotency_keys WHERE created_at < now() - make_interval(hours => %s)", [older_than_hours]
+    ).rowcount
+
+
 def claim_next(connection: Connection, runner_id: UUID, ttl_seconds: float) -> Row | None:
     """Take the oldest request, or one whose runner fell silent."""
     return connection.execute(

@@ -43,6 +43,40 @@ def list_all(connection: Connection, *, stale_after_seconds: float) -> list[dict
     ).fetchall()
 
 
+def find(connection: Connection, runner_id: UUID, *, stale_after_seconds: float) -> dict[str, Any] | None:
+    return connection.execute(
+        """
+        SELECT *, heartbeat_at > clock_timestamp() - make_interval(secs => %s) AS alive
+        FROM etl.etl_runners WHERE id = %s
+        """,
+        [stale_after_seconds, runner_id],
+    ).fetchone()
+
+
+def count_alive(connection: Connection, *, stale_after_seconds: float) -> int:
+    row = connection.execute(
+        """
+        SELECT count(*) AS alive FROM etl.etl_runners
+        WHERE heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+        """,
+        [stale_after_seconds],
+    ).fetchone()
+    return int(row["alive"]) if row else 0
+
+
+def list_transforms(connection: Connection, *, stale_after_seconds: float) -> list[dict[str, Any]]:
+    """Each registered step once, as a live runner describes it, with the number of live runners that have it."""
+    return connection.execute(
+        """
+        SELECT t ->> 'name' AS name, (array_agg(t ORDER BY r.started_at DESC))[1] AS described, count(*) AS runners
+        FROM etl.etl_runners r, jsonb_array_elements(r.transforms) t
+        WHERE r.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+        GROUP BY 1 ORDER BY 1
+        """,
+        [stale_after_seconds],
+    ).fetchall()
+
+
 def remove(connection: Connection, runner_id: UUID) -> None:
     connection.execute("DELETE FROM etl.etl_runners WHERE id = %s", [runner_id])
 

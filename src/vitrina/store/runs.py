@@ -1,10 +1,12 @@
 """Statements on `etl_runs`: the history of a pipeline and the progress of the run at work."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from vitrina.store.database import Connection
@@ -50,20 +52,13 @@ def record_progress(connection: Connection, run_id: UUID, counters: Counters, *,
 
 
 def find(connection: Connection, run_id: UUID) -> Row | None:
-    return connection.execute(
-        "SELECT r.*, p.name AS pipeline FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id"
-        " WHERE r.id = %s",
-        [run_id],
-    ).fetchone()
+    return connection.execute(sql.SQL("{} WHERE r.id = %s").format(_SELECT), [run_id]).fetchone()
 
 
 def find_current(connection: Connection, pipeline_id: UUID) -> Row | None:
     """The run at work, else the latest one."""
     return connection.execute(
-        """
-        SELECT r.*, p.name AS pipeline FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id
-        WHERE r.pipeline_id = %s ORDER BY r.started_at DESC, r.id DESC LIMIT 1
-        """,
+        sql.SQL("{} WHERE r.pipeline_id = %s ORDER BY r.started_at DESC, r.id DESC LIMIT 1").format(_SELECT),
         [pipeline_id],
     ).fetchone()
 
@@ -72,32 +67,55 @@ def list_page(
     connection: Connection,
     *,
     pipeline_id: UUID | None = None,
-    status: str | None = None,
+    status: Sequence[str] = (),
+    trigger: Sequence[str] = (),
     since: datetime | None = None,
+    until: datetime | None = None,
     after: tuple[datetime, UUID] | None = None,
+    oldest_first: bool = False,
     limit: int,
 ) -> list[Row]:
-    """Runs, newest first, after the given one."""
+    """Runs, newest first unless asked otherwise, behind the given one."""
     return connection.execute(
-        """
-        SELECT r.*, p.name AS pipeline
-        FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id
-        WHERE (%(pipeline)s::uuid IS NULL OR r.pipeline_id = %(pipeline)s)
-          AND (%(status)s::text IS NULL OR r.status = %(status)s)
-          AND (%(since)s::timestamptz IS NULL OR r.started_at >= %(since)s)
-          AND (%(after_at)s::timestamptz IS NULL OR (r.started_at, r.id) < (%(after_at)s, %(after_id)s::uuid))
-        ORDER BY r.started_at DESC, r.id DESC
-        LIMIT %(limit)s
-        """,
+        sql.SQL(
+            """
+            {select}
+            WHERE (%(pipeline)s::uuid IS NULL OR r.pipeline_id = %(pipeline)s)
+              AND (%(status)s::text[] = '{{}}' OR r.status = ANY(%(status)s))
+              AND (%(trigger)s::text[] = '{{}}' OR r.trigger = ANY(%(trigger)s))
+              AND (%(since)s::timestamptz IS NULL OR r.started_at >= %(since)s)
+              AND (%(until)s::timestamptz IS NULL OR r.started_at < %(until)s)
+              AND (%(after_id)s::uuid IS NULL
+                   OR (r.started_at, r.id) {beyond} (%(after_at)s::timestamptz, %(after_id)s))
+            ORDER BY r.started_at {direction}, r.id {direction}
+            LIMIT %(limit)s
+            """
+        ).format(
+            select=_SELECT,
+            beyond=sql.SQL(">") if oldest_first else sql.SQL("<"),
+            direction=sql.SQL("ASC") if oldest_first else sql.SQL("DESC"),
+        ),
         {
             "pipeline": pipeline_id,
-            "status": status,
+            "status": list(status),
+            "trigger": list(trigger),
             "since": since,
+            "until": until,
             "after_at": after[0] if after else None,
             "after_id": after[1] if after else None,
             "limit": limit,
         },
     ).fetchall()
+
+
+# `seconds` is by the database's clock, also for the run at work.
+_SELECT = sql.SQL(
+    """
+    SELECT r.*, p.name AS pipeline,
+           extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::float8 AS seconds
+    FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id
+    """
+)
 
 
 def summarise(connection: Connection, pipeline_id: UUID, *, last: int = 50) -> Row:

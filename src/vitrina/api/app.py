@@ -1,0 +1,84 @@
+"""The application: what it is made of, in one place."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio.to_thread
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from vitrina import __version__
+from vitrina.api import errors, openapi, security
+from vitrina.api.feed import EventFeed
+from vitrina.api.middleware import Surroundings
+from vitrina.api.pool import make_pool
+from vitrina.api.routes import installation, pages, pipelines, reports, stream, system, verbs
+from vitrina.api.security import FailedAttempts
+from vitrina.api.state import AppState
+from vitrina.settings import Settings
+from vitrina.store import migrate
+
+PREFIX = "/api/v1"
+
+# Requests that wait for a runner sit in a thread; the others must not queue behind them.
+_THREADS = 64
+
+
+def create_app(
+    settings: Settings,
+    *,
+    bind_host: str = "127.0.0.1",
+    request_wait_seconds: float = 2.0,
+    pool_timeout_seconds: float = 5.0,
+) -> FastAPI:
+    """The control plane. `bind_host` is where it will listen: auth may be off on loopback only."""
+    security.require_auth_or_loopback(settings, bind_host)
+    state = AppState(
+        settings=settings,
+        pool=make_pool(settings, timeout_seconds=pool_timeout_seconds),
+        feed=EventFeed(settings),
+        failed_attempts=FailedAttempts(),
+        request_wait_seconds=request_wait_seconds,
+        schema_version=migrate.newest_version(),
+    )
+    app = FastAPI(
+        title="Vitrina",
+        version=__version__,
+        lifespan=_lifespan,
+        docs_url=None,  # the stock page loads its scripts from another host
+        redoc_url=None,
+        generate_unique_id_function=_operation_id,
+    )
+    app.state.vitrina = state
+    errors.install(app)
+    app.add_middleware(Surroundings, registry=state.registry)
+    system.register_collectors(state.registry, state.pool, settings)
+    _include_routes(app)
+    openapi.install(app)
+    return app
+
+
+def _include_routes(app: FastAPI) -> None:
+    of_pipelines = (pipelines.router, verbs.router, reports.of_pipeline)
+    for router in (*of_pipelines, reports.router, installation.router, stream.router):
+        app.include_router(router, prefix=PREFIX)
+    # The paths of the first design documents, for the scripts that use them.
+    for router in of_pipelines:
+        app.include_router(router, include_in_schema=False)
+    app.include_router(system.router)
+    app.include_router(pages.router)
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    state: AppState = app.state.vitrina
+    anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
+    # Not waited for: while the metastore is away, requests get 503 and the probes say why.
+    state.pool.open(wait=False)
+    yield
+    await anyio.to_thread.run_sync(state.feed.stop)
+    await anyio.to_thread.run_sync(state.pool.close)
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name

@@ -1,0 +1,95 @@
+"""What requests may carry beside a whole definition, with the examples that the documentation shows."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from vitrina.definition import MAX_TASKS, Strict, Task
+
+FILM_DIM = {
+    "name": "film_dim_full",
+    "description": "One row a film, with its genres.",
+    "source_query": (
+        "SELECT f.id AS film_id, f.title, f.rating, array_agg(g.name ORDER BY g.name) AS genres"
+        " FROM content.film_work f"
+        " LEFT JOIN content.genre_film_work gf ON gf.film_work_id = f.id"
+        " LEFT JOIN content.genre g ON g.id = gf.genre_id GROUP BY f.id"
+    ),
+    "target_table": "analytics.film_dim",
+    "target_key": ["film_id"],
+    "mode": "full",
+    "batch_size": 5000,
+    "schedule_interval": "1h",
+}
+RATINGS = {
+    "name": "ratings_incremental",
+    "source_query": "SELECT id, film_id, user_id, score, updated_at FROM ugc.ratings",
+    "target_table": "analytics.ratings",
+    "target_key": ["id"],
+    "mode": "incremental",
+    "incremental_key": "updated_at",
+    "incremental_id_key": "id",
+    "schedule_interval": "30s",
+}
+TASKS = [
+    {"order_index": 1, "task_type": "SQL", "body": "SELECT id AS film_id, title FROM content.film_work"},
+    {"order_index": 2, "task_type": "PYTHON", "body": "title_case", "params": {"column": "title"}},
+]
+DEFINITION_EXAMPLES: dict[str, Any] = {
+    "full": {"summary": "A mart that is loaded as a whole", "value": FILM_DIM},
+    "incremental": {"summary": "A mart that follows its source", "value": RATINGS},
+}
+CHANGE_EXAMPLES: dict[str, Any] = {
+    "batch": {"summary": "Smaller batches", "value": {"batch_size": 1000}},
+    "schedule": {
+        "summary": "Every night at three in Moscow",
+        "value": {"schedule_interval": "0 3 * * * Europe/Moscow"},
+    },
+    "options": {"summary": "One option; null takes it back", "value": {"options": {"allow_shrink": True}}},
+}
+
+
+class TaskPlan(Strict):
+    """The whole plan: what it does not name is gone."""
+
+    items: list[Task] = Field(max_length=MAX_TASKS, examples=[TASKS])
+
+
+class RunWish(Strict):
+    """How a run is asked for."""
+
+    trigger: Literal["api", "manual"] = Field("api", description="`manual` when a person asked.")
+
+
+class NewState(Strict):
+    """Where the next run shall start."""
+
+    cursor: str | None = Field(
+        None, max_length=1000, description="A value of incremental_key; null: from the beginning.", examples=[None]
+    )
+
+
+class PreviewWish(Strict):
+    """How much to show."""
+
+    limit: int = Field(20, ge=1, le=1000)
+
+
+class ReconcileWish(Strict):
+    """What to do about differences."""
+
+    repair: bool = Field(False, description="Bring the rows that differ up to date.")
+
+
+class ReplayWish(Strict):
+    """Whose dead letters to send again."""
+
+    pipeline: str = Field(min_length=1, max_length=100)
+
+
+class NewTokenWish(Strict):
+    """Whom the token is for."""
+
+    name: str = Field(min_length=1, max_length=100, examples=["airflow"])
+    role: Literal["viewer", "operator", "admin"] = "viewer"
+    expires_in_days: int | None = Field(None, ge=1, le=3650, examples=[90])

@@ -1,0 +1,152 @@
+"""Which HTTP status an error becomes, and its problem document (RFC 9457). Routes have no `try`."""
+
+import http
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from psycopg_pool import PoolTimeout, TooManyRequests
+from starlette.exceptions import HTTPException
+
+from vitrina import errors
+from vitrina.answers import FieldProblem, Problem
+from vitrina.services import policy
+from vitrina.store import database
+
+MEDIA_TYPE = "application/problem+json"
+
+log = structlog.get_logger("vitrina.api")
+
+# The first class that fits decides, so subclasses stand above their bases.
+STATUSES: dict[type[errors.VitrinaError], int] = {
+    errors.NotFound: 404,
+    errors.Conflict: 409,
+    errors.PreconditionFailed: 412,
+    errors.Invalid: 422,
+    errors.Unauthenticated: 401,
+    errors.Forbidden: 403,
+    errors.TooManyRequests: 429,
+    errors.RequestError: 400,
+    errors.CannotConnect: 503,
+    errors.TransientError: 503,
+    errors.ConfigError: 500,
+    errors.VitrinaError: 500,
+}
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "60"}, 503: {"Retry-After": "2"}}
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(errors.VitrinaError, _on_ours)
+    app.add_exception_handler(RequestValidationError, _on_validation)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(psycopg.Error, _on_database)
+    app.add_exception_handler(PoolTimeout, _on_database)
+    app.add_exception_handler(TooManyRequests, _on_database)
+    app.add_exception_handler(Exception, _on_surprise)
+
+
+def status_of(error: errors.VitrinaError) -> int:
+    return next(status for kind, status in STATUSES.items() if isinstance(error, kind))
+
+
+def answer(
+    request: Request,
+    status: int,
+    code: str,
+    detail: str,
+    *,
+    fields: tuple[errors.FieldError, ...] = (),
+    extra: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    problem = Problem(
+        title=http.HTTPStatus(status).phrase,
+        status=status,
+        detail=detail,
+        code=code,
+        instance=request.url.path,
+        request_id=getattr(request.state, "request_id", None),
+        errors=[FieldProblem(path=field.path, message=field.message, code=field.code) for field in fields],
+        **(extra or {}),
+    )
+    return JSONResponse(
+        problem.model_dump(mode="json"),
+        status_code=status,
+        media_type=MEDIA_TYPE,
+        headers={**_HEADERS.get(status, {}), **(headers or {})},
+    )
+
+
+def _on_ours(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, errors.VitrinaError)
+    status = status_of(error)
+    if status >= 500:
+        log.error("request failed", code=error.code, error=error.message)
+    fields = error.fields if isinstance(error, errors.Invalid) else ()
+    return answer(request, status, _code(error, fields), error.message, fields=fields)
+
+
+def _code(error: errors.VitrinaError, fields: tuple[errors.FieldError, ...]) -> str:
+    """A single wrong field says more than the class: `forbidden_target`, `invalid_query`."""
+    return fields[0].code if type(error) is errors.Invalid and len(fields) == 1 else error.code
+
+
+def _on_validation(request: Request, error: Exception) -> JSONResponse:
+    """What FastAPI itself refuses: broken JSON is 400, wrong values are 422, both in our words."""
+    assert isinstance(error, RequestValidationError)
+    details = [{**detail, "loc": _place(detail["loc"])} for detail in error.errors()]
+    if any(detail["type"] == "json_invalid" for detail in details):
+        reason = details[0].get("ctx", {}).get("error", "it cannot be parsed")
+        return answer(request, 400, "malformed_json", f"the body is not valid JSON: {reason}")
+    found = policy.invalid(policy.field_errors(details))
+    return answer(request, 422, _code(found, found.fields), found.message, fields=found.fields)
+
+
+def _place(location: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`batch_size` for the body's fields, `query.limit` or `header.if-match` for the others."""
+    return location[1:] or ("body",) if location[0] == "body" else location
+
+
+def _on_http(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code, detail = _HTTP_WORDS.get(error.status_code, ("error", str(error.detail)))
+    return answer(
+        request,
+        error.status_code,
+        code,
+        detail.format(path=request.url.path, method=request.method),
+        headers=error.headers,
+    )
+
+
+_HTTP_WORDS = {
+    400: ("bad_request", "the body cannot be read as JSON"),
+    404: ("not_found", "there is nothing at {path}; /docs lists what there is"),
+    405: ("method_not_allowed", "{method} cannot be used on {path}; the Allow header says what can"),
+}
+
+
+def _on_database(request: Request, error: Exception) -> JSONResponse:
+    """Postgres refused a value, is busy, or is away; its own words may name logins, so they go to the log only."""
+    if isinstance(error, psycopg.DataError):
+        return answer(request, 422, "invalid", "a value cannot be stored: it holds characters that Postgres refuses")
+    log.error("metastore failed", error=database.sql_message(error) if isinstance(error, psycopg.Error) else str(error))
+    if isinstance(error, psycopg.Error) and not isinstance(error, psycopg.OperationalError):
+        return _on_surprise(request, error)
+    return answer(
+        request,
+        503,
+        "metastore_unavailable",
+        "the metastore (Postgres) does not answer or is too busy: try again in a moment; if it stays so, the operator"
+        " checks VITRINA_DATABASE_URL and GET /health",
+    )
+
+
+def _on_surprise(request: Request, error: Exception) -> JSONResponse:
+    log.error("unexpected error", exc_info=error)
+    reference = getattr(request.state, "request_id", None)
+    return answer(request, 500, "internal", f"something unexpected went wrong; the log has it under {reference}")

@@ -1,0 +1,133 @@
+"""Around every request: a request id, a limit on the body, security headers, one log line and its metrics."""
+
+import re
+import time
+from uuid import uuid4
+
+import structlog
+from fastapi import Request
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vitrina.api import errors
+
+log = structlog.get_logger("vitrina.api")
+
+MAX_BODY_BYTES = 8 * 1024 * 1024
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
+
+# The console is served from here, and nothing comes from anywhere else.
+_PAGE_POLICY = (
+    "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; base-uri 'none';"
+    " form-action 'self'; frame-ancestors 'none'; object-src 'none'"
+)
+_SECURITY_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": _PAGE_POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Surroundings:
+    """The only middleware: plain ASGI, so that streams stay streams."""
+
+    def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
+        self._app = app
+        self._seconds = Histogram(
+            "vitrina_http_request_duration_seconds",
+            "Time to answer a request.",
+            ["method", "route", "status"],
+            registry=registry,
+        )
+        self._refused = Counter("vitrina_http_bodies_refused_total", "Bodies over the limit.", registry=registry)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(Headers(scope=scope))
+        scope.setdefault("state", {})["request_id"] = request_id
+        exchange = _Exchange(scope, receive, send, request_id)
+        started = time.perf_counter()
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            try:
+                if exchange.announces_too_much():
+                    raise BodyTooLarge
+                await self._app(scope, exchange.receive, exchange.send)
+            except BodyTooLarge:
+                self._refused.inc()
+                await exchange.refuse()
+            finally:
+                self._tell(scope, exchange.status, time.perf_counter() - started)
+
+    def _tell(self, scope: Scope, status: int, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        self._seconds.labels(scope["method"], route, status).observe(seconds)
+        quiet = scope["method"] in ("GET", "HEAD") and status < 400
+        (log.debug if quiet else log.info)(
+            "request",
+            method=scope["method"],
+            path=scope["path"],
+            status=status,
+            duration_ms=round(seconds * 1000, 1),
+            caller=scope["state"].get("caller"),
+        )
+
+
+class BodyTooLarge(Exception):
+    """More came than is accepted."""
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        self._scope, self._receive, self._send, self._request_id = scope, receive, send, request_id
+        self._received = 0
+        self._answered = False
+        self.status = 500
+
+    def announces_too_much(self) -> bool:
+        length = Headers(scope=self._scope).get("content-length", "")
+        return length.isdigit() and int(length) > MAX_BODY_BYTES
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._received += len(message.get("body", b""))
+        if self._received > MAX_BODY_BYTES:
+            raise BodyTooLarge
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._answered = True
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-ID"] = self._request_id
+            for name, value in _SECURITY_HEADERS.items():
+                headers.setdefault(name, value)
+            if "application/" in headers.get("content-type", ""):
+                headers.setdefault("Cache-Control", "no-store")
+        await self._send(message)
+
+    async def refuse(self) -> None:
+        if self._answered:
+            return
+        response = errors.answer(
+            Request(self._scope),
+            413,
+            "body_too_large",
+            f"the body is larger than {MAX_BODY_BYTES // 1024 // 1024} MiB; send less at a time",
+            headers={"Connection": "close"},
+        )
+        await response(self._scope, self._receive, self.send)
+
+
+def _request_id(headers: Headers) -> str:
+    """The caller's own, when it is a harmless one: it ends up in logs and audit rows."""
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid4().hex

@@ -1,0 +1,93 @@
+"""The OpenAPI document: FastAPI's, with our problem documents and the schema of partial changes put in."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from vitrina import __version__
+from vitrina.answers import Problem
+from vitrina.api.errors import MEDIA_TYPE
+
+DESCRIPTION = (
+    "Control plane of Vitrina: pipelines, runs, status, history. Errors are problem documents (RFC 9457) with a stable"
+    " `code`. Send `Authorization: Bearer <token>`."
+)
+_REFERENCE = "#/components/schemas/{}"
+_WORDS = {
+    400: "The body is not JSON.",
+    401: "No valid token.",
+    403: "The token's role is not enough.",
+    404: "There is no such thing.",
+    409: "Its state does not allow it now.",
+    412: "Somebody changed it since you read it.",
+    413: "The body is too large.",
+    422: "A value is not acceptable.",
+    429: "Too many wrong tokens.",
+    503: "The metastore does not answer.",
+}
+_CHANGING = ("post", "put", "patch", "delete")
+
+
+def install(app: FastAPI) -> None:
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _document(app: FastAPI) -> dict[str, Any]:
+    found = get_openapi(title="Vitrina", version=__version__, description=DESCRIPTION, routes=app.routes)
+    schemas = found["components"]["schemas"]
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    problem = Problem.model_json_schema(ref_template=_REFERENCE.format("{model}"))
+    schemas |= problem.pop("$defs", {})
+    schemas["Problem"] = problem
+    schemas["PipelineChange"] = _change_of(schemas["Definition"])
+    schemas["OptionsChange"] = _nullable(_change_of(schemas["Options"]))
+    schemas["PipelineChange"]["properties"]["options"] = {"$ref": _REFERENCE.format("OptionsChange")}
+    for path, operations in found["paths"].items():
+        for method, operation in operations.items():
+            _complete(path, method, operation)
+    return found
+
+
+def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    if body.get("schema", {}).get("additionalProperties") is True:
+        body["schema"] = {"$ref": _REFERENCE.format("PipelineChange")}
+    if "security" not in operation:
+        operation["responses"].pop("422", None)
+        return
+    statuses = [401, 403, 422, 429, 503]
+    statuses += [404] if "{" in path or "pipeline" in {p["name"] for p in operation.get("parameters", [])} else []
+    statuses += [409, 412, 404] if method in _CHANGING else []
+    statuses += [400, 413] if body else []
+    for status in sorted(set(statuses)):
+        operation["responses"][str(status)] = {
+            "description": _WORDS[status],
+            "content": {MEDIA_TYPE: {"schema": {"$ref": _REFERENCE.format("Problem")}}},
+        }
+
+
+def _change_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same fields, none of them required, nothing assumed for what is left out."""
+    properties = {
+        name: {key: value for key, value in field.items() if key != "default"}
+        for name, field in schema["properties"].items()
+    }
+    return {
+        "type": "object",
+        "title": f"{schema['title']} change",
+        "description": "Only the fields that shall change.",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    nullable = {name: {"anyOf": [field, {"type": "null"}]} for name, field in schema["properties"].items()}
+    return schema | {"properties": nullable}

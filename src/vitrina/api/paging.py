@@ -1,0 +1,51 @@
+"""Keyset pagination: an opaque cursor says where the last page ended, so that pages neither overlap nor skip."""
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
+
+import orjson
+from fastapi import Query
+
+from vitrina.answers import Page
+from vitrina.errors import InvalidField
+
+DEFAULT_LIMIT = 50
+MAX_LIMIT = 500
+
+Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items in one answer.")]
+Cursor = Annotated[
+    str | None, Query(max_length=1000, description="`next_cursor` of the previous answer, with the same filters.")
+]
+
+Row = dict[str, Any]
+Item = TypeVar("Item")
+
+
+def page(
+    rows: Sequence[Row], limit: int, build: Callable[[Row], Item], position: Callable[[Row], list[Any]]
+) -> Page[Item]:
+    """`rows` is one longer than `limit` when there is more; `position` is what the next page starts behind."""
+    shown = rows[:limit]
+    more = len(rows) > limit
+    return Page(items=[build(row) for row in shown], next_cursor=encode(position(shown[-1])) if more else None)
+
+
+def encode(position: list[Any]) -> str:
+    return base64.urlsafe_b64encode(orjson.dumps(position)).decode().rstrip("=")
+
+
+def decode(cursor: str | None, *kinds: Callable[[Any], Any]) -> list[Any] | None:
+    """The position, each part made by its kind; `InvalidField` for a cursor that we never gave out."""
+    if cursor is None:
+        return None
+    try:
+        parts = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        if not isinstance(parts, list) or len(parts) != len(kinds):
+            raise ValueError
+        return [kind(part) for kind, part in zip(kinds, parts, strict=True)]
+    except (ValueError, TypeError, OverflowError, binascii.Error) as exc:
+        raise InvalidField(
+            "query.cursor", "the cursor is not one of ours, or belongs to other filters: leave it out to start over"
+        ) from exc

@@ -1,0 +1,132 @@
+"""`/runners`, `/transforms`, `/connections`, `/targets`, `/audit`, `/dead-letters`, `/tokens`: what is set up here."""
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Response
+
+from vitrina import answers
+from vitrina.answers import Page
+from vitrina.api import bodies, paging
+from vitrina.api.routes import verbs
+from vitrina.api.security import Admin, Operator, Viewer
+from vitrina.api.state import State
+from vitrina.services import pipelines, tokens
+from vitrina.services.callers import Role
+from vitrina.settings import DEFAULT_CONNECTION
+from vitrina.store import audit, dead_letters, runners
+from vitrina.store import pipelines as pipeline_rows
+from vitrina.store import tokens as token_rows
+
+router = APIRouter(tags=["installation"])
+
+
+@router.get("/runners")
+def list_runners(state: State, caller: Viewer) -> Page[answers.Runner]:
+    with state.pool.connection() as connection:
+        found = runners.list_all(connection, stale_after_seconds=state.settings.lease_ttl_seconds)
+    return Page(items=[answers.Runner.model_validate(row) for row in found], next_cursor=None)
+
+
+@router.get("/transforms")
+def list_transforms(state: State, caller: Viewer) -> Page[answers.Transform]:
+    """The Python steps that live runners have registered."""
+    with state.pool.connection() as connection:
+        found = runners.list_transforms(connection, stale_after_seconds=state.settings.lease_ttl_seconds)
+    items = [answers.Transform.model_validate({**row["described"], "runners": row["runners"]}) for row in found]
+    return Page(items=items, next_cursor=None)
+
+
+@router.get("/connections")
+def list_connections(state: State, caller: Viewer) -> Page[answers.Connection]:
+    """Names only: where they lead is the operator's knowledge."""
+    names = sorted({DEFAULT_CONNECTION, *state.settings.connections})
+    return Page(items=[answers.Connection(name=name) for name in names], next_cursor=None)
+
+
+@router.get("/targets")
+def list_targets(state: State, caller: Viewer) -> answers.Targets:
+    """Where pipelines may write, and where they do."""
+    with state.pool.connection() as connection:
+        found = pipeline_rows.list_targets(connection)
+    items = [answers.Target.model_validate(row) for row in found]
+    return answers.Targets(allowed=list(state.settings.target_policy.patterns), items=items)
+
+
+@router.get("/audit")
+def list_audit(
+    *,
+    state: State,
+    caller: Viewer,
+    object: Annotated[str | None, Query(max_length=200, description="`pipeline:<name>` or `token:<name>`.")] = None,
+    who: Annotated[str | None, Query(max_length=100)] = None,
+    action: Annotated[str | None, Query(max_length=100)] = None,
+    since: datetime | None = None,
+    limit: paging.Limit = paging.DEFAULT_LIMIT,
+    cursor: paging.Cursor = None,
+) -> Page[answers.AuditEntry]:
+    """Newest first."""
+    before = paging.decode(cursor, int)
+    with state.pool.connection() as connection:
+        found = audit.list_page(
+            connection,
+            target=object,
+            who=who,
+            action=action,
+            since=since,
+            before_id=before[0] if before else None,
+            limit=limit + 1,
+        )
+    return paging.page(found, limit, answers.AuditEntry.model_validate, lambda entry: [entry["id"]])
+
+
+@router.get("/dead-letters")
+def list_dead_letters(
+    *,
+    state: State,
+    caller: Viewer,
+    pipeline: Annotated[str | None, Query(max_length=100, description="Its uuid or its name.")] = None,
+    resolved: bool = False,
+    limit: paging.Limit = paging.DEFAULT_LIMIT,
+    cursor: paging.Cursor = None,
+) -> Page[answers.DeadLetter]:
+    """Documents that a target refused, newest first."""
+    before = paging.decode(cursor, int)
+    with state.pool.connection() as connection:
+        found = dead_letters.list_page(
+            connection,
+            pipeline_id=pipelines.get(connection, pipeline)["id"] if pipeline is not None else None,
+            resolved=resolved,
+            before_id=before[0] if before else None,
+            limit=limit + 1,
+        )
+    return paging.page(found, limit, answers.DeadLetter.model_validate, lambda letter: [letter["id"]])
+
+
+@router.post("/dead-letters/replay", responses={202: {"model": answers.Request}})
+def replay_dead_letters(state: State, caller: Operator, response: Response, wish: bodies.ReplayWish) -> answers.Request:
+    """Sends a pipeline's refused documents again. Performed by a runner."""
+    return verbs.ask_runner(state, caller, response, kind="replay", pipeline=wish.pipeline, payload={})
+
+
+@router.get("/tokens")
+def list_tokens(state: State, caller: Admin) -> Page[answers.Token]:
+    with state.pool.connection() as connection:
+        found = token_rows.list_all(connection)
+    return Page(items=[answers.Token.model_validate(row) for row in found], next_cursor=None)
+
+
+@router.post("/tokens", status_code=201)
+def create_token(state: State, caller: Admin, wish: bodies.NewTokenWish) -> answers.NewToken:
+    """The answer is the only place where the token is ever shown."""
+    with state.pool.connection() as connection:
+        row, secret = tokens.create(
+            connection, caller, name=wish.name, role=Role(wish.role), expires_in_days=wish.expires_in_days
+        )
+    return answers.NewToken.model_validate(row | {"token": secret})
+
+
+@router.delete("/tokens/{name}", status_code=204)
+def revoke_token(state: State, caller: Admin, name: Annotated[str, Path(max_length=100)]) -> None:
+    with state.pool.connection() as connection:
+        tokens.revoke(connection, caller, name)

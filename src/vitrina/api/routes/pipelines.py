@@ -1,0 +1,251 @@
+"""`/pipelines`: definitions, task plans and versions."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Body, Header, Path, Query, Response
+
+from vitrina import answers
+from vitrina.answers import Page
+from vitrina.api import bodies, paging
+from vitrina.api.security import Operator, Viewer
+from vitrina.api.state import State
+from vitrina.definition import Definition
+from vitrina.errors import InvalidField
+from vitrina.services import pipelines, versions
+from vitrina.status import Status
+from vitrina.store import audit as version_rows
+from vitrina.store import pipelines as rows
+from vitrina.store.pipelines import Filter, Row
+
+router = APIRouter(tags=["pipelines"])
+
+PipelineId = Annotated[str, Path(description="Its uuid or its name.", examples=["film_dim_full"])]
+VersionNumber = Annotated[int, Path(ge=1, le=2**31 - 1)]
+IfMatch = Annotated[
+    str | None, Header(alias="If-Match", description='The ETag you read, such as `"3"`: nobody changed it since.')
+]
+Sort = Literal[
+    "name", "-name", "status", "-status", "status_since", "-status_since",
+    "created_at", "-created_at", "updated_at", "-updated_at",
+]  # fmt: skip
+
+
+@router.get("/pipelines")
+def list_pipelines(
+    *,
+    state: State,
+    caller: Viewer,
+    status: Annotated[list[Status], Query(description="One of these.")] = [],  # noqa: B006
+    enabled: bool | None = None,
+    name: Annotated[str | None, Query(max_length=100, description="A part of the name.")] = None,
+    target: Annotated[str | None, Query(max_length=200, description="Exactly this target.")] = None,
+    since: Annotated[datetime | None, Query(description="Changed at or after this moment.")] = None,
+    managed_by: Annotated[str | None, Query(max_length=200)] = None,
+    sort: Sort = "name",
+    limit: paging.Limit = paging.DEFAULT_LIMIT,
+    cursor: paging.Cursor = None,
+) -> Page[answers.Pipeline]:
+    column, descending = sort.removeprefix("-"), sort.startswith("-")
+    is_time = rows.SORTABLE[column] == "timestamptz"
+    after = paging.decode(cursor, str, datetime.fromisoformat if is_time else str, UUID)
+    if after is not None and after[0] != sort:
+        raise InvalidField("query.cursor", f"the cursor belongs to sort={after[0]}: leave it out to start over")
+    with state.pool.connection() as connection:
+        found = rows.list_page(
+            connection,
+            Filter(status, enabled, name, target, since, managed_by),
+            limit=limit + 1,
+            sort=column,
+            descending=descending,
+            after=(after[1], after[2]) if after else None,
+        )
+    return paging.page(
+        found, limit, answers.Pipeline.model_validate, lambda row: [sort, _text(row[column]), str(row["id"])]
+    )
+
+
+@router.post("/pipelines", status_code=201)
+def create_pipeline(
+    *,
+    state: State,
+    caller: Operator,
+    response: Response,
+    definition: Annotated[Definition, Body(openapi_examples=bodies.DEFINITION_EXAMPLES)],
+) -> answers.Pipeline:
+    with state.pool.connection() as connection:
+        row = pipelines.create(connection, state.settings, caller, definition)
+    response.headers["Location"] = f"/api/v1/pipelines/{row['id']}"
+    return _answer(response, row)
+
+
+@router.get("/pipelines/{pipeline}")
+def get_pipeline(
+    *,
+    state: State,
+    caller: Viewer,
+    response: Response,
+    pipeline: PipelineId,
+) -> answers.Pipeline:
+    with state.pool.connection() as connection:
+        return _answer(response, pipelines.get(connection, pipeline))
+
+
+@router.patch("/pipelines/{pipeline}")
+def update_pipeline(
+    *,
+    state: State,
+    caller: Operator,
+    response: Response,
+    pipeline: PipelineId,
+    changes: Annotated[dict[str, Any], Body(openapi_examples=bodies.CHANGE_EXAMPLES)],
+    if_match: IfMatch = None,
+) -> answers.Pipeline:
+    """Sets the given fields; `options` are merged key by key, null takes one back to its default."""
+    with state.pool.connection() as connection:
+        row = pipelines.change(
+            connection, state.settings, caller, pipeline, changes, expected_version=version_in(if_match)
+        )
+    return _answer(response, row)
+
+
+@router.post("/pipelines/{pipeline}/update-config")
+def update_config(
+    *,
+    state: State,
+    caller: Operator,
+    response: Response,
+    pipeline: PipelineId,
+    changes: Annotated[dict[str, Any], Body(openapi_examples=bodies.CHANGE_EXAMPLES)],
+    if_match: IfMatch = None,
+) -> answers.Pipeline:
+    """The same as PATCH."""
+    return update_pipeline(
+        state=state, caller=caller, response=response, pipeline=pipeline, changes=changes, if_match=if_match
+    )
+
+
+@router.delete("/pipelines/{pipeline}", status_code=204)
+def delete_pipeline(state: State, caller: Operator, pipeline: PipelineId, if_match: IfMatch = None) -> None:
+    """With its history and checkpoint; the target table stays."""
+    with state.pool.connection() as connection:
+        pipelines.remove(connection, caller, pipeline, expected_version=version_in(if_match))
+
+
+@router.get("/pipelines/{pipeline}/tasks")
+def get_tasks(state: State, caller: Viewer, response: Response, pipeline: PipelineId) -> answers.TaskPlan:
+    with state.pool.connection() as connection:
+        return _plan(response, pipelines.get(connection, pipeline))
+
+
+@router.put("/pipelines/{pipeline}/tasks")
+def replace_tasks(
+    *,
+    state: State,
+    caller: Operator,
+    response: Response,
+    pipeline: PipelineId,
+    plan: bodies.TaskPlan,
+    if_match: IfMatch = None,
+) -> answers.TaskPlan:
+    """An empty plan gives the word back to `source_query`."""
+    tasks = [task.model_dump() for task in plan.items]
+    with state.pool.connection() as connection:
+        row = pipelines.replace_tasks(
+            connection, state.settings, caller, pipeline, tasks, expected_version=version_in(if_match)
+        )
+    return _plan(response, row)
+
+
+@router.get("/pipelines/{pipeline}/versions")
+def list_versions(
+    *,
+    state: State,
+    caller: Viewer,
+    pipeline: PipelineId,
+    limit: paging.Limit = paging.DEFAULT_LIMIT,
+    cursor: paging.Cursor = None,
+) -> Page[answers.Version]:
+    """Newest first."""
+    before = paging.decode(cursor, int)
+    with state.pool.connection() as connection:
+        row = pipelines.get(connection, pipeline)
+        versions.keep_baseline(connection, row)
+        found = version_rows.list_versions(
+            connection, row["id"], limit=limit + 1, before_version=before[0] if before else None
+        )
+    return paging.page(found, limit, answers.Version.model_validate, lambda version: [version["version"]])
+
+
+@router.get("/pipelines/{pipeline}/versions/compare")
+def compare_versions(
+    *,
+    state: State,
+    caller: Viewer,
+    pipeline: PipelineId,
+    before: Annotated[int, Query(alias="from", ge=1, le=2**31 - 1)],
+    after: Annotated[int, Query(alias="to", ge=1, le=2**31 - 1)],
+) -> answers.VersionComparison:
+    with state.pool.connection() as connection:
+        row = pipelines.get(connection, pipeline)
+        older, newer = versions.get(connection, row, before), versions.get(connection, row, after)
+    return answers.VersionComparison(
+        pipeline=row["name"],
+        from_version=before,
+        to_version=after,
+        changes=versions.compare(older["definition"], newer["definition"]),
+    )
+
+
+@router.get("/pipelines/{pipeline}/versions/{version}")
+def get_version(state: State, caller: Viewer, pipeline: PipelineId, version: VersionNumber) -> answers.Version:
+    with state.pool.connection() as connection:
+        found = versions.get(connection, pipelines.get(connection, pipeline), version)
+    return answers.Version.model_validate(found)
+
+
+@router.post("/pipelines/{pipeline}/versions/{version}/rollback")
+def roll_back(
+    *,
+    state: State,
+    caller: Operator,
+    response: Response,
+    pipeline: PipelineId,
+    version: VersionNumber,
+    if_match: IfMatch = None,
+) -> answers.Pipeline:
+    """Makes the definition of an older version the newest one."""
+    with state.pool.connection() as connection:
+        row = pipelines.roll_back(
+            connection, state.settings, caller, pipeline, version, expected_version=version_in(if_match)
+        )
+    return _answer(response, row)
+
+
+def version_in(if_match: str | None) -> int | None:
+    """The version of an `If-Match` header; `*` means any."""
+    if if_match is None or if_match.strip() == "*":
+        return None
+    text = if_match.strip().removeprefix("W/").strip('"')
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise InvalidField("header.if-match", f'If-Match {if_match!r} is not an ETag of a pipeline, such as "3"')
+    return int(text)
+
+
+def _answer(response: Response, row: Row) -> answers.Pipeline:
+    response.headers["ETag"] = etag(row)
+    return answers.Pipeline.model_validate(row)
+
+
+def _plan(response: Response, row: Row) -> answers.TaskPlan:
+    response.headers["ETag"] = etag(row)
+    return answers.TaskPlan(items=[answers.Task.model_validate(task) for task in row["tasks"]])
+
+
+def etag(row: Row) -> str:
+    return f'"{row["version"]}"'
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

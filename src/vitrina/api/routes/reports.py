@@ -1,0 +1,150 @@
+"""`/pipelines/{id}/status | state | lag | runs`, `/runs`, `/requests`: what is going on and what was."""
+
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Query
+
+from vitrina import answers
+from vitrina.answers import Page
+from vitrina.api import paging
+from vitrina.api.routes.pipelines import PipelineId
+from vitrina.api.security import Viewer
+from vitrina.api.state import AppState, State
+from vitrina.errors import NotFound
+from vitrina.services import pipelines, reports, requests
+from vitrina.status import RunStatus, Trigger
+from vitrina.store import events, runs
+
+of_pipeline = APIRouter(tags=["reports"])
+router = APIRouter(tags=["reports"])
+
+RunStatuses = Annotated[list[RunStatus], Query(description="One of these.")]
+Triggers = Annotated[list[Trigger], Query(description="One of these.")]
+Since = Annotated[datetime | None, Query(description="Started at or after this moment.")]
+Until = Annotated[datetime | None, Query(description="Started before this moment.")]
+
+
+@of_pipeline.get("/pipelines/{pipeline}/status")
+def get_status(state: State, caller: Viewer, pipeline: PipelineId) -> answers.PipelineStatus:
+    """Status and since when, who runs it, progress, checkpoint, lag, last error and its next step, recent runs."""
+    with state.pool.connection() as connection:
+        row = pipelines.get(connection, pipeline)
+        return reports.pipeline_status(connection, state.settings, row)
+
+
+@of_pipeline.get("/pipelines/{pipeline}/state")
+def get_state(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Checkpoint:
+    """The checkpoint: where the next batch starts."""
+    with state.pool.connection() as connection:
+        return reports.checkpoint(connection, pipelines.get(connection, pipeline))
+
+
+@of_pipeline.get("/pipelines/{pipeline}/lag")
+def get_lag(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Lag:
+    with state.pool.connection() as connection:
+        return reports.lag(connection, pipelines.get(connection, pipeline))
+
+
+@of_pipeline.get("/pipelines/{pipeline}/runs")
+def list_runs_of_pipeline(
+    *,
+    state: State,
+    caller: Viewer,
+    pipeline: PipelineId,
+    status: RunStatuses = [],  # noqa: B006
+    trigger: Triggers = [],  # noqa: B006
+    since: Since = None,
+    until: Until = None,
+    limit: paging.Limit = paging.DEFAULT_LIMIT,
+    cursor: paging.Cursor = None,
+) -> Page[answers.Run]:
+    """Newest first."""
+    with state.pool.connection() as connection:
+        pipeline_id = pipelines.get(connection, pipeline)["id"]
+    return _runs(
+        state, pipeline_id, status=status, trigger=trigger, since=since, until=until, limit=limit, cursor=cursor
+    )
+
+
+@router.get("/runs")
+def list_runs(
+    *,
+    state: State,
+    caller: Viewer,
+    pipeline: Annotated[str | None, Query(max_length=100, description="Its uuid or its name.")] = None,
+    status: RunStatuses = [],  # noqa: B006
+    trigger: Triggers = [],  # noqa: B006
+    since: Since = None,
+    until: Until = None,
+    limit: paging.Limit = paging.DEFAULT_LIMIT,
+    cursor: paging.Cursor = None,
+) -> Page[answers.Run]:
+    """Newest first."""
+    pipeline_id = None
+    if pipeline is not None:
+        with state.pool.connection() as connection:
+            pipeline_id = pipelines.get(connection, pipeline)["id"]
+    return _runs(
+        state, pipeline_id, status=status, trigger=trigger, since=since, until=until, limit=limit, cursor=cursor
+    )
+
+
+@router.get("/runs/{run_id}")
+def get_run(state: State, caller: Viewer, run_id: UUID) -> answers.Run:
+    with state.pool.connection() as connection:
+        run = runs.find(connection, run_id)
+    if run is None:
+        raise NotFound(f"there is no run {run_id}; `GET /runs` lists the ones that are kept")
+    return reports.run_answer(run)
+
+
+@router.get("/runs/{run_id}/logs")
+def get_run_log(
+    *,
+    state: State,
+    caller: Viewer,
+    run_id: UUID,
+    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Only what came behind this event.")] = 0,
+    limit: paging.Limit = paging.MAX_LIMIT,
+) -> Page[answers.Event]:
+    """What the run told about itself, oldest first; kept for the operator's `VITRINA_EVENTS_RETENTION_HOURS`."""
+    with state.pool.connection() as connection:
+        if runs.find(connection, run_id) is None:
+            raise NotFound(f"there is no run {run_id}; `GET /runs` lists the ones that are kept")
+        found = events.list_of_run(connection, run_id, after_id=after, limit=limit)
+    return Page(items=[answers.Event.model_validate(event) for event in found], next_cursor=None)
+
+
+@router.get("/requests/{request_id}")
+def get_request(state: State, caller: Viewer, request_id: UUID) -> answers.Request:
+    """How far a runner is with what it was asked for."""
+    with state.pool.connection() as connection:
+        return answers.Request.model_validate(requests.get(connection, request_id))
+
+
+def _runs(
+    state: AppState,
+    pipeline_id: UUID | None,
+    *,
+    status: list[RunStatus],
+    trigger: list[Trigger],
+    since: datetime | None,
+    until: datetime | None,
+    limit: int,
+    cursor: str | None,
+) -> Page[answers.Run]:
+    after = paging.decode(cursor, datetime.fromisoformat, UUID)
+    with state.pool.connection() as connection:
+        found = runs.list_page(
+            connection,
+            pipeline_id=pipeline_id,
+            status=status,
+            trigger=trigger,
+            since=since,
+            until=until,
+            after=(after[0], after[1]) if after else None,
+            limit=limit + 1,
+        )
+    return paging.page(found, limit, reports.run_answer, lambda run: [run["started_at"].isoformat(), str(run["id"])])

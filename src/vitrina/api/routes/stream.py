@@ -1,0 +1,53 @@
+"""`/events`: what happens, as it happens (server-sent events)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import orjson
+from fastapi import APIRouter, Header, Query
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from vitrina.api.feed import Event
+from vitrina.api.security import Viewer
+from vitrina.api.state import AppState, State
+from vitrina.store import events
+
+router = APIRouter(tags=["events"])
+
+_SIGN_OF_LIFE_SECONDS = 15
+_REPLAY_LIMIT = 5000
+
+
+@router.get(
+    "/events",
+    response_class=EventSourceResponse,
+    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+)
+async def follow_events(
+    *,
+    state: State,
+    caller: Viewer,
+    last_event_id: Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=2**63 - 1)] = None,
+    after: Annotated[int | None, Query(ge=0, le=2**63 - 1, description="The same as Last-Event-ID.")] = None,
+) -> EventSourceResponse:
+    """Status moves, progress, runners coming and going. `Last-Event-ID` first replays what came behind it."""
+    await asyncio.to_thread(state.feed.start)
+    since = last_event_id if last_event_id is not None else after
+    return EventSourceResponse(_stream(state, since), ping=_SIGN_OF_LIFE_SECONDS)
+
+
+async def _stream(state: AppState, since: int | None) -> AsyncIterator[ServerSentEvent]:
+    async for event in state.feed.listen(lambda: _replay(state, since)):
+        yield ServerSentEvent(
+            id=str(event["id"]),
+            event=event["topic"],
+            data=orjson.dumps(event).decode(),
+        )
+
+
+def _replay(state: AppState, since: int | None) -> list[Event]:
+    if since is None:
+        return []
+    with state.pool.connection() as connection:
+        return events.list_after(connection, since, limit=_REPLAY_LIMIT)

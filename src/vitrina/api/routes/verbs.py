@@ -1,0 +1,186 @@
+"""`/pipelines/{id}/<verb>`: asking for runs, pauses and whatever a runner performs."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Header, Response
+
+from vitrina import answers
+from vitrina.api import bodies
+from vitrina.api.routes.pipelines import PipelineId
+from vitrina.api.security import Operator, Viewer
+from vitrina.api.state import AppState, State
+from vitrina.services import idempotency, pipelines, reports, requests, versions
+from vitrina.services.callers import Caller
+from vitrina.status import Status, Trigger
+from vitrina.store.database import Connection
+from vitrina.store.pipelines import Row
+
+router = APIRouter(tags=["verbs"])
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=idempotency.MAX_KEY_LENGTH,
+        description="The second request with the same key gets the first one's answer and changes nothing.",
+    ),
+]
+
+
+@router.post("/pipelines/{pipeline}/run", status_code=202)
+def run(
+    *,
+    state: State,
+    caller: Operator,
+    response: Response,
+    pipeline: PipelineId,
+    wish: Annotated[bodies.RunWish | None, Body()] = None,
+    key: IdempotencyKey = None,
+) -> answers.RunAccepted:
+    """Asks for a run. Asking twice is the same request; while one works, the wish for another is remembered."""
+    trigger = Trigger(wish.trigger) if wish else Trigger.API
+    with state.pool.connection() as connection:
+        if key is None:
+            return _run(connection, caller, pipeline, trigger)
+        row = pipelines.get(connection, pipeline)
+        answer, replayed = idempotency.once(
+            connection, caller, row, key, lambda: _run(connection, caller, pipeline, trigger).model_dump(mode="json")
+        )
+    if replayed:
+        response.headers["Idempotent-Replayed"] = "true"
+    return answers.RunAccepted.model_validate(answer)
+
+
+@router.post("/pipelines/{pipeline}/pause", status_code=202)
+def pause(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
+    """Asks for a pause at the next batch boundary; the schedule stops too."""
+    with state.pool.connection() as connection:
+        row = pipelines.request_pause(connection, caller, pipeline)
+    done = "is paused" if row["status"] == Status.PAUSED else "will pause at the next batch boundary"
+    return _accepted(row, f"pipeline {row['name']} {done}; `run` continues it")
+
+
+@router.post("/pipelines/{pipeline}/cancel", status_code=202)
+def cancel(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
+    """Takes back a run that was asked for and has not begun."""
+    with state.pool.connection() as connection:
+        row = pipelines.cancel(connection, caller, pipeline)
+    return _accepted(row, f"the run of pipeline {row['name']} that was waiting is taken back")
+
+
+@router.post("/pipelines/{pipeline}/enable")
+def enable(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
+    with state.pool.connection() as connection:
+        row = pipelines.enable(connection, caller, pipeline)
+    return _accepted(row, f"pipeline {row['name']} is enabled")
+
+
+@router.post("/pipelines/{pipeline}/disable")
+def disable(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
+    """Nothing starts it any more; a run at work goes on to its end."""
+    with state.pool.connection() as connection:
+        row = pipelines.disable(connection, caller, pipeline)
+    return _accepted(row, f"pipeline {row['name']} is disabled")
+
+
+@router.post("/pipelines/{pipeline}/reload-config")
+def reload_config(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
+    """Takes the pipeline as it stands in the metastore, also when it was edited there by hand."""
+    with state.pool.connection() as connection:
+        row = pipelines.reload_config(connection, state.settings, caller, pipeline)
+    when = "the next batch" if row["status"] == Status.RUNNING else "the next run"
+    return _accepted(row, f"pipeline {row['name']} uses version {row['version']} from {when} on")
+
+
+@router.post("/pipelines/{pipeline}/reset-state")
+def reset_state(
+    *,
+    state: State, caller: Operator, pipeline: PipelineId, wish: Annotated[bodies.NewState | None, Body()] = None
+) -> answers.Checkpoint:
+    """Forgets the checkpoint, so that the next run starts over, or starts at a cursor value."""
+    with state.pool.connection() as connection:
+        row = pipelines.reset_state(connection, caller, pipeline, cursor=wish.cursor if wish else None)
+    return answers.Checkpoint.model_validate(row)
+
+
+@router.post("/pipelines/{pipeline}/validate", responses={202: {"model": answers.ValidationReport}})
+def validate(state: State, caller: Viewer, response: Response, pipeline: PipelineId) -> answers.ValidationReport:
+    """What stands against running it. A runner, if one is there, also plans the query against the real source."""
+    with state.pool.connection() as connection:
+        row = pipelines.get(connection, pipeline)
+        report = requests.static_report(connection, state.settings, versions.fields_of(row))
+        if not report.valid or not requests.somebody_works(connection, state.settings):
+            return report
+    report.deep = ask_runner(state, caller, response, kind="validate", pipeline=pipeline, payload={})
+    return requests.with_findings(report)
+
+
+@router.post("/pipelines/{pipeline}/preview", responses={202: {"model": answers.Request}})
+def preview(
+    *,
+    state: State,
+    caller: Operator,
+    response: Response,
+    pipeline: PipelineId,
+    wish: Annotated[bodies.PreviewWish | None, Body()] = None,
+) -> answers.Request:
+    """The first rows after the transforms; nothing is written. Performed by a runner."""
+    payload = {"limit": (wish or bodies.PreviewWish()).limit}
+    return ask_runner(state, caller, response, kind="preview", pipeline=pipeline, payload=payload)
+
+
+@router.post("/pipelines/{pipeline}/reconcile", responses={202: {"model": answers.Request}})
+def reconcile(
+    *,
+    state: State,
+    caller: Operator,
+    response: Response,
+    pipeline: PipelineId,
+    wish: Annotated[bodies.ReconcileWish | None, Body()] = None,
+) -> answers.Request:
+    """Compares source and target. Performed by a runner."""
+    payload = {"repair": (wish or bodies.ReconcileWish()).repair}
+    return ask_runner(state, caller, response, kind="reconcile", pipeline=pipeline, payload=payload)
+
+
+@router.get("/pipelines/{pipeline}/reconcile")
+def last_reconcile(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Request:
+    """The latest report."""
+    with state.pool.connection() as connection:
+        found = requests.get_latest(connection, pipelines.get(connection, pipeline), "reconcile")
+    return answers.Request.model_validate(found)
+
+
+def _run(connection: Connection, caller: Caller, pipeline: str, trigger: Trigger) -> answers.RunAccepted:
+    row = pipelines.request_run(connection, caller, pipeline, trigger=trigger)
+    current = pipelines.find_current_run(connection, row)
+    message = f"pipeline {row['name']} waits for a runner"
+    if row["status"] == Status.RUNNING:
+        message = f"pipeline {row['name']} is at work; another run follows this one"
+    return answers.RunAccepted(
+        **_accepted(row, message).model_dump(),
+        run_requested_at=row["run_requested_at"],
+        run=reports.run_answer(current) if current else None,
+    )
+
+
+def _accepted(row: Row, message: str) -> answers.Accepted:
+    return answers.Accepted.model_validate(
+        row | {"pipeline_id": row["id"], "pipeline": row["name"], "message": message}
+    )
+
+
+def ask_runner(
+    state: AppState, caller: Caller, response: Response, *, kind: str, pipeline: str, payload: dict[str, Any]
+) -> answers.Request:
+    """Waits a moment for the answer; after that, 202 and the place to look."""
+    with state.pool.connection() as connection:
+        asked = requests.ask(connection, caller, kind, pipelines.get(connection, pipeline), payload)
+        wait = state.request_wait_seconds if requests.somebody_works(connection, state.settings) else 0
+    asked = requests.wait_for(state.pool.connection, asked, seconds=wait)
+    if asked["finished_at"] is None:
+        response.status_code = 202
+        response.headers["Location"] = f"/api/v1/requests/{asked['id']}"
+        response.headers["Retry-After"] = "1"
+    return answers.Request.model_validate(asked)

@@ -1,0 +1,124 @@
+"""Who may come in: bearer tokens with roles, a brake on guessing, and auth off only where nobody else can come."""
+
+import ipaddress
+import threading
+import time
+from collections import OrderedDict, deque
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import structlog
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from vitrina.api.state import AppState, state_of
+from vitrina.errors import ConfigError, Forbidden, TooManyRequests, Unauthenticated
+from vitrina.services import tokens
+from vitrina.services.callers import Caller, Role
+from vitrina.settings import Settings
+
+log = structlog.get_logger("vitrina.api")
+
+LOCAL_CALLER = "local"
+
+_bearer = HTTPBearer(auto_error=False, description="A token from `vitrina tokens create` or POST /tokens.")
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+
+
+def require_auth_or_loopback(settings: Settings, bind_host: str) -> None:
+    if settings.auth == "off" and not is_loopback(bind_host):
+        raise ConfigError(
+            f"VITRINA_AUTH=off is for loopback addresses only, not {bind_host}: set VITRINA_AUTH=token,"
+            " make a token with `vitrina tokens create`, or bind 127.0.0.1"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Needs:
+    """Dependency of a route: the caller, if the role is enough."""
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+
+    def __call__(self, request: Request, credentials: Credentials) -> Caller:
+        state = state_of(request)
+        caller = _local(request) if state.settings.auth == "off" else _authenticated(request, state, credentials)
+        request.state.caller = caller.name
+        if not caller.role.includes(self.role):
+            raise Forbidden(f"the token {caller.name!r} has the role {caller.role}; this needs {self.role}")
+        return caller
+
+
+Viewer = Annotated[Caller, Depends(Needs(Role.VIEWER))]
+Operator = Annotated[Caller, Depends(Needs(Role.OPERATOR))]
+Admin = Annotated[Caller, Depends(Needs(Role.ADMIN))]
+
+
+class FailedAttempts:
+    """Counts wrong tokens by address; past the limit, only tokens that were right before are still looked up."""
+
+    def __init__(self, *, limit: int = 10, window_seconds: float = 60.0) -> None:
+        self._limit, self._window = limit, window_seconds
+        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
+        self._trusted: OrderedDict[bytes, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def refuses(self, address: str, secret: str) -> bool:
+        with self._lock:
+            return self._recent(address) >= self._limit and tokens.hash_of(secret) not in self._trusted
+
+    def failed(self, address: str) -> None:
+        with self._lock:
+            self._failures.setdefault(address, deque(maxlen=self._limit)).append(time.monotonic())
+            self._failures.move_to_end(address)
+            _forget_oldest(self._failures)
+
+    def succeeded(self, secret: str) -> None:
+        with self._lock:
+            self._trusted[tokens.hash_of(secret)] = None
+            _forget_oldest(self._trusted)
+
+    def _recent(self, address: str) -> int:
+        since = time.monotonic() - self._window
+        return sum(1 for moment in self._failures.get(address, ()) if moment > since)
+
+
+def _forget_oldest(remembered: OrderedDict[str, deque[float]] | OrderedDict[bytes, None], most: int = 10_000) -> None:
+    """Memory stays bounded whatever comes in."""
+    while len(remembered) > most:
+        remembered.popitem(last=False)
+
+
+def _authenticated(request: Request, state: AppState, credentials: HTTPAuthorizationCredentials | None) -> Caller:
+    if credentials is None:
+        raise Unauthenticated("no token came with the request: send `Authorization: Bearer <token>`")
+    address = request.client.host if request.client else "unknown"
+    if state.failed_attempts.refuses(address, credentials.credentials):
+        raise TooManyRequests("too many wrong tokens from your address: wait a minute, then try again")
+    with state.pool.connection() as connection:
+        caller = tokens.authenticate(connection, credentials.credentials, request_id=request.state.request_id)
+    if caller is None:
+        state.failed_attempts.failed(address)
+        log.warning("wrong token", address=address, path=request.url.path)
+        raise Unauthenticated("the token is unknown, revoked or expired: ask an admin for a new one")
+    state.failed_attempts.succeeded(credentials.credentials)
+    return caller
+
+
+def _local(request: Request) -> Caller:
+    """Whoever reaches the port is let in, so pages from elsewhere in the same browser must not reach it."""
+    server = (request.scope.get("server") or ("127.0.0.1", None))[0]
+    if not is_loopback(server) or not is_loopback(request.url.hostname or ""):
+        raise Forbidden("auth is off, so only this machine is served, under localhost or 127.0.0.1")
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise Forbidden(f"auth is off, so requests of pages from {origin} are not served")
+    return Caller(LOCAL_CALLER, Role.ADMIN, request.state.request_id)

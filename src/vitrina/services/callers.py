@@ -1,0 +1,25 @@
+"""Who asks, and what a role may do."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """Each role may do what the ones before it may."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    def includes(self, other: "Role") -> bool:
+        ranks = list(Role)
+        return ranks.index(self) >= ranks.index(other)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The person or program behind a request, as the audit names it."""
+
+    name: str
+    role: Role
+    request_id: str | None = None

@@ -1,0 +1,359 @@
+"""The rules of pipelines: who may define, change, remove, start and stop one, and when."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from vitrina import status
+from vitrina.definition import LOCKED_WHILE_RUNNING, Definition
+from vitrina.errors import Conflict, InvalidField, NotFound, PreconditionFailed
+from vitrina.services import audit, policy, versions
+from vitrina.services.callers import Caller
+from vitrina.settings import DEFAULT_CONNECTION, Settings
+from vitrina.status import Status, Trigger
+from vitrina.store import pipelines, runs, state
+from vitrina.store.database import Connection
+from vitrina.store.pipelines import Row
+
+# Fields that decide who writes where: such a change is made while nobody else makes one.
+_TARGET_FIELDS = frozenset({"target_table", "mode", "options", "tasks"})
+
+
+# --- definitions -----------------------------------------------------------------------------------------------
+
+
+def get(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) -> Row:
+    row = pipelines.find(connection, id_or_name, lock=lock)
+    if row is None:
+        raise NotFound(f"there is no pipeline {str(id_or_name)!r}; `GET /pipelines` lists the ones there are")
+    return row
+
+
+def create(
+    connection: Connection,
+    settings: Settings,
+    caller: Caller,
+    definition: Definition,
+    *,
+    managed_by: str | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Row:
+    policy.check(definition, settings)
+    try:
+        with connection.transaction():
+            pipelines.lock_targets(connection)
+            _refuse_second_writer(connection, definition, pipeline_id=None)
+            pipeline_id = pipelines.insert(connection, definition, pipeline_id=None, managed_by=managed_by)
+            pipelines.set_owner(connection, pipeline_id, managed_by=managed_by, labels=dict(labels or {}))
+            row = get(connection, pipeline_id)
+            versions.record(connection, caller, row, action="create", before=None, summary="created")
+            return row
+    except psycopg.errors.UniqueViolation as exc:
+        raise _name_taken(definition.name) from exc
+
+
+def change(
+    connection: Connection,
+    settings: Settings,
+    caller: Caller,
+    id_or_name: str | UUID,
+    fields: Mapping[str, Any],
+    *,
+    expected_version: int | None = None,
+    action: str = "change",
+    summary: str | None = None,
+) -> Row:
+    """Set the given fields; `options` is merged key by key, null takes an option back to its default."""
+    try:
+        with connection.transaction():
+            if _TARGET_FIELDS & fields.keys():
+                pipelines.lock_targets(connection)
+            row = get(connection, id_or_name, lock=True)
+            _require_version(row, expected_version)
+            definition = policy.parse(_merged(row, fields))
+            changed = versions.changed_fields(versions.snapshot(row), versions.snapshot_of(definition))
+            if not changed:
+                return row
+            _refuse_locked(row, changed)
+            if policy.JUDGED_FIELDS & changed:
+                policy.check(definition, settings)
+            if _TARGET_FIELDS & changed:
+                _refuse_second_writer(connection, definition, pipeline_id=row["id"])
+            _write(connection, row, definition, changed)
+            after = get(connection, row["id"])
+            said = summary or "changed " + ", ".join(sorted(changed))
+            versions.record(connection, caller, after, action=action, before=versions.snapshot(row), summary=said)
+            return after
+    except psycopg.errors.UniqueViolation as exc:
+        raise _name_taken(str(fields.get("name"))) from exc
+
+
+def replace_tasks(
+    connection: Connection,
+    settings: Settings,
+    caller: Caller,
+    id_or_name: str | UUID,
+    tasks: list[dict[str, Any]],
+    *,
+    expected_version: int | None = None,
+) -> Row:
+    """The task plan as a whole; an empty one gives the word back to `source_query`."""
+    return change(
+        connection,
+        settings,
+        caller,
+        id_or_name,
+        {"tasks": tasks},
+        expected_version=expected_version,
+        action="replace_tasks",
+    )
+
+
+def roll_back(
+    connection: Connection,
+    settings: Settings,
+    caller: Caller,
+    id_or_name: str | UUID,
+    version: int,
+    *,
+    expected_version: int | None = None,
+) -> Row:
+    """Make the definition of an older version the newest one; the name stays, because others know it."""
+    with connection.transaction():
+        pipelines.lock_targets(connection)  # before the row, as everybody does
+        row = get(connection, id_or_name, lock=True)
+        old = dict(versions.get(connection, row, version)["definition"])
+        # Options that the old version did not have go back to their defaults.
+        old["options"] = dict.fromkeys(row["options"]) | old["options"]
+        old["name"] = row["name"]
+        return change(
+            connection,
+            settings,
+            caller,
+            row["id"],
+            old,
+            expected_version=expected_version,
+            action="roll_back",
+            summary=f"rolled back to version {version}",
+        )
+
+
+def remove(
+    connection: Connection, caller: Caller, id_or_name: str | UUID, *, expected_version: int | None = None
+) -> None:
+    with connection.transaction():
+        row = get(connection, id_or_name, lock=True)
+        _require_version(row, expected_version)
+        if not pipelines.delete(connection, row["id"]):
+            raise Conflict(
+                f"pipeline {row['name']} is {row['status']} and cannot be deleted now:"
+                " pause it, wait until it is PAUSED, then delete it"
+            )
+        audit.record(connection, caller, "delete", versions.object_name(row), before=versions.snapshot(row))
+
+
+# --- verbs -----------------------------------------------------------------------------------------------------
+
+
+def request_run(
+    connection: Connection, caller: Caller, id_or_name: str | UUID, *, trigger: Trigger = Trigger.API
+) -> Row:
+    """Ask for a run. Asking twice is the same request; while one works, the wish for another is remembered."""
+    with connection.transaction():
+        row = get(connection, id_or_name, lock=True)
+        moved = pipelines.request_run(connection, row["id"], trigger=trigger)
+        if moved is None:
+            raise Conflict(_why_not_run(row))
+        if row["status"] != Status.RUN_REQUESTED:
+            _record_move(connection, caller, "run", row, moved)
+        return row | moved
+
+
+def request_pause(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:
+    """Ask for a pause at the next batch boundary; a pipeline that is paused stays so."""
+    with connection.transaction():
+        row = get(connection, id_or_name, lock=True)
+        if row["status"] in (Status.PAUSED, Status.PAUSE_REQUESTED):
+            return row
+        moved = pipelines.request_pause(connection, row["id"])
+        if moved is None:
+            raise Conflict(
+                f"pipeline {row['name']} is {row['status']} and nothing of it runs, so there is nothing to pause;"
+                " disable it to keep it from starting"
+            )
+        _record_move(connection, caller, "pause", row, moved)
+        return row | moved
+
+
+def cancel(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:
+    """Take back a run that was asked for and has not begun. What works is stopped by a pause instead."""
+    with connection.transaction():
+        row = get(connection, id_or_name, lock=True)
+        taken_back = pipelines.withdraw_request(connection, row["id"], "cancel")
+        if not taken_back and not pipelines.forget_request(connection, row["id"]):
+            advice = "; pause it to stop the run at its next batch" if row["status"] == Status.RUNNING else ""
+            raise Conflict(f"pipeline {row['name']} is {row['status']} and no run of it is waiting{advice}")
+        moved = get(connection, row["id"])
+        _record_move(connection, caller, "cancel", row, moved)
+        return moved
+
+
+def enable(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:
+    return _set_enabled(connection, caller, id_or_name, enabled=True)
+
+
+def disable(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:
+    """Nothing starts it any more; a request that nobody took up is taken back, a run at work goes on to its end."""
+    return _set_enabled(connection, caller, id_or_name, enabled=False)
+
+
+def reload_config(connection: Connection, settings: Settings, caller: Caller, id_or_name: str | UUID) -> Row:
+    """Take the row as it stands now: judged, numbered as a version if it was edited by hand, its schedule renewed."""
+    with connection.transaction():
+        row = get(connection, id_or_name, lock=True)
+        definition = policy.parse(versions.fields_of(row))
+        policy.check(definition, settings)
+        versions.keep_baseline(connection, row)
+        known = versions.get(connection, row, row["version"])["definition"]
+        if versions.changed_fields(known, versions.snapshot_of(definition)):
+            pipelines.bump_version(connection, row["id"])
+            row = get(connection, row["id"])
+            versions.record(connection, caller, row, action="reload_config", before=known, summary="edited by hand")
+        else:
+            audit.record(connection, caller, "reload_config", versions.object_name(row))
+        pipelines.clear_due_time(connection, row["id"])
+        return get(connection, row["id"])
+
+
+def reset_state(
+    connection: Connection, caller: Caller, id_or_name: str | UUID, *, cursor: str | None = None
+) -> Row | None:
+    """Forget the checkpoint, or put it at a cursor value, while nobody works on the pipeline."""
+    with connection.transaction():
+        row = get(connection, id_or_name, lock=True)
+        _refuse_reset(row, cursor)
+        before = state.find(connection, row["id"])
+        state.reset(connection, row["id"], cursor=cursor)
+        audit.record(
+            connection,
+            caller,
+            "reset_state",
+            versions.object_name(row),
+            before={name: before[name] for name in ("last_processed_key", "safe_upto")} if before else None,
+            after={"safe_upto": cursor},
+        )
+        return state.find(connection, row["id"])
+
+
+def find_current_run(connection: Connection, row: Row) -> Row | None:
+    """The run at work, if one is."""
+    run = runs.find_current(connection, row["id"]) if row["status"] in status.ACTIVE else None
+    return run if run and run["finished_at"] is None else None
+
+
+# --- guards ----------------------------------------------------------------------------------------------------
+
+
+def _require_version(row: Row, expected: int | None) -> None:
+    if expected is not None and row["version"] != expected:
+        raise PreconditionFailed(
+            f"pipeline {row['name']} is at version {row['version']}, not {expected}: somebody changed it;"
+            " read it again, then repeat your change"
+        )
+
+
+def _refuse_locked(row: Row, changed: Iterable[str]) -> None:
+    locked = sorted(LOCKED_WHILE_RUNNING.intersection(changed))
+    if locked and row["status"] in status.ACTIVE:
+        raise Conflict(
+            f"pipeline {row['name']} is {row['status']}: {', '.join(locked)} cannot change under a run;"
+            " pause it, wait until it is PAUSED, then change it"
+        )
+
+
+def _refuse_second_writer(connection: Connection, definition: Definition, *, pipeline_id: UUID | None) -> None:
+    """A full load deletes what its source does not have: it would delete what another pipeline wrote."""
+    target = definition.final_target
+    for other in pipelines.list_on_target(connection, target, definition.options.target_connection):
+        nobody_deletes = definition.mode == other["mode"] == "incremental"
+        both_share = definition.options.shared_target and other["shared"]
+        if other["id"] != pipeline_id and not nobody_deletes and not both_share:
+            raise Conflict(
+                f"target {target} is written by pipeline {other['name']} already, and a full load deletes what its"
+                " own source does not have; choose another target, or set options.shared_target on both"
+            )
+
+
+def _refuse_reset(row: Row, cursor: str | None) -> None:
+    name = row["name"]
+    if row["status"] in status.ACTIVE:
+        raise Conflict(
+            f"pipeline {name} is {row['status']}: its checkpoint belongs to the run at work;"
+            " pause it, wait until it is PAUSED, then reset"
+        )
+    elsewhere = row["options"].get("target_connection") or DEFAULT_CONNECTION
+    if elsewhere != DEFAULT_CONNECTION:
+        raise Conflict(
+            f"pipeline {name} keeps its checkpoint beside its target, in the database {elsewhere!r}:"
+            " delete its row in etl_stage.ledger there instead"
+        )
+    if cursor is not None and row["mode"] != "incremental":
+        raise InvalidField("cursor", f"pipeline {name} is a {row['mode']} load: only incremental has a cursor")
+
+
+def _why_not_run(row: Row) -> str:
+    if not row["enabled"]:
+        return f"pipeline {row['name']} is disabled: enable it, then run it"
+    return f"pipeline {row['name']} is {row['status']}: wait until it is PAUSED, then run it"
+
+
+def _name_taken(name: str) -> Conflict:
+    return Conflict(f"a pipeline named {name!r} exists already: choose another name, or change that one")
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+
+def _merged(row: Row, fields: Mapping[str, Any]) -> dict[str, Any]:
+    merged = versions.fields_of(row) | dict(fields)
+    if isinstance(fields.get("options"), dict):
+        options = {**row["options"], **fields["options"]}
+        merged["options"] = {name: value for name, value in options.items() if value is not None}
+    return merged
+
+
+def _write(connection: Connection, row: Row, definition: Definition, changed: set[str]) -> None:
+    versions.keep_baseline(connection, row)
+    if not pipelines.update(connection, row["id"], definition, version=row["version"]):
+        raise PreconditionFailed(f"pipeline {row['name']} was changed at the same moment; read it again, then repeat")
+    if {"schedule_interval", "enabled"} & changed:
+        pipelines.clear_due_time(connection, row["id"])
+    if not definition.enabled:
+        pipelines.withdraw_request(connection, row["id"], "disable")
+
+
+def _set_enabled(connection: Connection, caller: Caller, id_or_name: str | UUID, *, enabled: bool) -> Row:
+    with connection.transaction():
+        row = get(connection, id_or_name, lock=True)
+        if row["enabled"] == enabled:
+            return row
+        versions.keep_baseline(connection, row)
+        pipelines.set_enabled(connection, row["id"], enabled)
+        after = get(connection, row["id"])
+        action = "enable" if enabled else "disable"
+        before = versions.snapshot(row)
+        versions.record(connection, caller, after, action=action, before=before, summary=f"{action}d")
+        return after
+
+
+def _record_move(connection: Connection, caller: Caller, action: str, before: Row, after: Row) -> None:
+    audit.record(
+        connection,
+        caller,
+        action,
+        versions.object_name(before),
+        before={"status": before["status"]},
+        after={"status": after["status"]},
+    )

@@ -1,0 +1,138 @@
+"""What a definition may say here: allowed target, allowed query, known connection, a sound task plan."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from vitrina import sqlguard, taskplan
+from vitrina.definition import Definition
+from vitrina.errors import FieldError, ForbiddenTarget, Invalid, InvalidQuery
+from vitrina.settings import DEFAULT_CONNECTION, Settings
+from vitrina.sqlguard import SqlPolicy
+from vitrina.targets import PostgresTarget, parse_target
+
+# A change to any of these is judged again; the others (a pause in the schedule, say) must work even on a pipeline
+# whose target the operator has meanwhile forbidden.
+JUDGED_FIELDS = frozenset(
+    {
+        "type",
+        "source_connection",
+        "source_query",
+        "python_task",
+        "target_table",
+        "target_key",
+        "mode",
+        "options",
+        "tasks",
+    }
+)
+
+
+def parse(fields: Mapping[str, Any]) -> Definition:
+    """A definition from plain fields; `Invalid` names each field that is wrong."""
+    try:
+        return Definition.model_validate(dict(fields))
+    except ValidationError as exc:
+        raise invalid(field_errors(exc.errors(include_url=False))) from None
+
+
+def check(definition: Definition, settings: Settings) -> None:
+    """Raise `Invalid` with everything that stands against the definition at once."""
+    found = problems(definition, settings)
+    if found:
+        raise invalid(found)
+
+
+def problems(definition: Definition, settings: Settings) -> list[FieldError]:
+    return [
+        *taskplan.target_violations(definition, settings.target_policy),
+        *taskplan.violations(definition.tasks),
+        *_query_problems(definition, settings),
+        *_connection_problems(definition, settings),
+    ]
+
+
+def invalid(found: Sequence[FieldError]) -> Invalid:
+    """One error that says everything: a single problem keeps its own words."""
+    if len(found) == 1:
+        return Invalid(found[0].message, tuple(found))
+    return Invalid(f"{len(found)} fields are not acceptable: " + "; ".join(f.message for f in found), tuple(found))
+
+
+def field_errors(details: Iterable[Mapping[str, Any]]) -> list[FieldError]:
+    """Pydantic's findings in our words; texts stay out of them, they may be secret."""
+    found = []
+    for detail in details:
+        path = ".".join(map(str, detail["loc"]))
+        found.append(FieldError(path, _words(path, detail), _CODES.get(detail["type"], "invalid")))
+    return found
+
+
+_CODES = {"missing": "missing", "extra_forbidden": "unknown_field"}
+
+
+def _words(path: str, detail: Mapping[str, Any]) -> str:
+    message = str(detail["msg"])
+    if detail["type"] == "value_error":
+        return message.removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        return f"{path} is not a field that can be set here"
+    if detail["type"] == "missing":
+        return f"{path} is required"
+    said = message.replace("Input should", "must", 1) if message.startswith("Input should") else f": {message}"
+    return f"{path} {said}{_shown(detail.get('input'))}".replace(" : ", ": ", 1)
+
+
+def _shown(value: object) -> str:
+    """Numbers and flags help to see the mistake; texts may hold anything."""
+    return f", not {str(value).lower() if isinstance(value, bool) else value}" if isinstance(value, int | float) else ""
+
+
+def _query_problems(definition: Definition, settings: Settings) -> list[FieldError]:
+    if definition.query is None or not definition.query.strip():
+        return []
+    path = "source_query"
+    if definition.tasks:
+        path = f"tasks.{definition.tasks.index(definition.ordered_tasks[0])}.body"
+    try:
+        judge(definition.query, settings)
+    except InvalidQuery as exc:
+        return [FieldError(path, exc.message, exc.code)]
+    return []
+
+
+def judge(query: str, settings: Settings) -> sqlguard.Judged:
+    return sqlguard.judge(
+        query, SqlPolicy(allowed_schemas=settings.source_schemas, extra_functions=settings.extra_functions)
+    )
+
+
+def _connection_problems(definition: Definition, settings: Settings) -> list[FieldError]:
+    named = {"source_connection": definition.source_connection}
+    if definition.options.target_connection is not None:
+        named["options.target_connection"] = definition.options.target_connection
+    known = {DEFAULT_CONNECTION, *settings.connections}
+    return [
+        FieldError(
+            path,
+            f"connection {name!r} is not configured; known: {', '.join(sorted(known))}"
+            f" (the operator sets VITRINA_CONN_{name.upper()})",
+            "unknown_connection",
+        )
+        for path, name in named.items()
+        if name not in known
+    ] + _search_connection_problems(definition, settings)
+
+
+def _search_connection_problems(definition: Definition, settings: Settings) -> list[FieldError]:
+    if definition.options.target_connection is None:
+        return []
+    try:
+        target = parse_target(definition.final_target, settings.target_policy)
+    except ForbiddenTarget:
+        return []
+    if isinstance(target, PostgresTarget):
+        return []
+    message = f"{target} is a search index; options.target_connection names databases only"
+    return [FieldError("options.target_connection", message, "invalid")]

@@ -1,0 +1,159 @@
+"""Answers to an operator's questions: what is it doing, how far is it, what went wrong, what comes next."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from vitrina import answers, status
+from vitrina.settings import Settings
+from vitrina.status import RunStatus, Status
+from vitrina.store import runners, runs, state
+from vitrina.store.database import Connection
+from vitrina.store.pipelines import Row
+
+
+def pipeline_status(connection: Connection, settings: Settings, row: Row) -> answers.PipelineStatus:
+    run = runs.find_current(connection, row["id"])
+    checkpoint = state.find(connection, row["id"])
+    recent = _recent(connection, row)
+    return answers.PipelineStatus(
+        pipeline_id=row["id"],
+        pipeline=row["name"],
+        status=row["status"],
+        since=row["status_since"],
+        enabled=row["enabled"],
+        version=row["version"],
+        run_requested_at=row["run_requested_at"],
+        next_run_at=row["next_run_at"],
+        runner=_runner(connection, settings, row),
+        lease_until=row["lease_until"],
+        run=run_answer(run) if run else None,
+        progress=_progress(run) if run and run["status"] == RunStatus.RUNNING else None,
+        checkpoint=answers.Checkpoint.model_validate(checkpoint) if checkpoint else None,
+        lag=_lag(row, checkpoint, recent.last_success_at),
+        hold=row["hold"],
+        guarantee=(run or {}).get("metrics", {}).get("guarantee"),
+        last_error=_last_error(row, run),
+        recent=recent,
+    )
+
+
+def lag(connection: Connection, row: Row) -> answers.Lag:
+    return _lag(row, state.find(connection, row["id"]), _recent(connection, row).last_success_at)
+
+
+def checkpoint(connection: Connection, row: Row) -> answers.Checkpoint:
+    """A pipeline that never ran has an empty one."""
+    return answers.Checkpoint.model_validate(state.find(connection, row["id"]) or {"pipeline_id": row["id"]})
+
+
+def run_answer(run: Row) -> answers.Run:
+    seconds = float(run["seconds"])
+    return answers.Run.model_validate(
+        run
+        | {
+            "duration_seconds": round(seconds, 3),
+            "rows_per_second": _rate(run["rows_read"], seconds),
+            "next_step": next_step(run["error_code"]) if run["error_code"] else None,
+        }
+    )
+
+
+def next_step(code: str | None) -> str:
+    """What a person does about an error, by its code (`vitrina.errors`)."""
+    return _NEXT_STEPS.get(code or "", "Read the message and the runner's log, then run the pipeline again.")
+
+
+_NEXT_STEPS = {
+    "source_query_failed": "Correct source_query (POST .../validate tries it against the source), then run again.",
+    "invalid_query": "Correct source_query: the message says what is not allowed and where, then run again.",
+    "forbidden_target": "Choose an allowed target (GET /targets), or ask the operator to allow this one.",
+    "target_mismatch": "Change the query or the table so that names and types agree, or set on_schema_change.",
+    "bad_key": "Make target_key unique and not NULL in the source, or choose other columns, then run again.",
+    "shrink_refused": "If so many rows are really gone, run once with options.allow_shrink (or allow_empty) set.",
+    "cannot_connect": "Check that the database or server is up and that its address and login are right.",
+    "disconnected": "Nothing, if the server is back: another run continues from the checkpoint.",
+    "transient": "Run it again: it continues from the checkpoint.",
+    "config": "The operator corrects the setting that the message names, then run again.",
+    "lease_lost": "Nothing: another runner continues from the checkpoint. If it repeats, look at the runners' logs.",
+    "runner_stopped": "Nothing: the next runner continues from the checkpoint.",
+    "record": "Correct or remove the rejected rows (GET /dead-letters), then run again.",
+}
+
+
+def _runner(connection: Connection, settings: Settings, row: Row) -> answers.RunnerName | None:
+    if row["runner_id"] is None:
+        return None
+    found = runners.find(connection, row["runner_id"], stale_after_seconds=settings.lease_ttl_seconds)
+    return answers.RunnerName.model_validate(found) if found else None
+
+
+def _progress(run: Row) -> answers.Progress:
+    seconds, read = float(run["seconds"]), int(run["rows_read"])
+    rate = _rate(read, seconds)
+    estimate = run["metrics"].get("rows_estimate")
+    estimate = int(estimate) if isinstance(estimate, int | float) and estimate > 0 else None
+    left = max(estimate - read, 0) if estimate is not None else None
+    return answers.Progress(
+        rows_read=read,
+        rows_written=run["rows_written"],
+        batches=run["batches"],
+        elapsed_seconds=round(seconds, 3),
+        rows_per_second=rate,
+        rows_estimate=estimate,
+        # An estimate is one: nothing is done until it is.
+        percent=round(min(100 * read / estimate, 99.9), 1) if estimate else None,
+        eta_seconds=round(left / rate, 1) if left is not None and rate else None,
+    )
+
+
+def _last_error(row: Row, run: Row | None) -> answers.LastError | None:
+    failed_run = run if run and run["error_message"] and run["status"] == RunStatus.FAILED else None
+    if row["status"] != Status.FAILED and not (failed_run and row["status"] not in status.ACTIVE):
+        return None
+    code = failed_run["error_code"] if failed_run else None
+    return answers.LastError(
+        code=code or "error",
+        message=(failed_run["error_message"] if failed_run else None) or row["last_error"] or "no message was kept",
+        next_step=next_step(code),
+        run_id=failed_run["id"] if failed_run else None,
+        at=failed_run["finished_at"] if failed_run else row["status_since"],
+    )
+
+
+def _recent(connection: Connection, row: Row) -> answers.RecentRuns:
+    found = runs.summarise(connection, row["id"])
+    judged = found["succeeded"] + found["failed"]
+    return answers.RecentRuns.model_validate(
+        found | {"success_rate": round(found["succeeded"] / judged, 4) if judged else None}
+    )
+
+
+def _lag(row: Row, found: Row | None, last_success_at: datetime | None) -> answers.Lag:
+    now = datetime.now(UTC)
+    safe_upto = found["safe_upto"] if found else None
+    cursor_time = _as_time(safe_upto)
+    return answers.Lag(
+        pipeline_id=row["id"],
+        pipeline=row["name"],
+        last_success_at=last_success_at,
+        seconds_since_success=_age(now, last_success_at),
+        safe_upto=safe_upto,
+        cursor_lag_seconds=_age(now, cursor_time),
+    )
+
+
+def _age(now: datetime, moment: datetime | None) -> float | None:
+    return round(max((now - moment).total_seconds(), 0), 3) if moment else None
+
+
+def _as_time(cursor: Any) -> datetime | None:
+    """Cursors are text; only one that is a point in time has an age."""
+    try:
+        moment = datetime.fromisoformat(str(cursor)) if cursor and "-" in str(cursor)[1:] else None
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=UTC) if moment and moment.tzinfo is None else moment
+
+
+def _rate(rows: int, seconds: float) -> float | None:
+    return round(rows / seconds, 1) if seconds > 0 else None

@@ -1,0 +1,110 @@
+"""Work that only a runner can do: asked for in the metastore, waited for briefly."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from uuid import UUID
+
+from vitrina import answers
+from vitrina.definition import Definition
+from vitrina.errors import FieldError, Invalid, NotFound
+from vitrina.services import audit, policy, versions
+from vitrina.services.callers import Caller
+from vitrina.settings import Settings
+from vitrina.store import requests, runners
+from vitrina.store.database import Connection
+from vitrina.store.pipelines import Row
+
+# After this long nobody waits for the answer any more.
+EXPIRES_SECONDS = 600.0
+_POLL_SECONDS = 0.05
+
+Connect = Callable[[], AbstractContextManager[Connection]]
+
+
+def ask(connection: Connection, caller: Caller, kind: str, row: Row, payload: dict[str, Any]) -> Row:
+    with connection.transaction():
+        requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
+        request_id = requests.insert(connection, kind, row["id"], payload, caller.name)
+        audit.record(connection, caller, kind, versions.object_name(row), after=payload or None)
+        return get(connection, request_id)
+
+
+def get(connection: Connection, request_id: UUID) -> Row:
+    row = requests.find(connection, request_id)
+    if row is None:
+        raise NotFound(f"there is no request {request_id}")
+    return row
+
+
+def get_latest(connection: Connection, row: Row, kind: str) -> Row:
+    found = requests.find_latest(connection, row["id"], kind)
+    if found is None:
+        raise NotFound(f"pipeline {row['name']} has no {kind} report yet: POST to the same address asks for one")
+    return found
+
+
+def wait_for(connect: Connect, asked: Row, *, seconds: float) -> Row:
+    """The request once it is finished, or as it stands when the time is over. Holds no connection while waiting."""
+    deadline = time.monotonic() + seconds
+    while asked["finished_at"] is None and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        with connect() as connection:
+            asked = get(connection, asked["id"])
+    return asked
+
+
+def somebody_works(connection: Connection, settings: Settings) -> bool:
+    return runners.count_alive(connection, stale_after_seconds=settings.lease_ttl_seconds) > 0
+
+
+def static_report(connection: Connection, settings: Settings, fields: dict[str, Any]) -> answers.ValidationReport:
+    """What can be said without a source: form, target, query, connections, and whether the steps are known."""
+    try:
+        definition = policy.parse(fields)
+    except Invalid as exc:
+        return _report(list(exc.fields), [])
+    return _report(policy.problems(definition, settings), _unknown_steps(connection, settings, definition))
+
+
+def with_findings(report: answers.ValidationReport) -> answers.ValidationReport:
+    """The runner's error counts like ours."""
+    if report.deep is None or report.deep.error is None:
+        return report
+    code = str(report.deep.error.get("code", "error"))
+    message = str(report.deep.error.get("message", "the runner could not check it"))
+    found = answers.FieldProblem(path=_PATHS.get(code, ""), message=message, code=code)
+    return report.model_copy(update={"valid": False, "errors": [*report.errors, found]})
+
+
+# Which field an error of a run is about.
+_PATHS = {
+    "source_query_failed": "source_query",
+    "invalid_query": "source_query",
+    "forbidden_target": "target_table",
+    "target_mismatch": "target_table",
+    "bad_key": "target_key",
+}
+
+
+def _unknown_steps(connection: Connection, settings: Settings, definition: Definition) -> list[str]:
+    """Only runners know what is registered; a step that none of them has may come with the next deployment."""
+    if not somebody_works(connection, settings):
+        return ["no runner is alive, so the query was not tried and the Python steps were not looked up"]
+    known = {
+        found["name"] for found in runners.list_transforms(connection, stale_after_seconds=settings.lease_ttl_seconds)
+    }
+    wanted = [task.body for task in definition.ordered_tasks if task.task_type == "PYTHON"]
+    if definition.python_task and not definition.tasks:
+        wanted.append(definition.python_task)
+    return [
+        f"no live runner has the Python step {name!r}; GET /transforms lists them"
+        for name in wanted
+        if name not in known
+    ]
+
+
+def _report(found: list[FieldError], warnings: list[str]) -> answers.ValidationReport:
+    errors = [answers.FieldProblem(path=error.path, message=error.message, code=error.code) for error in found]
+    return answers.ValidationReport(valid=not errors, errors=errors, warnings=warnings)

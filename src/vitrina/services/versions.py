@@ -1,0 +1,103 @@
+"""What a pipeline's definition was and is: snapshots, differences, and the record of every change."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitrina.answers import FieldChange
+from vitrina.definition import Definition
+from vitrina.errors import NotFound
+from vitrina.services import audit
+from vitrina.services.callers import Caller
+from vitrina.store import audit as records
+from vitrina.store import pipelines
+from vitrina.store.database import Connection
+from vitrina.store.pipelines import Row
+
+Fields = dict[str, Any]
+
+
+def get(connection: Connection, row: Row, version: int) -> Row:
+    found = records.find_version(connection, row["id"], version)
+    if found is None and version == row["version"]:
+        keep_baseline(connection, row)
+        found = records.find_version(connection, row["id"], version)
+    if found is None:
+        raise NotFound(f"pipeline {row['name']} has no version {version}; it is at {row['version']}")
+    return found
+
+
+def record(
+    connection: Connection, caller: Caller, row: Row, *, action: str, before: Fields | None, summary: str
+) -> None:
+    """Version and audit row of a change that was just made, in its transaction."""
+    after = snapshot(row)
+    records.add_version(connection, row["id"], row["version"], after, who=caller.name, summary=summary)
+    changed = sorted(changed_fields(before or {}, after))
+    audit.record(
+        connection,
+        caller,
+        action,
+        object_name(row),
+        before={name: before.get(name) for name in changed} if before else None,
+        after={name: after.get(name) for name in changed} | {"version": row["version"]},
+    )
+
+
+def keep_baseline(connection: Connection, row: Row) -> None:
+    """A row that was inserted with psql has no version of its own yet; what it said must not be lost."""
+    records.add_version(
+        connection, row["id"], row["version"], snapshot(row), who="unknown", summary="found in the metastore"
+    )
+
+
+def snapshot(row: Row) -> Fields:
+    """The author's part of a row, as versions keep it."""
+    return _normal(fields_of(row))
+
+
+def snapshot_of(definition: Definition) -> Fields:
+    return _normal(definition.model_dump(mode="json"))
+
+
+def fields_of(row: Row) -> Fields:
+    return {name: row[name] for name in (*pipelines.DEFINITION_COLUMNS, "tasks")}
+
+
+def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    return {name for name in {*before, *after} if before.get(name) != after.get(name)}
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> list[FieldChange]:
+    """Every difference by its path; lists are compared place by place."""
+    found: list[FieldChange] = []
+    for name in sorted({*before, *after}):
+        found += _differences(f"{path}{name}", before.get(name), after.get(name))
+    return found
+
+
+def object_name(row: Row) -> str:
+    """How the audit calls a pipeline."""
+    return f"pipeline:{row['name']}"
+
+
+def _differences(path: str, before: Any, after: Any) -> list[FieldChange]:
+    if before == after:
+        return []
+    if isinstance(before, list) and isinstance(after, list) and any(isinstance(part, dict) for part in before + after):
+        before, after = dict(enumerate(before)), dict(enumerate(after))
+    if isinstance(before, dict) and isinstance(after, dict):
+        return compare(before, after, f"{path}.")
+    return [FieldChange(path=path, before=before, after=after)]
+
+
+def _normal(fields: Fields) -> Fields:
+    """Options that say the default say nothing, and steps stand in their order."""
+    options = {
+        name: value
+        for name, value in fields["options"].items()
+        if name not in _DEFAULT_OPTIONS or value != _DEFAULT_OPTIONS[name]
+    }
+    return fields | {"options": options, "tasks": sorted(fields["tasks"], key=lambda task: int(task["order_index"]))}
+
+
+_DEFAULT_OPTIONS = Definition(name="x", target_table="x", source_query="x").options.model_dump(mode="json")

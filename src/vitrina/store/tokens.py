@@ -1,0 +1,71 @@
+"""Statements on `etl_api_tokens`: hashes of the tokens that open the API."""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from psycopg import sql
+
+from vitrina.store.database import Connection
+
+Row = dict[str, Any]
+
+# Everything but the hash.
+_COLUMNS = sql.SQL("id, name, role, created_at, expires_at, last_used_at, revoked_at")
+
+
+def insert(connection: Connection, *, name: str, role: str, token_hash: bytes, expires_at: datetime | None) -> Row:
+    row = connection.execute(
+        sql.SQL(
+            """
+            INSERT INTO etl.etl_api_tokens (name, role, token_hash, expires_at) VALUES (%s, %s, %s, %s)
+            RETURNING {}
+            """
+        ).format(_COLUMNS),
+        [name, role, token_hash, expires_at],
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+def find_by_hash(connection: Connection, token_hash: bytes) -> Row | None:
+    """With `usable`: neither revoked nor expired, by the database's clock."""
+    return connection.execute(
+        """
+        SELECT id, name, role, token_hash,
+               revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AS usable,
+               last_used_at IS NULL OR last_used_at < clock_timestamp() - interval '1 minute' AS unseen
+        FROM etl.etl_api_tokens WHERE token_hash = %s
+        """,
+        [token_hash],
+    ).fetchone()
+
+
+def touch(connection: Connection, token_id: UUID) -> None:
+    """To the minute: a write for every request would cost more than the request."""
+    connection.execute(
+        """
+        UPDATE etl.etl_api_tokens SET last_used_at = clock_timestamp()
+        WHERE id = %s AND (last_used_at IS NULL OR last_used_at < clock_timestamp() - interval '1 minute')
+        """,
+        [token_id],
+    )
+
+
+def list_all(connection: Connection) -> list[Row]:
+    return connection.execute(
+        sql.SQL("SELECT {} FROM etl.etl_api_tokens ORDER BY created_at, id").format(_COLUMNS)
+    ).fetchall()
+
+
+def revoke(connection: Connection, name: str) -> Row | None:
+    """None when there is no such token; revoking twice is the same."""
+    return connection.execute(
+        sql.SQL(
+            """
+            UPDATE etl.etl_api_tokens SET revoked_at = coalesce(revoked_at, clock_timestamp()) WHERE name = %s
+            RETURNING {}
+            """
+        ).format(_COLUMNS),
+        [name],
+    ).fetchone()

@@ -56,10 +56,11 @@ def read_own_syntax(reading: Reading) -> str | None:
 
 def _check_function(reading: Reading, parts: list[Token]) -> None:
     full_name = ".".join(part.value for part in parts)
+    has_dots_inside = full_name.count(".") >= len(parts)  # "public.f" in quotes is one name, not two
     is_keyword = parts[0].kind is Kind.WORD and full_name in vocabulary.COLUMN_NAME_KEYWORDS
     is_catalog = len(parts) == 1 or (len(parts) == 2 and parts[0].value == "pg_catalog")
     if not is_keyword:
-        if full_name in reading.extra_functions:
+        if full_name in reading.extra_functions and not has_dots_inside:
             return
         if is_catalog and parts[-1].value in vocabulary.FUNCTIONS:
             return

@@ -40,7 +40,7 @@ _NUMBER = re.compile(
 )
 _PLAIN_STRING = re.compile(r"'(?:[^']|'')*+'")
 _ESCAPE_STRING = re.compile(r"[eE]'(?:[^'\\]|''|\\.)*+'", re.DOTALL)
-_BIT_STRING = re.compile(r"[bBxX]'[0-9a-fA-F]*'")
+_BIT_STRING = re.compile(r"[bB]'[01]*'|[xX]'[0-9a-fA-F]*'")
 _DOLLAR_QUOTE = re.compile(r"\$(?:[A-Za-z_\u0080-\U0010ffff][A-Za-z0-9_\u0080-\U0010ffff]*)?\$")
 _QUOTED_NAME = re.compile(r'"(?:[^"]|"")*+"')
 _OPERATOR = re.compile(r"[~!@#^&|`?+\-*/%<>=]+")
@@ -150,7 +150,7 @@ class _Scanner:
             return
         found = (_ESCAPE_STRING if letter == "e" else _BIT_STRING).match(self.sql, self.at)
         if not found:
-            self._refuse(self.at, "string", "this string is never closed", "Close it with a quote (')")
+            self._refuse(self.at, "string", "this string is wrong or never closed", "Close it with a quote (')")
         self._string(found.end())
 
     def _plain_string(self, prefix: int = 0) -> None:

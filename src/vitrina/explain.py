@@ -1,0 +1,123 @@
+"""What the plan of EXPLAIN (VERBOSE, FORMAT JSON) tells: relations read, foreign functions called, order of rows kept.
+
+Plans name functions and types with their schema only where search_path does not find them: run EXPLAIN with an empty
+search_path.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+
+Node = Mapping[str, object]
+
+# Nodes that hand rows on one by one. Whatever sorts, groups, counts or keeps rows has to see all of them first.
+_STREAMING_NODES = frozenset({
+    "Append", "Bitmap Heap Scan", "Bitmap Index Scan", "BitmapAnd", "BitmapOr", "Foreign Scan", "Function Scan",
+    "Gather", "Gather Merge", "Hash", "Hash Join", "Index Only Scan", "Index Scan", "Materialize", "Memoize",
+    "Merge Append", "Merge Join", "Nested Loop", "ProjectSet", "Result", "Seq Scan", "Subquery Scan",
+    "Table Function Scan", "Tid Range Scan", "Tid Scan", "Values Scan",
+})  # fmt: skip
+
+_NAME = r'(?:"(?:[^"]|"")+"|[a-z_\u0080-\U0010ffff][a-z0-9_$\u0080-\U0010ffff]*)'
+_STRING = r"'(?:[^']|'')*+'"
+_OUTSIDE = re.compile(
+    rf"{_STRING}"
+    rf"|(?P<function>{_NAME}\.{_NAME})(?=\()"
+    rf"|OPERATOR\((?P<operator>{_NAME}\.[^)\s]+)\)"
+    rf"|::(?P<type>{_NAME}\.{_NAME})"
+    rf"|{_NAME}"
+)
+_JOINED_RELATION = re.compile(rf"\((?P<schema>{_NAME})\.(?P<table>{_NAME})(?: {_NAME})?\)")
+
+# Values that are names or another server's SQL, not expressions of this one.
+_NOT_EXPRESSIONS = frozenset({
+    "Alias", "CTE Name", "Function Name", "Index Name", "Join Type", "Node Type", "Parent Relationship",
+    "Relation Name", "Relations", "Remote SQL", "Scan Direction", "Schema", "Strategy", "Subplan Name",
+    "Table Function Name", "Tuplestore Name",
+})  # fmt: skip
+
+
+def explain_relations(plan: object) -> set[tuple[str, str]]:
+    """(schema, name) of every relation that the plan reads or writes; views appear as the tables behind them."""
+    found: set[tuple[str, str]] = set()
+    for node in _nodes(plan):
+        if "Relation Name" in node:
+            found.add((str(node.get("Schema", "")), str(node["Relation Name"])))
+        elif "Relations" in node:
+            found |= _pushed_down_relations(str(node["Relations"]))
+    return found
+
+
+def explain_functions_outside_catalog(plan: object) -> set[str]:
+    """`schema.name` of functions, operators and cast types outside of pg_catalog.
+
+    Types count because a cast may call a function that the plan does not show. An implicit cast of a user-defined type
+    shows nothing at all.
+    """
+    found: set[str] = set()
+    for node in _nodes(plan):
+        for expression in _expressions(node):
+            for match in _OUTSIDE.finditer(expression):
+                name = match["function"] or match["operator"] or match["type"]
+                if name and not name.startswith("pg_catalog."):
+                    found.add(name)
+        if "Function Name" in node and node.get("Schema", "pg_catalog") != "pg_catalog":
+            found.add(f"{node['Schema']}.{node['Function Name']}")
+    return found
+
+
+def is_pageable(plan: object) -> bool:
+    """Whether a page of rows costs about as much as the rows on it: nothing collects all rows first.
+
+    Subqueries that are computed per row, or once, do not count.
+    """
+    return all(
+        node.get("Node Type") in _STREAMING_NODES and node.get("Operation") is None and node.get("Command") is None
+        for node in _nodes(plan, with_subplans=False)
+    )
+
+
+def _nodes(plan: object, *, with_subplans: bool = True) -> Iterator[Node]:
+    """All nodes of the plan from the top down."""
+    if isinstance(plan, list) and len(plan) == 1:
+        plan = plan[0]
+    if not (isinstance(plan, Mapping) and isinstance(plan.get("Plan"), Mapping)):
+        raise ValueError("not the output of EXPLAIN (FORMAT JSON): expected a list of one object with a Plan")
+    waiting: list[Node] = [plan["Plan"]]
+    while waiting:
+        node = waiting.pop()
+        if not with_subplans and node.get("Parent Relationship") in ("InitPlan", "SubPlan"):
+            continue
+        yield node
+        children = node.get("Plans", [])
+        if isinstance(children, list):
+            waiting.extend(children)
+
+
+def _expressions(node: Node) -> Iterator[str]:
+    for key, value in node.items():
+        if key in _NOT_EXPRESSIONS or key == "Plans":
+            continue
+        yield from _strings(value)
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def _pushed_down_relations(description: str) -> set[tuple[str, str]]:
+    """A join done by another server: `(public.a x) INNER JOIN (public.b y)`."""
+    found = {
+        (_unquoted(match["schema"]), _unquoted(match["table"])) for match in _JOINED_RELATION.finditer(description)
+    }
+    return found or {("", description)}  # a name that no allow-list has
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace('""', '"') if name.startswith('"') else name

@@ -7,6 +7,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 PG_BINDIR ?=
 PORT ?=
 PYTHON ?=
+SEARCH ?=
 TESTS ?= tests
 UPGRADE ?=
 WIPE ?=
@@ -29,8 +30,9 @@ demo: setup ## Make the demo cinema, run its pipelines, show the marts
 	@.venv/bin/vitrina demo
 
 .PHONY: dev
-dev: setup ## Serve the API and run pipelines until Ctrl-C (PORT=8000)
-	@.venv/bin/vitrina dev $(if $(PORT),--port "$(PORT)")
+dev: setup ## Serve the API and run pipelines until Ctrl-C (PORT=8000; SEARCH=1 adds a search server)
+	@$(if $(SEARCH),./scripts/install-system-packages java)
+	@.venv/bin/vitrina dev $(if $(PORT),--port "$(PORT)") $(if $(SEARCH),--search)
 
 .PHONY: test
 test: check ## Check the code and run every test (TESTS=tests/unit for a part)

@@ -1,13 +1,17 @@
 """The containers' processes, started here with the variables and secrets that the compose file gives them."""
 
 import re
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 from uuid import uuid4
 
 import psycopg
@@ -99,11 +103,32 @@ def test_the_runner_is_healthy_while_it_works_and_not_before_or_after(stand: Sta
     assert not is_healthy(stand)
 
 
+def test_the_api_becomes_healthy_and_answers_nobody_without_a_token(stand: Stand) -> None:
+    stand.migrate()
+    port = free_port()
+    command = [port if part == "8000" else part for part in SERVICES["etl_api"]["command"]]
+    _, python, *probe = [part.replace(":8000/", f":{port}/") for part in SERVICES["etl_api"]["healthcheck"]["test"]]
+    assert python == "python"
+    with stand.running("etl_api", *command):
+        deadline = time.monotonic() + 30
+        while subprocess.run([sys.executable, *probe], capture_output=True, check=False).returncode:
+            assert time.monotonic() < deadline, "the API has not become healthy"
+        with pytest.raises(HTTPError) as refused:
+            urlopen(f"http://127.0.0.1:{port}/api/v1/pipelines", timeout=10)
+        with refused.value as answer:
+            assert answer.code == HTTPStatus.UNAUTHORIZED
+
+
 def is_healthy(stand: Stand) -> bool:
     check = [sys.executable, str(ROOT / "infra" / "runner-health.py")]
     finished = subprocess.run(check, env=stand.environment("etl_runner"), capture_output=True, text=True, check=False)
     assert not finished.stderr, finished.stderr
     return finished.returncode == 0
+
+
+def free_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return str(listener.getsockname()[1])
 
 
 def default_of(value: str) -> str:

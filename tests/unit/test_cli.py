@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from vitrina import errors
-from vitrina.cli import exits, files, output, runs, servers
+from vitrina.cli import exits, files, output, runs
 from vitrina.cli.exits import ExitCode
 from vitrina.cli.output import Column, Format
 
@@ -150,14 +150,6 @@ def test_since_is_an_age_or_a_time() -> None:
     assert runs.moment("2025-03-01T12:00:00+03:00") == datetime(2025, 3, 1, 9, tzinfo=UTC)
     with pytest.raises(typer.BadParameter, match="'yesterday' is not a time"):
         runs.moment("yesterday")
-
-
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("db", False)],
-)
-def test_only_loopback_counts_as_loopback(host: str, loopback: bool) -> None:
-    assert servers.is_loopback(host) is loopback
 
 
 def test_documents_of_a_directory_remember_where_they_came_from(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_json_lines_carry_the_bound_fields() -> None:
 def test_the_level_of_the_settings_counts_for_everybody() -> None:
     written = configured(Settings(log_level="warning"))
     structlog.get_logger().info("too quiet")
-    logging.getLogger("uvicorn.error").info("too quiet")
+    logging.getLogger("library").info("too quiet")
     structlog.get_logger().warning("loud enough")
     assert "quiet" not in written.getvalue()
     assert "loud enough" in written.getvalue()

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from vitrina import __version__
-from vitrina.cli import catalog, checks, demo, dev, doctor, manifests, pipelines, runs, servers, tokens
+from vitrina.cli import catalog, checks, demo, dev, doctor, manifests, pipelines, runs, search, servers, tokens
 from vitrina.cli.help import CommandsUnderHeadings
 
 START, WORK, FILES, SERVERS = "Start here", "Pipelines and runs", "Pipelines as files", "Servers"
@@ -62,3 +62,5 @@ app.command(rich_help_panel=SERVERS)(servers.api)
 app.command(rich_help_panel=SERVERS)(servers.runner)
 app.command(rich_help_panel=SERVERS)(servers.migrate)
 app.add_typer(tokens.group, name="tokens", rich_help_panel=SERVERS)
+
+app.command(hidden=True)(search.search_server)

@@ -8,7 +8,7 @@ import typer
 
 from vitrina.cli import exits, local, processes, servers, stack
 
-COLOURS = {"api": "\x1b[36m", "runner": "\x1b[35m"}
+COLOURS = {"api": "\x1b[36m", "runner": "\x1b[35m", "search": "\x1b[33m"}
 RESET = "\x1b[0m"
 
 
@@ -16,11 +16,14 @@ def dev(
     port: Annotated[
         int, typer.Option(help="Where the API listens; the next free port if it is busy.", min=1, max=65535)
     ] = servers.DEFAULT_PORT,
+    with_search: Annotated[
+        bool, typer.Option("--search", help="Also start a search server (needs Java and Maven).")
+    ] = False,
 ) -> None:
     """Start database, API and runner here, until Ctrl-C."""
     try:
         with processes.ending_like_ctrl_c():
-            _work(port)
+            _work(port, with_search)
     except KeyboardInterrupt:
         local.say("stopped")
     except processes.ChildEnded as ended:
@@ -29,11 +32,11 @@ def dev(
         raise typer.Exit(ended.exit_code if ended.exit_code > 0 else exits.ExitCode.FAILED) from None
 
 
-def _work(port: int) -> None:
+def _work(port: int, with_search: bool) -> None:
     settings = local.load_settings(auth="off")
     with (
         stack.migrated_database(settings) as (found, server),
-        stack.running(found, port, _line_printer()) as running,
+        stack.running(found, port, _line_printer(), with_search=with_search) as running,
     ):
         _say_where(running.url, local.psql_command(server) if server else None)
         running.children.wait_for_an_end()

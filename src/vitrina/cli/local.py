@@ -81,6 +81,6 @@ def psql_command(server: "EmbeddedPostgres") -> str:
     password_file = server.home / "pgpass"
     password_file.touch(mode=0o600)
     password_file.write_text(f"127.0.0.1:*:*:{APP_ROLE}:{server.urls.app_password}\n")
-    program = shutil.which("psql") or os.path.relpath(server.cluster.bindir / "psql")
+    program = "psql" if shutil.which("psql") else os.path.relpath(server.cluster.bindir / "psql")
     words = [program, "-h", "127.0.0.1", "-p", str(server.port), "-U", APP_ROLE, DATABASE]
     return f"PGPASSFILE={shlex.quote(os.path.relpath(password_file))} {shlex.join(words)}"

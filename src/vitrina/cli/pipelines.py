@@ -93,7 +93,7 @@ def pause(pipeline: PipelineName, output: Output = Format.TABLE) -> None:
 
 
 def cancel(pipeline: PipelineName, output: Output = Format.TABLE) -> None:
-    """Take back a request, or stop the run at its next batch."""
+    """Take back a run that was asked for and has not begun."""
     with remote.api() as client:
         show_accepted(client.cancel(pipeline), output)
 

@@ -14,9 +14,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import IO, NoReturn, Self, cast
+from typing import IO, Annotated, NoReturn, Self, cast
+
+import typer
 
 from vitrina.errors import VitrinaError
+
+EndWithStdin = Annotated[bool, typer.Option("--end-with-stdin", hidden=True)]
 
 STOP_SECONDS = 15.0
 ORPHAN_SECONDS = 10.0

@@ -2,11 +2,11 @@
 
 import signal
 import socket
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vitrina import __version__
 from vitrina.cli import local, processes
 from vitrina.errors import ConfigError
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
 
-EndWithStdin = Annotated[bool, typer.Option("--end-with-stdin", hidden=True)]
-
 
 def api(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = DEFAULT_HOST,
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = DEFAULT_PORT,
     socket_number: Annotated[int | None, typer.Option("--socket", hidden=True)] = None,
-    end_with_stdin: EndWithStdin = False,
+    end_with_stdin: processes.EndWithStdin = False,
 ) -> None:
     """Serve the REST API, its documentation and the console."""
+    from vitrina.api import security
+
     settings = _begin(end_with_stdin)
-    require_auth_or_loopback(settings, host)
+    security.require_auth_or_loopback(settings, host)
     listener = listen(host, port) if socket_number is None else socket.socket(fileno=socket_number)
     with listener, processes.ending_like_ctrl_c(), local.database(settings) as settings:
         _require_migrated(settings)
-        _serve(settings, listener)
+        _serve(settings, host, listener)
 
 
 def runner(
     concurrency: Annotated[
         int | None, typer.Option(help="Pipelines to work on at a time. [default: VITRINA_CONCURRENCY or 4]", min=1)
     ] = None,
-    end_with_stdin: EndWithStdin = False,
+    end_with_stdin: processes.EndWithStdin = False,
 ) -> None:
     """Run pipelines until stopped. Any number of runners may share one database."""
     settings = _begin(end_with_stdin, **({"concurrency": concurrency} if concurrency else {}))
@@ -61,21 +61,6 @@ def migrate() -> None:
     ):
         print(migrate.migrate(settings))
         local.say(f"{database.describe(settings.require_database_url())} is up to date")
-
-
-def require_auth_or_loopback(settings: "Settings", host: str) -> None:
-    if settings.auth == "off" and not is_loopback(host):
-        raise ConfigError(
-            f"VITRINA_AUTH=off is accepted on a loopback address only, not on {host}: leave VITRINA_AUTH at its default"
-            " and make a token with `vitrina tokens create`, or use --host 127.0.0.1"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -109,31 +94,34 @@ def _require_migrated(settings: "Settings") -> None:
         migrate.require_current(connection)
 
 
-def _serve(settings: "Settings", listener: socket.socket) -> None:
+def _serve(settings: "Settings", host: str, listener: socket.socket) -> None:
+    import structlog
     import uvicorn
 
-    from vitrina import logs
     from vitrina.api.app import create_app
 
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(settings),
+            create_app(settings, bind_host=host),
             log_config=None,
-            access_log=settings.log_level == "debug",
+            access_log=False,
             server_header=False,
             # Event streams stay open for ever, so a stop must not wait for their clients.
             timeout_graceful_shutdown=3,
         )
     )
-    logs.configure(settings)
-    host, port = listener.getsockname()[:2]
-    local.say(f"the API listens on http://{host}:{port} (documentation: /docs)")
+    structlog.get_logger().info("api.started", url=_url_of(listener), auth=settings.auth, version=__version__)
     # uvicorn handles both signals, and raises them once more when it is done.
     signal.signal(signal.SIGINT, _ignore)
     signal.signal(signal.SIGTERM, _ignore)
     server.run(sockets=[listener])
     if not server.started:
         raise typer.Exit(1)
+
+
+def _url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _ignore(number: int, frame: object) -> None:

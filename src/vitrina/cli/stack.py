@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitrina.cli import local
+from vitrina.cli import local, search
 from vitrina.cli.processes import Children
 from vitrina.errors import CannotConnect, ConfigError
 
@@ -50,12 +50,16 @@ def migrated_database(settings: "Settings") -> Iterator[tuple["Settings", "Embed
 
 
 @contextmanager
-def running(settings: "Settings", wanted_port: int, on_line: Callable[[str, str], None]) -> Iterator[Stack]:
+def running(
+    settings: "Settings", wanted_port: int, on_line: Callable[[str, str], None], *, with_search: bool = False
+) -> Iterator[Stack]:
     """A real API process and a real runner process, without auth, on loopback only."""
     environment = {**local.database_environment(settings), "VITRINA_AUTH": "off"}
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
         environment["FORCE_COLOR"] = "1"
     with Children(on_line) as children:
+        if with_search:
+            environment["ELASTICSEARCH_URL"] = search.start_beside(children)
         with listen_on_free_port(wanted_port) as listener:
             port = listener.getsockname()[1]
             # The API gets the socket itself: nobody can take the port between our look and its start.

@@ -1,0 +1,137 @@
+"""From nothing to marts with one command: `vitrina demo`, once, again, and against a database of one's own."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from vitrina.settings import Settings
+
+VITRINA = [sys.executable, "-m", "vitrina.cli"]
+PIPELINES = ["film_dim_full", "film_rating_agg_full", "daily_views", "user_activity"]
+
+
+@pytest.fixture
+def checkout() -> Iterator[Path]:
+    """An empty directory with a space in its name, which the account of root's PostgreSQL may pass through."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        path = Path(directory) / "my checkout"
+        path.mkdir()
+        yield path
+
+
+def test_the_demo_fills_the_marts_and_running_it_again_changes_nothing(checkout: Path) -> None:
+    first = demo(checkout)
+    assert first.returncode == 0, first.stderr
+    runs, _, marts = first.stdout.partition("\n\n")
+    header, *lines = runs.removeprefix("Runs\n").splitlines()
+    assert header.split() == "PIPELINE STATUS READ INSERTED UPDATED DELETED UNCHANGED SECONDS ROWS/S".split()
+    for line, name in zip(lines, PIPELINES, strict=True):
+        pipeline, status, read, inserted, updated, deleted, unchanged, *_ = line.split()
+        assert (pipeline, status) == (name, "SUCCESS")
+        assert int(read.replace(",", "")) >= 200
+        assert (inserted, updated, deleted, unchanged) == (read, "0", "0", "0")
+    assert marts.count("Star Trek") >= 3
+    assert "analytics.film_dim\n" in marts
+    assert "analytics.film_rating_agg\n" in marts
+    assert "`make dev`" in first.stderr.splitlines()[-1]
+
+    second = json.loads(demo(checkout, "--output", "json").stdout)
+    assert [run["pipeline"] for run in second["runs"]] == PIPELINES
+    for run in second["runs"]:
+        metrics = run["metrics"]
+        assert run["status"] == "SUCCESS"
+        assert metrics["inserted"] + metrics["updated"] + metrics["deleted"] == run["rows_written"] == 0
+        assert metrics["unchanged"] == run["rows_read"]
+    assert second["runs"][0]["metrics"]["unchanged"] >= 200
+    assert [len(rows) for rows in second["marts"].values()] == [5, 5]
+
+
+def test_the_demo_works_on_a_database_of_ones_own(checkout: Path, database: Settings) -> None:
+    for _ in range(2):
+        done = demo(checkout, environment=variables(database))
+        assert done.returncode == 0, done.stderr
+    assert not (checkout / ".vitrina").exists()
+    assert ask(database, "SELECT count(*) FROM analytics.film_dim") == ask(
+        database, "SELECT count(*) FROM content.film_work"
+    )
+    assert ask(database, "SELECT sum(views) FROM analytics.daily_views") == ask(
+        database, "SELECT count(*) FROM ugc.views"
+    )
+    assert ask(database, "SELECT sum(ratings) FROM analytics.user_activity") == ask(
+        database, "SELECT count(*) FROM ugc.ratings"
+    )
+    assert ask(database, "SELECT array_agg(name ORDER BY name) FROM etl.etl_pipelines") == sorted(PIPELINES)
+    assert ask(database, "SELECT count(*) FROM etl.etl_runs WHERE status = 'SUCCESS'") == 8
+    assert ask(database, "SELECT count(*) FROM etl.etl_runners") == 0
+
+
+def test_new_views_reach_the_incremental_marts_and_only_their_groups_are_written(
+    checkout: Path, database: Settings
+) -> None:
+    demo(checkout, environment=variables(database))
+    ask(
+        database,
+        "INSERT INTO ugc.views (user_id, film_id, seconds) SELECT user_id, film_id, 60 FROM ugc.views WHERE id = 1"
+        " RETURNING id",
+    )
+    again = json.loads(demo(checkout, "--output", "json", environment=variables(database)).stdout)
+    written = {run["pipeline"]: (run["metrics"]["inserted"], run["metrics"]["updated"]) for run in again["runs"]}
+    assert written["daily_views"] == (1, 0)
+    assert written["user_activity"] == (0, 1)
+    assert ask(database, "SELECT sum(views) FROM analytics.daily_views") == ask(
+        database, "SELECT count(*) FROM ugc.views"
+    )
+
+
+def test_a_larger_cinema_is_generated(checkout: Path, database: Settings) -> None:
+    done = demo(checkout, "--films", "2000", "--ratings", "30000", "-o", "json", environment=variables(database))
+    assert done.returncode == 0, done.stderr
+    assert "cinema: 2,000 films" in done.stderr
+    assert "30,000 ratings" in done.stderr
+    assert json.loads(done.stdout)["runs"][0]["rows_read"] == 2000
+
+
+def test_a_demo_whose_runner_cannot_work_says_why(checkout: Path, database: Settings) -> None:
+    broken = {**variables(database), "VITRINA_READER_URL": "postgresql://vitrina_reader:wrong-password@127.0.0.1:1/x"}
+    done = demo(checkout, environment=broken)
+    assert done.returncode != 0
+    assert "127.0.0.1" in done.stderr
+    assert "wrong-password" not in done.stdout + done.stderr
+
+
+def demo(
+    checkout: Path, *arguments: str, environment: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VITRINA_", "ELASTICSEARCH_"))}
+    return subprocess.run(
+        [*VITRINA, "demo", *arguments],
+        cwd=checkout,
+        env=kept | (environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def variables(settings: Settings) -> dict[str, str]:
+    """The settings of a test's database as a person would set them."""
+    names = ("database_url", "admin_url", "reader_url", "app_password", "reader_password")
+    return {f"VITRINA_{name.upper()}": getattr(settings, name).get_secret_value() for name in names}
+
+
+def ask(settings: Settings, query: str) -> Any:
+    assert settings.admin_url
+    with psycopg.connect(settings.admin_url.get_secret_value(), autocommit=True) as connection:
+        row = connection.execute(query.encode()).fetchone()
+        assert row is not None
+        return row[0]

@@ -1,0 +1,495 @@
+"""The command line as people and scripts meet it: processes with output and exit codes, on a real API and runner."""
+
+import json
+import os
+import re
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+import yaml
+
+from vitrina.embedded.temporary import TemporaryServer
+
+VITRINA = [sys.executable, "-m", "vitrina.cli"]
+FILMS = 2_000
+
+
+@dataclass
+class Installation:
+    """A database with films, an API that wants tokens, a runner; and the command line of an administrator."""
+
+    directory: Path
+    variables: dict[str, str]
+
+    def vitrina(self, *arguments: str, stdin: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*VITRINA, *arguments],
+            cwd=self.directory,
+            env=clean_environment() | self.variables | variables,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def done(self, *arguments: str, **variables: str) -> str:
+        """Standard output of a command that has to work."""
+        ended = self.vitrina(*arguments, **variables)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def data(self, *arguments: str) -> Any:
+        return json.loads(self.done(*arguments, "-o", "json"))
+
+    def ask(self, query: str) -> Any:
+        with psycopg.connect(self.variables["VITRINA_ADMIN_URL"], autocommit=True) as connection:
+            cursor = connection.execute(query.encode())
+            row = cursor.fetchone() if cursor.description else None
+            return row[0] if row else None
+
+    def write(self, name: str, text: str) -> str:
+        path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return str(path)
+
+    def create(self, **fields: object) -> str:
+        """A pipeline of the test's own; returns its name."""
+        name = f"films_{uuid4().hex[:8]}"
+        definition = {
+            "name": name,
+            "source_query": "SELECT id AS film_id, title, rating FROM content.film_work",
+            "target_table": f"analytics.{name}",
+            "target_key": ["film_id"],
+            **fields,
+        }
+        self.done("pipelines", "create", "-f", self.write(f"{name}.json", json.dumps(definition)))
+        return name
+
+
+@pytest.fixture(scope="module")
+def installation(
+    server: TemporaryServer, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installation]:
+    name = f"cli_{uuid4().hex[:8]}"
+    with psycopg.connect(server.urls.admin, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
+    port = free_port()
+    urls = {"DATABASE": server.urls.app, "ADMIN": server.urls.admin, "READER": server.urls.reader}
+    variables = {f"VITRINA_{role}_URL": url.rpartition("/")[0] + f"/{name}" for role, url in urls.items()}
+    found = Installation(
+        tmp_path_factory.mktemp("cli"),
+        {**variables, "VITRINA_API_URL": f"http://127.0.0.1:{port}", "VITRINA_POLL_SECONDS": "0.2"},
+    )
+    found.ask(
+        f"""
+        CREATE TABLE content.film_work (
+            id uuid PRIMARY KEY DEFAULT gen_random_uuid(), title text NOT NULL, rating numeric(3,1),
+            modified timestamptz NOT NULL DEFAULT now());
+        INSERT INTO content.film_work (title, rating) SELECT 'Film ' || n, n % 10 FROM generate_series(1, {FILMS}) n;
+        GRANT SELECT ON content.film_work TO vitrina_reader
+        """
+    )
+    found.variables["VITRINA_TOKEN"] = found.done("tokens", "create", "boss", "--role", "admin").strip()
+    with running(found, "api", "--port", str(port)), running(found, "runner"):
+        await_port(port)
+        yield found
+
+
+# --- when things are not as they should be ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Installation:
+    """A command line without anything to talk to."""
+    return Installation(tmp_path, {"VITRINA_API_URL": f"http://127.0.0.1:{free_port()}"})
+
+
+def test_without_an_api_it_says_how_to_start_one(alone: Installation) -> None:
+    ended = alone.vitrina("status")
+    assert ended.returncode == 4
+    assert ended.stdout == ""
+    assert re.fullmatch(r"error: no Vitrina API answers at http://127\.0\.0\.1:\d+: start one with .*\n", ended.stderr)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"VITRINA_LOG_LEVEL": "loud"}, "VITRINA_LOG_LEVEL"),
+        ({"VITRINA_API_URL": "nowhere"}, "VITRINA_API_URL 'nowhere' is not an http:// or https:// URL"),
+        ({"VITRINA_TOKEN_FILE": "/does/not/exist"}, "VITRINA_TOKEN_FILE=/does/not/exist cannot be read"),
+    ],
+)
+def test_wrong_settings_are_named(alone: Installation, variables: dict[str, str], message: str) -> None:
+    ended = alone.vitrina("pipelines", **variables)
+    assert (ended.returncode, ended.stdout) == (3, "")
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["runn"],
+        ["run"],
+        ["runs", "--since", "yesterday"],
+        ["runs", "-o", "xml"],
+        ["state", "--reset"],
+        ["validate"],
+        ["tokens", "create", "x"],
+        ["pipelines", "delete", "films"],
+    ],
+)
+def test_wrong_usage_is_2_and_says_how(alone: Installation, arguments: Sequence[str]) -> None:
+    ended = alone.vitrina(*arguments)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "Usage: vitrina" in ended.stderr
+
+
+@pytest.mark.parametrize("command", [["migrate"], ["api"], ["runner"], ["tokens", "list"]])
+def test_a_database_that_is_not_there_is_named_without_its_password(alone: Installation, command: list[str]) -> None:
+    ended = alone.vitrina(*command, VITRINA_DATABASE_URL=f"postgresql://app:hidden-word@127.0.0.1:{free_port()}/cinema")
+    assert ended.returncode == 4
+    assert "cannot connect to app@127.0.0.1:" in ended.stderr
+    assert "hidden-word" not in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("command", [["api"], ["runner"], ["tokens", "list"]])
+def test_a_database_that_was_not_migrated_is_said_so(
+    alone: Installation, server: TemporaryServer, command: list[str]
+) -> None:
+    ended = alone.vitrina(*command, VITRINA_DATABASE_URL=server.urls.admin)
+    assert ended.returncode == 3
+    assert "run `vitrina migrate`" in ended.stderr
+
+
+def test_auth_is_off_on_loopback_only(alone: Installation) -> None:
+    ended = alone.vitrina("api", "--host", "0.0.0.0", VITRINA_AUTH="off")
+    assert ended.returncode == 3
+    assert "VITRINA_AUTH=off is for loopback addresses only, not 0.0.0.0" in ended.stderr
+
+
+def test_a_busy_port_is_named(alone: Installation) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        ended = alone.vitrina("api", "--port", str(occupied.getsockname()[1]))
+    assert ended.returncode == 3
+    assert "Address already in use" in ended.stderr
+
+
+def test_doctor_without_a_database_says_what_to_do(alone: Installation) -> None:
+    ended = alone.vitrina("doctor")
+    assert ended.returncode == 1
+    assert "VITRINA_DATABASE_URL is not set" in ended.stdout
+    assert not (alone.directory / ".vitrina").exists()
+
+
+# --- installation -------------------------------------------------------------------------------------------------
+
+
+def test_migrate_prints_the_version(installation: Installation) -> None:
+    assert re.fullmatch(r"\d{4}\n", installation.done("migrate"))
+
+
+def test_doctor_finds_an_installation_well(installation: Installation) -> None:
+    findings = installation.data("doctor")
+    assert {found["status"] for found in findings} == {"OK"}, findings
+    assert [found["check"] for found in findings] == [
+        "settings",
+        "api",
+        "database",
+        "migrations",
+        "clock",
+        "application role",
+        "reader role",
+        "runners",
+        "pipelines",
+    ]
+
+
+def test_doctor_names_what_is_wrong_and_the_next_step(installation: Installation) -> None:
+    installation.ask("CREATE TABLE content.secret (id int); REVOKE ALL ON content.secret FROM vitrina_reader")
+    try:
+        ended = installation.vitrina("doctor")
+    finally:
+        installation.ask("DROP TABLE content.secret")
+    assert ended.returncode == 1
+    assert re.search(
+        r"PROBLEM +reader role +may not read content\.secret\n +next step: run `vitrina migrate`", ended.stdout
+    )
+
+
+def test_tokens_open_the_api_until_they_are_revoked(installation: Installation) -> None:
+    created = installation.vitrina("tokens", "create", "reader", "--role", "viewer")
+    token = created.stdout.strip()
+    assert token in created.stdout
+    assert token not in created.stderr
+    assert installation.vitrina("pipelines", VITRINA_TOKEN=token).returncode == 0
+    refused = installation.vitrina("run", "anything", VITRINA_TOKEN=token)
+    assert refused.returncode == 3
+    assert "reader" in installation.done("tokens", "list")
+    assert token not in installation.done("tokens", "list", "-o", "json")
+    installation.done("tokens", "revoke", "reader")
+    assert installation.vitrina("pipelines", VITRINA_TOKEN=token).returncode == 3
+    assert installation.vitrina("tokens", "revoke", "nobody").returncode == 2
+    assert installation.vitrina("tokens", "create", "boss", "--role", "admin").returncode == 5
+
+
+# --- pipelines and runs -------------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_is_created_run_and_deleted(installation: Installation) -> None:
+    name = installation.create()
+    listed = installation.done("pipelines")
+    assert re.search(rf"^{name} +IDLE +yes +full +analytics\.{name} ", listed, re.MULTILINE)
+    ended = installation.vitrina("run", name, "--wait")
+    assert ended.returncode == 0, ended.stderr
+    header, line = ended.stdout.splitlines()
+    assert header.split() == "PIPELINE STATUS READ INSERTED UPDATED DELETED UNCHANGED SECONDS ROWS/S".split()
+    assert line.split()[:7] == [name, "SUCCESS", "2,000", "2,000", "0", "0", "0"]
+    assert f"{name}: SUCCESS 2,000 rows" in ended.stderr
+    assert installation.ask(f"SELECT count(*) FROM analytics.{name}") == FILMS
+    again = installation.data("run", name, "--wait")
+    assert (again["status"], again["rows_written"], again["metrics"]["unchanged"]) == ("SUCCESS", 0, FILMS)
+    assert [run["status"] for run in installation.data("runs", name)] == ["SUCCESS", "SUCCESS"]
+    installation.done("pipelines", "delete", name, "--yes")
+    assert installation.vitrina("pipelines", "get", name).returncode == 2
+
+
+def test_a_failed_run_is_exit_code_1_with_the_reason(installation: Installation) -> None:
+    name = installation.create(
+        source_query="SELECT id AS film_id, title, 1 / (rating - rating) AS x FROM content.film_work"
+    )
+    ended = installation.vitrina("run", name, "--wait")
+    assert ended.returncode == 1
+    assert "FAILED" in ended.stdout
+    assert "division by zero" in ended.stderr
+    assert "next step:" in ended.stderr
+    status = installation.done("status", name)
+    assert re.search(r"^status +FAILED$", status, re.MULTILINE)
+    assert re.search(r"^last error +.*division by zero", status, re.MULTILINE)
+    assert installation.vitrina("doctor").returncode == 1
+    installation.done("pipelines", "delete", name, "--yes")
+
+
+def test_wrong_definitions_are_refused_field_by_field(installation: Installation) -> None:
+    file = installation.write(
+        "wrong.yaml", "name: wrong\nsource_query: SELECT 1 AS id\ntarget_table: public.users\nbatch_size: 0\n"
+    )
+    ended = installation.vitrina("pipelines", "create", "-f", file)
+    assert ended.returncode == 3
+    assert "batch_size" in ended.stderr
+    missing = installation.vitrina("run", "no_such_pipeline")
+    assert missing.returncode == 2
+    assert "no_such_pipeline" in missing.stderr
+
+
+def test_the_same_name_twice_is_a_conflict(installation: Installation) -> None:
+    name = installation.create()
+    ended = installation.vitrina("pipelines", "create", "-f", str(installation.directory / f"{name}.json"))
+    assert ended.returncode == 5
+    assert name in ended.stderr
+
+
+def test_disabled_pipelines_do_not_run_until_they_are_enabled(installation: Installation) -> None:
+    name = installation.create()
+    assert "disabled" in installation.done("disable", name)
+    refused = installation.vitrina("run", name, "--wait")
+    assert refused.returncode == 5
+    installation.done("enable", name)
+    assert installation.vitrina("run", name, "--wait").returncode == 0
+
+
+def test_a_paused_pipeline_says_so_and_goes_on_with_run(installation: Installation) -> None:
+    name = installation.create()
+    assert installation.data("pause", name)["status"] in ("PAUSE_REQUESTED", "PAUSED")
+    wait_until(lambda: installation.data("status", name)["status"] == "PAUSED")
+    assert installation.vitrina("run", name, "--wait").returncode == 0
+
+
+def test_the_checkpoint_of_an_incremental_pipeline_is_shown_and_reset(installation: Installation) -> None:
+    name = installation.create(
+        source_query="SELECT id AS film_id, title, modified FROM content.film_work",
+        mode="incremental",
+        incremental_key="modified",
+        incremental_id_key="film_id",
+    )
+    installation.done("run", name, "--wait")
+    assert installation.data("state", name)["safe_upto"]
+    assert name in installation.done("state")
+    assert installation.vitrina("state", name, "--reset").returncode == 2  # nobody there to ask
+    assert installation.data("state", name, "--reset", "--yes")["safe_upto"] is None
+    again = installation.data("run", name, "--wait")
+    assert again["rows_read"] == FILMS
+    assert again["rows_written"] == 0
+
+
+def test_lists_are_narrowed_and_printed_in_every_format(installation: Installation) -> None:
+    name = installation.create()
+    found = installation.data("pipelines", "--name", name)
+    assert [pipeline["name"] for pipeline in found] == [name]
+    assert yaml.safe_load(installation.done("pipelines", "--name", name, "-o", "yaml")) == found
+    none = installation.vitrina("pipelines", "--name", "no_such_name")
+    assert (none.returncode, none.stdout) == (0, "")
+    assert "no pipelines like that" in none.stderr
+    assert installation.data("pipelines", "--disabled", "--name", name) == []
+
+
+def test_the_log_of_a_run_tells_its_story(installation: Installation) -> None:
+    name = installation.create()
+    installation.done("run", name, "--wait")
+    followed = installation.done("logs", name, "--follow")
+    assert followed.count("\n") >= 1
+    run_id = installation.data("runs", name)[0]["id"]
+    assert installation.done("logs", name, "--run", run_id[:8]) == followed
+    assert installation.vitrina("logs", name, "--run", "ffffffff").returncode == 2
+
+
+def test_validate_and_preview_look_without_writing(installation: Installation) -> None:
+    name = installation.create()
+    assert installation.done("validate", name).startswith("valid")
+    shown = installation.data("preview", name, "--limit", "3")
+    assert [len(shown["rows"]), [column["name"] for column in shown["columns"]]] == [3, ["film_id", "title", "rating"]]
+    assert installation.done("preview", name, "-n", "2").splitlines()[0].split() == ["FILM_ID", "TITLE", "RATING"]
+    assert installation.ask(f"SELECT to_regclass('analytics.{name}')") is None
+    wrong = installation.create(source_query="SELECT no_such_column FROM content.film_work")
+    ended = installation.vitrina("validate", wrong)
+    assert ended.returncode == 3
+    assert "no_such_column" in ended.stdout
+
+
+# --- pipelines as files -------------------------------------------------------------------------------------------
+
+
+def test_files_make_pipelines_and_differences_are_shown_first(installation: Installation) -> None:
+    name = installation.create()
+    directory = installation.directory / f"exported_{name}"
+    assert installation.done("export", name, "-d", str(directory)) == f"{directory / name}.yaml\n"
+    assert installation.vitrina("diff", "-f", str(directory)).returncode == 0
+    file = directory / f"{name}.yaml"
+    file.write_text(
+        re.sub(r"batch_size: \d+", "batch_size: 77", file.read_text())
+        if "batch_size" in file.read_text()
+        else file.read_text().rstrip() + "\n  batch_size: 77\n"
+    )
+    changed = installation.vitrina("diff", "-f", str(directory))
+    assert changed.returncode == 1
+    assert re.search(rf"~ {name} \(update\)\n +batch_size: 5000 -> 77", changed.stdout)
+    assert installation.data("pipelines", "get", name)["batch_size"] == 5000
+    applied = installation.vitrina("apply", "-f", str(directory))
+    assert (applied.returncode, applied.stderr) == (0, "1 update\n")
+    assert installation.data("pipelines", "get", name)["batch_size"] == 77
+    assert installation.done("export", name) == file.read_text()
+    assert installation.vitrina("apply", "-f", "-", stdin=file.read_text()).stderr == "1 unchanged\n"
+
+
+# --- shells -------------------------------------------------------------------------------------------------------
+
+
+def test_the_shell_completes_commands_and_pipelines(installation: Installation) -> None:
+    name = installation.create()
+    assert "runner" in complete(installation, "vitrina runn")
+    assert name in complete(installation, f"vitrina run {name[:10]}")
+    alone = Installation(installation.directory, {"VITRINA_API_URL": f"http://127.0.0.1:{free_port()}"})
+    assert complete(alone, "vitrina run fi") == ""
+
+
+def test_a_terminal_gets_colours_and_bars_unless_it_wants_none(installation: Installation) -> None:
+    name = installation.create()
+    shown = on_a_terminal(installation, ["run", name, "--wait"])
+    assert "\x1b[32m" in shown
+    assert "100%" in shown or "━" in shown
+    plain = on_a_terminal(installation, ["runs", name], NO_COLOR="1")
+    assert re.search(rf"{name} .*SUCCESS", plain)
+    assert "\x1b[3" not in plain
+
+
+def complete(installation: Installation, line: str) -> str:
+    variables = {"_VITRINA_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    return installation.vitrina(**variables).stdout
+
+
+def on_a_terminal(installation: Installation, arguments: list[str], **variables: str) -> str:
+    """What a terminal of 160 columns receives."""
+    controller, terminal = os.openpty()
+    with subprocess.Popen(
+        [*VITRINA, *arguments],
+        cwd=installation.directory,
+        env=clean_environment() | installation.variables | {"TERM": "xterm-256color", "COLUMNS": "160"} | variables,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        close_fds=True,
+    ) as process:
+        os.close(terminal)
+        received = b""
+        while select.select([controller], [], [], 60)[0]:
+            try:
+                received += os.read(controller, 65536)
+            except OSError:  # how Linux says that the other end is closed
+                break
+    os.close(controller)
+    assert process.returncode == 0, received.decode()
+    return received.decode()
+
+
+class running:  # noqa: N801 - reads like the context manager it is
+    """A command that works while the tests do."""
+
+    def __init__(self, installation: Installation, *arguments: str) -> None:
+        self._installation = installation
+        self._arguments = arguments
+
+    def __enter__(self) -> None:
+        self._log = (self._installation.directory / f"{self._arguments[0]}.log").open("wb")
+        self._process = subprocess.Popen(
+            [*VITRINA, *self._arguments],
+            cwd=self._installation.directory,
+            env=clean_environment() | self._installation.variables,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        code = self._process.wait(30)
+        self._log.close()
+        assert code == 0
+
+
+def clean_environment() -> dict[str, str]:
+    """Without the settings of whoever runs the tests."""
+    unwanted = ("VITRINA_", "ELASTICSEARCH_", "NO_COLOR", "FORCE_COLOR", "COLUMNS")
+    return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def await_port(port: int) -> None:
+    def answers() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_until(answers)
+
+
+def wait_until(condition: Any, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not so after {seconds} s"
+        time.sleep(0.1)

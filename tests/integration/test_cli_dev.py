@@ -161,7 +161,7 @@ def test_a_killed_dev_takes_its_children_along(checkout: Path, start: Callable[.
 
 def test_interrupted_while_starting_it_leaves_nothing(checkout: Path, start: Callable[..., Dev]) -> None:
     dev = start(checkout, "dev", "--port", str(free_port()))
-    dev.await_line("using the embedded PostgreSQL")
+    dev.await_line("database: the embedded PostgreSQL")
     assert dev.end(signal.SIGINT) == 0
     assert dev.family() == set()
 
@@ -176,7 +176,7 @@ def test_commands_of_one_directory_share_the_embedded_server(checkout: Path, sta
         [*VITRINA, "migrate"], cwd=checkout, env=environment(), capture_output=True, text=True, check=True
     )
     assert re.fullmatch(r"\d{4}\n", migrated.stdout)
-    assert "using the embedded PostgreSQL of .vitrina/" in migrated.stderr
+    assert "the embedded PostgreSQL of .vitrina/" in migrated.stderr
     assert runner.end(signal.SIGTERM) == 0
     assert runner.family() == set()
 

@@ -53,8 +53,7 @@ def embedded(settings: "Settings") -> Iterator[tuple["EmbeddedPostgres", "Settin
     with server:
         urls = server.urls
         say(
-            f"VITRINA_DATABASE_URL is not set: using the embedded PostgreSQL of {HOME}/ on 127.0.0.1:{server.port}"
-            " (set the variable to use a database of your own)"
+            f"database: the embedded PostgreSQL of {HOME}/ on 127.0.0.1:{server.port} (VITRINA_DATABASE_URL is not set)"
         )
         logins = {
             "database_url": urls.app,

@@ -164,13 +164,35 @@ def _print_table(rows: Sequence[Sequence[object]], titles: Sequence[str], title:
 def _draw_table(rows: Sequence[Sequence[object]], titles: Sequence[str], title: str | None) -> None:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, right in zip(titles, _numeric_columns(rows, len(titles)), strict=True):
-        table.add_column(name, justify="right" if right else "left", overflow="ellipsis", no_wrap=True)
-    for row in rows:
-        table.add_row(*map(styled, row))
-    console(sys.stdout).print(table)
+    screen = console(sys.stdout)
+    lines = [[styled(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
+    if title:
+        screen.print(Text(title, style="bold"))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, _GAP, 0, 0), pad_edge=False)
+    for name, right, width in zip(
+        titles,
+        _numeric_columns(rows, len(titles)),
+        fit(widths, screen.width - (_GAP + 1) * len(titles)),
+        strict=True,
+    ):
+        table.add_column(name, justify="right" if right else "left", width=width, overflow="ellipsis", no_wrap=True)
+    for line in lines:
+        table.add_row(*line)
+    screen.print(table)
+
+
+_GAP = 1
+
+
+def fit(widths: Sequence[int], room: int) -> list[int]:
+    """Widths that fit: the widest columns give way first, so that short ones such as numbers stay whole."""
+    fitted = list(widths)
+    while sum(fitted) > room and max(fitted) > 1:
+        fitted[fitted.index(max(fitted))] -= 1
+    return fitted
 
 
 def _numeric_columns(rows: Sequence[Sequence[object]], count: int) -> list[bool]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vitrina.answers import PipelineStatus, Run
 
 LINE_SECONDS = 5.0
+ON_THE_WAY = ("RUN_REQUESTED", "RUNNING", "PAUSE_REQUESTED")
 
 
 class Watcher(Protocol):
@@ -52,6 +53,8 @@ class Lines:
         self._told_at: dict[str, float] = {}
 
     def see(self, seen: "PipelineStatus") -> None:
+        if seen.status not in ON_THE_WAY:
+            return
         now = time.monotonic()
         changed = self._statuses.get(seen.pipeline) != seen.status
         if not changed and (seen.progress is None or now - self._told_at[seen.pipeline] < LINE_SECONDS):

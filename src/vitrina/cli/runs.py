@@ -32,7 +32,7 @@ RESULT_COLUMNS = [
     Column("deleted", lambda run: run.metrics.get("deleted", run.rows_deleted)),
     Column("unchanged", lambda run: run.metrics.get("unchanged")),
     Column("seconds", lambda run: run.duration_seconds),
-    Column("rows/s", lambda run: run.rows_per_second),
+    Column("rows/s", lambda run: round(run.rows_per_second) if run.rows_per_second is not None else None),
 ]
 HISTORY_COLUMNS = [
     Column("run", lambda run: str(run.id)[:SHORT_ID]),

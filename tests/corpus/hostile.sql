@@ -393,7 +393,7 @@ SELECT format_type(1, 1)
 --## function pg_input_is_valid
 SELECT pg_input_is_valid('etl.etl_api_tokens', 'regclass')
 --## function pg_typeof
-SELECT pg_typeof(1) = 'etl.etl_api_tokens'
+SELECT coalesce(pg_typeof(1), 'etl.etl_api_tokens')
 --## function current_database
 SELECT current_database()
 --## function version

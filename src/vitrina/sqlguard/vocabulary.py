@@ -8,7 +8,7 @@ def _words(text: str) -> frozenset[str]:
 # Each is a pg_catalog function that only computes from its arguments, the clock or the random generator. None reads
 # catalogs, files, settings, sequences or large objects, runs text as SQL, locks, waits, signals, or takes a transaction
 # number. Left out although they look harmless: ts_stat and ts_rewrite run an argument as SQL, pg_input_is_valid and
-# (through `= 'name'`) pg_typeof tell which types exist, setseed changes the session, xml functions run queries.
+# pg_typeof (in `coalesce(pg_typeof(1), 'name')`) tell which types and tables exist, setseed changes the session.
 FUNCTIONS = _words("""
     any_value array_agg avg bit_and bit_or bit_xor bool_and bool_or corr count covar_pop covar_samp every json_agg
     json_agg_strict json_object_agg json_object_agg_strict json_object_agg_unique json_object_agg_unique_strict

@@ -88,6 +88,8 @@ class Limits:
     patience_seconds: float = 600.0
     # This many troubled requests in a row open the circuit: one request at a time, until one succeeds.
     circuit_threshold: int = 3
+    # A refused request is sent again in halves, down to this many documents.
+    worth_halving: int = 200
     # For internal errors of the server (500) about one document, which may or may not go away.
     few_attempts: int = 5
     # A request that was on its way when its alias was taken away has ended by then.
@@ -221,26 +223,26 @@ class Delivery:
             self._engine.jobs.put(_Request(chunk, self._engine.target, self._actions, self._answers))
 
     def _cut(self, positions: Sequence[int]) -> list[Sequence[int]]:
-        """Pieces within the limits, and small enough to occupy all connections when there is enough to send."""
-        lines = self._actions.lines
-        total = sum(len(lines[i]) for i in positions)
-        fair_share = max(total // self._limits.in_flight + 1, self._limits.small_request_bytes)
-        most_bytes = min(self._engine.request_bytes, fair_share)
+        """Pieces of about the same size within the limits, enough to occupy all connections when there is enough."""
+        sizes = [len(self._actions.lines[position]) for position in positions]
+        total = sum(sizes)
+        busy = total // self._limits.in_flight + 1
+        limit = min(self._engine.request_bytes, max(busy, self._limits.small_request_bytes))
+        share = total / max(-(-total // limit), 1)
         pieces: list[Sequence[int]] = []
-        start, size = 0, 0
-        for end, position in enumerate(positions):
-            length = len(lines[position])
-            if end > start and (size + length > most_bytes or end - start >= self._limits.request_documents):
+        start = piece_bytes = done_bytes = 0
+        for end, size in enumerate(sizes):
+            full = piece_bytes + size > self._engine.request_bytes or end - start >= self._limits.request_documents
+            if end > start and (full or done_bytes + size / 2 > share * (len(pieces) + 1)):
                 pieces.append(positions[start:end])
-                start, size = end, 0
-            size += length
-        if len(positions) > start:
-            pieces.append(positions[start:])
-        return pieces
+                start, piece_bytes = end, 0
+            piece_bytes += size
+            done_bytes += size
+        return [*pieces, positions[start:]] if sizes else []
 
-    def _send_again(self, positions: Sequence[int], attempt: int, *, halves: bool, at_least: int = 200) -> None:
+    def _send_again(self, positions: Sequence[int], attempt: int, *, halves: bool) -> None:
         self._outcome.sent_again += len(positions)
-        halves = halves and len(positions) >= at_least
+        halves = halves and len(positions) >= self._limits.worth_halving
         middle = (len(positions) + 1) // 2 if halves else len(positions)
         for part in (positions[:middle], positions[middle:]):
             if part:
@@ -271,7 +273,7 @@ class Delivery:
     def _settle_disconnected(self, request: _Request, problem: errors.Disconnected) -> None:
         self._reply_lost |= isinstance(problem, ReplyLost)
         self._wait_for_server(problem)
-        self._send_again(request.chunk.positions, request.chunk.attempt + 1, halves=False)
+        self._send_again(request.chunk.positions, request.chunk.attempt + 1, halves=isinstance(problem, ReplyLost))
 
     def _settle_reply(self, request: _Request, reply: Reply) -> None:
         positions = request.chunk.positions
@@ -340,7 +342,10 @@ class Delivery:
             if reply.status == 413:
                 size = sum(len(self._actions.lines[i]) for i in chunk.positions)
                 self._engine.request_bytes = min(self._engine.request_bytes, max(size // 2, 1))
-            self._send_again(chunk.positions, chunk.attempt, halves=True, at_least=2)
+            middle = (len(chunk.positions) + 1) // 2
+            # To the front: the culprit is found before anything else is tried.
+            self._ready.appendleft(_Chunk(chunk.positions[middle:], chunk.attempt))
+            self._ready.appendleft(_Chunk(chunk.positions[:middle], chunk.attempt))
             return
         (position,) = chunk.positions
         self._refused_alone += 1

@@ -1,6 +1,7 @@
 """Talks HTTP to Elasticsearch or OpenSearch: the few calls Vitrina needs, and every failure in Vitrina's own words."""
 
 import base64
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ import urllib3.exceptions
 from vitrina import errors
 
 Json = dict[str, Any]
+
+# It warns about every failed request; ours say what it means, and the run shows that it waits.
+logging.getLogger("elastic_transport.node_pool").setLevel(logging.ERROR)
 
 JSON_TYPE = "application/json"
 NDJSON_TYPE = "application/x-ndjson"

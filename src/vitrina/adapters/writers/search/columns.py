@@ -107,6 +107,8 @@ def _strings(column: pa.Array, pg_type: str, field_type: str) -> Texts:
         return _numerics(texts, field_type)
     if pg_type in ("json", "jsonb"):
         return Texts(_without_line_breaks(texts))
+    if values.base_type(pg_type) in _PLAIN_DATES and not values.is_array(pg_type):
+        return _dates_from_text(texts, values.base_type(pg_type))
     token = values.text_token(pg_type, field_type)
     if token is values.quoted:
         return Texts(texts, quoted=True, plain=False)
@@ -128,16 +130,39 @@ def _without_line_breaks(texts: pa.StringArray) -> pa.StringArray:
     return pc.replace_substring_regex(texts, r"[\r\n]", " ")
 
 
-def _one_by_one(texts: pa.StringArray, token: Callable[[str], str]) -> Texts:
+# Dates as a session in UTC prints them, but for 'infinity' and the years before 1 and after 9999.
+_PLAIN_DATES = {
+    "date": r"^\d{4}-\d\d-\d\d$",
+    "timestamp without time zone": r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?$",
+    "timestamp with time zone": r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?\+00$",
+}
+
+
+def _dates_from_text(texts: pa.StringArray, base_type: str) -> Texts:
+    if not pc.all(pc.match_substring_regex(texts, _PLAIN_DATES[base_type]), min_count=0).as_py():
+        return _one_by_one(texts, values.iso_timestamp, quoted=True)
+    if base_type == "date":
+        return Texts(texts, quoted=True)
+    iso = pc.binary_replace_slice(texts.cast(pa.binary()), 10, 11, b"T")
+    if base_type == "timestamp with time zone":
+        iso = pc.binary_replace_slice(iso, -3, _TO_THE_END, b"Z")
+    return Texts(iso.cast(pa.string()), quoted=True)
+
+
+_TO_THE_END = 2**31 - 1
+
+
+def _one_by_one(texts: pa.StringArray, convert: Callable[[str], str], *, quoted: bool = False) -> Texts:
+    """Into text when `quoted`, else into JSON."""
     problems: dict[int, str] = {}
-    tokens: list[str | None] = []
+    converted: list[str | None] = []
     for position, text in enumerate(texts.to_pylist()):
         try:
-            tokens.append(None if text is None else token(text))
+            converted.append(None if text is None else convert(text))
         except values.NotJson as exc:
             problems[position] = str(exc)
-            tokens.append(None)
-    return Texts(pa.array(tokens, pa.string()), problems=problems, in_id=texts)
+            converted.append(None)
+    return Texts(pa.array(converted, pa.string()), quoted, problems=problems, in_id=None if quoted else texts)
 
 
 def _timestamps(column: pa.Array, pg_type: str, field_type: str) -> Texts:

@@ -165,11 +165,12 @@ def _slices(batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
 
 
 def _id_text(encoded: columns.Texts, pg_type: str) -> pa.StringArray:
-    """1.0 and 1.00 are one key in Postgres."""
-    if encoded.in_id is not None or not pg_type.startswith("numeric"):
-        return encoded.texts if encoded.in_id is None else encoded.in_id
-    without_zeros = pc.replace_substring_regex(encoded.texts, r"(\.\d*?)0+$", r"\1")
-    return pc.replace_substring_regex(without_zeros, r"\.$", "")
+    """1.0 and 1.00 are one key in Postgres, and so are 12:00:00 and 12:00:00.000000 however they travel."""
+    texts = encoded.texts if encoded.in_id is None else encoded.in_id
+    if not pg_type.startswith(("numeric", "time")):
+        return texts
+    without_zeros = pc.replace_substring_regex(texts, r"(\.\d*?)0+(Z?)$", r"\1\2")
+    return pc.replace_substring_regex(without_zeros, r"\.(Z?)$", r"\1")
 
 
 def _escaped(texts: pa.StringArray) -> pa.StringArray:

@@ -31,6 +31,10 @@ _TIMESTAMP = re.compile(
     r"(?P<year>\d{4,})(?P<rest>-\d\d-\d\d)"
     r"(?: (?P<time>\d\d:\d\d:\d\d(?:\.\d+)?)(?P<zone>[+-]\d\d(?::\d\d){0,2})?)?(?P<bc> BC)?"
 )
+_INTERVAL = re.compile(
+    r"(?:(?P<years>[+-]?\d+) years? ?)?(?:(?P<months>[+-]?\d+) mons? ?)?(?:(?P<days>[+-]?\d+) days? ?)?"
+    r"(?:(?P<sign>[+-]?)(?P<hours>\d+):(?P<minutes>\d\d):(?P<seconds>\d\d)(?:\.(?P<fraction>\d+))?)?"
+)
 _ARRAY_BOUNDS = re.compile(r"(?:\[-?\d+:-?\d+\])+=")
 _ARRAY_PART = re.compile(r'\{|\}|,|"((?:[^"\\]|\\.)*)"|([^{},"]+)', re.DOTALL)
 
@@ -108,7 +112,7 @@ def iso_timestamp(text: str) -> str:
     """From Postgres's ISO style to ISO 8601, which also has years before 1 and after 9999."""
     found = _TIMESTAMP.fullmatch(text)
     if not found:
-        raise NotJson(f"{text} is not a date that a document can hold")
+        raise NotJson(f"{text} is not a date that a document can hold: turn it into NULL in the query")
     date = iso_year(1 - int(found["year"]) if found["bc"] else int(found["year"])) + found["rest"]
     if not found["time"]:
         return date
@@ -119,6 +123,10 @@ def iso_timestamp(text: str) -> str:
 
 def iso_year(year: int) -> str:
     return f"{year:04d}" if 0 <= year <= 9999 else f"{year:+05d}"
+
+
+def _interval(text: str) -> str:
+    return quoted(interval_from_text(text))
 
 
 def _date(text: str) -> str:
@@ -159,6 +167,19 @@ def iso_interval(months: int, days: int, nanoseconds: int) -> str:
     if not date and not clock:
         return "PT0S"
     return f"P{date}{'T' if clock else ''}{clock}"
+
+
+def interval_from_text(text: str) -> str:
+    """Postgres's own style, `-1 mons +2 days 00:00:03.5`, as ISO 8601; text that already is passes as it is."""
+    found = _INTERVAL.fullmatch(text)
+    if not found:
+        return text
+    months = int(found["years"] or 0) * 12 + int(found["months"] or 0)
+    nanoseconds = 0
+    if found["hours"]:
+        seconds = int(found["hours"]) * 3600 + int(found["minutes"]) * 60 + int(found["seconds"])
+        nanoseconds = seconds * 1_000_000_000 + int((found["fraction"] or "").ljust(9, "0"))
+    return iso_interval(months, int(found["days"] or 0), -nanoseconds if found["sign"] == "-" else nanoseconds)
 
 
 def _clock_parts(nanoseconds: int) -> str:
@@ -244,5 +265,6 @@ _TEXT_TOKENS: dict[tuple[str, str], TextToken] = {
     ("date", ""): _date,
     ("timestamp without time zone", ""): _date,
     ("timestamp with time zone", ""): _date,
+    ("interval", ""): _interval,
     ("inet", "ip"): _address,
 }

@@ -1,0 +1,91 @@
+"""Real search servers, one of each kind at a time, and the fault proxy in front of them."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pytest
+
+from tests.support.http_fault_proxy import HttpFaultProxy
+from vitrina.adapters.writers.search.client import ConnectionOptions, SearchClient
+from vitrina.adapters.writers.search.generations import Generations
+from vitrina.embedded import search_server as embedded
+
+EXISTING = "ELASTICSEARCH_URL"
+NEEDS_NEWER_JAVA = ("elasticsearch-9", "opensearch-3")
+NOT_RUN = [kind for kind in NEEDS_NEWER_JAVA if not embedded.has_java(kind) and not os.environ.get("CI")]
+
+
+def kinds() -> list[str]:
+    """All four where a new enough Java is found, and always in CI; an existing server stands in for all of them."""
+    if os.environ.get(EXISTING):
+        return [EXISTING]
+    return [kind for kind in embedded.KINDS if kind not in NOT_RUN]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if NOT_RUN and not os.environ.get(EXISTING):
+        terminalreporter.write_line(
+            f"search tests did not run on {', '.join(NOT_RUN)}: no Java 21 or later; "
+            "apt-get install -y openjdk-21-jre-headless",
+            yellow=True,
+        )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/search/" in item.nodeid:
+            item.add_marker(pytest.mark.search)
+            # The first test of each kind waits for its server, and the very first one for Maven as well.
+            item.add_marker(pytest.mark.timeout(600))
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server under test; `process` is None when it is not ours to stop."""
+
+    kind: str
+    url: str
+    process: embedded.SearchServer | None
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or 9200
+
+
+@pytest.fixture(scope="session", params=kinds())
+def search(request: pytest.FixtureRequest) -> Iterator[Target]:
+    if request.param == EXISTING:
+        yield Target(EXISTING, os.environ[EXISTING], None)
+        return
+    with embedded.running(request.param) as process:
+        yield Target(request.param, process.url, process)
+
+
+@pytest.fixture
+def client(search: Target) -> Iterator[SearchClient]:
+    client = SearchClient(ConnectionOptions.from_url(search.url))
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def index(client: SearchClient) -> Iterator[str]:
+    """A name of the test's own; everything made under it is removed."""
+    name = f"vitrina-test-{uuid4().hex[:12]}"
+    yield name
+    for concrete in client.list_indexes(f"{name}*"):
+        client.delete_index(concrete)
+
+
+@pytest.fixture
+def generations(client: SearchClient, index: str) -> Generations:
+    return Generations(client, index)
+
+
+@pytest.fixture
+def proxy(search: Target) -> Iterator[HttpFaultProxy]:
+    with HttpFaultProxy(search.port) as proxy:
+        yield proxy

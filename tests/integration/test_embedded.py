@@ -39,8 +39,24 @@ def checkout() -> Iterator[Path]:
 
 
 @pytest.fixture
-def home(checkout: Path) -> Path:
+def new_home(checkout: Path) -> Path:
     return checkout / ".vitrina"
+
+
+@pytest.fixture
+def home(new_home: Path, used_home: Path) -> Path:
+    """A home whose data has been made already: for tests in which its making is not the point."""
+    subprocess.run(["cp", "--archive", used_home, new_home], check=True)
+    return new_home
+
+
+@pytest.fixture(scope="module")
+def used_home() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        with server_of(Path(directory) / "home") as server:
+            pass
+        yield server.home
 
 
 def server_of(home: Path, *, port: int = ANY_PORT, say: Callable[[str], None] = pytest.fail) -> EmbeddedPostgres:
@@ -79,8 +95,8 @@ def test_serves_an_empty_database_named_vitrina(bindir: Path) -> None:
     assert not server.is_running
 
 
-def test_is_durable_unless_asked_otherwise(home: Path) -> None:
-    with EmbeddedPostgres(home, port=ANY_PORT) as server:
+def test_is_durable_unless_asked_otherwise(new_home: Path) -> None:
+    with EmbeddedPostgres(new_home, port=ANY_PORT) as server:
         for setting, expected in {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}.items():
             assert ask(server.urls.admin, f"SHOW {setting}") == expected
 
@@ -158,12 +174,12 @@ def test_a_second_user_shares_the_server_and_the_last_one_stops_it(home: Path) -
     assert not second.is_running
 
 
-def test_commands_that_start_at_once_share_one_server(home: Path) -> None:
-    commands = [spawn_command(home) for _ in range(4)]
+def test_commands_that_start_at_once_share_one_server(new_home: Path) -> None:
+    commands = [spawn_command(new_home) for _ in range(4)]
     assert len({first_line(command) for command in commands}) == 1
     for command in commands:
         command.communicate("end\n")
-    assert not is_served(home)
+    assert not is_served(new_home)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
@@ -261,12 +277,12 @@ def test_a_copied_checkout_leaves_the_server_of_the_original_alone(checkout: Pat
         assert ask(original.urls.admin, "SELECT word FROM kept") == "жизнь"
 
 
-def test_an_interrupted_creation_starts_over(home: Path) -> None:
-    unfinished = home / "postgres" / "data.unfinished"
+def test_an_interrupted_creation_starts_over(new_home: Path) -> None:
+    unfinished = new_home / "postgres" / "data.unfinished-x"
     unfinished.mkdir(parents=True)
-    home.chmod(0o755)
+    new_home.chmod(0o755)
     (unfinished / "PG_VERSION").write_text("18\n")
-    with server_of(home) as server:
+    with server_of(new_home) as server:
         assert write_and_read(server) == "жизнь"
     assert not unfinished.exists()
 
@@ -300,13 +316,13 @@ def test_data_of_another_version_is_named(home: Path) -> None:
 
 
 @needs_root
-def test_root_runs_it_as_an_unprivileged_account(home: Path) -> None:
-    with server_of(home) as server:
+def test_root_runs_it_as_an_unprivileged_account(new_home: Path) -> None:
+    with server_of(new_home) as server:
         pid = watchdog.find_postmaster(server.cluster.data)
         owner = Path(f"/proc/{pid}").stat().st_uid
         assert owner != 0
         assert "Groups:\t \n" in Path(f"/proc/{pid}/status").read_text()
-        assert server.cluster.data.is_relative_to(home)
+        assert server.cluster.data.is_relative_to(new_home)
 
 
 @needs_root
@@ -331,18 +347,18 @@ def test_root_may_keep_checkout_and_programs_where_nobody_else_can_look(checkout
 
 
 @needs_root
-def test_a_normal_user_and_then_root_work_on_the_same_checkout(home: Path) -> None:
+def test_a_normal_user_and_then_root_work_on_the_same_checkout(new_home: Path) -> None:
     user = pwd.getpwnam("daemon")
-    os.chown(home.parent, user.pw_uid, user.pw_gid)
-    command = spawn_command(home, user=user)
+    os.chown(new_home.parent, user.pw_uid, user.pw_gid)
+    command = spawn_command(new_home, user=user)
     assert first_line(command)
     command.communicate("end\n")
-    assert not is_served(home)
-    with server_of(home) as server:
+    assert not is_served(new_home)
+    with server_of(new_home) as server:
         pid = watchdog.find_postmaster(server.cluster.data)
         assert Path(f"/proc/{pid}").stat().st_uid == user.pw_uid
         assert write_and_read(server) == "жизнь"
-    command = spawn_command(home, user=user)
+    command = spawn_command(new_home, user=user)
     assert first_line(command)
     command.communicate("end\n")
     assert command.returncode == 0

@@ -3,7 +3,7 @@
 import os
 import pwd
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -12,6 +12,8 @@ from vitrina.errors import ConfigError
 
 # Everywhere on Linux; the last one is what some minimal images keep instead.
 UNPRIVILEGED = ("nobody", "daemon")
+
+_INSTEAD = "start Vitrina as a normal user, or set VITRINA_DATABASE_URL to a database of your own"
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,7 @@ class Account:
     gid: int
     is_other: bool
 
-    def run(
-        self, command: Sequence[str | Path], *, stdin: str = "", environment: Mapping[str, str] | None = None
-    ) -> "subprocess.CompletedProcess[str]":
+    def run(self, command: Sequence[str | Path], *, stdin: str = "") -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             command,
             input=stdin,
@@ -34,7 +34,7 @@ class Account:
             errors="replace",
             check=False,
             cwd="/",
-            env=environment or clean_environment(),
+            env=clean_environment(),
             user=self.uid if self.is_other else None,
             group=self.gid if self.is_other else None,
             extra_groups=[] if self.is_other else None,
@@ -83,10 +83,24 @@ def server_account(data: Path) -> Account:
         except KeyError:
             continue
         return Account(entry.pw_uid, entry.pw_gid, is_other=True)
-    raise ConfigError(
-        "PostgreSQL does not run as root, and there is no account 'nobody' to run it as: "
-        "start Vitrina as a normal user, or set VITRINA_DATABASE_URL to a database of your own"
-    )
+    raise ConfigError(f"PostgreSQL does not run as root, and there is no account 'nobody' to run it as: {_INSTEAD}")
+
+
+def check_account(account: Account) -> None:
+    """Root of a container may own no other user ids."""
+    try:
+        account.run(["/bin/sh", "-c", ":"])
+    except OSError as exc:
+        raise ConfigError(
+            f"PostgreSQL does not run as root, and uid {account.uid} cannot be used here ({exc.strerror}): {_INSTEAD}"
+        ) from exc
+
+
+def give_to_owner(path: Path) -> None:
+    """What root leaves in somebody's directory shall be theirs, so that they can go on without root."""
+    if os.geteuid() == 0:
+        owner = path.parent.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)
 
 
 def clean_environment() -> dict[str, str]:

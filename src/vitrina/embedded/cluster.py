@@ -7,12 +7,13 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import subprocess
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from vitrina.embedded.accounts import Account, server_account
+from vitrina.embedded.accounts import Account, check_account, give_to_owner, server_account
 from vitrina.errors import ConfigError
 
 DATABASE = "vitrina"
@@ -87,7 +88,9 @@ def data_root(home: Path) -> Path:
     for root in (inside, outside):
         if (root / "data").exists():
             return root
-    return inside if server_account(inside / "data").can_enter(home) else outside
+    account = server_account(inside / "data")
+    check_account(account)
+    return inside if account.can_enter(home) else outside
 
 
 def read_passwords(home: Path) -> Passwords | None:
@@ -102,7 +105,9 @@ def _make_root(root: Path, home: Path, account: Account) -> None:
     account.own(root)
     if root.parent == ELSEWHERE:
         ELSEWHERE.chmod(0o711)
-        (home / "postgres.location").write_text(f"{root}\n")
+        pointer = home / "postgres.location"
+        pointer.write_text(f"{root}\n")
+        give_to_owner(pointer)
     if not account.can_enter(root):
         raise ConfigError(
             f"the account that runs PostgreSQL (uid {account.uid}) cannot enter {root}: check its parents"
@@ -132,19 +137,33 @@ def _copy_programs(install: Path, destination: Path) -> None:
     libraries = package.with_name(f"{package.name}.libs")
     if libraries.exists():
         shutil.copytree(libraries, destination / libraries.name)
-    for directory in (destination, destination / package.name):
-        directory.chmod(0o755)
+    for path in (destination, *destination.rglob("*")):
+        if not path.is_symlink():
+            # Whoever may use a thing here may use its copy, even where a strict umask made it the owner's alone.
+            mode = path.stat().st_mode
+            path.chmod(mode | (0o555 if mode & stat.S_IXUSR else 0o444))
 
 
 def _create(data: Path, bindir: Path, account: Account, passwords: Passwords, *, durable: bool) -> None:
     """Make the data directory under another name first, so that an interrupted attempt leaves nothing to trip over."""
-    unfinished = data.with_name("data.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    for leftover in data.parent.glob(f"{data.name}.unfinished*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    # A name of its own: the initdb of a killed command may still be at work.
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{data.name}.unfinished-", dir=data.parent))
+    account.own(unfinished)
+    _run_initdb(unfinished, bindir, account, durable=durable)
+    (unfinished / "pg_hba.conf").write_text(HOST_BASED_AUTHENTICATION)
+    _as_superuser(unfinished, bindir, account, _set_password(passwords))
+    _as_superuser(unfinished, bindir, account, f"CREATE DATABASE {DATABASE}")
+    unfinished.rename(data)
+
+
+def _run_initdb(data: Path, bindir: Path, account: Account, *, durable: bool) -> None:
     made = account.run(
         [
             bindir / "initdb",
             "--pgdata",
-            unfinished,
+            data,
             "--username",
             SUPERUSER,
             # Nobody gets in before the lines of our own are written.
@@ -156,11 +175,7 @@ def _create(data: Path, bindir: Path, account: Account, passwords: Passwords, *,
         ]
     )
     if made.returncode != 0:
-        raise ConfigError(f"initdb could not make {unfinished}:\n{made.stdout.strip()}")
-    (unfinished / "pg_hba.conf").write_text(HOST_BASED_AUTHENTICATION)
-    _as_superuser(unfinished, bindir, account, _set_password(passwords))
-    _as_superuser(unfinished, bindir, account, f"CREATE DATABASE {DATABASE}")
-    unfinished.rename(data)
+        raise ConfigError(f"initdb could not make {data}:\n{made.stdout.strip()}")
 
 
 def _locale(bindir: Path) -> list[str]:
@@ -181,8 +196,10 @@ def _as_superuser(data: Path, bindir: Path, account: Account, statement: str) ->
         stdin=f"{statement}\n",
     )
     if done.returncode != 0:
+        # Not all of what it says: the statement, with the password in it, may be among it.
+        reasons = [line for line in done.stdout.splitlines() if re.search(r"\b(ERROR|FATAL|PANIC|HINT):", line)]
         words = " ".join(statement.split()[:3])
-        raise ConfigError(f"PostgreSQL could not run {words} ... on {data} (exit code {done.returncode})")
+        raise ConfigError(f"PostgreSQL could not run {words} ... on {data}: {' '.join(reasons)}")
 
 
 def _check_version(data: Path, bindir: Path) -> None:
@@ -206,7 +223,9 @@ def _write_passwords(home: Path) -> Passwords:
     passwords = Passwords(*(secrets.token_urlsafe(24) for _ in range(3)))
     with tempfile.NamedTemporaryFile("w", dir=home, delete=False) as unfinished:
         json.dump(asdict(passwords), unfinished)
-    Path(unfinished.name).rename(_passwords_file(home))
+    written = Path(unfinished.name)
+    give_to_owner(written)
+    written.rename(_passwords_file(home))
     return passwords
 
 

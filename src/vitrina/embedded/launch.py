@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from vitrina.embedded import watchdog
+from vitrina.embedded.accounts import give_to_owner
 from vitrina.embedded.cluster import Cluster
 from vitrina.errors import CannotConnect
 
@@ -76,6 +77,7 @@ def _try_port(cluster: Cluster, port: int, settings: Mapping[str, str], log: Pat
         with log.open("rb") as lines:
             lines.seek(said_before)
             said = lines.read().decode(errors="replace")
+        watchdog.remove_socket_directory(socket_directory(cluster))
         # The processes of a killed server need a moment to notice that they are orphans.
         if "pre-existing shared memory block" not in said or time.monotonic() > deadline:
             return said
@@ -139,11 +141,11 @@ def _remove_foreign_pid_file(data: Path) -> None:
 
 
 def _turn_log(log: Path) -> None:
+    if log.exists() and log.stat().st_size > LOG_LIMIT_BYTES:
+        log.rename(log.with_name(f"{log.name}.1"))
     if not log.exists():
         log.touch(mode=0o600)
-    elif log.stat().st_size > LOG_LIMIT_BYTES:
-        log.rename(log.with_name(f"{log.name}.1"))
-        log.touch(mode=0o600)
+        give_to_owner(log)
 
 
 def _last_lines(text: str) -> str:

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 from vitrina.embedded import watchdog
+from vitrina.embedded.accounts import give_to_owner
 from vitrina.embedded.cluster import DATABASE, SUPERUSER, Cluster, ensure_cluster, postgres_binaries
 from vitrina.embedded.launch import ANY_PORT, HOST, await_ready, launch, socket_directory
 from vitrina.errors import CannotConnect, ConfigError
@@ -158,12 +160,14 @@ class EmbeddedPostgres:
 
     def _make_home(self) -> None:
         try:
-            if not self.home.exists():
+            with suppress(FileExistsError):
                 self.home.mkdir(parents=True)
                 # Root's server runs under another account, which has to pass through.
                 self.home.chmod(0o711 if os.geteuid() == 0 else 0o700)
             self.home = self.home.resolve()
-            watchdog.users_file(self.home).touch()
+            for file in (watchdog.users_file(self.home), watchdog.lock_file(self.home), self.log):
+                file.touch(mode=0o600)
+                give_to_owner(file)
         except PermissionError as exc:
             raise ConfigError(
                 f"{self.home} cannot be written to: if another user made it, remove it or run as that user; "

@@ -42,13 +42,17 @@ def _is_last(users: int) -> bool:
 @contextmanager
 def exclusive(home: Path) -> Iterator[None]:
     """Only one process at a time starts, adopts or stops the server of this home."""
-    with (home / "postgres.lock").open("a") as lock:
+    with lock_file(home).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def users_file(home: Path) -> Path:
     return home / "postgres.users"
+
+
+def lock_file(home: Path) -> Path:
+    return home / "postgres.lock"
 
 
 def stop_server(data: Path, how: signal.Signals) -> None:
@@ -63,10 +67,11 @@ def stop_server(data: Path, how: signal.Signals) -> None:
         os.kill(pid, signal.SIGQUIT)
         wait_until_gone(pid, data, STOP_TIMEOUT_SECONDS)
     if len(lines) > 4:
-        _remove_socket_directory(Path(lines[4]))
+        remove_socket_directory(Path(lines[4]))
 
 
-def _remove_socket_directory(directory: Path) -> None:
+def remove_socket_directory(directory: Path) -> None:
+    """PostgreSQL removes its sockets, but the directory is ours."""
     with suppress(OSError):  # gone already, or something in it that is not ours
         directory.rmdir()
 

@@ -27,12 +27,12 @@ setup: ## Make .venv with everything in it (done by the other commands when need
 
 .PHONY: demo
 demo: setup ## Make the demo cinema, run its pipelines, show the marts
-	@.venv/bin/vitrina demo
+	@exec .venv/bin/vitrina demo
 
 .PHONY: dev
 dev: setup ## Serve the API and run pipelines until Ctrl-C (PORT=8000; SEARCH=1 adds a search server)
 	@$(if $(SEARCH),./scripts/install-system-packages java)
-	@.venv/bin/vitrina dev $(if $(PORT),--port "$(PORT)") $(if $(SEARCH),--search)
+	@exec .venv/bin/vitrina dev $(if $(PORT),--port "$(PORT)") $(if $(SEARCH),--search)
 
 .PHONY: test
 test: check ## Check the code and run every test (TESTS=tests/unit for a part)
@@ -62,7 +62,7 @@ lock: setup ## Renew requirements/*.txt after a change in pyproject.toml (UPGRAD
 
 .PHONY: migrate-db
 migrate-db: setup ## Bring the metastore of VITRINA_DATABASE_URL up to date
-	@.venv/bin/vitrina migrate
+	@exec .venv/bin/vitrina migrate
 
 .PHONY: up
 up: ## Start the whole platform in containers

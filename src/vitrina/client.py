@@ -1,7 +1,7 @@
 """The Python client: every call of the API, typed, sync, with the server's own words in its errors."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -124,7 +124,7 @@ class Client:
         return self._ask(answers.Accepted, "POST", self._of(pipeline, "pause"))
 
     def cancel(self, pipeline: str | UUID) -> answers.Accepted:
-        """Take back a run that was asked for, or stop the one at work at its next batch."""
+        """Take back a run that was asked for and has not begun."""
         return self._ask(answers.Accepted, "POST", self._of(pipeline, "cancel"))
 
     def enable(self, pipeline: str | UUID) -> answers.Accepted:
@@ -299,8 +299,8 @@ class Client:
     def replay_dead_letters(self, pipeline: str | UUID) -> answers.Request:
         return self._ask(answers.Request, "POST", "/dead-letters/replay", body={"pipeline": str(pipeline)})
 
-    def events(self, *, last_event_id: int | None = None) -> Iterator[answers.Event]:
-        """Events as they happen, until the server goes away; with `last_event_id`, first what came after it."""
+    def events(self, *, last_event_id: int | None = None) -> Generator[answers.Event, None, None]:
+        """Events as they happen, until you `close` it; with `last_event_id`, first what came after it."""
         headers = {"Accept": "text/event-stream"}
         if last_event_id is not None:
             headers["Last-Event-ID"] = str(last_event_id)

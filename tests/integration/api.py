@@ -34,3 +34,31 @@ def serving(settings: Settings, **options: Any) -> Iterator[httpx.Client]:
 
 def without_auth(settings: Settings, **changes: Any) -> Settings:
     return settings.model_copy(update={"auth": "off", **changes})
+
+
+DEFINITION: dict[str, Any] = {
+    "name": "films",
+    "source_query": "SELECT id, title FROM content.film_work",
+    "target_table": "analytics.films",
+}
+
+
+def create(api: httpx.Client, **fields: Any) -> dict[str, Any]:
+    """A pipeline named `films`, unless said otherwise; each name gets its own target."""
+    name = fields.get("name", DEFINITION["name"])
+    response = api.post("/api/v1/pipelines", json=DEFINITION | {"target_table": f"analytics.{name}"} | fields)
+    assert response.status_code == 201, response.text
+    created: dict[str, Any] = response.json()
+    return created
+
+
+def problem(response: httpx.Response) -> dict[str, Any]:
+    """The problem document of an error, whose form is checked here once for all."""
+    assert response.headers["content-type"] == "application/problem+json", response.text
+    found: dict[str, Any] = response.json()
+    assert found["type"] == "about:blank"
+    assert found["status"] == response.status_code
+    assert found["title"]
+    assert found["instance"] == response.request.url.path
+    assert found["request_id"] == response.headers["x-request-id"]
+    return found

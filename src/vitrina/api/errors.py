@@ -107,8 +107,8 @@ def _on_validation(request: Request, error: Exception) -> JSONResponse:
 
 
 def _place(location: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`batch_size` for the body's fields, `query.limit` or `header.if-match` for the others."""
-    return location[1:] or ("body",) if location[0] == "body" else location
+    """`batch_size` for the body's fields, nothing for the body itself, `query.limit` for the others."""
+    return location[1:] if location[0] == "body" else location
 
 
 def _on_http(request: Request, error: Exception) -> JSONResponse:
@@ -127,6 +127,7 @@ _HTTP_WORDS = {
     400: ("bad_request", "the body cannot be read as JSON"),
     404: ("not_found", "there is nothing at {path}; /docs lists what there is"),
     405: ("method_not_allowed", "{method} cannot be used on {path}; the Allow header says what can"),
+    413: ("body_too_large", "the body is too large; send less at a time"),
 }
 
 

@@ -5,16 +5,15 @@ import time
 from uuid import uuid4
 
 import structlog
-from fastapi import Request
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Histogram
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from vitrina.api import errors
 
 log = structlog.get_logger("vitrina.api")
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
+_DRAINED_BYTES = 8 * MAX_BODY_BYTES
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
 
 # The console is served from here, and nothing comes from anywhere else.
@@ -43,7 +42,6 @@ class Surroundings:
             ["method", "route", "status"],
             registry=registry,
         )
-        self._refused = Counter("vitrina_http_bodies_refused_total", "Bodies over the limit.", registry=registry)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,12 +53,7 @@ class Surroundings:
         started = time.perf_counter()
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
-                if exchange.announces_too_much():
-                    raise BodyTooLarge
                 await self._app(scope, exchange.receive, exchange.send)
-            except BodyTooLarge:
-                self._refused.inc()
-                await exchange.refuse()
             finally:
                 self._tell(scope, exchange.status, time.perf_counter() - started)
 
@@ -78,33 +71,32 @@ class Surroundings:
         )
 
 
-class BodyTooLarge(Exception):
-    """More came than is accepted."""
-
-
 class _Exchange:
     """One request and its answer."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         self._scope, self._receive, self._send, self._request_id = scope, receive, send, request_id
+        length = Headers(scope=scope).get("content-length", "")
+        self._announced = int(length) if length.isdigit() else 0
         self._received = 0
-        self._answered = False
         self.status = 500
-
-    def announces_too_much(self) -> bool:
-        length = Headers(scope=self._scope).get("content-length", "")
-        return length.isdigit() and int(length) > MAX_BODY_BYTES
 
     async def receive(self) -> Message:
         message = await self._receive()
         self._received += len(message.get("body", b""))
-        if self._received > MAX_BODY_BYTES:
-            raise BodyTooLarge
+        if max(self._received, self._announced) > MAX_BODY_BYTES:
+            await self._let_it_finish(message)
+            raise HTTPException(413)
         return message
+
+    async def _let_it_finish(self, message: Message) -> None:
+        """A client that is still sending would not see the answer; one that never ends is cut off."""
+        while message.get("more_body") and self._received < _DRAINED_BYTES:
+            message = await self._receive()
+            self._received += len(message.get("body", b""))
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._answered = True
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers["X-Request-ID"] = self._request_id
@@ -113,18 +105,6 @@ class _Exchange:
             if "application/" in headers.get("content-type", ""):
                 headers.setdefault("Cache-Control", "no-store")
         await self._send(message)
-
-    async def refuse(self) -> None:
-        if self._answered:
-            return
-        response = errors.answer(
-            Request(self._scope),
-            413,
-            "body_too_large",
-            f"the body is larger than {MAX_BODY_BYTES // 1024 // 1024} MiB; send less at a time",
-            headers={"Connection": "close"},
-        )
-        await response(self._scope, self._receive, self.send)
 
 
 def _request_id(headers: Headers) -> str:

@@ -25,7 +25,8 @@ _TARGET_FIELDS = frozenset({"target_table", "mode", "options", "tasks"})
 
 
 def get(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) -> Row:
-    row = pipelines.find(connection, id_or_name, lock=lock)
+    # Postgres has no such character, so nothing can have such a name.
+    row = None if "\x00" in str(id_or_name) else pipelines.find(connection, id_or_name, lock=lock)
     if row is None:
         raise NotFound(f"there is no pipeline {str(id_or_name)!r}; `GET /pipelines` lists the ones there are")
     return row
@@ -44,6 +45,9 @@ def create(
     try:
         with connection.transaction():
             pipelines.lock_targets(connection)
+            # Whoever sends the same definition twice wants to hear about the name first.
+            if pipelines.find(connection, definition.name):
+                raise _name_taken(definition.name)
             _refuse_second_writer(connection, definition, pipeline_id=None)
             pipeline_id = pipelines.insert(connection, definition, pipeline_id=None, managed_by=managed_by)
             pipelines.set_owner(connection, pipeline_id, managed_by=managed_by, labels=dict(labels or {}))

@@ -78,6 +78,7 @@ def _words(path: str, detail: Mapping[str, Any]) -> str:
         return message.removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":
         return f"{path} is not a field that can be set here"
+    path = path or "the body"
     if detail["type"] == "missing":
         return f"{path} is required"
     said = message.replace("Input should", "must", 1) if message.startswith("Input should") else f": {message}"

@@ -1,6 +1,7 @@
 """`/health`, `/livez`, `/readyz`, `/metrics`, `/version`: for machines that watch this one. No token needed."""
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 import psycopg
 from fastapi import APIRouter, Response
@@ -16,6 +17,7 @@ from vitrina.api.state import AppState, State
 from vitrina.settings import Settings
 from vitrina.status import Status
 from vitrina.store import migrate, pipelines, runners
+from vitrina.store.database import Connection
 
 router = APIRouter(tags=["system"])
 
@@ -45,7 +47,7 @@ def livez() -> answers.Health:
 @router.get("/version")
 def version(state: State) -> answers.VersionInfo:
     try:
-        with state.pool.connection(timeout=_PROBE_SECONDS) as connection:
+        with _probing(state.pool) as connection:
             metastore = migrate.current_version(connection)
     except UNREACHABLE:
         metastore = None
@@ -78,7 +80,7 @@ class _MetastoreCollector(Collector):
         queue = GaugeMetricFamily("vitrina_queue_depth", "Pipelines that wait for a runner.")
         alive = GaugeMetricFamily("vitrina_runners_alive", "Runners that gave a sign of life lately.")
         try:
-            with self._pool.connection(timeout=_PROBE_SECONDS) as connection:
+            with _probing(self._pool) as connection:
                 counts = pipelines.count_by_status(connection)
                 living = runners.count_alive(connection, stale_after_seconds=self._settings.lease_ttl_seconds)
         except UNREACHABLE:
@@ -92,9 +94,13 @@ class _MetastoreCollector(Collector):
         return [reachable, by_status, queue, alive]
 
 
+def _probing(pool: Pool) -> AbstractContextManager[Connection]:
+    return pool.connection(timeout=min(_PROBE_SECONDS, pool.timeout))
+
+
 def _health(state: AppState, response: Response) -> answers.Health:
     try:
-        with state.pool.connection(timeout=_PROBE_SECONDS) as connection:
+        with _probing(state.pool) as connection:
             found, wanted = migrate.current_version(connection), state.schema_version
             if found != wanted:
                 return _unwell(response, f"at version {found or 'none'}, {wanted} is needed: run `vitrina migrate`")

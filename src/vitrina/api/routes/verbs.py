@@ -95,8 +95,7 @@ def reload_config(state: State, caller: Operator, pipeline: PipelineId) -> answe
 
 @router.post("/pipelines/{pipeline}/reset-state")
 def reset_state(
-    *,
-    state: State, caller: Operator, pipeline: PipelineId, wish: Annotated[bodies.NewState | None, Body()] = None
+    *, state: State, caller: Operator, pipeline: PipelineId, wish: Annotated[bodies.NewState | None, Body()] = None
 ) -> answers.Checkpoint:
     """Forgets the checkpoint, so that the next run starts over, or starts at a cursor value."""
     with state.pool.connection() as connection:

@@ -1,0 +1,308 @@
+"""Who may come in: tokens, roles, a brake on guessing, and no secret in anything that leaves the server."""
+
+import io
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from uuid import uuid4
+
+import httpx
+import pytest
+import structlog
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from psycopg import sql
+from pydantic import SecretStr
+
+from tests.integration.api import DEFINITION, create, problem, serving
+from vitrina import logs
+from vitrina.api.app import create_app
+from vitrina.api.security import Needs
+from vitrina.errors import ConfigError
+from vitrina.services import tokens
+from vitrina.services.callers import Caller, Role
+from vitrina.settings import Settings
+from vitrina.store import database as postgres
+from vitrina.store.database import Connection
+
+SETUP = Caller("setup", Role.ADMIN)
+PIPELINES = "/api/v1/pipelines"
+
+# Routes that answer without a token: probes, and pages that hold nothing of the installation's.
+OPEN_PATHS = {"/health", "/livez", "/readyz", "/metrics", "/version", "/", "/ui", "/ui/{path:path}", "/docs"}
+OPEN_PATHS |= {"/openapi.json"}
+
+
+@pytest.fixture
+def guarded(api_settings: Settings, api: httpx.Client) -> Iterator[httpx.Client]:
+    """An API that wants tokens, on the emptied database."""
+    with serving(api_settings.model_copy(update={"auth": "token"})) as client:
+        yield client
+
+
+@pytest.fixture
+def secrets_by_role(api_metastore: Connection) -> dict[str, str]:
+    return {role: tokens.create(api_metastore, SETUP, name=f"a-{role}", role=role)[1] for role in Role}
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+# --- tokens -------------------------------------------------------------------------------------------------------
+
+
+def test_no_token_no_answer(guarded: httpx.Client) -> None:
+    response = guarded.get(PIPELINES)
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    found = problem(response)
+    assert (found["code"], found["detail"]) == (
+        "unauthenticated",
+        "no token came with the request: send `Authorization: Bearer <token>`",
+    )
+
+
+@pytest.mark.parametrize("secret", ["wrong", "vtr_" + "x" * 43, "vtr_" + "x" * 10_000, "Bearer", "vtr_é"])
+def test_wrong_tokens(guarded: httpx.Client, secret: str) -> None:
+    response = guarded.get(PIPELINES, headers={b"Authorization": f"Bearer {secret}".encode()})
+    assert (response.status_code, problem(response)["code"]) == (401, "unauthenticated")
+
+
+def test_a_token_works_until_it_is_revoked_or_expired(guarded: httpx.Client, api_metastore: Connection) -> None:
+    row, secret = tokens.create(api_metastore, SETUP, name="ci", role=Role.VIEWER, expires_in_days=1)
+    assert guarded.get(PIPELINES, headers=bearer(secret)).status_code == 200
+    api_metastore.execute("UPDATE etl.etl_api_tokens SET expires_at = now() WHERE id = %s", [row["id"]])
+    assert guarded.get(PIPELINES, headers=bearer(secret)).status_code == 401
+    api_metastore.execute("UPDATE etl.etl_api_tokens SET expires_at = NULL WHERE id = %s", [row["id"]])
+    assert guarded.get(PIPELINES, headers=bearer(secret)).status_code == 200
+    tokens.revoke(api_metastore, SETUP, "ci")
+    assert guarded.get(PIPELINES, headers=bearer(secret)).status_code == 401
+
+
+def test_only_the_hash_of_a_token_is_kept(api_settings: Settings, api_metastore: Connection) -> None:
+    _, secret = tokens.create(api_metastore, SETUP, name="ci", role=Role.ADMIN)
+    assert secret.startswith("vtr_")
+    assert len(secret) >= len("vtr_") + 43
+    assert secret not in everything_stored(api_settings)
+    assert secret.removeprefix("vtr_") not in everything_stored(api_settings)
+
+
+def test_tokens_over_http(guarded: httpx.Client, secrets_by_role: dict[str, str]) -> None:
+    admin = bearer(secrets_by_role["admin"])
+    made = guarded.post("/api/v1/tokens", json={"name": "airflow", "role": "operator"}, headers=admin)
+    assert made.status_code == 201
+    assert guarded.post(PIPELINES, json=DEFINITION, headers=bearer(made.json()["token"])).status_code == 201
+    listed = guarded.get("/api/v1/tokens", headers=admin).json()["items"]
+    assert [(token["name"], token["role"]) for token in listed][-1] == ("airflow", "operator")
+    assert "token" not in listed[-1]
+    assert "token_hash" not in listed[-1]
+    again = guarded.post("/api/v1/tokens", json={"name": "airflow", "role": "viewer"}, headers=admin)
+    assert again.status_code == 409
+    assert guarded.delete("/api/v1/tokens/airflow", headers=admin).status_code == 204
+    assert guarded.get(PIPELINES, headers=bearer(made.json()["token"])).status_code == 401
+    assert guarded.delete("/api/v1/tokens/nobody", headers=admin).status_code == 404
+    audit = guarded.get("/api/v1/audit", params={"object": "token:airflow"}, headers=admin).json()["items"]
+    assert [(entry["who"], entry["action"]) for entry in audit] == [
+        ("a-admin", "revoke_token"),
+        ("a-admin", "create_token"),
+    ]
+
+
+def test_guessing_is_slowed_down_but_known_tokens_pass(guarded: httpx.Client, secrets_by_role: dict[str, str]) -> None:
+    viewer = bearer(secrets_by_role["viewer"])
+    assert guarded.get(PIPELINES, headers=viewer).status_code == 200
+    statuses = [guarded.get(PIPELINES, headers=bearer(f"vtr_{n}")).status_code for n in range(12)]
+    assert statuses == [401] * 10 + [429] * 2
+    refused = guarded.get(PIPELINES, headers=bearer("vtr_another"))
+    assert problem(refused)["code"] == "too_many_requests"
+    assert refused.headers["retry-after"] == "60"
+    # A right token that was not seen before is not looked up while the brake is on; one that was, is.
+    assert guarded.get(PIPELINES, headers=bearer(secrets_by_role["admin"])).status_code == 429
+    assert guarded.get(PIPELINES, headers=viewer).status_code == 200
+
+
+# --- every route --------------------------------------------------------------------------------------------------
+
+
+def test_every_route_outside_the_open_ones_demands_a_token_and_the_right_role(
+    guarded: httpx.Client, api_settings: Settings, secrets_by_role: dict[str, str]
+) -> None:
+    walked = 0
+    for served in served_by(create_app(api_settings)):
+        if served.path in OPEN_PATHS:
+            assert served.needs is None, served
+            continue
+        assert served.needs is not None, f"{served} lets everybody in"
+        path = concrete(served.path)
+        assert guarded.request(served.method, path).status_code == 401, served
+        for role in Role:
+            # An event stream would never end; what matters is known before it begins.
+            if served.path.endswith("/events") and role.includes(served.needs):
+                continue
+            answer = guarded.request(served.method, path, headers=bearer(secrets_by_role[role]))
+            assert (answer.status_code != 403) == role.includes(served.needs), (served, role, answer.text)
+            assert answer.status_code < 500, served
+        walked += 1
+    assert walked > 60
+
+
+def test_changing_needs_more_than_looking(api_settings: Settings) -> None:
+    for served in served_by(create_app(api_settings)):
+        if served.needs is None or served.path.endswith("/validate"):
+            continue
+        wants_more = served.method != "GET" or "/tokens" in served.path
+        assert served.needs.includes(Role.OPERATOR) == wants_more, served
+
+
+@dataclass(frozen=True)
+class Served:
+    """One path with one method."""
+
+    method: str
+    path: str
+    needs: Role | None
+
+
+def served_by(app: FastAPI) -> list[Served]:
+    """Everything the application answers, the bare paths too, which its OpenAPI document does not show."""
+    found = []
+    for route in iter_route_contexts(app.routes):
+        dependant = getattr(route.original_route, "dependant", None)
+        calls = [dependency.call for dependency in dependant.dependencies] if dependant else []
+        roles = [call.role for call in calls if isinstance(call, Needs)]
+        found += [
+            Served(method, route.path or "", roles[0] if roles else None)
+            for method in sorted((route.methods or set()) - {"HEAD"})
+        ]
+    return found
+
+
+def concrete(path: str) -> str:
+    values = {"pipeline": "films", "run_id": uuid4(), "request_id": uuid4(), "version": 1, "name": "nobody"}
+    for name, value in values.items():
+        path = path.replace(f"{{{name}}}", str(value))
+    return path
+
+
+# --- auth off -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "example.org", "::"])
+def test_auth_off_is_for_loopback_only(api_settings: Settings, host: str) -> None:
+    with pytest.raises(ConfigError, match="VITRINA_AUTH=off is for loopback addresses only"):
+        create_app(api_settings, bind_host=host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.1.2.3"])
+def test_auth_off_is_accepted_on_loopback(api_settings: Settings, host: str) -> None:
+    create_app(api_settings, bind_host=host)
+
+
+def test_pages_from_elsewhere_cannot_use_a_server_without_auth(api: httpx.Client) -> None:
+    create(api)
+    foreign_page = api.post(f"{PIPELINES}/films/run", headers={"Origin": "http://evil.example"})
+    rebound_name = api.get(PIPELINES, headers={"Host": "evil.example"})
+    for response in (foreign_page, rebound_name):
+        assert response.status_code == 403
+    own_page = api.post(f"{PIPELINES}/films/run", headers={"Origin": str(api.base_url).rstrip("/")})
+    assert own_page.status_code == 202
+
+
+# --- what leaves the server ---------------------------------------------------------------------------------------
+
+
+def test_security_headers_on_every_answer(api: httpx.Client) -> None:
+    for path in (PIPELINES, f"{PIPELINES}/nobody", "/ui/", "/docs", "/health"):
+        headers = api.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "default-src 'self'" in headers["content-security-policy"]
+        assert "access-control-allow-origin" not in headers
+    assert api.get(PIPELINES).headers["cache-control"] == "no-store"
+
+
+def test_pages_load_nothing_from_elsewhere(api: httpx.Client) -> None:
+    assert api.get("/").headers["location"] == "/ui/"
+    for path in ("/ui/", "/docs"):
+        page = api.get(path)
+        assert page.status_code == 200
+        assert "http://" not in page.text.replace("http://127.0.0.1", "")
+        assert "https://" not in page.text
+        assert "<script" not in page.text
+
+
+def test_request_ids_are_kept_when_harmless(api: httpx.Client) -> None:
+    assert api.get("/livez", headers={"X-Request-ID": "dag-1.task_2"}).headers["x-request-id"] == "dag-1.task_2"
+    for strange in ("a b", "x" * 101, "<script>"):
+        assert api.get("/livez", headers={"X-Request-ID": strange}).headers["x-request-id"] != strange
+
+
+def test_canary_secrets_appear_nowhere(api_settings: Settings, api: httpx.Client, api_metastore: Connection) -> None:
+    canary = "canary-6f1d"
+    settings = api_settings.model_copy(
+        update={
+            "auth": "token",
+            "token": SecretStr(f"{canary}-client"),
+            "elasticsearch_url": SecretStr(f"http://elastic:{canary}-es@127.0.0.1:1"),
+            "elasticsearch_api_key": SecretStr(f"{canary}-key"),
+            "connections": {"crm": SecretStr(f"postgresql://crm:{canary}-crm@127.0.0.1:1/crm")},
+        }
+    )
+    _, admin = tokens.create(api_metastore, SETUP, name="admin", role=Role.ADMIN)
+    said = io.StringIO()
+    logs.configure(settings.model_copy(update={"log_level": "debug"}), stream=said)
+    heard: list[str] = []
+    try:
+        with serving(settings) as client:
+            client.headers.update(bearer(admin))
+            secret_params = {"password": f"{canary}-param", "url": f"postgresql://u:{canary}-url@h/d"}
+            tasks = [
+                {"order_index": 0, "task_type": "SQL", "body": "SELECT id FROM content.film_work"},
+                {"order_index": 1, "task_type": "PYTHON", "body": "step", "params": secret_params},
+            ]
+            created = client.post(PIPELINES, json=DEFINITION | {"source_connection": "crm", "tasks": tasks})
+            assert created.status_code == 201
+            for served in served_by(create_app(settings)):
+                if served.method == "GET" and not served.path.endswith("/events"):
+                    heard.append(f"{served.path} {client.get(concrete(served.path)).text}")
+            for verb in ("run", "pause", "validate", "preview"):
+                heard.append(client.post(f"{PIPELINES}/films/{verb}").text)
+            heard.append(client.post(PIPELINES, json={"name": f"{canary}-x", "batch_size": f"{canary}-y"}).text)
+    finally:
+        structlog.reset_defaults()
+        logging.getLogger().handlers.clear()
+    # The author's own parameters are shown to those who may read the pipeline; everything else is nobody's.
+    definition_answers = ("/pipelines", "/versions", "/tasks")
+    for answer in heard:
+        path = answer.partition(" ")[0]
+        if not any(path.endswith(end) or "/versions" in path for end in (*definition_answers, "/{pipeline}")):
+            assert canary not in answer.replace(f"{canary}-x", ""), answer
+    for answer in heard:
+        assert f"{canary}-crm" not in answer
+        assert f"{canary}-es" not in answer
+        assert f"{canary}-client" not in answer
+        assert admin not in answer
+    assert "method=GET" in said.getvalue()
+    assert canary not in said.getvalue()
+    assert admin not in said.getvalue()
+    stored = api_metastore.execute(
+        "SELECT coalesce(string_agg(a::text, ' '), '') AS rows FROM etl.etl_audit a"
+    ).fetchone()
+    assert stored
+    assert "films" in stored["rows"]
+    assert canary not in stored["rows"]
+
+
+def everything_stored(settings: Settings) -> str:
+    assert settings.admin_url
+    with postgres.connect(settings.admin_url.get_secret_value(), "vitrina:test") as connection:
+        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'etl'").fetchall()
+        texts = []
+        for table in tables:
+            rows = connection.execute(
+                sql.SQL("SELECT t::text AS row FROM etl.{} t").format(sql.Identifier(table["tablename"]))
+            ).fetchall()
+            texts += [row["row"] for row in rows]
+    return "\n".join(texts)

@@ -36,6 +36,7 @@ dev: setup ## Serve the API and run pipelines until Ctrl-C (PORT=8000; SEARCH=1 
 
 .PHONY: test
 test: check ## Check the code and run every test (TESTS=tests/unit for a part)
+	@$(if $(filter tests tests/search%,$(TESTS)),./scripts/install-system-packages java)
 	@.venv/bin/python -m pytest $(TESTS)
 
 .PHONY: test-postgres

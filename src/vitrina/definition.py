@@ -32,13 +32,15 @@ class Options(Strict):
     consistency: Literal["mixed", "snapshot"] = Field(
         "mixed", description="`snapshot`: an interrupted full load starts over instead of continuing."
     )
-    checkpoint_rows: int = Field(1_000_000, ge=1, description="A pushdown load larger than this is cut into chunks.")
+    checkpoint_rows: int = Field(5_000_000, ge=1, description="A pushdown load larger than this is cut into chunks.")
     max_stage_age_seconds: int = Field(86_400, ge=1, description="An interrupted load older than this starts over.")
     max_snapshot_seconds: int = Field(3_600, ge=1)
     allow_shrink: bool = Field(False, description="Let a full load delete more than half of the mart.")
     allow_empty: bool = Field(False, description="Let a full load publish a source without rows.")
     allow_cascade: bool = Field(False, description="Let deletes cascade through foreign keys.")
-    shared_target: bool = Field(False, description="Several pipelines write to this target; a full load deletes nothing.")
+    shared_target: bool = Field(
+        False, description="Several pipelines write to this target; a full load deletes nothing."
+    )
     on_schema_change: Literal["fail", "add_columns"] = "fail"
     stamps: list[ColumnName] = Field(default_factory=list, description="Result columns that are not compared.")
     lookback_seconds: float = Field(0, ge=0, description="Re-read this much before the checkpoint on each pass.")

@@ -103,7 +103,7 @@ def open_job(claim: Claim, settings: Settings, sessions: ExitStack) -> Job:
     target_connection = connect(target_url) if remote else metastore
     reader_url = database.reader_url(settings, definition.source_connection)
     reader = SqlReader(connect(reader_url), reader_url, claim.session_name)
-    writer = PostgresWriter(target_connection, claim, target, definition.options)
+    writer = PostgresWriter(target_connection, claim, target, definition.options, memory_mb=settings.merge_memory_mb)
     writer.end_older_sessions()
     ledger = Ledger(claim, metastore, target_connection)
     checkpoint = ledger.seize()

@@ -8,6 +8,7 @@ from psycopg.sql import SQL, Composable, Composed, Identifier
 from vitrina.adapters.catalog import Table
 
 DIFF = Identifier("pg_temp", "vitrina_diff")
+POSITION = Identifier("_position")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class Merge:
         return tuple(name for name in self.others if name not in self.not_compared)
 
     @property
+    def finds_by_position(self) -> bool:
+        """Rows of a plain table are found again by their place; partitions each number their own places."""
+        return self.target.kind == "r"
+
+    @property
     def touched(self) -> tuple[str, ...]:
         """Bookkeeping columns that the query does not give: written anew whenever their row is."""
         return tuple(
@@ -47,13 +53,14 @@ def create_diff(merge: Merge, *, deletes: bool) -> Composed:
         """
         CREATE TEMPORARY TABLE vitrina_diff ON COMMIT DROP AS
         SELECT CASE WHEN {target_absent} THEN 'I' WHEN {stage_absent} THEN 'D' ELSE 'U' END::"char" AS "_op",
-               {key_columns}{other_columns}
+               {position}{key_columns}{other_columns}
         FROM {staged} AS s {join} JOIN {target} AS t ON {on}
         WHERE {target_absent} OR {stage_absent}{differs}
         """
     ).format(
         target_absent=SQL("t.{} IS NULL").format(Identifier(merge.key[0])),
         stage_absent=SQL("s.{} IS NULL").format(Identifier(merge.key[0])),
+        position=SQL("t.ctid AS {}, ").format(POSITION) if merge.finds_by_position else SQL(""),
         key_columns=_comma(SQL("coalesce(s.{0}, t.{0}) AS {0}").format(Identifier(name)) for name in merge.key),
         other_columns=SQL("").join(SQL(", s.{}").format(Identifier(name)) for name in merge.others),
         staged=merge.staged,
@@ -78,7 +85,7 @@ def count_diff() -> Composed:
 
 def delete_rows(merge: Merge) -> Composed:
     return SQL("DELETE FROM {} AS t USING {} AS d WHERE d.\"_op\" = 'D' AND {}").format(
-        merge.target.identifier, DIFF, _all(SQL("t.{0} = d.{0}").format(Identifier(name)) for name in merge.key)
+        merge.target.identifier, DIFF, _same_row(merge)
     )
 
 
@@ -92,8 +99,15 @@ def update_rows(merge: Merge) -> Composed | None:
         merge.target.identifier,
         _comma(assignments),
         DIFF,
-        _all(SQL("t.{0} = d.{0}").format(Identifier(name)) for name in merge.key),
+        _same_row(merge),
     )
+
+
+def _same_row(merge: Merge) -> Composable:
+    """By position it costs one page, no index. If somebody else moved the row, the counts will not agree."""
+    if merge.finds_by_position:
+        return SQL("t.ctid = d.{}").format(POSITION)
+    return _all(SQL("t.{0} = d.{0}").format(Identifier(name)) for name in merge.key)
 
 
 def insert_rows(merge: Merge) -> Composed:
@@ -115,6 +129,13 @@ def insert_all(merge: Merge) -> Composed:
         _overriding(merge.target, merge.columns),
         _prefixed("s", merge.columns),
         merge.staged,
+    )
+
+
+def count_staged(merge: Merge) -> Composed:
+    """How many rows, and how many keys: fewer keys than rows means that a key comes twice."""
+    return SQL("SELECT count(*) AS rows, count(DISTINCT ({})) AS keys FROM {} AS s").format(
+        _prefixed("s", merge.key), merge.staged
     )
 
 

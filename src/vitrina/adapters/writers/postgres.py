@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from uuid import uuid4
 
 import psycopg
-from psycopg.sql import SQL, Composable, Identifier
+from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from vitrina import failpoints
 from vitrina.adapters import carriage, catalog
@@ -46,8 +46,17 @@ class MergeCounts:
 class PostgresWriter:
     """The target side of one run. One connection, used by one thread; `fence` calls come from the caller."""
 
-    def __init__(self, connection: Connection, claim: Claim, target: PostgresTarget, options: Options) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        claim: Claim,
+        target: PostgresTarget,
+        options: Options,
+        *,
+        memory_mb: int = 128,
+    ) -> None:
         self.connection = connection
+        self._memory_mb = memory_mb
         self._claim = claim
         self._target = target
         self._options = options
@@ -181,23 +190,31 @@ class PostgresWriter:
 
     def merge_batch(self, stage: Stage, number: int) -> MergeCounts:
         """Upsert one staged batch. The row with the latest cursor wins when a key comes twice."""
-        rows = self._merge_of(stage.of_batch(self._claim.epoch, number, extra=stage.cursor_columns))
-        self.connection.execute("SET CONSTRAINTS ALL DEFERRED")
-        staged = self._latest_rows(rows, stage)
-        self.connection.execute(merge.create_diff(staged, deletes=False))
-        total = self._count(staged)
-        counts = self._apply(staged)
+        batch = self._merge_of(stage.of_batch(self._claim.epoch, number, extra=stage.cursor_columns))
+        self._prepare_merge()
+        stage.analyze(self.connection)
+        staged = self.connection.execute(merge.count_staged(batch)).fetchone()
+        assert staged is not None
+        if staged["keys"] < staged["rows"]:
+            batch = self._latest_rows(batch, stage)
+        self.connection.execute(merge.create_diff(batch, deletes=False))
+        counts = self._apply(batch)
         failpoints.hit("merge.applied")
-        return replace(counts, unchanged=total - counts.inserted - counts.updated)
+        return replace(counts, unchanged=staged["keys"] - counts.inserted - counts.updated)
+
+    def _prepare_merge(self) -> None:
+        """Memory enough to join in one go; unique values may pass from row to row until the end."""
+        self.connection.execute(SQL("SET LOCAL work_mem = {}").format(Literal(f"{self._memory_mb}MB")))
+        self.connection.execute(SQL("SET LOCAL maintenance_work_mem = {}").format(Literal(f"{2 * self._memory_mb}MB")))
+        # A batch is small beside its mart: look its rows up by index rather than reading the whole mart.
+        self.connection.execute("SET LOCAL random_page_cost = 1.1")
+        self.connection.execute("SET CONSTRAINTS ALL DEFERRED")
 
     def _latest_rows(self, merging: Merge, stage: Stage) -> Merge:
         """Several versions of one row in a batch: keep the latest; two that cannot be told apart are an error."""
-        duplicates = self.connection.execute(merge.find_duplicates(merging)).fetchone()
-        if not duplicates or not duplicates["keys"]:
-            return merging
         order = [column for column in (CURSOR_KEY, CURSOR_ID) if column in stage.cursor_columns]
         if not order:
-            raise self._duplicate_keys(duplicates["keys"], duplicates["example"])
+            self._refuse_duplicates(merging)
         names = SQL(", ").join(SQL("b.{}").format(Identifier(name)) for name in self._key)
         descending = SQL(", ").join(SQL("b.{} DESC").format(Identifier(name)) for name in order)
         latest = SQL("(SELECT DISTINCT ON ({0}) b.* FROM {1} AS b ORDER BY {0}, {2})").format(
@@ -212,31 +229,27 @@ class PostgresWriter:
         if row and row["keys"]:
             raise self._duplicate_keys(row["keys"], row["example"])
 
-    def _count(self, merging: Merge) -> int:
-        row = self.connection.execute(SQL("SELECT count(*) AS rows FROM {} AS s").format(merging.staged)).fetchone()
-        return int(row["rows"]) if row else 0
-
     def publish(self, stage: Stage, checkpoint: Checkpoint, *, deletes: bool) -> MergeCounts:
         """Make the target equal to the counted rows of the stage."""
         merging = self._merge_of(stage.counted(checkpoint.segments))
         staged_rows = stage.count(self.connection, checkpoint.segments)
         if staged_rows != checkpoint.rows:
             raise StageLost(f"the stage has {staged_rows} of {checkpoint.rows} rows: the database lost it in a crash")
-        self.connection.execute("SET CONSTRAINTS ALL DEFERRED")
+        self._prepare_merge()
         if self.is_empty():
             return self._fill_empty(merging, staged_rows)
         if staged_rows == 0 and deletes and not self._options.allow_empty:
             raise ShrinkRefused(
                 f"the source has no rows, but {self._target} does; if it shall be emptied, set options.allow_empty"
             )
-        self.connection.execute(SQL("ANALYZE {}").format(stage.identifier))
+        stage.analyze(self.connection)
         self.connection.execute(merge.create_diff(merging, deletes=deletes))
         return self._publish_diff(merging, staged_rows, deletes=deletes)
 
     def _publish_diff(self, merging: Merge, staged_rows: int, *, deletes: bool) -> MergeCounts:
         target_rows = self._rows_in_target()
-        planned = {row["op"]: row["rows"] for row in self.connection.execute(merge.count_diff()).fetchall()}
-        inserts, removed = planned.get("I", 0), planned.get("D", 0)
+        planned = self._planned()
+        inserts, removed = planned.inserted, planned.deleted
         # Every staged row that is not new must have met a target row of its own; else a key came twice.
         if not deletes or staged_rows - inserts != target_rows - removed or inserts:
             self._refuse_duplicates(merging)
@@ -263,12 +276,20 @@ class PostgresWriter:
 
     def _apply(self, merging: Merge) -> MergeCounts:
         """Delete, update, insert: in this order a value of a second unique key can move from row to row."""
-        self.connection.execute(SQL("ANALYZE {}").format(merge.DIFF))
+        self.connection.execute(SQL('ANALYZE {} ("_op")').format(merge.DIFF))
+        planned = self._planned()
         deleted = self.connection.execute(merge.delete_rows(merging)).rowcount
         update = merge.update_rows(merging)
         updated = self.connection.execute(update).rowcount if update else 0
         inserted = self.connection.execute(merge.insert_rows(merging)).rowcount
-        return MergeCounts(inserted=inserted, updated=updated, deleted=deleted)
+        done = MergeCounts(inserted=inserted, updated=updated, deleted=deleted)
+        if done != planned and update is not None:
+            raise TransientError(f"{self._target} was changed by somebody else during the merge")
+        return done
+
+    def _planned(self) -> MergeCounts:
+        rows = {row["op"]: row["rows"] for row in self.connection.execute(merge.count_diff()).fetchall()}
+        return MergeCounts(inserted=rows.get("I", 0), updated=rows.get("U", 0), deleted=rows.get("D", 0))
 
     def _merge_of(self, staged: Composable) -> Merge:
         return Merge(self.table, self._key, self._columns, self._not_compared, staged)

@@ -98,6 +98,11 @@ class Stage:
         ).fetchone()
         return int(row["rows"]) if row else 0
 
+    def analyze(self, connection: Connection) -> None:
+        """The planner needs the number of rows and the key; statistics of other columns cost more than they help."""
+        keys = SQL(", ").join(map(Identifier, self.key))
+        connection.execute(SQL("ANALYZE {} ({})").format(self.identifier, keys))
+
     def truncate(self, connection: Connection) -> None:
         connection.execute(SQL("TRUNCATE {}").format(self.identifier))
 

@@ -49,19 +49,17 @@ class Lines:
     """A line when the status changes, and now and then while rows move."""
 
     def __init__(self) -> None:
-        self._statuses: dict[str, str] = {}
-        self._told_at: dict[str, float] = {}
+        self._told: dict[str, tuple[str, int, float]] = {}
 
     def see(self, seen: "PipelineStatus") -> None:
         if seen.status not in ON_THE_WAY:
             return
-        now = time.monotonic()
-        changed = self._statuses.get(seen.pipeline) != seen.status
-        if not changed and (seen.progress is None or now - self._told_at[seen.pipeline] < LINE_SECONDS):
+        status, rows, at = self._told.get(seen.pipeline, ("", 0, 0.0))
+        now, rows_now = time.monotonic(), seen.progress.rows_read if seen.progress else 0
+        if seen.status == status and (rows_now == rows or now - at < LINE_SECONDS):
             return
-        self._statuses[seen.pipeline], self._told_at[seen.pipeline] = seen.status, now
-        rows = f" {seen.progress.rows_read:,} rows" if seen.progress else ""
-        local.say(f"{seen.pipeline}: {seen.status}{rows}")
+        self._told[seen.pipeline] = (seen.status, rows_now, now)
+        local.say(f"{seen.pipeline}: {seen.status}{f' {rows_now:,} rows' if rows_now else ''}")
 
     def finish(self, run: "Run") -> None:
         local.say(f"{run.pipeline}: {run.status} {run.rows_read:,} rows in {run.duration_seconds:.2f} s")

@@ -196,7 +196,8 @@ class SearchServer:
 
     def _log_tail(self) -> str:
         text = self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
-        return f"The end of its log, {self.log_file}:\n" + "\n".join(text.splitlines()[-15:])
+        telling = [line for line in text.splitlines() if not line.startswith("\tat ")]  # stack frames say little
+        return f"The end of its log, {self.log_file}:\n" + "\n".join(telling[-15:])
 
     def _signal(self, number: signal.Signals) -> None:
         pid = self._find_pid()
@@ -241,11 +242,11 @@ class SearchServer:
 
 @contextlib.contextmanager
 def running(kind: str, *, settings: Mapping[str, str] | None = None) -> Iterator[SearchServer]:
-    """A server for the time of a `with` block, its directory removed afterwards."""
+    """A server for the time of a `with` block, its directory removed afterwards; if it fails to start, the log stays."""
     directory = Path(tempfile.mkdtemp(prefix=f"vitrina-{kind}-"))
     server = SearchServer(kind, directory, settings=settings)
+    server.start()
     try:
-        server.start()
         yield server
     finally:
         server.stop()

@@ -20,7 +20,7 @@ _NOT_PLAIN = r'["\\\x00-\x1f]'
 _FIRST_PLAIN_DAY, _LAST_PLAIN_DAY = -719_528, 2_932_896
 _DAY_MICROSECONDS = 86_400_000_000
 # What Postgres's types can hold; 'infinity' arrives as a number outside of it.
-_FIRST_DAY, _LAST_DATE_DAY, _LAST_TIMESTAMP_DAY = -2_440_588, 2_145_042_541, 106_751_990
+_FIRST_DAY, _LAST_DATE_DAY, _LAST_TIMESTAMP_DAY = -2_440_588, 2_145_042_905, 106_751_990
 INFINITE = "infinity is not a date that a document can hold: turn it into NULL in the query"
 
 

@@ -187,7 +187,7 @@ def _readable(scalar: pa.Scalar) -> Any:
     try:
         value = scalar.as_py()
     except (ValueError, OverflowError):  # dates outside of Python's years
-        return str(scalar)
+        return scalar.cast(pa.string()).as_py()
     if isinstance(value, list):
         return [_as_text(item) if isinstance(item, float) and not math.isfinite(item) else item for item in value]
     return _as_text(value) if isinstance(value, float) and not math.isfinite(value) else value

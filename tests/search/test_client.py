@@ -1,0 +1,168 @@
+"""The client finds its servers, proves who it is, and says what went wrong without giving secrets away."""
+
+import base64
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.search.conftest import Target
+from tests.support.http_fault_proxy import Answer, Forward, HttpFault, HttpFaultProxy, Request
+from vitrina import errors
+from vitrina.adapters.writers.search.client import ConnectionOptions, ReplyLost, SearchClient, Unreachable
+
+SECRET = "canary-5a1e"
+
+
+def test_addresses_and_login_come_from_one_variable() -> None:
+    options = ConnectionOptions.from_url("https://us%40er:p%2Cw%40x@one:9201/prefix, two:9200")
+
+    assert options.hosts == ("https://one:9201/prefix", "http://two:9200")
+    assert (options.username, options.password) == ("us@er", "p,w@x")
+
+
+@pytest.mark.parametrize("url", ["", " , ", "ftp://host", "http://host:port", "http://"])
+def test_wrong_addresses_are_named(url: str) -> None:
+    with pytest.raises(errors.ConfigError, match="ELASTICSEARCH_URL"):
+        SearchClient(ConnectionOptions.from_url(url))
+
+
+def test_secrets_are_not_shown() -> None:
+    options = ConnectionOptions.from_url(f"http://user:{SECRET}@127.0.0.1:1", api_key=SECRET)
+    client = SearchClient(options)
+
+    with pytest.raises(Unreachable) as caught:
+        client.health()
+    assert SECRET not in repr(options) + str(caught.value) + client.where
+
+
+class DemandLogin(HttpFault):
+    """A server that answers only to one Authorization header."""
+
+    def __init__(self, expected: str) -> None:
+        super().__init__()
+        self._expected = expected
+
+    def handle(self, request: Request, forward: Forward) -> Answer:
+        if request.headers.get("authorization") == self._expected:
+            return forward(request)
+        return Answer(401, b'{"error":{"type":"security_exception","reason":"missing authentication"},"status":401}')
+
+
+@pytest.mark.parametrize("kind", ["basic", "api key"])
+def test_login(proxy: HttpFaultProxy, kind: str) -> None:
+    basic = "Basic " + base64.b64encode(b"user:p\xc3\xa4ss").decode()
+    proxy.fault = DemandLogin(basic if kind == "basic" else "ApiKey abc")
+    options = ConnectionOptions(hosts=(proxy.url,))
+    login = {"username": "user", "password": "päss"} if kind == "basic" else {"api_key": "abc"}
+
+    assert SearchClient(ConnectionOptions(hosts=(proxy.url,), **login)).health()["status"]  # type: ignore[arg-type]
+    with pytest.raises(errors.FatalError, match="did not accept the login"):
+        SearchClient(options).health()
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        client = SearchClient(ConnectionOptions(hosts=(f"http://127.0.0.1:{reserved.getsockname()[1]}",)))
+        with pytest.raises(Unreachable, match="start it or correct ELASTICSEARCH_URL"):
+            client.health()
+
+
+def test_the_other_host_is_asked_when_one_is_down(search: Target) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{reserved.getsockname()[1]}"
+        client = SearchClient(ConnectionOptions(hosts=(dead, search.url)))
+        outcomes = []
+        for _ in range(4):
+            try:
+                outcomes.append(bool(client.health()))
+            except Unreachable:
+                outcomes.append(False)
+
+    assert outcomes.count(False) <= 1, "a host that failed is left alone for a while"
+
+
+def test_a_reply_that_never_comes_is_told_from_a_server_that_is_down(search: Target) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        options = ConnectionOptions(hosts=(f"http://127.0.0.1:{silent.getsockname()[1]}",), timeout_seconds=0.3)
+        with pytest.raises(ReplyLost, match="was lost before the reply came"):
+            SearchClient(options).health()
+
+
+def test_requests_and_replies_can_be_plain(search: Target) -> None:
+    options = ConnectionOptions(hosts=(search.url,), gzip=False)
+
+    assert SearchClient(options).search("*", {"size": 0})["hits"]
+
+
+def test_refusals_name_the_thing_and_the_reason(client: SearchClient, index: str) -> None:
+    client.create_index(index, {})
+
+    with pytest.raises(errors.FatalError, match=f"cannot create index {index}: .*already exists"):
+        client.create_index(index, {})
+    with pytest.raises(errors.FatalError, match="cannot extend mapping of"):
+        client.put_mapping(index, {"properties": {"x": {"type": "no_such_type"}}})
+    with pytest.raises(errors.FatalError, match="status 404"):
+        client.count(f"{index}-missing")
+
+
+def test_index_and_alias_calls(client: SearchClient, index: str) -> None:
+    assert client.find_index(index) is None
+    assert client.list_aliases(f"{index}.w.*") == {}
+    client.create_index(index, {"aliases": {f"{index}.w.1": {}}})
+    assert set(client.find_index(f"{index}.w.1") or {}) == {index}
+    client.update_aliases(
+        [
+            {"remove": {"index": index, "alias": f"{index}.w.1", "must_exist": True}},
+            {"add": {"index": index, "alias": f"{index}.w.2"}},
+        ]
+    )
+    assert client.list_aliases(f"{index}.w.*") == {f"{index}.w.2": {index}}
+    with pytest.raises(errors.FatalError):
+        client.update_aliases(
+            [
+                {"remove": {"index": index, "alias": f"{index}.w.1", "must_exist": True}},
+                {"add": {"index": index, "alias": f"{index}.w.3"}},
+            ]
+        )
+    assert client.list_aliases(f"{index}.w.*") == {f"{index}.w.2": {index}}, "all actions or none"
+    client.delete_index(index)
+    client.delete_index(index)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 that signs itself; the key is beside it."""
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=search"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", folder / "key.pem", "-out", folder / "ca.pem"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return folder / "ca.pem"
+
+
+def test_tls_with_a_ca_file_or_a_fingerprint(search: Target, certificate: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    der = ssl.PEM_cert_to_DER_cert(certificate.read_text())
+    digest = subprocess.run(
+        ["openssl", "dgst", "-sha256", "-hex"], input=der, check=True, capture_output=True
+    ).stdout.decode()
+    fingerprint = digest.split()[-1]
+
+    with HttpFaultProxy(search.port, tls=context) as proxy:
+        hosts = (proxy.url,)
+        assert SearchClient(ConnectionOptions(hosts, ca_file=certificate)).health()
+        assert SearchClient(ConnectionOptions(hosts, fingerprint=fingerprint)).health()
+        with pytest.raises(errors.FatalError, match="did not prove its identity"):
+            SearchClient(ConnectionOptions(hosts)).health()
+        with pytest.raises(errors.FatalError, match="ELASTICSEARCH_FINGERPRINT"):
+            SearchClient(ConnectionOptions(hosts, fingerprint="0" * 64)).health()

@@ -1,0 +1,98 @@
+"""The search server for tests and developers: what it needs, how it is found again, and what it says when it cannot."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.search.conftest import Target
+from vitrina.embedded import search_server
+from vitrina.embedded.search_server import DISTRIBUTIONS, SearchServer
+from vitrina.errors import CannotConnect, ConfigError
+
+
+def test_a_running_server_is_found_again_by_its_directory(search: Target) -> None:
+    if search.process is None:
+        pytest.fail("this test looks at the server's process: run it without ELASTICSEARCH_URL")
+    found = SearchServer(search.kind, search.process.directory)
+
+    assert found.running
+    assert found.url == search.url
+    found.start()  # does nothing
+    assert found._find_pid() == search.process._find_pid()
+
+
+def test_another_kind_does_not_take_over_the_directory(search: Target) -> None:
+    if search.process is None:
+        pytest.fail("this test looks at the server's process: run it without ELASTICSEARCH_URL")
+    other = next(kind for kind in search_server.KINDS if kind != search.kind)
+
+    with pytest.raises(ConfigError, match="holds another kind of server"):
+        SearchServer(other, search.process.directory)
+
+
+def test_unknown_kind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown search server 'solr': choose one of elasticsearch-8"):
+        SearchServer("solr", tmp_path)
+
+
+def test_missing_java_comes_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_server, "_installed_javas", lambda: iter([(Path("/old"), 11)]))
+
+    with pytest.raises(ConfigError, match="apt-get install -y openjdk-21-jre-headless"):
+        search_server.find_java(DISTRIBUTIONS["elasticsearch-9"])
+
+
+def test_missing_maven_comes_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(search_server, "cache_directory", lambda: tmp_path / "search")
+
+    with pytest.raises(ConfigError, match="apt-get install -y maven"):
+        search_server.install("opensearch-2")
+    assert list((tmp_path / "search").iterdir()) == [], "nothing half-fetched is left"
+
+
+@pytest.mark.parametrize(
+    ("kind", "installed", "chosen"),
+    [
+        ("elasticsearch-8", [25, 17, 21], 17),
+        ("elasticsearch-8", [25], None),
+        ("elasticsearch-9", [17, 25], 25),
+        ("opensearch-2", [11, 21], 21),
+        ("opensearch-3", [17], None),
+    ],
+)
+def test_the_oldest_java_that_fits_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, kind: str, installed: list[int], chosen: int | None
+) -> None:
+    monkeypatch.setattr(
+        search_server, "_installed_javas", lambda: iter([(Path(f"/jvm/{version}"), version) for version in installed])
+    )
+    if chosen is None:
+        with pytest.raises(ConfigError, match="needs Java"):
+            search_server.find_java(DISTRIBUTIONS[kind])
+    else:
+        assert search_server.find_java(DISTRIBUTIONS[kind]) == Path(f"/jvm/{chosen}")
+
+
+def test_java_version_is_read_from_the_release_file(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").touch()
+    (tmp_path / "release").write_text('IMPLEMENTOR="x"\nJAVA_VERSION="21.0.2"\n')
+
+    assert search_server._java_version(tmp_path) == 21
+    assert search_server._java_version(tmp_path / "nothing") is None
+
+
+def test_a_server_that_does_not_start_shows_its_log() -> None:
+    """The setting is wrong, so the server ends by itself; the message names the log and shows its end."""
+    directory = Path(tempfile.mkdtemp(prefix="vitrina-opensearch-2-"))  # pytest's own is closed to the server's account
+    server = SearchServer("opensearch-2", directory, settings={"no.such.setting": "1"})
+
+    with pytest.raises(CannotConnect, match=r"(?s)ended while starting.*server\.log.*no\.such\.setting"):
+        server.start()
+    assert not server.running
+    assert server.log_file.exists()
+    shutil.rmtree(directory)

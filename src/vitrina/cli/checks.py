@@ -81,11 +81,28 @@ def _print_report(report: "ValidationReport") -> None:
     if not problems:
         print("valid")
         if report.deep and report.deep.result:
-            show_one(report.deep, report.deep.result, Format.TABLE)
+            show_one(report.deep, _findings(report.deep.result), Format.TABLE)
+
+
+def _findings(result: dict[str, Any]) -> dict[str, object]:
+    """What the runner found out: the plan with its reasons, and the columns that the target gets."""
+    plan = result.get("plan") or {}
+    exists = result.get("target_exists")
+    return {
+        "route": plan.get("route"),
+        "because": "\n".join(plan.get("reasons", [])),
+        "key": plan.get("key"),
+        "guarantee": plan.get("guarantee"),
+        "warnings": "\n".join(plan.get("warnings", [])),
+        "rows": result.get("estimated_rows") and f"about {result['estimated_rows']:,}",
+        "columns": "\n".join(f"{column['name']} {column['type']}" for column in result.get("columns", [])),
+        "target": None if exists is None else "exists" if exists else "will be created by the first run",
+    }
 
 
 def _problems(report: "ValidationReport") -> list[str]:
-    found = [f"{error.path}: {error.message}" for error in report.errors]
-    if report.deep is not None and report.deep.error is not None:
+    found = [f"{error.path}: {error.message}" if error.path else error.message for error in report.errors]
+    # The server counts the runner's finding only if it came while it waited.
+    if report.deep is not None and report.deep.error is not None and report.valid:
         found.append(text(report.deep.error.get("message", report.deep.error)))
     return found

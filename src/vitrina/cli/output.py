@@ -109,7 +109,7 @@ def text(value: object) -> str:
         case int():
             return f"{value:,}"
         case float():
-            return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.2f}"
+            return f"{value:,.12g}"
         case datetime():
             return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
         case list() | tuple():
@@ -121,13 +121,17 @@ def text(value: object) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`0.42 s`, `75 s`, `12 min`, `3.5 h`, `2.1 d`: two digits that matter."""
+    """`0.42 s`, `75 s`, `12 min`, `30 h`, `2.1 d`: two digits that matter."""
     if seconds is None:
         return "-"
-    for limit, unit, size in ((10, "s", 1), (120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+    for limit, unit, size, digits in ((10, "s", 1, 2), (120, "s", 1, 0), (7200, "min", 60, 0), (172_800, "h", 3600, 0)):
         if seconds < limit:
-            return f"{seconds / size:.{2 if limit == 10 else 0}f} {unit}"
+            return f"{seconds / size:.{digits}f} {unit}"
     return f"{seconds / 86_400:.1f} d"
+
+
+def ago(moment: datetime) -> str:
+    return f"{duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))} ago"
 
 
 def console(stream: IO[str] | None = None) -> "Console":

@@ -2,13 +2,14 @@
 
 import time
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from vitrina.cli import local, remote
 from vitrina.cli.exits import ExitCode
-from vitrina.cli.output import Column, Format, Output, show_data, show_list, show_table, text
+from vitrina.cli.output import Column, Format, Output, ago, show_data, show_list, show_table, text
 from vitrina.cli.pipelines import show_accepted
 from vitrina.cli.progress import watching
 from vitrina.cli.remote import OptionalPipelineName, PipelineName
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 FOLLOW_SECONDS = 0.5
 SHORT_ID = 8
+# Stands in every line of a run's log.
+KNOWN = ("run_id", "pipeline", "pipeline_id")
 # How far back a shortened id of a run is looked for.
 RUNS_SEARCHED = 1000
 
@@ -31,16 +34,15 @@ RESULT_COLUMNS = [
     Column("updated", lambda run: run.metrics.get("updated")),
     Column("deleted", lambda run: run.metrics.get("deleted", run.rows_deleted)),
     Column("unchanged", lambda run: run.metrics.get("unchanged")),
-    Column("seconds", lambda run: run.duration_seconds),
+    Column("seconds", lambda run: Decimal(f"{run.duration_seconds:.2f}")),
     Column("rows/s", lambda run: round(run.rows_per_second) if run.rows_per_second is not None else None),
 ]
 HISTORY_COLUMNS = [
     Column("run", lambda run: str(run.id)[:SHORT_ID]),
     *RESULT_COLUMNS[:2],
-    Column("started", lambda run: run.started_at),
-    *RESULT_COLUMNS[2:],
+    Column("started", lambda run: ago(run.started_at)),
+    *RESULT_COLUMNS[2:-1],
     Column("trigger", lambda run: run.trigger),
-    Column("error", lambda run: run.error_message),
 ]
 
 
@@ -83,6 +85,9 @@ def runs(
     with remote.api() as client:
         found = client.list_runs(pipeline, status=status or (), since=moment(since), limit=limit)
     show_list(found, HISTORY_COLUMNS, output, empty="no runs yet: ask for one with `vitrina run NAME --wait`")
+    for one in found if output is Format.TABLE else ():
+        if one.error_message:
+            print(f"{str(one.id)[:SHORT_ID]}  {one.pipeline}: {one.error_message}")
 
 
 def logs(
@@ -98,6 +103,7 @@ def logs(
         if output is not Format.TABLE and not follow:
             show_data(seen, output)
             return
+        print_line(found.started_at, "started", f"by {found.trigger}, version {found.pipeline_version}")
         print_events(seen)
         while follow and is_open(found):
             time.sleep(FOLLOW_SECONDS)
@@ -106,6 +112,8 @@ def logs(
             later = client.run_log(found.id, after=seen[-1].id if seen else 0)
             print_events(later)
             seen = later or seen
+        if found.finished_at is not None:
+            print_line(found.finished_at, found.status, _outcome(found))
 
 
 def find_run(client: "Client", pipeline: str, run_id: str | None) -> "Run":
@@ -145,8 +153,18 @@ def is_open(found: "Run") -> bool:
 
 def print_events(events: "list[Event]") -> None:
     for event in events:
-        details = "  ".join(f"{name}={text(value)}" for name, value in event.payload.items())
-        print(f"{text(event.at)}  {event.topic:<10}  {details}", flush=True)
+        told = {name: value for name, value in event.payload.items() if name not in KNOWN and value is not None}
+        print_line(event.at, event.topic, "  ".join(f"{name}={text(value)}" for name, value in told.items()))
+
+
+def print_line(at: datetime, topic: str, details: str) -> None:
+    print(f"{text(at)}  {topic:<10}  {details}", flush=True)
+
+
+def _outcome(run: "Run") -> str:
+    counts = f"{run.rows_read:,} rows read, {run.rows_written:,} written, {run.duration_seconds:.2f} s"
+    step = f" ({run.next_step})" if run.next_step else ""
+    return f"{counts}: {run.error_message}{step}" if run.error_message else counts
 
 
 def moment(since: str | None) -> datetime | None:

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+import structlog
 from psycopg import sql
 from pydantic import SecretStr
 from tests.support.workbench import Workbench
@@ -18,6 +19,15 @@ from vitrina.store import database as postgres
 from vitrina.store.migrate import migrate
 
 TEMPLATE = "vitrina_template"
+
+# Plain lines: the default console renderer spends seconds on drawing a traceback that a test expects.
+structlog.configure(
+    processors=[
+        structlog.processors.add_log_level,
+        structlog.processors.format_exc_info,
+        structlog.processors.KeyValueRenderer(key_order=["event"]),
+    ]
+)
 
 
 @pytest.fixture(scope="session")

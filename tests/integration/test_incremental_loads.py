@@ -6,7 +6,8 @@ import pytest
 from tests.support.workbench import Workbench
 
 FILMS = """
-CREATE TABLE content.film_work (id int PRIMARY KEY, title text, modified timestamptz NOT NULL DEFAULT clock_timestamp());
+CREATE TABLE content.film_work (
+    id int PRIMARY KEY, title text, modified timestamptz NOT NULL DEFAULT clock_timestamp());
 CREATE INDEX ON content.film_work (modified, id);
 INSERT INTO content.film_work
 SELECT i, 'Film ' || i, timestamptz '2024-01-01' + make_interval(mins => i / 3) FROM generate_series(1, 1000) AS i;

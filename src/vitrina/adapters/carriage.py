@@ -29,10 +29,7 @@ def merge_type(kind: str) -> str:
 
     An explicit cast to varchar(5) would cut silently; without the length, the write itself refuses what is too long.
     """
-    base = base_type(kind)
-    if kind.endswith("]"):
-        return kind
-    return {"character varying": "character varying", "character": "bpchar"}.get(base, kind)
+    return "character varying" if base_type(kind) == "character varying" else kind
 
 
 def base_type(kind: str) -> str:

@@ -21,8 +21,9 @@ class Column:
 
 @dataclass(frozen=True)
 class TableColumn(Column):
-    """A column of a table."""
+    """A column of a table. `base_type` differs from `type` for a domain: queries give its base type."""
 
+    base_type: str = ""
     not_null: bool = False
     default: str | None = None
     generated: bool = False
@@ -87,9 +88,12 @@ def _columns(connection: Connection, oid: int) -> tuple[TableColumn, ...]:
     rows = connection.execute(
         """
         SELECT a.attname AS name, pg_catalog.format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS not_null,
+               CASE t.typtype WHEN 'd' THEN pg_catalog.format_type(t.typbasetype, t.typtypmod)
+                    ELSE pg_catalog.format_type(a.atttypid, a.atttypmod) END AS base_type,
                CASE WHEN a.attgenerated = '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END AS default,
                a.attgenerated <> '' AS generated, a.attidentity <> '' AS identity
         FROM pg_catalog.pg_attribute a
+        JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
         LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
         WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
         ORDER BY a.attnum
@@ -179,7 +183,7 @@ def compare(table: Table, result: Sequence[Column], *, ignorable: frozenset[str]
                 missing.append(column)
         elif found.generated:
             problems.append(f"{column.name} is generated in the table and cannot be written")
-        elif not fits(column.type, found.type):
+        elif not fits(column.type, found.base_type):
             problems.append(f"{column.name} is {found.type} in the table, {column.type} in the query")
     names = {column.name for column in result}
     for needed in table.columns:

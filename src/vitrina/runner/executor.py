@@ -393,7 +393,6 @@ class _Run:
         staged = None
         if self._plan.route == "arrow":
             staged = {column.name: carriage.staged_type(column.type) for column in self._job.result}
-            cursor_types = ()
         return self._job.writer.stage(name, staged, cursor_types)
 
     def _reader_role(self) -> str | None:

@@ -23,6 +23,9 @@ from vitrina.targets import PostgresTarget
 # Wide rows must not exhaust memory: a batch ends early when it holds this much.
 MAX_BATCH_BYTES = 64 << 20
 
+# Where a row stands in the order of reading; travels beside the result's own columns.
+POSITIONS = tuple(f"_position_{i}" for i in range(32))
+
 Steps = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
@@ -57,8 +60,7 @@ class ArrowSource:
             for table in cut(stream, self._batch_size, ordered_by=self._position_names()):
                 last = self._position(table)
                 rows = table.num_rows
-                data = table.drop_columns(self._position_names()) if self._position_names() else table
-                self._stager.stage(self._apply(data), number)
+                self._stager.stage(self._apply(table), number)
                 failpoints.hit("batch.filled")
                 yield Filled(number, rows, last, time.monotonic() - started)
                 number += 1
@@ -71,6 +73,7 @@ class ArrowSource:
     def _apply(self, table: pa.Table) -> pa.Table:
         if self._steps is None:
             return table
+        table = table.drop_columns(self._position_names()) if self._position_names() else table
         return pa.Table.from_batches([self._steps(batch) for batch in table.combine_chunks().to_batches()])
 
     def _select(self, after: tuple[str, ...] | None) -> Composable:
@@ -83,7 +86,7 @@ class ArrowSource:
         return self._query.select(outputs, bounds, order=self._paging.columns, types=self._paging.types)
 
     def _position_names(self) -> list[str]:
-        return [f"_position_{i}" for i in range(len(self._paging.columns))]
+        return list(POSITIONS[: len(self._paging.columns)])
 
     def _position(self, table: pa.Table) -> tuple[str, ...] | None:
         names = self._position_names()
@@ -142,6 +145,8 @@ class Stager:
     def stage(self, table: pa.Table, number: int) -> None:
         stage = self._stages[number % len(self._stages)]
         tagged = table.select([c.name for c in stage.columns])
+        for name, position in zip(stage.cursor_columns, POSITIONS, strict=False):
+            tagged = tagged.append_column(name, table.column(position))
         tagged = tagged.append_column(EPOCH, pa.repeat(pa.scalar(self._epoch, pa.int64()), len(table)))
         tagged = tagged.append_column(BATCH, pa.repeat(pa.scalar(number, pa.int32()), len(table)))
         try:

@@ -168,7 +168,7 @@ class PostgresWriter:
             staged = (staged_types or {}).get(column_name, column.type)
             merged = column.type if staged == column.type else carriage.merge_type(column.type)
             columns.append(StageColumn(column_name, staged, merged))
-        return Stage(name, tuple(columns), self._key, cursor_types)
+        return Stage(name, tuple(columns), self._key, cursor_types, cursor_as_text=staged_types is not None)
 
     def new_stage_name(self) -> str:
         return stage_name(str(self._claim.pipeline_id), uuid4().hex[:12])
@@ -190,7 +190,7 @@ class PostgresWriter:
 
     def merge_batch(self, stage: Stage, number: int) -> MergeCounts:
         """Upsert one staged batch. The row with the latest cursor wins when a key comes twice."""
-        batch = self._merge_of(stage.of_batch(self._claim.epoch, number, extra=stage.cursor_columns))
+        batch = self._merge_of(stage.of_batch(self._claim.epoch, number))
         self._prepare_merge()
         stage.analyze(self.connection)
         staged = self.connection.execute(merge.count_staged(batch)).fetchone()

@@ -1,6 +1,6 @@
 """A pipeline's private, unlogged table: rows wait here, tagged with epoch and batch, until a checkpoint counts them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -30,6 +30,7 @@ class Stage:
     columns: tuple[StageColumn, ...]
     key: tuple[str, ...]
     cursor_types: tuple[str, ...] = ()  # of the cursor's key and id, kept beside the data while rows are staged
+    cursor_as_text: bool = False  # how they travelled, when they came through Arrow
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -39,10 +40,13 @@ class Stage:
     def cursor_columns(self) -> tuple[str, ...]:
         return (CURSOR_KEY, CURSOR_ID)[: len(self.cursor_types)]
 
+    def _cursor(self) -> list[tuple[str, str]]:
+        return list(zip(self.cursor_columns, self.cursor_types, strict=True))
+
     def create(self, connection: Connection, *, fillable_by: str | None) -> None:
         """Key columns refuse NULL, so that a row without a key is named when it is read, not lost when it is merged."""
         types = [(column.name, column.type) for column in self.columns]
-        types += list(zip(self.cursor_columns, self.cursor_types, strict=True))
+        types += [(name, "text" if self.cursor_as_text else kind) for name, kind in self._cursor()]
         definitions = [
             SQL("{} {}{}").format(Identifier(name), SQL(kind), SQL(" NOT NULL" if name in self.key else ""))
             for name, kind in types
@@ -60,24 +64,24 @@ class Stage:
         if fillable_by:
             connection.execute(SQL("GRANT INSERT ON {} TO {}").format(self.identifier, Identifier(fillable_by)))
 
-    def counted(self, segments: Mapping[int, int], *, extra: Sequence[str] = ()) -> Composed:
+    def counted(self, segments: Mapping[int, int]) -> Composed:
         """FROM item with exactly the rows that count, in the target's types."""
-        return self._rows(self._in_segments(segments), extra)
+        return self._rows(self._in_segments(segments))
 
-    def of_batch(self, epoch: int, number: int, *, extra: Sequence[str] = ()) -> Composed:
+    def of_batch(self, epoch: int, number: int) -> Composed:
+        """FROM item with the rows of one batch, cursor included."""
         return self._rows(
-            SQL("{} = {} AND {} = {}").format(Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(number)),
-            extra,
+            SQL("{} = {} AND {} = {}").format(Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(number))
         )
 
-    def _rows(self, condition: Composed, extra: Sequence[str]) -> Composed:
+    def _rows(self, condition: Composed) -> Composed:
         columns = [
             Identifier(column.name)
             if column.type == column.target_type
             else SQL("{0}::{1} AS {0}").format(Identifier(column.name), SQL(column.target_type))
             for column in self.columns
         ]
-        columns += [Identifier(name) for name in extra]
+        columns += [SQL("{0}::{1} AS {0}").format(Identifier(name), SQL(kind)) for name, kind in self._cursor()]
         return SQL("(SELECT {} FROM {} WHERE {})").format(SQL(", ").join(columns), self.identifier, condition)
 
     def _in_segments(self, segments: Mapping[int, int]) -> Composed:

@@ -1,0 +1,117 @@
+"""Sources and targets in other databases: both routes, both server versions, the checkpoint beside the data."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+
+from tests.conftest import settings_for, url_of
+from tests.support.workbench import Workbench
+from vitrina.embedded.temporary import TemporaryServer
+from vitrina.store import database as postgres
+from vitrina.store.migrate import migrate
+
+DEBIAN_15 = Path("/usr/lib/postgresql/15/bin")
+QUERY = "SELECT id, title, rating, genres, modified FROM content.film_work"
+FILMS = """
+CREATE TABLE content.film_work (
+    id int PRIMARY KEY, title text, rating numeric(3,1), genres text[], modified timestamptz NOT NULL DEFAULT now());
+INSERT INTO content.film_work
+SELECT i, 'Film ' || i, i % 10, ARRAY['g' || i % 3], timestamptz '2024-01-01' + make_interval(mins => i)
+FROM generate_series(1, 500) AS i;
+"""
+
+
+@pytest.fixture(scope="module")
+def other_server() -> Iterator[TemporaryServer]:
+    """A second server: PostgreSQL 15 beside the embedded 18 (and the other way round), where it is installed."""
+    other_is_15 = DEBIAN_15.exists() and not os.environ.get("VITRINA_TEST_PG_BINDIR")
+    with TemporaryServer(DEBIAN_15 if other_is_15 else None) as running:
+        with psycopg.connect(running.urls.admin, autocommit=True) as admin:
+            admin.execute("CREATE SCHEMA content; CREATE SCHEMA ugc")
+        migrate(settings_for(running, "vitrina"))
+        yield running
+
+
+@pytest.fixture
+def bench(workbench: Workbench, other_server: TemporaryServer) -> Workbench:
+    with psycopg.connect(other_server.urls.admin, autocommit=True) as admin:
+        admin.execute("DROP TABLE IF EXISTS content.film_work, analytics.films; TRUNCATE etl_stage.ledger")
+    workbench.settings = workbench.settings.model_copy(
+        update={
+            "connections": {
+                "warehouse": SecretStr(url_of(other_server.urls.app, "vitrina")),
+                "films": SecretStr(url_of(other_server.urls.reader, "vitrina")),
+            }
+        }
+    )
+    return workbench
+
+
+@pytest.fixture
+def warehouse(other_server: TemporaryServer) -> Iterator[postgres.Connection]:
+    with postgres.connect(other_server.urls.admin, "vitrina:test") as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_a_target_in_another_database_keeps_its_checkpoint_there(
+    bench: Workbench, warehouse: postgres.Connection, mode: str
+) -> None:
+    bench.source(FILMS)
+    bench.pipeline(
+        "films",
+        QUERY,
+        target_key=["id"],
+        mode=mode,
+        incremental_key="modified" if mode == "incremental" else None,
+        incremental_id_key="id" if mode == "incremental" else None,
+        batch_size=100,
+        options={"target_connection": "warehouse"},
+    )
+    run = bench.run("films")
+    assert (run["status"], run["error_message"], run["rows_written"]) == ("SUCCESS", None, 500)
+
+    bench.sql("UPDATE content.film_work SET title = 'New', modified = now() WHERE id <= 250")
+    run = bench.run("films")
+
+    assert (run["status"], run["metrics"]["updated"], run["metrics"]["route"]) == ("SUCCESS", 250, "arrow")
+    source = bench.sql(f"{QUERY} ORDER BY id")
+    assert warehouse.execute("SELECT * FROM analytics.films ORDER BY id").fetchall() == source
+    [ledger] = warehouse.execute("SELECT safe_upto, epoch, batch_no FROM etl_stage.ledger").fetchall()
+    [mirror] = bench.sql("SELECT safe_upto, epoch, batch_no FROM etl.etl_state")
+    assert ledger == mirror
+
+
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_a_source_in_another_database(bench: Workbench, warehouse: postgres.Connection, mode: str) -> None:
+    warehouse.execute(FILMS)
+    warehouse.execute("GRANT SELECT ON ALL TABLES IN SCHEMA content TO vitrina_reader")
+    bench.pipeline(
+        "films",
+        QUERY,
+        source_connection="films",
+        target_key=["id"],
+        mode=mode,
+        incremental_key="modified" if mode == "incremental" else None,
+        batch_size=100,
+    )
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_message"], run["metrics"]["route"]) == ("SUCCESS", None, "arrow")
+    assert (
+        bench.sql("SELECT * FROM analytics.films ORDER BY id") == warehouse.execute(f"{QUERY} ORDER BY id").fetchall()
+    )
+
+
+def test_a_connection_nobody_configured_is_named(bench: Workbench) -> None:
+    bench.pipeline("films", "SELECT 1 AS id", source_connection="nowhere", target_key=["id"])
+
+    run = bench.run("films")
+
+    assert run["status"] == "FAILED"
+    assert "VITRINA_CONN_NOWHERE" in run["error_message"]

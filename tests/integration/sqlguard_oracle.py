@@ -13,11 +13,14 @@ from tests.corpus import queries
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.sqlguard import vocabulary
 
+_ALLOWED_FUNCTIONS = sorted(vocabulary.FUNCTIONS)  # as it was before a test tampered with it
+
 
 @dataclass(frozen=True)
 class Seen:
     relations: set[tuple[str, str]]
     functions_not_allowed: set[str]
+    types_not_allowed: set[str]
 
 
 @contextmanager
@@ -44,7 +47,7 @@ def seen_by_server(session: psycopg.Connection, text: str) -> Seen:
            WHERE c.oid = ANY (%s::oid[]) AND c.relname <> 'guard_probe'""",
         [relation_ids],
     ).fetchall()
-    # What syntax calls by itself: casts, EXTRACT, OVERLAPS, and the immutable functions behind LIKE ... ESCAPE and the like.
+    # What syntax calls by itself: casts, EXTRACT, OVERLAPS, and immutable functions as behind LIKE ... ESCAPE.
     functions = session.execute(
         """SELECT p.oid::regprocedure::text FROM pg_proc AS p
            WHERE p.oid = ANY (%s::oid[])
@@ -53,9 +56,21 @@ def seen_by_server(session: psycopg.Connection, text: str) -> Seen:
                            OR p.provolatile = 'i'
                            OR p.oid IN (SELECT castfunc FROM pg_cast)
                            OR p.proname IN ('bernoulli', 'extract', 'overlaps', 'system')))""",
-        [function_ids, sorted(vocabulary.FUNCTIONS)],
+        [function_ids, _ALLOWED_FUNCTIONS],
     ).fetchall()
-    return Seen({(str(schema), str(name)) for schema, name in relations}, {str(name) for (name,) in functions})
+    # Names of text search configurations and dictionaries become constants of their types.
+    types = session.execute(
+        """SELECT t.typname FROM pg_type AS t
+           WHERE t.oid = ANY (%s::oid[]) AND t.typnamespace = 'pg_catalog'::regnamespace
+             AND (t.typname ~ '^_?reg' OR t.typname IN ('aclitem', 'xml', 'cstring', 'refcursor'))
+             AND t.typname NOT IN ('regconfig', 'regdictionary')""",
+        [[int(found) for found in re.findall(r":(?:consttype|resulttype|funcresulttype|vartype) (\d+)", tree)]],
+    ).fetchall()
+    return Seen(
+        {(str(schema), str(name)) for schema, name in relations},
+        {str(name) for (name,) in functions},
+        {str(name) for (name,) in types},
+    )
 
 
 def fingerprint(session: psycopg.Connection) -> str:

@@ -79,6 +79,7 @@ def test_the_server_sees_the_tables_and_functions_that_the_guard_sees(session: p
             seen = sqlguard_oracle.seen_by_server(session, render(judged, PARAMETERS))
         assert seen.relations == set(judged.tables), query.title
         assert seen.functions_not_allowed == set(), query.title
+        assert seen.types_not_allowed == set(), query.title
 
 
 def test_stamps_are_columns_of_the_result(session: psycopg.Connection) -> None:

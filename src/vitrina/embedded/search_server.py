@@ -242,7 +242,7 @@ class SearchServer:
 
 @contextlib.contextmanager
 def running(kind: str, *, settings: Mapping[str, str] | None = None) -> Iterator[SearchServer]:
-    """A server for the time of a `with` block, its directory removed afterwards; if it fails to start, the log stays."""
+    """A server for the time of a `with` block, its directory removed afterwards; a failed start leaves its log."""
     directory = Path(tempfile.mkdtemp(prefix=f"vitrina-{kind}-"))
     server = SearchServer(kind, directory, settings=settings)
     server.start()

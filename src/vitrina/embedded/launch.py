@@ -24,7 +24,7 @@ SOCKET_PATH_LIMIT_BYTES = 107
 
 def launch(cluster: Cluster, wanted_port: int, settings: Mapping[str, str], log: Path) -> int:
     """Start the server on the wanted port or the next free one, and return that port once the server answers."""
-    _remove_foreign_pid_file(cluster.data)
+    _remove_misleading_pid_file(cluster.data)
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     for port in _free_ports(wanted_port):
         said = _try_port(cluster, port, settings, log, deadline)
@@ -123,20 +123,18 @@ def _free_ports(wanted: int) -> Iterator[int]:
         yield found
 
 
-def _remove_foreign_pid_file(data: Path) -> None:
-    """PostgreSQL refuses to start while the pid in postmaster.pid is anybody's; remove it when it cannot be a server's.
+def _remove_misleading_pid_file(data: Path) -> None:
+    """PostgreSQL refuses to start while the pid in postmaster.pid is anybody's: remove it when it is a stranger's.
 
-    It is left over and the pid went to another program, or it came along in a copy of a checkout whose server runs.
-    In doubt it stays: PostgreSQL's own check is what keeps two servers off the same data.
+    That happens after a copy of a checkout whose server runs, when the pid went to another program, and when nobody
+    has buried the dead server. Processes that a dead server left behind are found even so, by their shared memory.
     """
     lines = watchdog.postmaster_file(data)
-    if len(lines) < 2:
+    if len(lines) < 2 or not lines[0].isdigit():
         return
-    try:
-        program = Path(f"/proc/{lines[0]}/cmdline").read_bytes().split(b"\0")[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    if lines[1] != str(data) or not program.endswith(b"postgres"):
+    came_with_a_copy = lines[1] != str(data)
+    command = watchdog.command_line(int(lines[0]))
+    if command and (came_with_a_copy or not command[0].endswith(b"postgres")):
         (data / "postmaster.pid").unlink()
 
 

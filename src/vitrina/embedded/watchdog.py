@@ -18,6 +18,7 @@ from pathlib import Path
 
 STOP_TIMEOUT_SECONDS = 60.0
 POLL_SECONDS = 0.02
+EXEC_SECONDS = 5.0
 
 
 def main(home: Path, data: Path) -> None:
@@ -102,11 +103,23 @@ def postmaster_file(data: Path) -> list[str]:
 
 def is_postmaster(pid: int, data: Path) -> bool:
     """The pid may belong to anybody by now, or to a zombie, so look at what the process was started with."""
-    try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return os.fsencode(data) in arguments
+    return os.fsencode(data) in command_line(pid)
+
+
+def command_line(pid: int) -> list[bytes]:
+    """What a process was started with: [] if there is none, [b""] if it has ended and nobody has taken note of that."""
+    deadline = time.monotonic() + EXEC_SECONDS
+    while True:
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
+            # The program's name, in parentheses, may hold anything; the state is the first field after it.
+            state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return []
+        # While a process turns into another program it has no arguments, for as long as a busy machine takes.
+        if arguments or state in "ZX" or time.monotonic() > deadline:
+            return arguments.split(b"\0")
+        time.sleep(0.001)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,12 @@
 """Places where a test may make the program die, stop or fail: does nothing unless VITRINA_FAILPOINTS is set.
 
-`VITRINA_FAILPOINTS=batch.filled:kill:3` kills the process at the third time that `batch.filled` is reached. Actions:
-`kill` (SIGKILL), `stop` (SIGSTOP), `error` (a transient error). Several are separated by commas.
+`VITRINA_FAILPOINTS=batch.filled:kill:3` kills the process at the third time that `batch.filled` is reached. Several are
+separated by commas. Actions:
+
+- `kill`: SIGKILL, as the kernel does when memory runs out
+- `stop`: SIGSTOP; whoever watches sends SIGCONT when the lease is over
+- `error`: an error that trying again may cure
+- `crash`: the thread ends without cleaning up in the database, as if it had been killed; for tests in one process
 """
 
 import os
@@ -11,17 +16,44 @@ from collections import Counter
 
 from vitrina.errors import TransientError
 
+# Every step after which the world looks different to whoever takes over.
+POINTS = (
+    "claim.taken",
+    "run.seized",
+    "run.planned",
+    "load.fenced",
+    "load.begun",
+    "pass.begun",
+    "batch.filled",
+    "merge.applied",
+    "batch.fenced",
+    "batch.committed",
+    "publish.applied",
+    "publish.fenced",
+    "publish.committed",
+    "pass.fenced",
+    "pass.ended",
+    "run.concluding",
+    "run.concluded",
+)
+
 _lock = threading.Lock()
 _reached: Counter[str] = Counter()
 _plan: dict[tuple[str, int], str] = {}
 
 
+class Crashed(BaseException):
+    """Not an Exception: nothing may handle it, as nothing can handle a kill."""
+
+
 def configure(text: str) -> None:
-    """Read a plan such as `batch.filled:kill:3,publish.merged:stop:1`."""
+    """Read a plan such as `batch.filled:kill:3,publish.applied:stop:1`."""
     _plan.clear()
     _reached.clear()
     for entry in filter(None, text.split(",")):
         name, action, count = entry.split(":")
+        if name not in POINTS:
+            raise ValueError(f"there is no failpoint {name!r} (there are: {', '.join(POINTS)})")
         _plan[(name, int(count))] = action
 
 
@@ -30,13 +62,15 @@ def hit(name: str) -> None:
         return
     with _lock:
         _reached[name] += 1
-        action = _plan.get((name, _reached[name]))
+        action = _plan.pop((name, _reached[name]), None)
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif action == "error":
         raise TransientError(f"failpoint {name}")
+    elif action == "crash":
+        raise Crashed(name)
 
 
 configure(os.environ.get("VITRINA_FAILPOINTS", ""))

@@ -1,5 +1,6 @@
 """When a scheduled pipeline is due next: `15m`, an ISO-8601 duration, or 5-field cron with a time zone."""
 
+import hashlib
 import re
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -14,7 +15,7 @@ _ISO = re.compile(
     r"(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+)S)?)?"
 )
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_SHORTEST = timedelta(seconds=1)
+_SHORTEST, _LONGEST = timedelta(seconds=1), timedelta(days=3660)
 _CRON_FIELDS = 5
 
 HELP = "30s, 15m, 1h, 1d, an ISO-8601 duration such as PT15M, or cron such as '0 3 * * *' or '0 3 * * * Europe/Moscow'"
@@ -25,24 +26,42 @@ def check(schedule: str) -> None:
     next_after(schedule, datetime.now(UTC))
 
 
-def next_after(schedule: str, moment: datetime) -> datetime:
-    """The first due time after `moment`; missed ticks collapse because the past is never asked about."""
+def next_after(
+    schedule: str, moment: datetime, *, due: datetime | None = None, offset: timedelta = timedelta(0)
+) -> datetime:
+    """The first due time after `moment`; missed ticks collapse because the past is never asked about.
+
+    An interval keeps the rhythm of the last `due` time. `offset` moves every tick: it spreads pipelines that share one.
+    """
     interval = _interval(schedule)
-    if interval is not None:
-        return moment + interval
-    return _next_cron(schedule, moment)
+    if interval is None:
+        return _next_cron(schedule, moment - offset) + offset
+    if due is None:
+        return moment + interval + offset
+    return due + interval * (max(0, (moment - due) // interval) + 1)
+
+
+def offset_of(identity: str, jitter_seconds: float) -> timedelta:
+    """Where within the jitter a pipeline fires: always the same, so that the time between two runs stays the same."""
+    digest = hashlib.sha256(identity.encode()).digest()
+    return timedelta(seconds=int.from_bytes(digest[:8]) / 2**64 * jitter_seconds)
 
 
 def _interval(schedule: str) -> timedelta | None:
     text = schedule.strip()
-    if short := _SHORT.fullmatch(text):
-        interval = timedelta(**{_UNITS[short["unit"]]: int(short["count"])})
-    elif (iso := _ISO.fullmatch(text)) and any(iso.groupdict().values()):
-        interval = timedelta(**{unit: int(count) for unit, count in iso.groupdict().items() if count})
-    else:
-        return None
-    if interval < _SHORTEST:
-        raise InvalidField("schedule_interval", f"schedule_interval {schedule!r} is shorter than a second")
+    try:
+        if short := _SHORT.fullmatch(text):
+            interval = timedelta(**{_UNITS[short["unit"]]: int(short["count"])})
+        elif (iso := _ISO.fullmatch(text)) and any(iso.groupdict().values()):
+            interval = timedelta(**{unit: int(count) for unit, count in iso.groupdict().items() if count})
+        else:
+            return None
+    except OverflowError:
+        interval = timedelta.max
+    if not _SHORTEST <= interval <= _LONGEST:
+        raise InvalidField(
+            "schedule_interval", f"schedule_interval {schedule!r} is not between one second and ten years"
+        )
     return interval
 
 

@@ -71,6 +71,12 @@ MOVES: tuple[Move, ...] = (
     *_moves("fail_run", (_S.RUNNING, _S.PAUSE_REQUESTED), _S.FAILED, Actor.RUNNER, "error after retries"),
     *_moves("pause_unclaimed", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "nobody was working on it"),
     *_moves("give_back", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "the runner is shutting down"),
+    *_moves(
+        "give_back", (_S.RUNNING, _S.PAUSE_REQUESTED), _S.PAUSED, Actor.RUNNER, "shutting down, disabled or pausing"
+    ),
+    *_moves("surrender", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "the runner lost a connection"),
+    *_moves("surrender", (_S.RUNNING, _S.PAUSE_REQUESTED), _S.PAUSED, Actor.RUNNER, "lost a connection, paused"),
+    *_moves("surrender", (_S.RUNNING,), _S.FAILED, Actor.RUNNER, "too many losses without progress"),
     *_moves("recover_expired", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "the lease expired"),
     *_moves("recover_expired", (_S.RUNNING, _S.PAUSE_REQUESTED), _S.PAUSED, Actor.RUNNER, "the lease expired, paused"),
     *_moves("recover_expired", (_S.RUNNING,), _S.FAILED, Actor.RUNNER, "too many losses without progress"),

@@ -145,7 +145,7 @@ def test_waiting_for_a_run_follows_it_through_a_lost_runner(client: Client, api_
         leases.claim_next(metastore, uuid4(), 30)
         time.sleep(0.2)
         metastore.execute("UPDATE etl.etl_pipelines SET lease_until = now() - interval '1 minute'")
-        leases.recover_expired(metastore, ttl_seconds=30, max_attempts=3)
+        leases.recover_expired(metastore, max_attempts=3)
         time.sleep(0.2)
         claim = leases.claim_next(metastore, uuid4(), 30)
         assert claim

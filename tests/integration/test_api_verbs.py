@@ -324,10 +324,11 @@ def test_what_no_runner_answers_in_time_is_looked_up_later(api: httpx.Client, ap
     assert asked.headers["location"] == f"/api/v1/requests/{asked.json()['id']}"
     assert api.get(asked.headers["location"]).json()["status"] == "QUEUED"
 
-    taken = requests.claim_next(api_metastore, uuid4(), 30)
+    runner = uuid4()
+    taken = requests.claim_next(api_metastore, runner, 30)
     assert taken
     assert (taken["kind"], taken["payload"]) == ("preview", {"limit": 3})
-    requests.finish(api_metastore, taken["id"], result={"rows": [{"id": 1}]}, error=None)
+    requests.finish(api_metastore, taken["id"], runner, result={"rows": [{"id": 1}]}, error=None)
     done = api.get(asked.headers["location"]).json()
     assert (done["status"], done["result"]) == ("DONE", {"rows": [{"id": 1}]})
 
@@ -422,7 +423,7 @@ def put(api: httpx.Client, metastore: Connection, status: Status) -> None:
     if status in (Status.PAUSE_REQUESTED, Status.PAUSED):
         api.post(f"{FILMS}/pause").raise_for_status()
     if status == Status.PAUSED:
-        leases.recover_expired(metastore, ttl_seconds=30, max_attempts=3)
+        leases.pause_unclaimed(metastore)
     assert status_of(metastore) == status
 
 

@@ -2,8 +2,17 @@
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import psycopg
 
 from vitrina.errors import LeaseLost, RunError
+from vitrina.store.database import Connection
+from vitrina.store.sessions import Line
+
+_STEP_SECONDS = 0.2
+_CANCEL_SECONDS = 2.0
 
 
 class Stopping(RunError):
@@ -12,32 +21,88 @@ class Stopping(RunError):
     code = "stopping"
 
 
+class Paused(Exception):
+    """A pause was asked for and the run is at a point where it can be continued from."""
+
+
+def clock() -> float:
+    """Seconds that go on while the process is stopped or the machine sleeps. No change of the time of day moves it."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class RunControl:
     """One claim's line to the rest of the runner. The heartbeat moves the deadline; the run looks at it."""
 
-    def __init__(self, ttl_seconds: float, shutdown: threading.Event) -> None:
+    def __init__(self, ttl_seconds: float, shutdown: threading.Event, *, claimed_at: float | None = None) -> None:
         self._ttl = ttl_seconds
         self._shutdown = shutdown
         self._lost = threading.Event()
-        self.extended()
+        self._lines: list[Line] = []
+        self._lines_lock = threading.Lock()
+        self.extended(clock() if claimed_at is None else claimed_at)
 
-    def extended(self) -> None:
-        """The database confirmed the lease. Our own deadline is local and monotonic: no clock can fool it."""
-        self._deadline = time.monotonic() + self._ttl
+    # --- the heartbeat's side ------------------------------------------------------------------------------------
+
+    def extended(self, asked_at: float) -> None:
+        """The database confirmed the lease. It counts from when we asked: the answer may have waited for us."""
+        self._deadline = asked_at + self._ttl
 
     def lose(self) -> None:
         self._lost.set()
 
+    @property
+    def lease_is_over(self) -> bool:
+        return self._lost.is_set() or clock() > self._deadline
+
+    # --- the run's side ------------------------------------------------------------------------------------------
+
     def check(self) -> None:
         """Called between batches and before anything that cannot be undone."""
-        if self._lost.is_set() or time.monotonic() > self._deadline:
-            raise LeaseLost("the lease was not confirmed in time; leaving the pipeline to others")
+        self.require_lease()
         if self._shutdown.is_set():
             raise Stopping("the runner is shutting down")
 
-    def wait(self, seconds: float) -> None:
+    def require_lease(self) -> None:
+        """Called last before a COMMIT: what the lease does not cover is not done."""
+        if self.lease_is_over:
+            raise LeaseLost("the lease was not confirmed in time; leaving the pipeline to others")
+
+    def wait(self, seconds: float, pause_asked: Callable[[], bool] = lambda: False) -> None:
         """Sleep, unless the run is interrupted."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
+        end = clock() + seconds
+        while (left := end - clock()) > 0:
             self.check()
-            self._shutdown.wait(min(left, 0.2))
+            if pause_asked():
+                raise Paused
+            self._shutdown.wait(min(left, _STEP_SECONDS))
+
+    # --- sessions that may have to be ended while the run waits for them -------------------------------------------
+
+    def guard(self, connection: Connection) -> Connection:
+        """From now on the connection ends with the lease, also in the middle of a statement."""
+        with self._lines_lock:
+            self._lines.append(Line(connection))
+        return connection
+
+    def release(self) -> None:
+        """The run's sessions are closed: nothing is left to end."""
+        with self._lines_lock:
+            lines, self._lines = self._lines, []
+        for line in lines:
+            line.close()
+
+    @property
+    def lines(self) -> list[Line]:
+        with self._lines_lock:
+            return list(self._lines)
+
+    def cancel(self) -> None:
+        """Ask the servers to give up the statements at work; a server that does not listen is cut off."""
+        for line in self.lines:
+            if line.is_busy:
+                with suppress(psycopg.Error):
+                    line.connection.cancel_safe(timeout=_CANCEL_SECONDS)
+
+    def cut(self) -> None:
+        for line in self.lines:
+            line.cut()

@@ -1,12 +1,14 @@
-"""From a request to a finished run: claiming, and sorting what went wrong into retry, failure, loss."""
+"""From a claim to a finished run: sorting what went wrong into retry, failure, loss."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import psycopg
 import structlog
 
 from vitrina.errors import CannotConnect, ConfigError, Disconnected, LeaseLost, RequestError, RunError, TransientError
-from vitrina.runner.control import RunControl, Stopping
+from vitrina.runner.control import Paused, RunControl, Stopping
 from vitrina.runner.executor import PipelineExecutor
 from vitrina.runner.metrics import RunMeter
 from vitrina.settings import Settings
@@ -44,19 +46,24 @@ class PipelineDispatcher:
             )
         except Stopping:
             log.info("run.given_back")
-            self._give_back(claim)
+            self._insist(lambda connection: leases.give_back(connection, claim), control, log)
         except LeaseLost as exc:
             log.warning("run.lease_lost", error=exc.message)
         except Disconnected as exc:
             log.warning("run.disconnected", error=exc.message)
-            self._surrender(claim, control, log)
+            self._surrender(claim, control, exc.message, log)
         except (RunError, RequestError, ConfigError, CannotConnect) as exc:
             log.error("run.failed", error_code=exc.code, error=exc.message, attempt=meter.attempt)
-            self._fail(claim, meter, exc.code, exc.message)
+            self._insist(_failing(claim, meter, exc.code, exc.message), control, log)
         except Exception as exc:
             # A run ends here whatever happened to it; a bug in one pipeline must not stop the others.
             log.exception("run.crashed")
-            self._fail(claim, meter, "internal", f"internal error: {type(exc).__name__}: {exc}")
+            message = f"internal error: {type(exc).__name__}: {exc}"
+            self._insist(_failing(claim, meter, "internal", message), control, log)
+        finally:
+            control.release()
+
+    # --- trying ------------------------------------------------------------------------------------------------
 
     def _try_until_done(
         self, claim: Claim, control: RunControl, meter: RunMeter, log: structlog.stdlib.BoundLogger
@@ -64,7 +71,7 @@ class PipelineDispatcher:
         unreachable_since: float | None = None
         while True:
             try:
-                return self._executor.execute(claim, control, meter)
+                return self._try_once(claim, control, meter)
             except Disconnected:
                 raise
             except CannotConnect as exc:
@@ -80,40 +87,100 @@ class PipelineDispatcher:
                 wait, message = self._backoff(meter.attempts_without_progress), exc.message
             log.warning("run.retrying", attempt=meter.attempt, wait_seconds=wait, error=message)
             meter.attempt += 1
-            control.wait(wait)
+            try:
+                with self._pause_asked(claim, control) as pause_asked:
+                    control.wait(wait, pause_asked)
+            except Paused:
+                return self._pause(claim, control, meter)
+
+    def _try_once(self, claim: Claim, control: RunControl, meter: RunMeter) -> Status:
+        try:
+            with database.translated(f"running {claim.name}"):
+                return self._executor.execute(claim, control, meter)
+        except (Stopping, LeaseLost):
+            raise
+        except RunError:
+            # Sessions are cut when the lease ends or the runner leaves: what broke then says nothing about the run.
+            control.check()
+            raise
+        finally:
+            control.release()
 
     def _max_attempts(self, claim: Claim) -> int:
-        own = claim.row["options"].get("max_attempts")
-        return int(own) if own else self._settings.max_attempts
+        options = claim.row["options"]
+        own = options.get("max_attempts") if isinstance(options, dict) else None
+        return own if isinstance(own, int) and own > 0 else self._settings.max_attempts
 
     def _backoff(self, tries: int) -> float:
         waits = self._settings.backoff_seconds
         return waits[min(tries, len(waits)) - 1]
 
-    def _give_back(self, claim: Claim) -> None:
-        with self._metastore() as connection:
-            leases.give_back(connection, claim)
+    # --- a pause while waiting ------------------------------------------------------------------------------------
 
-    def _surrender(self, claim: Claim, control: RunControl, log: structlog.stdlib.BoundLogger) -> None:
-        """After a lost connection: give the lease back as soon as the metastore answers; else it expires by itself."""
-        end = time.monotonic() + self._settings.lease_ttl_seconds
-        while time.monotonic() < end:
-            time.sleep(self._settings.backoff_seconds[0])
-            try:
-                self._give_back(claim)
-            except (CannotConnect, psycopg.Error):
-                continue
-            return
-        log.warning("run.left_to_recovery")
-
-    def _fail(self, claim: Claim, meter: RunMeter, code: str, message: str) -> None:
+    @contextmanager
+    def _pause_asked(self, claim: Claim, control: RunControl) -> Iterator[Callable[[], bool]]:
+        """A question to the metastore; while it is out of reach, nobody can have asked."""
         try:
-            with self._metastore() as connection:
-                meter.record(connection, claim)
-                leases.fail_run(connection, claim, code, message)
-        except (CannotConnect, psycopg.Error) as exc:
-            # The lease will expire, and recovery will run it again.
-            structlog.get_logger().warning("run.outcome_unrecorded", pipeline=claim.name, error=str(exc))
+            connection = self._metastore(control)
+        except CannotConnect:
+            yield lambda: False
+            return
 
-    def _metastore(self) -> database.Connection:
-        return database.connect(self._settings.require_database_url(), "vitrina:dispatcher")
+        def asked() -> bool:
+            with suppress(psycopg.OperationalError):
+                return leases.find_status(connection, claim) is Status.PAUSE_REQUESTED
+            return False
+
+        with connection:
+            yield asked
+
+    def _pause(self, claim: Claim, control: RunControl, meter: RunMeter) -> Status:
+        with self._metastore(control) as connection, database.translated("pausing"):
+            meter.record(connection, claim)
+            return leases.conclude_run(connection, claim, boundary=True)
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def _surrender(self, claim: Claim, control: RunControl, reason: str, log: structlog.stdlib.BoundLogger) -> None:
+        """The checkpoint row says how far we came, also when a COMMIT's reply was lost: the next claim reads it."""
+        time.sleep(min(self._settings.backoff_seconds[0], self._settings.lease_ttl_seconds / 3))
+        self._insist(
+            lambda connection: leases.surrender(
+                connection, claim, max_attempts=self._settings.max_attempts, reason=f"a connection was lost: {reason}"
+            ),
+            control,
+            log,
+        )
+
+    def _insist(
+        self, action: Callable[[database.Connection], object], control: RunControl, log: structlog.stdlib.BoundLogger
+    ) -> None:
+        """Put the end on record as long as the lease is ours; after that it expires, and recovery does the rest."""
+        while True:
+            try:
+                with self._metastore(control) as connection:
+                    action(connection)
+                    return
+            except (CannotConnect, psycopg.Error) as exc:
+                log.warning("run.outcome_unrecorded", error=" ".join(str(exc).split()))
+                if not isinstance(exc, CannotConnect | psycopg.OperationalError) or control.lease_is_over:
+                    return
+            time.sleep(min(self._settings.backoff_seconds[0], self._settings.lease_ttl_seconds / 3))
+
+    def _metastore(self, control: RunControl) -> database.Connection:
+        return control.guard(
+            database.connect(
+                self._settings.require_database_url(),
+                "vitrina:dispatcher",
+                connect_timeout_seconds=self._settings.connect_timeout_seconds,
+                settings={"statement_timeout": "10000", "lock_timeout": "10000"},
+            )
+        )
+
+
+def _failing(claim: Claim, meter: RunMeter, code: str, message: str) -> Callable[[database.Connection], None]:
+    def fail(connection: database.Connection) -> None:
+        meter.record(connection, claim)
+        leases.fail_run(connection, claim, code, message)
+
+    return fail

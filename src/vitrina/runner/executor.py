@@ -24,19 +24,16 @@ from vitrina.errors import TransientError
 from vitrina.ports import Filled, Source
 from vitrina.runner import job as jobs
 from vitrina.runner.ahead import Ahead
-from vitrina.runner.control import RunControl
+from vitrina.runner.control import Paused, RunControl
 from vitrina.runner.job import Job
 from vitrina.runner.metrics import RunMeter
 from vitrina.runner.plan import Plan
+from vitrina.runner.watch import silence_limit
 from vitrina.settings import Settings
 from vitrina.status import Status
 from vitrina.store import database, leases
 from vitrina.store.leases import Claim
 from vitrina.store.state import Checkpoint
-
-
-class Paused(Exception):
-    """A pause was asked for and a batch boundary is reached."""
 
 
 class PipelineExecutor:
@@ -51,24 +48,25 @@ class PipelineExecutor:
             pipeline=claim.name, pipeline_id=str(claim.pipeline_id), run_id=str(claim.run_id), epoch=claim.epoch
         )
         with ExitStack() as sessions:
-            job = jobs.open_job(claim, self._settings, sessions)
+            job = jobs.open_job(claim, self._settings, sessions, guard=control.guard)
             failpoints.hit("run.seized")
             with database.translated(f"writing to {job.target}"):
                 plan = jobs.inspect(job)
             meter.planned(plan, job.estimated_rows)
             log.info("run.planned", route=plan.route, paging=plan.paging, key=list(plan.key))
+            failpoints.hit("run.planned")
             run = _Run(job, plan, control=control, meter=meter, log=log, sessions=sessions)
             try:
                 run.move_data()
             except Paused:
                 return self._conclude(job, meter, boundary=True)
-            return self._conclude(job, meter, boundary=False)
+            return self._conclude(job, meter, answered=run.answers_request)
 
-    def _conclude(self, job: Job, meter: RunMeter, *, boundary: bool) -> Status:
+    def _conclude(self, job: Job, meter: RunMeter, *, boundary: bool = False, answered: bool = False) -> Status:
         failpoints.hit("run.concluding")
         with database.translated("concluding the run"):
             meter.record(job.metastore, job.claim)
-            status = leases.conclude_run(job.metastore, job.claim, boundary=boundary)
+            status = leases.conclude_run(job.metastore, job.claim, boundary=boundary, answered=answered)
         failpoints.hit("run.concluded")
         return status
 
@@ -93,6 +91,8 @@ class _Run:
         self._log = log
         self._sessions = sessions
         self._checkpoint = job.checkpoint
+        # A load or pass that was begun before the request may have passed by what the request is about.
+        self.answers_request = True
 
     def move_data(self) -> None:
         if self._plan.loads_at_once:
@@ -108,7 +108,7 @@ class _Run:
             self._meter.rejected(jobs.null_cursors(self._job))
         if not self._is_complete():
             source = self._source((stage,), self._load_bounds(), self._load_paging(), snapshot=self._snapshot())
-            with Ahead(source, self._checkpoint.batch_no + 1, self._resume_point()) as batches:
+            with self._ahead(source, self._resume_point()) as batches:
                 for filled in batches:
                     self._count_batch(filled)
         self._publish(stage)
@@ -124,7 +124,10 @@ class _Run:
             self._log.info("load.started_over", reason=obstacle)
             self._meter.note("started_over", obstacle)
             return None
-        stage.discard_uncounted(job.writer.connection, found.segments)
+        with self._transaction("cleaning the stage"):
+            stage.discard_uncounted(job.writer.connection, found.segments)
+            self._fence(progressed=False)
+        self.answers_request = False
         self._log.info("load.continued", rows=found.rows, batches=found.batch_no)
         self._meter.continued(found)
         return stage
@@ -159,6 +162,9 @@ class _Run:
             job.writer.drop_other_stages(keep=[])
             stage.create(job.writer.connection, fillable_by=self._reader_role())
             self._fence(progressed=False)
+            failpoints.hit("load.fenced")
+        leases.answer_request(job.metastore, job.claim)
+        failpoints.hit("load.begun")
         return stage
 
     def _is_complete(self) -> bool:
@@ -187,6 +193,7 @@ class _Run:
             self._job.reader_url, self._job.claim.session_name, settings={"idle_in_transaction_session_timeout": "0"}
         )
         self._sessions.callback(holder.close)
+        self._control.guard(holder)
         holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         row = holder.execute("SELECT pg_catalog.pg_export_snapshot() AS name").fetchone()
         assert row is not None
@@ -204,6 +211,7 @@ class _Run:
             self._checkpoint = self._checkpoint.next_batch(self._job.claim.epoch, filled.rows, after, None)
             self._meter.batch(filled, MergeCounts(), time.monotonic() - started)
             self._fence()
+            failpoints.hit("batch.fenced")
         self._after_batch(filled)
 
     def _publish(self, stage: Stage) -> None:
@@ -213,6 +221,7 @@ class _Run:
         try:
             with self._transaction(f"publishing to {job.target}"):
                 counts = job.writer.publish(stage, self._checkpoint, deletes=self._plan.deletes)
+                self._check_constraints()
                 self._checkpoint = self._after_load()
                 self._meter.published(counts, time.monotonic() - started)
                 self._fence()
@@ -222,7 +231,7 @@ class _Run:
             raise
         failpoints.hit("publish.committed")
         self._log.info("run.published", **vars(counts), duration_ms=round((time.monotonic() - started) * 1000))
-        self._settle()
+        self._settle(obey_pause=False)
         stage.drop(job.writer.connection)
 
     def _after_load(self) -> Checkpoint:
@@ -249,7 +258,7 @@ class _Run:
         self._meter.started_from(self._checkpoint.last_key or self._checkpoint.safe_upto)
         source = self._source(stages, self._pass_bounds(), self._pass_paging())
         after = self._pass_position()
-        with Ahead(source, self._checkpoint.batch_no + 1, after) as batches:
+        with self._ahead(source, after) as batches:
             for filled in batches:
                 self._merge_batch(stages[filled.number % len(stages)], filled)
         self._end_pass(upto)
@@ -257,7 +266,9 @@ class _Run:
     def _begin_pass(self) -> Watermark:
         """A pass that was interrupted goes on with the watermark that it began with."""
         if self._checkpoint.last_key is not None and not self._job.backfill:
+            self.answers_request = False
             return _recall(self._checkpoint.held_upto)
+        leases.answer_request(self._job.metastore, self._job.claim)
         upto = self._watermark()
         if not self._job.backfill:
             self._checkpoint = replace(self._checkpoint, held_upto=_remember(upto), last_key=None, last_id=None)
@@ -291,6 +302,7 @@ class _Run:
             for stage in stages:
                 stage.create(job.writer.connection, fillable_by=self._reader_role())
             self._fence(progressed=False)
+        failpoints.hit("pass.begun")
         return stages
 
     def _pass_bounds(self) -> Bounds:
@@ -320,6 +332,7 @@ class _Run:
         with self._transaction(f"merging into {job.target}"):
             counts = job.writer.merge_batch(stage, filled.number)
             stage.truncate(job.writer.connection)
+            self._check_constraints()
             self._checkpoint = self._after_merge(filled)
             self._meter.batch(filled, counts, time.monotonic() - started)
             self._meter.merged(counts)
@@ -346,9 +359,20 @@ class _Run:
             job.writer.drop_other_stages(keep=[])
             self._meter.reached(self._checkpoint.safe_upto)
             self._fence()
+            failpoints.hit("pass.fenced")
+        failpoints.hit("pass.ended")
         self._settle(obey_pause=False)
 
     # --- shared by both ----------------------------------------------------------------------------------------
+
+    def _ahead(self, source: Source, after: tuple[str, ...] | None) -> Ahead:
+        return Ahead(
+            source,
+            self._checkpoint.batch_no + 1,
+            after,
+            check=self._control.check,
+            silence_limit_seconds=silence_limit(self._job.settings),
+        )
 
     def _source(
         self, stages: tuple[Stage, ...], bounds: Bounds, paging: Paging, *, snapshot: str | None = None
@@ -357,6 +381,7 @@ class _Run:
         if self._plan.route == "pushdown":
             probe = database.connect(job.target_url, job.claim.session_name)
             self._sessions.callback(probe.close)
+            self._control.guard(probe)
             return PushdownSource(
                 job.reader,
                 probe,
@@ -408,9 +433,14 @@ class _Run:
             try:
                 with self._job.writer.connection.transaction():
                     yield
+                    self._control.require_lease()
             except psycopg.errors.UniqueViolation as exc:
                 # The merge itself checked the key: somebody else wrote the row, or another unique key is in the way.
                 raise TransientError(f"{what}: {database.sql_message(exc)}") from exc
+
+    def _check_constraints(self) -> None:
+        """Before the fence, not in COMMIT: the heartbeat waits for the row that the fence locks."""
+        self._job.writer.connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     def _fence(self, *, progressed: bool = True) -> None:
         self._job.ledger.fence(

@@ -22,6 +22,7 @@ from vitrina.runner.plan import Capabilities, Plan, plan
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged, SqlPolicy
 from vitrina.store import database, pipelines, state
+from vitrina.store import sessions as older_sessions
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
@@ -90,12 +91,14 @@ def judge(definition: Definition, settings: Settings) -> Judged:
         raise SourceQueryFailed(exc.message) from exc
 
 
-def open_job(claim: Claim, settings: Settings, sessions: ExitStack) -> Job:
+def open_job(
+    claim: Claim, settings: Settings, sessions: ExitStack, *, guard: Callable[[Connection], object] | None = None
+) -> Job:
     """Judge, connect, seize. From here on an older epoch of this pipeline cannot commit."""
     definition = definition_of(claim)
     judged = judge(definition, settings)
     target = _table_target(definition, settings)
-    connect = _connector(claim, settings, definition, sessions)
+    connect = _connector(claim, settings, definition, sessions, guard)
     metastore = connect(settings.require_database_url())
     target_name = definition.options.target_connection
     target_url = settings.connection_url(target_name)
@@ -104,7 +107,8 @@ def open_job(claim: Claim, settings: Settings, sessions: ExitStack) -> Job:
     reader_url = database.reader_url(settings, definition.source_connection)
     reader = SqlReader(connect(reader_url), reader_url, claim.session_name)
     writer = PostgresWriter(target_connection, claim, target, definition.options, memory_mb=settings.merge_memory_mb)
-    writer.end_older_sessions()
+    for connection in {id(c): c for c in (metastore, target_connection, reader.connection)}.values():
+        older_sessions.end_older(connection, claim)
     ledger = Ledger(claim, metastore, target_connection)
     checkpoint = ledger.seize()
     return Job(
@@ -131,7 +135,11 @@ def _table_target(definition: Definition, settings: Settings) -> PostgresTarget:
 
 
 def _connector(
-    claim: Claim, settings: Settings, definition: Definition, sessions: ExitStack
+    claim: Claim,
+    settings: Settings,
+    definition: Definition,
+    sessions: ExitStack,
+    guard: Callable[[Connection], object] | None = None,
 ) -> Callable[[str], Connection]:
     """Fresh sessions for each run, named after the claim: one failure cannot poison another."""
     timeout = definition.options.statement_timeout_seconds or settings.statement_timeout_seconds
@@ -146,6 +154,8 @@ def _connector(
             url, claim.session_name, connect_timeout_seconds=settings.connect_timeout_seconds, settings=limits
         )
         sessions.callback(_close_quietly, connection)
+        if guard:
+            guard(connection)
         return connection
 
     return connect

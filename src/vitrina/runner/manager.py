@@ -1,13 +1,14 @@
 """The life of a runner process: start-up checks, recovery, wake-ups, heartbeats, schedule, drain."""
 
 import os
-import random
+import select
 import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 from uuid import UUID, uuid4
@@ -16,19 +17,22 @@ import psycopg
 import structlog
 
 import vitrina
-from vitrina import schedule
+from vitrina import failpoints, schedule
 from vitrina.errors import CannotConnect, InvalidField
+from vitrina.runner import housekeeping
 from vitrina.runner import requests as runner_requests
-from vitrina.runner.control import RunControl
+from vitrina.runner.control import RunControl, clock
 from vitrina.runner.dispatcher import PipelineDispatcher
+from vitrina.runner.watch import SILENCE_SECONDS, Watch, silence_limit
 from vitrina.settings import Settings
-from vitrina.store import database, events, leases, migrate, pipelines, requests, runners, runs
+from vitrina.store import database, leases, migrate, pipelines, requests, runners
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 
-_HOUSEKEEPING_SECONDS = 60.0
-# A runner that has been silent for this many leases is forgotten.
-_FORGET_AFTER_LEASES = 120
+# A batch or publish at work when the runner is told to stop may take this long; then it is dropped.
+DRAIN_SECONDS = 8.0
+# Giving back what was dropped; a thread that is still not back then is left behind.
+LEAVE_SECONDS = 8.0
 
 
 class PipelineManager:
@@ -42,12 +46,17 @@ class PipelineManager:
         self._shutdown = threading.Event()
         self._stopped = threading.Event()
         self._claims: dict[UUID, RunControl] = {}
+        self._requests: set[UUID] = set()
         self._claims_lock = threading.Lock()
         self._workers = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="run")
         self._slots = threading.Semaphore(settings.concurrency)
         self._desk = threading.Semaphore(1)
         self._desk_worker = ThreadPoolExecutor(1, thread_name_prefix="request")
-        self._last_housekeeping = 0.0
+        self._housekeeper = housekeeping.Housekeeper(settings)
+        self._watch = Watch(self._runs_at_work, silence_limit_seconds=silence_limit(settings))
+        # Wakes the loop from our own threads and from signals: a byte, not a session.
+        self._bell, self._ringer = socket.socketpair()
+        self._ringer.setblocking(False)
 
     def run_forever(self) -> None:
         """Work until SIGTERM or SIGINT: the first drains, the second leaves at once."""
@@ -57,6 +66,7 @@ class PipelineManager:
         self._check_start()
         heartbeat = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         heartbeat.start()
+        self._watch.start()
         self._log.info("runner.started", concurrency=self._settings.concurrency, version=vitrina.__version__)
         try:
             self._work_until_shutdown()
@@ -66,6 +76,7 @@ class PipelineManager:
     def stop(self) -> None:
         """Ask for a drain; `run_forever` returns when the batches at work are done."""
         self._shutdown.set()
+        self._ring()
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self._shutdown.is_set():
@@ -89,32 +100,42 @@ class PipelineManager:
                     while not self._shutdown.is_set():
                         self._tick(connection)
                         self._sleep(connection)
-            except (CannotConnect, psycopg.OperationalError) as exc:
+            except (CannotConnect, psycopg.Error) as exc:
                 self._log.warning("runner.metastore_lost", error=" ".join(str(exc).split()))
                 self._shutdown.wait(self._settings.poll_seconds)
 
     def _tick(self, connection: Connection) -> None:
-        """One look around: recover, schedule, claim, perform requests."""
-        self._recover(connection)
-        self._fire_schedules(connection)
-        while not self._shutdown.is_set() and self._slots.acquire(blocking=False):
-            claim = leases.claim_next(connection, self.runner_id, self._settings.lease_ttl_seconds)
-            if claim is None:
-                self._slots.release()
-                break
-            self._start(claim)
+        """One look around: claim what is asked for, recover, schedule, perform requests."""
+        self._claim(connection)
+        if self._recover(connection) + self._fire_schedules(connection):
+            self._claim(connection)
         self._perform_requests(connection)
-        if time.monotonic() - self._last_housekeeping > _HOUSEKEEPING_SECONDS:
-            self._last_housekeeping = time.monotonic()
-            self._clean_up(connection)
+        self._housekeeper.look(self._shutdown)
 
     def _sleep(self, connection: Connection) -> None:
-        """Until somebody asks for something, or the poll interval is over."""
-        for _ in connection.notifies(timeout=self._settings.poll_seconds, stop_after=1):
-            pass
+        """Until somebody asks for something, a slot is free, or the poll interval is over."""
+        if any(True for _ in connection.notifies(timeout=0)):
+            return
+        ready, _, _ = select.select([connection.fileno(), self._bell.fileno()], [], [], self._settings.poll_seconds)
+        if self._bell.fileno() in ready:
+            self._bell.recv(4096)
 
-    def _start(self, claim: Claim) -> None:
-        control = RunControl(self._settings.lease_ttl_seconds, self._shutdown)
+    def _claim(self, connection: Connection) -> None:
+        while not self._shutdown.is_set() and self._slots.acquire(blocking=False):
+            asked_at = clock()
+            try:
+                claim = leases.claim_next(connection, self.runner_id, self._settings.lease_ttl_seconds)
+            except BaseException:
+                self._slots.release()
+                raise
+            if claim is None:
+                self._slots.release()
+                return
+            failpoints.hit("claim.taken")
+            self._start(claim, asked_at)
+
+    def _start(self, claim: Claim, claimed_at: float) -> None:
+        control = RunControl(self._settings.lease_ttl_seconds, self._shutdown, claimed_at=claimed_at)
         with self._claims_lock:
             self._claims[claim.claim_id] = control
         self._workers.submit(self._work, claim, control)
@@ -122,24 +143,27 @@ class PipelineManager:
     def _work(self, claim: Claim, control: RunControl) -> None:
         try:
             self._dispatcher.work(claim, control)
+        except BaseException:
+            # Nobody reads this thread's result. The lease expires, and recovery takes over.
+            self._log.exception("run.abandoned", pipeline=claim.name)
+            raise
         finally:
             with self._claims_lock:
                 self._claims.pop(claim.claim_id, None)
             self._slots.release()
-            self._wake()
+            self._ring()
 
-    def _wake(self) -> None:
-        """A slot is free: look for work now rather than at the next poll."""
-        try:
-            with self._metastore("wake") as connection:
-                connection.execute("NOTIFY vitrina_wake")
-        except (CannotConnect, psycopg.Error):
-            pass  # the poll finds it
+    def _ring(self) -> None:
+        """Look for work now rather than at the next poll."""
+        with suppress(BlockingIOError):  # it is ringing already
+            self._ringer.send(b"!")
 
-    def _recover(self, connection: Connection) -> None:
-        recovered = leases.recover_expired(
-            connection, ttl_seconds=self._settings.lease_ttl_seconds, max_attempts=self._settings.max_attempts
-        )
+    def _runs_at_work(self) -> list[RunControl]:
+        with self._claims_lock:
+            return list(self._claims.values())
+
+    def _recover(self, connection: Connection) -> int:
+        recovered = leases.recover_expired(connection, max_attempts=self._settings.max_attempts)
         for row in recovered:
             self._log.warning(
                 "pipeline.recovered",
@@ -149,44 +173,56 @@ class PipelineManager:
                 epoch=row["epoch"],
                 lost_runner=str(row["runner_id"]),
             )
+        return len(recovered) + leases.pause_unclaimed(connection)
 
-    def _fire_schedules(self, connection: Connection) -> None:
+    def _fire_schedules(self, connection: Connection) -> int:
+        fired = 0
         for due in pipelines.list_due(connection):
             try:
-                next_run_at = schedule.next_after(due["schedule_interval"], due["now"])
+                next_run_at = schedule.next_after(
+                    due["schedule_interval"],
+                    due["now"],
+                    due=due["next_run_at"],
+                    offset=schedule.offset_of(str(due["id"]), _jitter(due["options"])),
+                )
             except InvalidField as exc:
                 self._log.error("schedule.invalid", pipeline=due["name"], error=exc.message)
                 continue
-            jitter = float(due["options"].get("schedule_jitter_seconds", 0))
-            next_run_at += timedelta(seconds=random.uniform(0, jitter))  # noqa: S311 - spreading load, not a secret
             if pipelines.fire_schedule(connection, due, next_run_at) and due["next_run_at"] is not None:
+                fired += 1
                 self._log.info("schedule.fired", pipeline=due["name"], next_run_at=next_run_at.isoformat())
+        return fired
+
+    # --- previews and the like -------------------------------------------------------------------------------------
 
     def _perform_requests(self, connection: Connection) -> None:
-        """Previews and validations: one at a time, beside the runs and out of the way of claims."""
-        if not self._desk.acquire(blocking=False):
+        """One at a time, beside the runs and out of the way of claims."""
+        if self._shutdown.is_set() or not self._desk.acquire(blocking=False):
             return
-        request = requests.claim_next(connection, self.runner_id, self._settings.lease_ttl_seconds)
+        try:
+            request = requests.claim_next(connection, self.runner_id, self._settings.lease_ttl_seconds)
+        except BaseException:
+            self._desk.release()
+            raise
         if request is None:
             self._desk.release()
             return
+        with self._claims_lock:
+            self._requests.add(request["id"])
         self._desk_worker.submit(self._perform, request)
 
     def _perform(self, request: dict[str, Any]) -> None:
         try:
-            with self._metastore("request") as connection:
+            with self._metastore("request", silence_limit(self._settings)) as connection:
                 result, error = runner_requests.perform(request, connection, self._settings)
-                requests.finish(connection, request["id"], result=result, error=error)
+                requests.finish(connection, request["id"], self.runner_id, result=result, error=error)
         except (CannotConnect, psycopg.Error) as exc:
             self._log.warning("request.unfinished", request_id=str(request["id"]), error=" ".join(str(exc).split()))
         finally:
+            with self._claims_lock:
+                self._requests.discard(request["id"])
             self._desk.release()
-            self._wake()
-
-    def _clean_up(self, connection: Connection) -> None:
-        runs.prune(connection, older_than_days=self._settings.runs_retention_days)
-        events.prune(connection, older_than_hours=self._settings.events_retention_hours)
-        runners.forget_stale(connection, older_than_seconds=self._settings.lease_ttl_seconds * _FORGET_AFTER_LEASES)
+            self._ring()
 
     # --- heartbeat -------------------------------------------------------------------------------------------------
 
@@ -195,7 +231,7 @@ class PipelineManager:
         interval = self._settings.lease_ttl_seconds / 3
         while not self._stopped.wait(interval):
             try:
-                with self._metastore("heartbeat") as connection:
+                with self._metastore("heartbeat", interval) as connection:
                     while True:
                         self._beat_once(connection)
                         if self._stopped.wait(interval):
@@ -203,22 +239,23 @@ class PipelineManager:
             except (CannotConnect, psycopg.Error) as exc:
                 # Each run watches its own deadline; what we cannot confirm, it will not commit.
                 self._log.warning("heartbeat.failed", error=" ".join(str(exc).split()))
+            except Exception:  # noqa: BLE001 - without a heartbeat every lease is lost: better tried again than never
+                self._log.exception("heartbeat.crashed")
 
     def _beat_once(self, connection: Connection) -> None:
         with self._claims_lock:
-            claims = dict(self._claims)
-        confirmed = leases.extend(connection, list(claims), self._settings.lease_ttl_seconds)
-        for claim_id, control in claims.items():
-            if claim_id in confirmed:
-                control.extended()
-            elif self._is_ours(claim_id):
-                control.lose()
+            claims, asked_for = dict(self._claims), list(self._requests)
+        if claims:
+            asked_at = clock()
+            answer = leases.extend(connection, list(claims), self._settings.lease_ttl_seconds)
+            for claim_id, control in claims.items():
+                if claim_id in answer.extended:
+                    control.extended(asked_at)
+                elif claim_id not in answer.held:
+                    control.lose()  # or its run has just ended: then nobody looks any more
+        if asked_for:
+            requests.extend(connection, asked_for, self.runner_id, self._settings.lease_ttl_seconds)
         self._register(connection)
-
-    def _is_ours(self, claim_id: UUID) -> bool:
-        """A run that ended between two beats is not lost, just done."""
-        with self._claims_lock:
-            return claim_id in self._claims
 
     def _register(self, connection: Connection) -> None:
         runners.heartbeat(
@@ -237,8 +274,13 @@ class PipelineManager:
     def _drain(self, heartbeat: threading.Thread) -> None:
         """Batches at work finish or are dropped, leases are given back, then the runner signs off."""
         self._log.info("runner.draining", running=len(self._claims))
-        self._workers.shutdown(wait=True)
-        self._desk_worker.shutdown(wait=True)
+        self._shutdown.set()
+        self._watch.drain(DRAIN_SECONDS)
+        self._workers.shutdown(wait=False)
+        self._desk_worker.shutdown(wait=False, cancel_futures=True)
+        end = time.monotonic() + DRAIN_SECONDS + LEAVE_SECONDS
+        while self._claims and time.monotonic() < end:
+            time.sleep(0.02)
         self._stopped.set()
         heartbeat.join(timeout=5)
         try:
@@ -246,11 +288,26 @@ class PipelineManager:
                 runners.remove(connection, self.runner_id)
         except (CannotConnect, psycopg.Error) as exc:
             self._log.warning("runner.not_signed_off", error=" ".join(str(exc).split()))
-        self._log.info("runner.stopped")
+        self._watch.stop()
+        self._log.info("runner.stopped", left_behind=len(self._claims))
+        if self._claims or self._requests:
+            # A thread that waits for a server which never answers would keep the process for ever.
+            os._exit(0)
 
-    def _metastore(self, purpose: str) -> Connection:
-        return database.connect(
-            self._settings.require_database_url(),
-            f"vitrina:{purpose}",
-            connect_timeout_seconds=self._settings.connect_timeout_seconds,
-        )
+    @contextmanager
+    def _metastore(self, purpose: str, silence_limit_seconds: float = SILENCE_SECONDS) -> Iterator[Connection]:
+        with (
+            database.connect(
+                self._settings.require_database_url(),
+                f"vitrina:{purpose}",
+                connect_timeout_seconds=self._settings.connect_timeout_seconds,
+            ) as connection,
+            self._watch.over(connection, silence_limit_seconds),
+        ):
+            yield connection
+
+
+def _jitter(options: Any) -> float:
+    """A row may have been edited by hand: nonsense means none."""
+    seconds = options.get("schedule_jitter_seconds", 0) if isinstance(options, dict) else 0
+    return float(seconds) if isinstance(seconds, int | float) and seconds > 0 else 0.0

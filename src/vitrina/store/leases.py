@@ -1,10 +1,12 @@
 """A runner's right to work on a pipeline: claim, heartbeat, give back, conclude, fail, recover."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import psycopg
+from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from vitrina import status
@@ -14,6 +16,11 @@ from vitrina.store import pipelines
 from vitrina.store.database import Connection
 
 MAX_ERROR_LENGTH = 4000
+
+# Who may write where: the connection and the table or index. The metastore's own database goes by two names.
+HELD_TARGET = sql.SQL("coalesce(nullif(lower(p.options ->> 'target_connection'), 'default'), '') || '|' || {}").format(
+    pipelines.FINAL_TARGET
+)
 
 
 @dataclass(frozen=True)
@@ -33,59 +40,60 @@ class Claim:
         return f"vitrina:{self.pipeline_id}:{self.epoch}"
 
 
+# --- taking --------------------------------------------------------------------------------------------------------
+
+
 def claim_next(connection: Connection, runner_id: UUID, ttl_seconds: float) -> Claim | None:
     """Take the longest-waiting requested pipeline whose target nobody holds, and open its run."""
-    passed_over: list[UUID] = []
     while True:
         try:
             with connection.transaction():
-                row = _claim(connection, runner_id, ttl_seconds, passed_over)
-                return _open_run(connection, row, runner_id) if row else None
+                found = _lock_next(connection)
+                return _take(connection, found, runner_id, ttl_seconds) if found else None
         except psycopg.errors.UniqueViolation:
-            # Another runner took a pipeline with the same target in the same instant: look past it.
-            passed_over.append(_oldest_requested(connection, passed_over))
+            # Another runner took the same target in the same instant, and has committed: the next look sees it.
+            continue
 
 
-def _claim(
-    connection: Connection, runner_id: UUID, ttl_seconds: float, passed_over: list[UUID]
-) -> dict[str, Any] | None:
+def _lock_next(connection: Connection) -> dict[str, Any] | None:
     return connection.execute(
-        """
-        WITH requested AS (
-            SELECT p.id, coalesce(p.options ->> 'target_connection', '') || '|' || coalesce((
-                       SELECT t.target_table FROM etl.etl_pipeline_tasks t
-                       WHERE t.pipeline_id = p.id ORDER BY t.order_index DESC LIMIT 1), p.target_table) AS target
+        sql.SQL(
+            """
+            SELECT p.id, coalesce(p.requested_trigger, 'manual') AS trigger
             FROM etl.etl_pipelines p
-            WHERE p.status = 'RUN_REQUESTED' AND p.enabled AND p.id <> ALL(%(passed_over)s)
-        ), chosen AS (
-            SELECT p.id, r.target
-            FROM etl.etl_pipelines p JOIN requested r USING (id)
-            WHERE p.status = 'RUN_REQUESTED'
-              AND NOT EXISTS (SELECT FROM etl.etl_pipelines h WHERE h.holds_target = r.target)
+            WHERE p.status = 'RUN_REQUESTED' AND p.enabled
+              AND NOT EXISTS (SELECT FROM etl.etl_pipelines h WHERE h.holds_target = {target})
             ORDER BY p.run_requested_at NULLS FIRST, p.id
             LIMIT 1
             FOR UPDATE OF p SKIP LOCKED
-        )
-        UPDATE etl.etl_pipelines p
-        SET status = 'RUNNING',
-            -- Grows even when a failover loses the last commits: the clock is part of it.
-            epoch = greatest(p.epoch + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint),
-            claim_id = gen_random_uuid(),
-            runner_id = %(runner)s,
-            lease_until = clock_timestamp() + make_interval(secs => %(ttl)s),
-            holds_target = chosen.target,
-            attempts = p.attempts + 1,
-            hold = NULL
-        FROM chosen
-        WHERE p.id = chosen.id
-        RETURNING p.*
-        """,
-        {"runner": runner_id, "ttl": ttl_seconds, "passed_over": passed_over},
+            """
+        ).format(target=HELD_TARGET)
     ).fetchone()
 
 
-def _open_run(connection: Connection, claimed: dict[str, Any], runner_id: UUID) -> Claim:
-    row = pipelines.find(connection, claimed["id"])
+def _take(connection: Connection, found: dict[str, Any], runner_id: UUID, ttl_seconds: float) -> Claim:
+    """In a statement of its own: the definition may have changed until the moment in which its row was locked."""
+    connection.execute(
+        sql.SQL(
+            """
+            UPDATE etl.etl_pipelines p
+            SET status = 'RUNNING',
+                -- Grows even when a failover loses the last commits: the clock is part of it.
+                epoch = greatest(p.epoch + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint),
+                claim_id = gen_random_uuid(),
+                runner_id = %(runner)s,
+                lease_until = clock_timestamp() + make_interval(secs => %(ttl)s),
+                lease_seconds = %(ttl)s,
+                holds_target = {target},
+                requested_trigger = NULL,
+                attempts = p.attempts + 1,
+                hold = NULL
+            WHERE p.id = %(id)s
+            """
+        ).format(target=HELD_TARGET),
+        {"runner": runner_id, "ttl": ttl_seconds, "id": found["id"]},
+    )
+    row = pipelines.find(connection, found["id"])
     assert row is not None
     run = connection.execute(
         """
@@ -93,37 +101,50 @@ def _open_run(connection: Connection, claimed: dict[str, Any], runner_id: UUID) 
         VALUES (%s, %s, %s, 'RUNNING', %s, %s, 1)
         RETURNING id
         """,
-        [row["id"], row["version"], row["requested_trigger"] or "manual", runner_id, row["epoch"]],
+        [row["id"], row["version"], found["trigger"], runner_id, row["epoch"]],
     ).fetchone()
     assert run is not None
+    row["requested_trigger"] = found["trigger"]
     return Claim(row["id"], row["name"], row["epoch"], row["claim_id"], run["id"], row["version"], row)
 
 
-def _oldest_requested(connection: Connection, passed_over: list[UUID]) -> UUID:
-    row = connection.execute(
-        """
-        SELECT id FROM etl.etl_pipelines
-        WHERE status = 'RUN_REQUESTED' AND enabled AND id <> ALL(%s)
-        ORDER BY run_requested_at NULLS FIRST, id LIMIT 1
-        """,
-        [passed_over],
-    ).fetchone()
-    # Gone meanwhile: passing over nobody lets the next look decide.
-    return row["id"] if row else UUID(int=0)
+# --- holding -------------------------------------------------------------------------------------------------------
 
 
-def extend(connection: Connection, claim_ids: list[UUID], ttl_seconds: float) -> set[UUID]:
-    """Heartbeat of all claims of a runner; the ones that are missing from the answer are lost."""
+@dataclass(frozen=True)
+class Heartbeat:
+    """What the database says of a runner's claims. One that is held but not extended is locked just now."""
+
+    held: frozenset[UUID]
+    extended: frozenset[UUID]
+
+
+def extend(connection: Connection, claim_ids: Sequence[UUID], ttl_seconds: float) -> Heartbeat:
+    """Heartbeat of all claims of a runner. A row that somebody has locked must not keep the others waiting."""
     rows = connection.execute(
         """
-        UPDATE etl.etl_pipelines
-        SET lease_until = clock_timestamp() + make_interval(secs => %s)
-        WHERE claim_id = ANY(%s) AND status = ANY(%s)
-        RETURNING claim_id
+        WITH held AS (
+            SELECT id, claim_id FROM etl.etl_pipelines
+            WHERE status IN ('RUNNING', 'PAUSE_REQUESTED') AND claim_id = ANY(%(claims)s)
+        ), free AS (
+            SELECT p.id FROM etl.etl_pipelines p JOIN held USING (id)
+            WHERE p.claim_id = held.claim_id AND p.status IN ('RUNNING', 'PAUSE_REQUESTED')
+            FOR UPDATE OF p SKIP LOCKED
+        ), extended AS (
+            UPDATE etl.etl_pipelines p
+            SET lease_until = clock_timestamp() + make_interval(secs => %(ttl)s), lease_seconds = %(ttl)s
+            FROM free WHERE p.id = free.id
+            RETURNING p.claim_id
+        )
+        SELECT held.claim_id, extended.claim_id IS NOT NULL AS extended
+        FROM held LEFT JOIN extended USING (claim_id)
         """,
-        [ttl_seconds, claim_ids, list(status.ACTIVE)],
+        {"claims": list(claim_ids), "ttl": ttl_seconds},
     ).fetchall()
-    return {row["claim_id"] for row in rows}
+    return Heartbeat(
+        held=frozenset(row["claim_id"] for row in rows),
+        extended=frozenset(row["claim_id"] for row in rows if row["extended"]),
+    )
 
 
 def touch(connection: Connection, claim: Claim, *, progressed: bool = False) -> Status:
@@ -141,23 +162,73 @@ def touch(connection: Connection, claim: Claim, *, progressed: bool = False) -> 
     return Status(row["status"])
 
 
-def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False) -> Status:
-    """End of data, or a batch boundary at which a pause was asked for: release the lease, move on."""
+def find_status(connection: Connection, claim: Claim) -> Status | None:
+    """What is asked of the pipeline now; None when the claim is no longer ours."""
+    row = connection.execute(
+        "SELECT status FROM etl.etl_pipelines WHERE id = %s AND claim_id = %s AND epoch = %s",
+        [claim.pipeline_id, claim.claim_id, claim.epoch],
+    ).fetchone()
+    return Status(row["status"]) if row else None
+
+
+def answer_request(connection: Connection, claim: Claim) -> None:
+    """Before the first read of a load or pass: it will see everything that was committed before the request.
+
+    A request that comes later stays on record, and so does one that a continued load was too early for.
+    """
+    connection.execute(
+        """
+        UPDATE etl.etl_pipelines SET run_requested_at = NULL
+        WHERE id = %s AND claim_id = %s AND epoch = %s AND run_requested_at = %s
+        """,
+        [claim.pipeline_id, claim.claim_id, claim.epoch, claim.row["run_requested_at"]],
+    )
+
+
+def note_hold(connection: Connection, claim: Claim, hold: dict[str, Any] | None) -> None:
+    """Who holds the checkpoint back (pid, user, since), for status and metrics."""
+    connection.execute(
+        "UPDATE etl.etl_pipelines SET hold = %s WHERE id = %s AND claim_id = %s",
+        [Jsonb(hold) if hold else None, claim.pipeline_id, claim.claim_id],
+    )
+
+
+# --- letting go ----------------------------------------------------------------------------------------------------
+
+
+def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False, answered: bool = True) -> Status:
+    """End of data, or (`boundary`) a batch boundary at which a pause was asked for: release the lease, move on.
+
+    Another run follows when one was asked for that this one did not answer. Requests are told apart by being the same
+    or not, never by comparing times: a clock may step.
+    """
     with connection.transaction():
         row = connection.execute(
-            """
-            UPDATE etl.etl_pipelines p
-            SET status = CASE WHEN p.status = 'PAUSE_REQUESTED' THEN 'PAUSED'
-                              WHEN p.run_requested_at > r.started_at AND p.enabled THEN 'RUN_REQUESTED'
-                              ELSE 'IDLE' END,
-                requested_range = CASE WHEN p.run_requested_at > r.started_at THEN p.requested_range END,
-                claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL,
-                attempts = 0, last_error = NULL
-            FROM etl.etl_runs r
-            WHERE p.id = %s AND p.claim_id = %s AND p.epoch = %s AND r.id = %s
-            RETURNING p.status
-            """,
-            [claim.pipeline_id, claim.claim_id, claim.epoch, claim.run_id],
+            sql.SQL(
+                """
+                UPDATE etl.etl_pipelines p
+                SET status = CASE WHEN p.status = 'PAUSE_REQUESTED' THEN 'PAUSED'
+                                  WHEN p.enabled AND (%(boundary)s OR {another}) THEN 'RUN_REQUESTED'
+                                  ELSE 'IDLE' END,
+                    run_requested_at = CASE WHEN {another} THEN p.run_requested_at END,
+                    -- A range that was asked for meanwhile stays; the one that is done is done.
+                    requested_range = CASE WHEN %(boundary)s OR p.requested_range IS DISTINCT FROM %(range)s::jsonb
+                                           THEN p.requested_range END,
+                    claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL,
+                    attempts = 0, last_error = NULL
+                WHERE p.id = %(id)s AND p.claim_id = %(claim)s AND p.epoch = %(epoch)s
+                RETURNING p.status
+                """
+            ).format(another=_ANOTHER_RUN),
+            {
+                "boundary": boundary,
+                "answered": answered and not boundary,
+                "seen": claim.row["run_requested_at"],
+                "range": Jsonb(claim.row["requested_range"]) if claim.row["requested_range"] else None,
+                "id": claim.pipeline_id,
+                "claim": claim.claim_id,
+                "epoch": claim.epoch,
+            },
         ).fetchone()
         if row is None:
             raise LeaseLost(f"pipeline {claim.name}: another runner took over before the run could be concluded")
@@ -165,14 +236,22 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
         return Status(row["status"])
 
 
-def fail_run(connection: Connection, claim: Claim, code: str, message: str) -> None:
+_ANOTHER_RUN = sql.SQL(
+    """
+    (p.run_requested_at IS NOT NULL
+     AND NOT (%(answered)s AND p.run_requested_at IS NOT DISTINCT FROM %(seen)s::timestamptz))
+    """
+)
+
+
+def fail_run(connection: Connection, claim: Claim, code: str, message: str) -> bool:
     """An error that retries did not cure: FAILED until a person acts. A lost lease leaves everything alone."""
     text = _cut(message)
     with connection.transaction():
         changed = connection.execute(
             """
             UPDATE etl.etl_pipelines
-            SET status = 'FAILED', last_error = %s,
+            SET status = 'FAILED', last_error = %s, run_requested_at = NULL, attempts = 0,
                 claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
             WHERE id = %s AND claim_id = %s AND epoch = %s AND status = ANY(%s)
             """,
@@ -180,10 +259,11 @@ def fail_run(connection: Connection, claim: Claim, code: str, message: str) -> N
         ).rowcount
         if changed:
             finish_run(connection, claim.run_id, RunStatus.FAILED, code, text)
+        return bool(changed)
 
 
-def give_back(connection: Connection, claim: Claim) -> None:
-    """The runner is leaving: whoever comes next continues from the checkpoint, at once."""
+def give_back(connection: Connection, claim: Claim) -> bool:
+    """The runner is leaving: whoever comes next continues from the checkpoint, at once, and it counts as no loss."""
     with connection.transaction():
         changed = connection.execute(
             """
@@ -197,58 +277,129 @@ def give_back(connection: Connection, claim: Claim) -> None:
         ).rowcount
         if changed:
             finish_run(connection, claim.run_id, RunStatus.CANCELLED, "runner_stopped", "the runner was stopped")
+        return bool(changed)
 
 
-def recover_expired(connection: Connection, *, ttl_seconds: float, max_attempts: int) -> list[dict[str, Any]]:
-    """Take pipelines away from runners that fell silent; also pauses that nobody is there to perform."""
+# --- taking away ---------------------------------------------------------------------------------------------------
+
+
+def recover_expired(connection: Connection, *, max_attempts: int) -> list[dict[str, Any]]:
+    """Take pipelines away from runners that fell silent. Any runner may, at any time."""
     with connection.transaction():
-        recovered = connection.execute(
+        lost = connection.execute(
             """
-            WITH lost AS (
-                SELECT id, claim_id, runner_id, epoch FROM etl.etl_pipelines
-                WHERE (status = 'RUNNING' OR status = 'PAUSE_REQUESTED')
-                  AND (lease_until IS NULL
-                       OR lease_until < clock_timestamp()
-                       -- The clock stepped back: a lease that far ahead would never end.
-                       OR lease_until > clock_timestamp() + 2 * make_interval(secs => %(ttl)s))
-                FOR UPDATE SKIP LOCKED
-            )
-            UPDATE etl.etl_pipelines p
-            SET status = CASE WHEN p.status = 'PAUSE_REQUESTED' OR NOT p.enabled THEN 'PAUSED'
-                              WHEN p.attempts >= coalesce((p.options ->> 'max_attempts')::int, %(max)s) THEN 'FAILED'
-                              ELSE 'RUN_REQUESTED' END,
-                last_error = CASE WHEN p.status = 'RUNNING' AND p.enabled
-                                   AND p.attempts >= coalesce((p.options ->> 'max_attempts')::int, %(max)s)
-                             THEN format('lost %%s runners in a row without a committed batch;'
-                                         ' look at the runners'' logs, then run it again', p.attempts)
-                             ELSE p.last_error END,
-                requested_trigger = 'recovery',
-                run_requested_at = coalesce(p.run_requested_at, clock_timestamp()),
-                claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
-            FROM lost
-            WHERE p.id = lost.id
-            RETURNING p.id, p.name, p.status, p.attempts, p.last_error, lost.epoch, lost.claim_id, lost.runner_id
-            """,
-            {"ttl": ttl_seconds, "max": max_attempts},
+            SELECT id FROM etl.etl_pipelines
+            WHERE status IN ('RUNNING', 'PAUSE_REQUESTED')
+              AND (status = 'RUNNING' OR claim_id IS NOT NULL)
+              AND (lease_until IS NULL
+                   OR lease_until < clock_timestamp()
+                   -- The clock stepped back: a lease that far ahead would never end.
+                   OR lease_until > clock_timestamp() + 2 * make_interval(secs => coalesce(lease_seconds, 60)))
+            FOR UPDATE SKIP LOCKED
+            """
         ).fetchall()
-        for row in recovered:
-            _close_lost_runs(connection, row)
-        return recovered
+        if not lost:
+            return []
+        reason = "the runner fell silent; the next one continues from the checkpoint"
+        return _take_away(connection, [row["id"] for row in lost], max_attempts, reason)
 
 
-def _close_lost_runs(connection: Connection, recovered: dict[str, Any]) -> None:
+def surrender(connection: Connection, claim: Claim, *, max_attempts: int, reason: str) -> Status | None:
+    """The runner lost a connection in the middle of a run: the same as losing the runner, only without the wait.
+
+    None when the claim was no longer ours: the outcome of the last COMMIT is then on record, or somebody took over.
+    """
+    with connection.transaction():
+        ours = connection.execute(
+            "SELECT id FROM etl.etl_pipelines WHERE id = %s AND claim_id = %s AND epoch = %s FOR UPDATE",
+            [claim.pipeline_id, claim.claim_id, claim.epoch],
+        ).fetchone()
+        if ours is None:
+            return None
+        [row] = _take_away(connection, [claim.pipeline_id], max_attempts, reason)
+        return Status(row["status"])
+
+
+def _take_away(connection: Connection, ids: list[UUID], max_attempts: int, reason: str) -> list[dict[str, Any]]:
+    """The rows are locked. Losses are counted from one committed batch to the next."""
+    rows = connection.execute(
+        """
+        WITH lost AS (
+            SELECT id, claim_id, runner_id, epoch,
+                   status = 'PAUSE_REQUESTED' OR NOT enabled AS pauses,
+                   -- A row may have been edited by hand: one bad value must not stop the recovery of all the others.
+                   attempts >= CASE WHEN jsonb_typeof(options -> 'max_attempts') = 'number'
+                                    THEN (options ->> 'max_attempts')::numeric ELSE %(max)s END AS gives_up
+            FROM etl.etl_pipelines WHERE id = ANY(%(ids)s)
+        )
+        UPDATE etl.etl_pipelines p
+        SET status = CASE WHEN lost.pauses THEN 'PAUSED' WHEN lost.gives_up THEN 'FAILED' ELSE 'RUN_REQUESTED' END,
+            last_error = CASE WHEN lost.gives_up AND NOT lost.pauses
+                              THEN left(format('lost %%s runners in a row without a committed batch, the last time'
+                                               ' because %%s; look at the runners'' logs, then run it again',
+                                               p.attempts, %(reason)s::text), %(length)s)
+                              ELSE p.last_error END,
+            attempts = CASE WHEN lost.gives_up AND NOT lost.pauses THEN 0 ELSE p.attempts END,
+            requested_trigger = 'recovery',
+            claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
+        FROM lost
+        WHERE p.id = lost.id
+        RETURNING p.id, p.name, p.status, p.attempts, p.last_error, lost.epoch, lost.claim_id, lost.runner_id
+        """,
+        {"ids": ids, "max": max_attempts, "reason": reason, "length": MAX_ERROR_LENGTH},
+    ).fetchall()
+    for row in rows:
+        _close_lost_runs(connection, row, reason)
+    return rows
+
+
+def _close_lost_runs(connection: Connection, taken: dict[str, Any], reason: str) -> None:
+    failed = taken["status"] == Status.FAILED
     connection.execute(
         """
         UPDATE etl.etl_runs
-        SET status = %s, finished_at = clock_timestamp(), error_code = 'lease_lost', error_message = %s
+        SET status = %s, finished_at = clock_timestamp(), updated_at = clock_timestamp(),
+            error_code = %s, error_message = %s
         WHERE pipeline_id = %s AND status = 'RUNNING'
         """,
         [
-            RunStatus.PAUSED if recovered["status"] == Status.PAUSED else RunStatus.FAILED,
-            recovered["last_error"] or "the runner fell silent; another one continues from the checkpoint",
-            recovered["id"],
+            RunStatus.PAUSED if taken["status"] == Status.PAUSED else RunStatus.FAILED,
+            "too_many_losses" if failed else "lease_lost",
+            taken["last_error"] if failed else _cut(reason),
+            taken["id"],
         ],
     )
+
+
+def pause_unclaimed(connection: Connection) -> int:
+    """A pause that nobody is there to perform, because nobody works on the pipeline."""
+    return connection.execute(
+        """
+        UPDATE etl.etl_pipelines SET status = 'PAUSED', lease_until = NULL, holds_target = NULL
+        WHERE status = 'PAUSE_REQUESTED' AND claim_id IS NULL
+        """
+    ).rowcount
+
+
+def close_abandoned_runs(connection: Connection) -> int:
+    """Runs and targets that a status edited by hand has cut off from their claim: nobody else would ever end them."""
+    released = connection.execute(
+        """
+        UPDATE etl.etl_pipelines SET claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
+        WHERE status NOT IN ('RUNNING', 'PAUSE_REQUESTED') AND holds_target IS NOT NULL
+        """
+    ).rowcount
+    closed = connection.execute(
+        """
+        UPDATE etl.etl_runs r
+        SET status = 'CANCELLED', finished_at = clock_timestamp(), updated_at = clock_timestamp(),
+            error_code = 'abandoned', error_message = 'the pipeline''s status was changed under the run'
+        WHERE r.status = 'RUNNING'
+          AND NOT EXISTS (SELECT FROM etl.etl_pipelines p
+                          WHERE p.id = r.pipeline_id AND p.claim_id IS NOT NULL AND p.epoch = r.epoch)
+        """
+    ).rowcount
+    return released + closed
 
 
 def finish_run(
@@ -262,14 +413,6 @@ def finish_run(
         WHERE id = %s
         """,
         [outcome, code, _cut(message), run_id],
-    )
-
-
-def note_hold(connection: Connection, claim: Claim, hold: dict[str, Any] | None) -> None:
-    """Who holds the checkpoint back (pid, user, since), for status and metrics."""
-    connection.execute(
-        "UPDATE etl.etl_pipelines SET hold = %s WHERE id = %s AND claim_id = %s",
-        [Jsonb(hold) if hold else None, claim.pipeline_id, claim.claim_id],
     )
 
 

@@ -21,11 +21,24 @@ class Ledger:
 
     def seize(self) -> Checkpoint:
         """Before the first read: older epochs cannot commit from here on."""
+        if not self._remote:
+            with self._home.transaction():
+                self._begin_in_metastore()
+                return state.seize(self._home, self._claim, self._table)
         with self._home.transaction():
             checkpoint = state.seize(self._home, self._claim, self._table)
-        if self._remote:
+        with self._metastore.transaction():
+            self._begin_in_metastore()
+            mirrored = state.peek(self._metastore, self._claim.pipeline_id)
+            if mirrored.stage is None and checkpoint.stage is not None:
+                # Another pipeline wrote to the target meanwhile, or the load has only just begun.
+                checkpoint = checkpoint.without_load()
             state.mirror(self._metastore, self._claim, checkpoint)
         return checkpoint
+
+    def _begin_in_metastore(self) -> None:
+        leases.touch(self._metastore, self._claim)
+        state.discard_loads_of_others(self._metastore, self._claim)
 
     def fence(self, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int, progressed: bool = True) -> None:
         """The last statements of the transaction that carries the data. Raises `LeaseLost` when it must not commit."""

@@ -1,6 +1,6 @@
 """Statements on `etl_pipelines` and its task plan: definitions, requests, and the control plane's status moves."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -142,7 +142,7 @@ def list_page(
             """
         ).format(
             tasks=_TASKS,
-            target=_FINAL_TARGET,
+            target=FINAL_TARGET,
             column=column,
             direction=direction,
             beyond=sql.SQL("<") if descending else sql.SQL(">"),
@@ -162,19 +162,17 @@ def list_page(
     ).fetchall()
 
 
-def list_by_name(
-    connection: Connection, names: Collection[str] | None, *, or_managed_by: str | None = None, lock: bool = False
-) -> list[Row]:
+def list_by_name(connection: Connection, names: Sequence[str] | None, *, lock: bool = False) -> list[Row]:
     """The named pipelines, or all; locked in one order everywhere, so that two callers cannot block each other."""
     return connection.execute(
         sql.SQL(
             """
             SELECT p.*, {tasks} AS tasks FROM etl.etl_pipelines p
-            WHERE %(names)s::text[] IS NULL OR p.name = ANY(%(names)s) OR p.managed_by = %(managed_by)s
+            WHERE %(names)s::text[] IS NULL OR p.name = ANY(%(names)s)
             ORDER BY p.name {lock}
             """
         ).format(tasks=_TASKS, lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL("")),
-        {"names": list(names) if names is not None else None, "managed_by": or_managed_by},
+        {"names": list(names) if names is not None else None},
     ).fetchall()
 
 
@@ -193,7 +191,7 @@ def list_on_target(connection: Connection, target: str, target_connection: str |
             WHERE {target} = %s AND coalesce(p.options ->> 'target_connection', 'default') = %s
             ORDER BY p.name
             """
-        ).format(target=_FINAL_TARGET),
+        ).format(target=FINAL_TARGET),
         [target, target_connection or "default"],
     ).fetchall()
 
@@ -206,7 +204,7 @@ def list_targets(connection: Connection) -> list[Row]:
             SELECT {target} AS target, array_agg(p.name ORDER BY p.name) AS pipelines
             FROM etl.etl_pipelines p GROUP BY 1 ORDER BY 1
             """
-        ).format(target=_FINAL_TARGET)
+        ).format(target=FINAL_TARGET)
     ).fetchall()
 
 
@@ -232,7 +230,9 @@ def request_run(
         """
         UPDATE etl.etl_pipelines
         SET status = CASE WHEN status = ANY(%(from)s) THEN 'RUN_REQUESTED' ELSE status END,
-            run_requested_at = CASE WHEN status = 'RUN_REQUESTED' THEN run_requested_at ELSE clock_timestamp() END,
+            -- None is set while a run is to be continued: the wish for one behind it is new.
+            run_requested_at = CASE WHEN status = 'RUN_REQUESTED' THEN coalesce(run_requested_at, clock_timestamp())
+                                    ELSE clock_timestamp() END,
             requested_trigger = CASE WHEN status = 'RUN_REQUESTED' THEN requested_trigger ELSE %(trigger)s END,
             requested_range = coalesce(%(range)s, requested_range),
             attempts = CASE WHEN status = ANY(%(from)s) THEN 0 ELSE attempts END
@@ -295,8 +295,7 @@ def forget_request(connection: Connection, pipeline_id: UUID) -> bool:
     return bool(
         connection.execute(
             """
-            UPDATE etl.etl_pipelines p
-            SET run_requested_at = r.started_at
+            UPDATE etl.etl_pipelines p SET run_requested_at = NULL, requested_trigger = NULL
             FROM etl.etl_runs r
             WHERE p.id = %s AND p.status = 'RUNNING' AND r.pipeline_id = p.id AND r.status = 'RUNNING'
               AND p.run_requested_at > r.started_at
@@ -326,21 +325,34 @@ def set_owner(connection: Connection, pipeline_id: UUID, *, managed_by: str | No
 def list_due(connection: Connection, *, limit: int = 100) -> list[Row]:
     """Scheduled pipelines that are due or have no due time yet."""
     return connection.execute(
-        """
-        SELECT id, name, schedule_interval, next_run_at, options, clock_timestamp() AS now
-        FROM etl.etl_pipelines
-        WHERE enabled AND schedule_interval IS NOT NULL
-          AND (status = 'IDLE' OR (status = 'FAILED' AND (options ->> 'schedule_after_failure')::boolean))
-          AND (next_run_at IS NULL OR next_run_at <= clock_timestamp())
-        ORDER BY next_run_at NULLS FIRST
-        LIMIT %s
-        """,
-        [limit],
+        sql.SQL(
+            """
+            (SELECT {columns} FROM etl.etl_pipelines
+             WHERE next_run_at IS NOT NULL AND next_run_at <= now() AND {may_fire} ORDER BY next_run_at LIMIT %(limit)s)
+            UNION ALL
+            (SELECT {columns} FROM etl.etl_pipelines
+             WHERE next_run_at IS NULL AND {may_fire} LIMIT %(limit)s)
+            """
+        ).format(columns=_DUE_COLUMNS, may_fire=_MAY_FIRE),
+        {"limit": limit},
     ).fetchall()
 
 
+_DUE_COLUMNS = sql.SQL("id, name, status, schedule_interval, next_run_at, options, clock_timestamp() AS now")
+# A value that was edited by hand into nonsense must not stop everybody's schedule: compared, not cast.
+_MAY_FIRE = sql.SQL(
+    """
+    enabled AND schedule_interval IS NOT NULL
+    AND (status = 'IDLE' OR status = 'FAILED' AND options -> 'schedule_after_failure' = 'true')
+    """
+)
+
+
 def fire_schedule(connection: Connection, due: Row, next_run_at: datetime) -> bool:
-    """Request the scheduled run, unless another runner did so first: guarded by the due time that was seen."""
+    """Request the scheduled run, unless another runner did so first: guarded by everything that was seen.
+
+    The first look at a new schedule only sets the due time.
+    """
     return bool(
         connection.execute(
             """
@@ -348,14 +360,17 @@ def fire_schedule(connection: Connection, due: Row, next_run_at: datetime) -> bo
             SET status = CASE WHEN next_run_at IS NULL THEN status ELSE 'RUN_REQUESTED' END,
                 run_requested_at = CASE WHEN next_run_at IS NULL THEN run_requested_at ELSE clock_timestamp() END,
                 requested_trigger = CASE WHEN next_run_at IS NULL THEN requested_trigger ELSE 'schedule' END,
-                attempts = 0,
+                attempts = CASE WHEN next_run_at IS NULL THEN attempts ELSE 0 END,
                 next_run_at = %(next)s
-            WHERE id = %(id)s AND next_run_at IS NOT DISTINCT FROM %(seen)s AND enabled AND status = ANY(%(from)s)
+            WHERE id = %(id)s AND enabled AND next_run_at IS NOT DISTINCT FROM %(seen)s
+              AND schedule_interval = %(schedule)s AND status = %(status)s AND status = ANY(%(from)s)
             """,
             {
                 "id": due["id"],
                 "seen": due["next_run_at"],
                 "next": next_run_at,
+                "schedule": due["schedule_interval"],
+                "status": due["status"],
                 "from": list(status.sources_of("fire_schedule")),
             },
         ).rowcount
@@ -374,7 +389,7 @@ def definition_of(row: Row) -> Definition:
 
 
 # The last step may override the pipeline's target.
-_FINAL_TARGET = sql.SQL(
+FINAL_TARGET = sql.SQL(
     """
     coalesce((SELECT t.target_table FROM etl.etl_pipeline_tasks t
               WHERE t.pipeline_id = p.id ORDER BY t.order_index DESC LIMIT 1), p.target_table)

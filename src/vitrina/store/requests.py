@@ -1,5 +1,6 @@
 """Statements on `etl_requests`: what the API asks of a runner because it needs a source or a sink."""
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -8,6 +9,9 @@ from psycopg.types.json import Jsonb
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
+
+# A request that takes its runner down is given to this many, then to nobody.
+MAX_TRIES = 3
 
 
 def insert(
@@ -34,17 +38,28 @@ def find_latest(connection: Connection, pipeline_id: UUID, kind: str) -> Row | N
 
 
 def expire(connection: Connection, *, older_than_seconds: float) -> int:
-    """Give up on what no runner took up: nobody waits for its answer any more."""
+    """Give up on what no runner took up: nobody waits for its answer any more. And on what no runner survived."""
     return connection.execute(
         """
         UPDATE etl.etl_requests
-        SET status = 'FAILED', finished_at = clock_timestamp(), lease_until = NULL, error = %s
-        WHERE status = 'QUEUED' AND created_at < clock_timestamp() - make_interval(secs => %s)
+        SET status = 'FAILED', finished_at = clock_timestamp(), lease_until = NULL,
+            error = CASE status WHEN 'QUEUED' THEN %(expired)s::jsonb ELSE %(lost)s::jsonb END
+        WHERE (status = 'QUEUED' AND created_at < clock_timestamp() - make_interval(secs => %(age)s))
+           OR (status = 'WORKING' AND lease_until < clock_timestamp() AND attempts >= %(tries)s)
         """,
-        [
-            Jsonb({"code": "expired", "message": "no runner took it up; start one (`vitrina runner`), ask again"}),
-            older_than_seconds,
-        ],
+        {
+            "expired": Jsonb(
+                {"code": "expired", "message": "no runner took it up; start one (`vitrina runner`), ask again"}
+            ),
+            "lost": Jsonb(
+                {
+                    "code": "lease_lost",
+                    "message": f"{MAX_TRIES} runners were lost while performing it; look at their logs",
+                }
+            ),
+            "age": older_than_seconds,
+            "tries": MAX_TRIES,
+        },
     ).rowcount
 
 
@@ -90,31 +105,52 @@ def claim_next(connection: Connection, runner_id: UUID, ttl_seconds: float) -> R
     return connection.execute(
         """
         UPDATE etl.etl_requests
-        SET status = 'WORKING', runner_id = %(runner)s,
+        SET status = 'WORKING', runner_id = %(runner)s, attempts = attempts + 1,
             lease_until = clock_timestamp() + make_interval(secs => %(ttl)s)
         WHERE id = (
             SELECT id FROM etl.etl_requests
-            WHERE status = 'QUEUED' OR (status = 'WORKING' AND lease_until < clock_timestamp())
+            WHERE status IN ('QUEUED', 'WORKING')
+              AND (status = 'QUEUED' OR lease_until < clock_timestamp() AND attempts < %(tries)s)
             ORDER BY created_at LIMIT 1 FOR UPDATE SKIP LOCKED)
         RETURNING *
         """,
-        {"runner": runner_id, "ttl": ttl_seconds},
+        {"runner": runner_id, "ttl": ttl_seconds, "tries": MAX_TRIES},
     ).fetchone()
 
 
-def finish(
-    connection: Connection, request_id: UUID, *, result: dict[str, Any] | None, error: dict[str, Any] | None
-) -> None:
+def extend(connection: Connection, request_ids: Sequence[UUID], runner_id: UUID, ttl_seconds: float) -> None:
+    """A runner's heartbeat for what it is performing."""
     connection.execute(
         """
-        UPDATE etl.etl_requests
-        SET status = CASE WHEN %(error)s::jsonb IS NULL THEN 'DONE' ELSE 'FAILED' END,
-            result = %(result)s, error = %(error)s, finished_at = clock_timestamp(), lease_until = NULL
-        WHERE id = %(id)s
+        UPDATE etl.etl_requests SET lease_until = clock_timestamp() + make_interval(secs => %s)
+        WHERE id = ANY(%s) AND runner_id = %s AND status = 'WORKING'
         """,
-        {
-            "id": request_id,
-            "result": Jsonb(result) if result is not None else None,
-            "error": Jsonb(error) if error is not None else None,
-        },
+        [ttl_seconds, list(request_ids), runner_id],
+    )
+
+
+def finish(
+    connection: Connection,
+    request_id: UUID,
+    runner_id: UUID,
+    *,
+    result: dict[str, Any] | None,
+    error: dict[str, Any] | None,
+) -> bool:
+    """Record the answer, unless another runner has taken the request over."""
+    return bool(
+        connection.execute(
+            """
+            UPDATE etl.etl_requests
+            SET status = CASE WHEN %(error)s::jsonb IS NULL THEN 'DONE' ELSE 'FAILED' END,
+                result = %(result)s, error = %(error)s, finished_at = clock_timestamp(), lease_until = NULL
+            WHERE id = %(id)s AND runner_id = %(runner)s AND status = 'WORKING'
+            """,
+            {
+                "id": request_id,
+                "runner": runner_id,
+                "result": Jsonb(result) if result is not None else None,
+                "error": Jsonb(error) if error is not None else None,
+            },
+        ).rowcount
     )

@@ -10,7 +10,7 @@ from psycopg.types.json import Jsonb
 
 from vitrina.errors import LeaseLost
 from vitrina.store.database import Connection
-from vitrina.store.leases import Claim
+from vitrina.store.leases import HELD_TARGET, Claim
 
 METASTORE_TABLE = sql.Identifier("etl", "etl_state")
 # The same row in a target database that is not the metastore; `etl_state` mirrors it.
@@ -132,19 +132,21 @@ def reset(connection: Connection, pipeline_id: UUID, *, cursor: str | None = Non
     )
 
 
-def discard_loads_of_others(connection: Connection, claim: Claim) -> None:
+def discard_loads_of_others(connection: Connection, claim: Claim) -> int:
     """Unfinished loads of other pipelines on this target are older than what we are about to write."""
-    connection.execute(
-        """
-        UPDATE etl.etl_state s
-        SET segments = '{}', rows = 0, stage = NULL, fingerprint = NULL, load_started_at = NULL,
-            last_processed_key = NULL, last_processed_id = NULL
-        FROM etl.etl_pipelines p
-        WHERE s.pipeline_id = p.id AND p.id <> %s AND p.target_table = %s AND s.stage IS NOT NULL
-          AND p.mode = 'full' AND p.claim_id IS NULL
-        """,
-        [claim.pipeline_id, claim.row["target_table"]],
-    )
+    return connection.execute(
+        sql.SQL(
+            """
+            UPDATE etl.etl_state s
+            SET segments = '{{}}', rows = 0, stage = NULL, fingerprint = NULL, load_started_at = NULL,
+                last_processed_key = NULL, last_processed_id = NULL
+            FROM etl.etl_pipelines p
+            WHERE s.pipeline_id = p.id AND s.stage IS NOT NULL AND p.id <> %s AND p.claim_id IS NULL
+              AND {target} = %s
+            """
+        ).format(target=HELD_TARGET),
+        [claim.pipeline_id, claim.row["holds_target"]],
+    ).rowcount
 
 
 def _checkpoint(row: dict[str, Any]) -> Checkpoint:

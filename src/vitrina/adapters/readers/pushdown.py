@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psycopg
@@ -12,6 +13,7 @@ from vitrina.adapters.readers.sql import Bounds, Query, SqlReader, column, trans
 from vitrina.adapters.writers.postgres import null_key_error
 from vitrina.adapters.writers.stage import BATCH, EPOCH, Stage
 from vitrina.ports import Filled
+from vitrina.store import sessions
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
 
@@ -70,9 +72,10 @@ class PushdownSource:
             number += 1
 
     def close(self) -> None:
-        self._reader.connection.cancel_safe(timeout=5)
-        self._reader.connection.close()
-        self._probe.close()
+        with suppress(psycopg.Error):  # a server that does not listen is cut off all the same
+            self._reader.connection.cancel_safe(timeout=2)
+        sessions.cut(self._reader.connection)
+        sessions.cut(self._probe)
 
     def _fill(self, stage: Stage, number: int, after: tuple[str, ...] | None) -> int:
         connection = self._reader.connection

@@ -67,17 +67,6 @@ class PostgresWriter:
 
     # --- the target ------------------------------------------------------------------------------------------
 
-    def end_older_sessions(self) -> None:
-        """Whatever an older epoch of this pipeline still has open here can only be in the way."""
-        self.connection.execute(
-            """
-            SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity
-            WHERE application_name LIKE %s AND application_name <> %s AND usename = current_user
-              AND pid <> pg_catalog.pg_backend_pid()
-            """,
-            [f"vitrina:{self._claim.pipeline_id}:%", self._claim.session_name],
-        )
-
     def prepare(
         self,
         result: Sequence[Column],

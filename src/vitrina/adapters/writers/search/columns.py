@@ -109,7 +109,7 @@ def _strings(column: pa.Array, pg_type: str, field_type: str) -> Texts:
         return Texts(_without_line_breaks(texts))
     if values.base_type(pg_type) in _PLAIN_DATES and not values.is_array(pg_type):
         return _dates_from_text(texts, values.base_type(pg_type))
-    if values.base_type(pg_type) in ("character", "bpchar") and not values.is_array(pg_type):
+    if values.base_type(pg_type) == "character" and not values.is_array(pg_type):
         return Texts(pc.ascii_rtrim(texts, characters=" "), quoted=True, plain=False)  # the padding means nothing
     token = values.text_token(pg_type, field_type)
     if token is values.quoted:

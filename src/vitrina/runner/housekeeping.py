@@ -1,0 +1,85 @@
+"""What a runner tidies up now and then: old history, runs and stages that nobody needs any more."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psycopg
+import structlog
+
+from vitrina.errors import CannotConnect, ConfigError
+from vitrina.settings import DEFAULT_CONNECTION, Settings
+from vitrina.store import database, events, leases, requests, runners, runs, stages
+from vitrina.store.database import Connection
+
+INTERVAL_SECONDS = 60.0
+# A runner that has been silent for this many leases is forgotten.
+FORGET_AFTER_LEASES = 120
+REQUEST_EXPIRY_SECONDS = 600.0
+
+# One runner at a time; the others would only wait for its row locks.
+_LOCK = 0x5649_5452_484B
+
+
+class Housekeeper:
+    """Works in a thread of its own, with patience for nobody: claims must not wait for it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._due_at = 0.0
+        self._thread: threading.Thread | None = None
+
+    def look(self, shutdown: threading.Event) -> None:
+        """Called often; does something once in a while."""
+        if time.monotonic() < self._due_at or shutdown.is_set() or (self._thread and self._thread.is_alive()):
+            return
+        self._due_at = time.monotonic() + INTERVAL_SECONDS
+        self._thread = threading.Thread(target=self._tidy_up, name="housekeeping", daemon=True)
+        self._thread.start()
+
+    def _tidy_up(self) -> None:
+        try:
+            tidy_up(self._settings)
+        except (CannotConnect, psycopg.Error) as exc:
+            structlog.get_logger().warning("housekeeping.failed", error=" ".join(str(exc).split()))
+        except Exception:  # noqa: BLE001 - the next round tries again; claims do not depend on it
+            structlog.get_logger().exception("housekeeping.crashed")
+
+
+def tidy_up(settings: Settings) -> None:
+    """One round, unless another runner is at it."""
+    with _session(settings.require_database_url()) as metastore:
+        row = metastore.execute("SELECT pg_try_advisory_lock(%s) AS ours", [_LOCK]).fetchone()
+        if not (row and row["ours"]):
+            return
+        leases.close_abandoned_runs(metastore)
+        runs.prune(metastore, older_than_days=settings.runs_retention_days)
+        events.prune(metastore, older_than_hours=settings.events_retention_hours)
+        requests.expire(metastore, older_than_seconds=REQUEST_EXPIRY_SECONDS)
+        requests.prune(metastore, older_than_days=settings.runs_retention_days)
+        runners.forget_stale(metastore, older_than_seconds=settings.lease_ttl_seconds * FORGET_AFTER_LEASES)
+        stages.drop_orphans(metastore, metastore)
+        for name in stages.list_target_connections(metastore):
+            _drop_remote_orphans(metastore, settings, name)
+
+
+def _drop_remote_orphans(metastore: Connection, settings: Settings, name: str) -> None:
+    if name == DEFAULT_CONNECTION:
+        return
+    try:
+        with _session(settings.connection_url(name)) as target:
+            stages.drop_orphans(metastore, target, remote=True)
+    except (CannotConnect, ConfigError) as exc:
+        structlog.get_logger().warning("housekeeping.target_skipped", connection=name, error=exc.message)
+
+
+@contextmanager
+def _session(url: str) -> Iterator[Connection]:
+    limits = {"lock_timeout": "1000", "statement_timeout": "60000"}
+    connection = database.connect(url, "vitrina:housekeeping", settings=limits)
+    try:
+        yield connection
+    finally:
+        with suppress(psycopg.Error):
+            connection.close()

@@ -1,0 +1,96 @@
+"""Stage tables of all pipelines in a database: which of them nobody needs any more."""
+
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from vitrina.store.database import Connection
+
+
+def drop_orphans(metastore: Connection, target: Connection, *, remote: bool = False) -> list[str]:
+    """Drop stages whose pipeline is gone, and those that no checkpoint names and no runner works on.
+
+    In another database than the metastore's, only those of pipelines that we know: it may serve several metastores.
+    """
+    dropped = []
+    for stage in list_all(target):
+        try:
+            if _drop_if_orphan(metastore, target, stage, remote=remote):
+                dropped.append(stage["name"])
+        except psycopg.errors.LockNotAvailable:
+            continue  # somebody uses it after all: the next round will tell
+    if dropped:
+        structlog.get_logger().info("stages.dropped", stages=dropped)
+    return dropped
+
+
+def list_all(target: Connection) -> list[dict[str, Any]]:
+    """Every stage with its pipeline's id and its size."""
+    rows = target.execute(
+        """
+        SELECT c.relname AS name, substr(c.relname, 3, 32)::uuid AS pipeline_id,
+               pg_catalog.pg_total_relation_size(c.oid) AS bytes
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = 'etl_stage' AND c.relkind = 'r' AND c.relname ~ '^p_[0-9a-f]{32}_'
+        ORDER BY c.relname
+        """
+    ).fetchall()
+    return list(rows)
+
+
+def list_orphans(metastore: Connection) -> list[str]:
+    """Names of the stages in the metastore's own database that the next round of housekeeping will drop."""
+    return [
+        stage["name"]
+        for stage in list_all(metastore)
+        if _is_orphan(metastore, metastore, stage, remote=False, lock=False)
+    ]
+
+
+def list_target_connections(metastore: Connection) -> list[str]:
+    """The named databases that pipelines write to."""
+    rows = metastore.execute(
+        """
+        SELECT DISTINCT lower(options ->> 'target_connection') AS name FROM etl.etl_pipelines
+        WHERE jsonb_typeof(options -> 'target_connection') = 'string' ORDER BY 1
+        """
+    ).fetchall()
+    return [row["name"] for row in rows]
+
+
+def _drop_if_orphan(metastore: Connection, target: Connection, stage: dict[str, Any], *, remote: bool) -> bool:
+    """Nobody can claim the pipeline between our second look and the drop: its row is locked."""
+    if not _is_orphan(metastore, target, stage, remote=remote, lock=False):
+        return False
+    with metastore.transaction():
+        if not _is_orphan(metastore, target, stage, remote=remote, lock=True):
+            return False
+        target.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier("etl_stage", stage["name"])))
+        return True
+
+
+def _is_orphan(metastore: Connection, target: Connection, stage: dict[str, Any], *, remote: bool, lock: bool) -> bool:
+    pipeline_id: UUID = stage["pipeline_id"]
+    owner = metastore.execute(
+        sql.SQL("SELECT claim_id FROM etl.etl_pipelines WHERE id = %s {}").format(
+            sql.SQL("FOR UPDATE" if lock else "")
+        ),
+        [pipeline_id],
+    ).fetchone()
+    if owner is None:
+        # Another metastore's pipeline keeps its checkpoint in our ledger.
+        return not remote and _named_in(target, "ledger", pipeline_id) is None
+    if owner["claim_id"] is not None:
+        return False
+    named = [_named_in(metastore, "etl_state", pipeline_id), _named_in(target, "ledger", pipeline_id)]
+    return not any(row and row["stage"] == stage["name"] for row in named)
+
+
+def _named_in(connection: Connection, table: str, pipeline_id: UUID) -> dict[str, Any] | None:
+    identifier = sql.Identifier("etl", table) if table == "etl_state" else sql.Identifier("etl_stage", table)
+    return connection.execute(
+        sql.SQL("SELECT stage FROM {} WHERE pipeline_id = %s").format(identifier), [pipeline_id]
+    ).fetchone()

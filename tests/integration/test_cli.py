@@ -18,6 +18,7 @@ import psycopg
 import pytest
 import yaml
 
+from vitrina.client import Client
 from vitrina.embedded.temporary import TemporaryServer
 
 VITRINA = [sys.executable, "-m", "vitrina.cli"]
@@ -74,7 +75,8 @@ class Installation:
             "target_key": ["film_id"],
             **fields,
         }
-        self.done("pipelines", "create", "-f", self.write(f"{name}.json", json.dumps(definition)))
+        with Client(self.variables["VITRINA_API_URL"], self.variables["VITRINA_TOKEN"]) as client:
+            client.create_pipeline(definition)
         return name
 
 
@@ -250,7 +252,16 @@ def test_tokens_open_the_api_until_they_are_revoked(installation: Installation) 
 
 
 def test_a_pipeline_is_created_run_and_deleted(installation: Installation) -> None:
-    name = installation.create()
+    name = f"films_{uuid4().hex[:8]}"
+    definition = (
+        f"name: {name}\nsource_query: SELECT id AS film_id, title FROM content.film_work\n"
+        f"target_table: analytics.{name}\ntarget_key: [film_id]\n"
+    )
+    file = installation.write("films.yaml", definition)
+    assert re.search(r"^status +IDLE$", installation.done("pipelines", "create", "-f", file), re.MULTILINE)
+    twice = installation.vitrina("pipelines", "create", "-f", file)
+    assert twice.returncode == 5
+    assert name in twice.stderr
     listed = installation.done("pipelines")
     assert re.search(rf"^{name} +IDLE +yes +full +analytics\.{name} ", listed, re.MULTILINE)
     ended = installation.vitrina("run", name, "--wait")
@@ -293,13 +304,6 @@ def test_wrong_definitions_are_refused_field_by_field(installation: Installation
     missing = installation.vitrina("run", "no_such_pipeline")
     assert missing.returncode == 2
     assert "no_such_pipeline" in missing.stderr
-
-
-def test_the_same_name_twice_is_a_conflict(installation: Installation) -> None:
-    name = installation.create()
-    ended = installation.vitrina("pipelines", "create", "-f", str(installation.directory / f"{name}.json"))
-    assert ended.returncode == 5
-    assert name in ended.stderr
 
 
 def test_disabled_pipelines_do_not_run_until_they_are_enabled(installation: Installation) -> None:
@@ -373,25 +377,49 @@ def test_validate_and_preview_look_without_writing(installation: Installation) -
 
 
 def test_files_make_pipelines_and_differences_are_shown_first(installation: Installation) -> None:
-    name = installation.create()
+    name = installation.create(batch_size=500)
     directory = installation.directory / f"exported_{name}"
     assert installation.done("export", name, "-d", str(directory)) == f"{directory / name}.yaml\n"
+    assert installation.vitrina("apply", "-f", str(directory)).returncode == 0
     assert installation.vitrina("diff", "-f", str(directory)).returncode == 0
     file = directory / f"{name}.yaml"
-    file.write_text(
-        re.sub(r"batch_size: \d+", "batch_size: 77", file.read_text())
-        if "batch_size" in file.read_text()
-        else file.read_text().rstrip() + "\n  batch_size: 77\n"
-    )
+    file.write_text(file.read_text().replace("batch_size: 500\n", "batch_size: 77\n"))
     changed = installation.vitrina("diff", "-f", str(directory))
     assert changed.returncode == 1
-    assert re.search(rf"~ {name} \(update\)\n +batch_size: 5000 -> 77", changed.stdout)
-    assert installation.data("pipelines", "get", name)["batch_size"] == 5000
+    assert changed.stdout == f"~ {name} (update)\n    batch_size: 500 -> 77\n"
+    assert installation.data("pipelines", "get", name)["batch_size"] == 500
     applied = installation.vitrina("apply", "-f", str(directory))
     assert (applied.returncode, applied.stderr) == (0, "1 update\n")
     assert installation.data("pipelines", "get", name)["batch_size"] == 77
     assert installation.done("export", name) == file.read_text()
     assert installation.vitrina("apply", "-f", "-", stdin=file.read_text()).stderr == "1 unchanged\n"
+
+
+def test_a_mistake_in_a_file_is_named_by_file_and_line_and_nothing_is_applied(installation: Installation) -> None:
+    name = installation.create()
+    good = installation.done("export", name).replace(name, f"{name}_copy")
+    installation.write("wrong/a.yaml", good)
+    wrong = installation.write("wrong/b.yaml", good.replace("_copy", "_other") + "  batch_size: 0\n")
+    line = Path(wrong).read_text().count("\n")
+    ended = installation.vitrina("apply", "-f", str(installation.directory / "wrong"))
+    assert ended.returncode == 3
+    assert f"{wrong}:{line}:" in ended.stderr
+    assert "batch_size" in ended.stderr
+    assert installation.vitrina("pipelines", "get", f"{name}_copy").returncode == 2
+
+
+def test_prune_deletes_what_its_owner_no_longer_declares(installation: Installation) -> None:
+    name = installation.create()
+    manifest = installation.done("export", name)
+    file = installation.write(f"owned_{name}/pipeline.yaml", manifest)
+    owner = ["--managed-by", f"team-{name}"]
+    installation.done("apply", "-f", file, *owner)
+    Path(file).write_text(manifest.replace(name, f"{name}_renamed"))
+    shown = installation.vitrina("diff", "-f", file, "--prune", *owner)
+    assert shown.stdout == f"- {name} (delete)\n+ {name}_renamed (create)\n"
+    installation.done("apply", "-f", file, "--prune", *owner)
+    assert installation.vitrina("pipelines", "get", name).returncode == 2
+    assert installation.data("pipelines", "get", f"{name}_renamed")["managed_by"] == f"team-{name}"
 
 
 # --- shells -------------------------------------------------------------------------------------------------------
@@ -402,7 +430,7 @@ def test_the_shell_completes_commands_and_pipelines(installation: Installation) 
     assert "runner" in complete(installation, "vitrina runn")
     assert name in complete(installation, f"vitrina run {name[:10]}")
     alone = Installation(installation.directory, {"VITRINA_API_URL": f"http://127.0.0.1:{free_port()}"})
-    assert complete(alone, "vitrina run fi") == ""
+    assert complete(alone, "vitrina run fi").strip() == ""
 
 
 def test_a_terminal_gets_colours_and_bars_unless_it_wants_none(installation: Installation) -> None:

@@ -1,7 +1,6 @@
 """Files that commands take with `-f`: one file, a directory of them, or standard input."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,34 +40,11 @@ def read_definition(path: str) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True)
-class Documents:
-    """YAML documents of one or more files, joined; remembers which line came from where."""
-
-    text: str
-    starts: tuple[tuple[int, str], ...]
-
-    def place_of(self, line: int) -> tuple[str, int]:
-        """File and line there, for a line of the joined text. Both count from 1."""
-        start, path = max((start, path) for start, path in self.starts if start <= line)
-        return path, line - start + 1
-
-
-def read_documents(path: str) -> Documents:
-    """All documents of a file, of a directory's files in the order of their names, or of standard input."""
-    paths = [path] if path == STDIN or not Path(path).is_dir() else _files_in(Path(path))
-    parts: list[str] = []
-    starts: list[tuple[int, str]] = []
-    line = 1
-    for one in paths:
-        part = read(one).rstrip() + "\n"
-        if parts:
-            parts.append("---\n")
-            line += 1
-        starts.append((line, "standard input" if one == STDIN else one))
-        parts.append(part)
-        line += part.count("\n")
-    return Documents("".join(parts), tuple(starts))
+def read_all(path: str) -> dict[str, str]:
+    """Texts by file name: of a file, of a directory's files in the order of their names, or of standard input."""
+    if path == STDIN:
+        return {"standard input": read(path)}
+    return {file: read(file) for file in (_files_in(Path(path)) if Path(path).is_dir() else [path])}
 
 
 def _files_in(directory: Path) -> list[str]:

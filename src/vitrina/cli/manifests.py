@@ -14,12 +14,14 @@ from vitrina.cli.output import Format, Output, show_data
 if TYPE_CHECKING:
     from vitrina.answers import ApplyReport, ManifestChange
 
+OWNER = "file"
 SIGNS = {"create": "+", "update": "~", "delete": "-", "unchanged": " "}
 
 Documents = Annotated[
     str, typer.Option("--file", "-f", metavar="PATH", help="A file, a directory of them, or - for standard input.")
 ]
-Prune = Annotated[bool, typer.Option("--prune", help="Also delete pipelines that came from files and are gone there.")]
+Owner = Annotated[str, typer.Option("--managed-by", help="Who owns these pipelines; --prune deletes only its own.")]
+Prune = Annotated[bool, typer.Option("--prune", help="Also delete pipelines of this owner that no file names.")]
 
 
 def export(
@@ -41,12 +43,12 @@ def export(
             print(path)
 
 
-def diff(file: Documents, prune: Prune = False, output: Output = Format.TABLE) -> None:
+def diff(file: Documents, prune: Prune = False, owner: Owner = OWNER, output: Output = Format.TABLE) -> None:
     """Show what `apply` would change.
 
     Exit code 1 if that is anything.
     """
-    report = _apply(file, dry_run=True, prune=prune)
+    report = _apply(file, dry_run=True, prune=prune, owner=owner)
     _show(report, output)
     if report.has_changes:
         raise typer.Exit(ExitCode.FAILED)
@@ -55,21 +57,22 @@ def diff(file: Documents, prune: Prune = False, output: Output = Format.TABLE) -
 def apply(
     file: Documents,
     prune: Prune = False,
+    owner: Owner = OWNER,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Make pipelines be what the files say: all of it or nothing."""
-    report = _apply(file, dry_run=dry_run, prune=prune)
+    report = _apply(file, dry_run=dry_run, prune=prune, owner=owner)
     _show(report, output)
     counts = {action: sum(item.action == action for item in report.items) for action in SIGNS}
     told = ", ".join(f"{count} {action}" for action, count in counts.items() if count) or "nothing to apply"
     local.say(f"{told}{' (dry run: nothing was written)' if dry_run else ''}")
 
 
-def _apply(file: str, *, dry_run: bool, prune: bool) -> "ApplyReport":
-    documents = files.read_documents(file)
+def _apply(file: str, *, dry_run: bool, prune: bool, owner: str) -> "ApplyReport":
+    documents = files.read_all(file)
     with remote.api() as client:
-        return client.apply(documents.text, dry_run=dry_run, prune=prune)
+        return client.apply(documents, dry_run=dry_run, prune=prune, source=owner)
 
 
 def _show(report: "ApplyReport", output: Format) -> None:

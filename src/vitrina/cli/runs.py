@@ -16,7 +16,7 @@ from vitrina.cli.remote import OptionalPipelineName, PipelineName
 from vitrina.errors import NotFound
 
 if TYPE_CHECKING:
-    from vitrina.answers import Event, Run
+    from vitrina.answers import Event, Run, RunAccepted
     from vitrina.client import Client
 
 FOLLOW_SECONDS = 0.5
@@ -58,6 +58,17 @@ def run(
         if not wait:
             show_accepted(accepted, output)
             return
+        ended = _watch(client, accepted, timeout)
+    if output is Format.TABLE:
+        show_runs([ended])
+    else:
+        show_data(ended, output)
+    if not succeeded(ended):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _watch(client: "Client", accepted: "RunAccepted", timeout: float | None) -> "Run":
+    try:
         with watching() as watcher:
             ended = client.wait_for_run(
                 accepted.pipeline_id,
@@ -66,12 +77,10 @@ def run(
                 timeout_seconds=timeout,
             )
             watcher.finish(ended)
-    if output is Format.TABLE:
-        show_runs([ended])
-    else:
-        show_data(ended, output)
-    if not succeeded(ended):
-        raise typer.Exit(ExitCode.FAILED)
+    except KeyboardInterrupt:
+        local.say(f"the run goes on without you: see `vitrina status {accepted.pipeline}`")
+        raise
+    return ended
 
 
 def runs(

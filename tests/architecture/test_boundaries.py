@@ -12,7 +12,7 @@ MODULES = sorted((ROOT / "src" / "vitrina").rglob("*.py"))
 
 WEB = {"fastapi", "sse_starlette", "starlette", "uvicorn"}
 DATA = {"adbc_driver_manager", "adbc_driver_postgresql", "elastic_transport", "pyarrow"}
-SQL = {"alembic", "psycopg", "psycopg_pool", "sqlalchemy", "sqlglot"}
+SQL = {"alembic", "psycopg", "psycopg_pool", "sqlalchemy"}
 
 # Imports a package with everything in it; a package whose __init__ is empty would prove nothing.
 IMPORT_WHOLE_PACKAGE = """

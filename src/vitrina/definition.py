@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
@@ -17,6 +18,8 @@ MAX_TASKS = 50
 
 # The name stands in URLs, metrics and file names. A uuid is refused because `{id}` takes either.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$")]
+# A registered Python step or source. No dots, slashes or leading underscores: a name is looked up, never imported.
+STEP_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[^\x00]+$")]
 
 
@@ -53,6 +56,7 @@ class Options(Strict):
     max_attempts: int | None = Field(None, ge=1, le=20)
     statement_timeout_seconds: float | None = Field(None, gt=0)
     max_cost: float | None = Field(None, gt=0, description="Refuse a query whose EXPLAIN cost is higher.")
+    params: dict[str, Any] = Field(default_factory=dict, description="Parameters of `python_task`.")
 
 
 class Task(Strict):
@@ -96,6 +100,13 @@ class Definition(Strict):
             return name
         raise ValueError("a name may not look like a uuid, because pipelines are found by either")
 
+    @field_validator("python_task")
+    @classmethod
+    def _task_is_a_name(cls, value: str | None) -> str | None:
+        if value is not None and not STEP_NAME.fullmatch(value):
+            raise ValueError(not_a_step_name("python_task", value))
+        return value
+
     @field_validator("schedule_interval")
     @classmethod
     def _schedule_is_understood(cls, value: str | None) -> str | None:
@@ -108,7 +119,7 @@ class Definition(Strict):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
-        if self.mode == "incremental" and not self.incremental_key and not self._is_python_source:
+        if self.mode == "incremental" and not self.incremental_key and self.python_source is None:
             raise ValueError("mode 'incremental' needs incremental_key, the column that says what is new")
         if self.type == "SQL" and not self.tasks and not (self.source_query or "").strip():
             raise ValueError("a SQL pipeline needs source_query or tasks")
@@ -117,8 +128,19 @@ class Definition(Strict):
         return self
 
     @property
-    def _is_python_source(self) -> bool:
-        return self.type == "PYTHON" and not self.tasks and not (self.source_query or "").strip()
+    def python_source(self) -> str | None:
+        """The registered source that rows come from when there is no SQL to read."""
+        is_source = self.type == "PYTHON" and not self.tasks and not (self.source_query or "").strip()
+        return self.python_task if is_source else None
+
+    @property
+    def steps(self) -> list[Task]:
+        """What rows pass through behind the SQL, in order: the plan's Python tasks, or `python_task` alone."""
+        if self.tasks:
+            return self.ordered_tasks[1:]
+        if self.type == "PYTHON" and self.python_task and self.python_source is None:
+            return [Task(order_index=1, task_type="PYTHON", body=self.python_task, params=self.options.params)]
+        return []
 
     @property
     def query(self) -> str | None:
@@ -137,6 +159,13 @@ class Definition(Strict):
         if self.tasks and self.ordered_tasks[-1].target_table:
             return self.ordered_tasks[-1].target_table
         return self.target_table
+
+
+def not_a_step_name(where: str, value: str) -> str:
+    return (
+        f"{where} {value[:80]!r} is not the name of a Python step: names have lower-case letters, digits and"
+        " underscores, and begin with a letter; `GET /transforms` lists them"
+    )
 
 
 # May not change while a runner works on the pipeline; the rest applies from the next batch or run.
@@ -165,6 +194,7 @@ def fingerprint(definition: Definition, key: list[str], result_types: list[str])
         definition.source_connection,
         definition.python_task,
         [task.model_dump() for task in definition.ordered_tasks],
+        definition.options.params,
         definition.final_target,
         definition.options.target_connection,
         definition.mode,

@@ -169,6 +169,18 @@ class BadKey(FatalError):
     code = "bad_key"
 
 
+class StepFailed(FatalError):
+    """A Python step raised, or gave something that a step may not give."""
+
+    code = "step_failed"
+
+
+class NotCarried(FatalError):
+    """A value of the source has no exact form in Arrow, so no step can be given it."""
+
+    code = "not_carried"
+
+
 class ShrinkRefused(FatalError):
     """Publishing would delete more of the mart than the guard allows."""
 

@@ -6,6 +6,15 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
+class DeadLetter:
+    """A row that was left out, whole, with the reason."""
+
+    document_id: str
+    error: str
+    document: str  # JSON
+
+
+@dataclass(frozen=True)
 class Filled:
     """One batch that is staged but does not count yet."""
 
@@ -14,7 +23,13 @@ class Filled:
     # Where the next batch starts: values as text, in the order of the columns that are read by. None: not resumable.
     last: tuple[str, ...] | None
     seconds: float
-    rejected: int = 0
+    # What is in the stage, when steps have changed the number of rows.
+    staged: int | None = None
+    letters: tuple[DeadLetter, ...] = ()
+
+    @property
+    def staged_rows(self) -> int:
+        return self.rows if self.staged is None else self.staged
 
 
 class Source(Protocol):

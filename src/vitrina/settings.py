@@ -37,6 +37,7 @@ class Settings(BaseModel):
     allowed_source_schemas: str = Field("content,ugc", description="Schemas that users' SQL may read, comma-separated.")
     allowed_functions: str = Field("", description="Functions users' SQL may call beyond the built-in list.")
     transforms: str = Field("", description="Modules with registered Python steps, comma-separated.")
+    hash_key: SecretStr | None = Field(None, description="Key of the step hash_columns; the same key, the same hashes.")
 
     elasticsearch_url: SecretStr | None = Field(
         None,

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from vitrina.definition import Definition, Task
+from vitrina.definition import STEP_NAME, Definition, Task, not_a_step_name
 from vitrina.errors import FieldError, ForbiddenTarget, Invalid
 from vitrina.targets import TargetPolicy, parse_target
 
@@ -18,7 +18,7 @@ def check(definition: Definition, policy: TargetPolicy) -> None:
 
 def violations(tasks: Sequence[Task]) -> list[FieldError]:
     """What is wrong with the steps themselves, in the order in which people read them."""
-    return [*_order(tasks), *_contents(tasks), *_kinds(tasks), *_overrides(tasks)]
+    return [*_order(tasks), *_contents(tasks), *_kinds(tasks), *_names(tasks), *_overrides(tasks)]
 
 
 def _order(tasks: Sequence[Task]) -> list[FieldError]:
@@ -78,6 +78,15 @@ def _kinds(tasks: Sequence[Task]) -> list[FieldError]:
             message = f"step {task.order_index} must be PYTHON: only the first step is SQL"
             found.append(FieldError(f"tasks.{position}.task_type", message, "task_not_python"))
     return found
+
+
+def _names(tasks: Sequence[Task]) -> list[FieldError]:
+    """What a Python step names is looked up among registered functions, never imported: dotted paths are no names."""
+    return [
+        FieldError(f"tasks.{position}.body", not_a_step_name(f"step {task.order_index}", task.body), "step_name")
+        for position, task in enumerate(tasks)
+        if task.task_type == "PYTHON" and task.body.strip() and not STEP_NAME.fullmatch(task.body)
+    ]
 
 
 def _overrides(tasks: Sequence[Task]) -> list[FieldError]:

@@ -29,7 +29,8 @@ def merge_type(kind: str) -> str:
 
     An explicit cast to varchar(5) would cut silently; without the length, the write itself refuses what is too long.
     """
-    return "character varying" if base_type(kind) == "character varying" else kind
+    element, brackets = kind.removesuffix("[]"), "[]" if kind.endswith("[]") else ""
+    return f"character varying{brackets}" if base_type(element) == "character varying" else kind
 
 
 def base_type(kind: str) -> str:

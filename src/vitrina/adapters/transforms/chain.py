@@ -1,0 +1,315 @@
+"""The steps of one pipeline, one behind the other: running them, holding them to their contract, saying what failed."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import BaseModel, Field, ValidationError
+
+from vitrina.adapters.transforms import forms, masking, pythonic
+from vitrina.adapters.transforms.context import StepContext
+from vitrina.adapters.transforms.isolation import Isolation, Rejection
+from vitrina.adapters.transforms.registry import RESERVED_PARAMS, Registered, Registry
+from vitrina.definition import Strict, Task
+from vitrina.errors import BadKey, FieldError, Invalid, RunError, StepFailed, TransientError
+from vitrina.ports import DeadLetter
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class ErrorRule(Strict):
+    """What becomes of rows that a step fails on; stands among the step's params."""
+
+    on_error: Literal["fail", "dead_letter"] = "fail"
+    max_dead_letters: int = Field(1000, ge=1)
+
+
+@dataclass
+class PlannedStep:
+    """A registered step in its place, with its params read."""
+
+    order_index: int
+    registered: Registered
+    params: BaseModel | None
+    rule: ErrorRule = dataclasses.field(default_factory=ErrorRule)
+    # What its batches look like, once one has been seen: later ones must look the same.
+    expected: pa.Schema | None = None
+    letters: int = 0
+
+    def __str__(self) -> str:
+        return f"step {self.order_index} ({self.registered.name})"
+
+    def bind(self, context: StepContext) -> forms.Bound:
+        filled: dict[str, Any] = {}
+        if self.registered.params is not None:
+            filled["params"] = self.params
+        if "context" in self.registered.accepts:
+            filled["context"] = context
+        return partial(self.registered.function, **filled)
+
+
+# --- what the plan says, read against the registry -------------------------------------------------------------
+
+
+def plan_steps(tasks: Sequence[Task], registry: Registry) -> list[PlannedStep]:
+    """Every step known and its params right, or `Invalid` with each thing that is not."""
+    planned: list[PlannedStep] = []
+    problems: list[FieldError] = []
+    for task in tasks:
+        try:
+            planned.append(_plan_step(task, registry))
+        except Invalid as exc:
+            problems += exc.fields
+    if problems:
+        raise Invalid("; ".join(problem.message for problem in problems), tuple(problems))
+    return planned
+
+
+def _plan_step(task: Task, registry: Registry) -> PlannedStep:
+    registered = find_registered(task.body, "transform", registry)
+    own = {name: value for name, value in task.params.items() if name not in RESERVED_PARAMS}
+    ruling = {name: value for name, value in task.params.items() if name in RESERVED_PARAMS}
+    where = f"step {task.order_index} ({task.body})"
+    rule = _read(ErrorRule, ruling, where)
+    return PlannedStep(task.order_index, registered, read_params(registered, own, where), rule)
+
+
+def find_registered(name: str, kind: str, registry: Registry) -> Registered:
+    found = registry.find(name)
+    if found is None or found.kind != kind:
+        known = ", ".join(entry.name for entry in registry if entry.kind == kind) or "none"
+        what = "source" if kind == "source" else "step"
+        missing = "; ".join(f"{module.name} could not be imported" for module in registry.broken)
+        message = f"there is no Python {what} {name!r} here; there are: {known}" + (f" ({missing})" if missing else "")
+        raise Invalid(message, (FieldError("tasks", message, "unknown_step"),))
+    return found
+
+
+def read_params(registered: Registered, given: dict[str, Any], where: str) -> BaseModel | None:
+    if registered.params is not None:
+        return _read(registered.params, given, where)
+    if given:
+        message = f"{where} takes no params, but is given {', '.join(sorted(given))}"
+        raise Invalid(message, (FieldError("params", message, "unknown_field"),))
+    return None
+
+
+def _read(model: type[Model], given: dict[str, Any], where: str) -> Model:
+    try:
+        return model.model_validate(given)
+    except ValidationError as exc:
+        found = tuple(
+            FieldError(
+                f"params.{'.'.join(map(str, error['loc']))}",
+                f"{where}: params.{'.'.join(map(str, error['loc']))}: {error['msg']}",
+            )
+            for error in exc.errors(include_url=False, include_input=False)
+        )
+        raise Invalid("; ".join(error.message for error in found), found) from None
+
+
+# --- running ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A batch behind the last step, and the rows that were left behind."""
+
+    batch: pa.RecordBatch
+    letters: tuple[DeadLetter, ...] = ()
+
+
+class Chain:
+    """One run's steps. `key`: columns that must be there, without NULL, behind the last step."""
+
+    def __init__(self, steps: Sequence[PlannedStep], context: StepContext, *, key: Sequence[str] = ()) -> None:
+        self.steps = list(steps)
+        self.key = tuple(key)
+        self._context = context
+
+    def apply(self, table: pa.Table, number: int) -> Passed:
+        """One batch through every step."""
+        self._context.batch_no = number
+        batch = forms.one_batch(table)
+        letters: list[DeadLetter] = []
+        for step in self.steps:
+            batch = self._run(step, batch, number, letters)
+        self._check_key(batch, number)
+        return Passed(batch, tuple(letters))
+
+    def trace(self, table: pa.Table) -> list[pa.RecordBatch]:
+        """What comes in, and what comes out of each step; nothing is left behind."""
+        stages = [forms.one_batch(table)]
+        for step in self.steps:
+            stages.append(self._run(step, stages[-1], 0, None))
+        return stages
+
+    def discover(self, sample: pa.Table) -> pa.Schema:
+        """The columns behind the last step, found out with some rows. A row that fails here says nothing yet."""
+        batch = forms.one_batch(sample)
+        for step in self.steps:
+            rejected: list[Rejection] = []
+            made = self._attempt(step, batch, rejected)
+            if rejected and not made.num_rows:
+                raise _failure(step, 0, batch, *rejected[0]) from rejected[0][1]
+            batch = _held_to_schema(step, made, 0)
+        return batch.schema
+
+    def _run(
+        self, step: PlannedStep, batch: pa.RecordBatch, number: int, letters: list[DeadLetter] | None
+    ) -> pa.RecordBatch:
+        rejected: list[Rejection] = []
+        try:
+            made = self._attempt(step, batch, rejected)
+        except forms.NoRowsToTell:
+            made = pa.RecordBatch.from_pylist([], schema=step.expected or batch.schema)
+        if rejected:
+            if step.rule.on_error == "fail" or letters is None:
+                raise _failure(step, number, batch, *rejected[0]) from rejected[0][1]
+            self._leave_behind(step, number, batch, rejected, letters)
+        return _held_to_schema(step, made, number)
+
+    def _attempt(self, step: PlannedStep, batch: pa.RecordBatch, rejected: list[Rejection]) -> pa.RecordBatch:
+        """The batch through the step; rows that it raises on are named instead."""
+        bound = step.bind(self._context)
+        try:
+            if step.registered.form == "rows":
+                return forms.call_rows(step.registered, bound, batch, step.expected, rejected)
+            return self._attempt_batch(step, bound, batch, rejected)
+        except (RunError, forms.WrongResult, pythonic.Unfit) as exc:
+            raise _in_context(step, self._context.batch_no, exc) from exc
+        except (ConnectionError, TimeoutError) as exc:
+            raise TransientError(f"{step}: {type(exc).__name__}: {exc}") from exc
+
+    def _attempt_batch(
+        self, step: PlannedStep, bound: forms.Bound, batch: pa.RecordBatch, rejected: list[Rejection]
+    ) -> pa.RecordBatch:
+        form = step.registered.form
+        isolation = Isolation(partial(forms.call_batch, form, bound), first_only=step.rule.on_error == "fail")
+        failed_with = isolation.run(batch)
+        if failed_with is not None and not isolation.rejected:
+            words = masking.scrubbed(str(failed_with), _row(batch, 0) if batch.num_rows else {})
+            raise StepFailed(f"it failed, but on no single row: {type(failed_with).__name__}: {words}") from failed_with
+        rejected += isolation.rejected
+        return _joined(step, isolation.parts, batch)
+
+    def _leave_behind(
+        self,
+        step: PlannedStep,
+        number: int,
+        batch: pa.RecordBatch,
+        rejected: Sequence[Rejection],
+        letters: list[DeadLetter],
+    ) -> None:
+        step.letters += len(rejected)
+        if step.letters > step.rule.max_dead_letters:
+            raise StepFailed(
+                f"{step} has failed on more than {step.rule.max_dead_letters} rows in this run, the last time in batch"
+                f" {number}: correct the step, or raise max_dead_letters in its params"
+            ) from rejected[0][1]
+        for position, exc in rejected:
+            row = _row(batch, position)
+            words = masking.scrubbed(f"{type(exc).__name__}: {exc}", row)
+            letters.append(DeadLetter(self._name_of(row, number, position), f"{step}: {words}", _json(row)))
+
+    def _name_of(self, row: dict[str, Any], number: int, position: int) -> str:
+        parts = [str(row[name]) for name in self.key if name in row]
+        return "|".join(parts) if parts else f"batch {number}, row {position}"
+
+    def _check_key(self, batch: pa.RecordBatch, number: int) -> None:
+        for name in self.key:
+            index = batch.schema.get_field_index(name)
+            if index < 0:
+                raise BadKey(f"the key column {name!r} is gone behind the steps: keep it, or change target_key")
+            column = batch.column(index)
+            if column.null_count:
+                position = pc.index(column.is_null(), True).as_py()
+                raise BadKey(
+                    f"the key column {name!r} is NULL in {column.null_count} row(s) of batch {number} behind the steps,"
+                    f" for example in {masking.masked(_row(batch, position))}: drop such rows, or fill the column"
+                )
+
+
+def _joined(step: PlannedStep, parts: Sequence[pa.RecordBatch], before: pa.RecordBatch) -> pa.RecordBatch:
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return pa.RecordBatch.from_pylist([], schema=step.expected or before.schema)
+    first = parts[0].schema
+    return forms.one_batch(pa.Table.from_batches([_as_schema(step, part, first, 0) for part in parts]))
+
+
+def _held_to_schema(step: PlannedStep, made: pa.RecordBatch, number: int) -> pa.RecordBatch:
+    """The first batch decides what the others look like; NULL alone decides nothing."""
+    twice = [name for name in made.schema.names if made.schema.names.count(name) > 1]
+    if twice:
+        raise StepFailed(f"{step} gives the column {twice[0]!r} twice")
+    if step.expected is None:
+        step.expected = made.schema
+        return made
+    held = _as_schema(step, made, step.expected, number)
+    step.expected = held.schema
+    return held
+
+
+def _as_schema(step: PlannedStep, made: pa.RecordBatch, wanted: pa.Schema, number: int) -> pa.RecordBatch:
+    if made.schema.equals(wanted):
+        return made
+    strange = set(made.schema.names) ^ set(wanted.names)
+    if strange:
+        raise StepFailed(
+            f"{step} gives other columns in batch {number} than in the first one ({', '.join(sorted(strange))}): a step"
+            " gives the same columns for every batch"
+        )
+    fields, columns = [], []
+    for field in wanted:
+        column = made.column(field.name)
+        found = made.schema.field(field.name)
+        if pa.types.is_null(field.type):
+            field = found  # noqa: PLW2901 - known from here on
+        elif column.type != field.type:
+            column = _converted(step, column, field, number)
+        fields.append(field)
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _converted(step: PlannedStep, column: pa.Array, field: pa.Field, number: int) -> pa.Array:
+    same_kind = any(
+        kind(column.type) and kind(field.type)
+        for kind in (pa.types.is_integer, pa.types.is_decimal, pa.types.is_timestamp)
+    )
+    try:
+        if same_kind or pa.types.is_null(column.type):
+            return column.cast(field.type)
+    except pa.ArrowInvalid as exc:
+        raise StepFailed(f"{step}: column {field.name!r} of batch {number} does not fit {field.type}: {exc}") from exc
+    raise StepFailed(
+        f"{step}: column {field.name!r} is {column.type} in batch {number} and {field.type} in the first one: cast it"
+        " in the step"
+    )
+
+
+def _failure(step: PlannedStep, number: int, batch: pa.RecordBatch, position: int, exc: Exception) -> StepFailed:
+    row = _row(batch, position)
+    words = masking.scrubbed(f"{type(exc).__name__}: {exc}", row)
+    return StepFailed(f"{step} failed in batch {number}: {words}; the row was {masking.masked(row)}")
+
+
+def _in_context(step: PlannedStep, number: int, exc: Exception) -> RunError:
+    """What a step said on purpose keeps its meaning: try again, or stop."""
+    if isinstance(exc, RunError):
+        return type(exc)(f"{step} in batch {number}: {exc.message}")
+    return StepFailed(f"{step} in batch {number}: {exc}")
+
+
+def _row(batch: pa.RecordBatch, position: int) -> dict[str, Any]:
+    return pythonic.rows_of(batch.slice(position, 1))[0]
+
+
+def _json(row: dict[str, Any]) -> str:
+    return pythonic.json_text_of(row)

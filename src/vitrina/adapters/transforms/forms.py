@@ -1,0 +1,197 @@
+"""Calling a step in the form that it takes: Arrow, row by row, polars or pandas."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from vitrina.adapters.transforms import pythonic
+from vitrina.adapters.transforms.registry import Form, Registered
+from vitrina.errors import RunError
+
+# The step with its parameters filled in.
+Bound = Callable[[Any], Any]
+
+
+class WrongResult(TypeError):
+    """A step gave something that is not rows."""
+
+
+class NoRowsToTell(Exception):
+    """A row step gave no row at all, so nobody can tell which columns it makes."""
+
+
+def call_batch(form: Form, bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """One batch through a step that takes batches."""
+    return _BATCH_FORMS[form](bound, batch)
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_arrays([[]] * table.num_columns, schema=table.schema)
+
+
+# --- Arrow -----------------------------------------------------------------------------------------------------
+
+
+def _call_arrow(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
+    result = bound(batch)
+    if isinstance(result, pa.Table):
+        result = one_batch(result)
+    if not isinstance(result, pa.RecordBatch):
+        raise WrongResult(f"it gave {type(result).__name__}, not a pyarrow.RecordBatch")
+    return normalised(result)
+
+
+def normalised(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """One Arrow type for each kind of value, so that everything behind has fewer cases to tell apart."""
+    if not any(_plainer(field.type) for field in batch.schema):
+        return batch
+    fields, columns = [], []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        kind = _plainer(field.type)
+        fields.append(field.with_type(kind) if kind else field)
+        columns.append(column.cast(kind) if kind else column)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _plainer(kind: pa.DataType) -> pa.DataType | None:
+    """The plain type for a variant of it; None for what is plain already."""
+    if pa.types.is_dictionary(kind):
+        return _plainer(kind.value_type) or kind.value_type
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_list_view(kind):
+        return pa.list_(_plainer(kind.value_type) or kind.value_type)
+    if pa.types.is_list(kind):
+        element = _plainer(kind.value_type)
+        return pa.list_(element) if element else None
+    return None
+
+
+# --- rows ------------------------------------------------------------------------------------------------------
+
+
+def call_rows(
+    registered: Registered,
+    bound: Bound,
+    batch: pa.RecordBatch,
+    expected: pa.Schema | None,
+    rejected: list[tuple[int, Exception]],
+) -> pa.RecordBatch:
+    """One batch through a row step; the rows that it raises on go to `rejected`.
+
+    `expected` is what earlier batches of it came to: their types are asked for again.
+    """
+    rows: list[dict[str, Any]] = []
+    for position, row in enumerate(pythonic.rows_of(batch)):
+        try:
+            made = bound(row)
+        except (RunError, ConnectionError, TimeoutError):
+            raise
+        except Exception as exc:  # noqa: BLE001 - a step is a stranger's code and may raise anything
+            rejected.append((position, exc))
+            continue
+        if type(made) is dict:
+            rows.append(made)
+        elif made is not None:
+            rows.extend(_several(made))
+    hints = expected if expected is not None else _hints(registered, batch.schema)
+    if rows:
+        return pythonic.batch_of(rows, hints)
+    if expected is None and not registered.columns:
+        raise NoRowsToTell
+    return pa.RecordBatch.from_pylist([], schema=hints)
+
+
+def _several(made: Any) -> Iterable[dict[str, Any]]:
+    if isinstance(made, dict):
+        return [made]
+    if not isinstance(made, list | tuple) or not all(isinstance(row, dict) for row in made):
+        raise WrongResult(f"it gave {type(made).__name__}: give a dict, None to drop the row, or a list of dicts")
+    return made
+
+
+def _hints(registered: Registered, schema: pa.Schema) -> pa.Schema:
+    fields = {field.name: field for field in schema}
+    fields |= {name: pa.field(name, kind) for name, kind in registered.columns.items()}
+    return pa.schema(list(fields.values()))
+
+
+# --- frames ----------------------------------------------------------------------------------------------------
+
+
+def _call_polars(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
+    import polars
+
+    result = bound(polars.from_arrow(_for_frames(batch)))
+    if not isinstance(result, polars.DataFrame):
+        raise WrongResult(f"it gave {type(result).__name__}, not a polars.DataFrame")
+    return _from_frame(normalised(one_batch(result.to_arrow())), batch.schema)
+
+
+def _call_pandas(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
+    import pandas
+
+    # Arrow-backed columns: no copy, and NULL does not turn integers into floats.
+    result = bound(_for_frames(batch).to_pandas(types_mapper=pandas.ArrowDtype))
+    if not isinstance(result, pandas.DataFrame):
+        raise WrongResult(f"it gave {type(result).__name__}, not a pandas.DataFrame")
+    made = pa.RecordBatch.from_pandas(result, preserve_index=False).replace_schema_metadata(None)
+    return _from_frame(normalised(made), batch.schema)
+
+
+def _for_frames(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Frames know neither uuid nor numbers of more than 38 digits: both become text."""
+    columns = []
+    for column in batch.columns:
+        if isinstance(column.type, pa.UuidType):
+            columns.append(_uuid_texts(column))
+        elif pa.types.is_decimal256(column.type):
+            columns.append(column.cast(pa.string()))
+        else:
+            columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _uuid_texts(column: pa.Array) -> pa.Array:
+    return pa.array([None if value is None else str(value) for value in pythonic.to_python(column, _UUID)], pa.string())
+
+
+_UUID = pa.field("uuid", pa.uuid())
+
+
+def _from_frame(made: pa.RecordBatch, before: pa.Schema) -> pa.RecordBatch:
+    """Columns that kept name and type get their Postgres type back, which no frame carries."""
+    fields, columns = [], []
+    for field, column in zip(made.schema, made.columns, strict=True):
+        known = before.field(field.name) if before.get_field_index(field.name) >= 0 else None
+        restored = _restored(column, known) if known is not None else None
+        fields.append(known if restored is not None else pa.field(field.name, field.type))
+        columns.append(column if restored is None else restored)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _restored(column: pa.Array, known: pa.Field) -> pa.Array | None:
+    if column.type == known.type:
+        return column
+    if pa.types.is_timestamp(known.type) and pa.types.is_timestamp(column.type):
+        return column.cast(known.type) if column.type.tz == known.type.tz else None
+    is_text = pa.types.is_string(column.type)
+    if is_text and (isinstance(known.type, pa.UuidType) or pa.types.is_decimal256(known.type)):
+        try:
+            if pa.types.is_decimal256(known.type):
+                return column.cast(known.type)
+            return pythonic.uuids_of(column.to_pylist())
+        except (pa.ArrowInvalid, ValueError):
+            return None  # the step made something else of it
+    return None
+
+
+_BATCH_FORMS: dict[Form, Callable[[Bound, pa.RecordBatch], pa.RecordBatch]] = {
+    "arrow": _call_arrow,
+    "polars": _call_polars,
+    "pandas": _call_pandas,
+}

@@ -1,0 +1,41 @@
+"""What may be said about a row in an error message: its shape, never its values."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_MAX_COLUMNS = 30
+# Shorter texts are found everywhere, and give nothing away.
+_SHORTEST_SECRET = 3
+
+
+def masked(row: Mapping[str, Any]) -> str:
+    """`id=<int>, title=<str of 12>, rating=NULL`."""
+    shown = [f"{name}={_shape(value)}" for name, value in list(row.items())[:_MAX_COLUMNS]]
+    return ", ".join(shown) + (", ..." if len(row) > _MAX_COLUMNS else "")
+
+
+def _shape(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, str | bytes | list | dict):
+        return f"<{type(value).__name__} of {len(value)}>"
+    return f"<{type(value).__name__}>"
+
+
+def scrubbed(text: str, row: Mapping[str, Any]) -> str:
+    """The words of an exception without the values of the row that it is about."""
+    for secret in sorted(_texts(row.values()), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return " ".join(text.split())
+
+
+def _texts(values: Any) -> set[str]:
+    found: set[str] = set()
+    for value in values:
+        if isinstance(value, dict):
+            found |= _texts(value.values())
+        elif isinstance(value, list | tuple):
+            found |= _texts(value)
+        elif value is not None and not isinstance(value, bool):
+            found |= {form for form in (str(value), repr(value)) if len(form) >= _SHORTEST_SECRET}
+    return found

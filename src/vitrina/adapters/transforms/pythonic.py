@@ -1,0 +1,342 @@
+"""Columns as Python values and back: natural values for row steps, and never a silent conversion on the way home."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from itertools import chain
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from vitrina.adapters.transforms import natural
+from vitrina.errors import NotCarried
+
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - added to what has no zone
+_EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH_DAY = date(1970, 1, 1).toordinal()
+_JSON_TYPES = ("json", "jsonb")
+
+
+class Unfit(ValueError):
+    """The values are not of one type that a column can have."""
+
+
+# --- to Python -----------------------------------------------------------------------------------------------------
+
+
+def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """One dict a row: Decimal for numeric, aware datetimes, UUID, lists, parsed json."""
+    names = batch.schema.names
+    columns = [to_python(column, field) for column, field in zip(batch.columns, batch.schema, strict=True)]
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+def to_python(column: pa.Array, field: pa.Field) -> list[Any]:
+    """The values of one column. Much faster than `to_pylist` where Arrow makes an object of each value first."""
+    tag = natural.tag_of(field) or ""
+    if natural.is_array(tag) and pa.types.is_list(column.type):
+        return _lists(column, natural.tagged("item", tag.removesuffix("[]")))
+    if pa.types.is_list(column.type):
+        return _lists(column, pa.field("item", column.type.value_type))
+    try:
+        return _decoder(column.type, natural.bare_type(tag))(column)
+    except (OverflowError, ValueError) as exc:
+        raise NotCarried(
+            f"column {field.name!r} holds a value that Python cannot ({exc}): its years go from 1 to 9999 and its"
+            " seconds have six decimals; filter it out in the query, or cast the column to text there"
+        ) from exc
+
+
+def _lists(column: pa.ListArray, item: pa.Field) -> list[Any]:
+    values = to_python(column.flatten(), item)
+    lengths = column.value_lengths().to_pylist()
+    found: list[Any] = []
+    start = 0
+    for length in lengths:
+        if length is None:
+            found.append(None)
+            continue
+        found.append(values[start : start + length])
+        start += length
+    return found
+
+
+def _decoder(kind: pa.DataType, tag: str) -> Callable[[pa.Array], list[Any]]:
+    if tag == "numeric" and pa.types.is_string(kind):
+        return lambda column: _each(Decimal, column.to_pylist())
+    if tag in _JSON_TYPES:
+        return lambda column: _each(_parse_json, column.to_pylist())
+    for fits, decode in _DECODERS:
+        if fits(kind):
+            return decode
+    return lambda column: column.to_pylist()
+
+
+def _each(convert: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
+    return [None if value is None else convert(value) for value in values]
+
+
+class JsonNull:
+    """The value `null` of a json column, which is not the same as no value. False in conditions."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "JSON_NULL"
+
+
+JSON_NULL = JsonNull()
+
+
+def _parse_json(text: str) -> Any:
+    """Numbers keep their digits."""
+    value = json.loads(text, parse_float=Decimal, object_pairs_hook=_object)
+    return JSON_NULL if value is None else value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise NotCarried(
+            "a json value has the same key twice, which a Python dict cannot: cast it to jsonb in the query"
+        )
+    return found
+
+
+def _uuids(column: pa.Array) -> list[Any]:
+    return _each(lambda value: UUID(bytes=value), column.storage.to_pylist())
+
+
+def uuids_of(texts: Iterable[str | None]) -> pa.Array:
+    """The opposite of printing them; ValueError when one is none."""
+    return pa.array(_each(UUID, texts), pa.uuid())
+
+
+def _decimals(column: pa.Array) -> list[Any]:
+    return _each(Decimal, column.cast(pa.string()).to_pylist())
+
+
+def _timestamps(column: pa.Array) -> list[Any]:
+    epoch = _EPOCH_UTC if column.type.tz else _EPOCH
+    # A finer unit than Python has is refused by the cast, not cut off.
+    microseconds = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_pylist()
+    return _each(lambda value: epoch + timedelta(microseconds=value), microseconds)
+
+
+def _dates(column: pa.Array) -> list[Any]:
+    days = column.cast(pa.date32()).cast(pa.int32()).to_pylist()
+    return _each(lambda value: date.fromordinal(value + _EPOCH_DAY), days)
+
+
+def _is_uuid(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.UuidType)
+
+
+_DECODERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], list[Any]]], ...] = (
+    (_is_uuid, _uuids),
+    (pa.types.is_decimal, _decimals),
+    (pa.types.is_timestamp, _timestamps),
+    (pa.types.is_date, _dates),
+)
+
+
+# --- and back ------------------------------------------------------------------------------------------------------
+
+
+def batch_of(rows: Sequence[dict[str, Any]], hints: pa.Schema) -> pa.RecordBatch:
+    """Columns from rows that all have the same keys. `hints`: fields that a column of that name should have."""
+    names = list(rows[0])
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            raise Unfit(_difference(names, list(row)))
+    fields, columns = [], []
+    for name in names:
+        hint = hints.field(name) if hints.get_field_index(name) >= 0 else None
+        column, field = column_of([row[name] for row in rows], name, hint)
+        columns.append(column)
+        fields.append(field)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _difference(wanted: list[str], found: list[str]) -> str:
+    missing = [name for name in wanted if name not in found]
+    extra = [name for name in found if name not in wanted]
+    what = f"lacks {missing[0]!r}" if missing else f"has {extra[0]!r} as well"
+    return (
+        f"the rows differ in their columns: one {what}; give every row the same ones, with None where there is nothing"
+    )
+
+
+def column_of(values: list[Any], name: str, hint: pa.Field | None) -> tuple[pa.Array, pa.Field]:
+    """As the hint says where the values are of that type, else by what they are."""
+    if hint is not None and not pa.types.is_null(hint.type):
+        column = _as_hinted(values, hint)
+        if column is not None:
+            return column, hint
+    return _by_values(values, name)
+
+
+def _as_hinted(values: list[Any], hint: pa.Field) -> pa.Array | None:
+    """None when the step has changed the column's type: Arrow itself would cut 1.5 down to 1 for an integer column."""
+    tag = natural.tag_of(hint) or ""
+    if pa.types.is_list(hint.type):
+        return _list_as_hinted(values, hint, tag)
+    encode = _encoder(natural.bare_type(tag), hint.type)
+    if encode is not None:
+        return pa.array(_each(encode, values), pa.string())
+    classes = set(map(type, values)) - {type(None)}
+    if not classes <= _classes_for(hint.type) or not _zones_fit(values, hint.type):
+        return None
+    try:
+        return pa.array(values, hint.type)
+    except (pa.ArrowInvalid, OverflowError):
+        return None  # too large, or with more digits than the type has
+
+
+def _encoder(tag: str, kind: pa.DataType) -> Callable[[Any], str] | None:
+    if tag in _JSON_TYPES:
+        return _encode_json
+    if tag == "numeric" and pa.types.is_string(kind):
+        return _numeric_text
+    return None
+
+
+def _list_as_hinted(values: list[Any], hint: pa.Field, tag: str) -> pa.Array | None:
+    if not set(map(type, values)) <= {list, tuple, type(None)}:
+        return None
+    element = tag.removesuffix("[]")
+    item = natural.tagged("item", element) if element else pa.field("item", hint.type.value_type)
+    flat = _as_hinted(list(chain.from_iterable(value for value in values if value is not None)), item)
+    return None if flat is None else _regrouped(values, flat)
+
+
+def _regrouped(values: list[Any], flat: pa.Array) -> pa.Array:
+    offsets: list[int | None] = []
+    end = 0
+    for value in values:
+        offsets.append(None if value is None else end)
+        end += len(value or ())
+    return pa.ListArray.from_arrays(pa.array([*offsets, end], pa.int32()), flat)
+
+
+def _classes_for(kind: pa.DataType) -> frozenset[type]:
+    for fits, classes in _CLASSES:
+        if fits(kind):
+            return classes
+    return frozenset()
+
+
+_CLASSES: tuple[tuple[Callable[[pa.DataType], bool], frozenset[type]], ...] = (
+    (pa.types.is_boolean, frozenset({bool})),
+    (pa.types.is_integer, frozenset({int})),
+    (pa.types.is_floating, frozenset({int, float})),
+    (pa.types.is_decimal, frozenset({int, Decimal})),
+    (pa.types.is_string, frozenset({str})),
+    (pa.types.is_binary, frozenset({bytes, bytearray})),
+    (_is_uuid, frozenset({UUID})),
+    (pa.types.is_timestamp, frozenset({datetime})),
+    (pa.types.is_date, frozenset({date})),
+    (pa.types.is_time, frozenset({time})),
+    (pa.types.is_duration, frozenset({timedelta})),
+)
+
+
+def _zones_fit(values: list[Any], kind: pa.DataType) -> bool:
+    """A moment without a zone is not one of UTC, and a zone may not get lost."""
+    if not pa.types.is_timestamp(kind):
+        return True
+    aware = kind.tz is not None
+    return all(value is None or (value.tzinfo is not None) == aware for value in values)
+
+
+def _by_values(values: list[Any], name: str) -> tuple[pa.Array, pa.Field]:
+    classes = set(map(type, values)) - {type(None)}
+    field = _field_for(values, classes, name)
+    if field is not None:
+        column = _as_hinted(values, field)
+        if column is not None:
+            return column, field
+    if any(issubclass(found, datetime | time) for found in classes):
+        raise Unfit(f"column {name!r} mixes moments with and without a time zone, or with other values")
+    try:
+        column = pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError) as exc:
+        kinds = ", ".join(sorted(found.__name__ for found in classes))
+        raise Unfit(f"column {name!r} cannot be made of {kinds}: give all of its values one type") from exc
+    return column, pa.field(name, column.type)
+
+
+def _field_for(values: list[Any], classes: set[type], name: str) -> pa.Field | None:
+    """The field that loses nothing of the values; None leaves it to Arrow."""
+    if not classes:
+        return pa.field(name, pa.null())
+    if classes == {Decimal} or (Decimal in classes and classes <= {Decimal, int}):
+        return natural.tagged(name, "numeric")
+    if classes == {int}:
+        large = any(value is not None and not -(2**63) <= value < 2**63 for value in values)
+        return natural.tagged(name, "numeric") if large else pa.field(name, pa.int64())
+    if classes == {datetime}:
+        aware = next(value for value in values if value is not None).tzinfo is not None
+        return pa.field(name, pa.timestamp("us", "UTC" if aware else None))
+    if classes == {time} and all(value is None or value.tzinfo is None for value in values):
+        return pa.field(name, pa.time64("us"))
+    if classes <= {list, tuple}:
+        return _list_field_for(values, name)
+    # A struct would give every value the keys of all others.
+    return natural.tagged(name, "jsonb") if classes == {dict} else None
+
+
+def _list_field_for(values: list[Any], name: str) -> pa.Field | None:
+    items = [item for value in values if value is not None for item in value]
+    classes = set(map(type, items)) - {type(None)}
+    if classes & {dict, list, tuple}:
+        return natural.tagged(name, "jsonb")
+    if Decimal in classes:
+        return natural.tagged(name, "numeric[]")
+    return None
+
+
+def _numeric_text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, Decimal | int | float | str):
+        raise Unfit(f"{type(value).__name__} is not a number")
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def _encode_json(value: Any) -> str:
+    """Like json.dumps, with all the digits of a Decimal."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(str(key))}: {_encode_json(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_encode_json, value)) + "]"
+    if isinstance(value, Decimal):
+        return format(value, "f") if value.is_finite() else json.dumps(str(value))
+    if isinstance(value, datetime | date | time):
+        return json.dumps(value.isoformat())
+    if isinstance(value, UUID):
+        return json.dumps(str(value))
+    if isinstance(value, JsonNull):
+        return "null"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def json_text_of(value: Any) -> str:
+    """As JSON; what JSON lacks becomes text."""
+    return _encode_json(_readable(value))
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, timedelta):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [_readable(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _readable(item) for key, item in value.items()}
+    return value

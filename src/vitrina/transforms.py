@@ -1,0 +1,7 @@
+"""What a module of Python steps imports: the decorators, and what a step may be given or raise."""
+
+from vitrina.adapters.transforms.context import SourceContext, StepContext
+from vitrina.adapters.transforms.registry import source, transform
+from vitrina.errors import FatalError, TransientError
+
+__all__ = ["FatalError", "SourceContext", "StepContext", "TransientError", "source", "transform"]

@@ -828,3 +828,19 @@ WITH x AS (CREATE TABLE content.y (a int)) SELECT 1
 SELECT * FROM (EXPLAIN SELECT 1) x
 --## syntax at SHOW
 WITH x AS (SHOW ALL) SELECT * FROM x
+--## function _regclass
+SELECT ('{etl.etl_api_tokens}')._regclass
+--## function _regclass
+SELECT x._regclass FROM lower('{etl.etl_api_tokens}') AS x
+--## function _aclitem
+SELECT ('{postgres=r/postgres}')._aclitem
+--## type _regclass
+SELECT '{etl.etl_api_tokens}'::_regclass
+--## function pg_partition_root
+SELECT ('etl.etl_runs').pg_partition_root
+--## function regclassin
+SELECT ('etl.etl_runs').regclassin
+--## function xml
+SELECT ('<a/>'::text).xml
+--## function regrole
+SELECT (10::oid).regrole

@@ -146,6 +146,11 @@ def test_nesting_is_limited_before_the_stack_is(sql: str) -> None:
         "WITH " + ", ".join(f"a{n} AS (SELECT 1)" for n in range(900)) + " SELECT 1",
         "SELECT " + "x" + "[1]" * 20_000 + " FROM content.genre",
         "SELECT " + "((SELECT " * 12 + "1" + ") + 1)" * 12,
+        "SELECT '" + "\\" * 95_000 + "x'",
+        "WITH " + ", ".join(f"a{n} AS (SELECT 1)" for n in range(4_000)) + " SELECT 1 FROM a0",
+        "SELECT *, * FROM (" * 30 + "SELECT 1 AS a" + ") AS x" * 30,
+        "SELECT " + ", ".join(["a"] * 12_000) + " FROM (SELECT " + ", ".join(["1 a"] * 9_000) + ") AS x",
+        "SELECT " + "x.*, " * 12_000 + "1 FROM (SELECT " + ", ".join(["1 a"] * 1_000) + ") AS x",
     ],
     ids=lambda sql: sql[:24],
 )

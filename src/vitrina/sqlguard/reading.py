@@ -1,6 +1,6 @@
 """Where the reader of a query stands: the next token, how to move on, how to refuse, and what was found so far."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, NoReturn
@@ -22,12 +22,16 @@ class Scope:
     names: dict[str, Columns]
 
     def sees(self, name: str) -> bool:
-        return name in self.names or (self.parent is not None and self.parent.sees(name))
+        return any(name in scope.names for scope in self._outwards())
 
     def columns_of(self, name: str) -> Columns:
-        if name in self.names:
-            return self.names[name]
-        return self.parent.columns_of(name) if self.parent else UNKNOWN
+        return next((scope.names[name] for scope in self._outwards() if name in scope.names), UNKNOWN)
+
+    def _outwards(self) -> Iterator["Scope"]:
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
 
 
 class UnresolvedTable(NamedTuple):

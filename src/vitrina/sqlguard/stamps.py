@@ -15,6 +15,8 @@ class Columns(NamedTuple):
     is_complete: bool  # False where only the database can tell: SELECT * FROM some.table
 
 
+MOST_COLUMNS = 1664  # PostgreSQL's limit; `SELECT *, *` nested a few times would give billions
+
 UNKNOWN = Columns((), is_complete=False)
 
 # What stands behind FROM: alias and columns of each table and subquery.
@@ -40,13 +42,16 @@ class Target(NamedTuple):
 def output_columns(targets: list[Target], sources: Sources) -> Columns:
     columns: list[OutputColumn] = []
     is_complete = True
+    stamp_sources = _StampSources(sources)
     for target in targets:
         if target.star_of is None:
-            columns.append(OutputColumn(target.name, _is_stamp(target, sources)))
+            columns.append(OutputColumn(target.name, stamp_sources.explain(target)))
             continue
         for source in _sources_of_star(target.star_of, sources):
             columns.extend(source.known)
             is_complete &= source.is_complete
+        if len(columns) > MOST_COLUMNS:
+            return UNKNOWN
     return Columns(tuple(columns), is_complete)
 
 
@@ -75,22 +80,25 @@ def stamp_names(columns: Columns) -> frozenset[str]:
     return frozenset(column.name for column in columns.known if column.is_stamp and column.name)
 
 
-def _is_stamp(target: Target, sources: Sources) -> bool:
-    """Stamps and constants only: `now()::date` is one; `expires_at > now()` tells about the row, so it is none."""
-    if not all(_refers_to_stamp(reference, sources) for reference in target.references):
-        return False
-    return target.has_stamp_call or bool(target.references)
+class _StampSources:
+    """The columns behind FROM by name: True for those that are stamps wherever they have this name."""
 
+    def __init__(self, sources: Sources) -> None:
+        self._is_stamp: dict[Reference, bool] = {}
+        for alias, source in sources.items():
+            for column in source.known:
+                if column.name is not None:
+                    self._add(Reference(alias, column.name), column.is_stamp)
+                    self._add(Reference(None, column.name), column.is_stamp)
 
-def _refers_to_stamp(reference: Reference, sources: Sources) -> bool:
-    candidates = [
-        column.is_stamp
-        for alias, source in sources.items()
-        if reference.qualifier in (None, alias)
-        for column in source.known
-        if column.name == reference.name
-    ]
-    return bool(candidates) and all(candidates)
+    def _add(self, reference: Reference, is_stamp: bool) -> None:
+        self._is_stamp[reference] = self._is_stamp.get(reference, True) and is_stamp
+
+    def explain(self, target: Target) -> bool:
+        """Stamps and constants only: `now()::date` is one; `expires_at > now()` tells about the row, so it is none."""
+        if not all(self._is_stamp.get(reference, False) for reference in target.references):
+            return False
+        return target.has_stamp_call or bool(target.references)
 
 
 def _sources_of_star(qualifier: str, sources: Sources) -> list[Columns]:

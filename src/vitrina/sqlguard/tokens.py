@@ -46,7 +46,7 @@ _QUOTED_NAME = re.compile(r'"(?:[^"]|"")*+"')
 _OPERATOR = re.compile(r"[~!@#^&|`?+\-*/%<>=]+")
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
-_BACKSLASHES_BEFORE_QUOTE = re.compile(r"(\\+)'")
+_BACKSLASHES_BEFORE_QUOTE = re.compile(r"(?<!\\)(\\++)'")
 
 _OPERATORS_MAY_END_IN_SIGN = frozenset("~!@#^&|`?%")
 _IDENTIFIER_CATEGORIES = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd", "Nl", "No"})

@@ -100,24 +100,26 @@ SYSTEM_COLUMNS = _words("cmax cmin tableoid xmax xmin")
 
 # PostgreSQL reads `(x).f`, and `x.f` for the alias of a function in FROM, as the call f(x) when x has no field f:
 # `('/etc/passwd'::text).pg_read_file` reads a file. So no name behind a dot may be that of a pg_catalog function that
-# takes one argument, is not allowed above and does more than compute. A test compares this with the live catalogs.
+# takes one argument, is not allowed above and does more than compute, nor that of a type whose input looks names up
+# in the catalogs. A test compares this with the live catalogs.
 _CATALOG_TYPES = _words("""
     aclitem regclass regcollation regconfig regdictionary regnamespace regoper regoperator regproc regprocedure regrole
-    regtype
+    regtype xml
 """)
 FIELD_NAMES_REFUSED = (
     _CATALOG_TYPES
-    | {name + suffix for name in _CATALOG_TYPES for suffix in ("in", "out")}
+    | {f"_{name}" for name in _CATALOG_TYPES}  # the types of their arrays
+    | {name + suffix for name in _CATALOG_TYPES for suffix in ("in", "out", "recv", "send", "_in", "_out", "_send")}
     | _words("""
         aclexplode amvalidate brin_summarize_new_values current_schemas current_setting currval fmgr_c_validator
-        fmgr_internal_validator fmgr_sql_validator gin_clean_pending_list lo_close lo_creat lo_create lo_get lo_import
-        lo_tell lo_tell64 lo_unlink mxid_age nextval obj_description oidvectortypes pg_basetype pg_blocking_pids
-        pg_char_to_encoding pg_encoding_to_char pg_extension_update_paths pg_function_is_visible pg_indexes_size
-        pg_mcv_list_items pg_opclass_is_visible pg_operator_is_visible pg_opfamily_is_visible pg_options_to_table
-        pg_partition_ancestors pg_partition_tree pg_promote pg_safe_snapshot_blocking_pids pg_settings_get_flags
-        pg_split_walfile_name pg_statistics_obj_is_visible pg_table_is_visible pg_table_size pg_total_relation_size
-        pg_type_is_visible pg_typeof plpgsql_validator row_security_active setseed ts_debug ts_stat ts_token_type xml
-        xml_is_well_formed
+        fmgr_internal_validator fmgr_sql_validator gin_clean_pending_list hash_aclitem lo_close lo_creat lo_create
+        lo_get lo_import lo_tell lo_tell64 lo_unlink mxid_age nextval obj_description oidvectortypes pg_basetype
+        pg_blocking_pids pg_char_to_encoding pg_encoding_to_char pg_extension_update_paths pg_function_is_visible
+        pg_indexes_size pg_mcv_list_items pg_opclass_is_visible pg_operator_is_visible pg_opfamily_is_visible
+        pg_options_to_table pg_partition_ancestors pg_partition_root pg_partition_tree pg_promote
+        pg_safe_snapshot_blocking_pids pg_settings_get_flags pg_split_walfile_name pg_statistics_obj_is_visible
+        pg_table_is_visible pg_table_size pg_total_relation_size pg_type_is_visible pg_typeof plpgsql_validator
+        row_security_active setseed ts_debug ts_stat ts_token_type xml_is_well_formed xmlagg xmlcomment xmltext
     """)
 )
 FIELD_BEGINNINGS_REFUSED = tuple(

@@ -264,9 +264,7 @@ def test_the_seed_decides_what_is_generated(loaded: psycopg.Connection[Any], bar
     cinema.generate(loaded, 1500, 20_000, seed=5)
     with psycopg.connect(bare, autocommit=True) as other:
         cinema.generate(other, 1500, 20_000, seed=5)
-        assert fingerprint(other, without="created,modified") == fingerprint(loaded, without="created,modified")
-        stories = [fingerprint(connection, without="modified") for connection in (loaded, other)]
-        assert stories[0]["ugc.ratings"] == stories[1]["ugc.ratings"]
+        assert fingerprint(other, without="modified") == fingerprint(loaded, without="modified")
 
 
 def test_another_seed_makes_another_cinema(loaded: psycopg.Connection[Any], bare: str) -> None:

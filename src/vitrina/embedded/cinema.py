@@ -129,8 +129,11 @@ def _describe_films(connection: Connection, values: Mapping[str, int]) -> None:
 def _link_genres(connection: Connection, values: Mapping[str, int]) -> None:
     connection.execute(
         """
-        INSERT INTO content.genre_film_work (film_work_id, genre_id)
-        SELECT film.id, genres[1 + (pg_temp.dice(n, %(salt)s + 8, cardinality(genres)) + k) %% cardinality(genres)]
+        INSERT INTO content.genre_film_work (film_work_id, genre_id, created)
+        SELECT
+            film.id,
+            genres[1 + (pg_temp.dice(n, %(salt)s + 8, cardinality(genres)) + k) %% cardinality(genres)],
+            timestamptz '2024-01-01 00:00:00+00'
         FROM new_film AS film
         CROSS JOIN (SELECT array_agg(id ORDER BY id) AS genres FROM content.genre) AS known
         CROSS JOIN LATERAL generate_series(0, pg_temp.dice(n, %(salt)s + 9, 3)) AS k
@@ -158,11 +161,12 @@ def _link_people(connection: Connection, values: Mapping[str, int]) -> None:
     )
     connection.execute(
         """
-        INSERT INTO content.person (id, full_name)
+        INSERT INTO content.person (id, full_name, created)
         SELECT
             person_id,
             given[1 + pg_temp.dice(p, %(salt)s + 11, cardinality(given))]
-                || ' ' || family[1 + pg_temp.dice(p, %(salt)s + 12, cardinality(family))]
+                || ' ' || family[1 + pg_temp.dice(p, %(salt)s + 12, cardinality(family))],
+            timestamptz '2024-01-01 00:00:00+00'
         FROM (SELECT DISTINCT p, person_id FROM new_crew) AS crew
         CROSS JOIN (VALUES (
             '{Ada,Boris,Clara,Dmitri,Elena,Felix,Grace,Hugo,Irina,Jonas,Katya,Leon,Maria,Nikolai,Olga,Pavel,Quentin,Rosa,
@@ -176,8 +180,8 @@ def _link_people(connection: Connection, values: Mapping[str, int]) -> None:
     )
     connection.execute(
         """
-        INSERT INTO content.person_film_work (film_work_id, person_id, role)
-        SELECT DISTINCT film_id, person_id, role FROM new_crew
+        INSERT INTO content.person_film_work (film_work_id, person_id, role, created)
+        SELECT DISTINCT film_id, person_id, role, timestamptz '2024-01-01 00:00:00+00' FROM new_crew
         """
     )
     connection.execute("DROP TABLE new_crew")

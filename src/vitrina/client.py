@@ -257,10 +257,22 @@ class Client:
     # --- files -------------------------------------------------------------------------------------------------
 
     def apply(
-        self, documents: str, *, dry_run: bool = False, prune: bool = False, source: str = "file"
+        self,
+        documents: str | Mapping[str, str],
+        *,
+        dry_run: bool = False,
+        prune: bool = False,
+        source: str = "file",
     ) -> answers.ApplyReport:
-        """Make the pipelines be what the YAML documents say: all of it or nothing. `source` becomes `managed_by`."""
-        body = {"documents": documents, "dry_run": dry_run, "prune": prune, "managed_by": source}
+        """Make the pipelines be what the YAML documents say: all of it or nothing. `source` becomes `managed_by`.
+
+        With a mapping of file names to their texts, errors name file, line and column.
+        """
+        body: dict[str, Any] = {"dry_run": dry_run, "prune": prune, "managed_by": source}
+        if isinstance(documents, str):
+            body["documents"] = documents
+        else:
+            body["files"] = [{"path": path, "text": text} for path, text in documents.items()]
         return self._ask(answers.ApplyReport, "POST", "/apply", body=body)
 
     def export(self, pipelines: Sequence[str] = ()) -> str:

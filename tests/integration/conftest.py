@@ -10,6 +10,7 @@ from psycopg import sql
 
 from tests.conftest import admin, settings_for
 from tests.integration.api import serving, without_auth
+from vitrina import logs
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.settings import Settings
 from vitrina.store import database as postgres
@@ -24,6 +25,7 @@ def api_settings(server: TemporaryServer, template: str) -> Settings:
 
 @pytest.fixture(scope="session")
 def running_api(api_settings: Settings) -> Iterator[httpx.Client]:
+    logs.configure(api_settings.model_copy(update={"log_level": "error"}))
     with serving(api_settings, request_wait_seconds=0.5) as client:
         yield client
 

@@ -12,7 +12,7 @@ from vitrina.api import errors, openapi, security
 from vitrina.api.feed import EventFeed
 from vitrina.api.middleware import Surroundings
 from vitrina.api.pool import make_pool
-from vitrina.api.routes import installation, pages, pipelines, reports, stream, system, verbs
+from vitrina.api.routes import files, installation, pages, pipelines, reports, stream, system, verbs
 from vitrina.api.security import FailedAttempts
 from vitrina.api.state import AppState
 from vitrina.settings import Settings
@@ -60,11 +60,13 @@ def create_app(
 
 def _include_routes(app: FastAPI) -> None:
     of_pipelines = (pipelines.router, verbs.router, reports.of_pipeline)
-    for router in (*of_pipelines, reports.router, installation.router, stream.router):
+    others = (reports.router, files.router, files.schema_router, installation.router, stream.router)
+    for router in (*of_pipelines, *others):
         app.include_router(router, prefix=PREFIX)
     # The paths of the first design documents, for the scripts that use them.
     for router in of_pipelines:
         app.include_router(router, include_in_schema=False)
+    app.include_router(files.schema_router, include_in_schema=False)
     app.include_router(system.router)
     app.include_router(pages.router)
 

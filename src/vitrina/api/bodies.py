@@ -49,6 +49,19 @@ CHANGE_EXAMPLES: dict[str, Any] = {
 }
 
 
+MANIFEST = """apiVersion: vitrina/v1
+kind: Pipeline
+metadata:
+  name: ratings_incremental
+spec:
+  source_query: SELECT id, film_id, score, updated_at FROM ugc.ratings
+  target_table: analytics.ratings
+  target_key: [id]
+  mode: incremental
+  incremental_key: updated_at
+"""
+
+
 class TaskPlan(Strict):
     """The whole plan: what it does not name is gone."""
 
@@ -93,3 +106,20 @@ class NewTokenWish(Strict):
     name: str = Field(min_length=1, max_length=100, examples=["airflow"])
     role: Literal["viewer", "operator", "admin"] = "viewer"
     expires_in_days: int | None = Field(None, ge=1, le=3650, examples=[90])
+
+
+class ManifestFile(Strict):
+    """One file; its path stands in messages."""
+
+    path: str = Field(min_length=1, max_length=1000, examples=["pipelines/films.yaml"])
+    text: str
+
+
+class ApplyWish(Strict):
+    """YAML documents, as files or as one text."""
+
+    files: list[ManifestFile] = Field(default_factory=list, max_length=10_000)
+    documents: str | None = Field(None, examples=[MANIFEST])
+    dry_run: bool = Field(False, description="Say what would change, and change nothing.")
+    prune: bool = Field(False, description="Delete pipelines of the same `managed_by` that no document names.")
+    managed_by: str = Field("file", min_length=1, max_length=100, description="Who owns these pipelines.")

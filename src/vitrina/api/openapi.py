@@ -57,7 +57,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
-    if body.get("schema", {}).get("additionalProperties") is True:
+    if method == "patch" or path.endswith("/update-config"):
         body["schema"] = {"$ref": _REFERENCE.format("PipelineChange")}
     if "security" not in operation:
         operation["responses"].pop("422", None)

@@ -41,21 +41,32 @@ def create(
     managed_by: str | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> Row:
-    policy.check(definition, settings)
     try:
         with connection.transaction():
             pipelines.lock_targets(connection)
-            # Whoever sends the same definition twice wants to hear about the name first.
-            if pipelines.find(connection, definition.name):
-                raise _name_taken(definition.name)
-            _refuse_second_writer(connection, definition, pipeline_id=None)
-            pipeline_id = pipelines.insert(connection, definition, pipeline_id=None, managed_by=managed_by)
-            pipelines.set_owner(connection, pipeline_id, managed_by=managed_by, labels=dict(labels or {}))
-            row = get(connection, pipeline_id)
-            versions.record(connection, caller, row, action="create", before=None, summary="created")
+            row = insert(connection, settings, caller, definition, managed_by=managed_by, labels=labels)
+            refuse_second_writer(connection, row)
             return row
     except psycopg.errors.UniqueViolation as exc:
         raise _name_taken(definition.name) from exc
+
+
+def insert(
+    connection: Connection,
+    settings: Settings,
+    caller: Caller,
+    definition: Definition,
+    *,
+    managed_by: str | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Row:
+    """A new row, judged. The caller looks at second writers when all is written."""
+    policy.check(definition, settings)
+    pipeline_id = pipelines.insert(connection, definition, pipeline_id=None, managed_by=managed_by)
+    pipelines.set_owner(connection, pipeline_id, managed_by=managed_by, labels=dict(labels or {}))
+    row = get(connection, pipeline_id)
+    versions.record(connection, caller, row, action="create", before=None, summary="created")
+    return row
 
 
 def change(
@@ -67,7 +78,6 @@ def change(
     *,
     expected_version: int | None = None,
     action: str = "change",
-    summary: str | None = None,
 ) -> Row:
     """Set the given fields; `options` is merged key by key, null takes an option back to its default."""
     try:
@@ -77,21 +87,37 @@ def change(
             row = get(connection, id_or_name, lock=True)
             _require_version(row, expected_version)
             definition = policy.parse(_merged(row, fields))
-            changed = versions.changed_fields(versions.snapshot(row), versions.snapshot_of(definition))
-            if not changed:
-                return row
-            _refuse_locked(row, changed)
-            if policy.JUDGED_FIELDS & changed:
-                policy.check(definition, settings)
-            if _TARGET_FIELDS & changed:
-                _refuse_second_writer(connection, definition, pipeline_id=row["id"])
-            _write(connection, row, definition, changed)
-            after = get(connection, row["id"])
-            said = summary or "changed " + ", ".join(sorted(changed))
-            versions.record(connection, caller, after, action=action, before=versions.snapshot(row), summary=said)
+            after = redefine(connection, settings, caller, row, definition, action=action)
+            if _TARGET_FIELDS & versions.changed_fields(versions.snapshot(row), versions.snapshot(after)):
+                refuse_second_writer(connection, after)
             return after
     except psycopg.errors.UniqueViolation as exc:
         raise _name_taken(str(fields.get("name"))) from exc
+
+
+def redefine(
+    connection: Connection,
+    settings: Settings,
+    caller: Caller,
+    row: Row,
+    definition: Definition,
+    *,
+    action: str,
+    summary: str | None = None,
+) -> Row:
+    """Write a whole definition over a locked row. The caller looks at second writers when all is written."""
+    before = versions.snapshot(row)
+    changed = versions.changed_fields(before, versions.snapshot_of(definition))
+    if not changed:
+        return row
+    _refuse_locked(row, changed)
+    if policy.JUDGED_FIELDS & changed:
+        policy.check(definition, settings)
+    _write(connection, row, definition, changed)
+    after = get(connection, row["id"])
+    said = summary or "changed " + ", ".join(sorted(changed))
+    versions.record(connection, caller, after, action=action, before=before, summary=said)
+    return after
 
 
 def replace_tasks(
@@ -128,20 +154,13 @@ def roll_back(
     with connection.transaction():
         pipelines.lock_targets(connection)  # before the row, as everybody does
         row = get(connection, id_or_name, lock=True)
-        old = dict(versions.get(connection, row, version)["definition"])
-        # Options that the old version did not have go back to their defaults.
-        old["options"] = dict.fromkeys(row["options"]) | old["options"]
-        old["name"] = row["name"]
-        return change(
-            connection,
-            settings,
-            caller,
-            row["id"],
-            old,
-            expected_version=expected_version,
-            action="roll_back",
-            summary=f"rolled back to version {version}",
-        )
+        _require_version(row, expected_version)
+        old = versions.get(connection, row, version)["definition"]
+        definition = policy.parse(old | {"name": row["name"]})
+        said = f"rolled back to version {version}"
+        after = redefine(connection, settings, caller, row, definition, action="roll_back", summary=said)
+        refuse_second_writer(connection, after)
+        return after
 
 
 def remove(
@@ -257,6 +276,20 @@ def find_current_run(connection: Connection, row: Row) -> Row | None:
     return run if run and run["finished_at"] is None else None
 
 
+def refuse_second_writer(connection: Connection, row: Row) -> None:
+    """A full load deletes what its source does not have: it would delete what another pipeline wrote."""
+    definition = pipelines.definition_of(row)
+    target = definition.final_target
+    for other in pipelines.list_on_target(connection, target, definition.options.target_connection):
+        nobody_deletes = definition.mode == other["mode"] == "incremental"
+        both_share = definition.options.shared_target and other["shared"]
+        if other["id"] != row["id"] and not nobody_deletes and not both_share:
+            raise Conflict(
+                f"target {target} is written by pipeline {other['name']} already, and a full load deletes what its"
+                " own source does not have; choose another target, or set options.shared_target on both"
+            )
+
+
 # --- guards ----------------------------------------------------------------------------------------------------
 
 
@@ -275,19 +308,6 @@ def _refuse_locked(row: Row, changed: Iterable[str]) -> None:
             f"pipeline {row['name']} is {row['status']}: {', '.join(locked)} cannot change under a run;"
             " pause it, wait until it is PAUSED, then change it"
         )
-
-
-def _refuse_second_writer(connection: Connection, definition: Definition, *, pipeline_id: UUID | None) -> None:
-    """A full load deletes what its source does not have: it would delete what another pipeline wrote."""
-    target = definition.final_target
-    for other in pipelines.list_on_target(connection, target, definition.options.target_connection):
-        nobody_deletes = definition.mode == other["mode"] == "incremental"
-        both_share = definition.options.shared_target and other["shared"]
-        if other["id"] != pipeline_id and not nobody_deletes and not both_share:
-            raise Conflict(
-                f"target {target} is written by pipeline {other['name']} already, and a full load deletes what its"
-                " own source does not have; choose another target, or set options.shared_target on both"
-            )
 
 
 def _refuse_reset(row: Row, cursor: str | None) -> None:

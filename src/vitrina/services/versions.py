@@ -64,7 +64,7 @@ def fields_of(row: Row) -> Fields:
 
 
 def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    return {name for name in {*before, *after} if before.get(name) != after.get(name)}
+    return {name for name in {*before, *after} if not same(before.get(name), after.get(name))}
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> list[FieldChange]:
@@ -75,13 +75,27 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "")
     return found
 
 
+def same(one: Any, other: Any) -> bool:
+    """As JSON means it: 1 is 1.0, but Python's equality also takes false for 0."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if (isinstance(one, float) and isinstance(other, int)) or (isinstance(one, int) and isinstance(other, float)):
+        # Postgres gives a large float back as an integer with the digits written out.
+        return float(one) == float(other)
+    return bool(one == other)
+
+
 def object_name(row: Row) -> str:
     """How the audit calls a pipeline."""
     return f"pipeline:{row['name']}"
 
 
 def _differences(path: str, before: Any, after: Any) -> list[FieldChange]:
-    if before == after:
+    if same(before, after):
         return []
     if isinstance(before, list) and isinstance(after, list) and any(isinstance(part, dict) for part in before + after):
         before, after = dict(enumerate(before)), dict(enumerate(after))
@@ -95,7 +109,7 @@ def _normal(fields: Fields) -> Fields:
     options = {
         name: value
         for name, value in fields["options"].items()
-        if name not in _DEFAULT_OPTIONS or value != _DEFAULT_OPTIONS[name]
+        if name not in _DEFAULT_OPTIONS or not same(value, _DEFAULT_OPTIONS[name])
     }
     return fields | {"options": options, "tasks": sorted(fields["tasks"], key=lambda task: int(task["order_index"]))}
 

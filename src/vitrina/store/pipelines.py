@@ -1,6 +1,6 @@
 """Statements on `etl_pipelines` and its task plan: definitions, requests, and the control plane's status moves."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -162,17 +162,19 @@ def list_page(
     ).fetchall()
 
 
-def list_by_name(connection: Connection, names: Sequence[str] | None, *, lock: bool = False) -> list[Row]:
+def list_by_name(
+    connection: Connection, names: Collection[str] | None, *, or_managed_by: str | None = None, lock: bool = False
+) -> list[Row]:
     """The named pipelines, or all; locked in one order everywhere, so that two callers cannot block each other."""
     return connection.execute(
         sql.SQL(
             """
             SELECT p.*, {tasks} AS tasks FROM etl.etl_pipelines p
-            WHERE %(names)s::text[] IS NULL OR p.name = ANY(%(names)s)
+            WHERE %(names)s::text[] IS NULL OR p.name = ANY(%(names)s) OR p.managed_by = %(managed_by)s
             ORDER BY p.name {lock}
             """
         ).format(tasks=_TASKS, lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL("")),
-        {"names": list(names) if names is not None else None},
+        {"names": list(names) if names is not None else None, "managed_by": or_managed_by},
     ).fetchall()
 
 

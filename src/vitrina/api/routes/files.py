@@ -1,0 +1,69 @@
+"""`/apply`, `/export`, `/schema/pipeline.json`, `/validate`: pipelines as files."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query
+from fastapi.responses import Response
+
+from vitrina import answers
+from vitrina.api import bodies
+from vitrina.api.security import Operator, Viewer
+from vitrina.api.state import State
+from vitrina.services import manifests, requests
+
+router = APIRouter(tags=["files"])
+# Editors fetch it without a token; it says nothing about this installation.
+schema_router = APIRouter(tags=["files"])
+
+YAML = "application/yaml"
+
+
+@router.post("/apply")
+def apply(state: State, caller: Operator, wish: bodies.ApplyWish) -> answers.ApplyReport:
+    """Makes the pipelines be what the documents say: all of it or nothing."""
+    manifests.check_owner(wish.managed_by)
+    files: list[tuple[str | None, str]] = [(file.path, file.text) for file in wish.files]
+    if wish.documents is not None:
+        files.append((None, wish.documents))
+    with state.pool.connection() as connection:
+        return manifests.apply(
+            connection,
+            state.settings,
+            caller,
+            files,
+            managed_by=wish.managed_by,
+            prune=wish.prune,
+            dry_run=wish.dry_run,
+        )
+
+
+@router.get(
+    "/export",
+    response_class=Response,
+    responses={200: {"content": {YAML: {"schema": {"type": "string"}}}, "description": "YAML documents."}},
+)
+def export(
+    state: State,
+    caller: Viewer,
+    name: Annotated[list[str], Query(max_length=1000, description="These pipelines; all when none is given.")] = [],  # noqa: B006
+) -> Response:
+    """The same bytes for the same definitions; `apply` takes them back."""
+    with state.pool.connection() as connection:
+        return Response(manifests.export(connection, name), media_type=YAML)
+
+
+@router.post("/validate")
+def validate_definition(
+    state: State,
+    caller: Viewer,
+    definition: Annotated[dict[str, Any], Body(openapi_examples=bodies.DEFINITION_EXAMPLES)],
+) -> answers.ValidationReport:
+    """What stands against a definition that is not saved, as far as it can be said without its source."""
+    with state.pool.connection() as connection:
+        return requests.static_report(connection, state.settings, definition)
+
+
+@schema_router.get("/schema/pipeline.json")
+def pipeline_schema() -> dict[str, Any]:
+    """JSON Schema of a pipeline document, for editors."""
+    return manifests.json_schema()

@@ -1,0 +1,289 @@
+"""Pipelines as files: export, and apply, which makes the pipelines be what the files say, all of it or nothing."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from vitrina.answers import ApplyReport, FieldChange, ManifestChange
+from vitrina.definition import Definition
+from vitrina.errors import Conflict, FieldError, Invalid, InvalidField, NotFound
+from vitrina.services import manifest_files, pipelines, policy, versions
+from vitrina.services.callers import Caller
+from vitrina.services.manifest_files import API_VERSION, KIND, Document, Path
+from vitrina.settings import Settings
+from vitrina.store import pipelines as rows
+from vitrina.store.database import Connection
+from vitrina.store.pipelines import Row
+
+_LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./\-]{0,99}")
+_MAX_LABEL = 200
+
+# Names of files (None for a text without one) and what is in them.
+Files = Sequence[tuple[str | None, str]]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One pipeline as a file declares it."""
+
+    definition: Definition
+    labels: dict[str, str]
+    document: Document
+
+
+def apply(
+    connection: Connection,
+    settings: Settings,
+    caller: Caller,
+    files: Files,
+    *,
+    managed_by: str,
+    prune: bool = False,
+    dry_run: bool = False,
+) -> ApplyReport:
+    """Every document in one transaction. A dry run does the same work and takes it back."""
+    manifests = _read(files, settings)
+    try:
+        with connection.transaction(force_rollback=dry_run):
+            rows.lock_targets(connection)
+            declared = {manifest.definition.name for manifest in manifests}
+            found = rows.list_by_name(connection, declared, or_managed_by=managed_by if prune else None, lock=True)
+            existing = {row["name"]: row for row in found}
+            changes = [_prune(connection, caller, row) for row in found if row["name"] not in declared]
+            for manifest in manifests:
+                row = existing.get(manifest.definition.name)
+                changes.append(_make_it_so(connection, settings, caller, manifest, row=row, managed_by=managed_by))
+            for manifest in manifests:
+                pipelines.refuse_second_writer(connection, pipelines.get(connection, manifest.definition.name))
+    except psycopg.errors.UniqueViolation as exc:
+        raise Conflict("another request created one of these pipelines at the same moment: apply again") from exc
+    return ApplyReport(dry_run=dry_run, items=sorted(changes, key=lambda change: change.name))
+
+
+def export(connection: Connection, names: Sequence[str]) -> str:
+    """The named pipelines, or all, as YAML documents in the order of their names."""
+    found = rows.list_by_name(connection, names or None)
+    missing = sorted(set(names) - {row["name"] for row in found})
+    if missing:
+        named = ", ".join(map(repr, missing))
+        raise NotFound(f"there is no pipeline {named}; `GET /pipelines` lists the ones there are")
+    return manifest_files.write([manifest_of(row) for row in found])
+
+
+def manifest_of(row: Row) -> dict[str, Any]:
+    """What differs from the defaults, in the order in which people read it."""
+    fields = versions.snapshot(row)
+    spec = {
+        name: _shown(name, fields[name])
+        for name in Definition.model_fields
+        if name != "name" and not versions.same(fields[name], _DEFAULTS.get(name))
+    }
+    metadata = {"name": row["name"]} | ({"labels": dict(sorted(row["labels"].items()))} if row["labels"] else {})
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+
+
+def json_schema() -> dict[str, Any]:
+    """Of one document, for editors."""
+    spec = Definition.model_json_schema(ref_template="#/$defs/{model}")
+    definitions = spec.pop("$defs", {})
+    name = spec["properties"].pop("name")
+    spec["required"] = [field for field in spec["required"] if field != "name"]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Vitrina pipeline",
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["apiVersion", "kind", "metadata", "spec"],
+        "properties": {
+            "apiVersion": {"const": API_VERSION},
+            "kind": {"const": KIND},
+            "metadata": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["name"],
+                "properties": {
+                    "name": name,
+                    "labels": {"type": "object", "additionalProperties": {"type": "string", "maxLength": _MAX_LABEL}},
+                },
+            },
+            "spec": spec,
+        },
+        "$defs": definitions,
+    }
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+def _read(files: Files, settings: Settings) -> list[Manifest]:
+    """Every document of every file; everything that is wrong anywhere is said at once."""
+    manifests: dict[str, Manifest] = {}
+    found: list[FieldError] = []
+    for document in [document for file, text in files for document in manifest_files.read(text, file)]:
+        try:
+            manifest = _manifest(document, settings)
+        except _WrongDocument as exc:
+            found += exc.fields
+            continue
+        name = manifest.definition.name
+        if name in manifests:
+            first = manifests[name].document.place_of(())
+            found.append(_at(document, ("metadata", "name"), f"{name} is declared at {first} already", "repeated"))
+        manifests.setdefault(name, manifest)
+    if found:
+        raise policy.invalid(found)
+    return list(manifests.values())
+
+
+class _WrongDocument(Exception):
+    """What is wrong with one document."""
+
+    def __init__(self, fields: list[FieldError]) -> None:
+        super().__init__()
+        self.fields = fields
+
+
+def _manifest(document: Document, settings: Settings) -> Manifest:
+    content = document.content
+    found = _form_errors(document)
+    metadata, spec = content.get("metadata"), content.get("spec")
+    if found or not isinstance(metadata, dict) or not isinstance(spec, dict):
+        raise _WrongDocument(found)
+    try:
+        definition = policy.parse(spec | {"name": metadata.get("name")})
+        policy.check(definition, settings)
+    except Invalid as exc:
+        raise _WrongDocument([_located(document, error) for error in exc.fields]) from exc
+    return Manifest(definition, metadata.get("labels") or {}, document)
+
+
+def _form_errors(document: Document) -> list[FieldError]:
+    content = document.content
+    found = [
+        _at(document, (name,), f"{name} is not a part of a document", "unknown_field")
+        for name in content.keys() - {"apiVersion", "kind", "metadata", "spec"}
+    ]
+    for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
+        if content.get(name) != expected:
+            found.append(_at(document, (name,), f"{name} must be {expected}", "invalid"))
+    for name in ("metadata", "spec"):
+        if not isinstance(content.get(name), dict):
+            found.append(_at(document, (name,), f"{name} must be a mapping", "invalid"))
+    if isinstance(content.get("metadata"), dict):
+        found += _metadata_errors(document, content["metadata"])
+    if isinstance(content.get("spec"), dict) and "name" in content["spec"]:
+        found.append(_at(document, ("spec", "name"), "the name stands in metadata", "unknown_field"))
+    return found
+
+
+def _metadata_errors(document: Document, metadata: dict[str, Any]) -> list[FieldError]:
+    found = [
+        _at(document, ("metadata", name), f"metadata.{name} is not known: only name and labels are", "unknown_field")
+        for name in metadata.keys() - {"name", "labels"}
+    ]
+    if "name" not in metadata:
+        found.append(_at(document, ("metadata",), "metadata.name is required", "missing"))
+    labels = metadata.get("labels")
+    if labels is None:
+        return found
+    if not isinstance(labels, dict):
+        return [*found, _at(document, ("metadata", "labels"), "labels must be a mapping of texts", "invalid")]
+    return found + [
+        _at(
+            document,
+            ("metadata", "labels", key),
+            f"label {key} must be a text of up to {_MAX_LABEL} characters",
+            "invalid",
+        )
+        for key, value in labels.items()
+        if not _LABEL_KEY.fullmatch(key) or not isinstance(value, str) or len(value) > _MAX_LABEL or "\x00" in value
+    ]
+
+
+def _located(document: Document, error: FieldError) -> FieldError:
+    """A definition's error at the place in the file where the field stands."""
+    parts: Path = tuple(int(part) if part.isdigit() else part for part in error.path.split(".") if part)
+    inside: Path = ("metadata", "name") if parts == ("name",) else ("spec", *parts)
+    return _at(document, inside, error.message, error.code)
+
+
+def _at(document: Document, path: Path, message: str, code: str) -> FieldError:
+    return FieldError(".".join(map(str, path)), f"{document.place_of(path)}: {message}", code)
+
+
+# --- making it so ----------------------------------------------------------------------------------------------
+
+
+def _make_it_so(
+    connection: Connection,
+    settings: Settings,
+    caller: Caller,
+    manifest: Manifest,
+    *,
+    row: Row | None,
+    managed_by: str,
+) -> ManifestChange:
+    definition = manifest.definition
+    if row is None:
+        pipelines.insert(connection, settings, caller, definition, managed_by=managed_by, labels=manifest.labels)
+        return ManifestChange(name=definition.name, action="create")
+    changes = _differences(row, manifest, managed_by)
+    if not changes:
+        return ManifestChange(name=definition.name, action="unchanged")
+    pipelines.redefine(connection, settings, caller, row, definition, action="apply")
+    rows.set_owner(connection, row["id"], managed_by=managed_by, labels=manifest.labels)
+    return ManifestChange(name=definition.name, action="update", changes=changes)
+
+
+def _differences(row: Row, manifest: Manifest, managed_by: str) -> list[FieldChange]:
+    found = versions.compare(versions.snapshot(row), versions.snapshot_of(manifest.definition))
+    found += versions.compare(row["labels"], manifest.labels, "labels.")
+    if row["managed_by"] != managed_by:
+        found.append(FieldChange(path="managed_by", before=row["managed_by"], after=managed_by))
+    return found
+
+
+def _prune(connection: Connection, caller: Caller, row: Row) -> ManifestChange:
+    pipelines.remove(connection, caller, row["id"])
+    return ManifestChange(name=row["name"], action="delete")
+
+
+def check_owner(managed_by: str) -> str:
+    """The name under which files own their pipelines."""
+    if not _LABEL_KEY.fullmatch(managed_by):
+        raise InvalidField("managed_by", "managed_by must be up to 100 letters, digits and _ . / -")
+    return managed_by
+
+
+# --- writing ---------------------------------------------------------------------------------------------------
+
+_DEFAULTS = versions.snapshot_of(Definition(name="x", target_table="x", source_query="x")) | {
+    "target_table": None,
+    "source_query": None,
+}
+
+
+def _shown(name: str, value: Any) -> Any:
+    if name == "options":
+        return dict(sorted(value.items()))
+    if name == "tasks":
+        return [_step(task) for task in value]
+    return value
+
+
+def _step(task: dict[str, Any]) -> dict[str, Any]:
+    """Without what a step does not say; parameters sorted, because Postgres keeps no order of theirs."""
+    said = {name: value for name, value in task.items() if value not in (None, {})}
+    if "params" in said:
+        said["params"] = _sorted(said["params"])
+    order = ("order_index", "task_type", "body", "params", "source_table", "target_table")
+    return {name: said[name] for name in order if name in said}
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(part) for part in value] if isinstance(value, list) else value

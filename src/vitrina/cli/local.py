@@ -5,7 +5,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,10 @@ HOME = Path(".vitrina")
 
 
 def say(message: str) -> None:
-    """For people: standard output is kept for data."""
-    sys.stderr.write(f"{message}\n")
-    sys.stderr.flush()
+    """For people: standard output is kept for data. A terminal that was closed must not keep us from cleaning up."""
+    with suppress(OSError):
+        sys.stderr.write(f"{message}\n")
+        sys.stderr.flush()
 
 
 def load_settings(**overrides: Any) -> "Settings":

@@ -151,3 +151,41 @@ def test_cursors_that_cannot_be_resumed_from_are_refused(bench: Workbench, expre
 
     assert run["status"] == "FAILED"
     assert words in run["error_message"]
+
+
+@ROUTES
+@pytest.mark.parametrize("how", ["TRUNCATE analytics.films", "DROP TABLE analytics.films"])
+def test_a_mart_emptied_by_hand_is_loaded_again(bench: Workbench, route: str, how: str) -> None:
+    bench.pipeline("films", QUERY, **INCREMENTAL, options={"route": route})
+    bench.run("films")
+    bench.sql(how)
+
+    run = bench.run("films")
+
+    assert (run["status"], run["rows_written"]) == ("SUCCESS", 1000)
+    assert any("by hand" in reason for reason in run["metrics"]["plan"]["reasons"])
+    assert bench.differences(QUERY, "analytics.films") == 0
+
+
+@ROUTES
+def test_the_latest_version_of_a_row_wins_within_a_batch(bench: Workbench, route: str) -> None:
+    bench.source("CREATE TABLE content.changes (film int, title text, at timestamptz)")
+    bench.pipeline(
+        "changes",
+        "SELECT film, title, at FROM content.changes",
+        **INCREMENTAL | {"target_key": ["film"], "incremental_key": "at", "incremental_id_key": None},
+        options={"route": route},
+    )
+    bench.sql("INSERT INTO content.changes VALUES (0, 'first', '2023-01-01')")
+    bench.run("changes")
+    bench.sql(
+        "INSERT INTO content.changes SELECT 1, 'v' || i, now() + make_interval(secs => i) FROM generate_series(1, 9) i"
+    )
+
+    run = bench.run("changes")
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert bench.sql("SELECT film, title FROM analytics.changes ORDER BY film") == [
+        {"film": 0, "title": "first"},
+        {"film": 1, "title": "v9"},
+    ]

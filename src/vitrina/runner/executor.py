@@ -239,7 +239,8 @@ class _Run:
         if not self._job.cursor:
             return done
         upto = _recall(self._checkpoint.held_upto)
-        return replace(done, safe_upto=upto.upto, held_upto=upto.held_upto)
+        # That rows were delivered is how a mart that somebody emptied by hand is told from one that is still empty.
+        return replace(done, safe_upto=upto.upto, held_upto=upto.held_upto, rows=self._checkpoint.rows)
 
     def _forget_load(self) -> None:
         self._checkpoint = self._checkpoint.without_load()
@@ -346,7 +347,8 @@ class _Run:
         identity = last[1] if len(last) > 1 else None
         if self._job.backfill:
             return replace(self._checkpoint, batch_no=filled.number)
-        return replace(self._checkpoint, batch_no=filled.number, last_key=key, last_id=identity)
+        rows = self._checkpoint.rows + filled.rows
+        return replace(self._checkpoint, batch_no=filled.number, rows=rows, last_key=key, last_id=identity)
 
     def _end_pass(self, upto: Watermark) -> None:
         job = self._job

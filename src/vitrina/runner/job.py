@@ -251,6 +251,8 @@ def _capabilities(job: Job, explained: list[dict[str, Any]]) -> Capabilities:
         has_checkpoint=job.checkpoint.safe_upto is not None
         or job.checkpoint.last_key is not None
         or bool(job.backfill),
+        has_unfinished_load=job.checkpoint.stage is not None and not job.backfill,
+        has_delivered=job.checkpoint.rows > 0 and not job.backfill,
         key=job.key,
         guarantee=cursors.guarantee(job.cursor, job.definition.options) if job.cursor else None,
         warnings=tuple(_warnings(job)),

@@ -19,6 +19,8 @@ class Capabilities:
     foreign_functions: frozenset[str] = frozenset()
     target_is_empty: bool = False
     has_checkpoint: bool = False
+    has_unfinished_load: bool = False
+    has_delivered: bool = False
     key: tuple[str, ...] = ()
     guarantee: str | None = None
     warnings: tuple[str, ...] = ()
@@ -97,8 +99,16 @@ def _route(definition: Definition, known: Capabilities, reasons: list[str]) -> L
 def _loads_at_once(definition: Definition, known: Capabilities, reasons: list[str]) -> bool:
     if definition.mode == "full":
         return True
-    if known.target_is_table and known.target_is_empty and not known.has_checkpoint and not known.has_steps:
+    if not known.target_is_table or known.has_steps:
+        return False
+    if known.has_unfinished_load:
+        reasons.append("the first pass was interrupted: it goes on")
+        return True
+    if known.target_is_empty and not known.has_checkpoint:
         reasons.append("the mart is empty: the first pass loads it at once")
+        return True
+    if known.target_is_empty and known.has_delivered:
+        reasons.append("the mart was emptied or recreated by hand: the checkpoint is reset and it is loaded again")
         return True
     return False
 

@@ -1,5 +1,7 @@
 """The SQL guard refuses the hostile corpus with words that help, accepts the legitimate one, and says what it uses."""
 
+import inspect
+import sys
 import time
 
 import pytest
@@ -125,11 +127,26 @@ def test_length_is_limited() -> None:
         "SELECT 1 GROUP BY " + "ROLLUP (" * 5000 + "1" + ")" * 5000,
         "SELECT json_array(" * 3000 + "1" + ")" * 3000,
         "SELECT x" + "[1" * 5000 + "]" * 5000,
+        "SELECT " + "trim(BOTH " * 5000 + "1" + ")" * 5000,
+        "SELECT " + "count(*) OVER (PARTITION BY " * 3000 + "1" + ")" * 3000,
+        "SELECT * FROM json_table('{}', '$' COLUMNS (" + "NESTED PATH 'x' COLUMNS (" * 3000 + ")" * 3001,
     ],
     ids=lambda sql: sql[:24],
 )
 def test_nesting_is_limited_before_the_stack_is(sql: str) -> None:
-    assert refusal(sql).construct == "nesting"
+    frames_of_the_caller = len(inspect.stack(0))
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(frames_of_the_caller + 650)
+    try:
+        assert refusal(sql).construct == "nesting"
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_nesting_of_real_queries_is_far_from_the_limit() -> None:
+    accepted("SELECT " + "coalesce(" * 20 + "1" + ")" * 20)
+    accepted("SELECT * FROM (" * 15 + "SELECT 1" + ") AS x" * 15)
+    accepted("SELECT " + "CASE WHEN true THEN 1 ELSE " * 20 + "1" + " END" * 20)
 
 
 @pytest.mark.parametrize(
@@ -155,18 +172,18 @@ def test_nesting_is_limited_before_the_stack_is(sql: str) -> None:
     ids=lambda sql: sql[:24],
 )
 def test_long_queries_are_judged_quickly(sql: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     accepted(sql)
-    assert time.perf_counter() - started < 3
+    assert time.process_time() - started < 2
 
 
 def test_a_typical_query_is_judged_within_milliseconds() -> None:
     sql = LEGITIMATE[0].sql
     accepted(sql)
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(50):
         accepted(sql)
-    assert (time.perf_counter() - started) / 50 < 0.005
+    assert (time.process_time() - started) / 50 < 0.005
 
 
 # --- policy -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,10 @@
 """The search server for tests and developers: what it needs, how it is found again, and what it says when it cannot."""
 
 import shutil
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -96,3 +99,33 @@ def test_a_server_that_does_not_start_shows_its_log() -> None:
     assert not server.running
     assert server.log_file.exists()
     shutil.rmtree(directory)
+
+
+@pytest.mark.chaos
+def test_a_server_for_a_with_block_ends_with_its_process() -> None:
+    """Also when that is killed and can clean up nothing."""
+    code = (
+        "import sys, time; from vitrina.embedded import search_server\n"
+        "with search_server.running('opensearch-2') as server:\n"
+        "    print(server.directory, flush=True); time.sleep(600)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout
+    directory = Path(owner.stdout.readline().strip())
+    server = SearchServer("opensearch-2", directory)
+    assert server.running
+
+    owner.kill()
+    owner.communicate()
+
+    assert _ends_within(20, server)
+    shutil.rmtree(directory)
+
+
+def _ends_within(seconds: float, server: SearchServer) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not server.running:
+            return True
+        time.sleep(0.1)
+    return False

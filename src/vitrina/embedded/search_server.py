@@ -62,10 +62,13 @@ KINDS = tuple(DISTRIBUTIONS)
 class SearchServer:
     """One server process with a directory of its own; data, port and address survive `restart`.
 
-    A later process finds the server again by its directory: `SearchServer(kind, directory).running`.
+    A later process finds the server again by its directory: `SearchServer(kind, directory).running`. A `tied` server
+    ends with the process that started it, however that ends.
     """
 
-    def __init__(self, kind: str, directory: Path, *, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, kind: str, directory: Path, *, settings: Mapping[str, str] | None = None, tied: bool = False
+    ) -> None:
         if kind not in DISTRIBUTIONS:
             raise ConfigError(f"unknown search server {kind!r}: choose one of {', '.join(KINDS)}")
         self.kind = kind
@@ -75,7 +78,9 @@ class SearchServer:
         state = self._read_state()
         self.http_port: int = state.get("http_port") or _free_port()
         self.transport_port: int = state.get("transport_port") or _free_port()
+        self._tied = tied
         self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -148,6 +153,8 @@ class SearchServer:
                 extra_groups=[] if account.is_other else None,
             )
         self._write_state(self._process.pid)
+        if self._tied:
+            self._watchdog = _end_with_us(self._process.pid)
 
     def _all_settings(self) -> dict[str, str]:
         settings = {
@@ -192,6 +199,10 @@ class SearchServer:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.05)
+        if self._watchdog is not None:
+            self._watchdog.kill()  # before it sees its pipe close: the process number may be somebody else's by then
+            self._watchdog.communicate()
+            self._watchdog = None
         return True
 
     def _log_tail(self) -> str:
@@ -244,7 +255,7 @@ class SearchServer:
 def running(kind: str, *, settings: Mapping[str, str] | None = None) -> Iterator[SearchServer]:
     """A server for the time of a `with` block, its directory removed afterwards; a failed start leaves its log."""
     directory = Path(tempfile.mkdtemp(prefix=f"vitrina-{kind}-"))
-    server = SearchServer(kind, directory, settings=settings)
+    server = SearchServer(kind, directory, settings=settings, tied=True)
     server.start()
     try:
         yield server
@@ -358,6 +369,12 @@ def _unpack(archive: Path, into: Path) -> Path:
             mode = entry.external_attr >> 16  # zipfile itself forgets which files are executable
             path.chmod(0o755 if entry.is_dir() or mode & stat.S_IXUSR else 0o644)
     return into
+
+
+def _end_with_us(group: int) -> subprocess.Popen[bytes]:
+    """A process that ends the group once we are gone: the kernel closes its standard input whichever way we go."""
+    command = ["/bin/sh", "-c", 'read -r _; kill -9 "-$1"', "sh", str(group)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def _drop_paths_inside_the_installation(jvm_options: Path) -> None:

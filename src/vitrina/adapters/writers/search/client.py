@@ -289,8 +289,8 @@ class SearchClient:
 def translate(what: str, reply: Reply, where: str) -> errors.RunError:
     """The error for a whole request that the server refused, sorted by what to do next."""
     message = f"{what}: {reply.reason}"
-    if reply.error_type == "cluster_block_exception":
-        return errors.TransientError(f"{message}; {FLOOD_STAGE_HELP}")
+    if reply.error_type == "cluster_block_exception":  # of one index or, while a server starts, of all
+        return errors.TransientError(f"{message}; {FLOOD_STAGE_HELP}" if "read-only" in message else message)
     if reply.status in BUSY_STATUSES:
         return errors.TransientError(f"{message} (status {reply.status} from {where})")
     if reply.status in (401, 403):

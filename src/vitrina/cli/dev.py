@@ -38,12 +38,17 @@ def _work(port: int, with_search: bool) -> None:
         stack.migrated_database(settings) as (found, server),
         stack.running(found, port, _line_printer(), with_search=with_search) as running,
     ):
-        _say_where(running.url, local.psql_command(server) if server else None)
+        _say_where(running, local.psql_command(server) if server else None)
         running.children.wait_for_an_end()
 
 
-def _say_where(url: str, psql: str | None) -> None:
-    places = {"console": f"{url}/", "API docs": f"{url}/docs", "psql": psql}
+def _say_where(running: stack.Stack, psql: str | None) -> None:
+    places = {
+        "console": f"{running.url}/",
+        "API docs": f"{running.url}/docs",
+        "search": running.search_url,
+        "psql": psql,
+    }
     lines = [f"  {name:<9} {place}" for name, place in places.items() if place]
     local.say("\n".join(["", *lines, "  Ctrl-C stops everything", ""]))
 

@@ -28,6 +28,7 @@ class Stack:
 
     children: Children
     port: int
+    search_url: str | None = None
 
     @property
     def url(self) -> str:
@@ -66,7 +67,7 @@ def running(
             number = listener.fileno()
             children.start("api", ["api", "--host", HOST, "--socket", str(number)], environment, sockets=[number])
         children.start("runner", ["runner"], environment)
-        stack = Stack(children, port)
+        stack = Stack(children, port, environment.get("ELASTICSEARCH_URL"))
         _await_api(stack)
         yield stack
 

@@ -773,7 +773,13 @@ SELECT * FROM content.film_work WHERE id > :SINCE
 --## placeholder
 SELECT (ARRAY[1, 2])[:since]
 --## placeholder
-SELECT (ARRAY[1, 2])[1:x] FROM content.film_work
+SELECT (ARRAY[1, 2])[1:since] FROM content.film_work
+--## function pg_sleep
+SELECT (ARRAY[1, 2])[1:pg_sleep(1)]
+--## syntax at :
+SELECT ARRAY[1, :x]
+--## placeholder
+SELECT (ARRAY[1])[1], :x
 --## placeholder
 SELECT 1 WHERE true AND:since IS NULL
 --## syntax at .

@@ -237,7 +237,7 @@ SELECT JSON_VALUE(attributes, '$.country' RETURNING text DEFAULT 'none' ON EMPTY
 -- needs 17
 SELECT f.id, t.place, t.award, t.director FROM content.film_work f, JSON_TABLE(f.attributes, '$' AS root PASSING 1 AS x COLUMNS (place FOR ORDINALITY, director text PATH '$.crew.director' DEFAULT 'none' ON EMPTY, has boolean EXISTS PATH '$.crew', NESTED PATH '$.awards[*]' COLUMNS (award int PATH '$'))) AS t
 --## arrays
-SELECT tags[1], scores[2:3], scores[ : 2], scores[2 : ], array_length(tags, 1), cardinality(tags), tags || 'new'::text, tags @> ARRAY['space'], tags && '{a,b}', array_position(tags, 'space'), array_remove(tags, 'space'), 'space' = ANY (tags), (ARRAY[[1, 2], [3, 4]])[2][1], ARRAY[]::int[], array_fill(0, ARRAY[3]), scores[array_upper(scores, 1)] FROM content.film_work
+SELECT tags[1], scores[2:3], scores[ : 2], scores[2 : ], scores[1:cardinality(scores) - 1], scores[n:n + 1], array_length(tags, 1), cardinality(tags), tags || 'new'::text, tags @> ARRAY['space'], tags && '{a,b}', array_position(tags, 'space'), array_remove(tags, 'space'), 'space' = ANY (tags), (ARRAY[[1, 2], [3, 4]])[2][1], ARRAY[]::int[], array_fill(0, ARRAY[3]), scores[array_upper(scores, 1)] FROM content.film_work, (SELECT 1 AS n) AS one
 --## array of a subquery
 SELECT id, ARRAY(SELECT rating FROM ugc.ratings r WHERE r.film_id = f.id ORDER BY 1) AS ratings FROM content.film_work f
 --## unnest of several arrays
@@ -323,3 +323,21 @@ where f . rating > 1 /* all */ and true
 SELECT id FROM ugc.ratings WHERE rating IN (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20) OR id IN (SELECT 1)
 --## nested subqueries
 SELECT * FROM (SELECT * FROM (SELECT * FROM (SELECT id FROM content.genre) a) b) c WHERE id IN (SELECT id FROM content.genre WHERE id IN (SELECT genre_id FROM content.genre_film_work))
+--## columns named like types and keywords
+SELECT date, time, timestamp, interval, text, name, type, year, t.left, t.user, t.order, t.from
+FROM (SELECT 1 AS date, 2 AS time, 3 AS timestamp, 4 AS interval, 5 AS text, 6 AS name, 7 AS type, 8 AS year, 9 AS left, 10 AS user, 11 AS order, 12 AS from) AS t
+WHERE date > 0 AND time BETWEEN 1 AND 5 AND timestamp IN (3) AND interval IS NOT NULL ORDER BY date DESC, text
+--## table aliases named like keywords
+SELECT day.id, filter.id, over.id FROM content.genre day, content.genre filter, content.genre AS over LIMIT 1
+--## casts behind CASE and subqueries
+SELECT CASE WHEN true THEN '1' END::int + (SELECT '2')::int + (ARRAY[3])[1]::int AS n
+--## values in a lateral join
+SELECT f.id, v.kind, v.value FROM content.film_work f CROSS JOIN LATERAL (VALUES ('rating', f.rating::numeric), ('budget', f.budget)) AS v (kind, value)
+--## optimizer hints are comments
+SELECT /*+ SeqScan(f) */ f.id FROM content.film_work f
+--## grouping sets within grouping sets
+SELECT type, mood, count(*) FROM content.film_work GROUP BY GROUPING SETS (ROLLUP (type, mood), (), CUBE ((type, mood)))
+--## aggregate filter behind within group
+SELECT percentile_cont(0.9) WITHIN GROUP (ORDER BY rating) FILTER (WHERE rating > 1) FROM ugc.ratings
+--## Russian text search
+SELECT to_tsvector('russian', 'звёздные войны') @@ plainto_tsquery('russian', 'война'), ts_rank_cd('{0.1, 0.2, 0.4, 1.0}', search, 'star'::tsquery) FROM content.film_work

@@ -80,6 +80,7 @@ class _Scanner:
         self.sql = sql
         self.at = 0
         self.tokens: list[Token] = []
+        self.open_brackets = 0
 
     def run(self) -> list[Token]:
         self._refuse_unstorable_characters()
@@ -237,14 +238,14 @@ class _Scanner:
         name = _WORD.match(self.sql, self.at + 1)
         if two in ("::", ":="):
             self._punctuation(two)
-        elif not name:
-            self._punctuation(":")
+        elif not name or (self.open_brackets and name.group() not in PARAMETERS):
+            self._punctuation(":")  # of a slice such as [1:n]
         else:
             self._parameter(name)
 
     def _parameter(self, name: re.Match[str]) -> None:
         if name.group() not in PARAMETERS:
-            instead = "Use :since or :until; in an array slice put a space behind the colon"
+            instead = "Use :since or :until; if the colon parts two values, put a space behind it"
             self._refuse(self.at, "placeholder", f":{name.group()} is not a parameter of queries", instead)
         # What is put in its place must not grow together with the word before it.
         if self.tokens and self.tokens[-1].end == self.at and self.tokens[-1].kind not in _MAY_TOUCH_PARAMETER:
@@ -259,6 +260,7 @@ class _Scanner:
         self._add(Kind.OPERATOR, operator, self.at + len(operator))
 
     def _punctuation(self, mark: str) -> None:
+        self.open_brackets += (mark == "[") - (mark == "]")
         self._add(Kind.PUNCTUATION, mark, self.at + len(mark))
 
     def _strange_character(self) -> NoReturn:

@@ -139,6 +139,8 @@ def test_long_ids_are_hashed_and_counted() -> None:
         (pa.array([-math.inf], pa.float32()), "real", "x: -inf has no form in JSON"),
         (pa.array(["NaN"]), "numeric", "x: NaN has no form in JSON"),
         (pa.array(["-Infinity"]), "numeric(5,2)", "x: -Infinity has no form in JSON"),
+        (pa.array(['1},"y":{']), "numeric(5,2)", "x: '1},\"y\":{' is not a number"),
+        (pa.array(['1},"y":{']), "bigint", "x: '1},\"y\":{' is not a number"),
         (pa.array([[1.0, math.inf]]), "double precision[]", "x: inf has no form in JSON"),
         (pa.array(["infinity"]), "timestamp with time zone", "x: infinity is not a date"),
         (pa.array(["-infinity"]), "date", "x: -infinity is not a date"),

@@ -94,7 +94,7 @@ class SearchServer:
     def running(self) -> bool:
         return self._find_pid() is not None
 
-    def start(self, *, timeout_seconds: float = 120) -> None:
+    def start(self, *, timeout_seconds: float = 240) -> None:
         """Start the server and wait until it answers; does nothing when it already runs."""
         if self.running:
             self._wait_until_healthy(timeout_seconds)
@@ -121,7 +121,7 @@ class SearchServer:
         if not self._wait_until_gone(10):
             raise CannotConnect(f"{self.kind} (process {self._find_pid()}) is still there after SIGKILL")
 
-    def restart(self, *, timeout_seconds: float = 120) -> None:
+    def restart(self, *, timeout_seconds: float = 240) -> None:
         """Start again on the same data and the same port, after `stop` or `kill` or instead of them."""
         self.stop()
         self.start(timeout_seconds=timeout_seconds)

@@ -91,10 +91,10 @@ def _as_printed(column: pa.Array, pg_type: str, field_type: str) -> Texts:
 
 def _floats(column: pa.Array, pg_type: str, field_type: str) -> Texts:
     texts = (column.cast(pa.float32()) if pa.types.is_float16(column.type) else column).cast(pa.string())
-    finite = pc.is_finite(column)
-    if not pc.any(pc.invert(finite), min_count=0).as_py():
+    wrong = pc.invert(pc.is_finite(column))
+    if not pc.any(wrong, min_count=0).as_py():
         return Texts(texts)
-    return Texts(texts, problems=_problems(pc.invert(finite), texts, "{} has no form in JSON"))
+    return Texts(texts, problems={i: values.why_no_number(texts[i].as_py()) for i in _positions(wrong)})
 
 
 def _decimals(column: pa.Array, pg_type: str, field_type: str) -> Texts:
@@ -109,7 +109,7 @@ def _strings(column: pa.Array, pg_type: str, field_type: str) -> Texts:
         return Texts(_without_line_breaks(texts))
     if values.base_type(pg_type) in _PLAIN_DATES and not values.is_array(pg_type):
         return _dates_from_text(texts, values.base_type(pg_type))
-    if values.base_type(pg_type) == "character" and not values.is_array(pg_type):
+    if values.base_type(pg_type) in ("character", "bpchar") and not values.is_array(pg_type):
         return Texts(pc.ascii_rtrim(texts, characters=" "), quoted=True, plain=False)  # the padding means nothing
     token = values.text_token(pg_type, field_type)
     if token is values.quoted:
@@ -118,11 +118,12 @@ def _strings(column: pa.Array, pg_type: str, field_type: str) -> Texts:
 
 
 def _numerics(texts: pa.StringArray, field_type: str) -> Texts:
-    not_finite = pc.is_in(texts, pa.array(["NaN", "Infinity", "-Infinity"]))
+    """Checked, since a transform may have made other text of them, and a wrong token would spoil the whole request."""
+    wrong = pc.invert(pc.match_substring_regex(texts, values.NUMBER))
     problems = {}
-    if pc.any(not_finite, min_count=0).as_py():
-        problems = _problems(not_finite, texts, "{} has no form in JSON")
-    return Texts(texts, quoted=field_type not in values.NUMBER_FIELDS, problems=problems)
+    if pc.any(wrong, min_count=0).as_py():
+        problems = {position: values.why_no_number(texts[position].as_py()) for position in _positions(wrong)}
+    return Texts(texts, quoted=field_type not in values.NUMBER_FIELDS, plain=not problems, problems=problems)
 
 
 def _without_line_breaks(texts: pa.StringArray) -> pa.StringArray:
@@ -288,9 +289,9 @@ def _null_where(column: pa.Array, texts: pa.StringArray) -> pa.StringArray:
     return pc.if_else(column.is_null(), pa.scalar(None, pa.string()), texts)
 
 
-def _problems(mask: pa.BooleanArray, texts: pa.StringArray, message: str) -> dict[int, str]:
-    positions = pc.indices_nonzero(pc.fill_null(mask, False)).to_pylist()
-    return {position: message.format(texts[position].as_py()) for position in positions}
+def _positions(mask: pa.BooleanArray) -> list[int]:
+    positions: list[int] = pc.indices_nonzero(pc.fill_null(mask, False)).to_pylist()
+    return positions
 
 
 _Encoder = Callable[[pa.Array, str, str], Texts]

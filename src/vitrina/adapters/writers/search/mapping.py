@@ -38,6 +38,7 @@ _FIELDS: Mapping[str, Json] = {
     "text": TEXT,
     "character varying": TEXT,
     "character": TEXT,
+    "bpchar": TEXT,
     "citext": TEXT,
     "date": DATE,
     "bytea": {"type": "binary"},

@@ -16,6 +16,7 @@ NUMBER_FIELDS = frozenset(
 _INTEGERS = frozenset({"smallint", "integer", "bigint", "oid", "xid", "cid"})
 _FLOATS = frozenset({"real", "double precision"})
 _NOT_FINITE = frozenset({"NaN", "Infinity", "-Infinity", "nan", "inf", "-inf"})
+NUMBER = r"^-?\d+(\.\d+)?([eE][+-]?\d+)?$"  # as JSON has it
 _RANGE_BOUNDS = {
     "int4range": "integer",
     "int8range": "bigint",
@@ -85,9 +86,13 @@ def one_line(text: str) -> str:
 
 
 def _number(text: str) -> str:
-    if text in _NOT_FINITE:
-        raise NotJson(f"{text} has no form in JSON")
+    if not re.match(NUMBER, text):
+        raise NotJson(why_no_number(text))
     return text
+
+
+def why_no_number(text: str) -> str:
+    return f"{text} has no form in JSON" if text in _NOT_FINITE else f"{text[:100]!r} is not a number"
 
 
 def _numeric_as_text(text: str) -> str:

@@ -1,15 +1,19 @@
 """Rows of a real Postgres become the same document whether a value travels natively through ADBC or as text."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import adbc_driver_postgresql.dbapi as adbc
 import psycopg
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from vitrina.adapters.writers.search import mapping
 from vitrina.adapters.writers.search.documents import DocumentEncoder
+from vitrina.adapters.writers.search.values import travels_as
 from vitrina.embedded.temporary import TemporaryServer
 
 # An SQL literal, what the document shall hold, and whether ADBC carries the type natively.
@@ -54,13 +58,13 @@ VALUES: list[tuple[str, Any, bool]] = [
 ]
 
 
-@pytest.mark.parametrize("natively", [True, False], ids=["natively", "as text"])
-def test_a_row_of_every_type(server: TemporaryServer, natively: bool) -> None:
-    chosen = [(literal, value) for literal, value, native in VALUES if native or not natively]
+@pytest.mark.parametrize("route", ["native", "text", "as advised"])
+def test_a_row_of_every_type(server: TemporaryServer, route: str) -> None:
+    chosen = [(literal, value) for literal, value, native in VALUES if native or route != "native"]
     names = [f"c{number}" for number in range(len(chosen))]
     query = ", ".join(f"{literal} AS {name}" for name, (literal, _) in zip(names, chosen, strict=True))
     types = _types(server, query, names)
-    outputs = ", ".join(name if natively else f"{name}::text" for name in names)
+    outputs = ", ".join(_output(name, travels_as(types[name]) if route == "as advised" else route) for name in names)
 
     batch = _read(server, f"SELECT 1::bigint AS id, {outputs} FROM (SELECT {query}) AS source")
 
@@ -70,6 +74,10 @@ def test_a_row_of_every_type(server: TemporaryServer, natively: bool) -> None:
     document = json.loads(prepared.actions.lines[0].splitlines()[1])["doc"]
     got = {literal: _normal(document[name]) for name, (literal, _) in zip(names, chosen, strict=True)}
     assert got == dict(chosen)
+
+
+def _output(name: str, how: str) -> str:
+    return {"native": name, "text": f"{name}::text AS {name}", "json": f"to_jsonb({name})::text AS {name}"}[how]
 
 
 @pytest.mark.parametrize("literal", ["'infinity'::timestamptz", "'-infinity'::date", "'NaN'::numeric", "'NaN'::real"])
@@ -115,3 +123,30 @@ def _normal(value: Any) -> Any:
         zone = "Z" if value.endswith("Z") else ""
         return value.removesuffix("Z").rstrip("0").rstrip(".").ljust(8, "0") + zone
     return value
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6))
+        | st.lists(
+            st.none() | st.sampled_from(["drama", "null", "NULL", "{", '"', "\\", "a,b", "", " ", "\t", "\x01"])
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_arrays_of_any_text(postgres: psycopg.Connection[Any], arrays: list[list[str | None]]) -> None:
+    """Postgres writes them, we read them: quotes, escapes, NULLs and the fast route for plain ones."""
+    rows = [postgres.execute("SELECT %s::text[]::text", [array]).fetchone() for array in arrays]
+    batch = pa.record_batch({"id": pa.array(range(len(arrays))), "x": pa.array([row[0] for row in rows if row])})
+
+    prepared = DocumentEncoder(types={"x": "text[]"}, field_types={"x": "text"}, key=["id"]).encode(batch)
+
+    assert [json.loads(line.splitlines()[1])["doc"]["x"] for line in prepared.actions.lines] == arrays
+
+
+@pytest.fixture(scope="module")
+def postgres(server: TemporaryServer) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(server.urls.admin, autocommit=True) as connection:
+        yield connection

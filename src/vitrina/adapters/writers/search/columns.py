@@ -92,7 +92,7 @@ def _as_printed(column: pa.Array, pg_type: str, field_type: str) -> Texts:
 def _floats(column: pa.Array, pg_type: str, field_type: str) -> Texts:
     texts = (column.cast(pa.float32()) if pa.types.is_float16(column.type) else column).cast(pa.string())
     wrong = pc.invert(pc.is_finite(column))
-    if not pc.any(wrong, min_count=0).as_py():
+    if not _any(wrong):
         return Texts(texts)
     return Texts(texts, problems={i: values.why_no_number(texts[i].as_py()) for i in _positions(wrong)})
 
@@ -111,6 +111,8 @@ def _strings(column: pa.Array, pg_type: str, field_type: str) -> Texts:
         return _dates_from_text(texts, values.base_type(pg_type))
     if values.base_type(pg_type) in ("character", "bpchar") and not values.is_array(pg_type):
         return Texts(pc.ascii_rtrim(texts, characters=" "), quoted=True, plain=False)  # the padding means nothing
+    if values.is_array(pg_type):
+        return _arrays_from_text(texts, pg_type, field_type)
     token = values.text_token(pg_type, field_type)
     if token is values.quoted:
         return Texts(texts, quoted=True, plain=False)
@@ -121,16 +123,50 @@ def _numerics(texts: pa.StringArray, field_type: str) -> Texts:
     """Checked, since a transform may have made other text of them, and a wrong token would spoil the whole request."""
     wrong = pc.invert(pc.match_substring_regex(texts, values.NUMBER))
     problems = {}
-    if pc.any(wrong, min_count=0).as_py():
+    if _any(wrong):
         problems = {position: values.why_no_number(texts[position].as_py()) for position in _positions(wrong)}
     return Texts(texts, quoted=field_type not in values.NUMBER_FIELDS, plain=not problems, problems=problems)
 
 
 def _without_line_breaks(texts: pa.StringArray) -> pa.StringArray:
     """Line breaks can only stand between JSON's tokens, and would end the line of the bulk request."""
-    if not pc.any(pc.match_substring_regex(texts, r"[\r\n]"), min_count=0).as_py():
+    if not _any(pc.match_substring_regex(texts, r"[\r\n]")):
         return texts
     return pc.replace_substring_regex(texts, r"[\r\n]", " ")
+
+
+# One dimension, nothing quoted or escaped: what most arrays of words look like.
+_PLAIN_ARRAY = r'^\{[^{}"\\\x00-\x1f]*\}$'
+_ARRAY_WITH_BOUNDS = r"^\[-?\d+:"
+
+
+def _arrays_from_text(texts: pa.StringArray, pg_type: str, field_type: str) -> Texts:
+    """Postgres's `{a,b}`, or JSON when the query made it with `to_jsonb`."""
+    if _all(pc.starts_with(texts, "[")) and not _any(pc.match_substring_regex(texts, _ARRAY_WITH_BOUNDS)):
+        return Texts(_without_line_breaks(texts), in_id=texts)
+    token = values.text_token(pg_type, field_type)
+    plain = pc.match_substring_regex(texts, _PLAIN_ARRAY)
+    if values.text_token(pg_type.removesuffix("[]"), field_type) is not values.quoted or not _any(plain):
+        return _one_by_one(texts, token)
+    if _all(plain):
+        return Texts(_plain_arrays(texts), in_id=texts)
+    others = _one_by_one(pc.if_else(plain, None, texts), token)
+    return Texts(pc.coalesce(others.texts, _plain_arrays(texts)), problems=others.problems, in_id=texts)
+
+
+def _plain_arrays(texts: pa.StringArray) -> pa.StringArray:
+    inner = pc.utf8_slice_codeunits(texts, 1, -1)
+    quoted = _join('["', pc.replace_substring(inner, ",", '","'), '"]')
+    with_nulls = pc.replace_substring(quoted, '"NULL"', "null")  # the word itself would be quoted in Postgres's text
+    return pc.if_else(pc.equal(inner, ""), "[]", with_nulls)
+
+
+def _all(mask: pa.BooleanArray) -> bool:
+    return bool(pc.all(mask, min_count=0).as_py())
+
+
+def _any(mask: pa.BooleanArray) -> bool:
+    return bool(pc.any(mask, min_count=0).as_py())
 
 
 # Dates as a session in UTC prints them, but for 'infinity' and the years before 1 and after 9999.
@@ -142,7 +178,7 @@ _PLAIN_DATES = {
 
 
 def _dates_from_text(texts: pa.StringArray, base_type: str) -> Texts:
-    if not pc.all(pc.match_substring_regex(texts, _PLAIN_DATES[base_type]), min_count=0).as_py():
+    if not _all(pc.match_substring_regex(texts, _PLAIN_DATES[base_type])):
         return _one_by_one(texts, values.iso_timestamp, quoted=True)
     if base_type == "date":
         return Texts(texts, quoted=True)

@@ -3,7 +3,7 @@
 import base64
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -25,6 +25,9 @@ _RANGE_BOUNDS = {
     "tsrange": "timestamp without time zone",
     "tstzrange": "timestamp with time zone",
 }
+
+_NATIVE = _INTEGERS | _FLOATS | {"boolean", "text", "character varying", "bytea", "uuid", "json", "jsonb"}
+_SAME_IN_JSON = _INTEGERS | {"boolean", "text", "character varying", "uuid", "date", "json", "jsonb"}
 
 _BOUND = r'"(?:[^"\\]|\\.|"")*"|[^,"()\[\]]*'
 _RANGE = re.compile(rf"empty|([\[(])({_BOUND}),({_BOUND})([\])])")
@@ -60,6 +63,17 @@ def is_range(pg_type: str) -> bool:
 def range_type(pg_type: str) -> str:
     """The range of which a multirange is made, or the type itself."""
     return base_type(pg_type).replace("multirange", "range")
+
+
+def travels_as(pg_type: str) -> Literal["native", "text", "json"]:
+    """How a reader should select a column for documents: as it is, cast to text, or through `to_jsonb(...)::text`.
+
+    JSON only where it says the same: it has hexadecimal digits for bytea, and numbers without their last zeros.
+    """
+    base = base_type(pg_type)
+    if is_array(pg_type):
+        return "json" if base in _SAME_IN_JSON else "text"
+    return "native" if base in _NATIVE else "text"
 
 
 def text_token(pg_type: str, field_type: str) -> TextToken:

@@ -31,7 +31,7 @@ from vitrina.runner.plan import Plan
 from vitrina.runner.watch import silence_limit
 from vitrina.settings import Settings
 from vitrina.status import Status
-from vitrina.store import database, leases
+from vitrina.store import database, dead_letters, leases
 from vitrina.store.leases import Claim
 from vitrina.store.state import Checkpoint
 
@@ -179,9 +179,9 @@ class _Run:
             return Paging()
         types = self._job.types
         return Paging(
-            columns=tuple(SQL("q.{}").format(Identifier(name)) for name in self._job.key),
-            types=tuple(types[name] for name in self._job.key),
-            staged_as=self._job.key,
+            columns=tuple(SQL("q.{}").format(Identifier(name)) for name in self._job.reading_key),
+            types=tuple(types[name] for name in self._job.reading_key),
+            staged_as=self._job.reading_key,
             limit=self._plan.page_rows,
         )
 
@@ -208,7 +208,8 @@ class _Run:
         after = json.dumps(filled.last) if filled.last else None
         started = time.monotonic()
         with self._transaction("counting a batch"):
-            self._checkpoint = self._checkpoint.next_batch(self._job.claim.epoch, filled.rows, after, None)
+            self._leave_behind(filled)
+            self._checkpoint = self._checkpoint.next_batch(self._job.claim.epoch, filled.staged_rows, after, None)
             self._meter.batch(filled, MergeCounts(), time.monotonic() - started)
             self._fence()
             failpoints.hit("batch.fenced")
@@ -332,6 +333,7 @@ class _Run:
         job = self._job
         with self._transaction(f"merging into {job.target}"):
             counts = job.writer.merge_batch(stage, filled.number)
+            self._leave_behind(filled)
             stage.truncate(job.writer.connection)
             self._check_constraints()
             self._checkpoint = self._after_merge(filled)
@@ -413,12 +415,16 @@ class _Run:
             paging=paging,
             stager=stager,
             batch_size=lambda: self._job.definition.batch_size,
+            passage=job.passage,
         )
 
     def _stage(self, name: str, *, cursor_types: tuple[str, ...] = ()) -> Stage:
         """Rows that came through Arrow wait in the types in which they travelled."""
         staged = None
-        if self._plan.route == "arrow":
+        if self._job.passage:
+            # Steps may make rows of any number out of one: which cursor value a row had is no longer known.
+            staged, cursor_types = self._job.passage.staged_types, ()
+        elif self._plan.route == "arrow":
             staged = {column.name: carriage.staged_type(column.type) for column in self._job.result}
         return self._job.writer.stage(name, staged, cursor_types)
 
@@ -426,7 +432,8 @@ class _Run:
         return self._job.reader.connection.info.user if self._plan.route == "pushdown" else None
 
     def _fingerprint(self) -> str:
-        kinds = [f"{column.name} {column.type}" for column in self._job.result]
+        kinds = [f"{column.name} {column.type}" for column in (*self._job.result, *self._job.output)]
+        kinds += [step.registered.digest for step in self._job.steps]
         return fingerprint(self._job.definition, list(self._job.key), [self._plan.route, self._plan.paging, *kinds])
 
     @contextmanager
@@ -448,6 +455,13 @@ class _Run:
         self._job.ledger.fence(
             self._checkpoint, self._meter.counters, attempt=self._meter.attempt, progressed=progressed
         )
+
+    def _leave_behind(self, filled: Filled) -> None:
+        """Rows that a step gave up, on record with the checkpoint that passes them by."""
+        if filled.letters:
+            claim = self._job.claim
+            dead_letters.record(self._job.metastore, claim.pipeline_id, claim.run_id, filled.letters)
+            self._meter.left_behind(len(filled.letters))
 
     def _after_batch(self, filled: Filled) -> None:
         failpoints.hit("batch.committed")

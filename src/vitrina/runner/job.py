@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import psycopg
@@ -18,6 +18,7 @@ from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
 from vitrina.adapters.writers.postgres import PostgresWriter
 from vitrina.definition import Definition
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
+from vitrina.runner import steps
 from vitrina.runner.plan import Capabilities, Plan, plan
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged, SqlPolicy
@@ -28,6 +29,10 @@ from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
 from vitrina.store.state import Checkpoint
 from vitrina.targets import PostgresTarget, parse_target
+
+if TYPE_CHECKING:
+    from vitrina.adapters.transforms.chain import PlannedStep
+    from vitrina.adapters.transforms.passage import Passage
 
 
 @dataclass
@@ -46,7 +51,11 @@ class Job:
     checkpoint: Checkpoint
     reader_url: str = field(repr=False)
     target_url: str = field(repr=False)
+    # What the query gives, and what is written: the same, unless Python steps stand between.
     result: list[Column] = field(default_factory=list)
+    output: list[Column] = field(default_factory=list)
+    steps: "list[PlannedStep]" = field(default_factory=list)
+    passage: "Passage | None" = None
     cursor: Cursor | None = None
     key: tuple[str, ...] = ()
     estimated_rows: int = 0
@@ -64,6 +73,11 @@ class Job:
     @property
     def types(self) -> dict[str, str]:
         return {column.name: column.type for column in self.result}
+
+    @property
+    def reading_key(self) -> tuple[str, ...]:
+        """The part of the key that the query itself gives: what a load can be read, and continued, in the order of."""
+        return tuple(name for name in self.key if name in self.types)
 
     @property
     def source_statistics(self) -> Connection:
@@ -97,6 +111,7 @@ def open_job(
     """Judge, connect, seize. From here on an older epoch of this pipeline cannot commit."""
     definition = definition_of(claim)
     judged = judge(definition, settings)
+    planned = steps.planned(definition, settings)
     target = _table_target(definition, settings)
     connect = _connector(claim, settings, definition, sessions, guard)
     metastore = connect(settings.require_database_url())
@@ -124,6 +139,7 @@ def open_job(
         target_url=target_url,
         ledger=ledger,
         checkpoint=checkpoint,
+        steps=planned,
     )
 
 
@@ -190,6 +206,7 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
         target_url=target_url,
         ledger=Ledger(claim, metastore),
         checkpoint=state.peek(metastore, claim.pipeline_id),
+        steps=steps.planned(definition, settings),
     )
 
 
@@ -203,15 +220,21 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
             f":{sorted(job.judged.parameters)[0]} is for incremental pipelines; this one is in mode 'full'"
         )
     relations = _explain(job)
+    job.output, stamps = job.result, job.judged.volatile_columns
+    if job.steps:
+        job.passage, job.output = steps.fit(job)
+        stamps = job.passage.stamps
     job.key = job.writer.prepare(
-        job.result,
+        job.output,
         wanted_key=job.definition.target_key,
         ignorable=frozenset(filter(None, (job.definition.incremental_key, job.definition.incremental_id_key)))
         if job.cursor
         else frozenset(),
-        stamps=frozenset(job.definition.options.stamps) | job.judged.volatile_columns,
+        stamps=frozenset(job.definition.options.stamps) | stamps,
         create=create_target,
     )
+    if job.passage:
+        job.passage.chain.key = job.key
     return plan(job.definition, _capabilities(job, relations))
 
 
@@ -243,7 +266,7 @@ def _capabilities(job: Job, explained: list[dict[str, Any]]) -> Capabilities:
     return Capabilities(
         same_database=same and job.definition.source_connection == DEFAULT_CONNECTION,
         target_is_table=True,
-        has_steps=False,
+        has_steps=bool(job.steps),
         estimated_rows=job.estimated_rows,
         pageable=explain.is_pageable(explained),
         foreign_functions=frozenset(explain.explain_functions_outside_catalog(explained)),
@@ -254,6 +277,7 @@ def _capabilities(job: Job, explained: list[dict[str, Any]]) -> Capabilities:
         has_unfinished_load=job.checkpoint.stage is not None and not job.backfill,
         has_delivered=job.checkpoint.rows > 0 and not job.backfill,
         key=job.key,
+        key_is_read=bool(job.reading_key),
         guarantee=cursors.guarantee(job.cursor, job.definition.options) if job.cursor else None,
         warnings=tuple(_warnings(job)),
     )

@@ -30,6 +30,8 @@ class RunMeter:
         self._started = time.monotonic()
         self._announced = 0.0
         self._consistency = "snapshot"
+        self._null_cursors = 0
+        self._letters = 0
 
     def planned(self, plan: Plan, estimated_rows: int) -> None:
         self.counters.metrics |= {
@@ -50,9 +52,16 @@ class RunMeter:
         self.counters.metrics[name] = value
 
     def rejected(self, rows: int) -> None:
-        self.counters.rows_rejected = rows
+        self._null_cursors = rows
+        self.counters.rows_rejected = rows + self._letters
         if rows:
             self.note("null_cursors", rows)
+
+    def left_behind(self, rows: int) -> None:
+        """Rows that a step failed on and that went to the dead letters."""
+        self._letters += rows
+        self.counters.rows_rejected = self._null_cursors + self._letters
+        self.note("dead_letters", self._letters)
 
     def started_from(self, cursor: str | None) -> None:
         self.counters.cursor_from = self.counters.cursor_from or cursor

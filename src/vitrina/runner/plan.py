@@ -22,6 +22,8 @@ class Capabilities:
     has_unfinished_load: bool = False
     has_delivered: bool = False
     key: tuple[str, ...] = ()
+    # Whether the query gives some of the key: without, steps make all of it, and there is no order to continue in.
+    key_is_read: bool = True
     guarantee: str | None = None
     warnings: tuple[str, ...] = ()
 
@@ -116,6 +118,9 @@ def _loads_at_once(definition: Definition, known: Capabilities, reasons: list[st
 def _paging(
     definition: Definition, known: Capabilities, route: str, at_once: bool, reasons: list[str]
 ) -> tuple[Literal["one statement", "keyset pages", "ordered stream"], int | None]:
+    if route == "arrow" and at_once and not known.key_is_read:
+        reasons.append("one streamed query that starts over when interrupted, because Python steps make the key")
+        return "one statement", None
     if route == "arrow":
         reasons.append("one streamed query, in order, with a checkpoint per batch")
         return "ordered stream", None

@@ -1,8 +1,10 @@
-"""Statements on `etl_dead_letters`: documents that a target refused."""
+"""Statements on `etl_dead_letters`: documents that a target refused, rows that a step failed on."""
 
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
+from vitrina.ports import DeadLetter
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -31,3 +33,29 @@ def count_open(connection: Connection, pipeline_id: UUID) -> int:
         [pipeline_id],
     ).fetchone()
     return int(row["letters"]) if row else 0
+
+
+def record(connection: Connection, pipeline_id: UUID, run_id: UUID, letters: Iterable[DeadLetter]) -> None:
+    """One open letter for each document and reason: a run that meets it again renews it."""
+    with connection.cursor() as cursor:
+        cursor.executemany(
+            """
+            WITH renewed AS (
+                UPDATE etl.etl_dead_letters
+                SET run_id = %(run)s, document = %(document)s::jsonb, created_at = clock_timestamp()
+                WHERE pipeline_id = %(pipeline)s AND document_id = %(id)s AND error = %(error)s AND resolved_at IS NULL
+                RETURNING id)
+            INSERT INTO etl.etl_dead_letters (pipeline_id, run_id, document_id, error, document)
+            SELECT %(pipeline)s, %(run)s, %(id)s, %(error)s, %(document)s::jsonb WHERE NOT EXISTS (SELECT FROM renewed)
+            """,
+            [
+                {
+                    "pipeline": pipeline_id,
+                    "run": run_id,
+                    "id": letter.document_id,
+                    "error": letter.error,
+                    "document": letter.document,
+                }
+                for letter in letters
+            ],
+        )

@@ -73,6 +73,7 @@ def test_renaming_keeps_the_postgres_type() -> None:
         (FILM, "text", str(FILM)),
         (7, "text", "7"),
         (7, "double precision", 7.0),
+        (Decimal("0.3"), "double precision", 0.3),
         ('{"a": 1.10}', "jsonb", {"a": Decimal("1.10")}),
         (["a", "b"], "text", '["a", "b"]'),
     ],
@@ -80,6 +81,13 @@ def test_renaming_keeps_the_postgres_type() -> None:
 def test_casts(value: Any, kind: str, expected: Any) -> None:
     made = run_step("cast_columns", [{"x": value}, {"x": None}], params={"types": {"x": kind}})
     assert made.rows == [{"x": expected}, {"x": None}]
+
+
+def test_a_decimal_becomes_the_nearest_double() -> None:
+    made = run_step(
+        "cast_columns", [{"x": Decimal("0.3")}], params={"types": {"x": "float8"}}, types={"x": "numeric(3,1)"}
+    )
+    assert made.rows == [{"x": 0.3}]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from vitrina.adapters.carriage import travels_natively
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.readers.pushdown import Paging
 from vitrina.adapters.readers.sql import Bounds, Query, SqlReader, arrow_url, column
+from vitrina.adapters.transforms.passage import Passage, Taken
 from vitrina.adapters.writers.stage import BATCH, EPOCH, SCHEMA, Stage
 from vitrina.errors import BadKey, Disconnected, FatalError, TransientError
 from vitrina.ports import Filled
@@ -25,8 +26,6 @@ MAX_BATCH_BYTES = 64 << 20
 
 # Where a row stands in the order of reading; travels beside the result's own columns.
 POSITIONS = tuple(f"_position_{i}" for i in range(32))
-
-Steps = Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
 class ArrowSource:
@@ -42,7 +41,7 @@ class ArrowSource:
         paging: Paging,
         stager: "Stager",
         batch_size: Callable[[], int],
-        steps: Steps | None = None,
+        passage: Passage | None = None,
     ) -> None:
         self._reader = reader
         self._query = query
@@ -51,39 +50,51 @@ class ArrowSource:
         self._paging = paging
         self._stager = stager
         self._batch_size = batch_size
-        self._steps = steps
+        # The Python steps, when the pipeline has some.
+        self._passage = passage
 
     def batches(self, first_number: int, after: tuple[str, ...] | None) -> Iterator[Filled]:
+        """Without an order to continue from, all rows are one batch, however many pieces they come in."""
         number = first_number
+        pieces: list[Filled] = []
         with self._reader.stream(self._select(after)) as stream:
             started = time.monotonic()
             for table in cut(stream, self._batch_size, ordered_by=self._position_names()):
                 last = self._position(table)
-                rows = table.num_rows
-                self._stager.stage(self._apply(table), number)
+                taken = self._take(table, number)
+                if taken.table.num_rows:
+                    self._stager.stage(taken.table, number)
                 failpoints.hit("batch.filled")
-                yield Filled(number, rows, last, time.monotonic() - started)
-                number += 1
+                filled = Filled(
+                    number, table.num_rows, last, time.monotonic() - started, taken.table.num_rows, taken.letters
+                )
+                if last is None:
+                    pieces.append(filled)
+                else:
+                    yield filled
+                    number += 1
                 started = time.monotonic()
+        if pieces:
+            yield _together(pieces)
 
     def close(self) -> None:
         self._stager.close()
         self._reader.connection.close()
 
-    def _apply(self, table: pa.Table) -> pa.Table:
-        if self._steps is None:
-            return table
-        table = table.drop_columns(self._position_names()) if self._position_names() else table
-        return pa.Table.from_batches([self._steps(batch) for batch in table.combine_chunks().to_batches()])
+    def _take(self, table: pa.Table, number: int) -> Taken:
+        return self._passage.take(table, number) if self._passage else Taken(table)
 
     def _select(self, after: tuple[str, ...] | None) -> Composable:
-        outputs: list[Composable] = [column(c.name, None if travels_natively(c.type) else "text") for c in self._result]
+        outputs = self._passage.outputs() if self._passage else self._outputs()
         outputs += [
             SQL("({})::text AS {}").format(expression, Identifier(name))
             for expression, name in zip(self._paging.columns, self._position_names(), strict=True)
         ]
         bounds = Bounds(self._bounds.since, self._bounds.until, after)
         return self._query.select(outputs, bounds, order=self._paging.columns, types=self._paging.types)
+
+    def _outputs(self) -> list[Composable]:
+        return [column(c.name, None if travels_natively(c.type) else "text") for c in self._result]
 
     def _position_names(self) -> list[str]:
         return list(POSITIONS[: len(self._paging.columns)])
@@ -92,7 +103,23 @@ class ArrowSource:
         names = self._position_names()
         if not names:
             return None
+        if self._passage and any(table.column(name).null_count for name in names):
+            raise BadKey(
+                f"a column that {self._stager.target} is read in the order of is NULL in a row of the source: a load"
+                " could not be continued behind it; filter such rows out in the query, or change target_key"
+            )
         return tuple(table.column(name)[-1].as_py() for name in names)
+
+
+def _together(pieces: list[Filled]) -> Filled:
+    return Filled(
+        pieces[0].number,
+        sum(piece.rows for piece in pieces),
+        None,
+        sum(piece.seconds for piece in pieces),
+        sum(piece.staged_rows for piece in pieces),
+        tuple(letter for piece in pieces for letter in piece.letters),
+    )
 
 
 def cut(
@@ -136,7 +163,7 @@ class Stager:
     ) -> None:
         self._stages = stages
         self._epoch = epoch
-        self._target = target
+        self.target = target
         try:
             self._connection: Any = adbc.connect(arrow_url(url, application_name, read_only=False), autocommit=True)
         except adbc_driver_manager.Error as exc:
@@ -160,7 +187,7 @@ class Stager:
 
     def _translate(self, exc: Any) -> Exception:
         state = exc.sqlstate if isinstance(exc.sqlstate, str) else None
-        message = f"staging rows for {self._target} failed: {' '.join(str(exc).split())}"
+        message = f"staging rows for {self.target} failed: {' '.join(str(exc).split())}"
         if state == "23502":
             return BadKey(f"a key column is NULL in a row of the source: {message}")
         if state is None or database.is_disconnect_state(state):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, Field, ValidationError
 
-from vitrina.adapters.transforms import forms, masking, pythonic
+from vitrina.adapters.transforms import forms, masking, pythonic, shape
 from vitrina.adapters.transforms.context import StepContext
 from vitrina.adapters.transforms.isolation import Isolation, Rejection
 from vitrina.adapters.transforms.registry import RESERVED_PARAMS, Registered, Registry
@@ -148,15 +148,15 @@ class Chain:
             stages.append(self._run(step, stages[-1], 0, None))
         return stages
 
-    def discover(self, sample: pa.Table) -> pa.Schema:
+    def discover(self, sample: pa.Table, number: int) -> pa.Schema:
         """The columns behind the last step, found out with some rows. A row that fails here says nothing yet."""
         batch = forms.one_batch(sample)
         for step in self.steps:
             rejected: list[Rejection] = []
             made = self._attempt(step, batch, rejected)
             if rejected and not made.num_rows:
-                raise _failure(step, 0, batch, *rejected[0]) from rejected[0][1]
-            batch = _held_to_schema(step, made, 0)
+                raise _failure(step, number, batch, *rejected[0]) from rejected[0][1]
+            batch = _held(step, made, number)
         return batch.schema
 
     def _run(
@@ -171,7 +171,7 @@ class Chain:
             if step.rule.on_error == "fail" or letters is None:
                 raise _failure(step, number, batch, *rejected[0]) from rejected[0][1]
             self._leave_behind(step, number, batch, rejected, letters)
-        return _held_to_schema(step, made, number)
+        return _held(step, made, number)
 
     def _attempt(self, step: PlannedStep, batch: pa.RecordBatch, rejected: list[Rejection]) -> pa.RecordBatch:
         """The batch through the step; rows that it raises on are named instead."""
@@ -239,59 +239,14 @@ def _joined(step: PlannedStep, parts: Sequence[pa.RecordBatch], before: pa.Recor
         return parts[0]
     if not parts:
         return pa.RecordBatch.from_pylist([], schema=step.expected or before.schema)
-    first = parts[0].schema
-    return forms.one_batch(pa.Table.from_batches([_as_schema(step, part, first, 0) for part in parts]))
+    alike = [shape.held(str(step), part, parts[0].schema, 0) for part in parts]
+    return forms.one_batch(pa.Table.from_batches(alike))
 
 
-def _held_to_schema(step: PlannedStep, made: pa.RecordBatch, number: int) -> pa.RecordBatch:
-    """The first batch decides what the others look like; NULL alone decides nothing."""
-    twice = [name for name in made.schema.names if made.schema.names.count(name) > 1]
-    if twice:
-        raise StepFailed(f"{step} gives the column {twice[0]!r} twice")
-    if step.expected is None:
-        step.expected = made.schema
-        return made
-    held = _as_schema(step, made, step.expected, number)
-    step.expected = held.schema
-    return held
-
-
-def _as_schema(step: PlannedStep, made: pa.RecordBatch, wanted: pa.Schema, number: int) -> pa.RecordBatch:
-    if made.schema.equals(wanted):
-        return made
-    strange = set(made.schema.names) ^ set(wanted.names)
-    if strange:
-        raise StepFailed(
-            f"{step} gives other columns in batch {number} than in the first one ({', '.join(sorted(strange))}): a step"
-            " gives the same columns for every batch"
-        )
-    fields, columns = [], []
-    for field in wanted:
-        column = made.column(field.name)
-        found = made.schema.field(field.name)
-        if pa.types.is_null(field.type):
-            field = found  # noqa: PLW2901 - known from here on
-        elif column.type != field.type:
-            column = _converted(step, column, field, number)
-        fields.append(field)
-        columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-
-
-def _converted(step: PlannedStep, column: pa.Array, field: pa.Field, number: int) -> pa.Array:
-    same_kind = any(
-        kind(column.type) and kind(field.type)
-        for kind in (pa.types.is_integer, pa.types.is_decimal, pa.types.is_timestamp)
-    )
-    try:
-        if same_kind or pa.types.is_null(column.type):
-            return column.cast(field.type)
-    except pa.ArrowInvalid as exc:
-        raise StepFailed(f"{step}: column {field.name!r} of batch {number} does not fit {field.type}: {exc}") from exc
-    raise StepFailed(
-        f"{step}: column {field.name!r} is {column.type} in batch {number} and {field.type} in the first one: cast it"
-        " in the step"
-    )
+def _held(step: PlannedStep, made: pa.RecordBatch, number: int) -> pa.RecordBatch:
+    batch = shape.held(str(step), made, step.expected, number)
+    step.expected = batch.schema
+    return batch
 
 
 def _failure(step: PlannedStep, number: int, batch: pa.RecordBatch, position: int, exc: Exception) -> StepFailed:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vitrina.adapters.transforms import pythonic
+from vitrina.adapters.transforms import natural, pythonic
 from vitrina.adapters.transforms.registry import Form, Registered
 from vitrina.errors import RunError
 
@@ -145,22 +145,24 @@ def _call_pandas(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _for_frames(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Frames know neither uuid nor numbers of more than 38 digits: both become text."""
-    columns = []
-    for column in batch.columns:
-        if isinstance(column.type, pa.UuidType):
-            columns.append(_uuid_texts(column))
-        elif pa.types.is_decimal256(column.type):
-            columns.append(column.cast(pa.string()))
-        else:
-            columns.append(column)
+    columns = [
+        _as_text(column, field) if _frames_lack(field.type) else column
+        for column, field in zip(batch.columns, batch.schema, strict=True)
+    ]
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
-def _uuid_texts(column: pa.Array) -> pa.Array:
-    return pa.array([None if value is None else str(value) for value in pythonic.to_python(column, _UUID)], pa.string())
+def _frames_lack(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind):
+        return _frames_lack(kind.value_type)
+    return isinstance(kind, pa.UuidType) or pa.types.is_decimal256(kind)
 
 
-_UUID = pa.field("uuid", pa.uuid())
+def _as_text(column: pa.Array, field: pa.Field) -> pa.Array:
+    if pa.types.is_list(field.type):
+        return pythonic.regrouped(column, _as_text(column.flatten(), natural.item_field(field)))
+    values = pythonic.to_python(column, field)
+    return pa.array([None if value is None else str(value) for value in values], pa.string())
 
 
 def _from_frame(made: pa.RecordBatch, before: pa.Schema) -> pa.RecordBatch:
@@ -168,26 +170,27 @@ def _from_frame(made: pa.RecordBatch, before: pa.Schema) -> pa.RecordBatch:
     fields, columns = [], []
     for field, column in zip(made.schema, made.columns, strict=True):
         known = before.field(field.name) if before.get_field_index(field.name) >= 0 else None
-        restored = _restored(column, known) if known is not None else None
-        fields.append(known if restored is not None else pa.field(field.name, field.type))
+        restored = _restored(column, known.type) if known is not None else None
+        fields.append(pa.field(field.name, field.type) if restored is None else known)
         columns.append(column if restored is None else restored)
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
-def _restored(column: pa.Array, known: pa.Field) -> pa.Array | None:
-    if column.type == known.type:
+def _restored(column: pa.Array, known: pa.DataType) -> pa.Array | None:
+    """None when the step made something else of the column."""
+    if column.type == known:
         return column
-    if pa.types.is_timestamp(known.type) and pa.types.is_timestamp(column.type):
-        return column.cast(known.type) if column.type.tz == known.type.tz else None
-    is_text = pa.types.is_string(column.type)
-    if is_text and (isinstance(known.type, pa.UuidType) or pa.types.is_decimal256(known.type)):
-        try:
-            if pa.types.is_decimal256(known.type):
-                return column.cast(known.type)
-            return pythonic.uuids_of(column.to_pylist())
-        except (pa.ArrowInvalid, ValueError):
-            return None  # the step made something else of it
-    return None
+    if pa.types.is_timestamp(known) and pa.types.is_timestamp(column.type):
+        return column.cast(known) if column.type.tz == known.tz else None
+    if pa.types.is_list(known) and pa.types.is_list(column.type):
+        items = _restored(column.flatten(), known.value_type)
+        return None if items is None else pythonic.regrouped(column, items)
+    if not pa.types.is_string(column.type) or not _frames_lack(known):
+        return None
+    try:
+        return column.cast(known) if pa.types.is_decimal(known) else pythonic.uuids_of(column.to_pylist())
+    except ValueError:
+        return None
 
 
 _BATCH_FORMS: dict[Form, Callable[[Bound, pa.RecordBatch], pa.RecordBatch]] = {

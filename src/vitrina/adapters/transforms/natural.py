@@ -16,7 +16,7 @@ from vitrina.errors import NotCarried
 
 TYPE, STAMP = b"vitrina:type", b"vitrina:stamp"
 # Names the first array column of a row that Arrow could not hold; NULL when all is well.
-UNFIT = "_unfit"
+UNFIT = "_vitrina_unfit"
 
 # What the driver hands over exactly, apart from the values that `_refuse_lost` looks for.
 _SCALARS = {
@@ -96,22 +96,35 @@ def _decimal(pg_type: str) -> pa.DataType | None:
     return (pa.decimal128 if precision <= _DECIMAL128_DIGITS else pa.decimal256)(precision, scale)
 
 
-def read_as(pg_type: str) -> str | None:
-    """What a column is cast to where it is read, so that the driver carries it exactly. None: as it is."""
-    if is_array(pg_type):
-        return None if bare_type(pg_type.removesuffix("[]")) in _ELEMENTS else "text[]"
-    return None if bare_type(pg_type) in _SCALARS else "text"
-
-
-def unfit(columns: Sequence[Column]) -> Composable:
-    """An output column that names an array of more than one dimension: the driver would flatten it silently."""
-    cases = [
-        SQL("WHEN pg_catalog.array_ndims(q.{}) > 1 THEN {}").format(Identifier(column.name), Literal(column.name))
+def outputs(columns: Sequence[Column]) -> list[Composable]:
+    """What to select, so that the driver carries every value exactly, or UNFIT names the column that it cannot."""
+    unfit = [
+        SQL("WHEN {} THEN {}").format(_odd_array(column.name), Literal(column.name))
         for column in columns
         if is_array(column.type)
     ]
-    expression = SQL("CASE {} END").format(SQL(" ").join(cases)) if cases else SQL("NULL::text")
-    return SQL("{} AS {}").format(expression, Identifier(UNFIT))
+    named = SQL("CASE {} END").format(SQL(" ").join(unfit)) if unfit else SQL("NULL::text")
+    return [_output(column) for column in columns] + [SQL("{} AS {}").format(named, Identifier(UNFIT))]
+
+
+def _output(column: Column) -> Composable:
+    name, cast = Identifier(column.name), _read_as(column.type)
+    value: Composable = SQL("q.{}").format(name)
+    if is_array(column.type):
+        value = SQL("CASE WHEN {} THEN NULL ELSE {} END").format(_odd_array(column.name), value)
+    return SQL("({})::{} AS {}").format(value, SQL(cast), name) if cast else SQL("{} AS {}").format(value, name)
+
+
+def _odd_array(name: str) -> Composable:
+    """Two dimensions would be flattened silently, and other bounds than usual stop the driver."""
+    return SQL("(pg_catalog.array_ndims(q.{0}) > 1 OR pg_catalog.array_lower(q.{0}, 1) <> 1)").format(Identifier(name))
+
+
+def _read_as(pg_type: str) -> str | None:
+    """What a column is cast to where it is read. None: the driver carries it as it is."""
+    if is_array(pg_type):
+        return None if bare_type(pg_type.removesuffix("[]")) in _ELEMENTS else "text[]"
+    return None if bare_type(pg_type) in _SCALARS else "text"
 
 
 def schema_of(columns: Sequence[Column], stamps: frozenset[str] = frozenset()) -> pa.Schema:
@@ -122,6 +135,13 @@ def schema_of(columns: Sequence[Column], stamps: frozenset[str] = frozenset()) -
 def tagged(name: str, pg_type: str, *, stamp: bool = False) -> pa.Field:
     metadata = {TYPE: pg_type.encode()} | ({STAMP: b"1"} if stamp else {})
     return pa.field(name, arrow_type(pg_type), metadata=metadata)
+
+
+def item_field(field: pa.Field) -> pa.Field:
+    """The items of a list column, with the Postgres type of the array's elements where it is known."""
+    tag = tag_of(field)
+    metadata = {TYPE: tag.removesuffix("[]").encode()} if tag and is_array(tag) else None
+    return pa.field(field.name, field.type.value_type, metadata=metadata)
 
 
 def tag_of(field: pa.Field) -> str | None:
@@ -155,8 +175,8 @@ def _refuse_unfit(names: pa.ChunkedArray) -> None:
     if len(found):
         name = found[0].as_py()
         raise NotCarried(
-            f"column {name!r} holds an array of more than one dimension, which Python steps cannot be given: select"
-            f' to_jsonb("{name}") AS "{name}" in the query'
+            f"column {name!r} holds an array of more than one dimension, or one that does not begin at 1, which Python"
+            f' steps cannot be given: select to_jsonb("{name}") AS "{name}" in the query'
         )
 
 

@@ -37,10 +37,8 @@ def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 def to_python(column: pa.Array, field: pa.Field) -> list[Any]:
     """The values of one column. Much faster than `to_pylist` where Arrow makes an object of each value first."""
     tag = natural.tag_of(field) or ""
-    if natural.is_array(tag) and pa.types.is_list(column.type):
-        return _lists(column, natural.tagged("item", tag.removesuffix("[]")))
     if pa.types.is_list(column.type):
-        return _lists(column, pa.field("item", column.type.value_type))
+        return _lists(column, natural.item_field(field))
     try:
         return _decoder(column.type, natural.bare_type(tag))(column)
     except (OverflowError, ValueError) as exc:
@@ -184,7 +182,7 @@ def _as_hinted(values: list[Any], hint: pa.Field) -> pa.Array | None:
     """None when the step has changed the column's type: Arrow itself would cut 1.5 down to 1 for an integer column."""
     tag = natural.tag_of(hint) or ""
     if pa.types.is_list(hint.type):
-        return _list_as_hinted(values, hint, tag)
+        return _list_as_hinted(values, hint)
     encode = _encoder(natural.bare_type(tag), hint.type)
     if encode is not None:
         return pa.array(_each(encode, values), pa.string())
@@ -205,22 +203,26 @@ def _encoder(tag: str, kind: pa.DataType) -> Callable[[Any], str] | None:
     return None
 
 
-def _list_as_hinted(values: list[Any], hint: pa.Field, tag: str) -> pa.Array | None:
+def _list_as_hinted(values: list[Any], hint: pa.Field) -> pa.Array | None:
     if not set(map(type, values)) <= {list, tuple, type(None)}:
         return None
-    element = tag.removesuffix("[]")
-    item = natural.tagged("item", element) if element else pa.field("item", hint.type.value_type)
-    flat = _as_hinted(list(chain.from_iterable(value for value in values if value is not None)), item)
-    return None if flat is None else _regrouped(values, flat)
+    items = list(chain.from_iterable(value for value in values if value is not None))
+    flat = _as_hinted(items, natural.item_field(hint))
+    return None if flat is None else _grouped([None if value is None else len(value) for value in values], flat)
 
 
-def _regrouped(values: list[Any], flat: pa.Array) -> pa.Array:
+def regrouped(lists: pa.ListArray, items: pa.Array) -> pa.ListArray:
+    """The same lists with other items."""
+    return _grouped(lists.value_lengths().to_pylist(), items)
+
+
+def _grouped(lengths: list[int | None], items: pa.Array) -> pa.ListArray:
     offsets: list[int | None] = []
     end = 0
-    for value in values:
-        offsets.append(None if value is None else end)
-        end += len(value or ())
-    return pa.ListArray.from_arrays(pa.array([*offsets, end], pa.int32()), flat)
+    for length in lengths:
+        offsets.append(None if length is None else end)
+        end += length or 0
+    return pa.ListArray.from_arrays(pa.array([*offsets, end], pa.int32()), items)
 
 
 def _classes_for(kind: pa.DataType) -> frozenset[type]:

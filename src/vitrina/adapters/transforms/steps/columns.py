@@ -75,6 +75,8 @@ def _cast(column: pa.Array, field: pa.Field, goal: pa.Field) -> pa.Array:
         return column
     if isinstance(goal.type, pa.UuidType) and pa.types.is_string(column.type):
         return pythonic.uuids_of(column.to_pylist())
+    if pa.types.is_decimal(column.type) and pa.types.is_floating(goal.type):
+        return column.cast(pa.string()).cast(goal.type)  # Arrow's direct way makes 0.30000000000000004 of 0.3
     if not pa.types.is_nested(column.type) and not isinstance(column.type, pa.BaseExtensionType):
         return column.cast(goal.type)
     if not pa.types.is_string(goal.type):

@@ -198,7 +198,9 @@ def explode(batch: pa.RecordBatch, params: Explode) -> pa.RecordBatch:
         lists = _with_one_null(lists)
     place = batch.schema.get_field_index(params.column)
     made = batch.drop_columns([params.column]).take(pc.list_parent_indices(lists))
-    made = made.add_column(place, _item_field(field, params.into or params.column), pc.list_flatten(lists))
+    made = made.add_column(
+        place, natural.item_field(field).with_name(params.into or params.column), pc.list_flatten(lists)
+    )
     if params.position:
         made = made.append_column(pa.field(params.position, pa.int32()), _places(lists))
     return made
@@ -207,11 +209,6 @@ def explode(batch: pa.RecordBatch, params: Explode) -> pa.RecordBatch:
 def _with_one_null(lists: pa.ListArray) -> pa.ListArray:
     values = lists.to_pylist()
     return pa.array([value or [None] for value in values], lists.type)
-
-
-def _item_field(field: pa.Field, name: str) -> pa.Field:
-    tag = natural.tag_of(field)
-    return natural.tagged(name, tag.removesuffix("[]")) if tag else pa.field(name, field.type.value_type)
 
 
 def _places(lists: pa.ListArray) -> pa.Array:

@@ -1,0 +1,87 @@
+"""Between the reader and the stage: rows in their natural types, through the steps, into the types of the stage."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from psycopg.sql import Composable
+
+from vitrina.adapters.catalog import Column, Table
+from vitrina.adapters.transforms import forms, landing, natural
+from vitrina.adapters.transforms.chain import Chain
+from vitrina.adapters.transforms.landing import Landing
+from vitrina.errors import StepFailed, TargetMismatch
+from vitrina.ports import DeadLetter
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A batch that is ready to be staged."""
+
+    table: pa.Table
+    letters: tuple[DeadLetter, ...] = ()
+
+
+class Passage:
+    """The steps of one run, fitted between a query's result and a target."""
+
+    def __init__(self, result: Sequence[Column], stamps: frozenset[str], chain: Chain) -> None:
+        self._result = list(result)
+        self._schema = natural.schema_of(result, stamps)
+        self._landings: dict[str, Landing] = {}
+        self.chain = chain
+        # Columns that differ in every run by nature: a row is not written anew because of them.
+        self.stamps: frozenset[str] = frozenset()
+
+    def outputs(self) -> list[Composable]:
+        return natural.outputs(self._result)
+
+    def naturalise(self, table: pa.Table) -> pa.Table:
+        return natural.naturalise(table, self._schema)
+
+    def settle(self, sample: pa.Table, table: Table | None, wanted_key: Sequence[str] | None) -> list[Column]:
+        """Find out with some rows what comes out behind the steps, and as what it is written."""
+        schema = self._discover(sample, table)
+        missing = [name for name in wanted_key or () if name not in schema.names]
+        if missing:
+            raise TargetMismatch(
+                f"target_key column {missing[0]!r} is not there behind the steps (they give: {', '.join(schema.names)})"
+            )
+        settled = landing.settle(schema, table)
+        self._landings = landing.landings(schema, settled)
+        self.stamps = frozenset(field.name for field in schema if natural.is_stamp(field))
+        return settled
+
+    def _discover(self, sample: pa.Table, table: Table | None) -> pa.Schema:
+        rows = self.naturalise(sample) if sample.num_rows else self._schema.empty_table()
+        try:
+            return self.chain.discover(rows, 1)
+        except forms.NoRowsToTell:
+            return self._guess(table)
+
+    def _guess(self, table: Table | None) -> pa.Schema:
+        """No row came through a row step: columns keep their names, as far as the target knows them."""
+        if table is None:
+            raise StepFailed(
+                "no row came through the steps, so nobody can tell which columns they make: create the target table, or"
+                " name the columns in @transform(columns=...)"
+            ) from None
+        names = {field.name for field in self._schema} | set(table.primary_key)
+        return pa.schema([natural.tagged(c.name, c.type) for c in table.columns if c.name in names])
+
+    @property
+    def staged_types(self) -> dict[str, str]:
+        return {name: place.staged for name, place in self._landings.items()}
+
+    def take(self, table: pa.Table, number: int) -> Taken:
+        """One batch of the reader, ready for the stage."""
+        passed = self.chain.apply(self.naturalise(table), number)
+        strange = set(passed.batch.schema.names) ^ set(self._landings)
+        if strange and passed.batch.num_rows:
+            raise StepFailed(
+                f"the steps give other columns in batch {number} than were found out before the load"
+                f" ({', '.join(sorted(strange))}): name them in @transform(columns=...)"
+            )
+        if not passed.batch.num_rows:
+            return Taken(pa.table({}), passed.letters)
+        return Taken(landing.to_stage(passed.batch, self._landings), passed.letters)

@@ -16,7 +16,9 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 GROUPS = PYPROJECT["dependency-groups"]
 
-RUNTIME = [*PYPROJECT["project"]["dependencies"], *(line for name in EXTRAS if name != "all" for line in EXTRAS[name])]
+FRAMES = EXTRAS["frames"]  # whoever writes steps with them installs them
+CHOSEN = [name for name in EXTRAS if name not in ("all", "frames")]
+RUNTIME = [*PYPROJECT["project"]["dependencies"], *(line for name in CHOSEN for line in EXTRAS[name])]
 BUILD = [*GROUPS["build"], *PYPROJECT["build-system"]["requires"]]
 DEVELOPMENT = [*RUNTIME, *BUILD, *(line for line in GROUPS["dev"] if isinstance(line, str))]
 
@@ -56,7 +58,7 @@ def test_every_pin_has_a_hash(lock: str) -> None:
         assert "--hash=sha256:" in entry, f"{lock}: {entry.splitlines()[0]} has no hash"
 
 
-@pytest.mark.parametrize(("folder", "declared"), [("src", RUNTIME), ("tests", DEVELOPMENT)], ids=["src", "tests"])
+@pytest.mark.parametrize(("folder", "declared"), [("src", [*RUNTIME, *FRAMES]), ("tests", DEVELOPMENT)], ids=["src", "tests"])
 def test_what_is_imported_is_declared(folder: str, declared: list[str]) -> None:
     names = {canonicalize_name(Requirement(line).name) for line in declared}
     providers = packages_distributions()

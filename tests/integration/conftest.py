@@ -20,12 +20,13 @@ from vitrina.store import database as postgres
 def api_settings(server: TemporaryServer, template: str) -> Settings:
     name = f"api_{uuid4().hex[:12]}"
     admin(server, sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
-    return without_auth(settings_for(server, name))
+    settings = without_auth(settings_for(server, name), log_level="error")
+    logs.configure(settings)
+    return settings
 
 
 @pytest.fixture(scope="session")
 def running_api(api_settings: Settings) -> Iterator[httpx.Client]:
-    logs.configure(api_settings.model_copy(update={"log_level": "error"}))
     with serving(api_settings, request_wait_seconds=0.5) as client:
         yield client
 

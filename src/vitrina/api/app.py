@@ -30,6 +30,7 @@ def create_app(
     bind_host: str = "127.0.0.1",
     request_wait_seconds: float = 2.0,
     pool_timeout_seconds: float = 5.0,
+    wrong_tokens_a_minute: int = 10,
 ) -> FastAPI:
     """The control plane. `bind_host` is where it will listen: auth may be off on loopback only."""
     security.require_auth_or_loopback(settings, bind_host)
@@ -37,7 +38,7 @@ def create_app(
         settings=settings,
         pool=make_pool(settings, timeout_seconds=pool_timeout_seconds),
         feed=EventFeed(settings),
-        failed_attempts=FailedAttempts(),
+        failed_attempts=FailedAttempts(limit=wrong_tokens_a_minute),
         request_wait_seconds=request_wait_seconds,
         schema_version=migrate.newest_version(),
     )

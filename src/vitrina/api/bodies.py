@@ -1,10 +1,11 @@
 """What requests may carry beside a whole definition, with the examples that the documentation shows."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from vitrina.definition import MAX_TASKS, Strict, Task
+from vitrina.services import manifests, tokens
 
 FILM_DIM = {
     "name": "film_dim_full",
@@ -62,6 +63,14 @@ spec:
 """
 
 
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 20.0 is as whole as 20."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_Whole = BeforeValidator(_whole)
+
+
 class TaskPlan(Strict):
     """The whole plan: what it does not name is gone."""
 
@@ -85,7 +94,7 @@ class NewState(Strict):
 class PreviewWish(Strict):
     """How much to show."""
 
-    limit: int = Field(20, ge=1, le=1000)
+    limit: Annotated[int, _Whole] = Field(20, ge=1, le=1000)
 
 
 class ReconcileWish(Strict):
@@ -103,9 +112,9 @@ class ReplayWish(Strict):
 class NewTokenWish(Strict):
     """Whom the token is for."""
 
-    name: str = Field(min_length=1, max_length=100, examples=["airflow"])
+    name: str = Field(pattern=tokens.NAME, examples=["airflow"])
     role: Literal["viewer", "operator", "admin"] = "viewer"
-    expires_in_days: int | None = Field(None, ge=1, le=3650, examples=[90])
+    expires_in_days: Annotated[int, Field(ge=1, le=tokens.MAX_EXPIRY_DAYS), _Whole] | None = Field(None, examples=[90])
 
 
 class ManifestFile(Strict):
@@ -122,4 +131,4 @@ class ApplyWish(Strict):
     documents: str | None = Field(None, examples=[MANIFEST])
     dry_run: bool = Field(False, description="Say what would change, and change nothing.")
     prune: bool = Field(False, description="Delete pipelines of the same `managed_by` that no document names.")
-    managed_by: str = Field("file", min_length=1, max_length=100, description="Who owns these pipelines.")
+    managed_by: str = Field("file", pattern=manifests.OWNER, description="Who owns these pipelines.")

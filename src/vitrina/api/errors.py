@@ -9,6 +9,7 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import iter_route_contexts
 from psycopg_pool import PoolTimeout, TooManyRequests
 from starlette.exceptions import HTTPException
 
@@ -114,13 +115,19 @@ def _place(location: tuple[Any, ...]) -> tuple[Any, ...]:
 def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     code, detail = _HTTP_WORDS.get(error.status_code, ("error", str(error.detail)))
-    return answer(
-        request,
-        error.status_code,
-        code,
-        detail.format(path=request.url.path, method=request.method),
-        headers=error.headers,
-    )
+    headers = {"Allow": _allowed_methods(request)} if error.status_code == 405 else error.headers
+    said = detail.format(path=request.url.path, method=request.method)
+    return answer(request, error.status_code, code, said, headers=headers)
+
+
+def _allowed_methods(request: Request) -> str:
+    """Of every route on the path: the framework names those of the first one only."""
+    found: set[str] = set()
+    for route in iter_route_contexts(request.app.routes):
+        pattern = getattr(route, "path_regex", None)
+        if pattern is not None and pattern.match(request.url.path):
+            found |= route.methods or set()
+    return ", ".join(sorted(found))
 
 
 _HTTP_WORDS = {

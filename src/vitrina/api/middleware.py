@@ -67,7 +67,7 @@ class Surroundings:
             path=scope["path"],
             status=status,
             duration_ms=round(seconds * 1000, 1),
-            caller=scope["state"].get("caller"),
+            caller=getattr(scope["state"].get("caller"), "name", None),
         )
 
 

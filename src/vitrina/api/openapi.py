@@ -56,6 +56,8 @@ def _document(app: FastAPI) -> dict[str, Any]:
 
 
 def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
+    for parameter in operation.get("parameters", []):
+        parameter["schema"] = _without_null(parameter["schema"])
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     if method == "patch" or path.endswith("/update-config"):
         body["schema"] = {"$ref": _REFERENCE.format("PipelineChange")}
@@ -63,7 +65,8 @@ def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
         operation["responses"].pop("422", None)
         return
     statuses = [401, 403, 422, 429, 503]
-    statuses += [404] if "{" in path or "pipeline" in {p["name"] for p in operation.get("parameters", [])} else []
+    named = {parameter["name"] for parameter in operation.get("parameters", [])}
+    statuses += [404] if "{" in path or "pipeline" in named or path.endswith("/export") else []
     statuses += [409, 412, 404] if method in _CHANGING else []
     statuses += [400, 413] if body else []
     for status in sorted(set(statuses)):
@@ -71,6 +74,14 @@ def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
             "description": _WORDS[status],
             "content": {MEDIA_TYPE: {"schema": {"$ref": _REFERENCE.format("Problem")}}},
         }
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter that is not given is left out; there is no null in an address or a header."""
+    kinds = [kind for kind in schema.get("anyOf", []) if kind.get("type") != "null"]
+    if len(kinds) != 1:
+        return schema
+    return {**kinds[0], **{key: value for key, value in schema.items() if key not in ("anyOf", "default")}}
 
 
 def _change_of(schema: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import orjson
 from fastapi import Query
+from pydantic import AwareDatetime, BeforeValidator
 
 from vitrina.answers import Page
 from vitrina.errors import InvalidField
@@ -18,6 +19,16 @@ Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Items in one answe
 Cursor = Annotated[
     str | None, Query(max_length=1000, description="`next_cursor` of the previous answer, with the same filters.")
 ]
+
+
+def _not_a_number(value: Any) -> Any:
+    """Pydantic would take `0.5` for half a second after 1970."""
+    if isinstance(value, str) and value.replace(".", "", 1).lstrip("+-").isdigit():
+        raise ValueError("a moment is written like 2026-01-31T12:00:00Z")
+    return value
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_not_a_number)]
 
 Row = dict[str, Any]
 Item = TypeVar("Item")

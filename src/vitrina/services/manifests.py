@@ -9,7 +9,7 @@ import psycopg
 
 from vitrina.answers import ApplyReport, FieldChange, ManifestChange
 from vitrina.definition import Definition
-from vitrina.errors import Conflict, FieldError, Invalid, InvalidField, NotFound
+from vitrina.errors import Conflict, FieldError, Invalid, NotFound
 from vitrina.services import manifest_files, pipelines, policy, versions
 from vitrina.services.callers import Caller
 from vitrina.services.manifest_files import API_VERSION, KIND, Document, Path
@@ -20,6 +20,8 @@ from vitrina.store.pipelines import Row
 
 _LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./\-]{0,99}")
 _MAX_LABEL = 200
+# The name under which files own their pipelines.
+OWNER = r"^[A-Za-z0-9][A-Za-z0-9_./\-]{0,99}$"
 
 # Names of files (None for a text without one) and what is in them.
 Files = Sequence[tuple[str | None, str]]
@@ -249,13 +251,6 @@ def _differences(row: Row, manifest: Manifest, managed_by: str) -> list[FieldCha
 def _prune(connection: Connection, caller: Caller, row: Row) -> ManifestChange:
     pipelines.remove(connection, caller, row["id"])
     return ManifestChange(name=row["name"], action="delete")
-
-
-def check_owner(managed_by: str) -> str:
-    """The name under which files own their pipelines."""
-    if not _LABEL_KEY.fullmatch(managed_by):
-        raise InvalidField("managed_by", "managed_by must be up to 100 letters, digits and _ . / -")
-    return managed_by
 
 
 # --- writing ---------------------------------------------------------------------------------------------------

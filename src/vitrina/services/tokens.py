@@ -19,7 +19,7 @@ from vitrina.store.tokens import Row
 PREFIX = "vtr_"
 _BYTES = 32
 _LONGEST = 200
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@\-]{0,99}")
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.@\-]{0,99}$"
 MAX_EXPIRY_DAYS = 3650
 
 
@@ -27,7 +27,7 @@ def create(
     connection: Connection, caller: Caller, *, name: str, role: Role, expires_in_days: int | None = None
 ) -> tuple[Row, str]:
     """The token's row, and the secret, which nobody can read again."""
-    if not _NAME.fullmatch(name):
+    if not re.match(NAME, name) or name.endswith("\n"):
         raise InvalidField("name", f"token name {name!r} is not acceptable: up to 100 letters, digits and _ . @ -")
     if expires_in_days is not None and not 1 <= expires_in_days <= MAX_EXPIRY_DAYS:
         raise InvalidField("expires_in_days", f"expires_in_days must be from 1 to {MAX_EXPIRY_DAYS}")

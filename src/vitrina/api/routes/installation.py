@@ -1,6 +1,5 @@
 """`/runners`, `/transforms`, `/connections`, `/targets`, `/audit`, `/dead-letters`, `/tokens`: what is set up here."""
 
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
@@ -9,7 +8,7 @@ from vitrina import answers
 from vitrina.answers import Page
 from vitrina.api import bodies, paging
 from vitrina.api.routes import verbs
-from vitrina.api.security import Admin, Operator, Viewer
+from vitrina.api.security import Admin, GuardedRoute, Operator, Viewer
 from vitrina.api.state import State
 from vitrina.services import pipelines, tokens
 from vitrina.services.callers import Role
@@ -18,7 +17,7 @@ from vitrina.store import audit, dead_letters, runners
 from vitrina.store import pipelines as pipeline_rows
 from vitrina.store import tokens as token_rows
 
-router = APIRouter(tags=["installation"])
+router = APIRouter(tags=["installation"], route_class=GuardedRoute)
 
 
 @router.get("/runners")
@@ -61,7 +60,7 @@ def list_audit(
     object: Annotated[str | None, Query(max_length=200, description="`pipeline:<name>` or `token:<name>`.")] = None,
     who: Annotated[str | None, Query(max_length=100)] = None,
     action: Annotated[str | None, Query(max_length=100)] = None,
-    since: datetime | None = None,
+    since: paging.Moment | None = None,
     limit: paging.Limit = paging.DEFAULT_LIMIT,
     cursor: paging.Cursor = None,
 ) -> Page[answers.AuditEntry]:

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body, Header, Path, Query, Response
 from vitrina import answers
 from vitrina.answers import Page
 from vitrina.api import bodies, paging
-from vitrina.api.security import Operator, Viewer
+from vitrina.api.security import GuardedRoute, Operator, Viewer
 from vitrina.api.state import State
 from vitrina.definition import Definition
 from vitrina.errors import InvalidField
@@ -19,12 +19,17 @@ from vitrina.store import audit as version_rows
 from vitrina.store import pipelines as rows
 from vitrina.store.pipelines import Filter, Row
 
-router = APIRouter(tags=["pipelines"])
+router = APIRouter(tags=["pipelines"], route_class=GuardedRoute)
 
 PipelineId = Annotated[str, Path(description="Its uuid or its name.", examples=["film_dim_full"])]
 VersionNumber = Annotated[int, Path(ge=1, le=2**31 - 1)]
 IfMatch = Annotated[
-    str | None, Header(alias="If-Match", description='The ETag you read, such as `"3"`: nobody changed it since.')
+    str | None,
+    Header(
+        alias="If-Match",
+        pattern=r'^(\*|(W/)?"[0-9]{1,9}")$',
+        description='The ETag you read, such as `"3"`: only if nobody changed it since.',
+    ),
 ]
 Sort = Literal[
     "name", "-name", "status", "-status", "status_since", "-status_since",
@@ -41,7 +46,7 @@ def list_pipelines(
     enabled: bool | None = None,
     name: Annotated[str | None, Query(max_length=100, description="A part of the name.")] = None,
     target: Annotated[str | None, Query(max_length=200, description="Exactly this target.")] = None,
-    since: Annotated[datetime | None, Query(description="Changed at or after this moment.")] = None,
+    since: Annotated[paging.Moment | None, Query(description="Changed at or after this moment.")] = None,
     managed_by: Annotated[str | None, Query(max_length=200)] = None,
     sort: Sort = "name",
     limit: paging.Limit = paging.DEFAULT_LIMIT,
@@ -225,12 +230,7 @@ def roll_back(
 
 def version_in(if_match: str | None) -> int | None:
     """The version of an `If-Match` header; `*` means any."""
-    if if_match is None or if_match.strip() == "*":
-        return None
-    text = if_match.strip().removeprefix("W/").strip('"')
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise InvalidField("header.if-match", f'If-Match {if_match!r} is not an ETag of a pipeline, such as "3"')
-    return int(text)
+    return int(if_match.removeprefix("W/").strip('"')) if if_match and if_match != "*" else None
 
 
 def _answer(response: Response, row: Row) -> answers.Pipeline:

@@ -10,20 +10,20 @@ from vitrina import answers
 from vitrina.answers import Page
 from vitrina.api import paging
 from vitrina.api.routes.pipelines import PipelineId
-from vitrina.api.security import Viewer
+from vitrina.api.security import GuardedRoute, Viewer
 from vitrina.api.state import AppState, State
 from vitrina.errors import NotFound
 from vitrina.services import pipelines, reports, requests
 from vitrina.status import RunStatus, Trigger
 from vitrina.store import events, runs
 
-of_pipeline = APIRouter(tags=["reports"])
-router = APIRouter(tags=["reports"])
+of_pipeline = APIRouter(tags=["reports"], route_class=GuardedRoute)
+router = APIRouter(tags=["reports"], route_class=GuardedRoute)
 
 RunStatuses = Annotated[list[RunStatus], Query(description="One of these.")]
 Triggers = Annotated[list[Trigger], Query(description="One of these.")]
-Since = Annotated[datetime | None, Query(description="Started at or after this moment.")]
-Until = Annotated[datetime | None, Query(description="Started before this moment.")]
+Since = Annotated[paging.Moment | None, Query(description="Started at or after this moment.")]
+Until = Annotated[paging.Moment | None, Query(description="Started before this moment.")]
 
 
 @of_pipeline.get("/pipelines/{pipeline}/status")

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Header, Query
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from vitrina.api.feed import Event
-from vitrina.api.security import Viewer
+from vitrina.api.security import GuardedRoute, Viewer
 from vitrina.api.state import AppState, State
 from vitrina.store import events
 
-router = APIRouter(tags=["events"])
+router = APIRouter(tags=["events"], route_class=GuardedRoute)
 
 _SIGN_OF_LIFE_SECONDS = 15
 _REPLAY_LIMIT = 5000

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Body, Header, Response
 from vitrina import answers
 from vitrina.api import bodies
 from vitrina.api.routes.pipelines import PipelineId
-from vitrina.api.security import Operator, Viewer
+from vitrina.api.security import GuardedRoute, Operator, Viewer
 from vitrina.api.state import AppState, State
 from vitrina.services import idempotency, pipelines, reports, requests, versions
 from vitrina.services.callers import Caller
@@ -15,7 +15,7 @@ from vitrina.status import Status, Trigger
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
-router = APIRouter(tags=["verbs"])
+router = APIRouter(tags=["verbs"], route_class=GuardedRoute)
 
 IdempotencyKey = Annotated[
     str | None,

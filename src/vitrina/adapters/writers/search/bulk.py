@@ -4,14 +4,14 @@ import queue
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from vitrina import errors
 from vitrina.adapters.writers.search.circuit import Circuit
 from vitrina.adapters.writers.search.client import Reply, ReplyLost, translate
-from vitrina.adapters.writers.search.verdicts import Item, Verdict, judge_item, judge_request
+from vitrina.adapters.writers.search.verdicts import Item, Verdict, all_results, judge_item, judge_request
 
 
 class BulkInterrupted(errors.RunError):
@@ -63,6 +63,13 @@ class Outcome:
     rejected: list[Rejected] = field(default_factory=list)
     requests: int = 0
     sent_again: int = 0
+
+    def add(self, results: Mapping[str, int]) -> None:
+        """Count results in the servers' words; `not_found` is a delete of what was not there."""
+        self.created += results.get("created", 0)
+        self.updated += results.get("updated", 0)
+        self.deleted += results.get("deleted", 0)
+        self.noop += sum(results.values()) - sum(results.get(word, 0) for word in ("created", "updated", "deleted"))
 
     @property
     def acknowledged(self) -> int:
@@ -299,15 +306,24 @@ class Delivery:
             problem = f"{len(positions)} documents were sent and the reply speaks of {len(entries)}"
             self._settle_disconnected(request, ReplyLost(problem))
             return
+        results = all_results(entries)
+        if results is not None:
+            self._outcome.add(results)
+            self._say_that_it_moves()
+            return
+        self._settle_each(request, [Item.parse(entry) for entry in entries])
+
+    def _settle_each(self, request: _Request, items: Sequence[Item]) -> None:
         settled_before = self._outcome.settled
         again: list[int] = []
         fenced: list[int] = []
         problem_item: Item | None = None
-        for position, entry in zip(positions, entries, strict=True):
-            item = Item.parse(entry)
+        for position, item in zip(request.chunk.positions, items, strict=True):
             verdict = self._engine.judge_item(item)
-            if verdict is Verdict.DONE or verdict is Verdict.SUPERSEDED:
-                self._count(item, verdict)
+            if verdict is Verdict.DONE:
+                self._outcome.add({item.result: 1})
+            elif verdict is Verdict.SUPERSEDED:
+                self._outcome.conflicts += 1
             elif verdict is Verdict.FENCED:
                 fenced.append(position)
             elif self._is_worth_another_try(verdict, position):
@@ -362,18 +378,6 @@ class Delivery:
                 "or the index was deleted or replaced by hand"
             )
         self._send_again(positions, request.chunk.attempt, halves=False)  # we moved the alias ourselves meanwhile
-
-    def _count(self, item: Item, verdict: Verdict) -> None:
-        if verdict is Verdict.SUPERSEDED:
-            self._outcome.conflicts += 1
-        elif item.result == "created":
-            self._outcome.created += 1
-        elif item.result == "updated":
-            self._outcome.updated += 1
-        elif item.result == "deleted":
-            self._outcome.deleted += 1
-        else:  # noop, or not_found for a delete
-            self._outcome.noop += 1
 
     def _reject(self, position: int, reason: str, status: int) -> None:
         document = self._actions.document(position)

@@ -1,6 +1,7 @@
 """What an answer to a bulk request means for each document in it, and what to do next."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -42,6 +43,14 @@ class Item(NamedTuple):
     @property
     def reason(self) -> str:
         return describe_error(self.error) if self.error else f"status {self.status}"
+
+
+def all_results(entries: Sequence[Mapping[str, Any]]) -> Counter[str] | None:
+    """How often each result came if every single item was applied, else None: the common case, made fast."""
+    answers = [answer for entry in entries for answer in entry.values()]
+    if any([answer["status"] >= 300 for answer in answers]):  # noqa: C419  a list is twice as fast here
+        return None
+    return Counter([answer["result"] for answer in answers])
 
 
 def judge_item(item: Item) -> Verdict:

@@ -104,6 +104,41 @@ class Pipeline(Answer):
     updated_at: datetime
 
 
+class RecentRun(Answer):
+    """One bar of a pipeline's latest runs."""
+
+    id: UUID
+    status: RunStatus
+    started_at: datetime
+    seconds: float
+    rows_written: int
+
+
+class PipelineOverview(Answer):
+    """A pipeline as a line of a list, with its latest runs (oldest first)."""
+
+    id: UUID
+    name: str
+    description: str
+    type: str
+    mode: str
+    source_connection: str
+    target_table: str
+    enabled: bool
+    schedule_interval: str | None
+    next_run_at: datetime | None
+    status: Status
+    status_since: datetime
+    version: int
+    managed_by: str | None
+    labels: dict[str, str] = Field(default_factory=dict)
+    last_error: str | None
+    is_held: bool = Field(description="A transaction of somebody else keeps the checkpoint from moving.")
+    last_success_at: datetime | None
+    dead_letters: int
+    recent: list[RecentRun]
+
+
 class Accepted(Answer):
     """A verb was carried out, or had been already."""
 
@@ -300,6 +335,17 @@ class ValidationReport(Answer):
     errors: list[FieldProblem]
     warnings: list[str]
     deep: Request | None = Field(None, description="The runner's part: the query is planned against the real source.")
+
+
+# --- the caller ------------------------------------------------------------------------------------------------
+
+
+class Me(Answer):
+    """Who asks, as the audit names it."""
+
+    name: str
+    role: str = Field(description="viewer, operator or admin: each may do what the ones before it may.")
+    auth: str = Field(description="`off` on a loopback address without tokens, else `token`.")
 
 
 # --- the installation ------------------------------------------------------------------------------------------

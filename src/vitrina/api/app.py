@@ -12,7 +12,7 @@ from vitrina.api import errors, openapi, security
 from vitrina.api.feed import EventFeed
 from vitrina.api.middleware import Surroundings
 from vitrina.api.pool import make_pool
-from vitrina.api.routes import files, installation, pages, pipelines, reports, stream, system, verbs
+from vitrina.api.routes import drafts, files, installation, overview, pages, pipelines, reports, stream, system, verbs
 from vitrina.api.security import FailedAttempts
 from vitrina.api.state import AppState
 from vitrina.settings import Settings
@@ -61,7 +61,15 @@ def create_app(
 
 def _include_routes(app: FastAPI) -> None:
     of_pipelines = (pipelines.router, verbs.router, reports.of_pipeline)
-    others = (reports.router, files.router, files.schema_router, installation.router, stream.router)
+    others = (
+        reports.router,
+        files.router,
+        files.schema_router,
+        installation.router,
+        overview.router,
+        drafts.router,
+        stream.router,
+    )
     for router in (*of_pipelines, *others):
         app.include_router(router, prefix=PREFIX)
     # The paths of the first design documents, for the scripts that use them.

@@ -9,6 +9,7 @@ from psycopg.sql import SQL, Literal
 
 from vitrina.adapters import cursor as cursors
 from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
+from vitrina.definition import Definition
 from vitrina.errors import NotFound, VitrinaError
 from vitrina.runner import job as jobs
 from vitrina.settings import Settings
@@ -51,7 +52,7 @@ def validate(request: dict[str, Any], metastore: Connection, settings: Settings)
 
 def preview(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """The first rows, as JSON; nothing is written."""
-    definition = pipelines.definition_of(_row(metastore, request["pipeline_id"]))
+    definition = _definition(request, metastore)
     judged = jobs.judge(definition, settings)
     limit = min(int(request["payload"].get("limit", PREVIEW_ROWS)), 1000)
     url = database.reader_url(settings, definition.source_connection)
@@ -67,6 +68,14 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
             )
         )
     return {"columns": [{"name": c.name, "type": c.type} for c in columns], "rows": rows}
+
+
+def _definition(request: dict[str, Any], metastore: Connection) -> Definition:
+    """The one that came along when it is not saved yet, else the pipeline's."""
+    unsaved = request["payload"].get("definition")
+    if unsaved is not None:
+        return Definition.model_validate(unsaved)
+    return pipelines.definition_of(_row(metastore, request["pipeline_id"]))
 
 
 def _row(metastore: Connection, pipeline_id: UUID) -> dict[str, Any]:

@@ -31,6 +31,16 @@ def ask(connection: Connection, caller: Caller, kind: str, row: Row, payload: di
         return get(connection, request_id)
 
 
+def ask_about_draft(connection: Connection, caller: Caller, kind: str, payload: dict[str, Any]) -> Row:
+    """About a definition that travels with the request: no pipeline has it yet."""
+    with connection.transaction():
+        requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
+        request_id = requests.insert(connection, kind, None, payload, caller.name)
+        name = payload["definition"]["name"]
+        audit.record(connection, caller, kind, f"pipeline:{name}", after=payload)
+        return get(connection, request_id)
+
+
 def get(connection: Connection, request_id: UUID) -> Row:
     row = requests.find(connection, request_id)
     if row is None:

@@ -176,6 +176,11 @@ def ask_runner(
     """Waits a moment for the answer; after that, 202 and the place to look."""
     with state.pool.connection() as connection:
         asked = requests.ask(connection, caller, kind, pipelines.get(connection, pipeline), payload)
+    return wait_for_runner(state, response, asked)
+
+
+def wait_for_runner(state: AppState, response: Response, asked: Row) -> answers.Request:
+    with state.pool.connection() as connection:
         wait = state.request_wait_seconds if requests.somebody_works(connection, state.settings) else 0
     asked = requests.wait_for(state.pool.connection, asked, seconds=wait)
     if asked["finished_at"] is None:

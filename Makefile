@@ -22,8 +22,9 @@ help: ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
 .PHONY: setup
-setup: ## Make .venv with everything in it (done by the other commands when needed)
+setup: ## Make .venv with everything in it, and the console (done by the other commands when needed)
 	@./scripts/setup-environment
+	@./scripts/build-console
 
 .PHONY: demo
 demo: setup ## Make the demo cinema, run its pipelines, show the marts
@@ -34,10 +35,27 @@ dev: setup ## Serve the API and run pipelines until Ctrl-C (PORT=8000; SEARCH=1 
 	@$(if $(SEARCH),./scripts/install-system-packages java)
 	@exec .venv/bin/vitrina dev $(if $(PORT),--port "$(PORT)") $(if $(SEARCH),--search)
 
+.PHONY: console
+console: ## Build the web console
+	@CONSOLE_REQUIRED=1 ./scripts/build-console
+
 .PHONY: test
 test: check ## Check the code and run every test (TESTS=tests/unit for a part)
 	@$(if $(filter tests tests/search%,$(TESTS)),./scripts/install-system-packages java)
 	@.venv/bin/python -m pytest $(TESTS)
+	@$(if $(filter tests,$(TESTS)),$(MAKE) test-console)
+
+.PHONY: test-console
+test-console: setup ## The console: types, units, and the whole platform driven in a browser
+	@./scripts/install-system-packages chromium
+	@./scripts/build-console --packages
+	@cd console && npm run --silent types && npm run --silent unit && npm run --silent browser
+
+.PHONY: screenshots
+screenshots: setup ## Draw the console's pages anew for the documentation (docs/images)
+	@./scripts/install-system-packages chromium
+	@./scripts/build-console --packages
+	@cd console && npm run --silent screenshots
 
 .PHONY: test-postgres
 test-postgres: setup ## The tests that touch SQL, on the PostgreSQL whose programs are in PG_BINDIR

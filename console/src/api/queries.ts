@@ -1,0 +1,230 @@
+/** What the pages read: one hook a question, refreshed by events and, while those are away, by asking often. */
+import { QueryClient, useInfiniteQuery, useQuery, useQueryClient } from "@tanstack/react-query";
+import { ApiError, get, post } from "./client";
+import { useConnection } from "./live";
+import type {
+  AuditEntry,
+  DeadLetter,
+  LiveEvent,
+  Me,
+  Page,
+  Pipeline,
+  PipelineOverview,
+  PipelineStatus,
+  Role,
+  Run,
+  Runner,
+  RunnerRequest,
+  Token,
+  Version,
+} from "./types";
+
+export const queryClient = new QueryClient({
+  defaultOptions: {
+    queries: {
+      staleTime: 2_000,
+      retry: (count, error) => count < 2 && !(error instanceof ApiError && error.status >= 400 && error.status < 500),
+      refetchOnWindowFocus: true,
+    },
+  },
+});
+
+const CALM_MS = 20_000;
+const BUSY_MS = 4_000;
+
+/** Events bring news at once; without them the page asks every few seconds. */
+function useInterval(): number {
+  return useConnection() === "live" ? CALM_MS : BUSY_MS;
+}
+
+export function useMe() {
+  return useQuery({ queryKey: ["me"], queryFn: ({ signal }) => get<Me>("/me", signal), staleTime: 60_000 });
+}
+
+const RANKS: Role[] = ["viewer", "operator", "admin"];
+
+/** Whether the caller may do what needs `role`; controls that it may not use are not shown. */
+export function useMay(role: Role): boolean {
+  const { data } = useMe();
+  return data !== undefined && RANKS.indexOf(data.role) >= RANKS.indexOf(role);
+}
+
+export function useOverview() {
+  const interval = useInterval();
+  const many = (queryClient.getQueryData<PipelineOverview[]>(["overview"])?.length ?? 0) > 2000;
+  return useQuery({
+    queryKey: ["overview"],
+    queryFn: ({ signal }) => loadOverview(signal),
+    refetchInterval: many ? 3 * CALM_MS : interval,
+  });
+}
+
+async function loadOverview(signal: AbortSignal): Promise<PipelineOverview[]> {
+  const found: PipelineOverview[] = [];
+  let cursor: string | null = null;
+  do {
+    const page: Page<PipelineOverview> = await get(`/overview${cursor ? `?cursor=${cursor}` : ""}`, signal);
+    found.push(...page.items);
+    cursor = page.next_cursor;
+  } while (cursor);
+  return found;
+}
+
+/** Only these lines anew: an event about one pipeline does not load ten thousand. */
+export async function refreshOverview(ids: string[]): Promise<void> {
+  if (ids.length === 0 || ids.length > 200 || !queryClient.getQueryData(["overview"])) {
+    await queryClient.invalidateQueries({ queryKey: ["overview"] });
+    return;
+  }
+  const page = await get<Page<PipelineOverview>>(`/overview?${ids.map((id) => `pipeline=${id}`).join("&")}`);
+  const fresh = new Map(page.items.map((line) => [line.id, line]));
+  queryClient.setQueryData<PipelineOverview[]>(["overview"], (lines) =>
+    lines?.map((line) => fresh.get(line.id) ?? line),
+  );
+}
+
+export function usePipeline(name: string) {
+  return useQuery({
+    queryKey: ["pipeline", name],
+    queryFn: ({ signal }) => get<Pipeline>(`/pipelines/${encodeURIComponent(name)}`, signal),
+    refetchInterval: useInterval(),
+  });
+}
+
+export function useStatus(name: string) {
+  const interval = useInterval();
+  return useQuery({
+    queryKey: ["status", name],
+    queryFn: ({ signal }) => get<PipelineStatus>(`/pipelines/${encodeURIComponent(name)}/status`, signal),
+    refetchInterval: (query) => (query.state.data?.progress ? 2_000 : interval),
+  });
+}
+
+export function useRuns(pipeline?: string, limit = 50) {
+  const path = pipeline ? `/pipelines/${encodeURIComponent(pipeline)}/runs` : "/runs";
+  return useInfiniteQuery({
+    queryKey: ["runs", pipeline ?? "", limit],
+    queryFn: ({ pageParam, signal }) =>
+      get<Page<Run>>(`${path}?limit=${limit}${pageParam ? `&cursor=${pageParam}` : ""}`, signal),
+    initialPageParam: "",
+    getNextPageParam: (page) => page.next_cursor,
+    refetchInterval: useInterval(),
+  });
+}
+
+export function useRun(id: string) {
+  const interval = useInterval();
+  return useQuery({
+    queryKey: ["run", id],
+    queryFn: ({ signal }) => get<Run>(`/runs/${id}`, signal),
+    refetchInterval: (query) => (query.state.data?.status === "RUNNING" ? 2_000 : interval),
+  });
+}
+
+export function useRunLog(id: string, isRunning: boolean) {
+  return useQuery({
+    queryKey: ["run-log", id],
+    queryFn: ({ signal }) => get<Page<LiveEvent>>(`/runs/${id}/logs`, signal),
+    refetchInterval: isRunning ? 2_000 : false,
+  });
+}
+
+export function useVersions(name: string) {
+  return useQuery({
+    queryKey: ["versions", name],
+    queryFn: ({ signal }) => get<Page<Version>>(`/pipelines/${encodeURIComponent(name)}/versions`, signal),
+  });
+}
+
+export function useAudit(filter: { object?: string; who?: string; action?: string }) {
+  const query = new URLSearchParams(Object.entries(filter).filter(([, value]) => value)).toString();
+  return useInfiniteQuery({
+    queryKey: ["audit", query],
+    queryFn: ({ pageParam, signal }) =>
+      get<Page<AuditEntry>>(`/audit?${query}${pageParam ? `&cursor=${pageParam}` : ""}`, signal),
+    initialPageParam: "",
+    getNextPageParam: (page) => page.next_cursor,
+    refetchInterval: useInterval(),
+  });
+}
+
+export function useRunners() {
+  return useQuery({
+    queryKey: ["runners"],
+    queryFn: ({ signal }) => get<Page<Runner>>("/runners", signal),
+    refetchInterval: 5_000,
+  });
+}
+
+export function useDeadLetters(pipeline?: string, resolved = false) {
+  const query = `resolved=${resolved}${pipeline ? `&pipeline=${encodeURIComponent(pipeline)}` : ""}`;
+  return useInfiniteQuery({
+    queryKey: ["dead-letters", query],
+    queryFn: ({ pageParam, signal }) =>
+      get<Page<DeadLetter>>(`/dead-letters?${query}${pageParam ? `&cursor=${pageParam}` : ""}`, signal),
+    initialPageParam: "",
+    getNextPageParam: (page) => page.next_cursor,
+    refetchInterval: useInterval(),
+  });
+}
+
+export function useReconcile(name: string) {
+  return useQuery({
+    queryKey: ["reconcile", name],
+    queryFn: async ({ signal }) => {
+      try {
+        return await get<RunnerRequest>(`/pipelines/${encodeURIComponent(name)}/reconcile`, signal);
+      } catch (error) {
+        if (error instanceof ApiError && error.status === 404) return null;
+        throw error;
+      }
+    },
+    refetchInterval: (query) => (query.state.data && !query.state.data.finished_at ? 1_500 : false),
+  });
+}
+
+export function useTokens(enabled: boolean) {
+  return useQuery({ queryKey: ["tokens"], queryFn: ({ signal }) => get<Page<Token>>("/tokens", signal), enabled });
+}
+
+export function useNames(kind: "connections" | "transforms") {
+  return useQuery({
+    queryKey: [kind],
+    queryFn: ({ signal }) => get<Page<{ name: string; doc?: string }>>(`/${kind}`, signal),
+    staleTime: 60_000,
+  });
+}
+
+export function useTargets() {
+  return useQuery({
+    queryKey: ["targets"],
+    queryFn: ({ signal }) => get<{ allowed: string[] }>("/targets", signal),
+    staleTime: 60_000,
+  });
+}
+
+/** Work of a runner takes its time: asks until it is done. */
+export async function awaitRequest(asked: RunnerRequest, seconds = 60): Promise<RunnerRequest> {
+  const deadline = Date.now() + seconds * 1000;
+  let found = asked;
+  while (!found.finished_at && Date.now() < deadline) {
+    await new Promise((resolve) => setTimeout(resolve, 700));
+    found = await get<RunnerRequest>(`/requests/${asked.id}`);
+  }
+  return found;
+}
+
+/** After a verb: everything about the pipeline is asked anew. */
+export function useRefresh() {
+  const client = useQueryClient();
+  return (name: string, id?: string): void => {
+    for (const key of ["pipeline", "status", "runs", "versions", "reconcile"]) {
+      void client.invalidateQueries({ queryKey: [key, name] });
+    }
+    void client.invalidateQueries({ queryKey: ["audit"] });
+    void refreshOverview(id ? [id] : []);
+  };
+}
+
+export const verb = (name: string, action: string, body?: unknown): Promise<{ message: string }> =>
+  post(`/pipelines/${encodeURIComponent(name)}/${action}`, body);

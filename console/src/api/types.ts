@@ -1,0 +1,281 @@
+/** What the API answers (src/vitrina/answers.py), as far as the console shows it. */
+
+export type Status = "IDLE" | "RUN_REQUESTED" | "RUNNING" | "PAUSE_REQUESTED" | "PAUSED" | "FAILED";
+export type RunStatus = "RUNNING" | "SUCCESS" | "FAILED" | "PAUSED" | "CANCELLED";
+export type Role = "viewer" | "operator" | "admin";
+
+export interface Page<Item> {
+  items: Item[];
+  next_cursor: string | null;
+}
+
+export interface FieldProblem {
+  path: string;
+  message: string;
+  code: string;
+}
+
+export interface Me {
+  name: string;
+  role: Role;
+  auth: "off" | "token";
+}
+
+export interface RecentRun {
+  id: string;
+  status: RunStatus;
+  started_at: string;
+  seconds: number;
+  rows_written: number;
+}
+
+export interface PipelineOverview {
+  id: string;
+  name: string;
+  description: string;
+  type: string;
+  mode: "full" | "incremental";
+  source_connection: string;
+  target_table: string;
+  enabled: boolean;
+  schedule_interval: string | null;
+  next_run_at: string | null;
+  status: Status;
+  status_since: string;
+  version: number;
+  managed_by: string | null;
+  labels: Record<string, string>;
+  last_error: string | null;
+  is_held: boolean;
+  last_success_at: string | null;
+  dead_letters: number;
+  recent: RecentRun[];
+}
+
+export interface Task {
+  order_index: number;
+  task_type: "SQL" | "PYTHON";
+  body: string;
+  params: Record<string, unknown>;
+  source_table: string | null;
+  target_table: string | null;
+}
+
+/** The fields that an author sets. */
+export interface Definition {
+  name: string;
+  description: string;
+  type: "SQL" | "PYTHON";
+  source_connection: string;
+  source_query: string | null;
+  python_task: string | null;
+  target_table: string;
+  target_key: string[] | null;
+  mode: "full" | "incremental";
+  incremental_key: string | null;
+  incremental_id_key: string | null;
+  batch_size: number;
+  enabled: boolean;
+  schedule_interval: string | null;
+  options: Record<string, unknown>;
+  tasks: Task[];
+}
+
+export interface Pipeline extends Definition {
+  id: string;
+  status: Status;
+  status_since: string;
+  version: number;
+  managed_by: string | null;
+  next_run_at: string | null;
+  last_error: string | null;
+  created_at: string;
+  updated_at: string;
+}
+
+export interface Plan {
+  key: string[];
+  route: string;
+  paging: string;
+  deletes: boolean;
+  guarantee: string;
+  loads_at_once: boolean;
+  reasons: string[];
+  warnings: string[];
+}
+
+export interface RunMetrics {
+  plan?: Plan;
+  inserted?: number;
+  updated?: number;
+  deleted?: number;
+  unchanged?: number;
+  rejected?: number;
+  rows_estimate?: number;
+  stage_seconds?: Record<string, number>;
+  batch_ms?: { p50: number | null; p95: number | null; max: number | null };
+  guarantee?: string;
+  consistency?: string;
+}
+
+export interface Run {
+  id: string;
+  pipeline_id: string;
+  pipeline: string;
+  pipeline_version: number;
+  trigger: string;
+  status: RunStatus;
+  started_at: string;
+  finished_at: string | null;
+  duration_seconds: number;
+  rows_read: number;
+  rows_written: number;
+  rows_deleted: number;
+  rows_rejected: number;
+  rows_per_second: number | null;
+  batches: number;
+  attempts: number;
+  runner_id: string | null;
+  cursor_from: string | null;
+  cursor_to: string | null;
+  error_code: string | null;
+  error_message: string | null;
+  next_step: string | null;
+  metrics: RunMetrics;
+}
+
+export interface Progress {
+  rows_read: number;
+  rows_written: number;
+  batches: number;
+  elapsed_seconds: number;
+  rows_per_second: number | null;
+  rows_estimate: number | null;
+  percent: number | null;
+  eta_seconds: number | null;
+}
+
+export interface PipelineStatus {
+  pipeline_id: string;
+  pipeline: string;
+  status: Status;
+  since: string;
+  enabled: boolean;
+  version: number;
+  next_run_at: string | null;
+  runner: { id: string; host: string; pid: number; alive: boolean } | null;
+  run: Run | null;
+  progress: Progress | null;
+  checkpoint: {
+    last_processed_key: string | null;
+    last_processed_id: string | null;
+    safe_upto: string | null;
+    held_upto: string | null;
+    batch_no: number;
+    rows: number;
+    stage: string | null;
+    updated_at: string | null;
+  } | null;
+  lag: { last_success_at: string | null; seconds_since_success: number | null; cursor_lag_seconds: number | null };
+  hold: Record<string, unknown> | null;
+  guarantee: string | null;
+  last_error: { code: string; message: string; next_step: string; run_id: string | null; at: string | null } | null;
+  recent: {
+    runs: number;
+    succeeded: number;
+    failed: number;
+    success_rate: number | null;
+    p50_seconds: number | null;
+    p95_seconds: number | null;
+    rows_written: number;
+  };
+}
+
+export interface Version {
+  version: number;
+  definition: Record<string, unknown>;
+  changed_by: string;
+  changed_at: string;
+  change_summary: string;
+}
+
+export interface FieldChange {
+  path: string;
+  before: unknown;
+  after: unknown;
+}
+
+export interface RunnerRequest {
+  id: string;
+  kind: string;
+  status: "QUEUED" | "WORKING" | "DONE" | "FAILED";
+  result: Record<string, unknown> | null;
+  error: { code?: string; message?: string } | null;
+  created_at: string;
+  finished_at: string | null;
+}
+
+export interface Preview {
+  columns: { name: string; type: string }[];
+  rows: Record<string, unknown>[];
+}
+
+export interface ValidationReport {
+  valid: boolean;
+  errors: FieldProblem[];
+  warnings: string[];
+  deep: RunnerRequest | null;
+}
+
+export interface Runner {
+  id: string;
+  host: string;
+  pid: number;
+  version: string;
+  started_at: string;
+  heartbeat_at: string;
+  alive: boolean;
+  capacity: number;
+  running: number;
+  pipelines: Record<string, unknown>[];
+}
+
+export interface LiveEvent {
+  id: number;
+  at: string;
+  topic: string;
+  payload: Record<string, unknown>;
+}
+
+export interface AuditEntry {
+  id: number;
+  at: string;
+  who: string;
+  action: string;
+  object: string;
+  before: Record<string, unknown> | null;
+  after: Record<string, unknown> | null;
+  request_id: string | null;
+}
+
+export interface DeadLetter {
+  id: number;
+  pipeline_id: string;
+  pipeline: string;
+  run_id: string | null;
+  document_id: string;
+  error: string;
+  document: unknown;
+  created_at: string;
+  resolved_at: string | null;
+}
+
+export interface Token {
+  id: string;
+  name: string;
+  role: Role;
+  created_at: string;
+  expires_at: string | null;
+  last_used_at: string | null;
+  revoked_at: string | null;
+}

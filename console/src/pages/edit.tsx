@@ -1,0 +1,2 @@
+export function EditPage() { return null; }
+export function CreatePage() { return null; }

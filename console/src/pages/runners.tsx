@@ -1,0 +1,1 @@
+export function RunnersPage() { return null; }

@@ -1,0 +1,89 @@
+/** Which address shows which page. Pages beyond the list are loaded when they are opened. */
+import { createRootRoute, createRoute, createRouter, lazyRouteComponent } from "@tanstack/react-router";
+import { PipelinesPage, type PipelinesSearch } from "./pages/pipelines";
+import { Shell } from "./shell";
+import { Empty } from "./ui/basics";
+import { t } from "./words/language";
+
+const root = createRootRoute({
+  component: Shell,
+  notFoundComponent: () => <Empty icon="search" title={t("There is no such page")} />,
+});
+
+const text = (value: unknown): string | undefined => (typeof value === "string" && value !== "" ? value : undefined);
+
+const pipelines = createRoute({
+  getParentRoute: () => root,
+  path: "/",
+  component: PipelinesPage,
+  validateSearch: (search): PipelinesSearch => ({
+    q: text(search["q"]),
+    show: text(search["show"]) as PipelinesSearch["show"],
+    sort: text(search["sort"]) as PipelinesSearch["sort"],
+  }),
+});
+const pipeline = createRoute({
+  getParentRoute: () => root,
+  path: "/pipelines/$name",
+  component: lazyRouteComponent(() => import("./pages/pipeline"), "PipelinePage"),
+  validateSearch: (search): { tab?: string } => ({ tab: text(search["tab"]) }),
+});
+const edit = createRoute({
+  getParentRoute: () => root,
+  path: "/pipelines/$name/edit",
+  component: lazyRouteComponent(() => import("./pages/edit"), "EditPage"),
+});
+const create = createRoute({
+  getParentRoute: () => root,
+  path: "/new",
+  component: lazyRouteComponent(() => import("./pages/edit"), "CreatePage"),
+});
+const runs = createRoute({
+  getParentRoute: () => root,
+  path: "/runs",
+  component: lazyRouteComponent(() => import("./pages/runs"), "RunsPage"),
+});
+const run = createRoute({
+  getParentRoute: () => root,
+  path: "/runs/$id",
+  component: lazyRouteComponent(() => import("./pages/run"), "RunPage"),
+});
+const runners = createRoute({
+  getParentRoute: () => root,
+  path: "/runners",
+  component: lazyRouteComponent(() => import("./pages/runners"), "RunnersPage"),
+});
+const letters = createRoute({
+  getParentRoute: () => root,
+  path: "/dead-letters",
+  component: lazyRouteComponent(() => import("./pages/letters"), "LettersPage"),
+  validateSearch: (search): { pipeline?: string } => ({ pipeline: text(search["pipeline"]) }),
+});
+const audit = createRoute({
+  getParentRoute: () => root,
+  path: "/audit",
+  component: lazyRouteComponent(() => import("./pages/audit"), "AuditPage"),
+  validateSearch: (search): { who?: string; object?: string; action?: string } => ({
+    who: text(search["who"]),
+    object: text(search["object"]),
+    action: text(search["action"]),
+  }),
+});
+const settings = createRoute({
+  getParentRoute: () => root,
+  path: "/settings",
+  component: lazyRouteComponent(() => import("./pages/settings"), "SettingsPage"),
+});
+
+export const router = createRouter({
+  routeTree: root.addChildren([pipelines, pipeline, edit, create, runs, run, runners, letters, audit, settings]),
+  basepath: "/ui",
+  defaultPreload: "intent",
+  scrollRestoration: false,
+});
+
+declare module "@tanstack/react-router" {
+  interface Register {
+    router: typeof router;
+  }
+}

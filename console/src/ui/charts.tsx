@@ -1,0 +1,160 @@
+/** Charts by hand in SVG: bars of runs, history, sparklines. Each says in words what it shows. */
+import { useNavigate } from "@tanstack/react-router";
+import { useState } from "react";
+import type { RecentRun, Run } from "../api/types";
+import { clock, compact, duration } from "../words/format";
+import { t } from "../words/language";
+import { fillOf, statusWords } from "./basics";
+
+const SLOTS = 10;
+
+/** The last ten runs: colour says how they ended, height how long they took. */
+export function RunBars({ runs }: { runs: RecentRun[] }) {
+  const longest = Math.max(...runs.map((run) => run.seconds), 0.001);
+  const failed = runs.filter((run) => run.status === "FAILED").length;
+  const label = runs.length
+    ? t("Last {n} runs, {failed} failed", { n: runs.length, failed })
+    : t("No runs yet");
+  return (
+    <svg width={SLOTS * 7} height="20" role="img" aria-label={label}>
+      <title>{label}</title>
+      {Array.from({ length: SLOTS - runs.length }, (_, index) => (
+        <rect key={index} x={index * 7} y="17" width="5" height="3" rx="1" fill="var(--line-strong)" />
+      ))}
+      {runs.map((run, index) => {
+        const height = 5 + 15 * Math.sqrt(run.seconds / longest);
+        return (
+          <rect key={run.id} x={(SLOTS - runs.length + index) * 7} y={20 - height} width="5" height={height} rx="1.5" fill={fillOf(run.status)}>
+            <title>{`${statusWords(run.status)} · ${duration(run.seconds)} · ${clock(run.started_at)}`}</title>
+          </rect>
+        );
+      })}
+    </svg>
+  );
+}
+
+export function Sparkline({ values, width = 72, height = 20, label }: { values: number[]; width?: number; height?: number; label: string }) {
+  if (values.length < 2) return null;
+  const top = Math.max(...values, 1);
+  const points = values.map((value, index) => [
+    (index / (values.length - 1)) * (width - 2) + 1,
+    height - 2 - (value / top) * (height - 4),
+  ]);
+  const line = points.map(([x, y]) => `${x?.toFixed(1)},${y?.toFixed(1)}`).join(" ");
+  return (
+    <svg width={width} height={height} role="img" aria-label={label} className="overflow-visible">
+      <title>{label}</title>
+      <polygon points={`1,${height} ${line} ${width - 1},${height}`} fill="var(--accent)" opacity="0.14" />
+      <polyline points={line} fill="none" stroke="var(--accent)" strokeWidth="1.5" strokeLinejoin="round" />
+    </svg>
+  );
+}
+
+/** One figure of the latest runs, oldest on the left; a click opens the run. */
+export function History({ runs, value, show, label }: { runs: Run[]; value: (run: Run) => number; show: (value: number) => string; label: string }) {
+  const [hovered, setHovered] = useState<Run | null>(null);
+  const navigate = useNavigate();
+  const [width, height] = [600, 108];
+  const values = runs.map(value);
+  const top = niceTop(Math.max(...values, 0));
+  const step = width / Math.max(runs.length, 24);
+  const shown = hovered ?? runs.at(-1) ?? null;
+  return (
+    <figure className="min-w-0">
+      <figcaption className="mb-2 flex items-baseline justify-between gap-2">
+        <span className="text-xs text-muted">{label}</span>
+        {shown && (
+          <span className="num truncate text-xs text-muted">
+            <b className="font-semibold text-text">{show(value(shown))}</b> · {clock(shown.started_at)}
+          </span>
+        )}
+      </figcaption>
+      <svg viewBox={`0 0 ${width} ${height + 2}`} preserveAspectRatio="none" className="h-28 w-full" role="img" aria-label={`${label}: ${t("{n} runs, highest {top}", { n: runs.length, top: show(Math.max(...values, 0)) })}`}>
+        {[0, 0.5, 1].map((part) => (
+          <line key={part} x1="0" x2={width} y1={1 + height * part} y2={1 + height * part} stroke="var(--line)" vectorEffect="non-scaling-stroke" />
+        ))}
+        {runs.map((run, index) => {
+          const tall = Math.max(top ? (value(run) / top) * height : 0, 2);
+          return (
+            <g
+              key={run.id}
+              onMouseEnter={() => setHovered(run)}
+              onMouseLeave={() => setHovered(null)}
+              onClick={() => void navigate({ to: "/runs/$id", params: { id: run.id } })}
+              className="cursor-pointer"
+              opacity={hovered && hovered !== run ? 0.55 : 1}
+            >
+              <rect x={index * step} y="0" width={step} height={height} fill="transparent" />
+              <rect x={index * step + step * 0.14} y={height + 1 - tall} width={step * 0.72} height={tall} rx="1.5" fill={run.status === "SUCCESS" ? "var(--accent)" : fillOf(run.status)} />
+            </g>
+          );
+        })}
+      </svg>
+      <div className="num mt-1 flex justify-between text-2xs text-faint">
+        <span>0</span>
+        <span>{t("grid: {half} / {top}", { half: show(top / 2), top: show(top) })}</span>
+      </div>
+    </figure>
+  );
+}
+
+/** The next round number above, so that the grid has figures one can name. */
+export function niceTop(value: number): number {
+  if (value <= 0) return 1;
+  const size = 10 ** Math.floor(Math.log10(value));
+  const step = [1, 2, 5, 10].find((one) => one * size >= value) ?? 10;
+  return step * size;
+}
+
+const STAGE_FILL = ["var(--accent)", "var(--ok-fill)", "var(--warn-fill)", "var(--idle-fill)"];
+
+/** Where the time of a run went. */
+export function Stages({ stages, total }: { stages: Record<string, number>; total: number }) {
+  const named = Object.entries(stages);
+  const rest = Math.max(total - named.reduce((sum, [, seconds]) => sum + seconds, 0), 0);
+  const parts: [string, number][] = [...named, [t("other"), rest]];
+  const whole = parts.reduce((sum, [, seconds]) => sum + seconds, 0) || 1;
+  return (
+    <div>
+      <div className="flex h-3 overflow-hidden rounded-full bg-line" role="img" aria-label={parts.map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ")}>
+        {parts.map(([name, seconds], index) => (
+          <div key={name} style={{ width: `${(100 * seconds) / whole}%`, background: STAGE_FILL[index % STAGE_FILL.length] }} />
+        ))}
+      </div>
+      <ul className="num mt-3 flex flex-wrap gap-x-6 gap-y-1.5">
+        {parts.map(([name, seconds], index) => (
+          <li key={name} className="flex items-center gap-2">
+            <span className="size-2 rounded-sm" style={{ background: STAGE_FILL[index % STAGE_FILL.length] }} />
+            <span className="text-muted">{t(name)}</span>
+            <span className="font-medium">{duration(seconds)}</span>
+          </li>
+        ))}
+      </ul>
+    </div>
+  );
+}
+
+/** Rows over time within one run. */
+export function Throughput({ points }: { points: { at: number; rows: number }[] }) {
+  if (points.length < 2) return null;
+  const [width, height] = [600, 100];
+  const first = points[0]?.at ?? 0;
+  const span = Math.max((points.at(-1)?.at ?? 0) - first, 1);
+  const top = niceTop(Math.max(...points.map((point) => point.rows)));
+  const line = points.map((point) => `${((point.at - first) / span) * width},${height - (point.rows / top) * height}`).join(" ");
+  return (
+    <figure>
+      <svg viewBox={`0 -1 ${width} ${height + 2}`} preserveAspectRatio="none" className="h-28 w-full" role="img" aria-label={t("Rows read over time")}>
+        {[0, 0.5, 1].map((part) => (
+          <line key={part} x1="0" x2={width} y1={height * part} y2={height * part} stroke="var(--line)" vectorEffect="non-scaling-stroke" />
+        ))}
+        <polygon points={`0,${height} ${line} ${width},${height}`} fill="var(--accent)" opacity="0.12" />
+        <polyline points={line} fill="none" stroke="var(--accent)" strokeWidth="2" vectorEffect="non-scaling-stroke" />
+      </svg>
+      <figcaption className="num mt-1 flex justify-between text-2xs text-faint">
+        <span>0</span>
+        <span>{t("{top} rows after {time}", { top: compact(points.at(-1)?.rows ?? 0), time: duration(span / 1000) })}</span>
+      </figcaption>
+    </figure>
+  );
+}

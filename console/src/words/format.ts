@@ -1,0 +1,83 @@
+/** Figures, durations and moments the way people read them. */
+import { currentLanguage, t } from "./language";
+
+const ZONE_KEY = "vitrina.zone";
+
+export type Zone = "local" | "utc";
+
+export const zone = {
+  read: (): Zone => (localStorage.getItem(ZONE_KEY) === "utc" ? "utc" : "local"),
+  keep: (value: Zone): void => localStorage.setItem(ZONE_KEY, value),
+  name: (): string => (zone.read() === "utc" ? "UTC" : Intl.DateTimeFormat().resolvedOptions().timeZone),
+};
+
+const locale = (): string => (currentLanguage() === "ru" ? "ru-RU" : "en-GB");
+
+export function count(value: number | null | undefined): string {
+  return value === null || value === undefined ? "—" : new Intl.NumberFormat(locale()).format(value);
+}
+
+export function compact(value: number): string {
+  return new Intl.NumberFormat(locale(), { notation: "compact", maximumFractionDigits: 1 }).format(value);
+}
+
+export function percent(share: number | null): string {
+  return share === null ? "—" : `${Math.round(share * 1000) / 10}%`;
+}
+
+export function duration(seconds: number | null | undefined): string {
+  if (seconds === null || seconds === undefined) return "—";
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ${t("ms")}`;
+  if (seconds < 10) return `${seconds.toFixed(1)} ${t("s")}`;
+  if (seconds < 60) return `${Math.round(seconds)} ${t("s")}`;
+  if (seconds < 3600) return pair(seconds, 60, t("min"), 1, t("s"));
+  if (seconds < 86_400) return pair(seconds, 3600, t("h"), 60, t("min"));
+  return pair(seconds, 86_400, t("d"), 3600, t("h"));
+}
+
+function pair(seconds: number, big: number, bigName: string, small: number, smallName: string): string {
+  const units = Math.round(seconds / small);
+  const [whole, rest] = [Math.floor((units * small) / big), Math.round(((units * small) % big) / small)];
+  return rest ? `${whole} ${bigName} ${rest} ${smallName}` : `${whole} ${bigName}`;
+}
+
+/** One unit is enough for an age. */
+export function age(seconds: number): string {
+  const sizes: [number, string][] = [
+    [86_400, t("d")],
+    [3600, t("h")],
+    [60, t("min")],
+  ];
+  for (const [size, name] of sizes) if (seconds >= size) return `${Math.floor(seconds / size)} ${name}`;
+  return `${Math.max(0, Math.floor(seconds))} ${t("s")}`;
+}
+
+export function ago(moment: string | null, now: number): string {
+  if (!moment) return "—";
+  const seconds = (now - Date.parse(moment)) / 1000;
+  if (seconds < -1) return t("in {time}", { time: age(-seconds) });
+  return seconds < 3 ? t("just now") : t("{time} ago", { time: age(seconds) });
+}
+
+export function clock(moment: string | null, withZone = true): string {
+  if (!moment) return "—";
+  return new Intl.DateTimeFormat(locale(), {
+    year: "numeric",
+    month: "short",
+    day: "2-digit",
+    hour: "2-digit",
+    minute: "2-digit",
+    second: "2-digit",
+    timeZone: zone.read() === "utc" ? "UTC" : undefined,
+    ...(withZone ? { timeZoneName: "short" } : {}),
+  }).format(new Date(moment));
+}
+
+export function timeOfDay(moment: string): string {
+  return new Intl.DateTimeFormat(locale(), {
+    hour: "2-digit",
+    minute: "2-digit",
+    second: "2-digit",
+    timeZone: zone.read() === "utc" ? "UTC" : undefined,
+  }).format(new Date(moment));
+}

@@ -12,13 +12,14 @@ import queue
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from vitrina.adapters.writers.search import mapping
-from vitrina.adapters.writers.search.bulk import BulkEngine, Limits
+from vitrina.adapters.writers.search.bulk import BulkEngine, Delivery, Limits
 from vitrina.adapters.writers.search.client import ConnectionOptions, SearchClient
 from vitrina.adapters.writers.search.documents import Action, DocumentEncoder
 from vitrina.adapters.writers.search.generations import write_version
@@ -100,13 +101,13 @@ def _race(client: SearchClient, batches: list[pa.RecordBatch], action: Action) -
 def _send_ours(client: SearchClient, part: list[tuple[int, pa.RecordBatch]], action: Action) -> None:
     encoder = _encoder(part[0][1], action)
     engine = BulkEngine(client, OURS)
-    delivery = None
+    deliveries: deque[Delivery] = deque()
     for number, batch in part:
         prepared = encoder.encode(batch, version=_version(action, number))
-        if delivery is not None:
-            delivery.finish()
-        delivery = engine.start(prepared.actions)
-    if delivery is not None:
+        if len(deliveries) == 2:
+            deliveries.popleft().finish()
+        deliveries.append(engine.start(prepared.actions))
+    for delivery in deliveries:
         delivery.finish()
     engine.close()
 

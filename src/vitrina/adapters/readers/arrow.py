@@ -12,6 +12,7 @@ from psycopg.sql import SQL, Composable, Identifier
 from vitrina import failpoints
 from vitrina.adapters.carriage import travels_natively
 from vitrina.adapters.catalog import Column
+from vitrina.adapters.readers.prefetch import prefetched
 from vitrina.adapters.readers.pushdown import Paging
 from vitrina.adapters.readers.sql import Bounds, Query, SqlReader, arrow_url, column
 from vitrina.adapters.transforms.passage import Passage, Taken
@@ -59,7 +60,7 @@ class ArrowSource:
         pieces: list[Filled] = []
         with self._reader.stream(self._select(after)) as stream:
             started = time.monotonic()
-            for table in cut(stream, self._batch_size, ordered_by=self._position_names()):
+            for table in cut(prefetched(stream), self._batch_size, ordered_by=self._position_names()):
                 last = self._position(table)
                 taken = self._take(table, number)
                 if taken.table.num_rows:
@@ -78,6 +79,7 @@ class ArrowSource:
             yield _together(pieces)
 
     def close(self) -> None:
+        self._reader.cancel_stream()
         self._stager.close()
         self._reader.connection.close()
 

@@ -1,7 +1,7 @@
 """Reading a pipeline's SQL: describing its result, asking how it would run, and fetching its rows as Arrow."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -107,6 +107,7 @@ class SqlReader:
         self.connection = connection
         self._url = url
         self._application_name = application_name
+        self._streaming: Any = None
 
     def describe(self, judged: Judged) -> list[Column]:
         """Names and types of the result, without running the query."""
@@ -187,11 +188,23 @@ class SqlReader:
                 connection.cursor() as cursor,
             ):
                 cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_FETCH_BYTES)})
+                self._streaming = cursor
                 cursor.execute(text)
                 with cursor.fetch_record_batch() as batches:
                     yield _translating(batches)
         except adbc_driver_manager.Error as exc:
             raise translate_arrow(exc) from exc
+        finally:
+            self._streaming = None
+
+    def cancel_stream(self) -> None:
+        """From another thread: a query that nobody waits for any more ends now, not when it has its first row."""
+        import adbc_driver_manager
+
+        streaming = self._streaming
+        if streaming is not None:
+            with suppress(adbc_driver_manager.Error):  # it ended by itself meanwhile
+                streaming.adbc_cancel()
 
     def _arrow_url(self) -> str:
         """The same login with our session settings: ADBC takes them in the URL only."""

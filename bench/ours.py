@@ -1,0 +1,90 @@
+"""Vitrina in the benchmarks: a real metastore, a real runner in a process of its own, pipelines asked to run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitrina.definition import Definition
+from vitrina.settings import Settings
+from vitrina.status import Trigger
+from vitrina.store import database, pipelines, runs
+
+
+@dataclass
+class Platform:
+    """A runner process and the means to ask it for runs."""
+
+    settings: Settings
+    environment: dict[str, str]
+    process: subprocess.Popen[bytes] | None = field(default=None)
+
+    def start(self, log: Path) -> None:
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "vitrina.cli", "runner"],
+                env=os.environ | self.environment,
+                stdout=output,
+                stderr=output,
+            )
+
+        self._await_registration()
+
+    def _await_registration(self) -> None:
+        with self.connect() as connection:
+            while not connection.execute("SELECT 1 FROM etl.etl_runners").fetchone():
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(timeout=60)
+
+    def connect(self) -> database.Connection:
+        return database.connect(self.settings.require_database_url(), "vitrina:bench")
+
+    def define(self, name: str, query: str, **fields: Any) -> None:
+        """Define a pipeline anew, with nothing remembered of an earlier one."""
+        definition = Definition.model_validate(
+            {"name": name, "source_query": query, "target_table": f"analytics.{name}", **fields}
+        )
+        with self.connect() as connection:
+            connection.execute("DELETE FROM etl.etl_pipelines WHERE name = %s", [name])
+            pipelines.insert(connection, definition, pipeline_id=None, managed_by=None)
+
+    def rewind(self, name: str, cursor: str) -> None:
+        with self.connect() as connection:
+            connection.execute(
+                "UPDATE etl.etl_state SET safe_upto = %s WHERE pipeline_id ="
+                " (SELECT id FROM etl.etl_pipelines WHERE name = %s)",
+                [cursor, name],
+            )
+
+    def run(self, name: str) -> dict[str, Any]:
+        """Ask for a run and wait for its end; anything but SUCCESS stops the benchmark."""
+        with self.connect() as connection:
+            row = pipelines.find(connection, name)
+            assert row is not None
+            pipelines.request_run(connection, row["id"], trigger=Trigger.MANUAL)
+            while True:
+                row = pipelines.find(connection, row["id"])
+                assert row is not None
+                if row["status"] not in ("RUN_REQUESTED", "RUNNING"):
+                    break
+                time.sleep(0.01)
+            run = runs.find_current(connection, row["id"])
+            assert run is not None
+            if run["status"] != "SUCCESS":
+                raise RuntimeError(f"{name}: {run['status']}: {run['error_message']}")
+            return run
+
+    def peak_memory_mb(self) -> float:
+        """The most memory that the runner has held so far."""
+        assert self.process is not None
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024

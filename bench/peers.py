@@ -1,0 +1,68 @@
+"""The tools that people would use instead, each from PyPI in an environment of its own, in its best configuration."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.cinema import Cinema
+
+HERE = Path(__file__).parent
+DLT = ["dlt[postgres,parquet]>=1.4", "sqlalchemy>=2.0", "psycopg2-binary>=2.9", "pyarrow>=18"]
+# Later releases fetch a program at run time.
+INGESTR = ["ingestr==1.1.22"]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A tool in its own virtual environment."""
+
+    name: str
+    packages: list[str]
+    home: Path
+
+    @property
+    def bin(self) -> Path:
+        return self.home / self.name / "bin"
+
+    def install(self) -> None:
+        if (self.bin / "installed").exists():
+            return
+        subprocess.run([sys.executable, "-m", "venv", str(self.home / self.name)], check=True)
+        subprocess.run([str(self.bin / "pip"), "install", "-q", *self.packages], check=True)
+        (self.bin / "installed").touch()
+
+    def call(self, command: list[str], **environment: str) -> None:
+        done = subprocess.run(
+            command, env=os.environ | environment, cwd=self.home, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{self.name}: {(done.stdout + done.stderr)[-2000:]}")
+
+
+def dlt_load(peer: Peer, cinema: Cinema, disposition: str) -> None:
+    """dlt with the pyarrow backend; `merge` uses the upsert strategy."""
+    peer.call(
+        [str(peer.bin / "python"), str(HERE / "dlt_load.py"), disposition],
+        SOURCE_URL=cinema.admin_url,
+        RUNTIME__LOG_LEVEL="CRITICAL",
+        RUNTIME__DLTHUB_TELEMETRY="false",
+    )
+
+
+def ingestr_load(peer: Peer, cinema: Cinema, strategy: str) -> None:
+    """ingestr: array columns are declared json, because it drops them otherwise."""
+    peer.call(
+        [
+            str(peer.bin / "ingestr"),
+            "ingest",
+            *("--source-uri", cinema.admin_url, "--source-table", "content.films"),
+            *("--dest-uri", cinema.admin_url, "--dest-table", "analytics.ingestr_films"),
+            *("--incremental-strategy", strategy, "--primary-key", "id", "--columns", "genres:json"),
+            *(("--incremental-key", "modified") if strategy == "merge" else ()),
+            *("--progress", "log", "--yes"),
+        ],
+        DISABLE_TELEMETRY="true",
+        INGESTR_DISABLE_TELEMETRY="true",
+    )

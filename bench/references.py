@@ -1,0 +1,75 @@
+"""What a careful person would write by hand for the same work: the references of every ratio."""
+
+import psycopg
+
+from bench.cinema import FILMS, RATINGS, Cinema
+
+BATCH_ROWS = 10_000
+ASSIGNMENTS = ", ".join(f"{name} = excluded.{name}" for name in ("title", "rating", "genres", "modified"))
+
+
+def fresh_table(cinema: Cinema, query: str = FILMS, table: str = "analytics.reference", key: str = "id") -> None:
+    """A new table, and its primary key when the rows are in."""
+    with cinema.connect() as connection:
+        connection.execute(f"DROP TABLE IF EXISTS {table}")
+        connection.execute(f"CREATE TABLE {table} AS {query}")
+        connection.execute(f"ALTER TABLE {table} ADD PRIMARY KEY ({key})")
+
+
+def aggregate(cinema: Cinema) -> None:
+    fresh_table(cinema, RATINGS, "analytics.reference_ratings", "film_id")
+
+
+def anti_join(cinema: Cinema) -> None:
+    """Reload by comparing: delete what left, update what differs, insert what is new."""
+    others = ("title", "rating", "genres", "modified")
+    old, new = (", ".join(f"{alias}.{name}" for name in others) for alias in ("r", "s"))
+    with cinema.connect() as connection, connection.transaction():
+        connection.execute(f"CREATE TEMPORARY TABLE s ON COMMIT DROP AS {FILMS}")
+        connection.execute("ANALYZE s")
+        connection.execute("DELETE FROM analytics.reference r WHERE NOT EXISTS (SELECT FROM s WHERE s.id = r.id)")
+        connection.execute(
+            f"""
+            UPDATE analytics.reference r SET {", ".join(f"{name} = s.{name}" for name in others)}
+            FROM s WHERE s.id = r.id AND ({old}) IS DISTINCT FROM ({new})
+            """
+        )
+        connection.execute(
+            "INSERT INTO analytics.reference"
+            " SELECT * FROM s WHERE NOT EXISTS (SELECT FROM analytics.reference r WHERE r.id = s.id)"
+        )
+
+
+def batched_upsert(cinema: Cinema) -> None:
+    """INSERT .. SELECT .. ON CONFLICT by the cursor, a batch at a time, each its own transaction."""
+    last: tuple[str, str] | None = ("-infinity", "00000000-0000-0000-0000-000000000000")
+    with cinema.connect() as connection:
+        while last is not None:
+            last = connection.execute(
+                f"""
+                WITH batch AS (
+                    {FILMS} WHERE (modified, id) > (%s::timestamptz, %s::uuid) ORDER BY modified, id LIMIT {BATCH_ROWS}
+                ), written AS (
+                    INSERT INTO analytics.reference SELECT * FROM batch ON CONFLICT (id) DO UPDATE SET {ASSIGNMENTS}
+                )
+                SELECT modified::text, id::text FROM batch ORDER BY batch.modified DESC, batch.id DESC LIMIT 1
+                """,
+                last,
+            ).fetchone()
+
+
+def copy_across(cinema: Cinema, target_url: str) -> None:
+    """COPY from one server into a fresh table on another, primary key afterwards."""
+    with cinema.connect() as source, psycopg.connect(target_url, autocommit=True) as target:
+        target.execute("DROP TABLE IF EXISTS analytics.reference")
+        target.execute(
+            "CREATE TABLE analytics.reference"
+            " (id uuid, title text, rating numeric(3,1), genres text[], modified timestamptz)"
+        )
+        with (
+            source.cursor().copy(f"COPY ({FILMS}) TO STDOUT") as rows,
+            target.cursor().copy("COPY analytics.reference FROM STDIN") as sink,
+        ):
+            for data in rows:
+                sink.write(data)
+        target.execute("ALTER TABLE analytics.reference ADD PRIMARY KEY (id)")

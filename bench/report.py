@@ -1,0 +1,80 @@
+"""Results: medians, ratios, a JSON file for machines and a Markdown table for people."""
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass
+class Line:
+    """One row of the table: our time, and the reference's time measured in turns with it."""
+
+    work: str
+    reference: str
+    rows: int
+    wanted: float | None
+    ours: list[float] = field(default_factory=list)
+    theirs: list[float] = field(default_factory=list)
+
+    @property
+    def ratio(self) -> float:
+        """How fast we are in units of the reference's speed, median of the pairs."""
+        return statistics.median(t / o for o, t in zip(self.ours, self.theirs, strict=True))
+
+    @property
+    def krows_per_second(self) -> float:
+        return self.rows / statistics.median(self.ours) / 1000
+
+    def markdown(self) -> str:
+        wanted = f"{self.wanted:g}" if self.wanted is not None else ""
+        met = "" if self.wanted is None else ("yes" if self.ratio >= self.wanted else "**no**")
+        return (
+            f"| {self.work} | {self.krows_per_second:.0f} | {self.reference} | "
+            f"{self.rows / statistics.median(self.theirs) / 1000:.0f} | {self.ratio:.2f} | {wanted} | {met} |"
+        )
+
+
+HEADER = """\
+| work | krows/s | reference | its krows/s | ratio | wanted | met |
+|---|---|---|---|---|---|---|"""
+
+
+def timed(work: Callable[[], object]) -> float:
+    started = perf_counter()
+    work()
+    return perf_counter() - started
+
+
+def machine() -> dict[str, object]:
+    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
+    memory = Path("/proc/meminfo").read_text().split()[1]
+    return {
+        "cpu": cpu.partition(":")[2].strip() or platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(int(memory) / 1024 / 1024),
+        "load_average": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        "when": datetime.now(UTC).isoformat(timespec="minutes"),
+    }
+
+
+def write(name: str, lines: list[Line], extra: dict[str, object]) -> Path:
+    RESULTS.mkdir(exist_ok=True)
+    described = machine() | extra
+    (RESULTS / f"{name}.json").write_text(
+        json.dumps({"machine": described, "lines": [asdict(line) | {"ratio": line.ratio} for line in lines]}, indent=2)
+        + "\n"
+    )
+    table = "\n".join([HEADER, *(line.markdown() for line in lines)])
+    notes = "\n".join(f"- {name.replace('_', ' ')}: {value}" for name, value in described.items())
+    path = RESULTS / f"{name}.md"
+    path.write_text(f"# {name.capitalize()} benchmark\n\n{table}\n\n{notes}\n")
+    return path

@@ -58,7 +58,9 @@ def test_every_pin_has_a_hash(lock: str) -> None:
         assert "--hash=sha256:" in entry, f"{lock}: {entry.splitlines()[0]} has no hash"
 
 
-@pytest.mark.parametrize(("folder", "declared"), [("src", [*RUNTIME, *FRAMES]), ("tests", DEVELOPMENT)], ids=["src", "tests"])
+@pytest.mark.parametrize(
+    ("folder", "declared"), [("src", [*RUNTIME, *FRAMES]), ("tests", DEVELOPMENT)], ids=["src", "tests"]
+)
 def test_what_is_imported_is_declared(folder: str, declared: list[str]) -> None:
     names = {canonicalize_name(Requirement(line).name) for line in declared}
     providers = packages_distributions()

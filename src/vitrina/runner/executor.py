@@ -55,7 +55,7 @@ class PipelineExecutor:
             meter.planned(plan, job.estimated_rows)
             log.info("run.planned", route=plan.route, paging=plan.paging, key=list(plan.key))
             failpoints.hit("run.planned")
-            run = _Run(job, plan, control=control, meter=meter, log=log, sessions=sessions)
+            run = _kind_of(job)(job, plan, control=control, meter=meter, log=log, sessions=sessions)
             try:
                 run.move_data()
             except Paused:
@@ -71,7 +71,14 @@ class PipelineExecutor:
         return status
 
 
-class _Run:
+def _kind_of(job: Job) -> "type[Run]":
+    # Imported here: it is made of what stands below.
+    from vitrina.runner.source_run import SourceRun
+
+    return SourceRun if job.source else Run
+
+
+class Run:
     """The moving of the data itself."""
 
     def __init__(
@@ -296,9 +303,14 @@ class _Run:
         job = self._job
         assert job.cursor is not None
         types = (job.cursor.key_type, *([job.cursor.id_type] if job.cursor.id_type else []))
-        stages = tuple(
-            self._stage(stage_name(str(job.claim.pipeline_id), suffix), cursor_types=types) for suffix in ("a", "b")
+        return self._created(
+            tuple(
+                self._stage(stage_name(str(job.claim.pipeline_id), suffix), cursor_types=types) for suffix in ("a", "b")
+            )
         )
+
+    def _created(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        job = self._job
         with self._transaction("preparing the stages"):
             job.writer.drop_other_stages(keep=[])
             for stage in stages:
@@ -421,9 +433,9 @@ class _Run:
     def _stage(self, name: str, *, cursor_types: tuple[str, ...] = ()) -> Stage:
         """Rows that came through Arrow wait in the types in which they travelled."""
         staged = None
-        if self._job.passage:
-            # Steps may make rows of any number out of one: which cursor value a row had is no longer known.
-            staged, cursor_types = self._job.passage.staged_types, ()
+        if self._job.landings:
+            # Steps may make any number of rows out of one: which cursor value a row had is no longer known.
+            staged, cursor_types = {name: place.staged for name, place in self._job.landings.items()}, ()
         elif self._plan.route == "arrow":
             staged = {column.name: carriage.staged_type(column.type) for column in self._job.result}
         return self._job.writer.stage(name, staged, cursor_types)
@@ -433,7 +445,7 @@ class _Run:
 
     def _fingerprint(self) -> str:
         kinds = [f"{column.name} {column.type}" for column in (*self._job.result, *self._job.output)]
-        kinds += [step.registered.digest for step in self._job.steps]
+        kinds += self._job.code_digests
         return fingerprint(self._job.definition, list(self._job.key), [self._plan.route, self._plan.paging, *kinds])
 
     @contextmanager

@@ -18,7 +18,7 @@ from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
 from vitrina.adapters.writers.postgres import PostgresWriter
 from vitrina.definition import Definition
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
-from vitrina.runner import steps
+from vitrina.runner import sources, steps
 from vitrina.runner.plan import Capabilities, Plan, plan
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged, SqlPolicy
@@ -32,7 +32,9 @@ from vitrina.targets import PostgresTarget, parse_target
 
 if TYPE_CHECKING:
     from vitrina.adapters.transforms.chain import PlannedStep
+    from vitrina.adapters.transforms.landing import Landing
     from vitrina.adapters.transforms.passage import Passage
+    from vitrina.adapters.transforms.sources import OpenSource
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Job:
     claim: Claim
     definition: Definition
     target: PostgresTarget
-    judged: Judged
+    judged: Judged | None  # None: a Python source makes the rows
     metastore: Connection
     reader: SqlReader
     writer: PostgresWriter
@@ -56,12 +58,16 @@ class Job:
     output: list[Column] = field(default_factory=list)
     steps: "list[PlannedStep]" = field(default_factory=list)
     passage: "Passage | None" = None
+    source: "OpenSource | None" = None
+    # How the columns behind steps, or of a source, are staged and written.
+    landings: "dict[str, Landing]" = field(default_factory=dict)
     cursor: Cursor | None = None
     key: tuple[str, ...] = ()
     estimated_rows: int = 0
 
     @property
     def query(self) -> Query:
+        assert self.judged is not None
         return Query(self.judged, self.cursor)
 
     @property
@@ -73,6 +79,16 @@ class Job:
     @property
     def types(self) -> dict[str, str]:
         return {column.name: column.type for column in self.result}
+
+    @property
+    def run_id(self) -> UUID:
+        return self.claim.run_id
+
+    @property
+    def code_digests(self) -> list[str]:
+        """Change with the code of the Python functions at work."""
+        found = [step.registered.digest for step in self.steps]
+        return found + ([self.source.registered.digest] if self.source else [])
 
     @property
     def reading_key(self) -> tuple[str, ...]:
@@ -93,9 +109,11 @@ def definition_of(claim: Claim) -> Definition:
         raise FatalError(f"the pipeline's row is not valid: {problems}") from exc
 
 
-def judge(definition: Definition, settings: Settings) -> Judged:
+def judge(definition: Definition, settings: Settings) -> Judged | None:
     """The definition may have been written with psql: it is judged again before anything runs."""
     taskplan.check(definition, settings.target_policy)
+    if definition.python_source:
+        return None
     if definition.query is None:
         raise FatalError("the pipeline has no source query")
     policy = SqlPolicy(settings.source_schemas, settings.extra_functions)
@@ -112,6 +130,7 @@ def open_job(
     definition = definition_of(claim)
     judged = judge(definition, settings)
     planned = steps.planned(definition, settings)
+    source = sources.open_source(definition, settings, claim)
     target = _table_target(definition, settings)
     connect = _connector(claim, settings, definition, sessions, guard)
     metastore = connect(settings.require_database_url())
@@ -140,6 +159,7 @@ def open_job(
         ledger=ledger,
         checkpoint=checkpoint,
         steps=planned,
+        source=source,
     )
 
 
@@ -207,11 +227,15 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
         ledger=Ledger(claim, metastore),
         checkpoint=state.peek(metastore, claim.pipeline_id),
         steps=steps.planned(definition, settings),
+        source=sources.open_source(definition, settings, claim),
     )
 
 
 def inspect(job: Job, *, create_target: bool = True) -> Plan:
     """Describe the result, prepare the target, ask Postgres how the query would run, and choose."""
+    if job.source:
+        return sources.inspect(job, create_target=create_target)
+    assert job.judged is not None
     job.result = job.reader.describe(job.judged)
     if job.definition.mode == "incremental":
         job.cursor = cursors.cursor_of(job.definition, job.types)
@@ -223,7 +247,7 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
     job.output, stamps = job.result, job.judged.volatile_columns
     if job.steps:
         job.passage, job.output = steps.fit(job)
-        stamps = job.passage.stamps
+        stamps, job.landings = job.passage.stamps, job.passage.landings
     job.key = job.writer.prepare(
         job.output,
         wanted_key=job.definition.target_key,

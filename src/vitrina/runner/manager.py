@@ -18,6 +18,7 @@ import structlog
 
 import vitrina
 from vitrina import failpoints, schedule
+from vitrina.adapters.transforms import registry
 from vitrina.errors import CannotConnect, InvalidField
 from vitrina.runner import housekeeping
 from vitrina.runner import requests as runner_requests
@@ -43,6 +44,7 @@ class PipelineManager:
         self._settings = settings
         self._dispatcher = PipelineDispatcher(settings)
         self._log = structlog.get_logger().bind(runner_id=str(self.runner_id))
+        self._transforms: list[dict[str, Any]] = []
         self._shutdown = threading.Event()
         self._stopped = threading.Event()
         self._claims: dict[UUID, RunControl] = {}
@@ -84,6 +86,7 @@ class PipelineManager:
         self.stop()
 
     def _check_start(self) -> None:
+        self._transforms = registry.load(self._settings.transforms).describe()
         with self._metastore("start") as connection:
             migrate.require_current(connection)
             database.reader_url(self._settings, None)
@@ -266,7 +269,7 @@ class PipelineManager:
             version=vitrina.__version__,
             capacity=self._settings.concurrency,
             running=len(self._claims),
-            transforms=[],
+            transforms=self._transforms,
         )
 
     # --- the end ---------------------------------------------------------------------------------------------------

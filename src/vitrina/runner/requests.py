@@ -12,6 +12,7 @@ from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
 from vitrina.definition import Definition
 from vitrina.errors import NotFound, VitrinaError
 from vitrina.runner import job as jobs
+from vitrina.runner import previews
 from vitrina.settings import Settings
 from vitrina.store import database, pipelines
 from vitrina.store.database import Connection
@@ -44,17 +45,19 @@ def validate(request: dict[str, Any], metastore: Connection, settings: Settings)
         return {
             "valid": True,
             "plan": plan.as_dict(),
-            "columns": [{"name": column.name, "type": column.type} for column in job.result],
+            "columns": [{"name": column.name, "type": column.type} for column in job.output],
             "estimated_rows": job.estimated_rows,
             "target_exists": job.writer.exists,
         }
 
 
 def preview(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """The first rows, as JSON; nothing is written."""
+    """The first rows behind the last step, as JSON; nothing is written."""
     definition = _definition(request, metastore)
-    judged = jobs.judge(definition, settings)
     limit = min(int(request["payload"].get("limit", PREVIEW_ROWS)), 1000)
+    judged = jobs.judge(definition, settings)
+    if judged is None or definition.steps:
+        return previews.preview(definition, settings, limit)
     url = database.reader_url(settings, definition.source_connection)
     with database.connect(url, "vitrina:preview", settings={"statement_timeout": "30000"}) as connection:
         reader = SqlReader(connection, url, "vitrina:preview")

@@ -1,21 +1,22 @@
 """A run's Python steps: looked up before anything is opened, fitted between query and target before rows move."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
 
-from psycopg.sql import SQL, Literal
+from psycopg.sql import SQL, Composable, Composed, Literal
 
 from vitrina import explain, sqlguard
 from vitrina.adapters import catalog
 from vitrina.adapters.catalog import Column
-from vitrina.adapters.readers.sql import Bounds, Query
-from vitrina.definition import Definition
+from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
+from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
 from vitrina.settings import Settings
 from vitrina.sqlguard import SqlPolicy
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from psycopg.sql import Composed
 
     from vitrina.adapters.transforms.chain import PlannedStep
     from vitrina.adapters.transforms.passage import Passage
@@ -27,14 +28,34 @@ SAMPLE_ROWS = 1000
 MAX_REFERENCE_BYTES = 256 << 20
 
 
+class Reading(Protocol):
+    """What of a run, or of a preview, the steps need to know."""
+
+    settings: Settings
+    definition: Definition
+    reader: SqlReader
+    result: list[Column]
+    steps: "list[PlannedStep]"
+
+    @property
+    def query(self) -> Query: ...
+
+    @property
+    def run_id(self) -> UUID: ...
+
+
 def planned(definition: Definition, settings: Settings) -> "list[PlannedStep]":
     """The pipeline's steps with their params read; `Invalid` says what is wrong with which."""
-    if not definition.steps:
+    return plan_tasks(definition.steps, settings)
+
+
+def plan_tasks(tasks: Sequence[Task], settings: Settings) -> "list[PlannedStep]":
+    if not tasks:
         return []
     # Imported here: pipelines without steps need neither pyarrow nor its half second.
     from vitrina.adapters.transforms import chain, registry
 
-    return chain.plan_steps(definition.steps, registry.load(settings.transforms))
+    return chain.plan_steps(tasks, registry.load(settings.transforms))
 
 
 def fit(job: "Job") -> "tuple[Passage, list[Column]]":
@@ -45,7 +66,7 @@ def fit(job: "Job") -> "tuple[Passage, list[Column]]":
     return passage, output
 
 
-def open_passage(job: "Job") -> "Passage":
+def open_passage(job: Reading) -> "Passage":
     from vitrina.adapters.transforms.chain import Chain
     from vitrina.adapters.transforms.context import StepContext
     from vitrina.adapters.transforms.passage import Passage
@@ -53,20 +74,23 @@ def open_passage(job: "Job") -> "Passage":
     key = job.settings.hash_key
     context = StepContext(
         pipeline=job.definition.name,
-        run_id=job.claim.run_id,
+        run_id=job.run_id,
         hash_key=key.get_secret_value().encode() if key else None,
         reference=References(job).load,
     )
-    return Passage(job.result, job.judged.volatile_columns, Chain(job.steps, context))
+    return Passage(job.result, job.query.judged.volatile_columns, Chain(job.steps, context))
 
 
-def read_sample(job: "Job", passage: "Passage", rows: int) -> "pa.Table":
+def read_sample(job: Reading, passage: "Passage", rows: int) -> "pa.Table":
+    return _read(job, sample_of(job, passage.outputs(), limit=rows))
+
+
+def sample_of(job: Reading, outputs: Sequence[Composable] = (SQL("q.*"),), *, limit: int) -> Composed:
     head, source = job.query.wrapped(Bounds())
-    outputs = SQL(", ").join(passage.outputs())
-    return _read(job, SQL("{} SELECT {} FROM {} AS q LIMIT {}").format(head, outputs, source, Literal(rows)))
+    return SQL("{} SELECT {} FROM {} AS q LIMIT {}").format(head, SQL(", ").join(outputs), source, Literal(limit))
 
 
-def _read(job: "Job", statement: "Composed", *, limit_bytes: int | None = None) -> "pa.Table":
+def _read(job: Reading, statement: Composed, *, limit_bytes: int | None = None) -> "pa.Table":
     import pyarrow as pa
 
     batches, size = [], 0
@@ -84,7 +108,7 @@ def _read(job: "Job", statement: "Composed", *, limit_bytes: int | None = None) 
 class References:
     """Reference queries of one run: judged like the source query, run with its rights, each once."""
 
-    def __init__(self, job: "Job") -> None:
+    def __init__(self, job: Reading) -> None:
         self._job = job
         self._found: dict[str, pa.Table] = {}
 
@@ -105,14 +129,15 @@ class References:
             raise SourceQueryFailed("a reference query has no :since or :until")
         columns = self._job.reader.describe(judged)
         statement = Query(judged).select(natural.outputs(columns), Bounds())
-        refuse_strangers(self._job, statement)
+        refuse_strangers(self._job, statement, "a reference query")
         table = _read(self._job, statement, limit_bytes=MAX_REFERENCE_BYTES)
         schema = natural.schema_of(columns)
         return natural.naturalise(table, schema) if table.num_columns else schema.empty_table()
 
 
-def refuse_strangers(job: "Job", statement: "Composed") -> None:
+def refuse_strangers(job: Reading, statement: Composed, what: str) -> None:
+    """EXPLAIN's relations are held against the allow-list: a view may lead where its text does not."""
     relations = explain.explain_relations(job.reader.explain(statement))
     strangers = sorted(f"{schema}.{table}" for schema, table in relations if schema not in job.settings.source_schemas)
     if strangers:
-        raise SourceQueryFailed(f"a reference query reads {strangers[0]}, outside the allowed schemas")
+        raise SourceQueryFailed(f"{what} reads {strangers[0]}, outside the allowed schemas")

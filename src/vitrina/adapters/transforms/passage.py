@@ -28,7 +28,7 @@ class Passage:
     def __init__(self, result: Sequence[Column], stamps: frozenset[str], chain: Chain) -> None:
         self._result = list(result)
         self._schema = natural.schema_of(result, stamps)
-        self._landings: dict[str, Landing] = {}
+        self.landings: dict[str, Landing] = {}
         self.chain = chain
         # Columns that differ in every run by nature: a row is not written anew because of them.
         self.stamps: frozenset[str] = frozenset()
@@ -37,7 +37,8 @@ class Passage:
         return natural.outputs(self._result)
 
     def naturalise(self, table: pa.Table) -> pa.Table:
-        return natural.naturalise(table, self._schema)
+        """What was read in its natural types; a result without a single row comes without columns."""
+        return natural.naturalise(table, self._schema) if table.num_rows else self._schema.empty_table()
 
     def settle(self, sample: pa.Table, table: Table | None, wanted_key: Sequence[str] | None) -> list[Column]:
         """Find out with some rows what comes out behind the steps, and as what it is written."""
@@ -48,14 +49,13 @@ class Passage:
                 f"target_key column {missing[0]!r} is not there behind the steps (they give: {', '.join(schema.names)})"
             )
         settled = landing.settle(schema, table)
-        self._landings = landing.landings(schema, settled)
+        self.landings = landing.landings(schema, settled)
         self.stamps = frozenset(field.name for field in schema if natural.is_stamp(field))
         return settled
 
     def _discover(self, sample: pa.Table, table: Table | None) -> pa.Schema:
-        rows = self.naturalise(sample) if sample.num_rows else self._schema.empty_table()
         try:
-            return self.chain.discover(rows, 1)
+            return self.chain.discover(self.naturalise(sample), 1)
         except forms.NoRowsToTell:
             return self._guess(table)
 
@@ -69,14 +69,10 @@ class Passage:
         names = {field.name for field in self._schema} | set(table.primary_key)
         return pa.schema([natural.tagged(c.name, c.type) for c in table.columns if c.name in names])
 
-    @property
-    def staged_types(self) -> dict[str, str]:
-        return {name: place.staged for name, place in self._landings.items()}
-
     def take(self, table: pa.Table, number: int) -> Taken:
         """One batch of the reader, ready for the stage."""
         passed = self.chain.apply(self.naturalise(table), number)
-        strange = set(passed.batch.schema.names) ^ set(self._landings)
+        strange = set(passed.batch.schema.names) ^ set(self.landings)
         if strange and passed.batch.num_rows:
             raise StepFailed(
                 f"the steps give other columns in batch {number} than were found out before the load"
@@ -84,4 +80,4 @@ class Passage:
             )
         if not passed.batch.num_rows:
             return Taken(pa.table({}), passed.letters)
-        return Taken(landing.to_stage(passed.batch, self._landings), passed.letters)
+        return Taken(landing.to_stage(passed.batch, self.landings), passed.letters)

@@ -1,12 +1,13 @@
 """Running a registered source: batches in the form that steps have, each with the checkpoint that belongs to it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
-from vitrina.adapters.transforms import forms, pythonic
+from vitrina.adapters.transforms import forms, pythonic, shape
 from vitrina.adapters.transforms.context import SourceContext
 from vitrina.adapters.transforms.registry import Registered
 from vitrina.errors import RunError, StepFailed, TransientError
@@ -15,14 +16,56 @@ Yielded = tuple[pa.RecordBatch, Any]
 
 
 def yielded(registered: Registered, context: SourceContext) -> Iterator[Yielded]:
-    """What the source yields. The checkpoint is copied when a batch comes: what it becomes later belongs to later."""
+    """What the source yields. The checkpoint is copied when a batch comes: what it becomes later belongs to later.
+
+    A checkpoint that the source sets behind its last batch comes with an empty one.
+    """
     expected: pa.Schema | None = None
-    try:
-        for made in registered.function(context):
-            batch = _batch(registered, made, expected)
+    stored = _copied(registered, context.checkpoint)
+    for number, made in enumerate(_guarded(registered, context), 1):
+        batch = _batch(registered, made, expected, number)
+        if batch.num_columns:
+            expected = batch.schema
+        stored = _copied(registered, context.checkpoint)
+        yield batch, stored
+    last = _copied(registered, context.checkpoint)
+    if last != stored:
+        yield pa.RecordBatch.from_pylist([], schema=expected or pa.schema([])), last
+
+
+class OpenSource:
+    """A source that was looked into before its batches are wanted: the first one tells the columns."""
+
+    def __init__(self, registered: Registered, context: Callable[[Any], SourceContext]) -> None:
+        self.registered = registered
+        self._context = context
+        self._pending: list[Yielded] = []
+        self._rest: Iterator[Yielded] | None = None
+        self._begun_at: Any = None
+
+    def peek(self, checkpoint: Any) -> pa.Schema | None:
+        """The columns of the first batch that has some; None when there is nothing to come."""
+        self._begun_at = checkpoint
+        self._rest = yielded(self.registered, self._context(checkpoint))
+        for batch, state in self._rest:
+            self._pending.append((batch, state))
             if batch.num_columns:
-                expected = batch.schema
-            yield batch, _copied(registered, context.checkpoint)
+                schema: pa.Schema = batch.schema
+                return schema
+        return None
+
+    def batches(self, checkpoint: Any) -> Iterator[Yielded]:
+        """From a checkpoint on; what was looked at is not asked for twice when it is the same one."""
+        pending, rest = self._pending, self._rest
+        self._pending, self._rest = [], None
+        if rest is not None and checkpoint == self._begun_at:
+            return chain(pending, rest)
+        return yielded(self.registered, self._context(checkpoint))
+
+
+def _guarded(registered: Registered, context: SourceContext) -> Iterator[Any]:
+    try:
+        yield from registered.function(context)
     except RunError:
         raise
     except (ConnectionError, TimeoutError) as exc:
@@ -31,19 +74,21 @@ def yielded(registered: Registered, context: SourceContext) -> Iterator[Yielded]
         raise StepFailed(f"source {registered.name} failed: {type(exc).__name__}: {exc}") from exc
 
 
-def _batch(registered: Registered, made: Any, expected: pa.Schema | None) -> pa.RecordBatch:
+def _batch(registered: Registered, made: Any, expected: pa.Schema | None, number: int) -> pa.RecordBatch:
     """A record batch, a table or a list of dicts; an empty list moves the checkpoint alone."""
+    who = f"source {registered.name}"
     if isinstance(made, list) and all(isinstance(row, dict) for row in made):
-        if made:
-            return pythonic.batch_of(made, expected or pa.schema([]))
-        return pa.RecordBatch.from_pylist([], schema=expected or pa.schema([]))
+        if not made:
+            return pa.RecordBatch.from_pylist([], schema=expected or pa.schema([]))
+        try:
+            made = pythonic.batch_of(made, expected or pa.schema([]))
+        except pythonic.Unfit as exc:
+            raise StepFailed(f"{who} in batch {number}: {exc}") from exc
     if isinstance(made, pa.Table):
         made = forms.one_batch(made)
     if not isinstance(made, pa.RecordBatch):
-        raise StepFailed(
-            f"source {registered.name} yielded {type(made).__name__}: yield a pyarrow.RecordBatch or a list of dicts"
-        )
-    return forms.normalised(made)
+        raise StepFailed(f"{who} yielded {type(made).__name__}: yield a pyarrow.RecordBatch or a list of dicts")
+    return shape.held(who, forms.normalised(made), expected, number)
 
 
 def _copied(registered: Registered, checkpoint: Any) -> Any:

@@ -1,0 +1,110 @@
+"""A look at what Python steps make of the first rows, step by step; nothing is written."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from vitrina.adapters import cursor as cursors
+from vitrina.adapters.catalog import Column
+from vitrina.adapters.readers.sql import Query, SqlReader
+from vitrina.definition import Definition, Task
+from vitrina.errors import FatalError
+from vitrina.runner import job as jobs
+from vitrina.runner import sources, steps
+from vitrina.settings import Settings
+from vitrina.store import database
+from vitrina.store.leases import Claim
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from vitrina.adapters.transforms.chain import PlannedStep
+
+_NOBODY = UUID(int=0)
+_TIMEOUT = {"statement_timeout": "30000"}
+
+
+@dataclass
+class Reading:
+    """Enough of a run to read some rows and pass them through steps."""
+
+    settings: Settings
+    definition: Definition
+    reader: SqlReader
+    query: Query
+    result: list[Column]
+    steps: "list[PlannedStep]"
+    run_id: UUID = field(default=_NOBODY)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The rows behind one step; the first stage is what the query gives."""
+
+    name: str
+    batch: "pa.RecordBatch"
+
+    @property
+    def columns(self) -> list[dict[str, str]]:
+        from vitrina.adapters.transforms import landing
+
+        return [
+            {"name": column.name, "type": landing.postgres_type(column) or "unknown"} for column in self.batch.schema
+        ]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """As JSON has them."""
+        from vitrina.adapters.transforms import pythonic
+
+        rows: list[dict[str, Any]] = json.loads(pythonic.json_text_of(pythonic.rows_of(self.batch)))
+        return rows
+
+
+def preview(definition: Definition, settings: Settings, limit: int) -> dict[str, Any]:
+    """What would be written: the first rows behind the last step, or of the source."""
+    last = first_rows_of_source(definition, settings, limit) if definition.python_source else None
+    if last is None:
+        last = trace(definition, settings, limit)[-1]
+    return {"columns": last.columns, "rows": last.rows}
+
+
+def first_rows_of_source(definition: Definition, settings: Settings, limit: int) -> Stage:
+    """The source is asked from its beginning, for one batch."""
+    claim = Claim(_NOBODY, definition.name, 0, _NOBODY, _NOBODY, 0, {"requested_range": None})
+    source = sources.open_source(definition, settings, claim)
+    assert source is not None
+    for batch, _ in source.batches(None):
+        if batch.num_columns:
+            return Stage(source.registered.name, batch.slice(0, limit))
+    raise FatalError(f"source {source.registered.name} gives no rows")
+
+
+def trace(definition: Definition, settings: Settings, limit: int, *, extra: Sequence[Task] = ()) -> list[Stage]:
+    """The first rows of the query, and what they are behind each step; `extra` steps come last."""
+    with _reading(definition, settings, extra) as reading:
+        passage = steps.open_passage(reading)
+        sample = steps.read_sample(reading, passage, limit)
+        names = ["query", *(f"{step.order_index} {step.registered.name}" for step in reading.steps)]
+        stages = passage.chain.trace(passage.naturalise(sample))
+        return [Stage(name, batch) for name, batch in zip(names, stages, strict=True)]
+
+
+@contextmanager
+def _reading(definition: Definition, settings: Settings, extra: Sequence[Task]) -> Iterator[Reading]:
+    judged = jobs.judge(definition, settings)
+    if judged is None:
+        raise FatalError("the pipeline has no query: a Python source makes its rows")
+    planned = steps.planned(definition, settings) + steps.plan_tasks(extra, settings)
+    url = database.reader_url(settings, definition.source_connection)
+    with database.connect(url, "vitrina:preview", settings=_TIMEOUT) as connection:
+        reader = SqlReader(connection, url, "vitrina:preview")
+        result = reader.describe(judged)
+        types = {column.name: column.type for column in result}
+        cursor = cursors.cursor_of(definition, types) if definition.mode == "incremental" else None
+        reading = Reading(settings, definition, reader, Query(judged, cursor), result, planned)
+        steps.refuse_strangers(reading, steps.sample_of(reading, limit=0), "the source query")
+        yield reading

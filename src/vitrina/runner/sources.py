@@ -1,0 +1,107 @@
+"""Pipelines without SQL: a registered Python source makes the rows, and keeps its checkpoint with ours."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from vitrina.adapters import catalog
+from vitrina.adapters.catalog import Column, Table
+from vitrina.definition import Definition
+from vitrina.errors import TargetMismatch
+from vitrina.runner.plan import Plan
+from vitrina.settings import Settings
+from vitrina.store.leases import Claim
+from vitrina.store.state import Checkpoint
+
+if TYPE_CHECKING:
+    from vitrina.adapters.transforms.context import SourceContext
+    from vitrina.adapters.transforms.sources import OpenSource
+    from vitrina.runner.job import Job
+
+
+def open_source(definition: Definition, settings: Settings, claim: Claim) -> "OpenSource | None":
+    """The pipeline's source, if it has one, with its params read; nothing of it runs yet."""
+    if definition.python_source is None:
+        return None
+    from vitrina.adapters.transforms import chain, registry
+    from vitrina.adapters.transforms.context import SourceContext
+    from vitrina.adapters.transforms.sources import OpenSource
+
+    registered = chain.find_registered(definition.python_source, "source", registry.load(settings.transforms))
+    params = chain.read_params(registered, definition.options.params, f"source {registered.name}")
+    asked = claim.row["requested_range"] or {}
+
+    def context(checkpoint: Any) -> "SourceContext":
+        return SourceContext(
+            checkpoint=checkpoint,
+            pipeline=definition.name,
+            run_id=claim.run_id,
+            mode=definition.mode,
+            batch_size=definition.batch_size,
+            params=params,
+            since=asked.get("since"),
+            until=asked.get("until"),
+        )
+
+    return OpenSource(registered, context)
+
+
+def stored_checkpoint(definition: Definition, found: Checkpoint) -> Any:
+    """What the source last told us: between runs when incremental, within an interrupted load when full."""
+    if definition.mode == "incremental":
+        return json.loads(found.safe_upto) if found.safe_upto else None
+    return json.loads(json.loads(found.last_key)[0]) if found.stage and found.last_key else None
+
+
+def inspect(job: "Job", *, create_target: bool) -> Plan:
+    """Look into the source as far as its first batch, and prepare the target for it."""
+    from vitrina.adapters.transforms import landing
+
+    assert job.source is not None
+    if not create_target:
+        return _plan(job)  # a source may be anything: it runs when it is asked to, not when it is looked at
+    table = catalog.find_table(job.writer.connection, job.target)
+    stored = stored_checkpoint(job.definition, job.checkpoint)
+    schema = job.source.peek(stored)
+    if schema is None and stored is not None and job.definition.mode == "full":
+        schema = job.source.peek(None)  # an interrupted load that lacks nothing but being published
+    if schema is None:
+        job.output = _key_columns(job.definition, table)
+    else:
+        missing = [name for name in job.definition.target_key or () if name not in schema.names]
+        if missing:
+            raise TargetMismatch(
+                f"target_key column {missing[0]!r} is not given by source {job.source.registered.name}"
+            )
+        job.output = landing.settle(schema, table)
+        job.landings = landing.landings(schema, job.output)
+    job.result = job.output
+    if job.output:
+        stamps = frozenset(job.definition.options.stamps)
+        job.key = job.writer.prepare(
+            job.output, wanted_key=job.definition.target_key, ignorable=frozenset(), stamps=stamps
+        )
+    return _plan(job)
+
+
+def _key_columns(definition: Definition, table: Table | None) -> list[Column]:
+    """Enough to publish that there is nothing; without a table there is nothing to publish to."""
+    if table is None:
+        return []
+    names = definition.target_key or table.primary_key
+    return [Column(column.name, column.type) for column in table.columns if column.name in names]
+
+
+def _plan(job: "Job") -> Plan:
+    assert job.source is not None
+    full = job.definition.mode == "full"
+    how = "loaded, then published at once" if full else "each batch is merged together with the source's checkpoint"
+    return Plan(
+        route="arrow",
+        paging="ordered stream",
+        loads_at_once=full,
+        deletes=full and not job.definition.options.shared_target,
+        isolate=False,
+        key=job.key,
+        guarantee="exact",
+        reasons=(f"rows come from the Python source {job.source.registered.name}", how),
+    )

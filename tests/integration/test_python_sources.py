@@ -1,0 +1,197 @@
+"""Pipelines whose rows a registered Python source makes: their checkpoint moves with the data, or not at all."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pydantic import BaseModel
+
+from tests.support.workbench import Workbench
+from vitrina import failpoints
+from vitrina.transforms import SourceContext, source
+
+
+class Feed(BaseModel):
+    """A made-up feed of numbered events, a batch at a time."""
+
+    size: int = 10
+    batch: int = 3
+
+
+# What the outside world holds, and how often it was asked from where.
+WORLD: dict[str, Any] = {}
+
+
+@source("it_feed", params=Feed)
+def feed(context: SourceContext) -> Iterator[Any]:
+    """Numbers from the checkpoint on."""
+    assert isinstance(context.params, Feed)
+    WORLD.setdefault("asked", []).append(context.checkpoint)
+    start = (context.checkpoint or {}).get("after", 0)
+    end = WORLD.get("end", context.params.size)
+    while start < end:
+        stop = min(start + context.params.batch, end)
+        context.checkpoint = {"after": stop}
+        # Rows differ each time that they are asked for: one that is written twice shows.
+        told = f"told in answer {len(WORLD['asked'])}"
+        yield pa.RecordBatch.from_pylist([{"n": n, "name": told} for n in range(start + 1, stop + 1)])
+        if WORLD.get("fail_after") == stop:
+            del WORLD["fail_after"]
+            raise ConnectionResetError("the feed hung up")
+        start = stop
+
+
+@source("it_forgetful")
+def forgetful(context: SourceContext) -> Iterator[Any]:
+    """Sets no checkpoint."""
+    assert context.checkpoint is None
+    for n in range(5):
+        yield [{"n": n}]
+
+
+@source("it_silent")
+def silent(context: SourceContext) -> Iterator[Any]:
+    """Yields nothing but moves on."""
+    context.checkpoint = {"seen": (context.checkpoint or {}).get("seen", 0) + 1}
+    yield from ()
+
+
+@pytest.fixture
+def bench(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Workbench:
+    WORLD.clear()
+    return workbench
+
+
+def make(bench: Workbench, name: str, mode: str, task: str = "it_feed", **fields: Any) -> None:
+    fields = {"target_key": ["n"], **fields}
+    bench.pipeline(name, "", type="PYTHON", python_task=task, mode=mode, **fields)
+
+
+def numbers(bench: Workbench, table: str = "analytics.feed") -> list[int]:
+    return [row["n"] for row in bench.sql(f"SELECT n FROM {table} ORDER BY n")]
+
+
+def test_a_full_load_from_a_source(bench: Workbench) -> None:
+    make(bench, "feed", "full", options={"params": {"size": 7}})
+
+    run = bench.run("feed")
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert (run["rows_read"], run["rows_written"], run["batches"]) == (7, 7, 3)
+    assert numbers(bench) == list(range(1, 8))
+    WORLD["end"] = 6
+    assert bench.run("feed")["rows_deleted"] == 1
+    assert WORLD["asked"] == [None, None]
+
+
+def test_an_incremental_source_gets_its_checkpoint_back(bench: Workbench) -> None:
+    make(bench, "feed", "incremental")
+    assert bench.run("feed")["rows_written"] == 10
+    assert bench.checkpoint("feed").safe_upto == '{"after": 10}'
+    WORLD["end"] = 12
+
+    run = bench.run("feed")
+
+    assert (run["rows_read"], run["rows_written"]) == (2, 2)
+    assert WORLD["asked"] == [None, {"after": 10}]
+    assert numbers(bench) == list(range(1, 13))
+
+
+def test_a_source_that_hangs_up_goes_on_from_its_last_batch(bench: Workbench) -> None:
+    make(bench, "feed", "incremental")
+    WORLD["fail_after"] = 6
+
+    run = bench.run("feed")
+
+    assert (run["status"], run["attempts"], run["rows_written"]) == ("SUCCESS", 2, 10)
+    assert WORLD["asked"] == [None, {"after": 6}]
+
+
+def test_an_interrupted_load_goes_on_from_its_last_batch(bench: Workbench) -> None:
+    make(bench, "feed", "full")
+    WORLD["fail_after"] = 6
+
+    run = bench.run("feed")
+
+    assert (run["status"], run["attempts"], run["rows_written"]) == ("SUCCESS", 2, 10)
+    assert WORLD["asked"] == [None, {"after": 6}]
+    assert numbers(bench) == list(range(1, 11))
+
+
+POINTS = ["batch.filled", "batch.fenced", "batch.committed", "publish.fenced", "run.concluding"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "point"),
+    # A full load that is published but not concluded is loaded again, as it should be.
+    [(mode, point) for mode in ("full", "incremental") for point in POINTS if (mode, point) != ("full", POINTS[-1])],
+)
+def test_each_row_arrives_once_wherever_it_is_interrupted(bench: Workbench, mode: str, point: str) -> None:
+    bench.sql(
+        "CREATE TABLE analytics.feed (n bigint PRIMARY KEY, name text, writes int DEFAULT 1);"
+        "ALTER TABLE analytics.feed OWNER TO vitrina_app;"
+        "CREATE FUNCTION analytics.count_writes() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN NEW.writes := OLD.writes + 1; RETURN NEW; END $$;"
+        "CREATE TRIGGER count_writes BEFORE UPDATE ON analytics.feed FOR EACH ROW"
+        " EXECUTE FUNCTION analytics.count_writes()"
+    )
+    make(bench, "feed", mode)
+    failpoints.configure(f"{point}:error:2,{point}:error:4")
+    try:
+        run = bench.run("feed")
+    finally:
+        failpoints.configure("")
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert bench.sql("SELECT n, writes FROM analytics.feed ORDER BY n") == [{"n": n, "writes": 1} for n in range(1, 11)]
+
+
+def test_a_load_without_checkpoint_starts_over(bench: Workbench) -> None:
+    make(bench, "feed", "full", task="it_forgetful")
+    failpoints.configure("batch.committed:error:3")
+    try:
+        run = bench.run("feed")
+    finally:
+        failpoints.configure("")
+    assert (run["status"], run["rows_written"]) == ("SUCCESS", 5)
+    assert run["metrics"]["started_over"] == "the source sets no checkpoint"
+
+
+def test_a_source_may_move_on_without_rows(bench: Workbench) -> None:
+    make(bench, "feed", "incremental", task="it_silent")
+    for seen in (1, 2):
+        assert bench.run("feed")["status"] == "SUCCESS"
+        assert bench.checkpoint("feed").safe_upto == f'{{"seen": {seen}}}'
+    assert bench.sql("SELECT to_regclass('analytics.feed') AS t") == [{"t": None}]
+
+
+def test_a_pause_comes_between_batches(bench: Workbench) -> None:
+    make(bench, "feed", "incremental")
+    bench.request("feed")
+    claim = bench.claim()
+    bench.sql("UPDATE etl.etl_pipelines SET status = 'PAUSE_REQUESTED'")
+    bench.perform(claim)
+    assert (bench.status("feed"), numbers(bench)) == ("PAUSED", [1, 2, 3])
+    bench.run("feed")
+    assert (bench.status("feed"), numbers(bench)) == ("IDLE", list(range(1, 11)))
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "words"),
+    [
+        ("it_nowhere", {}, "there is no Python source 'it_nowhere' here; there are: "),
+        ("keep_rows", {}, "there is no Python source 'keep_rows'"),
+        ("it_feed", {"params": {"size": "many"}}, "source it_feed: params.size"),
+        ("it_forgetful", {"params": {"x": 1}}, "takes no params"),
+    ],
+)
+def test_a_wrong_source_is_named(bench: Workbench, task: str, options: dict[str, Any], words: str) -> None:
+    make(bench, "feed", "full", task=task, options=options)
+    run = bench.run("feed")
+    assert (run["status"], run["error_code"]) == ("FAILED", "invalid")
+    assert words in run["error_message"]
+
+
+def test_the_key_must_be_among_the_columns(bench: Workbench) -> None:
+    make(bench, "feed", "full", target_key=["id"])
+    assert "'id' is not given by source it_feed" in bench.run("feed")["error_message"]

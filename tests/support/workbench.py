@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -58,9 +59,12 @@ class Workbench:
         assert pipelines.request_run(self.metastore, row["id"], trigger=Trigger.API, backfill=asked or None)
 
     def claim(self) -> Claim:
-        claim = leases.claim_next(self.metastore, uuid4(), self.settings.lease_ttl_seconds)
+        claim = self.claim_or_none()
         assert claim is not None, "nobody asked for a run"
         return claim
+
+    def claim_or_none(self) -> Claim | None:
+        return leases.claim_next(self.metastore, uuid4(), self.settings.lease_ttl_seconds)
 
     def perform(self, claim: Claim) -> None:
         control = RunControl(self.settings.lease_ttl_seconds, threading.Event())
@@ -82,6 +86,11 @@ class Workbench:
         row = pipelines.find(self.metastore, name)
         assert row is not None
         return state.peek(self.metastore, row["id"])
+
+    def now(self) -> datetime:
+        [row] = self.sql("SELECT clock_timestamp() AS now")
+        now: datetime = row["now"]
+        return now
 
     def differences(self, query: str, target: str, columns: str = "*") -> int:
         """Rows that only one of the two has, counted in SQL with duplicates."""

@@ -196,7 +196,7 @@ function useWide(): boolean {
   );
 }
 
-const COLUMNS = "lg:grid-cols-[7rem_minmax(11rem,1.5fr)_minmax(10rem,1.2fr)_4.75rem_6rem_minmax(9rem,1fr)_2.25rem_2.25rem]";
+const COLUMNS = "lg:grid-cols-[6.5rem_minmax(11rem,1.4fr)_minmax(11rem,1.4fr)_4.75rem_6rem_minmax(8rem,0.9fr)_2.25rem_2.25rem]";
 
 function List({ lines }: { lines: PipelineOverview[] }) {
   const scroller = useRef<HTMLDivElement>(null);
@@ -263,7 +263,7 @@ function Line({ line, index, top, height }: { line: PipelineOverview; index: num
         )}
       </span>
       <span role="cell" className="order-4 flex min-w-0 items-center gap-1.5 text-muted lg:order-none">
-        <span className="hidden truncate xl:inline">{line.source_connection}</span>
+        <span className="hidden shrink-0 xl:inline">{line.source_connection}</span>
         <span className="hidden text-faint xl:inline">
           <Icon name="arrow" size={12} />
         </span>

@@ -1,1 +1,207 @@
-export function RunPage() { return null; }
+/** One run: how it ended, what it changed, where its time went, what it said. */
+import { Link, useNavigate, useParams } from "@tanstack/react-router";
+import { useState } from "react";
+import { useMay, useRefresh, useRun, useRunLog, verb } from "../api/queries";
+import type { LiveEvent, Run } from "../api/types";
+import { Ago, Button, Facts, Failure, Figures, Loading, Menu, Moment, Panel, StatusChip, cx, inputLook, useCopyCurl } from "../ui/basics";
+import { Stages, Throughput } from "../ui/charts";
+import { Icon } from "../ui/icons";
+import { FailureCard, Guarantee, PlanPanel } from "../ui/parts";
+import { toast, toastError } from "../ui/toasts";
+import { count, duration, timeOfDay } from "../words/format";
+import { t } from "../words/language";
+
+export function RunPage() {
+  const { id } = useParams({ from: "/runs/$id" });
+  const run = useRun(id);
+  if (run.error && !run.data) return <Failure error={run.error} onRetry={() => void run.refetch()} />;
+  if (!run.data) return <Loading lines={10} />;
+  return <Story run={run.data} />;
+}
+
+function Story({ run }: { run: Run }) {
+  const log = useRunLog(run.id, run.status === "RUNNING").data?.items ?? [];
+  const { metrics } = run;
+  return (
+    <div className="mx-auto max-w-6xl space-y-4 p-4 sm:p-6">
+      <Head run={run} />
+      {run.error_message && (
+        <FailureCard
+          code={run.error_code ?? "error"}
+          message={run.error_message}
+          nextStep={run.next_step}
+          at={run.finished_at}
+          actions={<Retry run={run} />}
+        />
+      )}
+      <Figures
+        items={[
+          { name: t("Read"), value: count(run.rows_read), note: run.rows_per_second ? t("{n} rows/s", { n: count(Math.round(run.rows_per_second)) }) : undefined },
+          { name: t("Inserted"), value: count(metrics.inserted ?? 0) },
+          { name: t("Updated"), value: count(metrics.updated ?? 0) },
+          { name: t("Deleted"), value: count(run.rows_deleted) },
+          { name: t("Unchanged"), value: count(metrics.unchanged ?? 0) },
+          { name: t("Rejected"), value: count(run.rows_rejected), tone: run.rows_rejected ? "bad" : "idle" },
+        ]}
+      />
+      <div className="grid gap-4 lg:grid-cols-[3fr_2fr]">
+        <div className="space-y-4">
+          <Panel title={t("Where the time went")}>
+            <Stages stages={metrics.stage_seconds ?? {}} total={run.duration_seconds} />
+            <dl className="num mt-4 flex flex-wrap gap-x-8 gap-y-2 border-t pt-3">
+              {(
+                [
+                  [t("Batches"), count(run.batches)],
+                  [t("Median batch"), milliseconds(metrics.batch_ms?.p50)],
+                  [t("95th percentile"), milliseconds(metrics.batch_ms?.p95)],
+                  [t("Slowest batch"), milliseconds(metrics.batch_ms?.max)],
+                ] as const
+              ).map(([name, value]) => (
+                <div key={name}>
+                  <dt className="text-xs text-muted">{name}</dt>
+                  <dd className="font-medium">{value}</dd>
+                </div>
+              ))}
+            </dl>
+          </Panel>
+          <Batches log={log} />
+          <Log events={log} />
+        </div>
+        <div className="space-y-4">
+          <Panel title={t("Facts")}>
+            <Facts
+              items={[
+                [t("Started"), <Moment key="s" at={run.started_at} />],
+                [t("Finished"), <Moment key="f" at={run.finished_at} />],
+                [t("Duration"), duration(run.duration_seconds)],
+                [t("Trigger"), t(run.trigger)],
+                [t("Version"), `v${run.pipeline_version}`],
+                [t("Attempts"), count(run.attempts)],
+                [t("Guarantee"), <Guarantee key="g" level={metrics.guarantee ?? null} />],
+                [t("Consistency"), metrics.consistency ?? "—"],
+                [t("Cursor"), run.cursor_to ? <span className="font-mono text-xs">{`${run.cursor_from ?? t("beginning")} → ${run.cursor_to}`}</span> : "—"],
+                [t("Runner"), run.runner_id ? <span className="font-mono text-xs">{run.runner_id.slice(0, 8)}</span> : "—"],
+                [t("Run id"), <span key="id" className="font-mono text-xs break-all">{run.id}</span>],
+              ]}
+            />
+          </Panel>
+          <PlanPanel plan={metrics.plan} />
+        </div>
+      </div>
+    </div>
+  );
+}
+
+function Head({ run }: { run: Run }) {
+  const copyCurl = useCopyCurl();
+  return (
+    <header className="flex flex-wrap items-center justify-between gap-3">
+      <div className="min-w-0">
+        <p className="flex items-center gap-1.5 text-muted">
+          <Link to="/pipelines/$name" params={{ name: run.pipeline }} search={{ tab: "runs" }} className="hover:text-text hover:underline">
+            {run.pipeline}
+          </Link>
+          <Icon name="chevron" size={12} />
+          {t("Run")}
+        </p>
+        <h1 className="mt-1 flex flex-wrap items-center gap-x-4 gap-y-1 text-lg font-semibold tracking-tight">
+          <StatusChip status={run.status} large />
+          <span className="text-base font-normal text-muted">
+            <Ago at={run.started_at} /> · {duration(run.duration_seconds)}
+          </span>
+        </h1>
+      </div>
+      <div className="flex gap-2">
+        {!run.error_message && run.status !== "RUNNING" && <Retry run={run} again />}
+        <Menu label={t("More")} items={[{ label: t("Copy as curl"), icon: "copy", onSelect: () => copyCurl("GET", `/runs/${run.id}`) }]} />
+      </div>
+    </header>
+  );
+}
+
+function Retry({ run, again }: { run: Run; again?: boolean }) {
+  const mayOperate = useMay("operator");
+  const refresh = useRefresh();
+  const navigate = useNavigate();
+  if (!mayOperate) return null;
+  const retry = (): void => {
+    verb(run.pipeline, "run", { trigger: "manual" })
+      .then((answer) => {
+        toast(answer.message);
+        void navigate({ to: "/pipelines/$name", params: { name: run.pipeline } });
+      }, toastError)
+      .finally(() => refresh(run.pipeline, run.pipeline_id));
+  };
+  return (
+    <>
+      {!again && (
+        <Link to="/pipelines/$name/edit" params={{ name: run.pipeline }}>
+          <Button icon="edit" tabIndex={-1}>
+            {t("Edit")}
+          </Button>
+        </Link>
+      )}
+      <Button look={again ? "plain" : "primary"} icon="play" onClick={retry}>
+        {again ? t("Run again") : t("Retry")}
+      </Button>
+    </>
+  );
+}
+
+function Batches({ log }: { log: LiveEvent[] }) {
+  const points = log
+    .filter((event) => event.topic === "progress")
+    .map((event) => ({ at: Date.parse(event.at), rows: Number(event.payload["rows_read"]) }));
+  if (points.length < 2) return null;
+  return (
+    <Panel title={t("Rows read over time")}>
+      <Throughput points={points} />
+    </Panel>
+  );
+}
+
+function Log({ events }: { events: LiveEvent[] }) {
+  const [query, setQuery] = useState("");
+  const lines = events
+    .map((event) => ({ event, text: described(event) }))
+    .filter(({ event, text }) => `${event.topic} ${text}`.toLowerCase().includes(query.toLowerCase()));
+  return (
+    <Panel
+      flush
+      title={t("Log")}
+      action={
+        <span className="w-44">
+          <input type="search" className={inputLook} placeholder={t("Search")} aria-label={t("Search the log")} value={query} onChange={(event) => setQuery(event.target.value)} />
+        </span>
+      }
+    >
+      {lines.length === 0 ? (
+        <p className="p-4 text-muted">{events.length ? t("Nothing found") : t("This run said nothing, or its log is no longer kept.")}</p>
+      ) : (
+        <ol tabIndex={0} aria-label={t("Log")} className="num max-h-80 overflow-auto py-2 font-mono text-xs leading-6">
+          {lines.map(({ event, text }) => (
+            <li key={event.id} className="flex gap-3 px-4 hover:bg-line/35">
+              <time dateTime={event.at} className="shrink-0 text-faint">{timeOfDay(event.at)}</time>
+              <span className={cx("w-16 shrink-0", event.payload["level"] === "error" ? "text-bad" : "text-accent")}>{String(event.payload["level"] ?? event.topic)}</span>
+              <span className="min-w-0 break-words">{text}</span>
+            </li>
+          ))}
+        </ol>
+      )}
+    </Panel>
+  );
+}
+
+const KNOWN = new Set(["pipeline", "pipeline_id", "run_id", "level"]);
+
+function described(event: LiveEvent): string {
+  return Object.entries(event.payload)
+    .filter(([name, value]) => !KNOWN.has(name) && value !== null)
+    .map(([name, value]) => `${name}=${typeof value === "object" ? JSON.stringify(value) : String(value)}`)
+    .join("  ");
+}
+
+function milliseconds(value: number | null | undefined): string {
+  return value === null || value === undefined ? "—" : duration(value / 1000);
+}
+

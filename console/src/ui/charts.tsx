@@ -57,7 +57,7 @@ export function History({ runs, value, show, label }: { runs: Run[]; value: (run
   const [width, height] = [600, 108];
   const values = runs.map(value);
   const top = niceTop(Math.max(...values, 0));
-  const step = width / Math.max(runs.length, 24);
+  const step = width / Math.max(runs.length, 28);
   const shown = hovered ?? runs.at(-1) ?? null;
   return (
     <figure className="min-w-0">
@@ -69,30 +69,31 @@ export function History({ runs, value, show, label }: { runs: Run[]; value: (run
           </span>
         )}
       </figcaption>
-      <svg viewBox={`0 0 ${width} ${height + 2}`} preserveAspectRatio="none" className="h-28 w-full" role="img" aria-label={`${label}: ${t("{n} runs, highest {top}", { n: runs.length, top: show(Math.max(...values, 0)) })}`}>
-        {[0, 0.5, 1].map((part) => (
-          <line key={part} x1="0" x2={width} y1={1 + height * part} y2={1 + height * part} stroke="var(--line)" vectorEffect="non-scaling-stroke" />
-        ))}
-        {runs.map((run, index) => {
-          const tall = Math.max(top ? (value(run) / top) * height : 0, 2);
-          return (
-            <g
-              key={run.id}
-              onMouseEnter={() => setHovered(run)}
-              onMouseLeave={() => setHovered(null)}
-              onClick={() => void navigate({ to: "/runs/$id", params: { id: run.id } })}
-              className="cursor-pointer"
-              opacity={hovered && hovered !== run ? 0.55 : 1}
-            >
-              <rect x={index * step} y="0" width={step} height={height} fill="transparent" />
-              <rect x={index * step + step * 0.14} y={height + 1 - tall} width={step * 0.72} height={tall} rx="1.5" fill={run.status === "SUCCESS" ? "var(--accent)" : fillOf(run.status)} />
-            </g>
-          );
-        })}
-      </svg>
-      <div className="num mt-1 flex justify-between text-2xs text-faint">
-        <span>0</span>
-        <span>{t("grid: {half} / {top}", { half: show(top / 2), top: show(top) })}</span>
+      <div className="relative">
+        <svg viewBox={`0 0 ${width} ${height + 2}`} preserveAspectRatio="none" className="h-28 w-full" role="img" aria-label={`${label}: ${t("{n} runs, highest {top}", { n: runs.length, top: show(Math.max(...values, 0)) })}`}>
+          {[0, 0.5, 1].map((part) => (
+            <line key={part} x1="0" x2={width} y1={1 + height * part} y2={1 + height * part} stroke="var(--line)" vectorEffect="non-scaling-stroke" />
+          ))}
+          {runs.map((run, index) => {
+            const tall = Math.max(top ? (value(run) / top) * height : 0, 2);
+            const left = width - (runs.length - index) * step;
+            return (
+              <g
+                key={run.id}
+                onMouseEnter={() => setHovered(run)}
+                onMouseLeave={() => setHovered(null)}
+                onClick={() => void navigate({ to: "/runs/$id", params: { id: run.id } })}
+                className="cursor-pointer"
+                opacity={hovered && hovered !== run ? 0.55 : 1}
+              >
+                <rect x={left} y="0" width={step} height={height} fill="transparent" />
+                <rect x={left + step * 0.14} y={height + 1 - tall} width={step * 0.72} height={tall} rx="1.5" fill={run.status === "SUCCESS" ? "var(--accent)" : fillOf(run.status)} />
+              </g>
+            );
+          })}
+        </svg>
+        <span className="num pointer-events-none absolute top-1 left-0 text-2xs text-faint">{show(top)}</span>
+        <span className="num pointer-events-none absolute top-1/2 left-0 mt-0.5 text-2xs text-faint">{show(top / 2)}</span>
       </div>
     </figure>
   );

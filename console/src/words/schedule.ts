@@ -9,6 +9,14 @@ export function scheduleInWords(schedule: string | null): string {
 
 const UNITS: Record<string, string> = { s: "s", m: "min", h: "h", d: "d" };
 
+const SINGLE: Record<string, string> = {
+  s: "every second",
+  min: "every minute",
+  h: "every hour",
+  d: "every day",
+  wk: "every week",
+};
+
 function interval(text: string): string | null {
   const short = /^(\d+)\s*([smhd])$/.exec(text);
   if (short) return every(Number(short[1]), UNITS[short[2] ?? ""] ?? "");
@@ -20,7 +28,7 @@ function interval(text: string): string | null {
 }
 
 function every(amount: number, unit: string): string {
-  return amount === 1 ? t(`every ${unit}`) : t("every {n} {unit}", { n: amount, unit: t(unit) });
+  return amount === 1 ? t(SINGLE[unit] ?? unit) : t("every {n} {unit}", { n: amount, unit: t(unit) });
 }
 
 function cron(text: string): string | null {

@@ -1,0 +1,113 @@
+/** A definition while it is written: texts as typed, and the definition that they make. */
+import type { Definition, Pipeline, Task } from "../api/types";
+
+export interface Draft {
+  name: string;
+  description: string;
+  type: "SQL" | "PYTHON";
+  source_connection: string;
+  source_query: string;
+  python_task: string;
+  target_table: string;
+  target_key: string;
+  mode: "full" | "incremental";
+  incremental_key: string;
+  incremental_id_key: string;
+  batch_size: string;
+  enabled: boolean;
+  schedule_interval: string;
+  options: string;
+  tasks: Task[];
+}
+
+export const NEW_DRAFT: Draft = {
+  name: "",
+  description: "",
+  type: "SQL",
+  source_connection: "default",
+  source_query: "SELECT\n  \nFROM ",
+  python_task: "",
+  target_table: "analytics.",
+  target_key: "",
+  mode: "full",
+  incremental_key: "",
+  incremental_id_key: "",
+  batch_size: "5000",
+  enabled: true,
+  schedule_interval: "",
+  options: "{}",
+  tasks: [],
+};
+
+export function draftOf(pipeline: Definition): Draft {
+  return {
+    name: pipeline.name,
+    description: pipeline.description,
+    type: pipeline.type,
+    source_connection: pipeline.source_connection,
+    source_query: pipeline.source_query ?? "",
+    python_task: pipeline.python_task ?? "",
+    target_table: pipeline.target_table,
+    target_key: pipeline.target_key?.join(", ") ?? "",
+    mode: pipeline.mode,
+    incremental_key: pipeline.incremental_key ?? "",
+    incremental_id_key: pipeline.incremental_id_key ?? "",
+    batch_size: String(pipeline.batch_size),
+    enabled: pipeline.enabled,
+    schedule_interval: pipeline.schedule_interval ?? "",
+    options: JSON.stringify(pipeline.options, null, 2),
+    tasks: pipeline.tasks,
+  };
+}
+
+/** What is sent. A text that cannot be read as what it should be is sent as it is: the API says what is wrong. */
+export function definitionOf(draft: Draft): Record<string, unknown> {
+  const key = draft.target_key.split(",").map((part) => part.trim()).filter(Boolean);
+  return {
+    name: draft.name,
+    description: draft.description,
+    type: draft.type,
+    source_connection: draft.source_connection,
+    source_query: draft.source_query.trim() ? draft.source_query : null,
+    python_task: draft.python_task || null,
+    target_table: draft.target_table,
+    target_key: key.length ? key : null,
+    mode: draft.mode,
+    incremental_key: draft.incremental_key || null,
+    incremental_id_key: draft.incremental_id_key || null,
+    batch_size: /^\d+$/.test(draft.batch_size.trim()) ? Number(draft.batch_size) : draft.batch_size,
+    enabled: draft.enabled,
+    schedule_interval: draft.schedule_interval.trim() || null,
+    options: parsed(draft.options),
+    tasks: draft.tasks,
+  };
+}
+
+function parsed(text: string): unknown {
+  try {
+    return text.trim() ? JSON.parse(text) : {};
+  } catch {
+    return text;
+  }
+}
+
+/** The fields of a saved pipeline that an author sets, to compare a draft with. */
+export function savedDefinition(pipeline: Pipeline): Record<string, unknown> {
+  return definitionOf(draftOf(pipeline));
+}
+
+/** Only what differs goes into a change; options that were taken out are set back with null. */
+export function changesBetween(saved: Record<string, unknown>, next: Record<string, unknown>): Record<string, unknown> {
+  const changes: Record<string, unknown> = {};
+  for (const [name, value] of Object.entries(next)) {
+    if (JSON.stringify(saved[name]) === JSON.stringify(value)) continue;
+    changes[name] = name === "options" ? withRemoved(saved[name], value) : value;
+  }
+  return changes;
+}
+
+function withRemoved(before: unknown, after: unknown): unknown {
+  if (typeof before !== "object" || before === null || typeof after !== "object" || after === null) return after;
+  const removed = Object.keys(before).filter((name) => !(name in after));
+  return { ...after, ...Object.fromEntries(removed.map((name) => [name, null])) };
+}

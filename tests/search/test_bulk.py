@@ -396,13 +396,40 @@ def test_unchanged_documents_are_noops(writing: Writing) -> None:
     assert engine.send(updates(5)).noop == 5
 
 
-def test_a_batch_can_be_prepared_while_another_is_on_its_way(writing: Writing) -> None:
-    engine = writing.engine()
-    delivery = engine.start(updates(100, version=1))
-    following = updates(100, version=2)
-    delivery.finish()
+def test_batches_of_other_documents_travel_together(writing: Writing, proxy: HttpFaultProxy) -> None:
+    """No connection waits for the last request of a batch."""
+    proxy.fault = Stall(0.5, times=2)
+    engine = writing.engine(limits=Limits(in_flight=2))
+    started = time.monotonic()
 
-    assert engine.send(following).updated == 100
+    first = engine.start(Actions(["a"], [_lines({"update": {"_id": "a"}}, {"doc": {"n": 1}, "doc_as_upsert": True})]))
+    second = engine.start(Actions(["b"], [_lines({"update": {"_id": "b"}}, {"doc": {"n": 2}, "doc_as_upsert": True})]))
+
+    assert [first.finish().created, second.finish().created] == [1, 1]
+    assert time.monotonic() - started < 0.95, "the second waited for the first"
+    assert first.finish().created == 1, "asked again, the same answer"
+
+
+def test_a_newer_version_of_a_document_waits_for_the_older_one(writing: Writing, proxy: HttpFaultProxy) -> None:
+    """The older batch is refused at first and sent again: the newer one must still be the last."""
+    proxy.fault = AnswerInstead(503, times=2)
+    engine = writing.engine()
+
+    first = engine.start(updates(50, version=1))
+    second = engine.start(updates(20, version=2))
+    first.finish()
+    second.finish()
+
+    assert [writing.stored()[f"film-{number}"] for number in (0, 19, 20, 49)] == [2, 2, 1, 1]
+
+
+def test_a_failed_batch_stays_failed(writing: Writing, proxy: HttpFaultProxy) -> None:
+    proxy.fault = AnswerInstead(401, times=1)
+    delivery = writing.engine().start(updates(5))
+
+    for _ in range(2):
+        with pytest.raises(errors.FatalError, match="did not accept the login"):
+            delivery.finish()
 
 
 def test_nothing_to_send(writing: Writing) -> None:

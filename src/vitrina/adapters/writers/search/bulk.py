@@ -6,6 +6,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from vitrina import errors
@@ -35,6 +36,10 @@ class Actions:
 
     ids: Sequence[str]
     lines: Sequence[bytes]
+
+    @cached_property
+    def id_set(self) -> frozenset[str]:
+        return frozenset(self.ids)
 
     def document(self, position: int) -> bytes:
         """What follows the action line; empty for a delete."""
@@ -152,6 +157,7 @@ class BulkEngine:
         self.judge_request = judge_request
         self.request_bytes = self.limits.request_bytes  # shrinks when the server finds requests too large
         self.jobs: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._unfinished: list[Delivery] = []
         # Daemon threads: a request that hangs for its whole time-out must not keep a stopping process alive.
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self.limits.in_flight)]
         for thread in self._threads:
@@ -168,11 +174,19 @@ class BulkEngine:
     def start(self, actions: Actions) -> "Delivery":
         """Put the first requests on their way and return, so that the caller can prepare the next batch meanwhile.
 
-        `finish()` it before the next batch starts: `update` carries no version, so no batch may overtake another.
+        Several may be under way, to be finished in the order in which they were started. One that writes a document
+        which an earlier one still writes waits for it here: `update` carries no version, so none may overtake another.
         """
+        for earlier in list(self._unfinished):
+            if not earlier.actions.id_set.isdisjoint(actions.id_set):
+                earlier.finish()
         delivery = Delivery(self, actions)
+        self._unfinished.append(delivery)
         delivery.launch()
         return delivery
+
+    def forget(self, delivery: "Delivery") -> None:
+        self._unfinished.remove(delivery)
 
     def _work(self) -> None:
         while (request := self.jobs.get()) is not None:
@@ -192,7 +206,7 @@ class Delivery:
     def __init__(self, engine: BulkEngine, actions: Actions) -> None:
         self._engine = engine
         self._limits = engine.limits
-        self._actions = actions
+        self.actions = actions
         self._outcome = Outcome()
         self._ready = deque(_Chunk(positions) for positions in self._cut(range(len(actions.lines))))
         self._in_flight = 0
@@ -208,16 +222,34 @@ class Delivery:
         self._reply_lost = False
         self._grace_until = 0.0
         self._told_to_wait = False
+        self._finished = False
+        self._failure: errors.RunError | None = None
 
     def finish(self) -> Outcome:
-        """Every document acknowledged or rejected, or `RunError`."""
+        """Every document acknowledged or rejected, or `RunError`; asked again, the same answer."""
+        if self._failure:
+            raise self._failure
+        if not self._finished:
+            self._finish_or_fail()
+        return self._outcome
+
+    def _finish_or_fail(self) -> None:
+        try:
+            self._finish()
+        except errors.RunError as exc:
+            self._failure = exc  # whoever asks again must not take this for success
+            raise
+        finally:
+            self._finished = True
+            self._engine.forget(self)
+
+    def _finish(self) -> None:
         while self._ready or self._in_flight:
             self._check_patience()
             self._move_target_after_lost_reply()
             self.launch()
             self._settle_answers()
         self._wait_out_grace()
-        return self._outcome
 
     # --- sending ---
 
@@ -227,11 +259,11 @@ class Delivery:
             chunk = self._ready.popleft()
             self._in_flight += 1
             self._outcome.requests += 1
-            self._engine.jobs.put(_Request(chunk, self._engine.target, self._actions, self._answers))
+            self._engine.jobs.put(_Request(chunk, self._engine.target, self.actions, self._answers))
 
     def _cut(self, positions: Sequence[int]) -> list[Sequence[int]]:
         """Pieces of about the same size within the limits, enough to occupy all connections when there is enough."""
-        sizes = [len(self._actions.lines[position]) for position in positions]
+        sizes = [len(self.actions.lines[position]) for position in positions]
         total = sum(sizes)
         busy = total // self._limits.in_flight + 1
         limit = min(self._engine.request_bytes, max(busy, self._limits.small_request_bytes))
@@ -356,7 +388,7 @@ class Delivery:
         """413 and requests spoilt by one of their documents: halves, until the culprit stands alone."""
         if len(chunk.positions) > 1:
             if reply.status == 413:
-                size = sum(len(self._actions.lines[i]) for i in chunk.positions)
+                size = sum(len(self.actions.lines[i]) for i in chunk.positions)
                 self._engine.request_bytes = min(self._engine.request_bytes, max(size // 2, 1))
             middle = (len(chunk.positions) + 1) // 2
             # To the front: the culprit is found before anything else is tried.
@@ -367,7 +399,7 @@ class Delivery:
         self._refused_alone += 1
         if self._refused_alone > 100 and not self._outcome.acknowledged:
             raise translate("the server takes none of the documents", reply, self._engine.transport.where)
-        size = len(self._actions.lines[position])
+        size = len(self.actions.lines[position])
         too_large = f"the server takes no request of {size:,} bytes (http.max_content_length, or a proxy's limit)"
         self._reject(position, too_large if reply.status == 413 else reply.reason, reply.status)
 
@@ -380,8 +412,8 @@ class Delivery:
         self._send_again(positions, request.chunk.attempt, halves=False)  # we moved the alias ourselves meanwhile
 
     def _reject(self, position: int, reason: str, status: int) -> None:
-        document = self._actions.document(position)
-        self._outcome.rejected.append(Rejected(self._actions.ids[position], reason, document, status))
+        document = self.actions.document(position)
+        self._outcome.rejected.append(Rejected(self.actions.ids[position], reason, document, status))
 
     # --- waiting ---
 
@@ -400,9 +432,7 @@ class Delivery:
 
     def _check_patience(self) -> None:
         if self._engine.should_stop():
-            raise BulkInterrupted(
-                f"stopped with {len(self._actions.ids) - self._outcome.settled} documents not settled"
-            )
+            raise BulkInterrupted(f"stopped with {len(self.actions.ids) - self._outcome.settled} documents not settled")
         self._circuit.check_patience()
 
     def _move_target_after_lost_reply(self) -> None:

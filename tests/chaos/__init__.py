@@ -1,0 +1,1 @@
+"""Proofs that nothing is lost, doubled or stuck."""

@@ -1,0 +1,351 @@
+"""Where runners are killed: pipelines over one source, real runner processes, and a record of every row ever applied.
+
+Each mart has a column that the mart itself counts up and the source gives as 0. So a staged row always differs, every
+application of a row is a write, and a trigger can put it on record: which row and version, in which load or pass, by
+which epoch. A row that is applied twice in one load shows, although applying it again would change nothing.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import vitrina
+from vitrina.definition import Definition
+from vitrina.settings import Settings
+from vitrina.status import Trigger
+from vitrina.store import database, pipelines
+
+ROOT = Path(__file__).parents[2]
+ROWS = 400
+FULL = "SELECT id, version, 0 AS applied FROM content.item"
+INCREMENTAL = "SELECT id, version, 0 AS applied, updated_at FROM content.item"
+CURSOR = {"mode": "incremental", "incremental_key": "updated_at", "incremental_id_key": "id"}
+
+KINDS: dict[str, dict[str, Any]] = {
+    "full_once": {"source_query": FULL},
+    "full_pages": {"source_query": FULL, "options": {"checkpoint_rows": 100}},
+    "full_arrow": {"source_query": FULL, "batch_size": 100, "options": {"route": "arrow"}},
+    "inc_pages": {"source_query": INCREMENTAL, "batch_size": 100, **CURSOR, "options": {"cursor_clock": "database"}},
+    "inc_arrow": {
+        "source_query": INCREMENTAL,
+        "batch_size": 100,
+        **CURSOR,
+        "options": {"cursor_clock": "database", "route": "arrow"},
+    },
+}
+
+SETUP = """
+CREATE TABLE content.item (
+    id int PRIMARY KEY, version int NOT NULL, updated_at timestamptz NOT NULL DEFAULT clock_timestamp());
+CREATE INDEX ON content.item (updated_at, id);
+GRANT SELECT ON content.item TO vitrina_reader;
+CREATE SCHEMA audit;
+CREATE TABLE audit.applied (
+    seq bigserial PRIMARY KEY, pipeline text, id int, version int, load text, session_epoch text, epoch bigint);
+CREATE FUNCTION audit.put_on_record() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    NEW.applied := CASE TG_OP WHEN 'INSERT' THEN 1 ELSE OLD.applied + 1 END;
+    INSERT INTO audit.applied (pipeline, id, version, load, session_epoch, epoch)
+    SELECT p.name, NEW.id, NEW.version,
+           coalesce(s.stage, s.held_upto) || '#' || (SELECT count(*) FROM etl.etl_runs r
+                                                     WHERE r.pipeline_id = p.id AND r.status = 'SUCCESS'),
+           split_part(current_setting('application_name'), ':', 3), CASE WHEN p.claim_id IS NOT NULL THEN p.epoch END
+    FROM etl.etl_pipelines p LEFT JOIN etl.etl_state s ON s.pipeline_id = p.id WHERE p.name = TG_ARGV[0];
+    PERFORM pg_sleep(TG_ARGV[1]::float8);
+    RETURN NEW;
+END $$;
+"""
+
+MART = """
+CREATE TABLE analytics.{name} (id int PRIMARY KEY, version int, applied int);
+ALTER TABLE analytics.{name} OWNER TO vitrina_app;
+CREATE TRIGGER put_on_record BEFORE INSERT OR UPDATE ON analytics.{name}
+    FOR EACH ROW EXECUTE FUNCTION audit.put_on_record('{name}', '{seconds_per_row}');
+"""
+
+
+class Stuck(AssertionError):
+    """Nothing came to rest in time."""
+
+
+@dataclass
+class Runner:
+    """One process and what it said."""
+
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    @property
+    def is_stopped(self) -> bool:
+        try:
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except FileNotFoundError:
+            return False
+        return stat.rpartition(")")[2].split()[0] == "T"
+
+    def events(self) -> list[dict[str, Any]]:
+        lines = self.log.read_text(errors="replace").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+
+@dataclass
+class Arena:
+    """One database and its runners. `prepare` first; leaving the `with` ends every process."""
+
+    settings: Settings
+    directory: Path
+    mutant: str | None = None
+    lease_seconds: float = 1.0
+    environment: dict[str, str] = field(default_factory=dict)
+    runners: list[Runner] = field(default_factory=list)
+    ended: list[Runner] = field(default_factory=list)
+    ids: dict[str, UUID] = field(default_factory=dict)
+    versions: int = 1
+
+    def __enter__(self) -> "Arena":
+        assert self.settings.admin_url is not None
+        self.admin = database.connect(self.settings.admin_url.get_secret_value(), "vitrina:arena")
+        self.plans.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for runner in self.runners:
+            runner.process.kill()
+        for runner in self.runners:
+            runner.process.wait()
+        self.admin.close()
+
+    @property
+    def plans(self) -> Path:
+        return self.directory / "plans"
+
+    # --- the scene -----------------------------------------------------------------------------------------------
+
+    def prepare(self, kinds: Sequence[str], *, seconds_per_row: float = 0, **fields: Any) -> None:
+        self.sql(SETUP)
+        self.sql(f"INSERT INTO content.item SELECT i, 1 FROM generate_series(1, {ROWS}) AS i")
+        self.sql("ANALYZE content.item")
+        for kind in kinds:
+            self.sql(MART.format(name=kind, seconds_per_row=seconds_per_row))
+            wanted = {"name": kind, "target_table": f"analytics.{kind}", **KINDS[kind], **fields}
+            definition = Definition.model_validate(wanted)
+            self.ids[kind] = pipelines.insert(self.admin, definition, pipeline_id=None, managed_by=None)
+
+    def change_source(self) -> None:
+        """Every row gets a new version; a few leave and a few come."""
+        self.versions += 1
+        first = ROWS + self.versions * 10
+        self.sql(
+            f"""
+            UPDATE content.item SET version = version + 1, updated_at = clock_timestamp();
+            DELETE FROM content.item WHERE id IN (SELECT id FROM content.item ORDER BY id LIMIT 3);
+            INSERT INTO content.item SELECT i, 1 FROM generate_series({first}, {first + 2}) AS i
+            """
+        )
+
+    def sql(self, statement: str) -> list[dict[str, Any]]:
+        cursor = self.admin.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
+    # --- processes -------------------------------------------------------------------------------------------------
+
+    def start_runner(self) -> Runner:
+        log = self.directory / f"runner-{len(self.runners) + len(self.ended)}.log"
+        arguments = [sys.executable, "-m", "tests.chaos.chaos_runner", str(self.plans)]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*arguments, *([self.mutant] if self.mutant else [])],
+                env=os.environ | self._runner_environment(),
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        runner = Runner(process, log)
+        self.runners.append(runner)
+        return runner
+
+    def start_runners(self, count: int) -> None:
+        for _ in range(count):
+            self.start_runner()
+        self.await_true(lambda: self._registered() >= count, 60, f"{count} runners registered")
+
+    def _registered(self) -> int:
+        return int(self.sql("SELECT count(*) AS n FROM etl.etl_runners")[0]["n"])
+
+    def _runner_environment(self) -> dict[str, str]:
+        assert self.settings.database_url is not None
+        assert self.settings.reader_url is not None
+        return {
+            "PYTHONPATH": f"{ROOT}:{Path(vitrina.__file__).parents[1]}",
+            "VITRINA_DATABASE_URL": self.settings.database_url.get_secret_value(),
+            "VITRINA_READER_URL": self.settings.reader_url.get_secret_value(),
+            "VITRINA_LEASE_TTL_SECONDS": str(self.lease_seconds),
+            "VITRINA_POLL_SECONDS": "0.2",
+            "VITRINA_BACKOFF_SECONDS": "0.1,0.2",
+            "VITRINA_MAX_ATTEMPTS": "5",
+            "VITRINA_CONNECT_TIMEOUT_SECONDS": "3",
+            "VITRINA_LOG_FORMAT": "json",
+            **self.environment,
+        }
+
+    def replace_dead(self) -> None:
+        for runner in [r for r in self.runners if r.process.poll() is not None]:
+            self.runners.remove(runner)
+            self.ended.append(runner)
+            self.start_runner()
+
+    # --- faults ------------------------------------------------------------------------------------------------------
+
+    def arm(self, point: str, action: str, count: int = 1) -> None:
+        (self.plans / "fired").unlink(missing_ok=True)
+        (self.plans / f"{point}:{action}:{count}").touch()
+
+    def disarm(self) -> None:
+        for plan in self.plans.iterdir():
+            plan.unlink(missing_ok=True)
+
+    @property
+    def fired(self) -> bool:
+        return (self.plans / "fired").exists()
+
+    def wake_stopped(self) -> int:
+        stopped = [runner for runner in self.runners if runner.is_stopped]
+        for runner in stopped:
+            os.kill(runner.process.pid, signal.SIGCONT)
+        return len(stopped)
+
+    def strike(self, kind: str, point: str, action: str, count: int = 1, *, patience: float = 60) -> None:
+        """One fault in one run, then everything comes to rest by itself."""
+        self.change_source()
+        self.arm(point, action, count)
+        self.request(kind)
+        self.await_true(lambda: self.fired, patience, f"{kind} reached {point}")
+        if action == "stop":
+            epoch = self.epoch(kind)
+            self.await_true(lambda: any(r.is_stopped for r in self.runners), 5, "a runner stopped")
+            self.await_true(
+                lambda: self.epoch(kind) > epoch or self.status(kind) in ("IDLE", "FAILED"), patience, "a takeover"
+            )
+            time.sleep(0 if self.status(kind) == "RUNNING" else self.lease_seconds)
+            self.wake_stopped()
+        self.await_quiet(patience)
+        self.disarm()
+
+    # --- what people do --------------------------------------------------------------------------------------------
+
+    def request(self, *kinds: str) -> None:
+        for kind in kinds:
+            assert pipelines.request_run(self.admin, self.ids[kind], trigger=Trigger.API), kind
+
+    def status(self, kind: str) -> str:
+        return str(self._row(kind)["status"])
+
+    def epoch(self, kind: str) -> int:
+        return int(self._row(kind)["epoch"])
+
+    def _row(self, kind: str) -> dict[str, Any]:
+        row = pipelines.find(self.admin, self.ids[kind])
+        assert row is not None
+        return row
+
+    def await_quiet(self, seconds: float = 60) -> None:
+        """Every pipeline has come to rest; runners that died are replaced meanwhile, as a supervisor would."""
+        self.await_true(self._is_quiet, seconds, "everything IDLE")
+
+    def _is_quiet(self) -> bool:
+        self.replace_dead()
+        found = self.sql("SELECT count(*) AS n FROM etl.etl_pipelines WHERE status IN ('IDLE', 'PAUSED', 'FAILED')")
+        return int(found[0]["n"]) == len(self.ids)
+
+    def await_true(self, condition: Any, seconds: float, what: str) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > end:
+                raise Stuck(f"not after {seconds:.0f} s: {what}; {self._situation()}")
+            time.sleep(0.02)
+
+    def _situation(self) -> str:
+        found = self.sql(
+            "SELECT name, status, attempts, last_error, lease_until - clock_timestamp() AS lease, run_requested_at"
+            " FROM etl.etl_pipelines ORDER BY name"
+        )
+        last_words = [runner.log.read_text(errors="replace").splitlines()[-2:] for runner in self.runners]
+        return f"{found}; runners said {last_words}"
+
+    # --- the verdict -----------------------------------------------------------------------------------------------
+
+    def violations(self, *kinds: str) -> list[str]:
+        """Whatever is wrong; `kinds` are those that have run since the source changed, all by default."""
+        return [*self._lost(kinds or tuple(self.ids)), *self._doubled(), *self._late(), *self._loose_ends()]
+
+    def _lost(self, kinds: Sequence[str]) -> Iterator[str]:
+        for kind in kinds:
+            if self.status(kind) != "IDLE":
+                yield f"{kind} ended {self.status(kind)}: {self._row(kind)['last_error']}"
+            [row] = self.sql(
+                f"""
+                SELECT count(*) FILTER (WHERE t.id IS NULL) AS missing,
+                       count(*) FILTER (WHERE t.version <> s.version) AS stale,
+                       count(*) FILTER (WHERE s.id IS NULL) AS surplus
+                FROM content.item s FULL JOIN analytics.{kind} t USING (id)
+                """
+            )
+            if kind.startswith("inc"):
+                row["surplus"] = 0  # an incremental pipeline does not see that a row left
+            if any(row.values()):
+                yield f"{kind}: {row}"
+
+    def _doubled(self) -> Iterator[str]:
+        for row in self.sql(
+            """
+            SELECT pipeline, load, count(*) AS rows FROM (
+                SELECT pipeline, load FROM audit.applied GROUP BY pipeline, load, id, version HAVING count(*) > 1) twice
+            GROUP BY 1, 2
+            """
+        ):
+            yield f"{row['pipeline']}: {row['rows']} rows applied more than once in {row['load']}"
+        for row in self.sql(
+            """
+            SELECT pipeline, count(*) AS rows FROM (
+                SELECT pipeline, version < lag(version) OVER (PARTITION BY pipeline, id ORDER BY seq) AS backwards
+                FROM audit.applied) a WHERE backwards GROUP BY 1
+            """
+        ):
+            yield f"{row['pipeline']}: {row['rows']} rows went back to an older version"
+
+    def _late(self) -> Iterator[str]:
+        for row in self.sql(
+            """
+            SELECT pipeline, count(*) AS rows FROM audit.applied
+            WHERE session_epoch IS DISTINCT FROM epoch::text GROUP BY 1
+            """
+        ):
+            yield f"{row['pipeline']}: {row['rows']} rows written by a runner that no longer held the lease"
+
+    def _loose_ends(self) -> Iterator[str]:
+        for row in self.sql(
+            """
+            SELECT 'a run is still RUNNING' AS what FROM etl.etl_runs WHERE status = 'RUNNING'
+            UNION ALL SELECT name || ' still has a lease' FROM etl.etl_pipelines
+            WHERE claim_id IS NOT NULL OR holds_target IS NOT NULL OR lease_until IS NOT NULL
+            """
+        ):
+            yield row["what"]
+
+    def takeovers(self) -> int:
+        """How often a run was taken away from its runner."""
+        return int(self.sql("SELECT count(*) AS n FROM etl.etl_runs WHERE error_code = 'lease_lost'")[0]["n"])
+
+    def said(self) -> Counter[str]:
+        """Events of all runners, ended ones included, by name."""
+        return Counter(event["event"] for runner in [*self.ended, *self.runners] for event in runner.events())

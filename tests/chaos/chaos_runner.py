@@ -1,0 +1,51 @@
+"""A runner process that fails where it is told to: `python -m tests.chaos.chaos_runner DIRECTORY [MUTANT]`.
+
+A file `point:action:n` in the directory makes the n-th process that comes by the failpoint perform the action: the
+files are shared by all runners, and each fires once. `hold` waits until a file called `go` is there.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from tests.chaos import mutants
+from vitrina import failpoints
+from vitrina.cli import main
+from vitrina.errors import TransientError
+
+
+def hit(name: str) -> None:
+    for plan in DIRECTORY.glob(f"{name}:*"):
+        _, action, count = plan.name.split(":")
+        try:
+            if int(count) > 1:
+                plan.rename(plan.with_name(f"{name}:{action}:{int(count) - 1}"))
+                continue
+            plan.unlink()
+        except FileNotFoundError:
+            continue  # another runner was faster
+        (DIRECTORY / "fired").write_text(f"{os.getpid()}")
+        perform(name, action)
+
+
+def perform(name: str, action: str) -> None:
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif action == "error":
+        raise TransientError(f"failpoint {name}")
+    elif action == "hold":
+        while not (DIRECTORY / "go").exists():
+            time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    DIRECTORY = Path(sys.argv[1])
+    failpoints.hit = hit
+    for mutant in sys.argv[2:]:
+        mutants.apply(mutant)
+    sys.argv = ["vitrina", "runner"]
+    main()

@@ -1,0 +1,28 @@
+"""Fixtures of the chaos tests: an arena on the session's server."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.arena import Arena
+from vitrina.settings import Settings
+
+# `make chaos` sets it; without it each test runs its short version.
+LONG = os.environ.get("VITRINA_CHAOS") == "long"
+
+MakeArena = Callable[..., Arena]
+
+
+def say(figures: str) -> None:
+    """Figures for whoever runs pytest with -s, as `make chaos` does."""
+    sys.stdout.write(f"\n{figures}\n")
+
+
+@pytest.fixture
+def make_arena(database: Settings, tmp_path: Path) -> Iterator[MakeArena]:
+    with ExitStack() as arenas:
+        yield lambda **options: arenas.enter_context(Arena(database, tmp_path, **options))

@@ -1,0 +1,111 @@
+"""Ways to break Vitrina on purpose, one protection at a time. A chaos test that stays green with one of them is blind.
+
+Only tests load this module: the product has no such switches.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import pytest
+from psycopg import sql
+
+from vitrina.status import Status
+from vitrina.store import leases, ledger, state
+from vitrina.store.database import Connection
+from vitrina.store.leases import Claim, Heartbeat
+from vitrina.store.state import Checkpoint
+
+NAMES = ("fence_off", "checkpoint_apart", "lease_ignored", "heartbeat_never")
+
+
+@contextmanager
+def applied(name: str | None) -> Iterator[None]:
+    """Within the block, Vitrina lacks the protection."""
+    with pytest.MonkeyPatch.context() as patch:
+        if name:
+            apply(name, patch.setattr)
+        yield
+
+
+def apply(name: str, replace: Callable[[Any, str, Any], None] = setattr) -> None:
+    {
+        "fence_off": _fence_off,
+        "checkpoint_apart": _checkpoint_apart,
+        "lease_ignored": _lease_ignored,
+        "heartbeat_never": _heartbeat_never,
+    }[name](replace)
+
+
+def _fence_off(replace: Callable[[Any, str, Any], None]) -> None:
+    """Whoever comes may take the checkpoint and move it: nobody asks for epoch and claim."""
+
+    def touch(connection: Connection, claim: Claim, *, progressed: bool = False) -> Status:
+        return Status.RUNNING
+
+    def seize(connection: Connection, claim: Claim, table: sql.Identifier = state.METASTORE_TABLE) -> Checkpoint:
+        connection.execute(
+            sql.SQL("INSERT INTO {} (pipeline_id) VALUES (%s) ON CONFLICT DO NOTHING").format(table),
+            [claim.pipeline_id],
+        )
+        return state.peek(connection, claim.pipeline_id)
+
+    def advance(
+        connection: Connection,
+        claim: Claim,
+        checkpoint: Checkpoint,
+        table: sql.Identifier = state.METASTORE_TABLE,
+    ) -> None:
+        connection.execute(
+            sql.SQL("UPDATE {} SET epoch = %s, claim_id = %s WHERE pipeline_id = %s").format(table),
+            [claim.epoch, claim.claim_id, claim.pipeline_id],
+        )
+        advance_when_ours(connection, claim, checkpoint, table)
+
+    advance_when_ours = state.advance
+    replace(leases, "touch", touch)
+    replace(state, "seize", seize)
+    replace(state, "advance", advance)
+
+
+def _checkpoint_apart(replace: Callable[[Any, str, Any], None]) -> None:
+    """The data is committed first, the checkpoint in a transaction of its own."""
+    fence, settle = ledger.Ledger.fence, ledger.Ledger.settle
+
+    def fence_later(self: ledger.Ledger, *arguments: Any, **options: Any) -> None:
+        if options.get("progressed", True):
+            self.__dict__["owed"] = (arguments, options)
+        else:
+            fence(self, *arguments, **options)
+
+    def settle_first(self: ledger.Ledger, *arguments: Any, **options: Any) -> Status:
+        owed = self.__dict__.pop("owed", None)
+        if owed:
+            fence(self, *owed[0], **owed[1])
+        return settle(self, *arguments, **options)
+
+    replace(ledger.Ledger, "fence", fence_later)
+    replace(ledger.Ledger, "settle", settle_first)
+
+
+def _lease_ignored(replace: Callable[[Any, str, Any], None]) -> None:
+    """Recovery takes pipelines away whether their lease is over or not."""
+    recover = leases.recover_expired
+
+    def recover_all(connection: Connection, *, max_attempts: int) -> list[dict[str, Any]]:
+        connection.execute(
+            "UPDATE etl.etl_pipelines SET lease_until = '-infinity' WHERE status IN ('RUNNING', 'PAUSE_REQUESTED')"
+        )
+        return recover(connection, max_attempts=max_attempts)
+
+    replace(leases, "recover_expired", recover_all)
+
+
+def _heartbeat_never(replace: Callable[[Any, str, Any], None]) -> None:
+    """The runner believes that its leases are extended; the database never hears of it."""
+
+    def extend(connection: Connection, claim_ids: Sequence[UUID], ttl_seconds: float) -> Heartbeat:
+        return Heartbeat(frozenset(claim_ids), frozenset(claim_ids))
+
+    replace(leases, "extend", extend)

@@ -1,0 +1,79 @@
+"""Runners are killed, stopped past their lease and made to fail at every labelled step: 0 lost, 0 doubled, 0 stuck."""
+
+import itertools
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import vitrina
+from tests.chaos.conftest import LONG, MakeArena, say
+from vitrina import failpoints
+
+ACTIONS = ("kill", "stop", "error")
+EVERYWHERE = ("claim.taken", "run.seized", "run.planned", "run.concluding", "run.concluded")
+OF_LOADS = ("load.fenced", "load.begun", "publish.applied", "publish.fenced", "publish.committed")
+OF_PASSES = ("pass.begun", "merge.applied", "pass.fenced", "pass.ended")
+OF_BATCHES = ("batch.filled", "batch.fenced", "batch.committed")
+
+Fault = tuple[str, str, str, int]
+
+
+def every_fault() -> list[Fault]:
+    """Each point of each kind of pipeline with each action, and again at the second batch."""
+    faults: list[Fault] = []
+    for kind in ("full_once", "full_pages", "full_arrow", "inc_pages", "inc_arrow"):
+        points = EVERYWHERE + OF_BATCHES + (OF_LOADS if kind.startswith("full") else OF_PASSES)
+        faults += [(kind, point, action, 1) for point, action in itertools.product(points, ACTIONS)]
+        if kind != "full_once":
+            again = OF_BATCHES + (("merge.applied",) if kind.startswith("inc") else ())
+            faults += [(kind, point, action, 2) for point, action in itertools.product(again, ACTIONS)]
+    return faults
+
+
+SHORT: list[Fault] = [
+    ("full_pages", "batch.committed", "kill", 2),
+    ("full_arrow", "publish.fenced", "stop", 1),
+    ("full_pages", "publish.committed", "kill", 1),
+    ("inc_pages", "batch.fenced", "stop", 2),
+    ("inc_arrow", "batch.committed", "kill", 2),
+    ("inc_pages", "claim.taken", "stop", 1),
+    ("inc_arrow", "batch.filled", "error", 2),
+    ("inc_pages", "pass.ended", "kill", 1),
+    ("full_arrow", "run.concluding", "stop", 1),
+]
+
+
+def test_every_failpoint_is_part_of_the_plan() -> None:
+    sources = Path(vitrina.__file__).parent.rglob("*.py")
+    labelled = {name for path in sources for name in re.findall(r'failpoints\.hit\("([^"]+)"\)', path.read_text())}
+    assert labelled == set(failpoints.POINTS) == {point for _, point, _, _ in every_fault()}
+    assert len(every_fault()) >= 200
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600 if LONG else 300)
+def test_no_fault_loses_or_doubles_a_row(make_arena: MakeArena) -> None:
+    faults = every_fault() if LONG else SHORT
+    arena = make_arena()
+    arena.prepare(sorted({kind for kind, *_ in faults}))
+    arena.start_runners(3)
+    arena.request(*arena.ids)
+    arena.await_quiet()
+
+    for kind, point, action, count in faults:
+        arena.strike(kind, point, action, count)
+        assert arena.violations(kind) == [], (kind, point, action, count)
+    arena.request(*arena.ids)
+    arena.await_quiet()
+    assert arena.violations() == []
+
+    said, planned = arena.said(), Counter(action for _, _, action, _ in faults)
+    say(f"faults: {dict(planned)}; takeovers: {arena.takeovers()}; late runners refused: {refused(said)}")
+    assert refused(said) >= planned["stop"] / 2
+
+
+def refused(said: Counter[str]) -> int:
+    """A late runner finds its sessions ended or, when it had none, the fence closed."""
+    return said["run.lease_lost"] + said["run.disconnected"]

@@ -24,6 +24,8 @@ PREFIX = "/api/v1"
 _CONNECT_ATTEMPTS = 3
 _CONNECT_PAUSE_SECONDS = 0.2
 _PAGE = 200
+# Shorter than any server keeps an idle connection, so that no request meets one that is just being closed.
+_IDLE_SECONDS = 3.0
 
 
 class Client:
@@ -44,7 +46,12 @@ class Client:
         # Proxies of the environment are for the world outside, not for a server on this machine.
         local = (urlsplit(self.url).hostname or "") in ("localhost", "127.0.0.1", "::1")
         self._http = httpx.Client(
-            base_url=self.url, headers=headers, timeout=timeout_seconds, transport=transport, trust_env=not local
+            base_url=self.url,
+            headers=headers,
+            timeout=timeout_seconds,
+            transport=transport,
+            trust_env=not local,
+            limits=httpx.Limits(keepalive_expiry=_IDLE_SECONDS),
         )
 
     @classmethod

@@ -9,12 +9,15 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from uuid import uuid4
 
 import httpx
 import pytest
 
-from tests.integration.api import serving
+from tests.integration.api import api_process
+from vitrina.services import tokens
+from vitrina.services.callers import Caller, Role
 from vitrina.settings import Settings
 from vitrina.status import MOVES
 from vitrina.store import database as postgres
@@ -30,15 +33,15 @@ LEGAL = {(move.source, move.target) for move in MOVES}
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_many_clients_on_few_pipelines(database: Settings, metastore: Connection) -> None:
-    open_api = database.model_copy(update={"auth": "off", "log_level": "error"})
+def test_many_clients_on_few_pipelines(database: Settings, metastore: Connection, tmp_path: Path) -> None:
+    _, secret = tokens.create(metastore, Caller("setup", Role.ADMIN), name="load", role=Role.OPERATOR)
     metastore.execute(
         "INSERT INTO etl.etl_pipelines (name, source_query, target_table)"
         " SELECT 'p' || n, 'SELECT 1 AS id', 'analytics.p' || n FROM generate_series(0, %s) n",
         [PIPELINES - 1],
     )
-    with serving(open_api) as api, a_runner(database):
-        statuses, seconds, patched = asyncio.run(play(str(api.base_url)))
+    with api_process(database, tmp_path) as (_, url), a_runner(database):
+        statuses, seconds, patched = asyncio.run(play(url, secret))
 
     total = sum(statuses.values())
     ordered = sorted(seconds)
@@ -71,12 +74,13 @@ def test_many_clients_on_few_pipelines(database: Settings, metastore: Connection
         at[move["name"]] = move["after"]
 
 
-async def play(url: str) -> tuple[Counter[int], list[float], Counter[str]]:
+async def play(url: str, secret: str) -> tuple[Counter[int], list[float], Counter[str]]:
     statuses: Counter[int] = Counter()
     seconds: list[float] = []
     patched: Counter[str] = Counter()
-    limits = httpx.Limits(max_connections=CLIENTS, max_keepalive_connections=CLIENTS)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=60, trust_env=False) as client:
+    limits = httpx.Limits(max_connections=CLIENTS, max_keepalive_connections=CLIENTS, keepalive_expiry=3)
+    headers = {"Authorization": f"Bearer {secret}"}
+    async with httpx.AsyncClient(base_url=url, headers=headers, limits=limits, timeout=60, trust_env=False) as client:
         deadline = time.monotonic() + SECONDS
 
         async def act(chance: random.Random) -> None:

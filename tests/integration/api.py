@@ -1,15 +1,23 @@
-"""A real API for tests: uvicorn on a free loopback port, in a thread of the test's own process."""
+"""A real API for tests: in a thread of the test's own process, or as the process that people start."""
 
+import os
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
+import pytest
 
 from vitrina.api.app import create_app
+from vitrina.api.server import make_server
+from vitrina.client import Client
+from vitrina.errors import CannotConnect
 from vitrina.settings import Settings
 
 
@@ -18,8 +26,7 @@ def serving(settings: Settings, **options: Any) -> Iterator[httpx.Client]:
     """A client of an API with these settings; the API ends with the block."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    config = uvicorn.Config(create_app(settings, **options), log_config=None, timeout_graceful_shutdown=1)
-    server = uvicorn.Server(config)
+    server = make_server(create_app(settings, **options), listener)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
@@ -30,6 +37,49 @@ def serving(settings: Settings, **options: Any) -> Iterator[httpx.Client]:
         thread.join(timeout=10)
         listener.close()
     assert not thread.is_alive(), "the API did not stop"
+
+
+@contextmanager
+def api_process(settings: Settings, directory: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """`vitrina api`, which wants tokens, and its URL; its output goes to `api.log` in the directory."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    environment = {
+        "PATH": os.environ["PATH"],
+        "VITRINA_DATABASE_URL": settings.require_database_url(),
+        "VITRINA_LOG_FORMAT": "json",
+    }
+    log = directory / "api.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [str(Path(sys.executable).with_name("vitrina")), "api", "--port", str(port)],
+            env=environment,
+            cwd=directory,
+            stdout=output,
+            stderr=output,
+            text=True,
+        )
+        url = f"http://127.0.0.1:{port}"
+        try:
+            wait_until_healthy(process, url, log)
+            yield process, url
+        finally:
+            process.kill()
+            process.wait()
+
+
+def wait_until_healthy(process: "subprocess.Popen[str]", url: str, log: Path, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    with Client(url) as client:
+        while time.monotonic() < deadline:
+            assert process.poll() is None, log.read_text()
+            try:
+                if client.health().status == "ok":
+                    return
+            except CannotConnect:
+                pass
+            time.sleep(0.1)
+    pytest.fail(f"no healthy API within {seconds} s: {log.read_text()}")
 
 
 def without_auth(settings: Settings, **changes: Any) -> Settings:

@@ -1,19 +1,12 @@
 """The API as people start it: a process of its own, over real sockets, through a lost database and a clean stop."""
 
-import os
 import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from tests.integration.api import DEFINITION
+from tests.integration.api import DEFINITION, api_process
 from vitrina.client import Client
 from vitrina.errors import CannotConnect, Unauthenticated
 from vitrina.services import tokens
@@ -22,48 +15,6 @@ from vitrina.settings import Settings
 from vitrina.store.database import Connection
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@contextmanager
-def api_process(settings: Settings, directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    environment = {
-        "PATH": os.environ["PATH"],
-        "VITRINA_DATABASE_URL": settings.require_database_url(),
-        "VITRINA_LOG_FORMAT": "json",
-    }
-    log = directory / "api.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("vitrina")), "api", "--port", str(port)],
-            env=environment,
-            cwd=directory,
-            stdout=output,
-            stderr=output,
-            text=True,
-        )
-        url = f"http://127.0.0.1:{port}"
-        try:
-            wait_until_healthy(process, url, log)
-            yield process, url
-        finally:
-            process.kill()
-            process.wait()
-
-
-def wait_until_healthy(process: subprocess.Popen[str], url: str, log: Path, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    with Client(url) as client:
-        while time.monotonic() < deadline:
-            assert process.poll() is None, log.read_text()
-            try:
-                if client.health().status == "ok":
-                    return
-            except CannotConnect:
-                pass
-            time.sleep(0.1)
-    pytest.fail(f"no healthy API within {seconds} s: {log.read_text()}")
 
 
 def test_a_real_process_serves_survives_a_lost_database_and_stops_cleanly(

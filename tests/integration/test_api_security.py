@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from tests.integration.api import DEFINITION, create, problem, serving
 from vitrina import logs
 from vitrina.api.app import create_app
-from vitrina.api.security import Needs
+from vitrina.api.security import GuardedRoute, Needs
 from vitrina.errors import ConfigError
 from vitrina.services import tokens
 from vitrina.services.callers import Caller, Role
@@ -174,6 +174,8 @@ def served_by(app: FastAPI) -> list[Served]:
     found = []
     for route in iter_route_contexts(app.routes):
         dependant = getattr(route.original_route, "dependant", None)
+        if dependant and any(isinstance(part.call, Needs) for part in dependant.dependencies):
+            assert isinstance(route.original_route, GuardedRoute), f"{route.path} would read a stranger's body"
         calls = [dependency.call for dependency in dependant.dependencies] if dependant else []
         roles = [call.role for call in calls if isinstance(call, Needs)]
         found += [

@@ -21,7 +21,7 @@ from vitrina.store import migrate
 PREFIX = "/api/v1"
 
 # Requests that wait for a runner sit in a thread; the others must not queue behind them.
-_THREADS = 64
+_THREADS = 40
 
 
 def create_app(

@@ -47,12 +47,14 @@ def is_loopback(host: str) -> bool:
 
 
 class Needs:
-    """Dependency of a route: the caller, whose role `GuardedRoute` has found to be enough."""
+    """Dependency of a route: the caller, if the role is enough. `GuardedRoute` has looked already."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
 
-    def __call__(self, request: Request, credentials: Credentials) -> Caller:
+    async def __call__(self, request: Request, credentials: Credentials) -> Caller:
+        if getattr(request.state, "caller", None) is None:  # a route of another class
+            await run_in_threadpool(self.check, request)
         caller: Caller = request.state.caller
         return caller
 

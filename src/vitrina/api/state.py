@@ -32,4 +32,9 @@ def state_of(request: Request) -> AppState:
     return found
 
 
-State = Annotated[AppState, Depends(state_of)]
+async def _state(request: Request) -> AppState:
+    """A coroutine, because a plain function would be sent through a thread only to read an attribute."""
+    return state_of(request)
+
+
+State = Annotated[AppState, Depends(_state)]

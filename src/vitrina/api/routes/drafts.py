@@ -8,11 +8,11 @@ from pydantic import Field
 from vitrina import answers
 from vitrina.api import bodies
 from vitrina.api.routes import verbs
-from vitrina.api.security import Operator
+from vitrina.api.security import GuardedRoute, Operator
 from vitrina.api.state import State
 from vitrina.services import policy, requests
 
-router = APIRouter(tags=["verbs"])
+router = APIRouter(tags=["verbs"], route_class=GuardedRoute)
 
 
 class DraftPreviewWish(bodies.PreviewWish):

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Query
 from vitrina import answers
 from vitrina.answers import Page
 from vitrina.api import paging
-from vitrina.api.security import Viewer
+from vitrina.api.security import GuardedRoute, Viewer
 from vitrina.api.state import State
 from vitrina.store import overview
 
-router = APIRouter(tags=["overview"])
+router = APIRouter(tags=["overview"], route_class=GuardedRoute)
 
 MAX_ROWS = 2000
 

@@ -39,7 +39,7 @@ def readyz(state: State, response: Response) -> answers.Health:
 
 
 @router.get("/livez")
-def livez() -> answers.Health:
+async def livez() -> answers.Health:
     """Whether the process lives; says nothing about the database."""
     return answers.Health(status="ok", version=__version__, database="not asked", runners=None)
 

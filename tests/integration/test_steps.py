@@ -166,6 +166,26 @@ def test_incremental_takes_its_checkpoint_from_the_query(bench: Workbench) -> No
     assert columns_of(bench, "analytics.films") == {"id": "integer", "title": "character varying(50)"}
 
 
+def test_batches_of_which_nothing_is_left_move_the_checkpoint(bench: Workbench) -> None:
+    bench.pipeline(
+        "films",
+        "SELECT 1",
+        tasks=plan(QUERY, ("keep_rows", {"where": {"column": "id", "op": "gt", "value": 900}})),
+        target_key=["id"],
+        mode="incremental",
+        incremental_key="modified",
+        batch_size=100,
+    )
+    bench.request("films")
+    claim = bench.claim()
+    bench.sql("UPDATE etl.etl_pipelines SET status = 'PAUSE_REQUESTED'")
+    bench.perform(claim)
+    assert bench.status("films") == "PAUSED"
+    assert bench.checkpoint("films").last_key == "2024-01-01 01:40:00+00"
+    assert bench.sql("SELECT count(*) AS n FROM analytics.films") == [{"n": 0}]
+    assert bench.run("films")["rows_read"] == 900
+
+
 def test_a_key_made_by_steps_is_loaded_as_one_batch(bench: Workbench) -> None:
     steps: Steps = [("rename_columns", {"names": {"id": "film_id"}})]
     bench.pipeline("films", "SELECT 1", tasks=plan(QUERY, *steps), target_key=["film_id"], batch_size=100)

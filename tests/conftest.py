@@ -11,8 +11,8 @@ import pytest
 import structlog
 from psycopg import sql
 from pydantic import SecretStr
-from tests.support.workbench import Workbench
 
+from tests.support.workbench import Workbench
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.settings import Settings
 from vitrina.store import database as postgres

@@ -57,6 +57,19 @@ class Options(Strict):
     statement_timeout_seconds: float | None = Field(None, gt=0)
     max_cost: float | None = Field(None, gt=0, description="Refuse a query whose EXPLAIN cost is higher.")
     params: dict[str, Any] = Field(default_factory=dict, description="Parameters of `python_task`.")
+    # search targets
+    action: Literal["update", "index"] = Field(
+        "update", description="`update` merges into a document, `index` replaces it unless a newer version is there."
+    )
+    delete_when: ColumnName | None = Field(None, description="Boolean result column: true deletes the document.")
+    index: dict[str, Any] = Field(default_factory=dict, description="`settings` and `mappings` of a new index.")
+    keep_generations: int = Field(1, ge=0, le=100, description="Replaced generations of an index that are kept.")
+    max_dead_letters: int | None = Field(
+        None, ge=0, description="Refused documents before a run stops; default 0 for full, 100 for incremental."
+    )
+    on_concrete_index: Literal["take_over", "refuse"] = Field(
+        "take_over", description="Whether a full load may replace an index of the target's name by an alias."
+    )
 
 
 class Task(Strict):

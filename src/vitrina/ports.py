@@ -32,6 +32,14 @@ class Filled:
         return self.rows if self.staged is None else self.staged
 
 
+@dataclass(frozen=True)
+class Staged:
+    """What became of a batch on its way into a stage, or into an index."""
+
+    rows: int
+    letters: tuple[DeadLetter, ...] = ()
+
+
 class Source(Protocol):
     """Fills a stage batch by batch, from wherever rows come from."""
 

@@ -34,6 +34,7 @@ from vitrina.status import Status
 from vitrina.store import database, dead_letters, leases
 from vitrina.store.leases import Claim
 from vitrina.store.state import Checkpoint
+from vitrina.targets import PostgresTarget
 
 
 class PipelineExecutor:
@@ -72,7 +73,11 @@ class PipelineExecutor:
 
 
 def _kind_of(job: Job) -> "type[Run]":
-    # Imported here: it is made of what stands below.
+    # Imported here: they are made of what stands below.
+    if not isinstance(job.target, PostgresTarget):
+        from vitrina.runner.search_run import SearchRun
+
+        return SearchRun
     from vitrina.runner.source_run import SourceRun
 
     return SourceRun if job.source else Run
@@ -372,12 +377,15 @@ class Run:
                 self._checkpoint, safe_upto=safe, held_upto=upto.held_upto, last_key=None, last_id=None, segments={}
             )
         with self._transaction("ending the pass"):
-            job.writer.drop_other_stages(keep=[])
+            self._drop_stages()
             self._meter.reached(self._checkpoint.safe_upto)
             self._fence()
             failpoints.hit("pass.fenced")
         failpoints.hit("pass.ended")
         self._settle(obey_pause=False)
+
+    def _drop_stages(self) -> None:
+        self._job.writer.drop_other_stages(keep=[])
 
     # --- shared by both ----------------------------------------------------------------------------------------
 
@@ -406,7 +414,7 @@ class Run:
                 stages=stages,
                 paging=paging,
                 epoch=job.claim.epoch,
-                target=job.target,
+                target=job.table,
                 isolate=self._plan.isolate,
                 snapshot=snapshot,
             )
@@ -417,7 +425,7 @@ class Run:
         from vitrina.adapters.readers.arrow import ArrowSource, Stager
 
         job = self._job
-        stager = Stager(job.target_url, job.claim.session_name, stages, epoch=job.claim.epoch, target=job.target)
+        stager = Stager(job.target_url, job.claim.session_name, stages, epoch=job.claim.epoch, target=job.table)
         self._sessions.callback(stager.close)
         return ArrowSource(
             job.reader,
@@ -452,7 +460,7 @@ class Run:
     def _transaction(self, what: str) -> Iterator[None]:
         with database.translated(what):
             try:
-                with self._job.writer.connection.transaction():
+                with self._job.target_connection.transaction():
                     yield
                     self._control.require_lease()
             except psycopg.errors.UniqueViolation as exc:
@@ -461,7 +469,7 @@ class Run:
 
     def _check_constraints(self) -> None:
         """Before the fence, not in COMMIT: the heartbeat waits for the row that the fence locks."""
-        self._job.writer.connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        self._job.target_connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     def _fence(self, *, progressed: bool = True) -> None:
         self._job.ledger.fence(

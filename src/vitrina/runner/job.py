@@ -28,13 +28,14 @@ from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
 from vitrina.store.state import Checkpoint
-from vitrina.targets import PostgresTarget, parse_target
+from vitrina.targets import PostgresTarget, Target, parse_target
 
 if TYPE_CHECKING:
     from vitrina.adapters.transforms.chain import PlannedStep
     from vitrina.adapters.transforms.landing import Landing
     from vitrina.adapters.transforms.passage import Passage
     from vitrina.adapters.transforms.sources import OpenSource
+    from vitrina.adapters.writers.search.writer import ElasticsearchWriter
 
 
 @dataclass
@@ -44,11 +45,12 @@ class Job:
     settings: Settings
     claim: Claim
     definition: Definition
-    target: PostgresTarget
+    target: Target
     judged: Judged | None  # None: a Python source makes the rows
     metastore: Connection
     reader: SqlReader
-    writer: PostgresWriter
+    target_connection: Connection  # where the checkpoint moves: the metastore's own for a search target
+    target_writer: "PostgresWriter | ElasticsearchWriter"
     ledger: Ledger
     checkpoint: Checkpoint
     reader_url: str = field(repr=False)
@@ -64,6 +66,23 @@ class Job:
     cursor: Cursor | None = None
     key: tuple[str, ...] = ()
     estimated_rows: int = 0
+
+    @property
+    def table(self) -> PostgresTarget:
+        assert isinstance(self.target, PostgresTarget)
+        return self.target
+
+    @property
+    def writer(self) -> PostgresWriter:
+        """Of a run into a table."""
+        assert isinstance(self.target_writer, PostgresWriter)
+        return self.target_writer
+
+    @property
+    def index(self) -> "ElasticsearchWriter":
+        """Of a run into a search index."""
+        assert not isinstance(self.target_writer, PostgresWriter)
+        return self.target_writer
 
     @property
     def query(self) -> Query:
@@ -131,7 +150,7 @@ def open_job(
     judged = judge(definition, settings)
     planned = steps.planned(definition, settings)
     source = sources.open_source(definition, settings, claim)
-    target = _table_target(definition, settings)
+    target = parse_target(definition.final_target, settings.target_policy)
     connect = _connector(claim, settings, definition, sessions, guard)
     metastore = connect(settings.require_database_url())
     target_name = definition.options.target_connection
@@ -140,7 +159,7 @@ def open_job(
     target_connection = connect(target_url) if remote else metastore
     reader_url = database.reader_url(settings, definition.source_connection)
     reader = SqlReader(connect(reader_url), reader_url, claim.session_name)
-    writer = PostgresWriter(target_connection, claim, target, definition.options, memory_mb=settings.merge_memory_mb)
+    writer = _writer(claim, target, definition, settings, connection=target_connection, sessions=sessions)
     for connection in {id(c): c for c in (metastore, target_connection, reader.connection)}.values():
         older_sessions.end_older(connection, claim)
     ledger = Ledger(claim, metastore, target_connection)
@@ -154,7 +173,8 @@ def open_job(
         metastore=metastore,
         reader=reader,
         reader_url=reader_url,
-        writer=writer,
+        target_connection=target_connection,
+        target_writer=writer,
         target_url=target_url,
         ledger=ledger,
         checkpoint=checkpoint,
@@ -163,11 +183,23 @@ def open_job(
     )
 
 
-def _table_target(definition: Definition, settings: Settings) -> PostgresTarget:
-    target = parse_target(definition.final_target, settings.target_policy)
-    if not isinstance(target, PostgresTarget):
-        raise FatalError(f"this runner has no writer for the target {target}")
-    return target
+def _writer(
+    claim: Claim,
+    target: Target,
+    definition: Definition,
+    settings: Settings,
+    *,
+    connection: Connection,
+    sessions: ExitStack,
+) -> "PostgresWriter | ElasticsearchWriter":
+    if isinstance(target, PostgresTarget):
+        return PostgresWriter(connection, claim, target, definition.options, memory_mb=settings.merge_memory_mb)
+    # Imported here: pipelines into tables need neither pyarrow nor a search client.
+    from vitrina.adapters.writers.search.writer import ElasticsearchWriter, open_client
+
+    writer = ElasticsearchWriter(open_client(settings), claim, target, definition.options)
+    sessions.callback(writer.close)
+    return writer
 
 
 def _connector(
@@ -208,11 +240,11 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
     claim = Claim(row["id"], row["name"], 0, nobody, nobody, row["version"], row | {"requested_range": None})
     definition = definition_of(claim)
     judged = judge(definition, settings)
-    target = _table_target(definition, settings)
+    target = parse_target(definition.final_target, settings.target_policy)
     connect = _connector(claim, settings, definition, sessions)
     target_url = settings.connection_url(definition.options.target_connection)
     reader_url = database.reader_url(settings, definition.source_connection)
-    writer = PostgresWriter(connect(target_url), claim, target, definition.options)
+    connection = connect(target_url)
     return Job(
         settings=settings,
         claim=claim,
@@ -222,7 +254,8 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
         metastore=metastore,
         reader=SqlReader(connect(reader_url), reader_url, claim.session_name),
         reader_url=reader_url,
-        writer=writer,
+        target_connection=connection,
+        target_writer=_writer(claim, target, definition, settings, connection=connection, sessions=sessions),
         target_url=target_url,
         ledger=Ledger(claim, metastore),
         checkpoint=state.peek(metastore, claim.pipeline_id),
@@ -248,7 +281,7 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
     if job.steps:
         job.passage, job.output = steps.fit(job)
         stamps, job.landings = job.passage.stamps, job.passage.landings
-    job.key = job.writer.prepare(
+    job.key = job.target_writer.prepare(
         job.output,
         wanted_key=job.definition.target_key,
         ignorable=frozenset(filter(None, (job.definition.incremental_key, job.definition.incremental_id_key)))
@@ -289,12 +322,12 @@ def _capabilities(job: Job, explained: list[dict[str, Any]]) -> Capabilities:
     same = (job.definition.options.target_connection or DEFAULT_CONNECTION) == job.definition.source_connection
     return Capabilities(
         same_database=same and job.definition.source_connection == DEFAULT_CONNECTION,
-        target_is_table=True,
+        target_is_table=isinstance(job.target, PostgresTarget),
         has_steps=bool(job.steps),
         estimated_rows=job.estimated_rows,
         pageable=explain.is_pageable(explained),
         foreign_functions=frozenset(explain.explain_functions_outside_catalog(explained)),
-        target_is_empty=job.writer.is_empty(),
+        target_is_empty=job.target_writer.is_empty(),
         has_checkpoint=job.checkpoint.safe_upto is not None
         or job.checkpoint.last_key is not None
         or bool(job.backfill),

@@ -63,6 +63,10 @@ class RunMeter:
         self.counters.rows_rejected = self._null_cursors + self._letters
         self.note("dead_letters", self._letters)
 
+    @property
+    def letters(self) -> int:
+        return self._letters
+
     def started_from(self, cursor: str | None) -> None:
         self.counters.cursor_from = self.counters.cursor_from or cursor
 

@@ -47,7 +47,7 @@ def validate(request: dict[str, Any], metastore: Connection, settings: Settings)
             "plan": plan.as_dict(),
             "columns": [{"name": column.name, "type": column.type} for column in job.output],
             "estimated_rows": job.estimated_rows,
-            "target_exists": job.writer.exists,
+            "target_exists": job.target_writer.exists,
         }
 
 

@@ -77,7 +77,7 @@ class SourceRun(Run):
         from vitrina.adapters.readers.python import PythonSource
 
         job = self._job
-        stager = Stager(job.target_url, job.claim.session_name, stages, epoch=job.claim.epoch, target=job.target)
+        stager = Stager(job.target_url, job.claim.session_name, stages, epoch=job.claim.epoch, target=job.table)
         self._sessions.callback(stager.close)
         assert job.source is not None
         return PythonSource(job.source, stager, job.landings)

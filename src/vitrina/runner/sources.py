@@ -11,6 +11,7 @@ from vitrina.runner.plan import Plan
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
 from vitrina.store.state import Checkpoint
+from vitrina.targets import PostgresTarget
 
 if TYPE_CHECKING:
     from vitrina.adapters.transforms.context import SourceContext
@@ -59,7 +60,7 @@ def inspect(job: "Job", *, create_target: bool) -> Plan:
     assert job.source is not None
     if not create_target:
         return _plan(job)  # a source may be anything: it runs when it is asked to, not when it is looked at
-    table = catalog.find_table(job.writer.connection, job.target)
+    table = catalog.find_table(job.target_connection, job.target) if isinstance(job.target, PostgresTarget) else None
     stored = stored_checkpoint(job.definition, job.checkpoint)
     schema = job.source.peek(stored)
     if schema is None and stored is not None and job.definition.mode == "full":
@@ -77,7 +78,7 @@ def inspect(job: "Job", *, create_target: bool) -> Plan:
     job.result = job.output
     if job.output:
         stamps = frozenset(job.definition.options.stamps)
-        job.key = job.writer.prepare(
+        job.key = job.target_writer.prepare(
             job.output, wanted_key=job.definition.target_key, ignorable=frozenset(), stamps=stamps
         )
     return _plan(job)

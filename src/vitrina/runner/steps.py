@@ -14,6 +14,7 @@ from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
 from vitrina.settings import Settings
 from vitrina.sqlguard import SqlPolicy
+from vitrina.targets import PostgresTarget
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +62,7 @@ def plan_tasks(tasks: Sequence[Task], settings: Settings) -> "list[PlannedStep]"
 def fit(job: "Job") -> "tuple[Passage, list[Column]]":
     """The steps between the query's result and the target, and what is written behind them."""
     passage = open_passage(job)
-    table = catalog.find_table(job.writer.connection, job.target)
+    table = catalog.find_table(job.target_connection, job.target) if isinstance(job.target, PostgresTarget) else None
     output = passage.settle(read_sample(job, passage, SAMPLE_ROWS), table, job.definition.target_key)
     return passage, output
 

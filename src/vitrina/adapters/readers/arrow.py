@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import adbc_driver_manager
 import adbc_driver_postgresql.dbapi as adbc
@@ -18,7 +18,7 @@ from vitrina.adapters.readers.sql import Bounds, Query, SqlReader, arrow_url, co
 from vitrina.adapters.transforms.passage import Passage, Taken
 from vitrina.adapters.writers.stage import BATCH, EPOCH, SCHEMA, Stage
 from vitrina.errors import BadKey, Disconnected, FatalError, TransientError
-from vitrina.ports import Filled
+from vitrina.ports import Filled, Staged
 from vitrina.store import database
 from vitrina.targets import PostgresTarget
 
@@ -40,7 +40,7 @@ class ArrowSource:
         bounds: Bounds,
         result: Sequence[Column],
         paging: Paging,
-        stager: "Stager",
+        stager: "StagesTables",
         batch_size: Callable[[], int],
         passage: Passage | None = None,
     ) -> None:
@@ -63,12 +63,10 @@ class ArrowSource:
             for table in cut(prefetched(stream), self._batch_size, ordered_by=self._position_names()):
                 last = self._position(table)
                 taken = self._take(table, number)
-                if taken.table.num_rows:
-                    self._stager.stage(taken.table, number)
+                staged = self._stager.stage(taken.table, number)
                 failpoints.hit("batch.filled")
-                filled = Filled(
-                    number, table.num_rows, last, time.monotonic() - started, taken.table.num_rows, taken.letters
-                )
+                letters = (*taken.letters, *staged.letters)
+                filled = Filled(number, table.num_rows, last, time.monotonic() - started, staged.rows, letters)
                 if last is None:
                     pieces.append(filled)
                 else:
@@ -157,6 +155,17 @@ def _boundary(table: pa.Table, wanted: int, ordered_by: list[str]) -> int | None
     return None
 
 
+class StagesTables(Protocol):
+    """Where batches go: a stage in Postgres, or an index."""
+
+    @property
+    def target(self) -> object: ...
+
+    def stage(self, table: pa.Table, number: int) -> Staged: ...
+
+    def close(self) -> None: ...
+
+
 class Stager:
     """Copies Arrow tables into a stage, tagged, outside of the merge's transaction: untagged rows never count."""
 
@@ -171,7 +180,9 @@ class Stager:
         except adbc_driver_manager.Error as exc:
             raise Disconnected(f"cannot connect to {database.describe(url)}: {database.reason(exc, url)}") from None
 
-    def stage(self, table: pa.Table, number: int) -> None:
+    def stage(self, table: pa.Table, number: int) -> Staged:
+        if not table.num_rows:
+            return Staged(0)
         stage = self._stages[number % len(self._stages)]
         tagged = table.select([c.name for c in stage.columns])
         for name, position in zip(stage.cursor_columns, POSITIONS, strict=False):
@@ -183,6 +194,7 @@ class Stager:
                 cursor.adbc_ingest(stage.name, tagged, mode="append", db_schema_name=SCHEMA)
         except adbc_driver_manager.Error as exc:
             raise self._translate(exc) from exc
+        return Staged(table.num_rows)
 
     def close(self) -> None:
         self._connection.close()

@@ -1,0 +1,228 @@
+"""Search targets as a run sees them: an index, its mapping and generations, batches sent under a write alias."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from vitrina.adapters.catalog import Column
+from vitrina.adapters.writers.search import mapping
+from vitrina.adapters.writers.search.bulk import BulkEngine, Outcome, Rejected
+from vitrina.adapters.writers.search.client import ConnectionOptions, SearchClient
+from vitrina.adapters.writers.search.documents import DocumentEncoder
+from vitrina.adapters.writers.search.generations import Generations, Standing, WriteAlias, write_version
+from vitrina.definition import Options
+from vitrina.errors import ConfigError, ShrinkRefused, TargetMismatch
+from vitrina.ports import DeadLetter, Staged
+from vitrina.settings import Settings
+from vitrina.store.leases import Claim
+from vitrina.targets import SearchTarget
+
+# A rebuild that would show fewer than this part of the documents is refused.
+SHRINK_LIMIT = 0.5
+
+
+def open_client(settings: Settings) -> SearchClient:
+    if settings.elasticsearch_url is None:
+        raise ConfigError(
+            "ELASTICSEARCH_URL is not set, so es: targets cannot be written: set it to http://host:9200, or start a"
+            " server beside the platform with `vitrina dev --search`"
+        )
+    api_key = settings.elasticsearch_api_key
+    return SearchClient(
+        ConnectionOptions.from_url(
+            settings.elasticsearch_url.get_secret_value(),
+            api_key=api_key.get_secret_value() if api_key else None,
+            ca_file=settings.elasticsearch_ca_file,
+            fingerprint=settings.elasticsearch_fingerprint,
+        )
+    )
+
+
+@dataclass
+class Waiting:
+    """What a delivery tells its run while it waits for the server, and what it asks."""
+
+    on_wait: Callable[[str | None], None]
+    should_stop: Callable[[], bool]
+
+
+class ElasticsearchWriter:
+    """The target side of one run into Elasticsearch or OpenSearch."""
+
+    def __init__(self, client: SearchClient, claim: Claim, target: SearchTarget, options: Options) -> None:
+        self._client = client
+        self._claim = claim
+        self._target = target
+        self._options = options
+        self._key: tuple[str, ...] = ()
+        self._types: dict[str, str] = {}
+        self._mappings: dict[str, Any] = {}
+        self.generations = Generations(client, target.index)
+        self.seen: Standing | None = None
+
+    # --- the target --------------------------------------------------------------------------------------------
+
+    def prepare(self, result: Sequence[Column], *, wanted_key: Sequence[str] | None, **_: object) -> tuple[str, ...]:
+        """Settle the key and the mapping; nothing is created yet."""
+        names = [column.name for column in result]
+        if not wanted_key:
+            raise TargetMismatch(f"{self._target} needs target_key, the columns whose values make a document's id")
+        for name in (*wanted_key, *filter(None, [self._options.delete_when])):
+            if name not in names:
+                raise TargetMismatch(f"column {name!r} is not in the query's result (it has: {', '.join(names)})")
+        self._key = tuple(wanted_key)
+        self._types = {column.name: column.type for column in result}
+        documented = {name: kind for name, kind in self._types.items() if name != self._options.delete_when}
+        schema = pa.schema([(name, pa.string()) for name in documented])
+        self._mappings = mapping.derive(schema, documented, self._options.index.get("mappings"))
+        self.seen = self.generations.standing()
+        return self._key
+
+    @property
+    def exists(self) -> bool:
+        return self.seen is not None and self.seen.concrete is not None
+
+    def is_empty(self) -> bool:
+        return not self.exists
+
+    def current_index(self) -> str:
+        """The index that incremental pipelines add to, created when missing, its mapping compared field by field."""
+        name = self.generations.ensure_current(self._pipeline, self._mappings, self._options.index.get("settings"))
+        differences = mapping.compare(self._mappings, self._client.get_mapping(name))
+        missing = [item for item in differences if item.found is None]
+        if len(missing) < len(differences) or (missing and self._options.on_schema_change != "add_columns"):
+            told = "; ".join(map(str, differences))
+            raise TargetMismatch(
+                f"the mapping of {self._target} does not fit the query: {told}. Map the fields in"
+                " options.index.mappings, let a full load build a new generation, or set options.on_schema_change to"
+                " 'add_columns' for fields that are only missing"
+            )
+        if missing:
+            self._client.put_mapping(name, mapping.additions(missing))
+        return name
+
+    def new_generation(self) -> str:
+        assert self.seen is not None
+        self.generations.refuse_concrete(self.seen, self._options.on_concrete_index)
+        return self.generations.create(self._pipeline, self._mappings, self._options.index.get("settings"))
+
+    def can_continue(self, generation: str) -> bool:
+        return self.generations.is_resumable(generation, self._pipeline)
+
+    def publish(self, generation: str, documents: int, alias: WriteAlias) -> str:
+        """Check the generation, let the target's name show it, remove the ones that are no longer kept."""
+        assert self.seen is not None
+        finished = self.generations.finish(generation, documents)
+        self._refuse_shrinking(finished.documents, finished.documents_before)
+        told = self.generations.swap(generation, self.seen, alias, on_concrete_index=self._options.on_concrete_index)
+        self.generations.remove_old(self._options.keep_generations)
+        return told
+
+    def _refuse_shrinking(self, documents: int, before: int) -> None:
+        if documents == 0 and before and not self._options.allow_empty:
+            raise ShrinkRefused(
+                f"the source has no rows, but {self._target} shows {before:,} documents; if it shall be emptied, set"
+                " options.allow_empty"
+            )
+        if documents < before * SHRINK_LIMIT and not self._options.allow_shrink:
+            raise ShrinkRefused(
+                f"publishing would leave {documents:,} of {before:,} documents in {self._target}; if the source really"
+                " shrank that much, set options.allow_shrink and run again"
+            )
+
+    @property
+    def _pipeline(self) -> str:
+        return str(self._claim.pipeline_id)
+
+    # --- sending -----------------------------------------------------------------------------------------------
+
+    def claim_writes(self, concrete: str) -> WriteAlias:
+        """From here on a bulk of an older claim is refused by the server."""
+        alias = WriteAlias(self._target.index, self._pipeline, self._claim.epoch)
+        self.generations.claim_writes(concrete, alias)
+        return alias
+
+    def sender(self, concrete: str, alias: WriteAlias, waiting: Waiting) -> "DocumentSender":
+        field_types = mapping.field_types(self._mappings)
+        encoder = DocumentEncoder(
+            types=self._types,
+            field_types=field_types,
+            key=self._key,
+            action=self._options.action,
+            delete_when=self._options.delete_when,
+        )
+        columns = list(self._types)
+        return DocumentSender(
+            self._client, self.generations, encoder, columns, concrete=concrete, alias=alias, waiting=waiting
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class DocumentSender:
+    """Sends batches and answers for every document of them: acknowledged, or a dead letter."""
+
+    def __init__(
+        self,
+        client: SearchClient,
+        generations: Generations,
+        encoder: DocumentEncoder,
+        columns: list[str],
+        *,
+        concrete: str,
+        alias: WriteAlias,
+        waiting: Waiting,
+    ) -> None:
+        self.target = f"es:{generations.index}"
+        self.alias = alias
+        self.outcomes: dict[int, Outcome] = {}
+        self._encoder = encoder
+        self._columns = columns
+        self._generations = generations
+        self._concrete = concrete
+        self._engine = BulkEngine(
+            client,
+            str(alias),
+            should_stop=waiting.should_stop,
+            on_wait=waiting.on_wait,
+            renew_target=self._renew_alias,
+        )
+
+    def stage(self, table: pa.Table, number: int) -> Staged:
+        """Returns when every document of the batch is acknowledged or rejected."""
+        outcome = Outcome()
+        letters: list[DeadLetter] = []
+        version = write_version(self.alias.epoch, number)
+        for batch in table.select(self._columns).combine_chunks().to_batches():
+            prepared = self._encoder.encode(batch, version=version)
+            sent = self._engine.send(prepared.actions)
+            letters += [_letter(rejected) for rejected in (*prepared.rejected, *sent.rejected)]
+            outcome.add({"created": sent.created, "updated": sent.updated, "deleted": sent.deleted, "noop": sent.noop})
+            outcome.conflicts += sent.conflicts
+        self.outcomes[number] = outcome
+        return Staged(outcome.acknowledged, tuple(letters))
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _renew_alias(self) -> str:
+        self.alias = replace(self.alias, renewal=self.alias.renewal + 1)
+        self._generations.claim_writes(self._concrete, self.alias)
+        return str(self.alias)
+
+
+def _letter(rejected: Rejected) -> DeadLetter:
+    return DeadLetter(rejected.id, rejected.reason, rejected.document.decode(errors="replace") or "null")
+
+
+def counts_of(outcome: Outcome) -> Mapping[str, int]:
+    """In the words of a merge: a conflict means that a newer version is there already."""
+    return {
+        "inserted": outcome.created,
+        "updated": outcome.updated,
+        "deleted": outcome.deleted,
+        "unchanged": outcome.noop + outcome.conflicts,
+    }

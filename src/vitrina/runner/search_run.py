@@ -1,0 +1,210 @@
+"""Moving rows into a search index: documents are sent, the checkpoint follows when each is accounted for."""
+
+import json
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from psycopg.sql import SQL, Identifier
+
+from vitrina import failpoints
+from vitrina.adapters.readers.arrow import ArrowSource
+from vitrina.adapters.readers.pushdown import Paging
+from vitrina.adapters.readers.sql import Bounds
+from vitrina.adapters.writers.postgres import MergeCounts
+from vitrina.adapters.writers.search.generations import WriteAlias
+from vitrina.adapters.writers.search.writer import DocumentSender, ElasticsearchWriter, Waiting, counts_of
+from vitrina.errors import FatalError, RunError
+from vitrina.ports import Filled
+from vitrina.runner import job as jobs
+from vitrina.runner.executor import Run
+from vitrina.store import leases
+from vitrina.store.state import Checkpoint
+
+# How many rows may be left behind before a run is stopped: none of a rebuild, some of a long-running flow.
+DEFAULT_BUDGET = {"full": 0, "incremental": 100}
+
+
+class SearchRun(Run):
+    """One run of a pipeline whose target is an index. There is no stage: a document sent twice is still one."""
+
+    def move_data(self) -> None:
+        if self._job.source:
+            raise FatalError(
+                "a Python source cannot fill a search index yet: load it into a mart, and that into the index"
+            )
+        full = self._job.definition.mode == "full"
+        if full and not self._job.definition.options.shared_target:
+            self._rebuild()
+        elif full:
+            self._send_everything()
+        else:
+            self._send_pass()
+
+    @property
+    def _index(self) -> ElasticsearchWriter:
+        return self._job.index
+
+    # --- full: a generation built aside, then shown in one step --------------------------------------------------
+
+    def _rebuild(self) -> None:
+        generation = self._continue_generation() or self._begin_generation()
+        alias = self._index.claim_writes(generation)
+        sender = self._sender(generation, alias)
+        with self._ahead(self._documents(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
+            for filled in batches:
+                self._count_documents(sender, filled)
+        self._show(generation, sender)
+
+    def _continue_generation(self) -> str | None:
+        found, options = self._checkpoint, self._job.definition.options
+        if found.stage is None:
+            return None
+        obstacle = None
+        if found.fingerprint != self._fingerprint():
+            obstacle = "the definition changed"
+        elif datetime.now(UTC) - (found.load_started_at or datetime.now(UTC)) > timedelta(
+            seconds=options.max_stage_age_seconds
+        ):
+            obstacle = "the unfinished generation is too old"
+        elif not self._index.can_continue(found.stage):
+            obstacle = "the unfinished generation is gone"
+        if obstacle:
+            self._log.info("load.started_over", reason=obstacle)
+            self._meter.note("started_over", obstacle)
+            return None
+        self.answers_request = False
+        self._meter.continued(found)
+        self._log.info("load.continued", rows=found.rows, batches=found.batch_no)
+        return found.stage
+
+    def _begin_generation(self) -> str:
+        leases.answer_request(self._job.metastore, self._job.claim)
+        generation = self._index.new_generation()
+        self._checkpoint = replace(
+            self._checkpoint.without_load(),
+            stage=generation,
+            fingerprint=self._fingerprint(),
+            load_started_at=datetime.now(UTC),
+        )
+        with self._transaction("beginning a generation"):
+            self._fence(progressed=False)
+        failpoints.hit("load.begun")
+        return generation
+
+    def _show(self, generation: str, sender: DocumentSender) -> None:
+        self._control.check()
+        started = time.monotonic()
+        told = self._index.publish(generation, self._checkpoint.rows, sender.alias)
+        failpoints.hit("publish.applied")
+        self._checkpoint = self._checkpoint.without_load()
+        with self._transaction("publishing"):
+            self._meter.published(MergeCounts(), time.monotonic() - started)
+            self._fence()
+        self._log.info("run.published", told=told)
+        self._meter.note("published", told)
+        self._settle(obey_pause=False)
+
+    def _by_key(self) -> Paging:
+        types = self._job.types
+        key = self._job.reading_key
+        return Paging(
+            columns=tuple(SQL("q.{}").format(Identifier(name)) for name in key),
+            types=tuple(types[name] for name in key),
+        )
+
+    # --- full, into an index that other pipelines fill too ---------------------------------------------------------
+
+    def _send_everything(self) -> None:
+        leases.answer_request(self._job.metastore, self._job.claim)
+        sender = self._current_sender()
+        with self._ahead(self._documents(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
+            for filled in batches:
+                self._count_documents(sender, filled)
+        self._checkpoint = self._checkpoint.without_load()
+        with self._transaction("ending the pass"):
+            self._fence()
+        self._settle(obey_pause=False)
+
+    # --- incremental -----------------------------------------------------------------------------------------------
+
+    def _send_pass(self) -> None:
+        job = self._job
+        upto = self._begin_pass()
+        self._meter.rejected(jobs.null_cursors(job))
+        self._meter.started_from(self._checkpoint.last_key or self._checkpoint.safe_upto)
+        sender = self._current_sender()
+        source = self._documents(sender, self._pass_bounds(), self._pass_paging())
+        with self._ahead(source, self._pass_position()) as batches:
+            for filled in batches:
+                self._count_documents(sender, filled)
+        self._end_pass(upto)
+
+    def _current_sender(self) -> DocumentSender:
+        concrete = self._index.current_index()
+        return self._sender(concrete, self._index.claim_writes(concrete))
+
+    def _drop_stages(self) -> None:
+        """There are none."""
+
+    # --- shared ----------------------------------------------------------------------------------------------------
+
+    def _sender(self, concrete: str, alias: WriteAlias) -> DocumentSender:
+        sender = self._index.sender(concrete, alias, Waiting(self._on_wait, self._should_stop))
+        self._sessions.callback(sender.close)
+        return sender
+
+    def _on_wait(self, reason: str | None) -> None:
+        if reason:
+            self._log.warning("search.waiting", reason=reason)
+        self._meter.note("waiting", reason)
+
+    def _should_stop(self) -> bool:
+        try:
+            self._control.check()
+        except RunError:
+            return True
+        return False
+
+    def _documents(self, sender: DocumentSender, bounds: Bounds, paging: Paging) -> ArrowSource:
+        job = self._job
+        return ArrowSource(
+            job.reader,
+            job.query,
+            bounds=bounds,
+            result=job.result,
+            paging=paging,
+            stager=sender,
+            batch_size=lambda: self._job.definition.batch_size,
+            passage=job.passage,
+        )
+
+    def _count_documents(self, sender: DocumentSender, filled: Filled) -> None:
+        """Every document of the batch is acknowledged or on record as a dead letter: the checkpoint may move."""
+        self._control.check()
+        counts = MergeCounts(**counts_of(sender.outcomes.pop(filled.number)))
+        with self._transaction("counting a batch"):
+            self._leave_behind(filled)
+            self._checkpoint = self._after_documents(filled)
+            self._meter.batch(filled, counts, 0.0)
+            self._meter.merged(counts)
+            self._fence()
+            failpoints.hit("batch.fenced")
+        self._after_batch(filled)
+        self._refuse_too_many_letters()
+
+    def _after_documents(self, filled: Filled) -> Checkpoint:
+        if self._job.cursor:
+            return self._after_merge(filled)
+        after = json.dumps(filled.last) if filled.last else None
+        return self._checkpoint.next_batch(self._job.claim.epoch, filled.staged_rows, after, None)
+
+    def _refuse_too_many_letters(self) -> None:
+        budget = self._job.definition.options.max_dead_letters
+        if budget is None:
+            budget = DEFAULT_BUDGET[self._job.definition.mode]
+        if self._meter.letters > budget:
+            raise FatalError(
+                f"{self._meter.letters} document(s) were refused, more than options.max_dead_letters ({budget}); see"
+                f" `vitrina dead-letters list`, mend the mapping or the query, and run again"
+            )

@@ -63,7 +63,10 @@ class Settings(BaseModel):
         3600.0, gt=0, description="Longest single statement on a source or target."
     )
     merge_memory_mb: int = Field(
-        128, ge=4, le=16_384, description="work_mem of a merge; building the indexes of an empty mart may use twice that."
+        128,
+        ge=4,
+        le=16_384,
+        description="work_mem of a merge; building the indexes of an empty mart may use twice that.",
     )
     connect_timeout_seconds: int = Field(10, ge=1)
     runs_retention_days: int = Field(90, ge=1, description="How long the history of runs is kept.")

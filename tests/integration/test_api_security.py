@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 import httpx
+import psycopg
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
@@ -190,6 +191,15 @@ def concrete(path: str) -> str:
     for name, value in values.items():
         path = path.replace(f"{{{name}}}", str(value))
     return path
+
+
+@pytest.mark.parametrize(
+    "statement", ["UPDATE etl.etl_audit SET who = 'nobody'", "DELETE FROM etl.etl_audit", "TRUNCATE etl.etl_audit"]
+)
+def test_the_audit_cannot_be_changed(api_metastore: Connection, statement: str) -> None:
+    tokens.create(api_metastore, SETUP, name="ci", role=Role.VIEWER)
+    with pytest.raises(psycopg.errors.RaiseException, match="append-only"):
+        api_metastore.execute(statement)
 
 
 # --- auth off -----------------------------------------------------------------------------------------------------

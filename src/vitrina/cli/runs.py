@@ -48,6 +48,7 @@ HISTORY_COLUMNS = [
 
 def run(
     pipeline: PipelineName,
+    *,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end; the exit code is the outcome.")] = False,
     timeout: Annotated[float | None, typer.Option(help="With --wait: give up after this many seconds.")] = None,
     since: Annotated[str | None, typer.Option(help="Backfill: read again from this cursor value on.")] = None,

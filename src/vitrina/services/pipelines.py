@@ -211,8 +211,8 @@ def _refuse_backfill(row: Row) -> None:
         raise InvalidField("since", f"pipeline {row['name']} is in mode 'full': it has no cursor to backfill by")
     if row["status"] not in (Status.IDLE, Status.FAILED):
         raise Conflict(
-            f"pipeline {row['name']} is {row['status']}: a backfill starts from IDLE or FAILED; wait for the run to end,"
-            " or cancel it"
+            f"pipeline {row['name']} is {row['status']}: a backfill starts from IDLE or FAILED; wait for the run to"
+            " end, or cancel it"
         )
 
 

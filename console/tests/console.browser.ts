@@ -1,10 +1,11 @@
 /** The console against the real platform: what people do all day, what they must not see, how it bears size. */
 import { createRequire } from "node:module";
 import { readFileSync, readdirSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { gzipSync } from "node:zlib";
 import type { Browser, Page } from "playwright-core";
-import { afterAll, beforeAll, expect, test } from "vitest";
+import { afterAll, afterEach, beforeAll, expect, test } from "vitest";
 import type { PipelineOverview, Run } from "../src/api/types";
 import { launch, openPage, see, startPlatform, until, type Platform } from "./platform";
 
@@ -18,6 +19,10 @@ let misdeeds: string[];
 beforeAll(async () => {
   [platform, browser] = await Promise.all([startPlatform(), launch()]);
   ({ page, misdeeds } = await openPage(browser));
+});
+
+afterEach(async ({ task }) => {
+  if (task.result?.state === "fail") await page.screenshot({ path: join(tmpdir(), "vitrina-console-failure.png") });
 });
 
 afterAll(async () => {
@@ -61,20 +66,25 @@ test("the address of the server leads to the list of pipelines", async () => {
 test("a wrong draft is told what is wrong, at the right place", async () => {
   await page.getByRole("link", { name: "New pipeline" }).click();
   await page.getByLabel("Name", { exact: true }).fill("rated films");
+  await page.locator("#field-name-wrong").waitFor();
+  await page.getByLabel("Name", { exact: true }).fill("rated_films");
   await page.getByLabel("Target", { exact: true }).fill("pg_catalog.pg_class");
   await writeQuery("DELETE FROM ugc.ratings");
-  await see(page, /to correct/);
-  await page.locator("#field-name-wrong").waitFor();
   await page.locator("#field-target_table-wrong").waitFor();
-  expect(await page.locator("section[aria-label='Source query'] li").count()).toBeGreaterThan(0);
+  await page.getByLabel("Source query").locator("li").first().waitFor();
+  await see(page, "2 to correct");
+  expect(await page.locator("#field-name-wrong").count()).toBe(0);
 });
 
 test("a mart is written, previewed and created in the browser", async () => {
   await page.getByLabel("Name", { exact: true }).fill("ratings_copy");
   await page.getByLabel("Target", { exact: true }).fill("analytics.ratings_copy");
   await page.getByLabel("Key columns").fill("id");
-  await page.getByLabel("Batch size").fill("20");
-  await writeQuery("SELECT id, film_work_id, user_id, rating FROM ugc.ratings");
+  // Small batches through the runner, so that there is time to watch.
+  await page.getByLabel("Batch size").fill("5");
+  await page.getByText("Options", { exact: true }).click();
+  await page.getByLabel("Options (JSON)").fill('{"route": "arrow"}');
+  await writeQuery("SELECT id, film_id, user_id, rating FROM ugc.ratings");
   await see(page, "Valid");
   await page.getByRole("button", { name: "Preview 20 rows" }).click();
   const preview = page.getByRole("region", { name: "Preview" });
@@ -100,7 +110,7 @@ test("its run is watched live, paused and resumed", async () => {
 
 test("a broken query makes a failure card that says what to do", async () => {
   await page.getByRole("link", { name: "Edit" }).click();
-  await writeQuery("SELECT id, film_work_id, user_id, rating, no_such_column FROM ugc.ratings");
+  await writeQuery("SELECT id, film_id, user_id, rating, no_such_column FROM ugc.ratings");
   await see(page, "Valid");
   await page.getByRole("tab", { name: /Changes/ }).click();
   await see(page, /no_such_column/);
@@ -132,7 +142,7 @@ test("whoever saves second sees what the first one changed", async () => {
   await platform.api("PATCH", "/pipelines/ratings_copy", { description: "theirs" });
   await page.getByRole("button", { name: "Save" }).click();
   const dialog = page.getByRole("dialog");
-  await dialog.getByText("theirs").waitFor();
+  await dialog.getByText("theirs", { exact: true }).waitFor();
   await dialog.getByRole("button", { name: "Save mine on top" }).click();
   await page.getByRole("heading", { name: "ratings_copy" }).waitFor();
   expect((await platform.api<{ description: string }>("GET", "/pipelines/ratings_copy")).description).toBe("mine");

@@ -329,6 +329,7 @@ const ru: Record<string, string> = {
   since: "с момента",
   "took the run back": "отозвал запуск",
   viewer: "наблюдатель",
+  "waits for you": "ждёт вас",
   "weekdays at {at}": "по будням в {at}",
   wk: "нед",
   "yes, those that left the source": "да, исчезнувшие из источника",

@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0004"
-down_revision = "0003"
+revision = "0005"
+down_revision = "0004"
 
 RUN_LOGS = """
 CREATE TABLE etl.etl_run_logs (

@@ -113,21 +113,15 @@ class Client:
     # --- verbs -------------------------------------------------------------------------------------------------
 
     def run(
-        self,
-        pipeline: str | UUID,
-        *,
-        idempotency_key: str | None = None,
-        trigger: str = "manual",
-        since: str | None = None,
-        until: str | None = None,
+        self, pipeline: str | UUID, *, idempotency_key: str | None = None, trigger: str = "manual"
     ) -> answers.RunAccepted:
-        """Ask for a run; asking twice is the same request. With a range, rows of that range are read again."""
+        """Ask for a run; asking twice is the same request."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         return self._ask(
             answers.RunAccepted,
             "POST",
             self._of(pipeline, "run"),
-            body={"trigger": trigger, "since": since, "until": until},
+            body={"trigger": trigger},
             headers=headers,
             # With a key the server recognises the second copy, so even a lost answer may be asked for again.
             repeatable=bool(idempotency_key),
@@ -229,8 +223,12 @@ class Client:
         """The first rows after the transforms. `result` is there once the request is DONE."""
         return self._ask(answers.Request, "POST", self._of(pipeline, "preview"), body={"limit": limit})
 
-    def reconcile(self, pipeline: str | UUID, *, repair: bool = False) -> answers.Request:
-        return self._ask(answers.Request, "POST", self._of(pipeline, "reconcile"), body={"repair": repair})
+    def reconcile(
+        self, pipeline: str | UUID, *, level: str = "full", repair: bool = False, limit: int = 100
+    ) -> answers.Request:
+        """Compare the mart with its source. `result` is the report, once the request is DONE."""
+        body = {"level": level, "repair": repair, "limit": limit}
+        return self._ask(answers.Request, "POST", self._of(pipeline, "reconcile"), body=body)
 
     def last_reconcile(self, pipeline: str | UUID) -> answers.Request:
         return self._ask(answers.Request, "GET", self._of(pipeline, "reconcile"))

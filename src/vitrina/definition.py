@@ -29,6 +29,22 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class ReconcileSchedule(Strict):
+    """How often runners hold the mart against its source, and how closely."""
+
+    interval: str = Field(max_length=200, description="Like schedule_interval: 6h, PT6H, or cron.", examples=["6h"])
+    level: Literal["quick", "full", "sample"] = "full"
+
+    @field_validator("interval")
+    @classmethod
+    def _interval_is_understood(cls, value: str) -> str:
+        try:
+            schedule.check(value)
+        except InvalidField as exc:
+            raise ValueError(exc.message.replace("schedule_interval", "interval")) from exc
+        return value
+
+
 class Options(Strict):
     """Rarely needed switches of one pipeline."""
 
@@ -56,13 +72,8 @@ class Options(Strict):
     max_attempts: int | None = Field(None, ge=1, le=20)
     statement_timeout_seconds: float | None = Field(None, gt=0)
     max_cost: float | None = Field(None, gt=0, description="Refuse a query whose EXPLAIN cost is higher.")
-    max_lag_seconds: float | None = Field(
-        None, gt=0, description="Older than this, the mart is late: monitoring alerts."
-    )
-    notify: list[Literal["failed", "recovered", "drift"]] | None = Field(
-        None, description="What the operator's webhooks are told about this pipeline; everything unless said."
-    )
     params: dict[str, Any] = Field(default_factory=dict, description="Parameters of `python_task`.")
+    reconcile: ReconcileSchedule | None = Field(None, description="Compare mart and source regularly.")
     # search targets
     action: Literal["update", "index"] = Field(
         "update", description="`update` merges into a document, `index` replaces it unless a newer version is there."

@@ -56,6 +56,8 @@ MOVES: tuple[Move, ...] = (
     *_moves("request_run", (_S.IDLE, _S.PAUSED, _S.FAILED), _S.RUN_REQUESTED, Actor.API, "a person asked for a run"),
     *_moves("fire_schedule", (_S.IDLE, _S.FAILED), _S.RUN_REQUESTED, Actor.SCHEDULER, "the schedule is due"),
     *_moves("claim_next", (_S.RUN_REQUESTED,), _S.RUNNING, Actor.RUNNER, "a runner took the lease"),
+    *_moves("claim_idle", (_S.IDLE,), _S.RUNNING, Actor.RUNNER, "a runner took the lease to repair the target"),
+    *_moves("claim_idle", (_S.PAUSED,), _S.PAUSE_REQUESTED, Actor.RUNNER, "the same; it will be PAUSED again"),
     *_moves(
         "request_pause",
         (_S.IDLE, _S.RUN_REQUESTED, _S.RUNNING),

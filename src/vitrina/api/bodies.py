@@ -81,12 +81,6 @@ class RunWish(Strict):
     """How a run is asked for."""
 
     trigger: Literal["api", "manual"] = Field("api", description="`manual` when a person asked.")
-    since: str | None = Field(
-        None, max_length=1000, description="Backfill from this value of incremental_key on.", examples=[None]
-    )
-    until: str | None = Field(
-        None, max_length=1000, description="Backfill up to, but not including, this value.", examples=[None]
-    )
 
 
 class NewState(Strict):
@@ -104,9 +98,14 @@ class PreviewWish(Strict):
 
 
 class ReconcileWish(Strict):
-    """What to do about differences."""
+    """How closely to look, and what to do about differences."""
 
-    repair: bool = Field(False, description="Bring the rows that differ up to date.")
+    level: Literal["quick", "full", "sample"] = Field(
+        "full",
+        description="`quick`: counts and ends of key and cursor. `full`: every row and column. `sample`: random keys.",
+    )
+    repair: bool = Field(False, description="Bring the rows that differ up to date; otherwise they are only listed.")
+    limit: Annotated[int, _Whole] = Field(100, ge=1, le=10_000, description="How many differing keys to list.")
 
 
 class ReplayWish(Strict):

@@ -51,6 +51,7 @@ app.command(rich_help_panel=WORK)(runs.logs)
 app.command(rich_help_panel=WORK)(pipelines.state)
 app.command(rich_help_panel=WORK)(checks.validate)
 app.command(rich_help_panel=WORK)(checks.preview)
+app.command(rich_help_panel=WORK)(checks.reconcile)
 app.add_typer(catalog.transforms, name="transforms", rich_help_panel=WORK)
 app.add_typer(catalog.dead_letters, name="dead-letters", rich_help_panel=WORK)
 

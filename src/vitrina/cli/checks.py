@@ -1,5 +1,6 @@
-"""Verbs whose work a runner does: validate, preview."""
+"""Verbs whose work a runner does: validate, preview, reconcile."""
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from vitrina.client import Client
 
 WAIT_SECONDS = 60.0
+RECONCILE_SECONDS = 3600.0
 
 Timeout = Annotated[float, typer.Option(help="Wait this many seconds for a runner.", min=0)]
 
@@ -63,6 +65,83 @@ def preview(
     rows = result.get("rows", [])
     columns = [column["name"] for column in result.get("columns", [])]
     show_table([[row.get(name) for name in columns] for row in rows], columns)
+
+
+class Level(StrEnum):
+    QUICK = "quick"
+    FULL = "full"
+    SAMPLE = "sample"
+
+
+def reconcile(
+    pipeline: PipelineName,
+    level: Annotated[
+        Level, typer.Option(help="quick: counts and ends; full: every row and column; sample: random keys.")
+    ] = Level.FULL,
+    repair: Annotated[bool, typer.Option("--repair", help="Also correct what differs.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="How many differing keys to list.", min=1)] = 100,
+    *,
+    timeout: Timeout = RECONCILE_SECONDS,
+    output: Output = Format.TABLE,
+) -> None:
+    """Prove that a mart equals its source.
+
+    Exit code 1 if it does not, and was not repaired.
+    """
+    with remote.api() as client:
+        result = _result(client, client.reconcile(pipeline, level=level, repair=repair, limit=limit), timeout)
+    if output is Format.TABLE:
+        _print_differences(result)
+    else:
+        show_data(result, output)
+    if result.get("remaining"):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _print_differences(result: dict[str, Any]) -> None:
+    if result["keys"]:
+        show_table(
+            [
+                [one["kind"], *one["key"].values(), name, values["source"], values["target"]]
+                for one in result["keys"]
+                for name, values in (one["columns"].items() if one["kind"] == "differing" else [(None, _NOTHING)])
+            ],
+            ["difference", *result["key"], "column", "source", "target"],
+        )
+        print()
+    done = result["repair"] or {}
+    verdict = "equal" if result["equal"] else "repaired" if not result["remaining"] else "different"
+    show_one(
+        result,
+        {
+            "result": verdict,
+            "rows": f"{text(result['source']['rows'])} in the source, {text(result['target']['rows'])} in the mart"
+            if result["source"]["rows"] is not None
+            else None,
+            "missing": result["missing"] or None,
+            "extra": result["extra"] or None,
+            "differing": result["differing"] or None,
+            "in flight": result["in_flight"] or None,
+            "findings": "\n".join(result["findings"]),
+            "repair": _repair_line(done),
+            "guarantee": result["guarantee"],
+            "seconds": result["duration_seconds"],
+        },
+        Format.TABLE,
+    )
+
+
+_NOTHING: dict[str, str | None] = {"source": None, "target": None}
+
+
+def _repair_line(done: dict[str, Any]) -> str | None:
+    if not done:
+        return None
+    if not done["done"]:
+        return f"--repair would write {text(done['upserts'])} rows and delete {text(done['deletes'])}"
+    paused = "; paused, ask again for the rest" if done["paused"] else ""
+    written = done["inserted"] + done["updated"]
+    return f"wrote {text(written)} rows, deleted {text(done['deleted'])}{paused}"
 
 
 def _result(client: "Client", request: "Request", timeout: float) -> dict[str, Any]:

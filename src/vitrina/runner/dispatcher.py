@@ -10,7 +10,6 @@ import structlog
 from vitrina.errors import CannotConnect, ConfigError, Disconnected, LeaseLost, RequestError, RunError, TransientError
 from vitrina.runner.control import Paused, RunControl, Stopping
 from vitrina.runner.executor import PipelineExecutor
-from vitrina.runner.instruments import Instruments, RunTally
 from vitrina.runner.metrics import RunMeter
 from vitrina.settings import Settings
 from vitrina.status import Status
@@ -24,27 +23,20 @@ OUTAGE_PATIENCE_SECONDS = 60.0
 class PipelineDispatcher:
     """Performs one claim to its end. Everything that a run may raise is sorted here, and only here."""
 
-    def __init__(self, settings: Settings, instruments: Instruments | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._instruments = instruments or Instruments()
         self._executor = PipelineExecutor(settings)
 
     def work(self, claim: Claim, control: RunControl) -> None:
         """Run the claim, trying again where that may help; whatever happens is on record afterwards."""
-        with structlog.contextvars.bound_contextvars(
+        log = structlog.get_logger().bind(
             pipeline=claim.name, pipeline_id=str(claim.pipeline_id), run_id=str(claim.run_id), epoch=claim.epoch
-        ):
-            self._work(claim, control, RunMeter(RunTally(self._instruments, claim.name)), structlog.get_logger())
-
-    def _work(self, claim: Claim, control: RunControl, meter: RunMeter, log: structlog.stdlib.BoundLogger) -> None:
+        )
         log.info("run.started", trigger=claim.row["requested_trigger"], version=claim.version)
-        _tell_move(Status.RUN_REQUESTED, Status.RUNNING)
         started = time.monotonic()
-        outcome = "FAILED"
+        meter = RunMeter()
         try:
             status = self._try_until_done(claim, control, meter, log)
-            outcome = "PAUSED" if status is Status.PAUSED else "SUCCESS"
-            _tell_move(Status.RUNNING, status)
             log.info(
                 "run.ended",
                 status=status,
@@ -53,39 +45,23 @@ class PipelineDispatcher:
                 duration_ms=round((time.monotonic() - started) * 1000),
             )
         except Stopping:
-            outcome = "CANCELLED"
             log.info("run.given_back")
             self._insist(lambda connection: leases.give_back(connection, claim), control, log)
         except LeaseLost as exc:
-            outcome = "LOST"
-            meter.tally.lost_lease()
             log.warning("run.lease_lost", error=exc.message)
         except Disconnected as exc:
-            outcome = "LOST"
-            meter.tally.failed(exc.code)
-            log.warning("run.disconnected", error=exc.message, sqlstate=database.sqlstate_of(exc))
+            log.warning("run.disconnected", error=exc.message)
             self._surrender(claim, control, exc.message, log)
         except (RunError, RequestError, ConfigError, CannotConnect) as exc:
-            meter.tally.failed(exc.code)
-            log.error(
-                "run.failed",
-                error_code=exc.code,
-                error=exc.message,
-                sqlstate=database.sqlstate_of(exc),
-                attempt=meter.attempt,
-                rows=meter.counters.rows_read,
-                duration_ms=round((time.monotonic() - started) * 1000),
-            )
+            log.error("run.failed", error_code=exc.code, error=exc.message, attempt=meter.attempt)
             self._insist(_failing(claim, meter, exc.code, exc.message), control, log)
         except Exception as exc:
             # A run ends here whatever happened to it; a bug in one pipeline must not stop the others.
-            meter.tally.failed("internal")
-            log.exception("run.crashed", attempt=meter.attempt)
+            log.exception("run.crashed")
             message = f"internal error: {type(exc).__name__}: {exc}"
             self._insist(_failing(claim, meter, "internal", message), control, log)
         finally:
             control.release()
-            meter.tally.ended(outcome)
 
     # --- trying ------------------------------------------------------------------------------------------------
 
@@ -102,16 +78,14 @@ class PipelineDispatcher:
                 unreachable_since = unreachable_since or time.monotonic()
                 if time.monotonic() - unreachable_since > OUTAGE_PATIENCE_SECONDS:
                     raise
-                wait, message, state = self._backoff(meter.attempt), exc.message, None
+                wait, message = self._backoff(meter.attempt), exc.message
             except TransientError as exc:
                 meter.attempts_without_progress += 1
                 if meter.attempts_without_progress >= self._max_attempts(claim):
                     raise
                 unreachable_since = None
                 wait, message = self._backoff(meter.attempts_without_progress), exc.message
-                state = database.sqlstate_of(exc)
-            meter.tally.retried()
-            log.warning("run.retrying", attempt=meter.attempt, wait_seconds=wait, error=message, sqlstate=state)
+            log.warning("run.retrying", attempt=meter.attempt, wait_seconds=wait, error=message)
             meter.attempt += 1
             try:
                 with self._pause_asked(claim, control) as pause_asked:
@@ -121,10 +95,7 @@ class PipelineDispatcher:
 
     def _try_once(self, claim: Claim, control: RunControl, meter: RunMeter) -> Status:
         try:
-            with (
-                structlog.contextvars.bound_contextvars(attempt=meter.attempt),
-                database.translated(f"running {claim.name}"),
-            ):
+            with database.translated(f"running {claim.name}"):
                 return self._executor.execute(claim, control, meter)
         except (Stopping, LeaseLost):
             raise
@@ -210,11 +181,6 @@ class PipelineDispatcher:
 def _failing(claim: Claim, meter: RunMeter, code: str, message: str) -> Callable[[database.Connection], None]:
     def fail(connection: database.Connection) -> None:
         meter.record(connection, claim)
-        if leases.fail_run(connection, claim, code, message):
-            _tell_move(Status.RUNNING, Status.FAILED)
+        leases.fail_run(connection, claim, code, message)
 
     return fail
-
-
-def _tell_move(source: Status, target: Status) -> None:
-    structlog.get_logger().info("status.moved", source=str(source), target=str(target))

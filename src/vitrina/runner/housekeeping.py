@@ -9,8 +9,9 @@ import psycopg
 import structlog
 
 from vitrina.errors import CannotConnect, ConfigError
+from vitrina.runner import reconciliation
 from vitrina.settings import DEFAULT_CONNECTION, Settings
-from vitrina.store import database, events, leases, notifications, requests, run_logs, runners, runs, stages
+from vitrina.store import database, events, leases, requests, runners, runs, stages
 from vitrina.store.database import Connection
 
 INTERVAL_SECONDS = 60.0
@@ -56,8 +57,7 @@ def tidy_up(settings: Settings) -> None:
         leases.close_abandoned_runs(metastore)
         runs.prune(metastore, older_than_days=settings.runs_retention_days)
         events.prune(metastore, older_than_hours=settings.events_retention_hours)
-        run_logs.prune(metastore, older_than_days=settings.logs_retention_days)
-        notifications.prune(metastore, older_than_days=settings.logs_retention_days)
+        reconciliation.request_due(metastore)
         requests.expire(metastore, older_than_seconds=REQUEST_EXPIRY_SECONDS)
         requests.prune(metastore, older_than_days=settings.runs_retention_days)
         runners.forget_stale(metastore, older_than_seconds=settings.lease_ttl_seconds * FORGET_AFTER_LEASES)

@@ -237,7 +237,8 @@ def _close_quietly(connection: Connection) -> None:
 def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Connection, sessions: ExitStack) -> Job:
     """The same belongings without a claim: nothing may be written with them."""
     nobody = UUID(int=0)
-    claim = Claim(row["id"], row["name"], 0, nobody, nobody, row["version"], row | {"requested_range": None})
+    # Newer than any run's epoch: a run that begins meanwhile must not end these sessions.
+    claim = Claim(row["id"], row["name"], 10**18 - 1, nobody, nobody, row["version"], row | {"requested_range": None})
     definition = definition_of(claim)
     judged = judge(definition, settings)
     target = parse_target(definition.final_target, settings.target_policy)

@@ -24,7 +24,6 @@ from vitrina.runner import housekeeping
 from vitrina.runner import requests as runner_requests
 from vitrina.runner.control import RunControl, clock
 from vitrina.runner.dispatcher import PipelineDispatcher
-from vitrina.runner.lookout import Lookout
 from vitrina.runner.watch import SILENCE_SECONDS, Watch, silence_limit
 from vitrina.settings import Settings
 from vitrina.store import database, leases, migrate, pipelines, requests, runners
@@ -43,8 +42,7 @@ class PipelineManager:
     def __init__(self, settings: Settings) -> None:
         self.runner_id: UUID = uuid4()
         self._settings = settings
-        self._lookout = Lookout(settings, self.runner_id)
-        self._dispatcher = PipelineDispatcher(settings, self._lookout.instruments)
+        self._dispatcher = PipelineDispatcher(settings)
         self._log = structlog.get_logger().bind(runner_id=str(self.runner_id))
         self._transforms: list[dict[str, Any]] = []
         self._shutdown = threading.Event()
@@ -71,7 +69,6 @@ class PipelineManager:
         heartbeat = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         heartbeat.start()
         self._watch.start()
-        self._lookout.start()
         self._log.info("runner.started", concurrency=self._settings.concurrency, version=vitrina.__version__)
         try:
             self._work_until_shutdown()
@@ -100,7 +97,6 @@ class PipelineManager:
 
     def _work_until_shutdown(self) -> None:
         while not self._shutdown.is_set():
-            self._lookout.looked_around()
             try:
                 with self._metastore("manager") as connection:
                     connection.execute("LISTEN vitrina_wake")
@@ -113,8 +109,6 @@ class PipelineManager:
 
     def _tick(self, connection: Connection) -> None:
         """One look around: claim what is asked for, recover, schedule, perform requests."""
-        self._lookout.looked_around()
-        self._lookout.instruments.running.set(len(self._claims))
         self._claim(connection)
         if self._recover(connection) + self._fire_schedules(connection):
             self._claim(connection)
@@ -174,7 +168,6 @@ class PipelineManager:
     def _recover(self, connection: Connection) -> int:
         recovered = leases.recover_expired(connection, max_attempts=self._settings.max_attempts)
         for row in recovered:
-            self._lookout.instruments.lost_elsewhere(row["name"])
             self._log.warning(
                 "pipeline.recovered",
                 pipeline=row["name"],
@@ -224,7 +217,7 @@ class PipelineManager:
     def _perform(self, request: dict[str, Any]) -> None:
         try:
             with self._metastore("request", silence_limit(self._settings)) as connection:
-                result, error = runner_requests.perform(request, connection, self._settings)
+                result, error = runner_requests.perform(request, connection, self._settings, self._hold)
                 requests.finish(connection, request["id"], self.runner_id, result=result, error=error)
         except (CannotConnect, psycopg.Error) as exc:
             self._log.warning("request.unfinished", request_id=str(request["id"]), error=" ".join(str(exc).split()))
@@ -233,6 +226,19 @@ class PipelineManager:
                 self._requests.discard(request["id"])
             self._desk.release()
             self._ring()
+
+    @contextmanager
+    def _hold(self, claim: Claim, claimed_at: float) -> Iterator[RunControl]:
+        """A lease that a request took: the heartbeat extends it like that of a run."""
+        control = RunControl(self._settings.lease_ttl_seconds, self._shutdown, claimed_at=claimed_at)
+        with self._claims_lock:
+            self._claims[claim.claim_id] = control
+        try:
+            yield control
+        finally:
+            control.release()
+            with self._claims_lock:
+                self._claims.pop(claim.claim_id, None)
 
     # --- heartbeat -------------------------------------------------------------------------------------------------
 
@@ -300,7 +306,6 @@ class PipelineManager:
             self._log.warning("runner.not_signed_off", error=" ".join(str(exc).split()))
         self._watch.stop()
         self._log.info("runner.stopped", left_behind=len(self._claims))
-        self._lookout.stop()
         if self._claims or self._requests:
             # A thread that waits for a server which never answers would keep the process for ever.
             os._exit(0)

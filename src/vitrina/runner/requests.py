@@ -1,6 +1,8 @@
 """What a runner does on request besides running: validate and preview need a source, so the API cannot do them."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -12,19 +14,25 @@ from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
 from vitrina.definition import Definition
 from vitrina.errors import NotFound, VitrinaError
 from vitrina.runner import job as jobs
-from vitrina.runner import previews
+from vitrina.runner import previews, reconciliation
+from vitrina.runner.reconciliation import Hold
 from vitrina.settings import Settings
 from vitrina.store import database, pipelines
 from vitrina.store.database import Connection
 
 PREVIEW_ROWS = 20
 
+Handler = Callable[[dict[str, Any], Connection, Settings], dict[str, Any]]
 Answer = tuple[dict[str, Any] | None, dict[str, Any] | None]
 
 
-def perform(request: dict[str, Any], metastore: Connection, settings: Settings) -> Answer:
-    """The result, or the error as the API shows it."""
-    handlers = {"validate": validate, "preview": preview}
+def perform(request: dict[str, Any], metastore: Connection, settings: Settings, hold: Hold) -> Answer:
+    """The result, or the error as the API shows it. `hold` keeps a lease alive that a request needs."""
+    handlers: dict[str, Handler] = {
+        "validate": validate,
+        "preview": preview,
+        "reconcile": partial(reconciliation.reconcile, hold=hold),
+    }
     try:
         handler = handlers.get(request["kind"])
         if handler is None:

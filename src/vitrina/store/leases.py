@@ -10,7 +10,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from vitrina import status
-from vitrina.errors import LeaseLost
+from vitrina.errors import Conflict, LeaseLost, NotFound
 from vitrina.status import RunStatus, Status
 from vitrina.store import pipelines
 from vitrina.store.database import Connection
@@ -71,13 +71,40 @@ def _lock_next(connection: Connection) -> dict[str, Any] | None:
     ).fetchone()
 
 
-def _take(connection: Connection, found: dict[str, Any], runner_id: UUID, ttl_seconds: float) -> Claim:
+def claim_idle(connection: Connection, pipeline_id: UUID, runner_id: UUID, ttl_seconds: float) -> Claim:
+    """Take a pipeline that nobody works on, to repair its target. A paused one stays on its way to PAUSED."""
+    try:
+        with connection.transaction():
+            found = connection.execute(
+                "SELECT id, name, status, 'api' AS trigger FROM etl.etl_pipelines WHERE id = %s FOR UPDATE",
+                [pipeline_id],
+            ).fetchone()
+            if found is None:
+                raise NotFound(f"pipeline {pipeline_id} was deleted meanwhile")
+            if found["status"] not in status.sources_of("claim_idle"):
+                raise Conflict(
+                    f"pipeline {found['name']} became {found['status']} meanwhile; wait until it is IDLE, ask again"
+                )
+            taken = Status.PAUSE_REQUESTED if found["status"] == Status.PAUSED else Status.RUNNING
+            return _take(connection, found, runner_id, ttl_seconds, becomes=taken)
+    except psycopg.errors.UniqueViolation as exc:
+        raise Conflict("another pipeline writes to the same target just now: wait until it is done, ask again") from exc
+
+
+def _take(
+    connection: Connection,
+    found: dict[str, Any],
+    runner_id: UUID,
+    ttl_seconds: float,
+    *,
+    becomes: Status = Status.RUNNING,
+) -> Claim:
     """In a statement of its own: the definition may have changed until the moment in which its row was locked."""
     connection.execute(
         sql.SQL(
             """
             UPDATE etl.etl_pipelines p
-            SET status = 'RUNNING',
+            SET status = %(status)s,
                 -- Grows even when a failover loses the last commits: the clock is part of it.
                 epoch = greatest(p.epoch + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint),
                 claim_id = gen_random_uuid(),
@@ -91,7 +118,7 @@ def _take(connection: Connection, found: dict[str, Any], runner_id: UUID, ttl_se
             WHERE p.id = %(id)s
             """
         ).format(target=HELD_TARGET),
-        {"runner": runner_id, "ttl": ttl_seconds, "id": found["id"]},
+        {"runner": runner_id, "ttl": ttl_seconds, "id": found["id"], "status": becomes},
     )
     row = pipelines.find(connection, found["id"])
     assert row is not None

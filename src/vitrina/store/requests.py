@@ -37,6 +37,33 @@ def find_latest(connection: Connection, pipeline_id: UUID, kind: str) -> Row | N
     ).fetchone()
 
 
+def find_latest_result(connection: Connection, pipeline_id: UUID, kind: str) -> Row | None:
+    """The latest that came to an end with a result."""
+    return connection.execute(
+        """
+        SELECT * FROM etl.etl_requests WHERE pipeline_id = %s AND kind = %s AND status = 'DONE'
+        ORDER BY created_at DESC LIMIT 1
+        """,
+        [pipeline_id, kind],
+    ).fetchone()
+
+
+def list_reconcile_schedules(connection: Connection) -> list[Row]:
+    """Enabled pipelines that are to be compared regularly, with the time of the latest comparison, and none waiting."""
+    return connection.execute(
+        """
+        SELECT p.id, p.name, p.options -> 'reconcile' AS wish, coalesce(latest.created_at, p.created_at) AS last_at,
+               clock_timestamp() AS now
+        FROM etl.etl_pipelines p
+        LEFT JOIN LATERAL (SELECT r.created_at, r.finished_at FROM etl.etl_requests r
+                           WHERE r.pipeline_id = p.id AND r.kind = 'reconcile'
+                           ORDER BY r.created_at DESC LIMIT 1) latest ON true
+        WHERE p.enabled AND jsonb_typeof(p.options -> 'reconcile') = 'object'
+          AND (latest.created_at IS NULL OR latest.finished_at IS NOT NULL)
+        """
+    ).fetchall()
+
+
 def expire(connection: Connection, *, older_than_seconds: float) -> int:
     """Give up on what no runner took up: nobody waits for its answer any more. And on what no runner survived."""
     return connection.execute(

@@ -63,6 +63,19 @@ def find_current(connection: Connection, pipeline_id: UUID) -> Row | None:
     ).fetchone()
 
 
+def find_last_success(connection: Connection, pipeline_id: UUID) -> Row | None:
+    """The latest run that brought the target up to date. A repair does not: it corrects some rows only."""
+    return connection.execute(
+        sql.SQL(
+            """
+            {} WHERE r.pipeline_id = %s AND r.status = 'SUCCESS' AND NOT r.metrics ? 'repair'
+            ORDER BY r.started_at DESC, r.id DESC LIMIT 1
+            """
+        ).format(_SELECT),
+        [pipeline_id],
+    ).fetchone()
+
+
 def list_page(
     connection: Connection,
     *,

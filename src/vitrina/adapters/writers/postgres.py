@@ -135,6 +135,11 @@ class PostgresWriter:
         return self._columns
 
     @property
+    def not_compared(self) -> frozenset[str]:
+        """Stamps: a row does not differ because of them."""
+        return self._not_compared
+
+    @property
     def exists(self) -> bool:
         return self._table is not None
 
@@ -190,6 +195,16 @@ class PostgresWriter:
         counts = self._apply(batch)
         failpoints.hit("merge.applied")
         return replace(counts, unchanged=staged["keys"] - counts.inserted - counts.updated)
+
+    def delete_rows(self, condition: Composable) -> int:
+        """Rows that left the source and that the condition names, under the alias `q`."""
+        return self.connection.execute(
+            SQL("DELETE FROM {} AS q WHERE {}").format(self.table.identifier, condition)
+        ).rowcount
+
+    def refuse_shrinking(self, removed: int) -> None:
+        """The guard of a publish, for whoever deletes rows in another way."""
+        self._refuse_shrinking(removed, self._rows_in_target())
 
     def _prepare_merge(self) -> None:
         """Memory enough to join in one go; unique values may pass from row to row until the end."""

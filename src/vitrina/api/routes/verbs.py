@@ -1,15 +1,16 @@
 """`/pipelines/{id}/<verb>`: asking for runs, pauses and whatever a runner performs."""
 
-from typing import Annotated, Any
+import json
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Body, Header, Response
+from fastapi import APIRouter, Body, Header, Query, Response
 
 from vitrina import answers
 from vitrina.api import bodies
 from vitrina.api.routes.pipelines import PipelineId
 from vitrina.api.security import GuardedRoute, Operator, Viewer
 from vitrina.api.state import AppState, State
-from vitrina.services import idempotency, pipelines, reports, requests, versions
+from vitrina.services import idempotency, pipelines, reconciliation, reports, requests, versions
 from vitrina.services.callers import Caller
 from vitrina.status import Status, Trigger
 from vitrina.store.database import Connection
@@ -39,13 +40,13 @@ def run(
     key: IdempotencyKey = None,
 ) -> answers.RunAccepted:
     """Asks for a run. Asking twice is the same request; while one works, the wish for another is remembered."""
-    wish = wish or bodies.RunWish()
+    trigger = Trigger(wish.trigger) if wish else Trigger.API
     with state.pool.connection() as connection:
         if key is None:
-            return _run(connection, caller, pipeline, wish)
+            return _run(connection, caller, pipeline, trigger)
         row = pipelines.get(connection, pipeline)
         answer, replayed = idempotency.once(
-            connection, caller, row, key, lambda: _run(connection, caller, pipeline, wish).model_dump(mode="json")
+            connection, caller, row, key, lambda: _run(connection, caller, pipeline, trigger).model_dump(mode="json")
         )
     if replayed:
         response.headers["Idempotent-Replayed"] = "true"
@@ -138,8 +139,14 @@ def reconcile(
     pipeline: PipelineId,
     wish: Annotated[bodies.ReconcileWish | None, Body()] = None,
 ) -> answers.Request:
-    """Compares source and target. Performed by a runner."""
-    payload = {"repair": (wish or bodies.ReconcileWish()).repair}
+    """Compares source and target; with `repair`, corrects what differs. Performed by a runner.
+
+    Nothing is repaired beside a run: 409 unless the pipeline is IDLE or PAUSED.
+    """
+    payload = (wish or bodies.ReconcileWish()).model_dump()
+    if payload["repair"]:
+        with state.pool.connection() as connection:
+            reconciliation.refuse_beside_a_run(pipelines.get(connection, pipeline))
     return ask_runner(state, caller, response, kind="reconcile", pipeline=pipeline, payload=payload)
 
 
@@ -151,10 +158,30 @@ def last_reconcile(state: State, caller: Viewer, pipeline: PipelineId) -> answer
     return answers.Request.model_validate(found)
 
 
-def _run(connection: Connection, caller: Caller, pipeline: str, wish: bodies.RunWish) -> answers.RunAccepted:
-    row = pipelines.request_run(
-        connection, caller, pipeline, trigger=Trigger(wish.trigger), since=wish.since, until=wish.until
+@router.get(
+    "/pipelines/{pipeline}/reconcile/differences",
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+def differences(
+    state: State,
+    caller: Viewer,
+    pipeline: PipelineId,
+    format: Annotated[Literal["json", "csv"], Query(description="A list, or one line per key and column.")] = "json",
+) -> Response:
+    """The keys that the latest finished report lists, as a file."""
+    with state.pool.connection() as connection:
+        row = pipelines.get(connection, pipeline)
+        keys = reconciliation.listed_differences(connection, row)
+    name = f"{row['name']}-differences.{format}"
+    return Response(
+        reconciliation.as_csv(keys) if format == "csv" else json.dumps(keys, ensure_ascii=False),
+        media_type="text/csv" if format == "csv" else "application/json",
+        headers={"Content-Disposition": f'attachment; filename="{name}"'},
     )
+
+
+def _run(connection: Connection, caller: Caller, pipeline: str, trigger: Trigger) -> answers.RunAccepted:
+    row = pipelines.request_run(connection, caller, pipeline, trigger=trigger)
     current = pipelines.find_current_run(connection, row)
     message = f"pipeline {row['name']} waits for a runner"
     if row["status"] == Status.RUNNING:

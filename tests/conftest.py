@@ -23,6 +23,7 @@ TEMPLATE = "vitrina_template"
 # Plain lines: the default console renderer spends seconds on drawing a traceback that a test expects.
 structlog.configure(
     processors=[
+        structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.format_exc_info,
         structlog.processors.KeyValueRenderer(key_order=["event"]),

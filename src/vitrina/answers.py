@@ -407,6 +407,12 @@ class Event(Answer):
     payload: dict[str, Any]
 
 
+class LogLine(Event):
+    """One line of a run's log: `topic` is the name of what happened, `payload` its details."""
+
+    level: str
+
+
 class AuditEntry(Answer):
     """Who changed what."""
 
@@ -459,6 +465,7 @@ class Health(Answer):
     version: str
     database: str
     runners: int | None = Field(None, description="Runners that gave a sign of life lately.")
+    checks: dict[str, str] | None = Field(None, description="What was looked at, where `verbose` was asked for.")
 
 
 class VersionInfo(Answer):

@@ -113,15 +113,21 @@ class Client:
     # --- verbs -------------------------------------------------------------------------------------------------
 
     def run(
-        self, pipeline: str | UUID, *, idempotency_key: str | None = None, trigger: str = "manual"
+        self,
+        pipeline: str | UUID,
+        *,
+        idempotency_key: str | None = None,
+        trigger: str = "manual",
+        since: str | None = None,
+        until: str | None = None,
     ) -> answers.RunAccepted:
-        """Ask for a run; asking twice is the same request."""
+        """Ask for a run; asking twice is the same request. With a range, rows of that range are read again."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         return self._ask(
             answers.RunAccepted,
             "POST",
             self._of(pipeline, "run"),
-            body={"trigger": trigger},
+            body={"trigger": trigger, "since": since, "until": until},
             headers=headers,
             # With a key the server recognises the second copy, so even a lost answer may be asked for again.
             repeatable=bool(idempotency_key),

@@ -72,6 +72,12 @@ class Options(Strict):
     max_attempts: int | None = Field(None, ge=1, le=20)
     statement_timeout_seconds: float | None = Field(None, gt=0)
     max_cost: float | None = Field(None, gt=0, description="Refuse a query whose EXPLAIN cost is higher.")
+    max_lag_seconds: float | None = Field(
+        None, gt=0, description="Older than this, the mart is late: monitoring alerts."
+    )
+    notify: list[Literal["failed", "recovered", "drift"]] | None = Field(
+        None, description="What the operator's webhooks are told about this pipeline; everything unless said."
+    )
     params: dict[str, Any] = Field(default_factory=dict, description="Parameters of `python_task`.")
     reconcile: ReconcileSchedule | None = Field(None, description="Compare mart and source regularly.")
     # search targets

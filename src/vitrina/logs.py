@@ -5,8 +5,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from typing import TextIO
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TextIO
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
 import structlog
@@ -24,6 +24,11 @@ _PASSWORD_IN_CONNINFO = re.compile(r"\bpassword\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S
 _CHATTY_LIBRARIES = ("alembic", "asyncio", "elastic_transport", "httpcore", "httpx", "sqlglot", "urllib3", "uvicorn")
 
 
+# Level, and what the line says; called on the thread that writes it.
+Listener = Callable[[str, dict[str, Any]], None]
+_listeners: tuple[Listener, ...] = ()
+
+
 def configure(settings: Settings, *, stream: TextIO | None = None) -> None:
     """Send structlog's and the standard library's loggers to one stream, as the settings say. May be called again."""
     output = stream or sys.stderr
@@ -37,6 +42,7 @@ def configure(settings: Settings, *, stream: TextIO | None = None) -> None:
         logging.getLogger(library).setLevel(logging.WARNING)
     structlog.configure(
         processors=[
+            tell_listeners,
             structlog.stdlib.filter_by_level,
             *_enrichment(settings),
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
@@ -48,9 +54,37 @@ def configure(settings: Settings, *, stream: TextIO | None = None) -> None:
     )
 
 
+def add_listener(listener: Listener) -> None:
+    """Also tell every line to `listener`, whatever the log level; it redacts what it keeps (`Redactor`)."""
+    global _listeners  # noqa: PLW0603 - like structlog's own configuration: one for the process
+    _listeners = (*_listeners, listener)
+
+
+def remove_listener(listener: Listener) -> None:
+    global _listeners  # noqa: PLW0603
+    _listeners = tuple(other for other in _listeners if other != listener)
+
+
+def tell_listeners(
+    _: structlog.typing.WrappedLogger, method: str, fields: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """The first processor: listeners hear what was written before anything is filtered or rendered."""
+    if _listeners:
+        said = {**structlog.contextvars.get_contextvars(), **fields}
+        level = "error" if method == "exception" else method
+        if said.get("exc_info"):
+            structlog.processors.format_exc_info(_, method, said)
+        for listener in _listeners:
+            listener(level, said)
+    return fields
+
+
 def secrets_of(settings: Settings) -> frozenset[str]:
     """Every secret value in the settings: passwords inside URLs, tokens, keys."""
-    return frozenset(part for value in _secret_values(settings) for part in _secret_parts(value) if part)
+    receivers = [url.get_secret_value() for url in (settings.webhook_url, settings.slack_webhook_url) if url]
+    parts = [part for value in _secret_values(settings) for part in _secret_parts(value)]
+    # Whoever knows the address of a receiver may write to it, password or not.
+    return frozenset(part for part in (*parts, *receivers) if part)
 
 
 class Redactor:

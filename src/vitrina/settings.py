@@ -71,7 +71,15 @@ class Settings(BaseModel):
     connect_timeout_seconds: int = Field(10, ge=1)
     runs_retention_days: int = Field(90, ge=1, description="How long the history of runs is kept.")
     events_retention_hours: int = Field(48, ge=1)
-    metrics_port: int | None = Field(None, description="Where a runner serves /metrics, /livez and /readyz.")
+    logs_retention_days: int = Field(
+        14, ge=1, description="How long the lines of runs and sent notifications are kept."
+    )
+    metrics_port: int | None = Field(None, ge=0, le=65_535, description="Port of a runner's /metrics, /livez, /readyz.")
+    metrics_host: str = Field("127.0.0.1", description="Address on which a runner serves them.")
+
+    webhook_url: SecretStr | None = Field(None, description="Told when a pipeline fails, recovers or drifts.")
+    webhook_secret: SecretStr | None = Field(None, description="Key that signs what the webhook is sent.")
+    slack_webhook_url: SecretStr | None = Field(None, description="Incoming webhook of a Slack-compatible chat.")
 
     # `VITRINA_CONN_<NAME>`: named source (and target) databases, operator only. Filled by `load`.
     connections: dict[str, SecretStr] = Field(default_factory=dict)

@@ -32,11 +32,15 @@ class Stand:
 
     def __init__(self, folder: Path, server: TemporaryServer, database: str) -> None:
         self._folder = folder
+        # Each container has its own; here all share one machine.
+        self.metrics_port = free_port()
         self._make_secrets(server)
         self._point_at(server, database)
 
     def environment(self, service: str) -> dict[str, str]:
         given = {name: default_of(str(value)) for name, value in SERVICES[service]["environment"].items()}
+        if "VITRINA_METRICS_PORT" in given:
+            given |= {"VITRINA_METRICS_PORT": self.metrics_port, "VITRINA_METRICS_HOST": "127.0.0.1"}
         return {"PATH": "/usr/bin:/bin"} | {
             name: v.replace("/secrets/", f"{self._folder}/") for name, v in given.items()
         }
@@ -120,10 +124,11 @@ def test_the_api_becomes_healthy_and_answers_nobody_without_a_token(stand: Stand
 
 
 def is_healthy(stand: Stand) -> bool:
-    check = [sys.executable, str(ROOT / "infra" / "runner-health.py")]
-    finished = subprocess.run(check, env=stand.environment("etl_runner"), capture_output=True, text=True, check=False)
-    assert not finished.stderr, finished.stderr
-    return finished.returncode == 0
+    port = SERVICES["etl_runner"]["environment"]["VITRINA_METRICS_PORT"]
+    _, python, *probe = SERVICES["etl_runner"]["healthcheck"]["test"]
+    assert python == "python"
+    here = [part.replace(f":{port}/", f":{stand.metrics_port}/") for part in probe]
+    return subprocess.run([sys.executable, *here], capture_output=True, check=False).returncode == 0
 
 
 def free_port() -> str:

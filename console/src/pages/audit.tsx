@@ -3,7 +3,7 @@ import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useAudit } from "../api/queries";
 import type { AuditEntry } from "../api/types";
 import { Ago, Button, Empty, Failure, Loading, PageHead, Tag, inputLook } from "../ui/basics";
-import { Changes, compare } from "../ui/diff";
+import { Changes, changeInBrief, compare } from "../ui/diff";
 import { clock } from "../words/format";
 import { t } from "../words/language";
 
@@ -67,7 +67,7 @@ function Entry({ entry }: { entry: AuditEntry }) {
       <summary className="grid grid-cols-[1fr_auto] items-center gap-x-4 px-4 py-2.5 hover:bg-line/35 sm:grid-cols-[8rem_9rem_1fr_auto] sm:px-6">
         <span className="truncate font-medium">{entry.who}</span>
         <span className="hidden sm:block">
-          <Tag>{t(entry.action)}</Tag>
+          <Tag>{entry.action}</Tag>
         </span>
         <span className="order-last col-span-2 flex min-w-0 gap-3 truncate text-muted sm:order-none sm:col-span-1">
           {kind === "pipeline" && name ? (
@@ -77,7 +77,7 @@ function Entry({ entry }: { entry: AuditEntry }) {
           ) : (
             <span className="text-text">{entry.object}</span>
           )}
-          <span className="truncate">{changes.map((change) => change.path).join(", ")}</span>
+          <span className="truncate font-mono text-xs leading-5">{entry.before ? changes.map(changeInBrief).join(", ") : ""}</span>
         </span>
         <span className="text-xs text-muted">
           <Ago at={entry.at} />

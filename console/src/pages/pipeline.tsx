@@ -7,11 +7,12 @@ import { awaitRequest, useAudit, useDeadLetters, useMay, usePipeline, useReconci
 import type { AuditEntry, Pipeline, PipelineStatus, Run, RunnerRequest, ValidationReport, Version } from "../api/types";
 import { Ago, Button, Dialog, Empty, Facts, Failure, Figures, Loading, Menu, Panel, Sql, StatusChip, Switch, Tag, cx, fillOf, inputLook, statusWords, useCopyCurl, type MenuEntry } from "../ui/basics";
 import { History, Sparkline } from "../ui/charts";
-import { Changes, compare } from "../ui/diff";
+import { Changes, changeInBrief, compare } from "../ui/diff";
 import { Icon } from "../ui/icons";
 import { LetterList } from "../ui/letters";
 import { FailureCard, Guarantee, PlanPanel, RunTable } from "../ui/parts";
 import { toast, toastError } from "../ui/toasts";
+import { actionInWords } from "../words/actions";
 import { compact, count, duration, percent } from "../words/format";
 import { t } from "../words/language";
 import { scheduleInWords } from "../words/schedule";
@@ -438,10 +439,10 @@ function RunLine({ run }: { run: Run }) {
 
 function AuditLine({ entry }: { entry: AuditEntry }) {
   const changed = entry.before && entry.after ? compare(entry.before, entry.after).filter((change) => change.path !== "status") : [];
-  const short = changed.map((change) => `${change.path}: ${brief(change.before)} → ${brief(change.after)}`).join(", ");
+  const short = changed.map(changeInBrief).join(", ");
   return (
     <span className="block">
-      <b className="font-medium">{entry.who}</b> <span className="text-muted">{t(entry.action)}</span>
+      <b className="font-medium">{entry.who}</b> <span className="text-muted">{actionInWords(entry.action)}</span>
       {short && (
         <span className="block truncate font-mono text-xs text-muted" title={short}>
           {short}
@@ -449,11 +450,6 @@ function AuditLine({ entry }: { entry: AuditEntry }) {
       )}
     </span>
   );
-}
-
-function brief(value: unknown): string {
-  const text = typeof value === "string" ? value : JSON.stringify(value);
-  return text.length > 40 ? `${text.slice(0, 37)}…` : text;
 }
 
 function Runs({ name }: { name: string }) {

@@ -277,14 +277,21 @@ function Line({ line, index, top, height }: { line: PipelineOverview; index: num
       </span>
       <span role="cell" className="order-8 col-span-3 hidden min-w-0 text-muted lg:order-none lg:col-span-1 lg:block">
         <span className="block truncate">{scheduleInWords(line.schedule_interval)}</span>
-        {line.next_run_at && line.enabled && (
-          <span className="block truncate text-xs text-faint">
-            {t("next")} <Ago at={line.next_run_at} />
-          </span>
-        )}
+        <NextRun line={line} />
       </span>
       <Controls line={line} />
     </div>
+  );
+}
+
+/** A schedule rests while a pipeline is disabled, paused or failed. */
+function NextRun({ line }: { line: PipelineOverview }) {
+  if (!line.schedule_interval || !line.enabled) return null;
+  const rests = line.status === "PAUSED" || (line.status === "FAILED" && !!line.next_run_at && Date.parse(line.next_run_at) < Date.now());
+  return (
+    <span className="block truncate text-xs text-faint">
+      {rests ? t("waits for you") : line.next_run_at && [t("next"), " ", <Ago key="at" at={line.next_run_at} />]}
+    </span>
   );
 }
 

@@ -15,12 +15,14 @@ export function SettingsPage() {
   return (
     <>
       <PageHead title={t("Settings")} />
-      <div className="mx-auto max-w-5xl space-y-4 border-t p-4 sm:p-6">
-        <div className="grid gap-4 md:grid-cols-2">
-          <ThisBrowser />
-          <Installation />
+      <div className="border-t p-4 sm:p-6">
+        <div className="max-w-5xl space-y-4">
+          <div className="grid gap-4 md:grid-cols-2">
+            <ThisBrowser />
+            <Installation />
+          </div>
+          {isAdmin && <Tokens />}
         </div>
-        {isAdmin && <Tokens />}
       </div>
     </>
   );

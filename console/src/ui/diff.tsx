@@ -57,3 +57,13 @@ export function compare(before: Record<string, unknown>, after: Record<string, u
 
 const isRecord = (value: unknown): value is Record<string, unknown> =>
   typeof value === "object" && value !== null && !Array.isArray(value);
+
+/** `batch_size: 5000 → 2000`, cut where it gets long. */
+export function changeInBrief(change: FieldChange): string {
+  return `${change.path}: ${brief(change.before)} → ${brief(change.after)}`;
+}
+
+function brief(value: unknown): string {
+  const text = value === null ? "—" : typeof value === "string" ? value : JSON.stringify(value);
+  return text.length > 40 ? `${text.slice(0, 37)}…` : text;
+}

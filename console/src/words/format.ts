@@ -29,9 +29,9 @@ export function duration(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined) return "—";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ${t("ms")}`;
   if (seconds < 10) return `${seconds.toFixed(1)} ${t("s")}`;
-  if (seconds < 60) return `${Math.round(seconds)} ${t("s")}`;
-  if (seconds < 3600) return pair(seconds, 60, t("min"), 1, t("s"));
-  if (seconds < 86_400) return pair(seconds, 3600, t("h"), 60, t("min"));
+  if (Math.round(seconds) < 60) return `${Math.round(seconds)} ${t("s")}`;
+  if (Math.round(seconds) < 3600) return pair(seconds, 60, t("min"), 1, t("s"));
+  if (Math.round(seconds / 60) < 1440) return pair(seconds, 3600, t("h"), 60, t("min"));
   return pair(seconds, 86_400, t("d"), 3600, t("h"));
 }
 

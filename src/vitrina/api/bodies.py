@@ -81,6 +81,12 @@ class RunWish(Strict):
     """How a run is asked for."""
 
     trigger: Literal["api", "manual"] = Field("api", description="`manual` when a person asked.")
+    since: str | None = Field(
+        None, max_length=1000, description="Backfill from this value of incremental_key on.", examples=[None]
+    )
+    until: str | None = Field(
+        None, max_length=1000, description="Backfill up to, but not including, this value.", examples=[None]
+    )
 
 
 class NewState(Strict):

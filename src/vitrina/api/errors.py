@@ -86,7 +86,7 @@ def _on_ours(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, errors.VitrinaError)
     status = status_of(error)
     if status >= 500:
-        log.error("request failed", code=error.code, error=error.message)
+        log.error("api.request_failed", code=error.code, error=error.message)
     fields = error.fields if isinstance(error, errors.Invalid) else ()
     return answer(request, status, _code(error, fields), error.message, fields=fields)
 
@@ -142,7 +142,8 @@ def _on_database(request: Request, error: Exception) -> JSONResponse:
     """Postgres refused a value, is busy, or is away; its own words may name logins, so they go to the log only."""
     if isinstance(error, psycopg.DataError):
         return answer(request, 422, "invalid", "a value cannot be stored: it holds characters that Postgres refuses")
-    log.error("metastore failed", error=database.sql_message(error) if isinstance(error, psycopg.Error) else str(error))
+    said = database.sql_message(error) if isinstance(error, psycopg.Error) else str(error)
+    log.error("api.metastore_failed", error=said, sqlstate=database.sqlstate_of(error))
     if isinstance(error, psycopg.Error) and not isinstance(error, psycopg.OperationalError):
         return _on_surprise(request, error)
     return answer(
@@ -155,6 +156,6 @@ def _on_database(request: Request, error: Exception) -> JSONResponse:
 
 
 def _on_surprise(request: Request, error: Exception) -> JSONResponse:
-    log.error("unexpected error", exc_info=error)
+    log.error("api.crashed", exc_info=error)
     reference = getattr(request.state, "request_id", None)
     return answer(request, 500, "internal", f"something unexpected went wrong; the log has it under {reference}")

@@ -87,7 +87,7 @@ class EventFeed:
             try:
                 self._follow()
             except (psycopg.Error, CannotConnect) as exc:
-                log.warning("event feed lost its connection", error=type(exc).__name__)
+                log.warning("api.events_lost", error=type(exc).__name__)
                 self._stopping.wait(_RECONNECT_SECONDS)
 
     def _follow(self) -> None:

@@ -62,7 +62,7 @@ class Surroundings:
         self._seconds.labels(scope["method"], route, status).observe(seconds)
         quiet = scope["method"] in ("GET", "HEAD") and status < 400
         (log.debug if quiet else log.info)(
-            "request",
+            "api.request",
             method=scope["method"],
             path=scope["path"],
             status=status,

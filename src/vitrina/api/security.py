@@ -133,7 +133,7 @@ def _authenticated(request: Request, state: AppState) -> Caller:
         caller = tokens.authenticate(connection, secret, request_id=request.state.request_id)
     if caller is None:
         state.failed_attempts.failed(address)
-        log.warning("wrong token", address=address, path=request.url.path)
+        log.warning("api.wrong_token", address=address, path=request.url.path)
         raise Unauthenticated("the token is unknown, revoked or expired: ask an admin for a new one")
     state.failed_attempts.succeeded(secret)
     return caller

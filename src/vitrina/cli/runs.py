@@ -48,13 +48,16 @@ HISTORY_COLUMNS = [
 
 def run(
     pipeline: PipelineName,
+    *,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end; the exit code is the outcome.")] = False,
     timeout: Annotated[float | None, typer.Option(help="With --wait: give up after this many seconds.")] = None,
+    since: Annotated[str | None, typer.Option(help="Backfill: read again from this cursor value on.")] = None,
+    until: Annotated[str | None, typer.Option(help="Backfill: up to, but not including, this cursor value.")] = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Ask for a run. With --wait, watch it and end with 0 only if it succeeded."""
     with remote.api() as client:
-        accepted = client.run(pipeline)
+        accepted = client.run(pipeline, since=since, until=until)
         if not wait:
             show_accepted(accepted, output)
             return

@@ -1,5 +1,6 @@
 """Filling the next batch while the current one is written."""
 
+import contextvars
 import queue
 import threading
 import time
@@ -29,16 +30,20 @@ class Ahead:
         *,
         check: Callable[[], None],
         silence_limit_seconds: float,
+        on_wait: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._source = source
         self._batches = source.batches(first_number, after)
         # Looked at while waiting: a lease that is lost or a runner that leaves does not wait for a long query.
         self._check = check
         self._silence_limit = silence_limit_seconds
+        self._on_wait = on_wait
         self._ready: queue.Queue[Filled | BaseException | None] = queue.Queue()
         self._permits = threading.Semaphore(1)
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._produce, name="fill", daemon=True)
+        # With the run's names in its log lines.
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=[self._produce], name="fill", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -59,7 +64,9 @@ class Ahead:
 
     def __iter__(self) -> Iterator[Filled]:
         while True:
+            started = time.monotonic()
             item = self._next()
+            self._on_wait(time.monotonic() - started)
             if item is None:
                 return
             if isinstance(item, BaseException):

@@ -10,6 +10,7 @@ import structlog
 from vitrina.errors import CannotConnect, ConfigError, Disconnected, LeaseLost, RequestError, RunError, TransientError
 from vitrina.runner.control import Paused, RunControl, Stopping
 from vitrina.runner.executor import PipelineExecutor
+from vitrina.runner.instruments import Instruments, RunTally
 from vitrina.runner.metrics import RunMeter
 from vitrina.settings import Settings
 from vitrina.status import Status
@@ -23,20 +24,27 @@ OUTAGE_PATIENCE_SECONDS = 60.0
 class PipelineDispatcher:
     """Performs one claim to its end. Everything that a run may raise is sorted here, and only here."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, instruments: Instruments | None = None) -> None:
         self._settings = settings
+        self._instruments = instruments or Instruments()
         self._executor = PipelineExecutor(settings)
 
     def work(self, claim: Claim, control: RunControl) -> None:
         """Run the claim, trying again where that may help; whatever happens is on record afterwards."""
-        log = structlog.get_logger().bind(
+        with structlog.contextvars.bound_contextvars(
             pipeline=claim.name, pipeline_id=str(claim.pipeline_id), run_id=str(claim.run_id), epoch=claim.epoch
-        )
+        ):
+            self._work(claim, control, RunMeter(RunTally(self._instruments, claim.name)), structlog.get_logger())
+
+    def _work(self, claim: Claim, control: RunControl, meter: RunMeter, log: structlog.stdlib.BoundLogger) -> None:
         log.info("run.started", trigger=claim.row["requested_trigger"], version=claim.version)
+        _tell_move(Status.RUN_REQUESTED, Status.RUNNING)
         started = time.monotonic()
-        meter = RunMeter()
+        outcome = "FAILED"
         try:
             status = self._try_until_done(claim, control, meter, log)
+            outcome = "PAUSED" if status is Status.PAUSED else "SUCCESS"
+            _tell_move(Status.RUNNING, status)
             log.info(
                 "run.ended",
                 status=status,
@@ -45,23 +53,39 @@ class PipelineDispatcher:
                 duration_ms=round((time.monotonic() - started) * 1000),
             )
         except Stopping:
+            outcome = "CANCELLED"
             log.info("run.given_back")
             self._insist(lambda connection: leases.give_back(connection, claim), control, log)
         except LeaseLost as exc:
+            outcome = "LOST"
+            meter.tally.lost_lease()
             log.warning("run.lease_lost", error=exc.message)
         except Disconnected as exc:
-            log.warning("run.disconnected", error=exc.message)
+            outcome = "LOST"
+            meter.tally.failed(exc.code)
+            log.warning("run.disconnected", error=exc.message, sqlstate=database.sqlstate_of(exc))
             self._surrender(claim, control, exc.message, log)
         except (RunError, RequestError, ConfigError, CannotConnect) as exc:
-            log.error("run.failed", error_code=exc.code, error=exc.message, attempt=meter.attempt)
+            meter.tally.failed(exc.code)
+            log.error(
+                "run.failed",
+                error_code=exc.code,
+                error=exc.message,
+                sqlstate=database.sqlstate_of(exc),
+                attempt=meter.attempt,
+                rows=meter.counters.rows_read,
+                duration_ms=round((time.monotonic() - started) * 1000),
+            )
             self._insist(_failing(claim, meter, exc.code, exc.message), control, log)
         except Exception as exc:
             # A run ends here whatever happened to it; a bug in one pipeline must not stop the others.
-            log.exception("run.crashed")
+            meter.tally.failed("internal")
+            log.exception("run.crashed", attempt=meter.attempt)
             message = f"internal error: {type(exc).__name__}: {exc}"
             self._insist(_failing(claim, meter, "internal", message), control, log)
         finally:
             control.release()
+            meter.tally.ended(outcome)
 
     # --- trying ------------------------------------------------------------------------------------------------
 
@@ -78,14 +102,16 @@ class PipelineDispatcher:
                 unreachable_since = unreachable_since or time.monotonic()
                 if time.monotonic() - unreachable_since > OUTAGE_PATIENCE_SECONDS:
                     raise
-                wait, message = self._backoff(meter.attempt), exc.message
+                wait, message, state = self._backoff(meter.attempt), exc.message, None
             except TransientError as exc:
                 meter.attempts_without_progress += 1
                 if meter.attempts_without_progress >= self._max_attempts(claim):
                     raise
                 unreachable_since = None
                 wait, message = self._backoff(meter.attempts_without_progress), exc.message
-            log.warning("run.retrying", attempt=meter.attempt, wait_seconds=wait, error=message)
+                state = database.sqlstate_of(exc)
+            meter.tally.retried()
+            log.warning("run.retrying", attempt=meter.attempt, wait_seconds=wait, error=message, sqlstate=state)
             meter.attempt += 1
             try:
                 with self._pause_asked(claim, control) as pause_asked:
@@ -95,7 +121,10 @@ class PipelineDispatcher:
 
     def _try_once(self, claim: Claim, control: RunControl, meter: RunMeter) -> Status:
         try:
-            with database.translated(f"running {claim.name}"):
+            with (
+                structlog.contextvars.bound_contextvars(attempt=meter.attempt),
+                database.translated(f"running {claim.name}"),
+            ):
                 return self._executor.execute(claim, control, meter)
         except (Stopping, LeaseLost):
             raise
@@ -181,6 +210,11 @@ class PipelineDispatcher:
 def _failing(claim: Claim, meter: RunMeter, code: str, message: str) -> Callable[[database.Connection], None]:
     def fail(connection: database.Connection) -> None:
         meter.record(connection, claim)
-        leases.fail_run(connection, claim, code, message)
+        if leases.fail_run(connection, claim, code, message):
+            _tell_move(Status.RUNNING, Status.FAILED)
 
     return fail
+
+
+def _tell_move(source: Status, target: Status) -> None:
+    structlog.get_logger().info("status.moved", source=str(source), target=str(target))

@@ -396,6 +396,7 @@ class Run:
             after,
             check=self._control.check,
             silence_limit_seconds=silence_limit(self._job.settings),
+            on_wait=self._meter.waited,
         )
 
     def _source(

@@ -24,6 +24,7 @@ from vitrina.runner import housekeeping
 from vitrina.runner import requests as runner_requests
 from vitrina.runner.control import RunControl, clock
 from vitrina.runner.dispatcher import PipelineDispatcher
+from vitrina.runner.lookout import Lookout
 from vitrina.runner.watch import SILENCE_SECONDS, Watch, silence_limit
 from vitrina.settings import Settings
 from vitrina.store import database, leases, migrate, pipelines, requests, runners
@@ -42,7 +43,8 @@ class PipelineManager:
     def __init__(self, settings: Settings) -> None:
         self.runner_id: UUID = uuid4()
         self._settings = settings
-        self._dispatcher = PipelineDispatcher(settings)
+        self._lookout = Lookout(settings, self.runner_id)
+        self._dispatcher = PipelineDispatcher(settings, self._lookout.instruments)
         self._log = structlog.get_logger().bind(runner_id=str(self.runner_id))
         self._transforms: list[dict[str, Any]] = []
         self._shutdown = threading.Event()
@@ -69,6 +71,7 @@ class PipelineManager:
         heartbeat = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         heartbeat.start()
         self._watch.start()
+        self._lookout.start()
         self._log.info("runner.started", concurrency=self._settings.concurrency, version=vitrina.__version__)
         try:
             self._work_until_shutdown()
@@ -97,6 +100,7 @@ class PipelineManager:
 
     def _work_until_shutdown(self) -> None:
         while not self._shutdown.is_set():
+            self._lookout.looked_around()
             try:
                 with self._metastore("manager") as connection:
                     connection.execute("LISTEN vitrina_wake")
@@ -109,6 +113,8 @@ class PipelineManager:
 
     def _tick(self, connection: Connection) -> None:
         """One look around: claim what is asked for, recover, schedule, perform requests."""
+        self._lookout.looked_around()
+        self._lookout.instruments.running.set(len(self._claims))
         self._claim(connection)
         if self._recover(connection) + self._fire_schedules(connection):
             self._claim(connection)
@@ -168,6 +174,7 @@ class PipelineManager:
     def _recover(self, connection: Connection) -> int:
         recovered = leases.recover_expired(connection, max_attempts=self._settings.max_attempts)
         for row in recovered:
+            self._lookout.instruments.lost_elsewhere(row["name"])
             self._log.warning(
                 "pipeline.recovered",
                 pipeline=row["name"],
@@ -306,6 +313,7 @@ class PipelineManager:
             self._log.warning("runner.not_signed_off", error=" ".join(str(exc).split()))
         self._watch.stop()
         self._log.info("runner.stopped", left_behind=len(self._claims))
+        self._lookout.stop()
         if self._claims or self._requests:
             # A thread that waits for a server which never answers would keep the process for ever.
             os._exit(0)

@@ -5,6 +5,7 @@ from typing import Any
 
 from vitrina.adapters.writers.postgres import MergeCounts
 from vitrina.ports import Filled
+from vitrina.runner.instruments import Instruments, RunTally
 from vitrina.runner.plan import Plan
 from vitrina.store import events, runs
 from vitrina.store.database import Connection
@@ -20,12 +21,13 @@ _KEPT_BATCHES = 500
 class RunMeter:
     """Counters of one run, across its attempts."""
 
-    def __init__(self) -> None:
+    def __init__(self, tally: RunTally | None = None) -> None:
+        self.tally = tally or RunTally(Instruments(), "")
         self.counters = Counters()
         self.attempt = 1
         self.attempts_without_progress = 0
         self._batch_seconds: list[float] = []
-        self._stage_seconds = {"fill": 0.0, "merge": 0.0, "publish": 0.0}
+        self._stage_seconds = {"fill": 0.0, "merge": 0.0, "publish": 0.0, "wait": 0.0}
         self._counts = MergeCounts()
         self._started = time.monotonic()
         self._announced = 0.0
@@ -92,6 +94,13 @@ class RunMeter:
         self.merged(counts)
         self.note("consistency", self._consistency)
 
+    def spent(self, stage: str, seconds: float) -> None:
+        """Time of a stage besides those of a batch: waiting for the source, transforming, indexing."""
+        self._stage_seconds[stage] = self._stage_seconds.get(stage, 0.0) + seconds
+
+    def waited(self, seconds: float) -> None:
+        self.spent("wait", seconds)
+
     def progressed(self) -> None:
         """A committed batch: tries start counting anew."""
         self.attempts_without_progress = 0
@@ -120,9 +129,12 @@ class RunMeter:
 
     def record(self, metastore: Connection, claim: Claim) -> None:
         self._summarise()
+        self._tell()
         runs.record_progress(metastore, claim.run_id, self.counters, attempts=self.attempt)
 
     def announce(self, metastore: Connection, claim: Claim) -> None:
+        """After every commit."""
+        self._tell()
         if time.monotonic() - self._announced < _ANNOUNCE_SECONDS:
             return
         self._announced = time.monotonic()
@@ -140,6 +152,9 @@ class RunMeter:
                 "rows_estimate": self.counters.metrics.get("rows_estimate"),
             },
         )
+
+    def _tell(self) -> None:
+        self.tally.advance(self.counters, self._stage_seconds, self._batch_seconds)
 
 
 def _milliseconds(ordered: list[float], quantile: float) -> float | None:

@@ -181,17 +181,39 @@ def remove(
 
 
 def request_run(
-    connection: Connection, caller: Caller, id_or_name: str | UUID, *, trigger: Trigger = Trigger.API
+    connection: Connection,
+    caller: Caller,
+    id_or_name: str | UUID,
+    *,
+    trigger: Trigger = Trigger.API,
+    since: str | None = None,
+    until: str | None = None,
 ) -> Row:
-    """Ask for a run. Asking twice is the same request; while one works, the wish for another is remembered."""
+    """Ask for a run. Asking twice is the same request; while one works, the wish for another is remembered.
+
+    With a range it is a backfill: those rows are read again, and the checkpoint stays where it is.
+    """
+    asked = {name: value for name, value in (("since", since), ("until", until)) if value is not None}
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
-        moved = pipelines.request_run(connection, row["id"], trigger=trigger)
+        if asked:
+            _refuse_backfill(row)
+        moved = pipelines.request_run(connection, row["id"], trigger=trigger, backfill=asked or None)
         if moved is None:
             raise Conflict(_why_not_run(row))
         if row["status"] != Status.RUN_REQUESTED:
             _record_move(connection, caller, "run", row, moved)
         return row | moved
+
+
+def _refuse_backfill(row: Row) -> None:
+    if row["mode"] != "incremental":
+        raise InvalidField("since", f"pipeline {row['name']} is in mode 'full': it has no cursor to backfill by")
+    if row["status"] not in (Status.IDLE, Status.FAILED):
+        raise Conflict(
+            f"pipeline {row['name']} is {row['status']}: a backfill starts from IDLE or FAILED; wait for the run to"
+            " end, or cancel it"
+        )
 
 
 def request_pause(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:

@@ -131,6 +131,16 @@ def sql_message(exc: psycopg.Error) -> str:
     return f"{primary}{state}{'. ' + extra if extra else ''}"
 
 
+def sqlstate_of(error: BaseException | None) -> str | None:
+    """The SQLSTATE behind an error of ours: drivers' errors are its causes."""
+    while error is not None:
+        state = getattr(error, "sqlstate", None)
+        if isinstance(state, str) and state:
+            return state
+        error = error.__cause__
+    return None
+
+
 # 40xxx: serialization and deadlock; 53xxx: out of something; 55P03: lock not available; 58030: I/O.
 _TRANSIENT_STATES = ("40", "53", "55P03", "58030")
 # 08xxx: connection; 57P0x: the server is going down or threw us out; 25P03: idle too long in a transaction.

@@ -236,7 +236,10 @@ def request_run(
             run_requested_at = CASE WHEN status = 'RUN_REQUESTED' THEN coalesce(run_requested_at, clock_timestamp())
                                     ELSE clock_timestamp() END,
             requested_trigger = CASE WHEN status = 'RUN_REQUESTED' THEN requested_trigger ELSE %(trigger)s END,
-            requested_range = coalesce(%(range)s, requested_range),
+            -- A paused backfill goes on as what it was; every other request says itself what it wants.
+            requested_range = CASE WHEN status = 'PAUSED' THEN coalesce(%(range)s, requested_range)
+                                   WHEN status = ANY(%(from)s) THEN %(range)s
+                                   ELSE requested_range END,
             attempts = CASE WHEN status = ANY(%(from)s) THEN 0 ELSE attempts END
         WHERE id = %(id)s AND enabled AND status <> 'PAUSE_REQUESTED'
         RETURNING id, name, status, run_requested_at

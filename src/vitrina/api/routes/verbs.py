@@ -40,13 +40,13 @@ def run(
     key: IdempotencyKey = None,
 ) -> answers.RunAccepted:
     """Asks for a run. Asking twice is the same request; while one works, the wish for another is remembered."""
-    trigger = Trigger(wish.trigger) if wish else Trigger.API
+    wish = wish or bodies.RunWish()
     with state.pool.connection() as connection:
         if key is None:
-            return _run(connection, caller, pipeline, trigger)
+            return _run(connection, caller, pipeline, wish)
         row = pipelines.get(connection, pipeline)
         answer, replayed = idempotency.once(
-            connection, caller, row, key, lambda: _run(connection, caller, pipeline, trigger).model_dump(mode="json")
+            connection, caller, row, key, lambda: _run(connection, caller, pipeline, wish).model_dump(mode="json")
         )
     if replayed:
         response.headers["Idempotent-Replayed"] = "true"
@@ -180,8 +180,10 @@ def differences(
     )
 
 
-def _run(connection: Connection, caller: Caller, pipeline: str, trigger: Trigger) -> answers.RunAccepted:
-    row = pipelines.request_run(connection, caller, pipeline, trigger=trigger)
+def _run(connection: Connection, caller: Caller, pipeline: str, wish: bodies.RunWish) -> answers.RunAccepted:
+    row = pipelines.request_run(
+        connection, caller, pipeline, trigger=Trigger(wish.trigger), since=wish.since, until=wish.until
+    )
     current = pipelines.find_current_run(connection, row)
     message = f"pipeline {row['name']} waits for a runner"
     if row["status"] == Status.RUNNING:

@@ -1,0 +1,81 @@
+/** Words: schedules, durations, differences, and a dictionary without holes. */
+import { readFileSync, readdirSync } from "node:fs";
+import { join } from "node:path";
+import { describe, expect, it } from "vitest";
+import { changesBetween, definitionOf, draftOf, NEW_DRAFT } from "../pages/draft";
+import { age, duration } from "./format";
+import { lineDiff } from "./lines";
+import ru from "./ru";
+import { scheduleInWords } from "./schedule";
+
+describe("a schedule in words", () => {
+  it.each([
+    [null, "manual"],
+    ["30s", "every 30 s"],
+    ["15m", "every 15 min"],
+    ["1h", "every hour"],
+    ["PT15M", "every 15 min"],
+    ["P1D", "every day"],
+    ["P1DT2H", "P1DT2H"],
+    ["*/5 * * * *", "every 5 min"],
+    ["15 * * * *", "hourly at :15"],
+    ["0 3 * * *", "daily at 03:00 UTC"],
+    ["0 3 * * * Europe/Moscow", "daily at 03:00 Europe/Moscow"],
+    ["30 7 * * 1-5", "weekdays at 07:30 UTC"],
+    ["0 3 * * 1", "Mon at 03:00 UTC"],
+    ["0 3 1 * *", "monthly on day 1 at 03:00 UTC"],
+    ["0 3 1-7 * 2", "0 3 1-7 * 2"],
+  ])("%s is %s", (schedule, words) => expect(scheduleInWords(schedule)).toBe(words));
+});
+
+describe("durations", () => {
+  it.each([
+    [0.0421, "42 ms"],
+    [1.04, "1.0 s"],
+    [59.4, "59 s"],
+    [90, "1 min 30 s"],
+    [3600, "1 h"],
+    [3599.9, "1 h"],
+    [90_000, "1 d 1 h"],
+    [null, "—"],
+  ])("%s s is %s", (seconds, words) => expect(duration(seconds)).toBe(words));
+  it("gives an age one unit", () => expect([age(59), age(3601), age(200_000)]).toEqual(["59 s", "1 h", "2 d"]));
+});
+
+describe("differences of texts", () => {
+  it("keeps common lines and marks the others", () => {
+    expect(lineDiff("a\nb\nc", "a\nx\nc").map((line) => line.sign + line.text)).toEqual([" a", "-b", "+x", " c"]);
+  });
+  it("finds nothing in equal texts", () => expect(lineDiff("a\nb", "a\nb").every((line) => line.sign === " ")).toBe(true));
+});
+
+describe("a draft", () => {
+  const saved = definitionOf({ ...NEW_DRAFT, name: "films", options: '{"allow_shrink": true}' });
+  it("sends only what changed", () => {
+    const next = definitionOf({ ...NEW_DRAFT, name: "films", batch_size: "10", options: '{"allow_shrink": true}' });
+    expect(changesBetween(saved, next)).toEqual({ batch_size: 10 });
+  });
+  it("takes an option back with null", () => {
+    expect(changesBetween(saved, definitionOf({ ...NEW_DRAFT, name: "films", options: "{}" }))).toEqual({ options: { allow_shrink: null } });
+  });
+  it("leaves it to the API to refuse what is no number", () => {
+    expect(definitionOf({ ...NEW_DRAFT, batch_size: "many" })["batch_size"]).toBe("many");
+  });
+  it("survives being written down and read again", () => {
+    const definition = definitionOf({ ...NEW_DRAFT, name: "films", target_key: "a, b" });
+    expect(definitionOf(draftOf(definition as never))).toEqual(definition);
+  });
+});
+
+describe("the Russian dictionary", () => {
+  const root = join(import.meta.dirname, "..");
+  const sources = readdirSync(root, { recursive: true, encoding: "utf8" })
+    .filter((path) => /\.tsx?$/.test(path) && !path.endsWith(".test.ts") && !path.endsWith("ru.ts"))
+    .map((path) => readFileSync(join(root, path), "utf8"));
+  const used = new Set(sources.flatMap((text) => [...text.matchAll(/\bt\(\s*"((?:[^"\\]|\\.)*)"/g), ...text.matchAll(/\bwords: "([^"]+)"/g)].map((match) => match[1] ?? "")));
+  it("has every text of the interface", () => expect([...used].filter((text) => !(text in ru))).toEqual([]));
+  it("fills in the same values", () => {
+    const names = (text: string): string[] => [...text.matchAll(/\{(\w+)\}/g)].map((match) => match[1] ?? "").sort();
+    expect(Object.entries(ru).filter(([english, russian]) => names(english).join() !== names(russian).join())).toEqual([]);
+  });
+});

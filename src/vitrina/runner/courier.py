@@ -1,0 +1,215 @@
+"""Delivering notifications: to a signed webhook and to Slack, with patience, and never two runners the same one."""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import psycopg
+import structlog
+
+from vitrina.errors import CannotConnect
+from vitrina.runner.instruments import Instruments
+from vitrina.settings import Settings
+from vitrina.store import database, notifications
+
+MAX_ATTEMPTS = 10
+FIRST_WAIT_SECONDS = 5.0
+LONGEST_WAIT_SECONDS = 900.0
+TIMEOUT_SECONDS = 10.0
+# Longer than all channels of a message may take: a runner that dies meanwhile leaves it to the next one.
+LEASE_SECONDS = 60.0
+LOOK_SECONDS = 2.0
+
+Row = dict[str, Any]
+
+
+class Undelivered(Exception):
+    """The receiver did not accept the message."""
+
+
+class Courier:
+    """A thread that looks for messages to send. Several runners may each have one."""
+
+    def __init__(
+        self, settings: Settings, instruments: Instruments, *, first_wait_seconds: float = FIRST_WAIT_SECONDS
+    ) -> None:
+        self._settings = settings
+        self._instruments = instruments
+        self._first_wait = first_wait_seconds
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="notifications", daemon=True)
+        self._log = structlog.get_logger()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(timeout=2)
+
+    def _work(self) -> None:
+        while not self._stopping.wait(LOOK_SECONDS):
+            try:
+                with self._metastore() as metastore:
+                    while self.deliver_due(metastore) and not self._stopping.is_set():
+                        pass
+            except (CannotConnect, psycopg.Error) as exc:
+                self._log.warning("notifications.waiting", error=" ".join(str(exc).split()))
+            except Exception:  # noqa: BLE001 - the next look tries again; runs do not depend on it
+                self._log.exception("notifications.crashed")
+
+    def deliver_due(self, metastore: database.Connection) -> int:
+        """One round; how many messages were taken up."""
+        taken = notifications.claim_due(metastore, lease_seconds=LEASE_SECONDS, limit=5)
+        for message in taken:
+            self._deliver(metastore, message)
+        return len(taken)
+
+    def _deliver(self, metastore: database.Connection, message: Row) -> None:
+        problems = []
+        for channel, send in self._channels(message):
+            try:
+                send(message)
+            except Undelivered as exc:
+                problems.append(f"{channel}: {exc}")
+                self._instruments.notifications.labels(channel, "failed").inc()
+                continue
+            notifications.mark_delivered(metastore, message["id"], channel)
+            self._instruments.notifications.labels(channel, "delivered").inc()
+            self._log.info("notification.sent", **_names(message), channel=channel)
+        if not problems:
+            notifications.mark_done(metastore, message["id"])
+        elif message["attempts"] >= MAX_ATTEMPTS:
+            notifications.mark_done(metastore, message["id"], error="; ".join(problems))
+            self._instruments.notifications.labels("any", "given_up").inc()
+            self._log.error("notification.given_up", **_names(message), error="; ".join(problems))
+        else:
+            wait = min(self._first_wait * 2 ** (message["attempts"] - 1), LONGEST_WAIT_SECONDS)
+            notifications.postpone(metastore, message["id"], seconds=wait, error="; ".join(problems))
+            self._log.warning("notification.retrying", **_names(message), wait_seconds=wait, error="; ".join(problems))
+
+    def _channels(self, message: Row) -> list[tuple[str, Callable[[Row], None]]]:
+        """Who is to be told and has not been; a pipeline may ask for fewer kinds of messages."""
+        if message["kind"] not in _wanted(message["options"]):
+            return []
+        settings = self._settings
+        known: list[tuple[str, Callable[[Row], None]]] = []
+        if settings.webhook_url:
+            known.append(("webhook", self._send_webhook))
+        if settings.slack_webhook_url:
+            known.append(("slack", self._send_slack))
+        return [(channel, send) for channel, send in known if channel not in message["delivered"]]
+
+    def _send_webhook(self, message: Row) -> None:
+        assert self._settings.webhook_url is not None
+        body = json.dumps(webhook_body(message)).encode()
+        headers = {"Content-Type": "application/json", "webhook-id": str(message["id"])}
+        headers["webhook-timestamp"] = str(int(time.time()))
+        if self._settings.webhook_secret:
+            secret = self._settings.webhook_secret.get_secret_value()
+            headers["webhook-signature"] = signature(secret, headers["webhook-id"], headers["webhook-timestamp"], body)
+        _post(self._settings.webhook_url.get_secret_value(), body, headers)
+
+    def _send_slack(self, message: Row) -> None:
+        assert self._settings.slack_webhook_url is not None
+        body = json.dumps({"text": slack_text(message)}).encode()
+        _post(self._settings.slack_webhook_url.get_secret_value(), body, {"Content-Type": "application/json"})
+
+    def _metastore(self) -> database.Connection:
+        return database.connect(
+            self._settings.require_database_url(),
+            "vitrina:notifications",
+            connect_timeout_seconds=self._settings.connect_timeout_seconds,
+            settings={"statement_timeout": "10000", "lock_timeout": "5000"},
+        )
+
+
+# --- what is said --------------------------------------------------------------------------------------------------
+
+
+def webhook_body(message: Row) -> dict[str, Any]:
+    details = {name: value for name, value in message["payload"].items() if name != "error"}
+    return {
+        "type": f"pipeline.{message['kind']}",
+        "timestamp": _iso(message["created_at"]),
+        "data": {
+            "pipeline": message["pipeline"],
+            "pipeline_id": str(message["pipeline_id"]),
+            "run_id": str(message["run_id"]) if message["run_id"] else None,
+            "labels": message["labels"],
+            "error_code": message["error_code"] if message["kind"] == "failed" else None,
+            "error": message["error"] if message["kind"] == "failed" else None,
+            **details,
+        },
+    }
+
+
+def slack_text(message: Row) -> str:
+    name, details = _slack_escaped(message["pipeline"]), message["payload"]
+    if message["kind"] == "failed":
+        code = f" ({message['error_code']})" if message["error_code"] else ""
+        return (
+            f":red_circle: Pipeline *{name}* failed{code}: {_slack_escaped(message['error'] or 'no message was kept')}"
+        )
+    if message["kind"] == "recovered":
+        return (
+            f":large_green_circle: Pipeline *{name}* works again; it was failing since {details.get('failing_since')}"
+        )
+    rows = details.get("different_rows")
+    return f":large_yellow_circle: The mart of pipeline *{name}* differs from its source in {rows} rows"
+
+
+def signature(secret: str, message_id: str, timestamp: str, body: bytes) -> str:
+    """As standardwebhooks.com has it, so that its libraries verify it: `v1,` and base64 of an HMAC-SHA256."""
+    signed = f"{message_id}.{timestamp}.".encode() + body
+    return "v1," + base64.b64encode(hmac.new(_key(secret), signed, hashlib.sha256).digest()).decode()
+
+
+def _key(secret: str) -> bytes:
+    """`whsec_...` is base64, anything else is taken as it is."""
+    if secret.startswith("whsec_"):
+        try:
+            return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+        except binascii.Error:
+            pass
+    return secret.encode()
+
+
+def _post(url: str, body: bytes, headers: dict[str, str]) -> None:
+    """Redirects are not followed: it goes where the operator sent it. The URL is a secret, so no error names it."""
+    try:
+        # Proxies of the environment are for the world outside, not for a receiver on this machine.
+        local = (urlsplit(url).hostname or "") in ("localhost", "127.0.0.1", "::1")
+        answer = httpx.post(url, content=body, headers=headers, timeout=TIMEOUT_SECONDS, trust_env=not local)
+    except httpx.HTTPError as exc:
+        raise Undelivered(f"the receiver cannot be reached ({type(exc).__name__})") from exc
+    except (httpx.InvalidURL, ValueError) as exc:
+        raise Undelivered("the configured URL is not valid") from exc
+    if not answer.is_success:
+        raise Undelivered(f"the receiver answered {answer.status_code}")
+
+
+def _wanted(options: Any) -> list[str]:
+    chosen = options.get("notify") if isinstance(options, dict) else None
+    return chosen if isinstance(chosen, list) else ["failed", "recovered", "drift"]
+
+
+def _names(message: Row) -> dict[str, Any]:
+    return {"pipeline": message["pipeline"], "pipeline_id": str(message["pipeline_id"]), "kind": message["kind"]}
+
+
+def _iso(moment: datetime) -> str:
+    return moment.isoformat()
+
+
+def _slack_escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,109 @@
+"""What a runner counts for Prometheus: runs, rows, batches, stages, losses. Labels are bounded: never a run id."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from vitrina import __version__
+from vitrina.services.monitoring import MAX_PIPELINES, OTHER
+from vitrina.store.runs import Counters
+
+RUN_BUCKETS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14_400, 43_200)
+BATCH_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300)
+
+
+class Instruments:
+    """One set for a whole runner."""
+
+    def __init__(self, registry: CollectorRegistry | None = None, *, max_pipelines: int = MAX_PIPELINES) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._max_pipelines = max_pipelines
+        self._pipelines: set[str] = set()
+        self._lock = threading.Lock()
+        self.runs = self._counter("runs", "Runs that ended, by outcome.", "pipeline", "status")
+        self.run_seconds = self._histogram("run_duration_seconds", "Duration of runs.", RUN_BUCKETS)
+        self.batch_seconds = self._histogram("batch_duration_seconds", "Time to fill and merge a batch.", BATCH_BUCKETS)
+        self.rows = {
+            "rows_read": self._counter("rows_read", "Rows read from sources.", "pipeline"),
+            "rows_written": self._counter("rows_written", "Rows inserted or updated in targets.", "pipeline"),
+            "rows_deleted": self._counter("rows_deleted", "Rows deleted from targets.", "pipeline"),
+            "rows_rejected": self._counter("rows_rejected", "Rows that were left out.", "pipeline"),
+        }
+        self.stage_seconds = self._counter(
+            "stage_seconds", "Time spent in each stage of runs; stages overlap.", "pipeline", "stage"
+        )
+        self.retries = self._counter("retries", "Tries of a run after its first one.", "pipeline")
+        self.errors = self._counter("errors", "Errors that ended a run or a try, by code.", "pipeline", "code")
+        self.lease_lost = self._counter(
+            "lease_lost", "Leases lost, seen by their holder or by the runner that took over.", "pipeline", "seen_by"
+        )
+        self.notifications = self._counter(
+            "notifications", "Notifications, by what became of them.", "channel", "outcome"
+        )
+        self.lines_dropped = self._counter("log_lines_dropped", "Lines of runs that could not be kept.")
+        self.running = self._gauge("runner_running", "Runs that this runner is working on.")
+        self.capacity = self._gauge("runner_capacity", "Runs that this runner may work on at a time.")
+        Gauge("vitrina_build_info", "The version at work; always 1.", ["version"], registry=self.registry).labels(
+            __version__
+        ).set(1)
+
+    def label(self, pipeline: str) -> str:
+        """The pipeline's name, until there are too many of them."""
+        with self._lock:
+            if pipeline in self._pipelines or len(self._pipelines) < self._max_pipelines:
+                self._pipelines.add(pipeline)
+                return pipeline
+        return OTHER
+
+    def lost_elsewhere(self, pipeline: str) -> None:
+        self.lease_lost.labels(self.label(pipeline), "successor").inc()
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"vitrina_{name}", what, labels, registry=self.registry)
+
+    def _histogram(self, name: str, what: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"vitrina_{name}", what, ["pipeline"], buckets=buckets, registry=self.registry)
+
+    def _gauge(self, name: str, what: str) -> Gauge:
+        return Gauge(f"vitrina_{name}", what, registry=self.registry)
+
+
+class RunTally:
+    """One run's share: what is new since the last commit is added to the runner's counters."""
+
+    def __init__(self, instruments: Instruments, pipeline: str) -> None:
+        self._instruments = instruments
+        self._label = instruments.label(pipeline)
+        self._started = time.monotonic()
+        self._told: dict[str, float] = {}
+        self._batches_told = 0
+
+    def advance(self, counters: Counters, stages: Mapping[str, float], batches: Sequence[float]) -> None:
+        for name, counter in self._instruments.rows.items():
+            counter.labels(self._label).inc(self._new(name, getattr(counters, name)))
+        for stage, seconds in stages.items():
+            self._instruments.stage_seconds.labels(self._label, stage).inc(self._new(f"stage {stage}", seconds))
+        for seconds in batches[self._batches_told :]:
+            self._instruments.batch_seconds.labels(self._label).observe(seconds)
+        self._batches_told = len(batches)
+
+    def retried(self) -> None:
+        self._instruments.retries.labels(self._label).inc()
+
+    def failed(self, code: str) -> None:
+        self._instruments.errors.labels(self._label, code).inc()
+
+    def lost_lease(self) -> None:
+        self._instruments.lease_lost.labels(self._label, "holder").inc()
+
+    def ended(self, outcome: str) -> None:
+        self._instruments.runs.labels(self._label, outcome).inc()
+        self._instruments.run_seconds.labels(self._label).observe(time.monotonic() - self._started)
+
+    def _new(self, name: str, value: float) -> float:
+        """Counters only grow, also when a try that was rolled back is counted anew."""
+        grown = max(value - self._told.get(name, 0), 0)
+        self._told[name] = max(value, self._told.get(name, 0))
+        return grown

@@ -1,0 +1,76 @@
+"""Statements on `etl_notifications`: messages that wait to be sent. Triggers write them, with the move they tell of."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from vitrina.store.database import Connection
+
+Row = dict[str, Any]
+
+
+def claim_due(connection: Connection, *, lease_seconds: float, limit: int = 20) -> list[Row]:
+    """Take due messages; while the lease lasts, no other runner sends them."""
+    return connection.execute(
+        """
+        WITH due AS (
+            SELECT id FROM etl.etl_notifications
+            WHERE done_at IS NULL AND next_try_at <= clock_timestamp()
+            ORDER BY next_try_at LIMIT %(limit)s
+            FOR UPDATE SKIP LOCKED
+        ), taken AS (
+            UPDATE etl.etl_notifications n
+            SET attempts = n.attempts + 1, next_try_at = clock_timestamp() + make_interval(secs => %(lease)s)
+            FROM due WHERE n.id = due.id
+            RETURNING n.*
+        )
+        SELECT t.*, p.name AS pipeline, p.options, p.labels, p.status, r.error_code,
+               coalesce(r.error_message, t.payload ->> 'error') AS error
+        FROM taken t
+        JOIN etl.etl_pipelines p ON p.id = t.pipeline_id
+        LEFT JOIN etl.etl_runs r ON r.id = t.run_id
+        ORDER BY t.created_at
+        """,
+        {"lease": lease_seconds, "limit": limit},
+    ).fetchall()
+
+
+def mark_delivered(connection: Connection, notification_id: UUID, channel: str) -> None:
+    connection.execute(
+        "UPDATE etl.etl_notifications SET delivered = array_append(delivered, %s) WHERE id = %s",
+        [channel, notification_id],
+    )
+
+
+def mark_done(connection: Connection, notification_id: UUID, *, error: str | None = None) -> None:
+    connection.execute(
+        "UPDATE etl.etl_notifications SET done_at = clock_timestamp(), last_error = %s WHERE id = %s",
+        [error, notification_id],
+    )
+
+
+def postpone(connection: Connection, notification_id: UUID, *, seconds: float, error: str) -> None:
+    connection.execute(
+        """
+        UPDATE etl.etl_notifications
+        SET next_try_at = clock_timestamp() + make_interval(secs => %s), last_error = %s WHERE id = %s
+        """,
+        [seconds, error, notification_id],
+    )
+
+
+def list_of_pipeline(connection: Connection, pipeline_id: UUID, kinds: Sequence[str] = ()) -> list[Row]:
+    """Oldest first."""
+    return connection.execute(
+        """
+        SELECT * FROM etl.etl_notifications
+        WHERE pipeline_id = %s AND (%s = '{}' OR kind = ANY(%s)) ORDER BY created_at
+        """,
+        [pipeline_id, list(kinds), list(kinds)],
+    ).fetchall()
+
+
+def prune(connection: Connection, *, older_than_days: int) -> int:
+    return connection.execute(
+        "DELETE FROM etl.etl_notifications WHERE done_at < now() - make_interval(days => %s)", [older_than_days]
+    ).rowcount

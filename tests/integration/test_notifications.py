@@ -1,0 +1,168 @@
+"""Notifications: written with the move they tell of, delivered once, signed, retried, and muted where asked."""
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+
+from tests.support.receiver import Receiver
+from tests.support.workbench import Workbench
+from vitrina.runner.courier import MAX_ATTEMPTS, Courier
+from vitrina.runner.instruments import Instruments
+from vitrina.settings import Settings
+from vitrina.store import notifications, pipelines
+
+SECRET = "whsec_" + base64.b64encode(b"a key of the operator's").decode()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as running:
+        yield running
+
+
+@pytest.fixture
+def told(workbench: Workbench, receiver: Receiver) -> Settings:
+    """Settings with both receivers."""
+    return workbench.settings.model_copy(
+        update={
+            "webhook_url": SecretStr(receiver.url("/hook")),
+            "webhook_secret": SecretStr(SECRET),
+            "slack_webhook_url": SecretStr(receiver.url("/slack")),
+        }
+    )
+
+
+def courier(settings: Settings) -> Courier:
+    return Courier(settings, Instruments(CollectorRegistry()), first_wait_seconds=0)
+
+
+def make_failing(workbench: Workbench, **fields: object) -> UUID:
+    workbench.source("CREATE TABLE content.films (id int PRIMARY KEY, title text)")
+    query = "SELECT id, title, 1 / 0 AS broken FROM content.films"
+    return workbench.pipeline("films", query, target_key=["id"], **fields)
+
+
+def repair(workbench: Workbench) -> None:
+    workbench.change("films", source_query="SELECT id, title FROM content.films", options={"allow_empty": True})
+
+
+def test_a_failure_and_the_recovery_are_told_once_each(
+    workbench: Workbench, told: Settings, receiver: Receiver
+) -> None:
+    pipeline_id = make_failing(workbench)
+    workbench.sql("INSERT INTO content.films VALUES (1, 'Solaris')")
+    failed = workbench.run("films")
+    assert failed["status"] == "FAILED"
+    assert courier(told).deliver_due(workbench.metastore) == 1
+    # A second failure is told again, the recovery once; a second success is no news.
+    workbench.run("films")
+    repair(workbench)
+    assert workbench.run("films")["status"] == "SUCCESS"
+    workbench.run("films")
+    assert courier(told).deliver_due(workbench.metastore) == 2
+    assert courier(told).deliver_due(workbench.metastore) == 0
+
+    bodies = [json.loads(one.body) for one in receiver.at("/hook")]
+    assert [body["type"] for body in bodies] == ["pipeline.failed", "pipeline.failed", "pipeline.recovered"]
+    assert bodies[0]["data"]["pipeline"] == "films"
+    assert bodies[0]["data"]["pipeline_id"] == str(pipeline_id)
+    assert bodies[0]["data"]["run_id"] == str(failed["id"])
+    assert bodies[0]["data"]["error_code"] == failed["error_code"]
+    assert "division by zero" in bodies[0]["data"]["error"]
+    assert bodies[2]["data"]["failing_since"] == bodies[0]["data"]["failing_since"]
+    texts = [json.loads(one.body)["text"] for one in receiver.at("/slack")]
+    assert "*films* failed" in texts[0]
+    assert "works again" in texts[2]
+
+
+def test_the_signature_is_one_that_a_receiver_can_verify(
+    workbench: Workbench, told: Settings, receiver: Receiver
+) -> None:
+    fail_by_hand(workbench, make_failing(workbench))
+    courier(told).deliver_due(workbench.metastore)
+    [got] = receiver.at("/hook")
+    signed = f"{got.headers['webhook-id']}.{got.headers['webhook-timestamp']}.".encode() + got.body
+    expected = base64.b64encode(hmac.new(b"a key of the operator's", signed, hashlib.sha256).digest()).decode()
+    assert got.headers["webhook-signature"] == f"v1,{expected}"
+
+
+def test_a_receiver_that_refuses_is_tried_again_and_the_other_is_not_told_twice(
+    workbench: Workbench, told: Settings, receiver: Receiver
+) -> None:
+    receiver.refusals = [500, 200, 503]  # the webhook, Slack, the webhook again
+    fail_by_hand(workbench, make_failing(workbench))
+    for _ in range(3):
+        courier(told).deliver_due(workbench.metastore)
+    assert len(receiver.at("/hook")) == 3
+    assert len(receiver.at("/slack")) == 1
+    # The same message each time: the receiver can tell that it is no new one.
+    assert len({one.headers["webhook-id"] for one in receiver.at("/hook")}) == 1
+    assert courier(told).deliver_due(workbench.metastore) == 0
+
+
+def test_a_receiver_that_never_accepts_is_given_up(workbench: Workbench, told: Settings, receiver: Receiver) -> None:
+    receiver.refusals = [500] * 100
+    told = told.model_copy(update={"slack_webhook_url": None})
+    pipeline_id = make_failing(workbench)
+    fail_by_hand(workbench, pipeline_id)
+    for _ in range(MAX_ATTEMPTS + 3):
+        courier(told).deliver_due(workbench.metastore)
+    assert len(receiver.received) == MAX_ATTEMPTS
+    [row] = notifications.list_of_pipeline(workbench.metastore, pipeline_id)
+    assert row["done_at"] is not None
+    assert row["last_error"] == "webhook: the receiver answered 500"
+
+
+def test_two_runners_do_not_send_the_same_message(workbench: Workbench, told: Settings, receiver: Receiver) -> None:
+    fail_by_hand(workbench, make_failing(workbench))
+    first = notifications.claim_due(workbench.metastore, lease_seconds=60)
+    assert len(first) == 1
+    assert courier(told).deliver_due(workbench.metastore) == 0
+    # The first one died before it could send: the lease ends, and another one takes it up.
+    workbench.sql("UPDATE etl.etl_notifications SET next_try_at = now()")
+    assert courier(told).deliver_due(workbench.metastore) == 1
+
+
+def test_a_move_that_is_rolled_back_is_not_told(workbench: Workbench) -> None:
+    pipeline_id = make_failing(workbench)
+    with workbench.metastore.transaction(force_rollback=True):
+        fail_by_hand(workbench, pipeline_id)
+    assert notifications.list_of_pipeline(workbench.metastore, pipeline_id) == []
+
+
+def test_a_pipeline_may_ask_for_less(workbench: Workbench, told: Settings, receiver: Receiver) -> None:
+    fail_by_hand(workbench, make_failing(workbench, options={"notify": ["recovered"]}))
+    assert courier(told).deliver_due(workbench.metastore) == 1
+    assert receiver.received == []
+
+
+def test_drift_is_told_when_a_reconciliation_finds_some(
+    workbench: Workbench, told: Settings, receiver: Receiver
+) -> None:
+    pipeline_id = make_failing(workbench)
+    for rows in (0, 3):
+        workbench.sql(f"INSERT INTO etl.etl_requests (kind, pipeline_id) VALUES ('reconcile', '{pipeline_id}')")
+        workbench.sql(
+            f"""UPDATE etl.etl_requests SET status = 'DONE', result = '{{"different_rows": {rows}}}'
+                WHERE status = 'QUEUED'"""
+        )
+    assert courier(told).deliver_due(workbench.metastore) == 1
+    [got] = receiver.at("/hook")
+    assert json.loads(got.body)["data"]["different_rows"] == 3
+
+
+def fail_by_hand(workbench: Workbench, pipeline_id: UUID) -> None:
+    """As a person with psql may: such a move is told of like any other."""
+    workbench.metastore.execute(
+        "UPDATE etl.etl_pipelines SET status = 'FAILED', last_error = 'broken' WHERE id = %s", [pipeline_id]
+    )
+    row = pipelines.find(workbench.metastore, pipeline_id)
+    assert row
+    assert row["failing_since"] is not None

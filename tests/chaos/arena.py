@@ -43,11 +43,15 @@ KINDS: dict[str, dict[str, Any]] = {
     },
 }
 
-SETUP = """
+SOURCE = """
 CREATE TABLE content.item (
     id int PRIMARY KEY, version int NOT NULL, updated_at timestamptz NOT NULL DEFAULT clock_timestamp());
 CREATE INDEX ON content.item (updated_at, id);
 GRANT SELECT ON content.item TO vitrina_reader;
+"""
+
+# The checkpoint row that is beside the data says which load or pass it is, and whose turn.
+AUDIT = """
 CREATE SCHEMA audit;
 CREATE TABLE audit.applied (
     seq bigserial PRIMARY KEY, pipeline text, id int, version int, load text, session_epoch text, epoch bigint);
@@ -55,11 +59,13 @@ CREATE FUNCTION audit.put_on_record() RETURNS trigger LANGUAGE plpgsql SECURITY 
 BEGIN
     NEW.applied := CASE TG_OP WHEN 'INSERT' THEN 1 ELSE OLD.applied + 1 END;
     INSERT INTO audit.applied (pipeline, id, version, load, session_epoch, epoch)
-    SELECT p.name, NEW.id, NEW.version,
+    SELECT TG_TABLE_NAME, NEW.id, NEW.version,
            coalesce(s.stage, s.held_upto) || '#' || (SELECT count(*) FROM etl.etl_runs r
-                                                     WHERE r.pipeline_id = p.id AND r.status = 'SUCCESS'),
-           split_part(current_setting('application_name'), ':', 3), CASE WHEN p.claim_id IS NOT NULL THEN p.epoch END
-    FROM etl.etl_pipelines p LEFT JOIN etl.etl_state s ON s.pipeline_id = p.id WHERE p.name = TG_ARGV[0];
+                                                     WHERE r.pipeline_id = s.pipeline_id AND r.status = 'SUCCESS'),
+           split_part(current_setting('application_name'), ':', 3),
+           CASE WHEN p.id IS NULL THEN s.epoch WHEN p.claim_id IS NOT NULL THEN p.epoch END
+    FROM (TABLE etl.etl_state UNION ALL TABLE etl_stage.ledger) s LEFT JOIN etl.etl_pipelines p ON p.id = s.pipeline_id
+    WHERE s.pipeline_id = TG_ARGV[0]::uuid;
     PERFORM pg_sleep(TG_ARGV[1]::float8);
     RETURN NEW;
 END $$;
@@ -69,7 +75,7 @@ MART = """
 CREATE TABLE analytics.{name} (id int PRIMARY KEY, version int, applied int);
 ALTER TABLE analytics.{name} OWNER TO vitrina_app;
 CREATE TRIGGER put_on_record BEFORE INSERT OR UPDATE ON analytics.{name}
-    FOR EACH ROW EXECUTE FUNCTION audit.put_on_record('{name}', '{seconds_per_row}');
+    FOR EACH ROW EXECUTE FUNCTION audit.put_on_record('{id}', '{seconds_per_row}');
 """
 
 
@@ -103,7 +109,8 @@ class Arena:
 
     settings: Settings
     directory: Path
-    mutant: str | None = None
+    remote: Settings | None = None  # the database that holds the marts, when it is not the metastore's
+    mutants: Sequence[str] = ()
     lease_seconds: float = 1.0
     environment: dict[str, str] = field(default_factory=dict)
     runners: list[Runner] = field(default_factory=list)
@@ -112,17 +119,27 @@ class Arena:
     versions: int = 1
 
     def __enter__(self) -> "Arena":
-        assert self.settings.admin_url is not None
-        self.admin = database.connect(self.settings.admin_url.get_secret_value(), "vitrina:arena")
+        self.reconnect()
         self.plans.mkdir(parents=True, exist_ok=True)
         return self
+
+    def reconnect(self) -> None:
+        """After a crash of the server."""
+        self._disconnect()
+        self.admin = _connect(self.settings)
+        self.marts = _connect(self.remote) if self.remote else self.admin
+
+    def _disconnect(self) -> None:
+        for name in ("admin", "marts"):
+            if name in vars(self):
+                vars(self)[name].close()
 
     def __exit__(self, *_: object) -> None:
         for runner in self.runners:
             runner.process.kill()
         for runner in self.runners:
             runner.process.wait()
-        self.admin.close()
+        self._disconnect()
 
     @property
     def plans(self) -> Path:
@@ -131,14 +148,15 @@ class Arena:
     # --- the scene -----------------------------------------------------------------------------------------------
 
     def prepare(self, kinds: Sequence[str], *, seconds_per_row: float = 0, **fields: Any) -> None:
-        self.sql(SETUP)
+        self.sql(SOURCE)
         self.sql(f"INSERT INTO content.item SELECT i, 1 FROM generate_series(1, {ROWS}) AS i")
         self.sql("ANALYZE content.item")
+        self.marts.execute(AUDIT)
         for kind in kinds:
-            self.sql(MART.format(name=kind, seconds_per_row=seconds_per_row))
             wanted = {"name": kind, "target_table": f"analytics.{kind}", **KINDS[kind], **fields}
             definition = Definition.model_validate(wanted)
             self.ids[kind] = pipelines.insert(self.admin, definition, pipeline_id=None, managed_by=None)
+            self._on_marts(MART.format(name=kind, id=self.ids[kind], seconds_per_row=seconds_per_row))
 
     def change_source(self) -> None:
         """Every row gets a new version; a few leave and a few come."""
@@ -156,6 +174,10 @@ class Arena:
         cursor = self.admin.execute(statement)
         return cursor.fetchall() if cursor.description else []
 
+    def _on_marts(self, statement: str) -> list[dict[str, Any]]:
+        cursor = self.marts.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
     # --- processes -------------------------------------------------------------------------------------------------
 
     def start_runner(self) -> Runner:
@@ -163,7 +185,7 @@ class Arena:
         arguments = [sys.executable, "-m", "tests.chaos.chaos_runner", str(self.plans)]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*arguments, *([self.mutant] if self.mutant else [])],
+                [*arguments, *self.mutants],
                 env=os.environ | self._runner_environment(),
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
@@ -209,6 +231,15 @@ class Arena:
     def arm(self, point: str, action: str, count: int = 1) -> None:
         (self.plans / "fired").unlink(missing_ok=True)
         (self.plans / f"{point}:{action}:{count}").touch()
+
+    def hold(self, kind: str, point: str, count: int = 1) -> None:
+        """Start a run and stop the clock when it comes by the point; `let_go` lets it go on."""
+        self.arm(point, "hold", count)
+        self.request(kind)
+        self.await_true(lambda: self.fired, 60, f"{kind} reached {point}")
+
+    def let_go(self) -> None:
+        (self.plans / "go").touch()
 
     def disarm(self) -> None:
         for plan in self.plans.iterdir():
@@ -292,21 +323,22 @@ class Arena:
         for kind in kinds:
             if self.status(kind) != "IDLE":
                 yield f"{kind} ended {self.status(kind)}: {self._row(kind)['last_error']}"
-            [row] = self.sql(
-                f"""
-                SELECT count(*) FILTER (WHERE t.id IS NULL) AS missing,
-                       count(*) FILTER (WHERE t.version <> s.version) AS stale,
-                       count(*) FILTER (WHERE s.id IS NULL) AS surplus
-                FROM content.item s FULL JOIN analytics.{kind} t USING (id)
-                """
-            )
-            if kind.startswith("inc"):
-                row["surplus"] = 0  # an incremental pipeline does not see that a row left
-            if any(row.values()):
-                yield f"{kind}: {row}"
+            source = self._versions(self.sql("SELECT id, version FROM content.item"))
+            mart = self._versions(self._on_marts(f"SELECT id, version FROM analytics.{kind}"))
+            wrong = {
+                "missing": len(source.keys() - mart.keys()),
+                "stale": sum(mart[key] != source[key] for key in source.keys() & mart.keys()),
+                # An incremental pipeline does not see that a row left.
+                "surplus": 0 if kind.startswith("inc") else len(mart.keys() - source.keys()),
+            }
+            if any(wrong.values()):
+                yield f"{kind}: {wrong}"
+
+    def _versions(self, rows: list[dict[str, Any]]) -> dict[int, int]:
+        return {row["id"]: row["version"] for row in rows}
 
     def _doubled(self) -> Iterator[str]:
-        for row in self.sql(
+        for row in self._on_marts(
             """
             SELECT pipeline, load, count(*) AS rows FROM (
                 SELECT pipeline, load FROM audit.applied GROUP BY pipeline, load, id, version HAVING count(*) > 1) twice
@@ -314,7 +346,7 @@ class Arena:
             """
         ):
             yield f"{row['pipeline']}: {row['rows']} rows applied more than once in {row['load']}"
-        for row in self.sql(
+        for row in self._on_marts(
             """
             SELECT pipeline, count(*) AS rows FROM (
                 SELECT pipeline, version < lag(version) OVER (PARTITION BY pipeline, id ORDER BY seq) AS backwards
@@ -324,7 +356,7 @@ class Arena:
             yield f"{row['pipeline']}: {row['rows']} rows went back to an older version"
 
     def _late(self) -> Iterator[str]:
-        for row in self.sql(
+        for row in self._on_marts(
             """
             SELECT pipeline, count(*) AS rows FROM audit.applied
             WHERE session_epoch IS DISTINCT FROM epoch::text GROUP BY 1
@@ -349,3 +381,8 @@ class Arena:
     def said(self) -> Counter[str]:
         """Events of all runners, ended ones included, by name."""
         return Counter(event["event"] for runner in [*self.ended, *self.runners] for event in runner.events())
+
+
+def _connect(settings: Settings) -> database.Connection:
+    assert settings.admin_url is not None
+    return database.connect(settings.admin_url.get_secret_value(), "vitrina:arena")

@@ -11,8 +11,9 @@ from uuid import UUID
 import pytest
 from psycopg import sql
 
+from vitrina.runner import control
 from vitrina.status import Status
-from vitrina.store import leases, ledger, state
+from vitrina.store import leases, ledger, sessions, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim, Heartbeat
 from vitrina.store.state import Checkpoint
@@ -31,11 +32,21 @@ def applied(name: str | None) -> Iterator[None]:
 
 def apply(name: str, replace: Callable[[Any, str, Any], None] = setattr) -> None:
     {
+        "blind": _blind,
         "fence_off": _fence_off,
         "checkpoint_apart": _checkpoint_apart,
         "lease_ignored": _lease_ignored,
         "heartbeat_never": _heartbeat_never,
     }[name](replace)
+
+
+def _blind(replace: Callable[[Any, str, Any], None]) -> None:
+    """Not a mutant but a handicap: a runner that never notices the end of its lease, and whose sessions nobody ends.
+
+    Several protections stand behind each other here; this leaves the fence to stand alone.
+    """
+    replace(control.RunControl, "lease_is_over", property(lambda self: False))
+    replace(sessions, "end_older", lambda connection, claim: 0)
 
 
 def _fence_off(replace: Callable[[Any, str, Any], None]) -> None:

@@ -303,18 +303,33 @@ def test_validate_without_a_runner_says_what_can_be_said(api: httpx.Client, api_
     assert [(e["path"], e["code"]) for e in report["errors"]] == [("source_query", "invalid_query")]
 
 
-def test_validate_names_steps_that_nobody_has(api: httpx.Client, api_metastore: Connection) -> None:
-    heartbeat(api_metastore, uuid4(), transforms=[{"name": "title_case", "doc": "Title Case."}])
+def test_steps_that_nobody_has_are_named_with_those_that_somebody_has(
+    api: httpx.Client, api_metastore: Connection
+) -> None:
     tasks = [
         {"order_index": 0, "task_type": "SQL", "body": "SELECT id FROM content.film_work"},
         {"order_index": 1, "task_type": "PYTHON", "body": "title_case"},
         {"order_index": 2, "task_type": "PYTHON", "body": "missing_step"},
     ]
-    create(api, tasks=tasks)
-    report = api.post(f"{FILMS}/validate").json()
-    assert report["warnings"] == ["no live runner has the Python step 'missing_step'; GET /transforms lists them"]
+    create(api, tasks=tasks)  # no runner is alive, so nobody can tell
+    known = [{"name": "title_case", "doc": "Title Case."}, {"name": "broken_module", "kind": "error", "doc": "No."}]
+    heartbeat(api_metastore, uuid4(), transforms=known)
+    expected = {
+        "path": "tasks.2.body",
+        "message": "no live runner has the Python step 'missing_step'; there are: title_case",
+        "code": "unknown_step",
+    }
+    assert api.post(f"{FILMS}/validate").json()["errors"] == [expected]
+    refused = api.put(f"{FILMS}/tasks", json={"items": [*tasks[:2], tasks[2] | {"body": "broken_module"}]})
+    assert refused.status_code == 422
+    assert "no live runner has the Python step 'broken_module'; there are: title_case" in refused.text
+    assert api.put(f"{FILMS}/tasks", json={"items": tasks[:2]}).status_code == 200
+    assert api.patch(FILMS, json={"batch_size": 7}).status_code == 200
     listed = api.get("/api/v1/transforms").json()["items"]
-    assert [(t["name"], t["doc"], t["runners"]) for t in listed] == [("title_case", "Title Case.", 1)]
+    assert [(t["name"], t["doc"], t["runners"]) for t in listed] == [
+        ("broken_module", "No.", 1),
+        ("title_case", "Title Case.", 1),
+    ]
 
 
 def test_what_no_runner_answers_in_time_is_looked_up_later(api: httpx.Client, api_metastore: Connection) -> None:

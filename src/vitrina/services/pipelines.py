@@ -9,7 +9,7 @@ import psycopg
 from vitrina import status
 from vitrina.definition import LOCKED_WHILE_RUNNING, Definition
 from vitrina.errors import Conflict, InvalidField, NotFound, PreconditionFailed
-from vitrina.services import audit, policy, versions
+from vitrina.services import audit, policy, steps, versions
 from vitrina.services.callers import Caller
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.status import Status, Trigger
@@ -19,6 +19,8 @@ from vitrina.store.pipelines import Row
 
 # Fields that decide who writes where: such a change is made while nobody else makes one.
 _TARGET_FIELDS = frozenset({"target_table", "mode", "options", "tasks"})
+# Fields that name Python steps: these are looked up among what live runners have.
+_STEP_FIELDS = frozenset({"type", "source_query", "python_task", "tasks"})
 
 
 # --- definitions -----------------------------------------------------------------------------------------------
@@ -62,6 +64,7 @@ def insert(
 ) -> Row:
     """A new row, judged. The caller looks at second writers when all is written."""
     policy.check(definition, settings)
+    steps.check(connection, settings, definition)
     pipeline_id = pipelines.insert(connection, definition, pipeline_id=None, managed_by=managed_by)
     pipelines.set_owner(connection, pipeline_id, managed_by=managed_by, labels=dict(labels or {}))
     row = get(connection, pipeline_id)
@@ -113,6 +116,8 @@ def redefine(
     _refuse_locked(row, changed)
     if policy.JUDGED_FIELDS & changed:
         policy.check(definition, settings)
+    if _STEP_FIELDS & changed:
+        steps.check(connection, settings, definition)
     _write(connection, row, definition, changed)
     after = get(connection, row["id"])
     said = summary or "changed " + ", ".join(sorted(changed))

@@ -7,9 +7,8 @@ from typing import Any
 from uuid import UUID
 
 from vitrina import answers
-from vitrina.definition import Definition
 from vitrina.errors import FieldError, Invalid, NotFound
-from vitrina.services import audit, policy, versions
+from vitrina.services import audit, policy, steps, versions
 from vitrina.services.callers import Caller
 from vitrina.settings import Settings
 from vitrina.store import requests, runners
@@ -75,7 +74,12 @@ def static_report(connection: Connection, settings: Settings, fields: dict[str, 
         definition = policy.parse(fields)
     except Invalid as exc:
         return _report(list(exc.fields), [])
-    return _report(policy.problems(definition, settings), _unknown_steps(connection, settings, definition))
+    warnings = [] if somebody_works(connection, settings) else [_NOBODY_WORKS]
+    found = policy.problems(definition, settings) or steps.problems(connection, settings, definition)
+    return _report(found, warnings)
+
+
+_NOBODY_WORKS = "no runner is alive, so the query was not tried and the Python steps were not looked up"
 
 
 def with_findings(report: answers.ValidationReport) -> answers.ValidationReport:
@@ -96,23 +100,6 @@ _PATHS = {
     "target_mismatch": "target_table",
     "bad_key": "target_key",
 }
-
-
-def _unknown_steps(connection: Connection, settings: Settings, definition: Definition) -> list[str]:
-    """Only runners know what is registered; a step that none of them has may come with the next deployment."""
-    if not somebody_works(connection, settings):
-        return ["no runner is alive, so the query was not tried and the Python steps were not looked up"]
-    known = {
-        found["name"] for found in runners.list_transforms(connection, stale_after_seconds=settings.lease_ttl_seconds)
-    }
-    wanted = [task.body for task in definition.ordered_tasks if task.task_type == "PYTHON"]
-    if definition.python_task and not definition.tasks:
-        wanted.append(definition.python_task)
-    return [
-        f"no live runner has the Python step {name!r}; GET /transforms lists them"
-        for name in wanted
-        if name not in known
-    ]
 
 
 def _report(found: list[FieldError], warnings: list[str]) -> answers.ValidationReport:

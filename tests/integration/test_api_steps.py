@@ -1,0 +1,67 @@
+"""Names of Python steps over HTTP: a name is looked up among registered functions, and nothing else can be one."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.api import DEFINITION, create
+from vitrina.store.database import Connection
+
+HOSTILE = [
+    "os.system",
+    "__import__",
+    "__class__",
+    "vitrina.adapters.transforms.registry",
+    "../../etc/passwd",
+    "/bin/sh",
+    "..\\windows",
+    "subprocess:Popen",
+    "eval('1')",
+    "lambda: 0",
+    "exec",
+    "gASVIAAAAAAAAACMBXBvc2l4lIwGc3lzdGVtlJOULg==",
+    "cos\nsystem\n(S'id'\ntR.",
+    "{{7*7}}",
+    "${jndi:ldap://x}",
+    "keep_rows; DROP TABLE etl.etl_pipelines",
+    "Keep_Rows",
+    "keep rows",
+    "ｋeep_rows",
+    "keep_rows\u202e",
+    "a" * 64,
+    "1step",
+]
+READ = {"order_index": 0, "task_type": "SQL", "body": "SELECT id, title FROM content.film_work"}
+
+
+def step(name: str) -> dict[str, Any]:
+    return {"order_index": 1, "task_type": "PYTHON", "body": name}
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name != "exec"])
+def test_a_hostile_name_is_refused_before_anybody_looks_it_up(api: httpx.Client, name: str) -> None:
+    create(api)
+    for response, path in (
+        (api.put("/api/v1/pipelines/films/tasks", json={"items": [READ, step(name)]}), "tasks.1.body"),
+        (api.patch("/api/v1/pipelines/films", json={"type": "PYTHON", "python_task": name}), "python_task"),
+        (api.post("/api/v1/pipelines", json=DEFINITION | {"name": "b", "tasks": [READ, step(name)]}), "tasks.1.body"),
+    ):
+        assert response.status_code == 422, response.text
+        [error] = response.json()["errors"]
+        assert error["path"] == path
+        assert "is not the name of a Python step" in error["message"]
+
+
+def test_a_name_that_is_only_a_word_is_only_a_word(api: httpx.Client, api_metastore: Connection) -> None:
+    """`exec` is a fine name; nobody has registered such a step, and no runner would run Python's own."""
+    create(api, tasks=[READ, step("exec")])
+    row = api_metastore.execute("SELECT body FROM etl.etl_pipeline_tasks WHERE task_type = 'PYTHON'").fetchone()
+    assert row == {"body": "exec"}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_hostile_name_leads_anywhere_in_a_runner(name: str) -> None:
+    from vitrina.adapters.transforms import registry
+
+    assert registry.load().find(name) is None

@@ -297,6 +297,15 @@ def test_a_wrong_plan_fails_once(bench: Workbench, step: tuple[str, dict[str, An
     assert words in run["error_message"]
 
 
+@pytest.mark.parametrize("name", ["os.system", "__import__", "../etc/passwd", "cposix\nsystem\n."])
+def test_a_hostile_name_written_past_the_api_leads_nowhere(bench: Workbench, name: str) -> None:
+    bench.pipeline("films", "SELECT 1", tasks=plan(QUERY, ("keep_rows", {})), target_key=["id"])
+    bench.admin.execute("UPDATE etl.etl_pipeline_tasks SET body = %s WHERE task_type = 'PYTHON'", [name])
+    run = bench.run("films")
+    assert (run["status"], run["error_code"], run["attempts"]) == ("FAILED", "invalid", 1)
+    assert "is not the name of a Python step" in run["error_message"]
+
+
 def test_lookup_runs_with_the_rights_of_a_source_query(bench: Workbench) -> None:
     bench.source(
         "CREATE TABLE content.genre (name text PRIMARY KEY, label text); INSERT INTO content.genre VALUES ('g1', 'One')"

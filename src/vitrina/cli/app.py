@@ -53,6 +53,7 @@ app.command(rich_help_panel=WORK)(checks.validate)
 app.command(rich_help_panel=WORK)(checks.preview)
 app.command(rich_help_panel=WORK)(checks.reconcile)
 app.add_typer(catalog.transforms, name="transforms", rich_help_panel=WORK)
+app.add_typer(catalog.transforms, name="transform", hidden=True)
 app.add_typer(catalog.dead_letters, name="dead-letters", rich_help_panel=WORK)
 
 app.command(rich_help_panel=FILES)(manifests.export)

@@ -4,13 +4,15 @@ from typing import Annotated
 
 import typer
 
-from vitrina.cli import remote
+from vitrina.cli import remote, steps
 from vitrina.cli.output import Column, Format, Output, show_list, show_one
 from vitrina.cli.remote import OptionalPipelineName
 from vitrina.errors import NotFound
 
 transforms = typer.Typer(help="Python steps that runners have.", no_args_is_help=True, rich_markup_mode=None)
 dead_letters = typer.Typer(help="Documents that a target refused.", no_args_is_help=True, rich_markup_mode=None)
+
+transforms.command(name="test")(steps.try_step)
 
 # How many are looked through for one number.
 LETTERS_SEARCHED = 10_000

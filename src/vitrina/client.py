@@ -24,6 +24,7 @@ PREFIX = "/api/v1"
 _CONNECT_ATTEMPTS = 3
 _CONNECT_PAUSE_SECONDS = 0.2
 _PAGE = 200
+_LOG_PAGE = 500
 # Shorter than any server keeps an idle connection, so that no request meets one that is just being closed.
 _IDLE_SECONDS = 3.0
 
@@ -180,9 +181,16 @@ class Client:
     def get_run(self, run_id: str | UUID) -> answers.Run:
         return self._ask(answers.Run, "GET", f"/runs/{_quoted(run_id)}")
 
-    def run_log(self, run_id: str | UUID, *, after: int = 0) -> list[answers.Event]:
-        """What the run told about itself, oldest first, behind event `after`."""
-        return self._ask(Page[answers.Event], "GET", f"/runs/{_quoted(run_id)}/logs", params={"after": after}).items
+    def run_log(self, run_id: str | UUID, *, after: int = 0, level: str = "info") -> list[answers.LogLine]:
+        """What the run told about itself, oldest first, behind line `after`, from `level` upward."""
+        path, lines = f"/runs/{_quoted(run_id)}/logs", list[answers.LogLine]()
+        while True:
+            asked = {"after": after, "level": level, "limit": _LOG_PAGE}
+            found = self._ask(Page[answers.LogLine], "GET", path, params=asked).items
+            lines += found
+            if len(found) < _LOG_PAGE:
+                return lines
+            after = found[-1].id
 
     def wait_for_run(
         self,

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from uuid import uuid4
 
 import httpx
@@ -16,7 +17,7 @@ from vitrina.services.callers import Caller, Role
 from vitrina.settings import Settings
 from vitrina.status import RunStatus, Status
 from vitrina.store import database as postgres
-from vitrina.store import events, leases, runners
+from vitrina.store import events, leases, run_logs, runners
 from vitrina.store.database import Connection
 
 
@@ -252,16 +253,26 @@ def test_events_come_in_order_whatever_order_they_are_committed_in(
     stream.close()
 
 
-def test_a_run_s_own_events_are_its_log(client: Client, api_metastore: Connection) -> None:
+def test_a_run_s_lines_are_its_log(client: Client, api_metastore: Connection) -> None:
     client.create_pipeline(DEFINITION)
     client.run("films")
     claim = leases.claim_next(api_metastore, uuid4(), 30)
     assert claim
-    for number in range(3):
-        events.publish(api_metastore, "batch", {"run_id": str(claim.run_id), "batch_no": number})
+    levels = ["info", "info", "warning", "error"]
+    now = datetime.now(UTC)
+    run_logs.insert(
+        api_metastore,
+        [
+            run_logs.Line(claim.run_id, now, level, "batch.done", f'{{"batch_no": {n}}}')
+            for n, level in enumerate(levels)
+        ],
+    )
     log = client.run_log(claim.run_id)
-    assert [entry.payload["batch_no"] for entry in log[1:]] == [0, 1, 2]
-    assert [entry.payload["batch_no"] for entry in client.run_log(claim.run_id, after=log[2].id)] == [2]
+    assert [line.payload["batch_no"] for line in log] == [0, 1, 2, 3]
+    assert [line.payload["batch_no"] for line in client.run_log(claim.run_id, after=log[1].id)] == [2, 3]
+    assert [line.level for line in client.run_log(claim.run_id, level="warning")] == ["warning", "error"]
+    run_logs.trim(api_metastore, [claim.run_id], keep=1)
+    assert [line.payload["batch_no"] for line in client.run_log(claim.run_id)] == [3]
 
 
 class in_background:  # noqa: N801 - reads as a verb
@@ -318,6 +329,6 @@ def test_runs_and_runners_tell_of_their_beginning_and_end(client: Client, api_me
             ("runner", "gone"),
         ]
     )
-    log = client.run_log(claim.run_id)
-    assert [entry.payload["status"] for entry in log] == ["RUNNING", "FAILED"]
-    assert (log[1].payload["error_code"], log[1].payload["pipeline"]) == ("bad_key", "films")
+    [started, ended] = [event.payload for event in told if event.topic == "run"]
+    assert (started["run_id"], started["status"]) == (str(claim.run_id), "RUNNING")
+    assert (ended["status"], ended["error_code"], ended["pipeline"]) == ("FAILED", "bad_key", "films")

@@ -354,7 +354,10 @@ def test_the_log_of_a_run_tells_its_story(installation: Installation) -> None:
     name = installation.create()
     installation.done("run", name, "--wait")
     followed = installation.done("logs", name, "--follow")
-    assert followed.count("\n") >= 1
+    told = [line.split()[2] for line in followed.splitlines()]
+    assert told[0] == "run.started"
+    assert {"run.planned", "run.published", "run.ended"} <= set(told)
+    assert installation.done("logs", name, "--level", "error").splitlines()[:-1] == []
     run_id = installation.data("runs", name)[0]["id"]
     assert installation.done("logs", name, "--run", run_id[:8]) == followed
     assert installation.vitrina("logs", name, "--run", "ffffffff").returncode == 2

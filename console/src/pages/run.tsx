@@ -150,7 +150,7 @@ function Retry({ run, again }: { run: Run; again?: boolean }) {
 
 function Batches({ log }: { log: LiveEvent[] }) {
   const points = log
-    .filter((event) => event.topic === "progress")
+    .filter((event) => event.topic === "batch.done")
     .map((event) => ({ at: Date.parse(event.at), rows: Number(event.payload["rows_read"]) }));
   if (points.length < 2) return null;
   return (

@@ -16,13 +16,15 @@ from vitrina.cli.remote import OptionalPipelineName, PipelineName
 from vitrina.errors import NotFound
 
 if TYPE_CHECKING:
-    from vitrina.answers import Event, Run, RunAccepted
+    from vitrina.answers import LogLine, Run, RunAccepted
     from vitrina.client import Client
 
 FOLLOW_SECONDS = 0.5
 SHORT_ID = 8
 # Stands in every line of a run's log.
-KNOWN = ("run_id", "pipeline", "pipeline_id")
+KNOWN = ("run_id", "pipeline", "pipeline_id", "epoch")
+# Lines reach the API a moment after they were written, the last ones after the run's end.
+LAST_LINES_SECONDS = 1.5
 # How far back a shortened id of a run is looked for.
 RUNS_SEARCHED = 1000
 
@@ -106,26 +108,34 @@ def logs(
     pipeline: PipelineName,
     run_id: Annotated[str | None, typer.Option("--run", help="Id of a run, or its beginning; the latest run.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run ends.")] = False,
+    level: Annotated[str, typer.Option(help="info, warning or error: this and more serious.")] = "info",
     output: Output = Format.TABLE,
 ) -> None:
     """Show what a run told about itself."""
     with remote.api() as client:
         found = find_run(client, pipeline, run_id)
-        seen = client.run_log(found.id)
+        _await_last_lines(found)
+        seen = client.run_log(found.id, level=level)
         if output is not Format.TABLE and not follow:
             show_data(seen, output)
             return
-        print_line(found.started_at, "started", f"by {found.trigger}, version {found.pipeline_version}")
-        print_events(seen)
+        print_lines(seen)
         while follow and is_open(found):
             time.sleep(FOLLOW_SECONDS)
             # Looked at before its lines: none that came before the end may be missed.
             found = client.get_run(found.id)
-            later = client.run_log(found.id, after=seen[-1].id if seen else 0)
-            print_events(later)
+            _await_last_lines(found)
+            later = client.run_log(found.id, after=seen[-1].id if seen else 0, level=level)
+            print_lines(later)
             seen = later or seen
         if found.finished_at is not None:
             print_line(found.finished_at, found.status, _outcome(found))
+
+
+def _await_last_lines(run: "Run") -> None:
+    if run.finished_at is not None:
+        since_end = (datetime.now(UTC) - run.finished_at).total_seconds()
+        time.sleep(min(max(LAST_LINES_SECONDS - since_end, 0), LAST_LINES_SECONDS))
 
 
 def find_run(client: "Client", pipeline: str, run_id: str | None) -> "Run":
@@ -163,14 +173,14 @@ def is_open(found: "Run") -> bool:
     return found.status == RunStatus.RUNNING
 
 
-def print_events(events: "list[Event]") -> None:
-    for event in events:
-        told = {name: value for name, value in event.payload.items() if name not in KNOWN and value is not None}
-        print_line(event.at, event.topic, "  ".join(f"{name}={text(value)}" for name, value in told.items()))
+def print_lines(lines: "list[LogLine]") -> None:
+    for line in lines:
+        told = {name: value for name, value in line.payload.items() if name not in KNOWN and value is not None}
+        print_line(line.at, line.topic, "  ".join(f"{name}={text(value)}" for name, value in told.items()))
 
 
 def print_line(at: datetime, topic: str, details: str) -> None:
-    print(f"{text(at)}  {topic:<10}  {details}", flush=True)
+    print(f"{text(at)}  {topic:<14}  {details}", flush=True)
 
 
 def _outcome(run: "Run") -> str:

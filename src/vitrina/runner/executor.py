@@ -490,6 +490,7 @@ class Run:
             "batch.done",
             batch_no=filled.number,
             rows=filled.rows,
+            rows_read=self._meter.counters.rows_read,
             duration_ms=self._meter.last_batch_ms,
         )
         self._meter.progressed()

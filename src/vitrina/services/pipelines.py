@@ -5,6 +5,7 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
+import structlog
 
 from vitrina import status
 from vitrina.definition import LOCKED_WHILE_RUNNING, Definition
@@ -400,6 +401,15 @@ def _set_enabled(connection: Connection, caller: Caller, id_or_name: str | UUID,
 
 
 def _record_move(connection: Connection, caller: Caller, action: str, before: Row, after: Row) -> None:
+    if before["status"] != after["status"]:
+        structlog.get_logger("vitrina.services").info(
+            "status.moved",
+            pipeline=after["name"],
+            pipeline_id=str(after["id"]),
+            source=before["status"],
+            target=after["status"],
+            caller=caller.name,
+        )
     audit.record(
         connection,
         caller,

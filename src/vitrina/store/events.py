@@ -1,7 +1,6 @@
 """Statements on `etl_events`: what listeners are told. Status moves are written by a trigger, the rest from here."""
 
 from typing import Any
-from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
@@ -15,17 +14,6 @@ def publish(connection: Connection, topic: str, payload: dict[str, Any]) -> None
 def list_after(connection: Connection, event_id: int, *, limit: int = 500) -> list[dict[str, Any]]:
     return connection.execute(
         "SELECT id, at, topic, payload FROM etl.etl_events WHERE id > %s ORDER BY id LIMIT %s", [event_id, limit]
-    ).fetchall()
-
-
-def list_of_run(connection: Connection, run_id: UUID, *, after_id: int, limit: int) -> list[dict[str, Any]]:
-    """What one run told about itself, oldest first."""
-    return connection.execute(
-        """
-        SELECT id, at, topic, payload FROM etl.etl_events
-        WHERE id > %s AND payload ->> 'run_id' = %s ORDER BY id LIMIT %s
-        """,
-        [after_id, str(run_id), limit],
     ).fetchall()
 
 

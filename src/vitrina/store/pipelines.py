@@ -210,11 +210,6 @@ def list_targets(connection: Connection) -> list[Row]:
     ).fetchall()
 
 
-def count_by_status(connection: Connection) -> dict[str, int]:
-    rows = connection.execute("SELECT status, count(*) AS pipelines FROM etl.etl_pipelines GROUP BY 1").fetchall()
-    return {row["status"]: row["pipelines"] for row in rows}
-
-
 def delete(connection: Connection, pipeline_id: UUID) -> bool:
     """False while a runner works on it."""
     return bool(

@@ -1,7 +1,7 @@
 """`/pipelines/{id}/status | state | lag | runs`, `/runs`, `/requests`: what is going on and what was."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query
@@ -15,10 +15,13 @@ from vitrina.api.state import AppState, State
 from vitrina.errors import NotFound
 from vitrina.services import pipelines, reports, requests
 from vitrina.status import RunStatus, Trigger
-from vitrina.store import events, runs
+from vitrina.store import run_logs, runs
 
 of_pipeline = APIRouter(tags=["reports"], route_class=GuardedRoute)
 router = APIRouter(tags=["reports"], route_class=GuardedRoute)
+
+LogLevel = Literal["info", "warning", "error"]
+LOG_LEVELS: tuple[LogLevel, ...] = ("info", "warning", "error")
 
 RunStatuses = Annotated[list[RunStatus], Query(description="One of these.")]
 Triggers = Annotated[list[Trigger], Query(description="One of these.")]
@@ -106,15 +109,20 @@ def get_run_log(
     state: State,
     caller: Viewer,
     run_id: UUID,
-    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Only what came behind this event.")] = 0,
+    level: Annotated[LogLevel, Query(description="This level and the more serious ones.")] = "info",
+    after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Only what came behind this line.")] = 0,
     limit: paging.Limit = paging.MAX_LIMIT,
-) -> Page[answers.Event]:
-    """What the run told about itself, oldest first; kept for the operator's `VITRINA_EVENTS_RETENTION_HOURS`."""
+) -> Page[answers.LogLine]:
+    """What the run told about itself, oldest first. To follow it, ask again with `after` the last line's id.
+
+    Kept for the operator's `VITRINA_LOGS_RETENTION_DAYS`; of a very long log the newest lines stay.
+    """
     with state.pool.connection() as connection:
         if runs.find(connection, run_id) is None:
             raise NotFound(f"there is no run {run_id}; `GET /runs` lists the ones that are kept")
-        found = events.list_of_run(connection, run_id, after_id=after, limit=limit)
-    return Page(items=[answers.Event.model_validate(event) for event in found], next_cursor=None)
+        levels = LOG_LEVELS[LOG_LEVELS.index(level) :]
+        found = run_logs.list_of_run(connection, run_id, levels=levels, after_id=after, limit=limit)
+    return Page(items=[answers.LogLine.model_validate(line) for line in found], next_cursor=None)
 
 
 @router.get("/requests/{request_id}")

@@ -150,12 +150,12 @@ def test_drift_is_told_when_a_reconciliation_finds_some(
     for rows in (0, 3):
         workbench.sql(f"INSERT INTO etl.etl_requests (kind, pipeline_id) VALUES ('reconcile', '{pipeline_id}')")
         workbench.sql(
-            f"""UPDATE etl.etl_requests SET status = 'DONE', result = '{{"different_rows": {rows}}}'
+            f"""UPDATE etl.etl_requests SET status = 'DONE', result = '{{"differences": {rows}}}'
                 WHERE status = 'QUEUED'"""
         )
     assert courier(told).deliver_due(workbench.metastore) == 1
     [got] = receiver.at("/hook")
-    assert json.loads(got.body)["data"]["different_rows"] == 3
+    assert json.loads(got.body)["data"]["differences"] == 3
 
 
 def fail_by_hand(workbench: Workbench, pipeline_id: UUID) -> None:

@@ -164,7 +164,7 @@ def slack_text(message: Row) -> str:
         return (
             f":large_green_circle: Pipeline *{name}* works again; it was failing since {details.get('failing_since')}"
         )
-    rows = details.get("different_rows")
+    rows = details.get("differences")
     return f":large_yellow_circle: The mart of pipeline *{name}* differs from its source in {rows} rows"
 
 

@@ -71,12 +71,12 @@ END $$;
 CREATE TRIGGER notify_of_recovery AFTER UPDATE OF status ON etl.etl_runs
     FOR EACH ROW WHEN (NEW.status = 'SUCCESS' AND OLD.status <> 'SUCCESS') EXECUTE FUNCTION etl.notify_of_recovery();
 
--- A reconciliation's result says in `different_rows` how many rows of the mart are not as the source has them.
+-- A reconciliation's result says in `differences` how many rows of the mart are not as the source has them.
 CREATE FUNCTION etl.notify_of_drift() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF jsonb_typeof(NEW.result -> 'different_rows') = 'number' AND (NEW.result ->> 'different_rows')::numeric > 0 THEN
+    IF jsonb_typeof(NEW.result -> 'differences') = 'number' AND (NEW.result ->> 'differences')::numeric > 0 THEN
         INSERT INTO etl.etl_notifications (kind, pipeline_id, payload)
-        VALUES ('drift', NEW.pipeline_id, jsonb_build_object('different_rows', NEW.result -> 'different_rows'));
+        VALUES ('drift', NEW.pipeline_id, jsonb_build_object('differences', NEW.result -> 'differences'));
     END IF;
     RETURN NULL;
 END $$;

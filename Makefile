@@ -27,8 +27,9 @@ setup: ## Make .venv with everything in it, and the console (done by the other c
 	@./scripts/build-console
 
 .PHONY: demo
-demo: setup ## Make the demo cinema, run its pipelines, show the marts
-	@exec .venv/bin/vitrina demo
+demo: setup ## Make the demo cinema, run its pipelines, show the marts (SEARCH=1: search indexes too)
+	@$(if $(SEARCH),./scripts/install-system-packages java)
+	@exec .venv/bin/vitrina demo $(if $(SEARCH),--search)
 
 .PHONY: dev
 dev: setup ## Serve the API and run pipelines until Ctrl-C (PORT=8000; SEARCH=1 adds a search server)

@@ -68,6 +68,13 @@ GROUP BY a.user_id""",
     },
 )
 
+# The same queries as the marts of the seeds, into search indexes.
+SEARCH_PIPELINES = {
+    "film_dim_search": ("film_dim_full", "es:film_dim"),
+    "film_rating_agg_search": ("film_rating_agg_full", "es:film_rating_agg"),
+}
+SEARCHED_FOR = "star wars"
+
 MARTS = {
     "analytics.film_dim": "SELECT title, rating, type, creation_date, genres, directors, actors"
     " FROM analytics.film_dim ORDER BY title, film_id LIMIT %s",
@@ -82,6 +89,8 @@ def demo(
     ] = None,
     ratings: Annotated[int | None, typer.Option(help="Generate this many ratings. [default: 50 a film]", min=0)] = None,
     seed: Annotated[int, typer.Option(help="The same seed generates the same cinema.")] = 1,
+    *,
+    search: Annotated[bool, typer.Option("--search", help="Start a search server and fill its indexes too.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Make a demo cinema, run its pipelines, show the marts."""
@@ -89,11 +98,13 @@ def demo(
         settings = local.load_settings(auth="off")
         with stack.migrated_database(settings) as (found, _):
             _load_cinema(found, films, ratings, seed)
-            ended = _run_pipelines(found)
-            marts = _first_rows(found)
+            ended, hits = _run_pipelines(found, with_search=search)
+            marts = _first_rows(found) | ({f'search for "{SEARCHED_FOR}"': hits} if hits is not None else {})
     _show(ended, marts, output)
     if not all(map(succeeded, ended)):
         raise typer.Exit(ExitCode.FAILED)
+    if hits is None:
+        local.say("search: `make demo SEARCH=1` fills Elasticsearch indexes too, or set ELASTICSEARCH_URL")
     local.say("next: `make dev` serves this cinema with the console and the API documentation")
 
 
@@ -118,14 +129,20 @@ def _load_cinema(settings: "Settings", films: int | None, ratings: int | None, s
     local.say(f"cinema: {', '.join(f'{rows[table]:,} {name}' for name, table in COUNTED.items())}")
 
 
-def _run_pipelines(settings: "Settings") -> "list[Run]":
+def _run_pipelines(settings: "Settings", *, with_search: bool) -> "tuple[list[Run], list[dict[str, Any]] | None]":
     from vitrina.client import Client
 
-    with stack.running(settings, ANY_PORT, _keep_quiet) as running, Client(running.url) as client:
+    with (
+        stack.running(settings, ANY_PORT, _keep_quiet, with_search=with_search) as running,
+        Client(running.url) as client,
+    ):
         local.say(f"API and runner: up on {running.url}")
+        configured = settings.elasticsearch_url
+        search_url = running.search_url or (configured.get_secret_value() if configured else None)
         try:
-            _create_missing(client)
-            return _run_all(client, running)
+            _create_missing(client, searchable=search_url is not None)
+            ended = _run_all(client, running, searchable=search_url is not None)
+            return ended, _search(settings, search_url) if search_url else None
         except CannotConnect:
             # The reason stands in what the process said before it ended, if it did.
             running.children.raise_if_ended()
@@ -136,18 +153,24 @@ def _keep_quiet(name: str, line: str) -> None:
     """The logs of API and runner are shown only if something goes wrong."""
 
 
-def _create_missing(client: "Client") -> None:
-    existing = {pipeline.name for pipeline in client.list_pipelines()}
-    for definition in INCREMENTAL_PIPELINES:
+def _create_missing(client: "Client", *, searchable: bool) -> None:
+    existing = {pipeline.name: pipeline for pipeline in client.list_pipelines()}
+    wanted = list(INCREMENTAL_PIPELINES)
+    for name, (model, target) in SEARCH_PIPELINES.items() if searchable else ():
+        query = existing[model].source_query
+        wanted.append({"name": name, "source_query": query, "target_table": target, "target_key": ["film_id"]})
+    for definition in wanted:
         if definition["name"] not in existing:
             client.create_pipeline(definition)
-            local.say(f"pipeline {definition['name']}: created, incremental, into {definition['target_table']}")
+            mode = definition.get("mode", "full")
+            local.say(f"pipeline {definition['name']}: created, {mode}, into {definition['target_table']}")
 
 
-def _run_all(client: "Client", running: stack.Stack) -> "list[Run]":
+def _run_all(client: "Client", running: stack.Stack, *, searchable: bool) -> "list[Run]":
     from concurrent.futures import ThreadPoolExecutor
 
     names = [*SEED_PIPELINES, *(definition["name"] for definition in INCREMENTAL_PIPELINES)]
+    names += SEARCH_PIPELINES if searchable else ()
     with watching() as watcher, ThreadPoolExecutor(len(names)) as pool:
         return list(pool.map(lambda name: _run_one(client, running, watcher, name), names))
 
@@ -161,6 +184,24 @@ def _run_one(client: "Client", running: stack.Stack, watcher: Watcher, name: str
     ended = client.wait_for_run(name, requested_at=accepted.run_requested_at, on_progress=look, poll_seconds=0.2)
     watcher.finish(ended)
     return ended
+
+
+def _search(settings: "Settings", url: str) -> list[dict[str, Any]]:
+    """What somebody who types into the cinema's search box would get."""
+    from pydantic import SecretStr
+
+    from vitrina.adapters.writers.search.writer import open_client
+
+    client = open_client(settings.model_copy(update={"elasticsearch_url": SecretStr(url)}))
+    try:
+        query = {"size": ROWS_SHOWN, "query": {"match": {"title": {"query": SEARCHED_FOR, "operator": "and"}}}}
+        hits = client.search("film_dim", query)["hits"]["hits"]
+    finally:
+        client.close()
+    return [
+        {"score": round(hit["_score"], 2), **{name: hit["_source"][name] for name in ("title", "rating", "genres")}}
+        for hit in hits
+    ]
 
 
 def _first_rows(settings: "Settings") -> dict[str, list[dict[str, Any]]]:

@@ -21,8 +21,8 @@ def list_pipelines(connection: Connection) -> list[Row]:
                extract(epoch FROM clock_timestamp() - work.updated_at)::float8 AS progress_age,
                failed.error_code,
                coalesce(letters.open, 0) AS dead_letters,
-               CASE WHEN jsonb_typeof(checked.result -> 'repair' -> 'remaining') = 'number'
-                    THEN (checked.result -> 'repair' ->> 'remaining')::float8
+               CASE WHEN jsonb_typeof(checked.result -> 'remaining') = 'number'
+                    THEN (checked.result ->> 'remaining')::float8
                     WHEN jsonb_typeof(checked.result -> 'differences') = 'number'
                     THEN (checked.result ->> 'differences')::float8 END AS drift_rows
         FROM etl.etl_pipelines p

@@ -386,6 +386,40 @@ def test_requests_that_nobody_takes_up_expire(api: httpx.Client, api_metastore: 
     assert api.get(f"{FILMS}/reconcile").json()["id"] != first["id"]
 
 
+def test_differences_are_downloaded_and_nothing_is_repaired_beside_a_run(
+    api: httpx.Client, api_metastore: Connection
+) -> None:
+    create(api)
+    assert api.get(f"{FILMS}/reconcile/differences").status_code == 404
+    wish = {"level": "sample", "repair": True, "limit": 5}
+    assert api.post(f"{FILMS}/reconcile", json=wish).status_code == 202
+    runner = uuid4()
+    taken = requests.claim_next(api_metastore, runner, 30)
+    assert taken
+    assert (taken["kind"], taken["payload"]) == ("reconcile", wish)
+    keys = [
+        {"kind": "differing", "key": {"id": "1"}, "columns": {"title": {"source": 'a "b", c', "target": None}}},
+        {"kind": "extra", "key": {"id": "2"}, "columns": {}},
+    ]
+    requests.finish(api_metastore, taken["id"], runner, result={"keys": keys}, error=None)
+
+    assert api.get(f"{FILMS}/reconcile/differences").json() == keys
+    file = api.get(f"{FILMS}/reconcile/differences", params={"format": "csv"})
+    assert file.headers["content-type"].startswith("text/csv")
+    assert "films-differences.csv" in file.headers["content-disposition"]
+    assert file.text.splitlines() == [
+        '"kind","id","column","source","target"',
+        '"differing","1","title","a ""b"", c",',
+        '"extra","2",,,',
+    ]
+    api.post(f"{FILMS}/run").raise_for_status()
+    refused = api.post(f"{FILMS}/reconcile", json=wish)
+    assert refused.status_code == 409
+    assert "nothing is repaired beside a run" in refused.json()["detail"]
+    assert api.post(f"{FILMS}/reconcile", json={"level": "quick"}).status_code == 202
+    assert api.post(f"{FILMS}/reconcile", json={"level": "deep"}).status_code == 422
+
+
 # --- the installation ---------------------------------------------------------------------------------------------
 
 

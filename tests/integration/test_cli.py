@@ -363,6 +363,24 @@ def test_the_log_of_a_run_tells_its_story(installation: Installation) -> None:
     assert installation.vitrina("logs", name, "--run", "ffffffff").returncode == 2
 
 
+def test_reconcile_ends_with_1_on_differences_and_repairs_them(installation: Installation) -> None:
+    name = installation.create()
+    installation.done("run", name, "--wait")
+    assert "result     equal" in installation.done("reconcile", name, "--level", "quick")
+    installation.ask(f"UPDATE analytics.{name} SET title = 'Wrong' WHERE title = 'Film 7'")
+
+    found = installation.vitrina("reconcile", name)
+    assert found.returncode == 1
+    assert found.stdout.splitlines()[0].split() == ["DIFFERENCE", "FILM_ID", "COLUMN", "SOURCE", "TARGET"]
+    assert re.search(r"^differing +\S+ +title +Film 7 +Wrong$", found.stdout, re.MULTILINE)
+    assert "--repair would write 1 rows and delete 0" in found.stdout
+
+    repaired = installation.data("reconcile", name, "--repair")
+    assert (repaired["differing"], repaired["repair"]["updated"], repaired["remaining"]) == (1, 1, 0)
+    assert installation.data("reconcile", name)["equal"]
+    installation.done("pipelines", "delete", name, "--yes")
+
+
 def test_validate_and_preview_look_without_writing(installation: Installation) -> None:
     name = installation.create()
     assert installation.done("validate", name).startswith("valid")

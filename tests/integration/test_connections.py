@@ -115,3 +115,37 @@ def test_a_connection_nobody_configured_is_named(bench: Workbench) -> None:
 
     assert run["status"] == "FAILED"
     assert "VITRINA_CONN_NOWHERE" in run["error_message"]
+
+
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_a_mart_on_another_server_is_reconciled_and_repaired(
+    bench: Workbench, warehouse: postgres.Connection, mode: str
+) -> None:
+    bench.source(FILMS + "ALTER TABLE content.film_work ADD ratio double precision, ADD note bytea, ADD took interval;")
+    bench.sql(
+        "UPDATE content.film_work SET ratio = id / 3.0, note = decode(md5(id::text), 'hex'),"
+        " took = make_interval(mins => id)"
+    )
+    bench.pipeline(
+        "films",
+        QUERY.replace("modified", "modified, ratio, note, took"),
+        target_key=["id"],
+        mode=mode,
+        incremental_key="modified" if mode == "incremental" else None,
+        options={"target_connection": "warehouse", "cursor_clock": "database"},
+    )
+    assert bench.run("films")["status"] == "SUCCESS"
+    equal = bench.reconcile("films")
+    assert (equal["equal"], equal["source"]["rows"]) == (True, 500)
+    warehouse.execute("DELETE FROM analytics.films WHERE id = 1")
+    warehouse.execute("UPDATE analytics.films SET modified = modified + interval '1 microsecond' WHERE id = 2")
+    warehouse.execute("UPDATE analytics.films SET rating = NULL WHERE id = 3")
+    warehouse.execute("UPDATE analytics.films SET id = 1000 WHERE id = 4")
+
+    found = bench.reconcile("films", repair=True)
+
+    assert (found["missing"], found["extra"], found["differing"], found["remaining"]) == (2, 1, 2, 0)
+    assert bench.reconcile("films")["equal"]
+    [ledger] = warehouse.execute("SELECT epoch, batch_no FROM etl_stage.ledger").fetchall()
+    [mirror] = bench.sql("SELECT epoch, batch_no FROM etl.etl_state")
+    assert ledger == mirror

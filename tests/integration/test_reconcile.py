@@ -1,10 +1,7 @@
 """A mart is held against its source: every kind of difference is found and repaired, and none is made up."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from uuid import uuid4
 
 import psycopg
 import pytest
@@ -12,11 +9,8 @@ import pytest
 from tests.support.workbench import Workbench
 from vitrina.errors import Conflict, FatalError, ShrinkRefused
 from vitrina.runner import reconciliation
-from vitrina.runner.control import RunControl
 from vitrina.settings import Settings
 from vitrina.store import database as postgres
-from vitrina.store import pipelines
-from vitrina.store.leases import Claim
 
 ROWS = 50_000
 QUERY = "SELECT id, title, rating, genres, seen, modified FROM content.film_work"
@@ -29,22 +23,6 @@ SELECT md5(i::text)::uuid, 'Film ' || i, (i % 100) / 10.0, ARRAY['g' || i % 3, '
        timestamptz '2024-01-01 00:00:00.123456' + make_interval(secs => i)
 FROM generate_series(1, {ROWS}) AS i;
 """
-
-
-@contextmanager
-def hold(claim: Claim, claimed_at: float) -> Iterator[RunControl]:
-    control = RunControl(30, threading.Event(), claimed_at=claimed_at)
-    try:
-        yield control
-    finally:
-        control.release()
-
-
-def reconcile(bench: Workbench, name: str, **wish: Any) -> dict[str, Any]:
-    row = pipelines.find(bench.metastore, name)
-    assert row is not None
-    request = {"pipeline_id": row["id"], "runner_id": uuid4(), "payload": wish}
-    return reconciliation.reconcile(request, bench.metastore, bench.settings, hold, confirm_after_seconds=0.05)
 
 
 def key(number: int) -> str:
@@ -76,11 +54,11 @@ def test_every_kind_of_difference_is_found_and_repaired(workbench: Workbench, mo
     cursor = {"incremental_key": "modified", "incremental_id_key": "id"} if mode == "incremental" else {}
     workbench.pipeline("films", QUERY, target_key=["id"], mode=mode, options={"cursor_clock": "database"}, **cursor)
     assert workbench.run("films")["status"] == "SUCCESS"
-    equal = reconcile(workbench, "films")
+    equal = workbench.reconcile("films")
     assert (equal["equal"], equal["differences"], equal["source"]["rows"]) == (True, 0, ROWS)
 
     spoil(workbench, "analytics.films")
-    found = reconcile(workbench, "films")
+    found = workbench.reconcile("films")
 
     assert counts(found) == (2, 2, 5, 0)
     assert (found["differences"], found["repair"]) == (9, {"done": False, "upserts": 7, "deletes": 2})
@@ -91,14 +69,14 @@ def test_every_kind_of_difference_is_found_and_repaired(workbench: Workbench, mo
     assert columns["genres"] == {"source": "{g0,h6}", "target": "{h6,g0}"}
     assert workbench.differences(QUERY, "analytics.films") > 0, "a dry run changes nothing"
 
-    repaired = reconcile(workbench, "films", repair=True)
+    repaired = workbench.reconcile("films", repair=True)
 
     assert repaired["repair"] | {"run_id": None} == {
         "done": True, "inserted": 2, "updated": 5, "deleted": 2, "unchanged": 0, "keys": 9, "paused": False,
         "remaining": 0, "run_id": None,
     }  # fmt: skip
     assert workbench.differences(QUERY, "analytics.films") == 0
-    assert reconcile(workbench, "films")["equal"]
+    assert workbench.reconcile("films")["equal"]
     assert workbench.status("films") == "IDLE"
 
 
@@ -115,11 +93,11 @@ def films(bench: Workbench, *, mode: str = "full", **fields: Any) -> None:
 
 def test_quick_tells_counts_and_ends(workbench: Workbench) -> None:
     films(workbench)
-    equal = reconcile(workbench, "films", level="quick")
+    equal = workbench.reconcile("films", level="quick")
     assert (equal["equal"], equal["source"]["rows"], equal["target"]["rows"]) == (True, 500, 500)
 
     workbench.sql("DELETE FROM analytics.films WHERE id = (SELECT id FROM analytics.films ORDER BY id DESC LIMIT 1)")
-    found = reconcile(workbench, "films", level="quick")
+    found = workbench.reconcile("films", level="quick")
 
     assert (found["equal"], found["differences"], found["looks"]) == (False, 2, 2)
     assert found["findings"][0] == "the mart has 499 rows, the source 500 that must be in it"
@@ -128,11 +106,11 @@ def test_quick_tells_counts_and_ends(workbench: Workbench) -> None:
 
 def test_a_sample_of_all_keys_misses_nothing(workbench: Workbench) -> None:
     films(workbench)
-    assert reconcile(workbench, "films", level="sample")["equal"]
+    assert workbench.reconcile("films", level="sample")["equal"]
 
     spoil(workbench, "analytics.films")
 
-    assert counts(reconcile(workbench, "films", level="sample", keys=5000)) == (2, 2, 5, 0)
+    assert counts(workbench.reconcile("films", level="sample", keys=5000)) == (2, 2, 5, 0)
 
 
 def test_rows_behind_the_checkpoint_are_in_flight_and_not_drift(workbench: Workbench) -> None:
@@ -143,7 +121,7 @@ def test_rows_behind_the_checkpoint_are_in_flight_and_not_drift(workbench: Workb
     # Changed without saying so: no pass will ever read it.
     workbench.sql(f"UPDATE content.film_work SET title = 'Unsaid' WHERE id = {key(3)}")
 
-    found = reconcile(workbench, "films")
+    found = workbench.reconcile("films")
 
     assert counts(found) == (0, 0, 2, 2)
     assert {one["columns"]["title"]["target"] for one in found["keys"]} == {"Drifted", "Film 3"}
@@ -154,7 +132,7 @@ def test_a_row_deleted_in_the_source_of_an_incremental_pipeline_is_extra(workben
     workbench.sql(f"DELETE FROM content.film_work WHERE id = {key(9)}")
     assert workbench.run("films")["status"] == "SUCCESS"
 
-    assert counts(reconcile(workbench, "films", repair=True)) == (0, 1, 0, 0)
+    assert counts(workbench.reconcile("films", repair=True)) == (0, 1, 0, 0)
     assert workbench.differences(QUERY, "analytics.films") == 0
 
 
@@ -163,14 +141,14 @@ def test_nothing_is_repaired_beside_a_run(workbench: Workbench) -> None:
     spoil(workbench, "analytics.films")
     workbench.request("films")
     with pytest.raises(Conflict, match="RUN_REQUESTED"):
-        reconcile(workbench, "films", repair=True)
+        workbench.reconcile("films", repair=True)
     claim = workbench.claim()
     with pytest.raises(Conflict, match="RUNNING"):
-        reconcile(workbench, "films", repair=True)
+        workbench.reconcile("films", repair=True)
     assert workbench.differences(QUERY, "analytics.films") > 0
 
     # A load at work will bring all of it: nobody needs to be woken.
-    found = reconcile(workbench, "films")
+    found = workbench.reconcile("films")
     assert (found["equal"], found["in_flight"]) == (True, 9)
 
     workbench.perform(claim)
@@ -182,7 +160,7 @@ def test_a_paused_pipeline_is_repaired_and_stays_paused(workbench: Workbench) ->
     spoil(workbench, "analytics.films")
     workbench.sql("UPDATE etl.etl_pipelines SET status = 'PAUSED'")
 
-    found = reconcile(workbench, "films", repair=True)
+    found = workbench.reconcile("films", repair=True)
 
     assert (found["repair"]["keys"], found["repair"]["paused"], found["remaining"]) == (9, False, 0)
     assert workbench.status("films") == "PAUSED"
@@ -202,7 +180,7 @@ def test_a_repair_can_be_paused_between_batches(workbench: Workbench) -> None:
         """
     )
 
-    found = reconcile(workbench, "films", repair=True)
+    found = workbench.reconcile("films", repair=True)
 
     assert (found["repair"]["keys"], found["repair"]["paused"], found["remaining"]) == (2, True, 7)
     assert workbench.status("films") == "PAUSED"
@@ -214,7 +192,7 @@ def test_a_repair_that_fails_leaves_the_pipeline_as_it_was(workbench: Workbench)
     workbench.sql("ALTER TABLE analytics.films ADD CHECK (title <> 'Film 1') NOT VALID")
 
     with pytest.raises(FatalError, match="violates check constraint"):
-        reconcile(workbench, "films", repair=True)
+        workbench.reconcile("films", repair=True)
 
     run = workbench.last_run("films")
     assert (run["status"], workbench.status("films")) == ("FAILED", "IDLE")
@@ -225,14 +203,14 @@ def test_a_repair_does_not_delete_more_than_a_load_would(workbench: Workbench) -
     workbench.sql("DELETE FROM content.film_work WHERE title > 'Film 2'")
 
     with pytest.raises(ShrinkRefused):
-        reconcile(workbench, "films", repair=True)
+        workbench.reconcile("films", repair=True)
 
 
 def test_rows_of_other_pipelines_in_a_shared_mart_are_left_alone(workbench: Workbench) -> None:
     films(workbench, options={"shared_target": True})
     spoil(workbench, "analytics.films")
 
-    found = reconcile(workbench, "films", repair=True)
+    found = workbench.reconcile("films", repair=True)
 
     assert (counts(found)[:3], found["remaining"]) == ((2, 0, 5), 0)
     assert workbench.sql("SELECT count(*) AS rows FROM analytics.films")[0]["rows"] == 502
@@ -257,13 +235,13 @@ def test_a_key_of_several_columns_and_types(workbench: Workbench) -> None:
     assert workbench.run("scores")["status"] == "SUCCESS"
     # Equal for the key, whatever it looks like.
     workbench.sql("UPDATE analytics.scores SET score = score + 0.00")
-    assert reconcile(workbench, "scores")["equal"]
+    assert workbench.reconcile("scores")["equal"]
 
     workbench.sql("UPDATE analytics.scores SET points = points + 1e-9 WHERE score = 7")
     workbench.sql("UPDATE analytics.scores SET note = note || ' ' WHERE score = 8")
 
-    assert counts(reconcile(workbench, "scores", repair=True)) == (1, 1, 1, 0)
-    assert reconcile(workbench, "scores")["equal"]
+    assert counts(workbench.reconcile("scores", repair=True)) == (1, 1, 1, 0)
+    assert workbench.reconcile("scores")["equal"]
 
 
 def test_what_python_steps_make_is_compared(workbench: Workbench) -> None:
@@ -272,12 +250,12 @@ def test_what_python_steps_make_is_compared(workbench: Workbench) -> None:
         {"order_index": 1, "task_type": "PYTHON", "body": "rename_columns", "params": {"names": {"title": "name"}}},
     ]
     films(workbench, tasks=tasks)
-    assert reconcile(workbench, "films")["equal"]
+    assert workbench.reconcile("films")["equal"]
     workbench.sql(f"UPDATE analytics.films SET name = upper(name) WHERE id = {key(1)}")
     workbench.sql(f"DELETE FROM analytics.films WHERE id = {key(2)}")
 
-    assert counts(reconcile(workbench, "films", repair=True)) == (1, 0, 1, 0)
-    assert reconcile(workbench, "films")["equal"]
+    assert counts(workbench.reconcile("films", repair=True)) == (1, 0, 1, 0)
+    assert workbench.reconcile("films")["equal"]
     assert workbench.sql(
         "SELECT count(*) AS tables FROM pg_tables WHERE schemaname = 'etl_stage' AND tablename ~ '^r_'"
     ) == [{"tables": 0}]
@@ -287,16 +265,16 @@ def test_what_cannot_be_reconciled_is_named(workbench: Workbench) -> None:
     workbench.source(FEW)
     workbench.pipeline("fresh", QUERY, target_key=["id"])
     with pytest.raises(FatalError, match=r"analytics\.fresh does not exist yet: run the pipeline first"):
-        reconcile(workbench, "fresh")
+        workbench.reconcile("fresh")
     workbench.pipeline("found", QUERY, target_table="es:film_dim", target_key=["id"])
     with pytest.raises(FatalError, match="es:film_dim is a search index"):
-        reconcile(workbench, "found")
+        workbench.reconcile("found")
     workbench.pipeline(
         "odd", "SELECT genres, max(id::text) AS id FROM content.film_work GROUP BY 1", target_key=["genres"]
     )
     assert workbench.run("odd")["status"] == "SUCCESS"
     with pytest.raises(FatalError, match=r"key column 'genres' of type text\[\]"):
-        reconcile(workbench, "odd")
+        workbench.reconcile("odd")
 
 
 def test_comparisons_are_scheduled_and_drift_is_told(workbench: Workbench) -> None:
@@ -309,7 +287,7 @@ def test_comparisons_are_scheduled_and_drift_is_told(workbench: Workbench) -> No
     [asked] = workbench.sql("SELECT kind, payload, requested_by FROM etl.etl_requests")
     assert asked == {"kind": "reconcile", "payload": {"level": "quick"}, "requested_by": "schedule"}
     workbench.sql(f"DELETE FROM analytics.films WHERE id = {key(1)}")
-    reconcile(workbench, "films")
+    workbench.reconcile("films")
     [event] = workbench.sql("SELECT payload FROM etl.etl_events WHERE topic = 'drift'")
     assert (event["payload"]["pipeline"], event["payload"]["missing"]) == ("films", 1)
 
@@ -326,7 +304,7 @@ def test_no_false_alarm_while_the_source_is_written_to(workbench: Workbench) -> 
     for thread in (*writers, loads):
         thread.start()
     try:
-        reports = [reconcile(workbench, "films") for _ in range(5)]
+        reports = [workbench.reconcile("films") for _ in range(5)]
     finally:
         stop.set()
         for thread in (*writers, loads):
@@ -337,7 +315,7 @@ def test_no_false_alarm_while_the_source_is_written_to(workbench: Workbench) -> 
     assert sum(report["in_flight"] for report in reports) > 0, "nothing was on its way: the test proves nothing"
     workbench.sql(f"UPDATE analytics.films SET title = 'Drifted' WHERE id = {key(400)}")
     assert workbench.run("films")["status"] == "SUCCESS"
-    assert counts(reconcile(workbench, "films"))[:3] == (0, 0, 1)
+    assert counts(workbench.reconcile("films"))[:3] == (0, 0, 1)
 
 
 def _write(url: str, stop: threading.Event, offset: int) -> None:

@@ -1,12 +1,15 @@
 """A pipeline developer's bench for tests: make a source, define pipelines, run them to their end in this process."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
 from vitrina.definition import Definition
+from vitrina.runner import reconciliation
 from vitrina.runner.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.settings import Settings
@@ -70,6 +73,13 @@ class Workbench:
         control = RunControl(self.settings.lease_ttl_seconds, threading.Event())
         PipelineDispatcher(self.settings).work(claim, control)
 
+    def reconcile(self, name: str, **wish: Any) -> dict[str, Any]:
+        """Compare the mart with its source, here and now, as a runner would; the report."""
+        row = pipelines.find(self.metastore, name)
+        assert row is not None
+        request = {"pipeline_id": row["id"], "runner_id": uuid4(), "payload": wish}
+        return reconciliation.reconcile(request, self.metastore, self.settings, _hold, confirm_after_seconds=0.05)
+
     def last_run(self, name: str) -> dict[str, Any]:
         row = pipelines.find(self.metastore, name)
         assert row is not None
@@ -102,3 +112,13 @@ class Workbench:
             """
         )
         return int(row["rows"])
+
+
+@contextmanager
+def _hold(claim: Claim, claimed_at: float) -> Iterator[RunControl]:
+    """A lease without a heartbeat: tests are over before it is."""
+    control = RunControl(claim.row["lease_seconds"], threading.Event(), claimed_at=claimed_at)
+    try:
+        yield control
+    finally:
+        control.release()

@@ -47,6 +47,7 @@ class Report:
             "equal": self.differences == 0,
             "differences": self.differences,
             "remaining": self.remaining,
+            "different_rows": self.remaining,  # what metrics and notifications look at
             **{str(kind): counts[kind] for kind in Kind},
             "in_flight": self.verdict.in_flight,
             "findings": self.quick_findings,

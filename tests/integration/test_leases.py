@@ -1,0 +1,395 @@
+"""Leases on a real database: every arrow of the status machine, one writer per target, losses, requests, schedules."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.support.workbench import Workbench
+from vitrina import status
+from vitrina.errors import LeaseLost
+from vitrina.runner import housekeeping
+from vitrina.status import Status, Trigger
+from vitrina.store import database, leases, pipelines, requests, runners, sessions, stages, state
+from vitrina.store.leases import Claim
+from vitrina.store.ledger import Ledger
+
+QUERY = "SELECT id, title FROM content.film_work"
+
+
+@pytest.fixture
+def bench(workbench: Workbench) -> Workbench:
+    workbench.source(
+        "CREATE TABLE content.film_work (id int PRIMARY KEY, title text);"
+        "INSERT INTO content.film_work SELECT i, 'Film ' || i FROM generate_series(1, 300) AS i"
+    )
+    workbench.pipeline("films", QUERY, target_key=["id"])
+    return workbench
+
+
+def row(bench: Workbench, name: str = "films") -> dict[str, Any]:
+    found = pipelines.find(bench.metastore, name)
+    assert found is not None
+    return found
+
+
+def claim(bench: Workbench, name: str = "films") -> Claim:
+    bench.request(name)
+    return bench.claim()
+
+
+def expire(bench: Workbench) -> None:
+    bench.sql(
+        "UPDATE etl.etl_pipelines SET lease_until = clock_timestamp() - interval '1 s' WHERE claim_id IS NOT NULL"
+    )
+
+
+def recover(bench: Workbench, max_attempts: int = 3) -> list[dict[str, Any]]:
+    return leases.recover_expired(bench.metastore, max_attempts=max_attempts)
+
+
+# --- every arrow, and no other ------------------------------------------------------------------------------------
+
+
+def put(bench: Workbench, wanted: Status) -> Claim:
+    """The pipeline in that status; the claim is real where the status has one, and nobody's where it has none."""
+    held = claim(bench)
+    if wanted not in status.ACTIVE:
+        leases.conclude_run(bench.metastore, held)
+    bench.sql(f"UPDATE etl.etl_pipelines SET status = '{wanted}'")
+    if wanted == Status.RUN_REQUESTED:
+        bench.sql("UPDATE etl.etl_pipelines SET run_requested_at = now()")
+    return held
+
+
+def perform(bench: Workbench, move: str, held: Claim) -> None:
+    films = row(bench)
+    metastore = bench.metastore
+    if move == "pause_unclaimed":
+        bench.sql("UPDATE etl.etl_pipelines SET claim_id = NULL, lease_until = NULL, holds_target = NULL")
+    if move == "recover_expired":
+        expire(bench)
+    actions: dict[str, Callable[[], object]] = {
+        "request_run": lambda: pipelines.request_run(metastore, films["id"], trigger=Trigger.API),
+        "fire_schedule": lambda: fire(bench),
+        "claim_next": lambda: leases.claim_next(metastore, uuid4(), 30),
+        "request_pause": lambda: pipelines.request_pause(metastore, films["id"]),
+        "conclude_run": lambda: leases.conclude_run(metastore, held),
+        "fail_run": lambda: leases.fail_run(metastore, held, "fatal", "broken"),
+        "pause_unclaimed": lambda: leases.pause_unclaimed(metastore),
+        "give_back": lambda: leases.give_back(metastore, held),
+        "surrender": lambda: leases.surrender(metastore, held, max_attempts=3, reason="gone"),
+        "recover_expired": lambda: recover(bench),
+        "disable": lambda: pipelines.set_enabled(metastore, films["id"], False),
+        "cancel": lambda: pipelines.withdraw_request(metastore, films["id"], "cancel"),
+    }
+    with suppress(LeaseLost):
+        actions[move]()
+
+
+def fire(bench: Workbench) -> None:
+    bench.sql(
+        "UPDATE etl.etl_pipelines SET schedule_interval = '1h', next_run_at = now() - interval '1 minute',"
+        """ options = '{"schedule_after_failure": true}'"""
+    )
+    for due in pipelines.list_due(bench.metastore):
+        pipelines.fire_schedule(bench.metastore, due, due["now"] + timedelta(hours=1))
+
+
+MOVES = sorted({move.name for move in status.MOVES} - {"claim_idle"})
+
+
+@pytest.mark.parametrize("source", list(Status))
+def test_only_the_arrows_of_the_table_can_be_moved(bench: Workbench, source: Status) -> None:
+    for move in MOVES:
+        bench.sql(
+            "DELETE FROM etl.etl_runs; UPDATE etl.etl_pipelines SET status = 'IDLE', enabled = true, claim_id = NULL,"
+            " holds_target = NULL, lease_until = NULL, options = '{}', schedule_interval = NULL, attempts = 0"
+        )
+        held = put(bench, source)
+        perform(bench, move, held)
+        allowed = {m.target for m in status.MOVES if m.name == move and m.source == source}
+        assert bench.status("films") in (allowed or {source}), (move, source)
+        if allowed:
+            assert bench.status("films") != source, (move, source)
+
+
+# --- claims --------------------------------------------------------------------------------------------------------
+
+
+def test_many_runners_claim_each_pipeline_once_and_each_target_once(bench: Workbench) -> None:
+    for i in range(12):
+        bench.pipeline(f"p{i}", QUERY, target_table=f"analytics.t{i % 4}", target_key=["id"])
+        bench.request(f"p{i}")
+
+    def grab(_: int) -> list[Claim]:
+        with database.connect(bench.settings.require_database_url(), "vitrina:grab") as connection:
+            found = []
+            while taken := leases.claim_next(connection, uuid4(), 30):
+                found.append(taken)
+            return found
+
+    with ThreadPoolExecutor(6) as pool:
+        claims = [taken for found in pool.map(grab, range(6)) for taken in found]
+
+    assert len(claims) == 4
+    assert len({taken.row["holds_target"] for taken in claims}) == 4
+    assert len({taken.pipeline_id for taken in claims}) == 4
+    leases.conclude_run(bench.metastore, claims[0])
+    follower = bench.claim()
+    assert follower.row["holds_target"] == claims[0].row["holds_target"]
+
+
+def test_the_metastores_own_database_is_one_target_under_both_its_names(bench: Workbench) -> None:
+    bench.pipeline("twin", QUERY, target_table="analytics.films", options={"target_connection": "default"})
+    bench.request("films")
+    bench.request("twin")
+    assert leases.claim_next(bench.metastore, uuid4(), 30)
+    assert leases.claim_next(bench.metastore, uuid4(), 30) is None
+
+
+def test_epochs_grow_also_when_the_clock_does_not(bench: Workbench) -> None:
+    bench.sql("UPDATE etl.etl_pipelines SET epoch = 99999999999999")
+    first = claim(bench)
+    leases.give_back(bench.metastore, first)
+    assert first.epoch == 99999999999999 + 1
+    assert bench.claim().epoch == first.epoch + 1
+
+
+def test_a_claim_discards_unfinished_loads_of_others_on_the_target(bench: Workbench) -> None:
+    bench.pipeline("other", QUERY, target_table="analytics.films", options={"shared_target": True}, target_key=["id"])
+    bench.sql(
+        "INSERT INTO etl.etl_state (pipeline_id, stage, segments, rows, last_processed_key)"
+        f""" VALUES ('{row(bench, "other")["id"]}', 'p_x', '{{"1": 2}}', 5, '[1]')"""
+    )
+    Ledger(claim(bench), bench.metastore).seize()
+    assert bench.checkpoint("other") == state.Checkpoint()
+
+
+def test_a_late_claim_cannot_seize_and_ends_no_newer_session(bench: Workbench) -> None:
+    late = claim(bench)
+    expire(bench)
+    recover(bench)
+    newer = bench.claim()
+    url = bench.settings.require_database_url()
+    with database.connect(url, newer.session_name) as working, database.connect(url, late.session_name) as woken:
+        assert sessions.end_older(woken, late) == 0
+        with pytest.raises(LeaseLost):
+            Ledger(late, woken).seize()
+        Ledger(newer, working).seize()
+        assert sessions.end_older(working, newer) == 1
+
+
+# --- leases --------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_impossibly_far_ahead_is_over(bench: Workbench) -> None:
+    """The clock stepped back by a day while a runner died."""
+    claim(bench)
+    assert recover(bench) == []
+    bench.sql("UPDATE etl.etl_pipelines SET lease_until = clock_timestamp() + interval '1 day'")
+    assert [r["status"] for r in recover(bench)] == ["RUN_REQUESTED"]
+
+
+def test_leases_of_different_lengths_do_not_disturb_each_other(bench: Workbench) -> None:
+    bench.request("films")
+    leases.claim_next(bench.metastore, uuid4(), 3600)
+    assert recover(bench) == []
+
+
+def test_a_locked_row_does_not_keep_other_leases_from_being_extended(bench: Workbench) -> None:
+    bench.pipeline("others", QUERY, target_key=["id"])
+    locked, free = claim(bench), claim(bench, "others")
+    with bench.admin.transaction():
+        bench.sql("SELECT 1 FROM etl.etl_pipelines WHERE name = 'films' FOR UPDATE")
+        answer = leases.extend(bench.metastore, [locked.claim_id, free.claim_id], 30)
+    assert answer.held == {locked.claim_id, free.claim_id}
+    assert answer.extended == {free.claim_id}
+
+
+def test_losses_without_progress_end_in_failed_with_the_reason(bench: Workbench) -> None:
+    lost: dict[str, Any] = {}
+    for attempt in range(3):
+        bench.claim() if attempt else claim(bench)
+        expire(bench)
+        [lost] = recover(bench)
+    assert lost["status"] == "FAILED"
+    assert "lost 3 runners in a row without a committed batch" in lost["last_error"]
+    assert {r["status"] for r in bench.sql("SELECT status FROM etl.etl_runs")} == {"FAILED"}
+    assert bench.run("films")["status"] == "SUCCESS"
+
+
+def test_a_committed_batch_resets_the_count_of_losses(bench: Workbench) -> None:
+    for attempt in range(5):
+        held = bench.claim() if attempt else claim(bench)
+        leases.touch(bench.metastore, held, progressed=True)
+        expire(bench)
+        assert recover(bench)[0]["status"] == "RUN_REQUESTED"
+
+
+def test_a_runner_that_loses_connections_again_and_again_is_a_loss_too(bench: Workbench) -> None:
+    held = claim(bench)
+    assert leases.surrender(bench.metastore, held, max_attempts=2, reason="gone") == Status.RUN_REQUESTED
+    held = bench.claim()
+    assert leases.surrender(bench.metastore, held, max_attempts=2, reason="gone") == Status.FAILED
+    assert "gone" in row(bench)["last_error"]
+    assert leases.surrender(bench.metastore, held, max_attempts=2, reason="gone") is None
+
+
+def test_one_nonsensical_row_does_not_stop_the_recovery_and_schedule_of_others(bench: Workbench) -> None:
+    bench.pipeline("odd", QUERY, target_key=["id"], schedule_interval="1h")
+    claim(bench), claim(bench, "odd")
+    bench.sql("""UPDATE etl.etl_pipelines SET options = '{"max_attempts": "x", "schedule_after_failure": "y"}'""")
+    expire(bench)
+    assert len(recover(bench)) == 2
+    assert pipelines.list_due(bench.metastore) == []
+
+
+# --- requests ------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_while_running_is_answered_by_another_run_once(bench: Workbench) -> None:
+    held = claim(bench)
+    bench.request("films")
+    bench.perform(held)
+    assert bench.status("films") == "RUN_REQUESTED"
+    bench.perform(bench.claim())
+    assert bench.status("films") == "IDLE"
+
+
+def test_a_clock_that_steps_back_makes_no_endless_runs(bench: Workbench) -> None:
+    bench.request("films")
+    bench.sql("UPDATE etl.etl_pipelines SET run_requested_at = now() + interval '1 day'")
+    bench.perform(bench.claim())
+    assert bench.status("films") == "IDLE"
+
+
+def test_a_paused_load_that_is_resumed_is_followed_by_one_that_sees_everything(bench: Workbench) -> None:
+    bench.change("films", options={"checkpoint_rows": 100})
+    bench.sql("ANALYZE content.film_work")
+    held = claim(bench)
+    pipelines.request_pause(bench.metastore, held.pipeline_id)
+    bench.perform(held)
+    assert (bench.status("films"), bench.last_run("films")["status"]) == ("PAUSED", "PAUSED")
+    bench.sql("UPDATE content.film_work SET title = 'New' WHERE id = 1")  # behind the checkpoint
+
+    bench.request("films")
+    bench.perform(bench.claim())
+    assert bench.last_run("films")["metrics"]["consistency"] == "mixed"
+    assert bench.status("films") == "RUN_REQUESTED"
+    bench.perform(bench.claim())
+
+    assert bench.status("films") == "IDLE"
+    assert bench.differences(QUERY, "analytics.films") == 0
+
+
+def test_a_pause_at_the_end_of_data_is_a_success(bench: Workbench) -> None:
+    bench.run("films")
+    held = claim(bench)
+    bench.sql(
+        "CREATE FUNCTION public.pause() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN"
+        " UPDATE etl.etl_pipelines SET status = 'PAUSE_REQUESTED'; RETURN NULL; END $$;"
+        "CREATE TRIGGER pause AFTER UPDATE ON analytics.films EXECUTE FUNCTION public.pause();"
+        "UPDATE content.film_work SET title = 'New' WHERE id = 1"
+    )
+    bench.perform(held)
+    assert (bench.status("films"), bench.last_run("films")["status"]) == ("PAUSED", "SUCCESS")
+
+
+def test_a_pause_that_nobody_works_for_is_performed_and_kept(bench: Workbench) -> None:
+    pipelines.request_pause(bench.metastore, row(bench)["id"])
+    assert leases.pause_unclaimed(bench.metastore) == 1
+    held = claim(bench)
+    pipelines.request_pause(bench.metastore, held.pipeline_id)
+    assert leases.pause_unclaimed(bench.metastore) == 0
+    expire(bench)
+    assert recover(bench)[0]["status"] == "PAUSED"
+    assert bench.last_run("films")["status"] == "PAUSED"
+
+
+def test_a_request_whose_runner_died_is_given_to_another_and_not_for_ever(bench: Workbench) -> None:
+    asked = requests.insert(bench.metastore, "preview", row(bench)["id"], {}, "somebody")
+    dead = uuid4()
+    for _ in range(requests.MAX_TRIES):
+        assert requests.claim_next(bench.metastore, dead, 30)
+        assert requests.claim_next(bench.metastore, uuid4(), 30) is None
+        bench.sql("UPDATE etl.etl_requests SET lease_until = clock_timestamp() - interval '1 s'")
+    assert requests.claim_next(bench.metastore, uuid4(), 30) is None
+    housekeeping.tidy_up(bench.settings)
+    found = requests.find(bench.metastore, asked)
+    assert found is not None
+    assert (found["status"], found["error"]["code"]) == ("FAILED", "lease_lost")
+    assert not requests.finish(bench.metastore, asked, dead, result={}, error=None)
+
+
+# --- schedules -----------------------------------------------------------------------------------------------------
+
+
+def test_two_runners_fire_a_schedule_once(bench: Workbench) -> None:
+    bench.change("films", schedule_interval="1h")
+    [first] = pipelines.list_due(bench.metastore)
+    assert pipelines.fire_schedule(bench.metastore, first, first["now"] + timedelta(hours=1))
+    assert (bench.status("films"), row(bench)["next_run_at"]) == ("IDLE", first["now"] + timedelta(hours=1))
+    bench.sql("UPDATE etl.etl_pipelines SET next_run_at = now() - interval '5 hours'")
+    [seen] = [*pipelines.list_due(bench.metastore)]
+    [also] = pipelines.list_due(bench.metastore)
+    assert pipelines.fire_schedule(bench.metastore, seen, seen["now"] + timedelta(hours=1))
+    assert not pipelines.fire_schedule(bench.metastore, also, also["now"] + timedelta(hours=1))
+    assert bench.status("films") == "RUN_REQUESTED"
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["enabled = false", "status = 'PAUSED'", "status = 'FAILED'", "status = 'RUNNING'"],
+)
+def test_what_may_not_fire_does_not(bench: Workbench, change: str) -> None:
+    bench.sql(
+        f"UPDATE etl.etl_pipelines SET schedule_interval = '1h', next_run_at = now() - interval '1 day', {change}"
+    )
+    assert pipelines.list_due(bench.metastore) == []
+
+
+# --- tidying up ----------------------------------------------------------------------------------------------------
+
+
+def test_stages_are_dropped_when_nobody_needs_them_and_never_before(bench: Workbench) -> None:
+    films = row(bench)["id"].hex
+    bench.pipeline("busy", QUERY, target_key=["id"])
+    claim(bench, "busy")
+    busy = row(bench, "busy")["id"].hex
+    named, forgotten = f"p_{films}_named", f"p_{films}_forgotten"
+    working, gone, foreign = f"p_{busy}_a", f"p_{uuid4().hex}_a", f"p_{(stranger := uuid4()).hex}_a"
+    for name in (named, forgotten, working, gone, foreign):
+        bench.sql(f"CREATE TABLE etl_stage.{name} (); ALTER TABLE etl_stage.{name} OWNER TO vitrina_app")
+    bench.sql(
+        f"INSERT INTO etl.etl_state (pipeline_id, stage) VALUES ('{row(bench)['id']}', '{named}');"
+        f"INSERT INTO etl_stage.ledger (pipeline_id, stage) VALUES ('{stranger}', '{foreign}')"
+    )
+    assert sorted(stages.list_orphans(bench.metastore)) == sorted([forgotten, gone])
+    housekeeping.tidy_up(bench.settings)
+    left = {stage["name"] for stage in stages.list_all(bench.metastore)}
+    assert left == {named, working, foreign}
+
+
+def test_what_a_hand_edited_status_cut_off_is_ended(bench: Workbench) -> None:
+    held = claim(bench)
+    bench.sql("UPDATE etl.etl_pipelines SET status = 'IDLE'")
+    assert leases.extend(bench.metastore, [held.claim_id], 30).held == frozenset()
+    housekeeping.tidy_up(bench.settings)
+    assert bench.last_run("films")["status"] == "CANCELLED"
+    assert row(bench)["holds_target"] is None
+    assert bench.run("films")["status"] == "SUCCESS"
+
+
+def test_silent_runners_are_shown_and_later_forgotten(bench: Workbench) -> None:
+    runner = uuid4()
+    runners.heartbeat(bench.metastore, runner, host="h", pid=1, version="1", capacity=4, running=0, transforms=[])
+    bench.sql("UPDATE etl.etl_runners SET heartbeat_at = now() - interval '2 minutes'")
+    assert [r["alive"] for r in runners.list_all(bench.metastore, stale_after_seconds=60)] == [False]
+    bench.sql("UPDATE etl.etl_runners SET heartbeat_at = now() - interval '2 days'")
+    housekeeping.tidy_up(bench.settings)
+    assert runners.list_all(bench.metastore, stale_after_seconds=60) == []

@@ -48,7 +48,7 @@ async function stop(children: ChildProcess[], home: string): Promise<void> {
         new Promise<void>((done) => {
           if (child.exitCode !== null) return done();
           child.once("exit", () => done());
-          child.kill("SIGINT");
+          child.kill("SIGTERM");
         }),
     ),
   );

@@ -1,8 +1,8 @@
 /** Who changed what, and when. */
-import { Link, useNavigate, useSearch } from "@tanstack/react-router";
+import { useNavigate, useSearch } from "@tanstack/react-router";
 import { useAudit } from "../api/queries";
 import type { AuditEntry } from "../api/types";
-import { Ago, Button, Empty, Failure, Loading, PageHead, Tag, inputLook } from "../ui/basics";
+import { Ago, Button, Empty, Failure, Loading, PageHead, PipelineLink, Tag, inputLook } from "../ui/basics";
 import { Changes, changeInBrief, compare } from "../ui/diff";
 import { clock } from "../words/format";
 import { t } from "../words/language";
@@ -70,13 +70,7 @@ function Entry({ entry }: { entry: AuditEntry }) {
           <Tag>{entry.action}</Tag>
         </span>
         <span className="order-last col-span-2 flex min-w-0 gap-3 truncate text-muted sm:order-none sm:col-span-1">
-          {kind === "pipeline" && name ? (
-            <Link to="/pipelines/$name" params={{ name }} className="text-text hover:text-accent hover:underline">
-              {name}
-            </Link>
-          ) : (
-            <span className="text-text">{entry.object}</span>
-          )}
+          <span className="text-text">{kind === "pipeline" ? name : entry.object}</span>
           <span className="truncate font-mono text-xs leading-5">{entry.before ? changes.map(changeInBrief).join(", ") : ""}</span>
         </span>
         <span className="text-xs text-muted">
@@ -84,8 +78,9 @@ function Entry({ entry }: { entry: AuditEntry }) {
         </span>
       </summary>
       <div className="space-y-3 px-4 pb-4 sm:px-6">
-        <p className="num text-xs text-muted">
-          {clock(entry.at)} · <span className="font-mono">{entry.request_id}</span>
+        <p className="num flex flex-wrap gap-x-4 text-xs text-muted">
+          {clock(entry.at)} <span className="font-mono">{entry.request_id}</span>
+          {kind === "pipeline" && name && <PipelineLink name={name} />}
         </p>
         <div className="rounded-lg border bg-panel p-4">
           <Changes changes={changes} />

@@ -640,7 +640,7 @@ function Reconcile({ name }: { name: string }) {
       title={t("Reconciliation")}
       action={
         mayOperate && (
-          <span className="flex gap-2">
+          <span className="flex flex-wrap gap-2">
             <Button onClick={() => ask(false)} busy={!!found && !found.finished_at}>
               {t("Compare now")}
             </Button>

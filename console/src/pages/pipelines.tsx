@@ -242,7 +242,6 @@ function Line({ line, index, top, height }: { line: PipelineOverview; index: num
       className={cx(
         "group absolute inset-x-0 grid cursor-pointer grid-cols-[1fr_auto_auto] items-center gap-x-4 gap-y-0.5 border-b px-4 py-2 hover:bg-line/35 sm:px-6 lg:py-0",
         COLUMNS,
-        !line.enabled && "[&>*:not(:last-child)]:opacity-70",
       )}
     >
       <span role="cell" className="order-2 lg:order-none">
@@ -250,7 +249,7 @@ function Line({ line, index, top, height }: { line: PipelineOverview; index: num
       </span>
       <span role="cell" className="order-1 min-w-0 lg:order-none" title={line.description}>
         <span className="flex min-w-0 items-center gap-2">
-          <Link to="/pipelines/$name" params={{ name: line.name }} onClick={(event) => event.stopPropagation()} className="truncate font-medium group-hover:text-accent">
+          <Link to="/pipelines/$name" params={{ name: line.name }} onClick={(event) => event.stopPropagation()} className={cx("truncate font-medium group-hover:text-accent", !line.enabled && "text-muted")}>
             {line.name}
           </Link>
           {line.dead_letters > 0 && <Tag tone="bad">{t("{n} dead letters", { n: line.dead_letters })}</Tag>}

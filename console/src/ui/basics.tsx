@@ -145,7 +145,7 @@ export function Panel({ title, action, children, flush }: { title?: ReactNode; a
   return (
     <section className="min-w-0 rounded-lg border bg-panel">
       {title && (
-        <header className="flex min-h-10 items-center justify-between gap-3 border-b px-4 py-1">
+        <header className="flex min-h-10 flex-wrap items-center justify-between gap-x-3 gap-y-1 border-b px-4 py-1">
           <h2 className="text-sm font-semibold">{title}</h2>
           {action}
         </header>

@@ -27,7 +27,7 @@ export function LetterList({ letters, pipeline }: { letters: ReturnType<typeof u
             <details>
               <summary className="grid grid-cols-[minmax(6rem,12rem)_1fr_auto] items-center gap-4 px-4 py-2.5 hover:bg-line/35">
                 <span className="min-w-0 truncate">
-                  {pipeline ? <span className="font-mono text-xs">{letter.document_id}</span> : <PipelineLink name={letter.pipeline} />}
+                  {pipeline ? <span className="font-mono text-xs">{letter.document_id}</span> : <b className="font-medium">{letter.pipeline}</b>}
                 </span>
                 <span className="truncate text-bad">{letter.error}</span>
                 <span className="text-xs text-muted">
@@ -36,7 +36,10 @@ export function LetterList({ letters, pipeline }: { letters: ReturnType<typeof u
               </summary>
               <div className="space-y-2 px-4 pb-4">
                 <p className="break-words">{letter.error}</p>
-                <p className="font-mono text-xs text-muted">_id {letter.document_id}</p>
+                <p className="flex flex-wrap gap-x-4 text-xs text-muted">
+                  <span className="font-mono">_id {letter.document_id}</span>
+                  {!pipeline && <PipelineLink name={letter.pipeline} />}
+                </p>
                 <pre tabIndex={0} className="max-h-72 overflow-auto rounded-md bg-sunken p-3 font-mono text-xs">{JSON.stringify(letter.document, null, 2)}</pre>
               </div>
             </details>

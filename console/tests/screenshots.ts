@@ -1,0 +1,94 @@
+/** Draws every page of the console for the documentation, in dark and in light, with a cinema at work behind them. */
+import { mkdirSync } from "node:fs";
+import { join, resolve } from "node:path";
+import { expect, test } from "vitest";
+import type { Run } from "../src/api/types";
+import { launch, openPage, startPlatform, until, type Platform } from "./platform";
+
+const images = resolve(import.meta.dirname, "../../docs/images");
+
+test("screenshots", async () => {
+  const [platform, browser] = await Promise.all([startPlatform(), launch()]);
+  try {
+    const run = await furnish(platform);
+    mkdirSync(images, { recursive: true });
+    const pages: [string, string][] = [
+      ["pipelines", "/"],
+      ["pipeline", "/pipelines/film_dim_full"],
+      ["failure", "/pipelines/weekly_top_films"],
+      ["versions", "/pipelines/film_dim_full?tab=versions"],
+      ["definition", "/pipelines/film_dim_full?tab=definition"],
+      ["edit", "/pipelines/weekly_top_films/edit"],
+      ["run", `/runs/${run.id}`],
+      ["runs", "/runs"],
+      ["runners", "/runners"],
+      ["dead-letters", "/dead-letters"],
+      ["audit", "/audit"],
+      ["settings", "/settings"],
+    ];
+    for (const theme of ["light", "dark"] as const) {
+      const { page, misdeeds } = await openPage(browser, { colorScheme: theme, viewport: { width: 1280, height: 820 } });
+      for (const [name, path] of pages) {
+        await page.goto(`${platform.url}/ui${path}`);
+        await page.locator("h1").first().waitFor();
+        if (name === "edit") {
+          await page.getByRole("button", { name: /^Preview/ }).click();
+          await page.locator("[role=region][aria-label=Preview], [role=alert]").first().waitFor({ timeout: 40_000 });
+        }
+        await page.waitForTimeout(900);
+        await page.screenshot({ path: join(images, `console-${name}-${theme}.png`) });
+      }
+      await page.keyboard.press("Control+k");
+      await page.waitForTimeout(400);
+      await page.screenshot({ path: join(images, `console-palette-${theme}.png`) });
+      expect(misdeeds).toEqual([]);
+      await page.context().close();
+    }
+    const phone = await openPage(browser, { viewport: { width: 390, height: 780 } });
+    await phone.page.goto(`${platform.url}/ui/`);
+    await phone.page.getByText("film_dim_full").waitFor();
+    await phone.page.screenshot({ path: join(images, "console-phone.png") });
+    const russian = await openPage(browser, { locale: "ru-RU", viewport: { width: 1280, height: 820 } });
+    await russian.page.goto(`${platform.url}/ui/pipelines/film_dim_full`);
+    await russian.page.locator("h1").waitFor();
+    await russian.page.waitForTimeout(900);
+    await russian.page.screenshot({ path: join(images, "console-russian.png") });
+  } finally {
+    await browser.close();
+    await platform.stop();
+  }
+}, 300_000);
+
+/** A few marts in the states that people meet: fresh, paused, failed, disabled, on schedule. */
+async function furnish({ api }: Platform): Promise<Run> {
+  const mart = (name: string, fields: Record<string, unknown>): Promise<unknown> =>
+    api("POST", "/pipelines", { name, target_table: `analytics.${name}`, target_key: ["id"], ...fields });
+  const run = async (name: string): Promise<void> => {
+    await api("POST", `/pipelines/${name}/run`, { trigger: "manual" });
+    await until(async () => !["RUN_REQUESTED", "RUNNING"].includes((await api<{ status: string }>("GET", `/pipelines/${name}`)).status), 60);
+  };
+  await mart("ratings", {
+    description: "Every rating, as it changes.",
+    source_query: "SELECT id, film_id, user_id, rating, modified FROM ugc.ratings",
+    mode: "incremental",
+    incremental_key: "modified",
+    incremental_id_key: "id",
+    schedule_interval: "15m",
+  });
+  await mart("weekly_top_films", {
+    description: "The best of the week, for the front page.",
+    source_query: "SELECT\n  f.id,\n  f.title,\n  f.rating\nFROM content.film_work f\nWHERE f.rating >= 8",
+    schedule_interval: "0 3 * * 1 Europe/Moscow",
+  });
+  await mart("people", { description: "People for the search box.", source_query: "SELECT id, full_name FROM content.person", enabled: false });
+  await api("PATCH", "/pipelines/film_dim_full", { schedule_interval: "1h", batch_size: 2000 });
+  await api("PATCH", "/pipelines/daily_views", { schedule_interval: "15 * * * *" });
+  for (let round = 0; round < 5; round++) await Promise.all(["film_dim_full", "daily_views", "ratings", "user_activity"].map(run));
+  await run("weekly_top_films");
+  await api("PATCH", "/pipelines/weekly_top_films", { source_query: "SELECT\n  f.id,\n  f.title,\n  f.score\nFROM content.film_work f\nWHERE f.rating >= 8" });
+  await run("weekly_top_films");
+  await api("PATCH", "/pipelines/film_dim_full", { batch_size: 5000, description: "Films with their genres, actors and directors, one row each." });
+  await api("POST", "/pipelines/user_activity/pause");
+  const { items } = await api<{ items: Run[] }>("GET", "/pipelines/film_dim_full/runs?limit=100");
+  return items.at(-1) as Run;
+}

@@ -24,6 +24,8 @@ _OUTSIDE = re.compile(
     rf"|(?P<function>{_NAME}\.{_NAME})(?=\()"
     rf"|OPERATOR\((?P<operator>{_NAME}\.[^)\s]+)\)"
     rf"|::(?P<type>{_NAME}\.{_NAME})"
+    r"|::[a-z][a-z0-9_ ]*"
+    rf"|(?P<call>{_NAME})(?=\()"
     rf"|{_NAME}"
 )
 _JOINED_RELATION = re.compile(rf"\((?P<schema>{_NAME})\.(?P<table>{_NAME})(?: {_NAME})?\)")
@@ -63,6 +65,40 @@ def explain_functions_outside_catalog(plan: object) -> set[str]:
         if "Function Name" in node and node.get("Schema", "pg_catalog") != "pg_catalog":
             found.add(f"{node['Schema']}.{node['Function Name']}")
     return found
+
+
+def explain_functions_of_catalog(plan: object) -> set[str]:
+    """Names without a schema that the plan calls: functions of pg_catalog, as long as search_path is empty."""
+    found: set[str] = set()
+    for node in _nodes(plan):
+        for expression in _expressions(node):
+            found |= {_unquoted(match["call"]) for match in _OUTSIDE.finditer(expression) if match["call"]}
+        if "Function Name" in node and node.get("Schema", "pg_catalog") == "pg_catalog":
+            found.add(str(node["Function Name"]))
+    return found
+
+
+def explain_from_functions(plan: object) -> set[str]:
+    """Functions of pg_catalog in FROM, those behind its views included."""
+    return {
+        str(node["Function Name"])
+        for node in _nodes(plan)
+        if "Function Name" in node and node.get("Schema", "pg_catalog") == "pg_catalog"
+    }
+
+
+def hides_expressions(plan: object) -> bool:
+    """Whether expressions run that no EXPLAIN shows: in VALUES, LIMIT and OFFSET, before 18 also in window frames."""
+    return any(
+        node.get("Node Type") in ("Values Scan", "Limit")
+        or (node.get("Node Type") == "WindowAgg" and "Window" not in node)
+        for node in _nodes(plan)
+    )
+
+
+def touches_rows(plan: object) -> bool:
+    """Whether the plan locks, inserts, changes or deletes rows."""
+    return any(node.get("Node Type") in ("LockRows", "ModifyTable") for node in _nodes(plan))
 
 
 def is_pageable(plan: object) -> bool:

@@ -850,3 +850,13 @@ SELECT ('etl.etl_runs').regclassin
 SELECT ('<a/>'::text).xml
 --## function regrole
 SELECT (10::oid).regrole
+--## function content.delete_everything
+VALUES (content.delete_everything())
+--## function content.delete_everything
+SELECT id FROM content.film_work LIMIT content.delete_everything()
+--## function content.delete_everything
+SELECT id FROM content.film_work OFFSET content.delete_everything()
+--## function content.delete_everything
+SELECT sum(rating) OVER (ORDER BY id ROWS content.delete_everything() PRECEDING) FROM ugc.ratings
+--## function query_to_xml
+SELECT query_to_xml('SELECT content.delete_everything()', true, true, '')

@@ -16,7 +16,7 @@ _LIMITS = {"statement_timeout": "30s", "lock_timeout": "10s", "idle_in_transacti
 def make_pool(settings: Settings, *, max_connections: int = 16, timeout_seconds: float = 5.0) -> Pool:
     """Not open yet. A metastore that is away makes requests fail with 503, not the process."""
     session = database.SESSION | _LIMITS
-    options = " ".join(f"-c {name}={database.escape_option(value)}" for name, value in session.items())
+    options = database.options_of(session)
     return ConnectionPool(
         settings.require_database_url(),
         connection_class=Connection,

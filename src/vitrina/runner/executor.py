@@ -23,6 +23,7 @@ from vitrina.definition import fingerprint
 from vitrina.errors import TransientError
 from vitrina.ports import Filled, Source
 from vitrina.runner import job as jobs
+from vitrina.runner import logins
 from vitrina.runner.ahead import Ahead
 from vitrina.runner.control import Paused, RunControl
 from vitrina.runner.job import Job
@@ -201,8 +202,10 @@ class Run:
         """Chunks of one load see one state of the source: the snapshot is exported by a session that stays open."""
         if self._plan.route != "pushdown" or self._plan.page_rows is None:
             return None
-        holder = database.connect(
-            self._job.reader_url, self._job.claim.session_name, settings={"idle_in_transaction_session_timeout": "0"}
+        job = self._job
+        patient = database.READ_ONLY | {"idle_in_transaction_session_timeout": "0"}
+        holder = logins.connect(
+            job.settings, job.reader_url, job.definition.source_connection, job.claim.session_name, patient
         )
         self._sessions.callback(holder.close)
         self._control.guard(holder)
@@ -404,7 +407,8 @@ class Run:
     ) -> Source:
         job = self._job
         if self._plan.route == "pushdown":
-            probe = database.connect(job.target_url, job.claim.session_name)
+            name = job.definition.options.target_connection
+            probe = logins.connect(job.settings, job.target_url, name, job.claim.session_name, {})
             self._sessions.callback(probe.close)
             self._control.guard(probe)
             return PushdownSource(

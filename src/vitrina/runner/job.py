@@ -1,6 +1,6 @@
 """Everything that one run needs, found out and opened: definition, query, target, sessions, plan."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
 from vitrina.adapters.writers.postgres import PostgresWriter
 from vitrina.definition import Definition
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
-from vitrina.runner import sources, steps
+from vitrina.runner import admission, logins, sources, steps
 from vitrina.runner.plan import Capabilities, Plan, plan
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged, SqlPolicy
@@ -152,13 +152,14 @@ def open_job(
     source = sources.open_source(definition, settings, claim)
     target = parse_target(definition.final_target, settings.target_policy)
     connect = _connector(claim, settings, definition, sessions, guard)
-    metastore = connect(settings.require_database_url())
+    metastore = connect(settings.require_database_url(), None, {})
     target_name = definition.options.target_connection
     target_url = settings.connection_url(target_name)
     remote = target_name not in (None, DEFAULT_CONNECTION)
-    target_connection = connect(target_url) if remote else metastore
+    target_connection = connect(target_url, target_name, {}) if remote else metastore
     reader_url = database.reader_url(settings, definition.source_connection)
-    reader = SqlReader(connect(reader_url), reader_url, claim.session_name)
+    reader_session = connect(reader_url, definition.source_connection, database.READ_ONLY)
+    reader = SqlReader(reader_session, reader_url, claim.session_name)
     writer = _writer(claim, target, definition, settings, connection=target_connection, sessions=sessions)
     for connection in {id(c): c for c in (metastore, target_connection, reader.connection)}.values():
         older_sessions.end_older(connection, claim)
@@ -208,7 +209,7 @@ def _connector(
     definition: Definition,
     sessions: ExitStack,
     guard: Callable[[Connection], object] | None = None,
-) -> Callable[[str], Connection]:
+) -> Callable[[str, str | None, Mapping[str, str]], Connection]:
     """Fresh sessions for each run, named after the claim: one failure cannot poison another."""
     timeout = definition.options.statement_timeout_seconds or settings.statement_timeout_seconds
     limits = {
@@ -217,10 +218,8 @@ def _connector(
         "idle_in_transaction_session_timeout": str(int(settings.lease_ttl_seconds * 1000)),
     }
 
-    def connect(url: str) -> Connection:
-        connection = database.connect(
-            url, claim.session_name, connect_timeout_seconds=settings.connect_timeout_seconds, settings=limits
-        )
+    def connect(url: str, name: str | None, session: Mapping[str, str]) -> Connection:
+        connection = logins.connect(settings, url, name, claim.session_name, limits | dict(session))
         sessions.callback(_close_quietly, connection)
         if guard:
             guard(connection)
@@ -245,7 +244,8 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
     connect = _connector(claim, settings, definition, sessions)
     target_url = settings.connection_url(definition.options.target_connection)
     reader_url = database.reader_url(settings, definition.source_connection)
-    connection = connect(target_url)
+    reader_session = connect(reader_url, definition.source_connection, database.READ_ONLY)
+    connection = connect(target_url, definition.options.target_connection, {})
     return Job(
         settings=settings,
         claim=claim,
@@ -253,7 +253,7 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
         target=target,
         judged=judged,
         metastore=metastore,
-        reader=SqlReader(connect(reader_url), reader_url, claim.session_name),
+        reader=SqlReader(reader_session, reader_url, claim.session_name),
         reader_url=reader_url,
         target_connection=connection,
         target_writer=_writer(claim, target, definition, settings, connection=connection, sessions=sessions),
@@ -297,25 +297,14 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
 
 
 def _explain(job: Job) -> list[dict[str, Any]]:
-    """EXPLAIN's relations are held against the allow-list: a view may lead where its text does not."""
-    found = job.reader.explain(job.query.select([SQL("q.*")], Bounds()))
-    strangers = sorted(
-        f"{schema}.{table}"
-        for schema, table in explain.explain_relations(found)
-        if schema not in job.settings.source_schemas
+    found = admission.admit(
+        job.reader,
+        job.query.select([SQL("q.*")], Bounds()),
+        job.settings,
+        "the source query",
+        max_cost=job.definition.options.max_cost,
     )
-    if strangers:
-        raise SourceQueryFailed(
-            f"the source query reads {strangers[0]}, outside the allowed schemas"
-            f" ({', '.join(sorted(job.settings.source_schemas))})"
-        )
-    top = found[0]["Plan"]
-    limit = job.definition.options.max_cost
-    if limit is not None and top["Total Cost"] > limit:
-        raise SourceQueryFailed(
-            f"the source query costs {top['Total Cost']:.0f} by EXPLAIN, more than options.max_cost {limit:.0f}"
-        )
-    job.estimated_rows = int(top["Plan Rows"])
+    job.estimated_rows = int(found[0]["Plan"]["Plan Rows"])
     return found
 
 
@@ -327,7 +316,7 @@ def _capabilities(job: Job, explained: list[dict[str, Any]]) -> Capabilities:
         has_steps=bool(job.steps),
         estimated_rows=job.estimated_rows,
         pageable=explain.is_pageable(explained),
-        foreign_functions=frozenset(explain.explain_functions_outside_catalog(explained)),
+        foreign_functions=frozenset(admission.functions_of_unknown_effect(explained)),
         target_is_empty=job.target_writer.is_empty(),
         has_checkpoint=job.checkpoint.safe_upto is not None
         or job.checkpoint.last_key is not None

@@ -12,10 +12,9 @@ from vitrina.adapters.catalog import Column
 from vitrina.adapters.readers.sql import Query, SqlReader
 from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError
+from vitrina.runner import admission, logins, sources, steps
 from vitrina.runner import job as jobs
-from vitrina.runner import sources, steps
 from vitrina.settings import Settings
-from vitrina.store import database
 from vitrina.store.leases import Claim
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from vitrina.adapters.transforms.chain import PlannedStep
 
 _NOBODY = UUID(int=0)
-_TIMEOUT = {"statement_timeout": "30000"}
 
 
 @dataclass
@@ -99,12 +97,10 @@ def _reading(definition: Definition, settings: Settings, extra: Sequence[Task]) 
     if judged is None:
         raise FatalError("the pipeline has no query: a Python source makes its rows")
     planned = steps.planned(definition, settings) + steps.plan_tasks(extra, settings)
-    url = database.reader_url(settings, definition.source_connection)
-    with database.connect(url, "vitrina:preview", settings=_TIMEOUT) as connection:
-        reader = SqlReader(connection, url, "vitrina:preview")
+    with logins.preview_reader(definition, settings) as reader:
         result = reader.describe(judged)
         types = {column.name: column.type for column in result}
         cursor = cursors.cursor_of(definition, types) if definition.mode == "incremental" else None
         reading = Reading(settings, definition, reader, Query(judged, cursor), result, planned)
-        steps.refuse_strangers(reading, steps.sample_of(reading, limit=0), "the source query")
+        admission.admit(reader, steps.sample_of(reading, limit=1), settings, "the source query")
         yield reading

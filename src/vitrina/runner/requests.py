@@ -10,14 +10,14 @@ import structlog
 from psycopg.sql import SQL, Literal
 
 from vitrina.adapters import cursor as cursors
-from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
+from vitrina.adapters.readers.sql import Bounds, Query
 from vitrina.definition import Definition
 from vitrina.errors import NotFound, VitrinaError
+from vitrina.runner import admission, logins, previews, reconciliation
 from vitrina.runner import job as jobs
-from vitrina.runner import previews, reconciliation
 from vitrina.runner.reconciliation import Hold
 from vitrina.settings import Settings
-from vitrina.store import database, pipelines
+from vitrina.store import pipelines
 from vitrina.store.database import Connection
 
 PREVIEW_ROWS = 20
@@ -66,13 +66,13 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
     judged = jobs.judge(definition, settings)
     if judged is None or definition.steps:
         return previews.preview(definition, settings, limit)
-    url = database.reader_url(settings, definition.source_connection)
-    with database.connect(url, "vitrina:preview", settings={"statement_timeout": "30000"}) as connection:
-        reader = SqlReader(connection, url, "vitrina:preview")
+    with logins.preview_reader(definition, settings) as reader:
         columns = reader.describe(judged)
         types = {column.name: column.type for column in columns}
         cursor = cursors.cursor_of(definition, types) if definition.mode == "incremental" else None
-        head, source = Query(judged, cursor).wrapped(Bounds())
+        query = Query(judged, cursor)
+        admission.admit(reader, query.select([SQL("q.*")], Bounds()), settings, "the source query")
+        head, source = query.wrapped(Bounds())
         rows = reader.value(
             SQL("{} SELECT coalesce(jsonb_agg(to_jsonb(q)), '[]') FROM (SELECT * FROM {} AS r LIMIT {}) AS q").format(
                 head, source, Literal(limit)

@@ -6,12 +6,13 @@ from uuid import UUID
 
 from psycopg.sql import SQL, Composable, Composed, Literal
 
-from vitrina import explain, sqlguard
+from vitrina import sqlguard
 from vitrina.adapters import catalog
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
 from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
+from vitrina.runner import admission
 from vitrina.settings import Settings
 from vitrina.sqlguard import SqlPolicy
 from vitrina.targets import PostgresTarget
@@ -130,15 +131,7 @@ class References:
             raise SourceQueryFailed("a reference query has no :since or :until")
         columns = self._job.reader.describe(judged)
         statement = Query(judged).select(natural.outputs(columns), Bounds())
-        refuse_strangers(self._job, statement, "a reference query")
+        admission.admit(self._job.reader, statement, settings, "a reference query")
         table = _read(self._job, statement, limit_bytes=MAX_REFERENCE_BYTES)
         schema = natural.schema_of(columns)
         return natural.naturalise(table, schema) if table.num_columns else schema.empty_table()
-
-
-def refuse_strangers(job: Reading, statement: Composed, what: str) -> None:
-    """EXPLAIN's relations are held against the allow-list: a view may lead where its text does not."""
-    relations = explain.explain_relations(job.reader.explain(statement))
-    strangers = sorted(f"{schema}.{table}" for schema, table in relations if schema not in job.settings.source_schemas)
-    if strangers:
-        raise SourceQueryFailed(f"{what} reads {strangers[0]}, outside the allowed schemas")

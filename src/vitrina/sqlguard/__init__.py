@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from vitrina.sqlguard import queries, stamps, tables
 from vitrina.sqlguard.reading import Reading
-from vitrina.sqlguard.tokens import Kind, Token, refuse, tokenize
+from vitrina.sqlguard.tokens import Kind, Token, position, refuse, tokenize
 
-__all__ = ["Judged", "SqlPolicy", "judge", "render", "render_parts"]
+__all__ = ["Judged", "SqlPolicy", "judge", "place", "render", "render_parts"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Judged:
     has_with: bool
     body_start: int  # text[:body_start] is the WITH clause, text[body_start:] what follows it
     parameter_spans: tuple[tuple[int, int, str], ...]  # start, end and name of each parameter in `text`
+    begins_at: tuple[int, int] = (1, 1)  # line and column of `text` in what the author wrote
 
 
 def judge(sql: str, policy: SqlPolicy) -> Judged:
@@ -67,6 +68,7 @@ def judge(sql: str, policy: SqlPolicy) -> Judged:
         parameter_spans=tuple(
             (token.start - start, token.end - start, token.value) for token in tokens if token.kind is Kind.PARAMETER
         ),
+        begins_at=position(sql, start),
     )
 
 
@@ -79,6 +81,23 @@ def render_parts(judged: Judged, placeholders: Mapping[str, str]) -> tuple[str, 
     """The WITH clause ("" without one) and the rest, for wrapping a query with its WITH kept outside."""
     with_clause = _replaced(judged, 0, judged.body_start, placeholders)
     return with_clause, _replaced(judged, judged.body_start, len(judged.text), placeholders)
+
+
+def place(judged: Judged, placeholders: Mapping[str, str], offset: int) -> tuple[int, int]:
+    """Line and column, in what the author wrote, of a character of `render(judged, placeholders)`."""
+    grown = 0
+    for start, end, name in judged.parameter_spans:
+        if start + grown >= offset:
+            break
+        # Anywhere inside of a placeholder is the parameter's own beginning.
+        inside = min(offset - start - grown, len(placeholders[name]))
+        if inside < len(placeholders[name]):
+            offset -= inside
+            break
+        grown += len(placeholders[name]) - (end - start)
+    line, column = position(judged.text, offset - grown)
+    first_line, first_column = judged.begins_at
+    return line + first_line - 1, column + (first_column - 1 if line == 1 else 0)
 
 
 def _refuse_other_statements(reading: Reading) -> None:

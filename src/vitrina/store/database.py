@@ -1,6 +1,6 @@
 """Connections to Postgres: how every session of ours is set up, and how a driver's error becomes one of ours."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -14,8 +14,10 @@ from vitrina.settings import READER_ROLE, Settings
 
 Connection = psycopg.Connection[DictRow]
 
-# A stopped or vanished peer must not keep row locks: the kernel gives up after half a minute.
-_KEEPALIVES: dict[str, Any] = {
+TRANSPORT: dict[str, Any] = {
+    # Said, not taken from the environment: the guard must read a query in the same characters as the server.
+    "client_encoding": "UTF8",
+    # A stopped or vanished peer must not keep row locks: the kernel gives up after half a minute.
     "keepalives": 1,
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -36,6 +38,10 @@ SESSION = {
 }
 
 
+# Whatever else the login has been set to: users' SQL begins read-only.
+READ_ONLY = {"default_transaction_read_only": "on"}
+
+
 def connect(
     url: str,
     application_name: str,
@@ -45,7 +51,6 @@ def connect(
     autocommit: bool = True,
 ) -> Connection:
     """A fresh session with our settings; `CannotConnect` (without the password) when there is none to be had."""
-    options = " ".join(f"-c {name}={escape_option(value)}" for name, value in (SESSION | (settings or {})).items())
     try:
         return psycopg.connect(
             url,
@@ -53,8 +58,8 @@ def connect(
             row_factory=dict_row,
             connect_timeout=connect_timeout_seconds,
             application_name=application_name[:63],
-            options=options,
-            **_KEEPALIVES,
+            options=options_of(SESSION | (settings or {})),
+            **TRANSPORT,
         )
     except (psycopg.OperationalError, psycopg.ProgrammingError) as exc:
         raise errors.CannotConnect(f"cannot connect to {describe(url)}: {reason(exc, url)}") from None
@@ -159,13 +164,18 @@ def is_transient(exc: psycopg.Error) -> bool:
 
 
 def is_disconnect_state(state: str) -> bool:
-    return state.startswith(_DISCONNECT_STATES)
+    # 08P01 is said of a message, by a server that goes on listening.
+    return state.startswith(_DISCONNECT_STATES) and state != "08P01"
 
 
 def is_transient_state(state: str) -> bool:
     return state.startswith(_TRANSIENT_STATES)
 
 
-def escape_option(value: Any) -> str:
-    """libpq splits `options` at spaces."""
-    return str(value).replace("\\", "\\\\").replace(" ", "\\ ")
+def options_of(settings: Mapping[str, str]) -> str:
+    """Session settings as libpq's `options`, which it splits at spaces."""
+    return " ".join(f"-c {name}={_escaped(value)}" for name, value in settings.items())
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")

@@ -176,9 +176,12 @@ class Stager:
         self._epoch = epoch
         self.target = target
         try:
-            self._connection: Any = adbc.connect(arrow_url(url, application_name, read_only=False), autocommit=True)
+            self._connection: Any = adbc.connect(
+                arrow_url(url, application_name, database.options_of(database.SESSION)), autocommit=True
+            )
         except adbc_driver_manager.Error as exc:
-            raise Disconnected(f"cannot connect to {database.describe(url)}: {database.reason(exc, url)}") from None
+            # The driver's words repeat host and login; who may see a run need not know them.
+            raise Disconnected(f"the database of {target} took no second connection of the same login") from exc
 
     def stage(self, table: pa.Table, number: int) -> Staged:
         if not table.num_rows:

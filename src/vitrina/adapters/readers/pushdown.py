@@ -81,6 +81,8 @@ class PushdownSource:
         connection = self._reader.connection
         select = self._select(stage, after)
         try:
+            # A query may have called set_config: each fill begins with the settings that the session began with.
+            connection.execute("RESET ALL")
             with connection.transaction():
                 if self._snapshot:
                     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE")

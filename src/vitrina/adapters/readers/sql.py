@@ -1,10 +1,10 @@
 """Reading a pipeline's SQL: describing its result, asking how it would run, and fetching its rows as Arrow."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 import psycopg
 from psycopg import conninfo
@@ -109,14 +109,21 @@ class SqlReader:
         self._application_name = application_name
         self._streaming: Any = None
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """A transaction that reads and is never committed: settings that a query changes in it are undone too."""
+        with self.connection.transaction(force_rollback=True):
+            self.connection.execute("SET TRANSACTION READ ONLY")
+            yield
+
     def describe(self, judged: Judged) -> list[Column]:
         """Names and types of the result, without running the query."""
-        text = sqlguard.render(judged, {"since": "$1", "until": "$2" if "since" in judged.parameters else "$1"})
         raw = self.connection.pgconn
-        prepared = raw.prepare(b"", text.encode())
-        if prepared.status != psycopg.pq.ExecStatus.COMMAND_OK:
-            raise self._refused(prepared, judged)
-        described = raw.describe_prepared(b"")
+        with self.reading():
+            prepared = raw.prepare(b"", sqlguard.render(judged, _placeholders(judged)).encode())
+            if prepared.status != psycopg.pq.ExecStatus.COMMAND_OK:
+                raise self._refused(prepared, judged)
+            described = raw.describe_prepared(b"")
         columns = [
             (described.fname(i).decode(), described.ftype(i), described.fmod(i))  # type: ignore[union-attr]
             for i in range(described.nfields)
@@ -129,8 +136,8 @@ class SqlReader:
         position = exc.diag.statement_position
         where = ""
         if position:
-            before = judged.text[: int(position) - 1]
-            where = f" at line {before.count(chr(10)) + 1}, column {len(before) - (before.rfind(chr(10)) + 1) + 1}"
+            line, column = sqlguard.place(judged, _placeholders(judged), int(position) - 1)
+            where = f" at line {line}, column {column}"
         return SourceQueryFailed(f"the source query is refused{where}: {database.sql_message(exc)}")
 
     def _refuse_unnamed(self, names: Sequence[str]) -> None:
@@ -157,19 +164,32 @@ class SqlReader:
     def explain(self, statement: Composed) -> list[dict[str, Any]]:
         """EXPLAIN (VERBOSE, FORMAT JSON) of a statement that may itself hold the user's query."""
         try:
-            row = self.connection.execute(
-                SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(statement), prepare=True
-            ).fetchone()
+            with self.reading():
+                row = self.connection.execute(
+                    SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(statement), prepare=True
+                ).fetchone()
         except psycopg.Error as exc:
             raise translate_read(exc) from exc
         assert row is not None
         plan: list[dict[str, Any]] = row["QUERY PLAN"]
         return plan
 
+    def volatile_functions_of_catalog(self, names: Collection[str]) -> set[str]:
+        """Which of these names the server has a volatile function for."""
+        rows = self.connection.execute(
+            """
+            SELECT DISTINCT proname FROM pg_catalog.pg_proc
+            WHERE pronamespace = 'pg_catalog'::pg_catalog.regnamespace AND provolatile = 'v' AND proname = ANY(%s)
+            """,
+            [list(names)],
+        ).fetchall()
+        return {row["proname"] for row in rows}
+
     def value(self, statement: Composed) -> Any:
         """The single value of a statement that holds the user's query."""
         try:
-            row = self.connection.execute(statement, prepare=True).fetchone()
+            with self.reading():
+                row = self.connection.execute(statement, prepare=True).fetchone()
         except psycopg.Error as exc:
             raise translate_read(exc) from exc
         return next(iter(row.values())) if row else None
@@ -183,10 +203,12 @@ class SqlReader:
 
         text = statement.as_string(self.connection)
         try:
-            with (
-                adbc.connect(self._arrow_url(), autocommit=True) as connection,
-                connection.cursor() as cursor,
-            ):
+            connection = adbc.connect(self._arrow_url(), autocommit=True)
+        except adbc_driver_manager.Error as exc:
+            # The driver's words repeat host and login; who may see a run need not know them.
+            raise Disconnected("the source took no second connection of the same login") from exc
+        try:
+            with connection, connection.cursor() as cursor:
                 cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_FETCH_BYTES)})
                 self._streaming = cursor
                 cursor.execute(text)
@@ -207,17 +229,25 @@ class SqlReader:
                 streaming.adbc_cancel()
 
     def _arrow_url(self) -> str:
-        """The same login with our session settings: ADBC takes them in the URL only."""
-        return arrow_url(self._url, self._application_name, read_only=True)
+        """The same login with the settings of our own session, read-only: ADBC takes them in the URL only.
+
+        One user's statement is all that such a session ever runs, so nothing that it changes outlives it.
+        """
+        options = self.connection.info.get_parameters().get("options", "")
+        read_only = database.options_of(database.READ_ONLY)
+        return arrow_url(self._url, self._application_name, f"{options} {read_only}")
 
 
-def arrow_url(url: str, application_name: str, *, read_only: bool) -> str:
-    settings = database.SESSION | ({"default_transaction_read_only": "on"} if read_only else {})
-    options = " ".join(f"-c {name}={database.escape_option(value)}" for name, value in settings.items())
+def _placeholders(judged: Judged) -> dict[str, str]:
+    """How a query is written to be described: parameters whose types the server finds out."""
+    return {"since": "$1", "until": "$2" if "since" in judged.parameters else "$1"}
+
+
+def arrow_url(url: str, application_name: str, options: str) -> str:
     if "://" not in url:
-        return conninfo.make_conninfo(url, application_name=application_name, options=options)
+        return conninfo.make_conninfo(url, application_name=application_name, options=options, **database.TRANSPORT)
     parts = urlsplit(url)
-    extra = f"application_name={quote(application_name, safe='')}&options={quote(options, safe='')}"
+    extra = urlencode({"application_name": application_name, "options": options} | database.TRANSPORT, quote_via=quote)
     return urlunsplit(parts._replace(query=f"{parts.query}&{extra}" if parts.query else extra))
 
 

@@ -1,0 +1,61 @@
+"""Sessions on sources and targets, opened under the name that a pipeline's author knows them by."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import structlog
+
+from vitrina.adapters.readers.sql import SqlReader
+from vitrina.definition import Definition
+from vitrina.errors import CannotConnect
+from vitrina.settings import DEFAULT_CONNECTION, Settings
+from vitrina.store import database
+from vitrina.store.database import Connection
+
+# Somebody waits for a preview.
+_PREVIEW_LIMITS = {
+    "statement_timeout": "30000",
+    "lock_timeout": "5000",
+    "idle_in_transaction_session_timeout": "60000",
+}
+
+# The driver's words, cut down to what tells no address, login or database.
+_REASONS = (
+    ("authentication failed", "its login was refused"),
+    ("no pg_hba.conf entry", "its login was refused"),
+    ("does not exist", "its login or database does not exist"),
+    ("Connection refused", "nothing listens there"),
+    ("timeout", "it did not answer in time"),
+    ("too many", "it has no connections left"),
+    ("could not translate host name", "its host name is unknown"),
+    ("starting up", "it is starting up"),
+    ("shutting down", "it is shutting down"),
+)
+
+
+def connect(
+    settings: Settings, url: str, name: str | None, application_name: str, session: Mapping[str, str]
+) -> Connection:
+    """A session on the named connection. Authors see its errors, so they say which it is, not where it is."""
+    try:
+        return database.connect(
+            url,
+            application_name,
+            connect_timeout_seconds=settings.connect_timeout_seconds,
+            settings=dict(session),
+        )
+    except CannotConnect as exc:
+        called = name or DEFAULT_CONNECTION
+        structlog.get_logger().warning("connection.failed", connection=called, error=exc.message)
+        why = next((words for said, words in _REASONS if said in exc.message), "the runner's log says why")
+        raise CannotConnect(f"cannot connect to the connection {called!r}: {why}") from None
+
+
+@contextmanager
+def preview_reader(definition: Definition, settings: Settings) -> Iterator[SqlReader]:
+    """The reader of somebody who looks at a pipeline's rows without running it."""
+    name = f"vitrina:preview:{definition.name}"
+    url = database.reader_url(settings, definition.source_connection)
+    session = _PREVIEW_LIMITS | database.READ_ONLY
+    with connect(settings, url, definition.source_connection, name, session) as connection:
+        yield SqlReader(connection, url, name)

@@ -228,7 +228,8 @@ def test_doctor_names_what_is_wrong_and_the_next_step(installation: Installation
         installation.ask("DROP TABLE content.secret")
     assert ended.returncode == 1
     assert re.search(
-        r"PROBLEM +reader role +may not read content\.secret\n +next step: run `vitrina migrate`", ended.stdout
+        r'PROBLEM +reader role +vitrina_reader may not read content\.secret\n +next step: GRANT SELECT ON "content"',
+        ended.stdout,
     )
 
 

@@ -16,11 +16,13 @@ from vitrina.errors import ConfigError, VitrinaError
 if TYPE_CHECKING:
     from vitrina.settings import Settings
     from vitrina.store.database import Connection
+    from vitrina.store.rights import Fault
 
 OLDEST_POSTGRES, NEWEST_POSTGRES = 15, 18
 CLOCK_TOLERANCE_SECONDS = 2.0
 # A request that nobody takes up for this long is stuck.
 PATIENCE_SECONDS = 60.0
+SHOWN_FAULTS = 20
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,8 @@ def _check_database(settings: "Settings") -> Iterator[Finding]:
         yield _check_clock(connection)
         if migrations.status != "OK":
             return
-        yield _check_application_role(connection)
-        yield _check_reader(settings)
+        yield from _check_application_role(connection, settings)
+        yield from _check_readers(connection, settings)
         yield _check_runners(connection, settings)
         yield from _check_pipelines(connection, settings)
 
@@ -152,59 +154,51 @@ def _check_clock(connection: "Connection") -> Finding:
     return ok("clock", f"{abs(apart) * 1000:.0f} ms from the database's")
 
 
-def _check_application_role(connection: "Connection") -> Finding:
-    from vitrina.settings import APP_ROLE
+def _check_application_role(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
+    from vitrina.store import rights
 
-    row = _one(
-        connection,
-        """
-        SELECT current_user AS login,
-               pg_catalog.pg_has_role(current_user, %(app)s, 'MEMBER') AS member,
-               pg_catalog.pg_has_role(%(app)s, 'pg_read_all_stats', 'MEMBER') AS sees_transactions,
-               pg_catalog.has_schema_privilege(%(app)s, 'analytics', 'CREATE') AS creates_marts
-        """,
-        {"app": APP_ROLE},
-    )
-    missing = {
-        "member": f"GRANT {APP_ROLE} TO {row['login']}",
-        "sees_transactions": f"GRANT pg_read_all_stats TO {APP_ROLE}",
-        "creates_marts": f"GRANT USAGE, CREATE ON SCHEMA analytics TO {APP_ROLE}",
-    }
-    grants = [grant for name, grant in missing.items() if not row[name]]
-    if grants:
-        return problem(
-            "application role", f"{row['login']} lacks rights", f"run `vitrina migrate`, or {'; '.join(grants)}"
-        )
-    return ok("application role", f"{row['login']} owns the metastore and may create marts")
+    found = list(rights.faults_of_application(connection, settings.source_schemas))
+    yield from _rights_findings("application role", found)
+    if not found:
+        yield ok("application role", "owns the metastore, may create marts, writes to no source")
 
 
-def _check_reader(settings: "Settings") -> Finding:
-    from vitrina.store import database
+def _check_readers(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
+    """The reader of the metastore's own database, and those of the databases that pipelines read from."""
+    from vitrina.settings import DEFAULT_CONNECTION
+    from vitrina.store import pipelines
+
+    yield from _check_reader(settings, DEFAULT_CONNECTION, "reader role")
+    for name in pipelines.source_connections(connection):
+        if name != DEFAULT_CONNECTION:
+            yield from _check_reader(settings, name, f"reader of {name}")
+
+
+def _check_reader(settings: "Settings", name: str, check: str) -> Iterator[Finding]:
+    from vitrina.settings import DEFAULT_CONNECTION
+    from vitrina.store import database, rights
 
     try:
-        with database.connect(
-            database.reader_url(settings, None), "vitrina:doctor", connect_timeout_seconds=5
-        ) as reader:
-            unreadable = _unreadable_tables(reader, sorted(settings.source_schemas))
+        url = database.reader_url(settings, name)
+        with database.connect(url, "vitrina:doctor", connect_timeout_seconds=5) as reader:
+            found = list(rights.faults_of_reader(reader, reader.info.user, settings.source_schemas))
     except VitrinaError as exc:
-        return problem("reader role", exc.message, "set VITRINA_READER_PASSWORD and run `vitrina migrate`")
-    if unreadable:
-        return problem("reader role", f"may not read {', '.join(unreadable[:5])}", "run `vitrina migrate` to grant it")
-    return ok("reader role", f"reads {', '.join(sorted(settings.source_schemas))}")
+        advice = f"correct VITRINA_CONN_{name.upper()}"
+        if name == DEFAULT_CONNECTION:
+            advice = "set VITRINA_READER_PASSWORD and run `vitrina migrate`"
+        yield problem(check, exc.message, advice)
+        return
+    yield from _rights_findings(check, found)
+    if not found:
+        yield ok(check, f"reads {', '.join(sorted(settings.source_schemas))} and nothing else")
 
 
-def _unreadable_tables(reader: "Connection", schemas: list[str]) -> list[str]:
-    rows = reader.execute(
-        """
-        SELECT n.nspname || '.' || c.relname AS name
-        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = ANY(%s) AND c.relkind IN ('r', 'v', 'm', 'p', 'f')
-          AND NOT (pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT'))
-        ORDER BY name
-        """,
-        [schemas],
-    ).fetchall()
-    return [row["name"] for row in rows]
+def _rights_findings(check: str, faults: "list[Fault]") -> Iterator[Finding]:
+    """Each by its name; a database that is wide open need not fill the screen."""
+    for fault in faults[:SHOWN_FAULTS]:
+        yield problem(check, fault.finding, fault.remedy)
+    if len(faults) > SHOWN_FAULTS:
+        yield problem(check, f"and {len(faults) - SHOWN_FAULTS} rights more", "correct these first, then look again")
 
 
 def _check_runners(connection: "Connection", settings: "Settings") -> Finding:

@@ -322,6 +322,12 @@ def set_owner(connection: Connection, pipeline_id: UUID, *, managed_by: str | No
     )
 
 
+def source_connections(connection: Connection) -> list[str]:
+    """The names of the databases that pipelines read from."""
+    rows = connection.execute("SELECT DISTINCT source_connection AS name FROM etl.etl_pipelines ORDER BY name")
+    return [row["name"] for row in rows]
+
+
 def list_due(connection: Connection, *, limit: int = 100) -> list[Row]:
     """Scheduled pipelines that are due or have no due time yet."""
     return connection.execute(

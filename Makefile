@@ -62,6 +62,14 @@ screenshots: setup ## Draw the console's pages anew for the documentation (docs/
 test-postgres: setup ## The tests that touch SQL, on the PostgreSQL whose programs are in PG_BINDIR
 	@VITRINA_TEST_PG_BINDIR="$(PG_BINDIR)" .venv/bin/python -m pytest $(wildcard tests/integration tests/contracts)
 
+.PHONY: chaos
+chaos: setup ## Kill, stop, cut and crash everything, for half an hour: nothing lost, doubled or stuck
+	@VITRINA_CHAOS=long .venv/bin/python -m pytest -s tests/chaos
+
+.PHONY: soak
+soak: setup ## An hour of steady work: memory, connections and lag stay flat (MINUTES=60)
+	@.venv/bin/python -m tests.chaos.soak --minutes "$(or $(MINUTES),60)"
+
 .PHONY: check
 check: setup ## Lint, formatting, types, import contracts
 	@.venv/bin/ruff check .

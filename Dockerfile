@@ -1,4 +1,11 @@
 # One image for every role; the command chooses: api, runner, migrate. Locked packages, checked hashes, no root.
+FROM node:22-slim AS console
+WORKDIR /build/console
+COPY console/package.json console/package-lock.json console/.npmrc ./
+RUN npx --yes npm@10.9.9 ci --no-audit --no-fund
+COPY console .
+RUN node_modules/.bin/vite build --outDir /build/bundle --emptyOutDir
+
 FROM python:3.13-slim AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
@@ -9,6 +16,7 @@ RUN python -m venv /opt/vitrina \
 # After the packages, so that a change of source does not fetch them again.
 COPY pyproject.toml README.md LICENSE ./
 COPY src src
+COPY --from=console /build/bundle src/vitrina/api/console
 RUN pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
     && /opt/vitrina/bin/pip install --no-deps dist/vitrina-*.whl
 

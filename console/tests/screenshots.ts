@@ -18,7 +18,7 @@ test("screenshots", async () => {
       ["failure", "/pipelines/weekly_top_films"],
       ["versions", "/pipelines/film_dim_full?tab=versions"],
       ["definition", "/pipelines/film_dim_full?tab=definition"],
-      ["edit", "/pipelines/weekly_top_films/edit"],
+      ["edit", "/pipelines/ratings/edit"],
       ["run", `/runs/${run.id}`],
       ["runs", "/runs"],
       ["runners", "/runners"],
@@ -69,7 +69,7 @@ async function furnish({ api }: Platform): Promise<Run> {
   };
   await mart("ratings", {
     description: "Every rating, as it changes.",
-    source_query: "SELECT id, film_id, user_id, rating, modified FROM ugc.ratings",
+    source_query: "SELECT\n  id,\n  film_id,\n  user_id,\n  rating,\n  modified\nFROM ugc.ratings",
     mode: "incremental",
     incremental_key: "modified",
     incremental_id_key: "id",

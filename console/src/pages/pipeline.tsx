@@ -5,7 +5,7 @@ import { post, request } from "../api/client";
 import { useRates } from "../api/live";
 import { awaitRequest, useAudit, useDeadLetters, useMay, usePipeline, useReconcile, useRefresh, useRuns, useStatus, useVersions, verb } from "../api/queries";
 import type { AuditEntry, Pipeline, PipelineStatus, Run, RunnerRequest, ValidationReport, Version } from "../api/types";
-import { Ago, Button, Dialog, Empty, Facts, Failure, Figures, Loading, Menu, Panel, Sql, StatusChip, Switch, Tag, cx, fillOf, inputLook, statusWords, useCopyCurl, type MenuEntry } from "../ui/basics";
+import { Ago, Button, Dialog, Empty, Facts, Failure, Figures, Loading, Menu, Panel, Since, Sql, StatusChip, Switch, Tag, cx, fillOf, inputLook, statusWords, useCopyCurl, type MenuEntry } from "../ui/basics";
 import { History, Sparkline } from "../ui/charts";
 import { Changes, changeInBrief, compare } from "../ui/diff";
 import { Icon } from "../ui/icons";
@@ -68,7 +68,7 @@ function Head({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus
           <h1 className="truncate text-xl font-semibold tracking-tight">{pipeline.name}</h1>
           <StatusChip status={status.status} large />
           <span className="text-muted">
-            {t("since")} <Ago at={status.since} />
+            <Since at={status.since} />
           </span>
           {status.runner && (
             <Tag tone={status.runner.alive ? "idle" : "bad"} title={status.runner.id}>

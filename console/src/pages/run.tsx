@@ -182,7 +182,7 @@ function Log({ events }: { events: LiveEvent[] }) {
           {lines.map(({ event, text }) => (
             <li key={event.id} className="flex gap-3 px-4 hover:bg-line/35">
               <time dateTime={event.at} className="shrink-0 text-faint">{timeOfDay(event.at)}</time>
-              <span className={cx("w-16 shrink-0", event.payload["level"] === "error" ? "text-bad" : "text-accent")}>{String(event.payload["level"] ?? event.topic)}</span>
+              <span className={cx("w-28 shrink-0 truncate", event.payload["level"] === "error" ? "text-bad" : "text-accent")}>{event.topic}</span>
               <span className="min-w-0 break-words">{text}</span>
             </li>
           ))}
@@ -192,7 +192,7 @@ function Log({ events }: { events: LiveEvent[] }) {
   );
 }
 
-const KNOWN = new Set(["pipeline", "pipeline_id", "run_id", "level"]);
+const KNOWN = new Set(["pipeline", "pipeline_id", "run_id", "level", "epoch"]);
 
 function described(event: LiveEvent): string {
   return Object.entries(event.payload)

@@ -5,7 +5,7 @@ import { useEffect, useState, type ComponentProps, type ReactNode } from "react"
 import { ApiError, asCurl } from "../api/client";
 import { useMe } from "../api/queries";
 import type { RunStatus, Status } from "../api/types";
-import { ago, clock } from "../words/format";
+import { age, ago, clock } from "../words/format";
 import { t } from "../words/language";
 import { Icon, type IconName } from "./icons";
 import { toast } from "./toasts";
@@ -127,6 +127,16 @@ export function Ago({ at, className }: { at: string | null; className?: string }
   return (
     <time dateTime={at} title={clock(at)} className={cx("num whitespace-nowrap", className)}>
       {ago(at, value)}
+    </time>
+  );
+}
+
+/** How long something has been so. */
+export function Since({ at }: { at: string }) {
+  const value = useNow();
+  return (
+    <time dateTime={at} title={clock(at)} className="num whitespace-nowrap">
+      {t("for {time}", { time: age((value - Date.parse(at)) / 1000) })}
     </time>
   );
 }

@@ -107,7 +107,8 @@ export function niceTop(value: number): number {
   return step * size;
 }
 
-const STAGE_FILL = ["var(--accent)", "var(--ok-fill)", "var(--warn-fill)", "var(--idle-fill)"];
+const STAGE_FILL = ["var(--accent)", "var(--ok-fill)", "var(--warn-fill)", "color-mix(in srgb, var(--accent) 45%, var(--panel))"];
+const REST_FILL = "var(--line-strong)";
 
 /** Where the time of a run went. */
 export function Stages({ stages, total }: { stages: Record<string, number>; total: number }) {
@@ -115,17 +116,18 @@ export function Stages({ stages, total }: { stages: Record<string, number>; tota
   const rest = Math.max(total - named.reduce((sum, [, seconds]) => sum + seconds, 0), 0);
   const parts: [string, number][] = [...named, [t("other"), rest]];
   const whole = parts.reduce((sum, [, seconds]) => sum + seconds, 0) || 1;
+  const fill = (index: number): string => (index === named.length ? REST_FILL : (STAGE_FILL[index % STAGE_FILL.length] ?? REST_FILL));
   return (
     <div>
       <div className="flex h-3 overflow-hidden rounded-full bg-line" role="img" aria-label={parts.map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ")}>
         {parts.map(([name, seconds], index) => (
-          <div key={name} style={{ width: `${(100 * seconds) / whole}%`, background: STAGE_FILL[index % STAGE_FILL.length] }} />
+          <div key={name} style={{ width: `${(100 * seconds) / whole}%`, background: fill(index) }} />
         ))}
       </div>
       <ul className="num mt-3 flex flex-wrap gap-x-6 gap-y-1.5">
         {parts.map(([name, seconds], index) => (
           <li key={name} className="flex items-center gap-2">
-            <span className="size-2 rounded-sm" style={{ background: STAGE_FILL[index % STAGE_FILL.length] }} />
+            <span className="size-2 rounded-sm" style={{ background: fill(index) }} />
             <span className="text-muted">{t(name)}</span>
             <span className="font-medium">{duration(seconds)}</span>
           </li>

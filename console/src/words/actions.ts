@@ -4,6 +4,7 @@ import { t } from "./language";
 const WORDS: Record<string, string> = {
   create: "created it",
   update: "changed it",
+  change: "changed it",
   delete: "deleted it",
   run: "asked for a run",
   pause: "asked for a pause",

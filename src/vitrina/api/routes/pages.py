@@ -72,7 +72,8 @@ definitions, asks runners for runs and tells what became of them.</p>
 <pre>vitrina pipelines
 vitrina run film_dim_full --wait
 vitrina status film_dim_full</pre>
-<p class="quiet">Version {__version__}. The console is not part of this installation.</p>
+<p class="quiet">Version {__version__}. The console is not part of this installation: in a checkout,
+<code>make console</code> builds it (it needs Node 20.19 or newer).</p>
 """
 
 

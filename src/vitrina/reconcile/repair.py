@@ -43,7 +43,8 @@ def repair(differences: Sequence[Difference], source: Side, mender: Mender, *, b
     """Rows are read again in their batch: what the source has now counts, not what it had when it was compared."""
     done = Repaired()
     for keys in _batches([difference.key for difference in differences], batch_rows):
-        rows = source.texts(keys)
+        with source.snapshot():
+            rows = source.texts(keys)
         batch = mender.mend(list(rows.values()), [key for key in keys if key not in rows])
         done.inserted += batch.inserted
         done.updated += batch.updated

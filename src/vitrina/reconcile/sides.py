@@ -89,8 +89,8 @@ class Side:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Everything inside the block sees one state, that of its beginning."""
-        with self._translating(), self.connection.transaction():
+        """Everything inside the block sees one state, that of its beginning; nothing that a query does in it stays."""
+        with self._translating(), self.connection.transaction(force_rollback=True):
             self.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             for name, value in SESSION.items():
                 self.connection.execute(SQL("SET LOCAL {} = {}").format(Identifier(name), Literal(value)))

@@ -61,19 +61,27 @@ def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
     body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     if method == "patch" or path.endswith("/update-config"):
         body["schema"] = {"$ref": _REFERENCE.format("PipelineChange")}
-    if "security" not in operation:
-        operation["responses"].pop("422", None)
-        return
-    statuses = [401, 403, 422, 429, 503]
-    named = {parameter["name"] for parameter in operation.get("parameters", [])}
-    statuses += [404] if "{" in path or "pipeline" in named or path.endswith("/export") else []
-    statuses += [409, 412, 404] if method in _CHANGING else []
-    statuses += [400, 413] if body else []
-    for status in sorted(set(statuses)):
+    operation["responses"].pop("422", None)
+    for status in _problems_of(path, method, operation, has_body=bool(body)):
         operation["responses"][str(status)] = {
             "description": _WORDS[status],
             "content": {MEDIA_TYPE: {"schema": {"$ref": _REFERENCE.format("Problem")}}},
         }
+
+
+def _problems_of(path: str, method: str, operation: dict[str, Any], *, has_body: bool) -> list[int]:
+    """The errors that an operation can answer with."""
+    named = {parameter["name"] for parameter in operation.get("parameters", [])}
+    if "security" not in operation:
+        return [422] if named else []
+    statuses = {401, 403, 422, 429, 503}
+    if "{" in path or "pipeline" in named or path.endswith("/export"):
+        statuses |= {404}
+    if method in _CHANGING:
+        statuses |= {404, 409, 412}
+    if has_body:
+        statuses |= {400, 413}
+    return sorted(statuses)
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:

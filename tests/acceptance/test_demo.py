@@ -17,7 +17,7 @@ import pytest
 from vitrina.settings import Settings
 
 VITRINA = [sys.executable, "-m", "vitrina.cli"]
-PIPELINES = ["film_dim_full", "film_rating_agg_full", "daily_views", "user_activity"]
+PIPELINES = ["film_dim_full", "film_rating_agg_full", "daily_views", "user_activity", "film_cards"]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_the_demo_fills_the_marts_and_running_it_again_changes_nothing(checkout:
         assert metrics["inserted"] + metrics["updated"] + metrics["deleted"] == run["rows_written"] == 0
         assert metrics["unchanged"] == run["rows_read"]
     assert second["runs"][0]["metrics"]["unchanged"] >= 200
-    assert [len(rows) for rows in second["marts"].values()] == [5, 5]
+    assert [len(rows) for rows in second["marts"].values()] == [5, 5, 5]
 
 
 def test_the_demo_works_on_a_database_of_ones_own(checkout: Path, database: Settings) -> None:
@@ -72,7 +72,7 @@ def test_the_demo_works_on_a_database_of_ones_own(checkout: Path, database: Sett
         database, "SELECT count(*) FROM ugc.ratings"
     )
     assert ask(database, "SELECT array_agg(name ORDER BY name) FROM etl.etl_pipelines") == sorted(PIPELINES)
-    assert ask(database, "SELECT count(*) FROM etl.etl_runs WHERE status = 'SUCCESS'") == 8
+    assert ask(database, "SELECT count(*) FROM etl.etl_runs WHERE status = 'SUCCESS'") == 10
     assert ask(database, "SELECT count(*) FROM etl.etl_runners") == 0
 
 

@@ -68,6 +68,41 @@ GROUP BY a.user_id""",
     },
 )
 
+# A task plan: the query, then two Python steps, then the mart.
+STEP_PIPELINES: tuple[dict[str, Any], ...] = (
+    {
+        "name": "film_cards",
+        "description": "What a film's card shows: tidied by one Python step, its votes looked up by another.",
+        "target_table": "analytics.film_cards",
+        "target_key": ["film_id"],
+        "tasks": [
+            {
+                "order_index": 0,
+                "task_type": "SQL",
+                "body": """\
+SELECT fw.id AS film_id, fw.title, fw.rating, g.genres
+FROM content.film_work fw
+LEFT JOIN (
+    SELECT gfw.film_work_id, array_agg(genre.name) AS genres
+    FROM content.genre_film_work gfw
+    JOIN content.genre ON genre.id = gfw.genre_id
+    GROUP BY gfw.film_work_id
+) g ON g.film_work_id = fw.id""",
+            },
+            {"order_index": 1, "task_type": "PYTHON", "body": "demo_film_dim"},
+            {
+                "order_index": 2,
+                "task_type": "PYTHON",
+                "body": "lookup",
+                "params": {
+                    "query": "SELECT r.film_id, count(*) AS votes FROM ugc.ratings r GROUP BY r.film_id",
+                    "on": {"film_id": "film_id"},
+                },
+            },
+        ],
+    },
+)
+
 # The same queries as the marts of the seeds, into search indexes.
 SEARCH_PIPELINES = {
     "film_dim_search": ("film_dim_full", "es:film_dim"),
@@ -80,6 +115,8 @@ MARTS = {
     " FROM analytics.film_dim ORDER BY title, film_id LIMIT %s",
     "analytics.film_rating_agg": "SELECT film_id, avg_rating, rating_count, updated_at"
     " FROM analytics.film_rating_agg ORDER BY rating_count DESC, film_id LIMIT %s",
+    "analytics.film_cards": "SELECT title, rating, genres, votes FROM analytics.film_cards"
+    " ORDER BY votes DESC NULLS LAST, title LIMIT %s",
 }
 
 
@@ -155,7 +192,7 @@ def _keep_quiet(name: str, line: str) -> None:
 
 def _create_missing(client: "Client", *, searchable: bool) -> None:
     existing = {pipeline.name: pipeline for pipeline in client.list_pipelines()}
-    wanted = list(INCREMENTAL_PIPELINES)
+    wanted = [*INCREMENTAL_PIPELINES, *STEP_PIPELINES]
     for name, (model, target) in SEARCH_PIPELINES.items() if searchable else ():
         query = existing[model].source_query
         wanted.append({"name": name, "source_query": query, "target_table": target, "target_key": ["film_id"]})
@@ -169,7 +206,7 @@ def _create_missing(client: "Client", *, searchable: bool) -> None:
 def _run_all(client: "Client", running: stack.Stack, *, searchable: bool) -> "list[Run]":
     from concurrent.futures import ThreadPoolExecutor
 
-    names = [*SEED_PIPELINES, *(definition["name"] for definition in INCREMENTAL_PIPELINES)]
+    names = [*SEED_PIPELINES, *(definition["name"] for definition in (*INCREMENTAL_PIPELINES, *STEP_PIPELINES))]
     names += SEARCH_PIPELINES if searchable else ()
     with watching() as watcher, ThreadPoolExecutor(len(names)) as pool:
         return list(pool.map(lambda name: _run_one(client, running, watcher, name), names))

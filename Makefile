@@ -44,7 +44,12 @@ console: ## Build the web console
 test: check ## Check the code and run every test (TESTS=tests/unit for a part)
 	@$(if $(filter tests tests/search%,$(TESTS)),./scripts/install-system-packages java)
 	@.venv/bin/python -m pytest $(TESTS)
-	@$(if $(filter tests,$(TESTS)),$(MAKE) test-console)
+	@$(if $(filter tests,$(TESTS)),$(MAKE) test-frames test-console)
+
+.PHONY: test-frames
+test-frames: setup ## Steps written with pandas and polars, which are installed beside .venv for it
+	@.venv/bin/uv pip install --quiet --require-hashes --target .frames --requirements requirements/frames.txt
+	@PYTHONPATH=.frames VITRINA_TEST_FRAMES=1 .venv/bin/python -m pytest tests/frames
 
 .PHONY: test-console
 test-console: setup ## The console: types, units, and the whole platform driven in a browser
@@ -87,6 +92,7 @@ lock: setup ## Renew requirements/*.txt after a change in pyproject.toml (UPGRAD
 	@$(COMPILE) --extra all --group dev -o requirements/dev.txt pyproject.toml
 	@$(COMPILE) --extra all -o requirements/runtime.txt pyproject.toml
 	@$(COMPILE) --group build -o requirements/build.txt
+	@$(COMPILE) --group frames -o requirements/frames.txt
 
 .PHONY: migrate-db
 migrate-db: setup ## Bring the metastore of VITRINA_DATABASE_URL up to date

@@ -20,6 +20,9 @@ from vitrina.store.migrate import migrate
 
 TEMPLATE = "vitrina_template"
 
+# `make test-frames` runs these, with pandas and polars at hand.
+collect_ignore = [] if os.environ.get("VITRINA_TEST_FRAMES") else ["frames"]
+
 # Plain lines: the default console renderer spends seconds on drawing a traceback that a test expects.
 structlog.configure(
     processors=[

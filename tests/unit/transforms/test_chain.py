@@ -1,12 +1,8 @@
 """The contract of a step at run time: forms, stable columns, keys, errors that say where, rows left behind."""
 
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
-import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -41,18 +37,6 @@ def row_step(row: dict[str, Any], context: StepContext) -> dict[str, Any] | list
         return None
     made = {**row, "length": len(row["name"]), "batch": context.batch_no}
     return [made, dict(made)] if row["id"] == 3 else made
-
-
-@transform("test_polars")
-def polars_step(frame: pl.DataFrame) -> pl.DataFrame:
-    """Upper case."""
-    return frame.with_columns(pl.col("name").str.to_uppercase())
-
-
-@transform("test_pandas")
-def pandas_step(frame: pd.DataFrame) -> pd.DataFrame:
-    """Filters."""
-    return frame[frame["id"] > 1]
 
 
 @transform("test_fails_on_seven")
@@ -100,26 +84,8 @@ def table(rows: list[dict[str, Any]] = ROWS) -> pa.Table:
 
 def test_each_form_is_given_what_it_asks_for() -> None:
     assert [row["name"] for row in run_step(arrow_step, ROWS, params={"suffix": "?"}).rows] == ["ann?", "bob?", "eve?"]
-    assert [row["name"] for row in run_step(polars_step, ROWS).rows] == ["ANN", "BOB", "EVE"]
-    assert [row["id"] for row in run_step(pandas_step, ROWS).rows] == [2, 3]
     made = run_step(row_step, ROWS).rows
     assert [(row["id"], row["length"], row["batch"]) for row in made] == [(1, 3, 1), (3, 3, 1), (3, 3, 1)]
-
-
-@pytest.mark.parametrize("step", ["test_polars", "test_pandas"])
-def test_frames_give_back_the_postgres_types_they_cannot_carry(step: str) -> None:
-    types = {"id": "smallint", "name": "character varying(10)", "u": "uuid", "n": "numeric(50,2)", "t": "timestamptz"}
-    rows = [{"id": 2, "name": "x", "u": None, "n": None, "t": None}]
-    rows[0] |= {"u": UUID(int=7), "n": Decimal("1.50")}
-    made = run_step(step, rows, types=types).batch
-    assert [field.metadata[b"vitrina:type"].decode() for field in made.schema] == [
-        "smallint",
-        "character varying(10)",
-        "uuid",
-        "numeric(50,2)",
-        "timestamp with time zone",
-    ]
-    assert made.column("u").to_pylist() == [UUID(int=7)]
 
 
 def test_steps_run_in_order_and_may_change_the_number_of_rows() -> None:
@@ -258,7 +224,7 @@ def test_a_result_that_is_no_batch_is_refused(result: Any, monkeypatch: pytest.M
     [
         ("nope", {}, "there is no Python step 'nope' here; there are: add_columns, "),
         ("test_source", {}, "there is no Python step 'test_source'"),
-        ("test_polars", {"x": 1}, "takes no params, but is given x"),
+        ("test_fails_on_seven", {"x": 1}, "takes no params, but is given x"),
         ("select_columns", {}, "params.columns: Field required"),
         ("select_columns", {"columns": ["a"], "columnz": []}, "params.columnz"),
         ("test_arrow", {"on_error": "ignore"}, "params.on_error"),

@@ -8,11 +8,11 @@ from contextlib import suppress
 
 import psycopg
 import pytest
+from psycopg.sql import SQL
 
 from tests.support.workbench import Workbench
 from vitrina.adapters import cursor as cursors
 from vitrina.adapters.cursor import Watermark
-from vitrina.adapters.readers import sql as readers
 
 WRITERS = 6
 SECONDS = 2.0
@@ -164,12 +164,11 @@ def test_a_page_without_ties_loses_rows(workbench: Workbench, monkeypatch: pytes
     )
     workbench.run("events")
     workbench.sql("UPDATE content.events SET note = 9, modified = now()")
-    original = readers.SQL
 
-    def without_ties(text: str) -> psycopg.sql.SQL:
-        return original(text.replace("FETCH FIRST {} ROWS WITH TIES", "LIMIT {}"))
+    def without_ties(text: str) -> SQL:
+        return SQL(text.replace("FETCH FIRST {} ROWS WITH TIES", "LIMIT {}"))
 
-    monkeypatch.setattr(readers, "SQL", without_ties)
+    monkeypatch.setattr("vitrina.adapters.readers.sql.SQL", without_ties)
     workbench.run("events")
 
     assert workbench.differences(QUERY, "analytics.events") > 0

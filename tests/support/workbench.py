@@ -18,6 +18,9 @@ from vitrina.store import database, leases, pipelines, runs, state
 from vitrina.store.leases import Claim
 from vitrina.store.state import Checkpoint
 
+# Nothing beats here, and a busy machine may take its time.
+NO_HEARTBEAT_SECONDS = 3600.0
+
 
 @dataclass
 class Workbench:
@@ -70,7 +73,7 @@ class Workbench:
         return leases.claim_next(self.metastore, uuid4(), self.settings.lease_ttl_seconds)
 
     def perform(self, claim: Claim) -> None:
-        control = RunControl(self.settings.lease_ttl_seconds, threading.Event())
+        control = RunControl(NO_HEARTBEAT_SECONDS, threading.Event())
         PipelineDispatcher(self.settings).work(claim, control)
 
     def reconcile(self, name: str, **wish: Any) -> dict[str, Any]:

@@ -123,6 +123,7 @@ def _check_database(settings: "Settings") -> Iterator[Finding]:
         yield from _check_readers(connection, settings)
         yield _check_runners(connection, settings)
         yield from _check_pipelines(connection, settings)
+        yield _check_stages(connection)
 
 
 def _check_server(connection: "Connection", where: str) -> Finding:
@@ -248,6 +249,19 @@ def _stuck(row: dict[str, Any], now: Any, lease_ttl_seconds: float) -> Finding |
             "look at the runners above; another pipeline may hold the same target",
         )
     return None
+
+
+def _check_stages(connection: "Connection") -> Finding:
+    from vitrina.store import stages
+
+    orphans = stages.list_orphans(connection)
+    if orphans:
+        return problem(
+            "stages",
+            f"{len(orphans)} in etl_stage that nobody needs, for example {orphans[0]}",
+            "a runner drops them within a minute or two; is one alive?",
+        )
+    return ok("stages", "every stage belongs to a load that goes on")
 
 
 def _one(connection: "Connection", query: str, parameters: dict[str, object] | None = None) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What can interrupt a run from outside: the lease, the operator's pause, the process's own end."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -39,6 +40,8 @@ class RunControl:
         self._lost = threading.Event()
         self._lines: list[Line] = []
         self._lines_lock = threading.Lock()
+        # How long a session may wait for an answer; the run sets it, because each pipeline has its own timeouts.
+        self.silence_limit_seconds = math.inf
         self.extended(clock() if claimed_at is None else claimed_at)
 
     # --- the heartbeat's side ------------------------------------------------------------------------------------

@@ -49,8 +49,11 @@ class PipelineExecutor:
         log = structlog.get_logger().bind(
             pipeline=claim.name, pipeline_id=str(claim.pipeline_id), run_id=str(claim.run_id), epoch=claim.epoch
         )
+        control.silence_limit_seconds = silence_limit(self._settings.statement_timeout_seconds)
         with ExitStack() as sessions:
             job = jobs.open_job(claim, self._settings, sessions, guard=control.guard)
+            if job.definition.options.statement_timeout_seconds:
+                control.silence_limit_seconds = silence_limit(job.definition.options.statement_timeout_seconds)
             failpoints.hit("run.seized")
             with database.translated(f"writing to {job.target}"):
                 plan = jobs.inspect(job)
@@ -398,7 +401,7 @@ class Run:
             self._checkpoint.batch_no + 1,
             after,
             check=self._control.check,
-            silence_limit_seconds=silence_limit(self._job.settings),
+            silence_limit_seconds=self._control.silence_limit_seconds,
             on_wait=self._meter.waited,
         )
 

@@ -57,7 +57,7 @@ class PipelineManager:
         self._desk = threading.Semaphore(1)
         self._desk_worker = ThreadPoolExecutor(1, thread_name_prefix="request")
         self._housekeeper = housekeeping.Housekeeper(settings)
-        self._watch = Watch(self._runs_at_work, silence_limit_seconds=silence_limit(settings))
+        self._watch = Watch(self._runs_at_work)
         # Wakes the loop from our own threads and from signals: a byte, not a session.
         self._bell, self._ringer = socket.socketpair()
         self._ringer.setblocking(False)
@@ -123,8 +123,8 @@ class PipelineManager:
 
     def _sleep(self, connection: Connection) -> None:
         """Until somebody asks for something, a slot is free, or the poll interval is over."""
-        if any(True for _ in connection.notifies(timeout=0)):
-            return
+        if list(connection.notifies(timeout=0)):
+            return  # something was asked for while we looked around
         ready, _, _ = select.select([connection.fileno(), self._bell.fileno()], [], [], self._settings.poll_seconds)
         if self._bell.fileno() in ready:
             self._bell.recv(4096)
@@ -223,7 +223,7 @@ class PipelineManager:
 
     def _perform(self, request: dict[str, Any]) -> None:
         try:
-            with self._metastore("request", silence_limit(self._settings)) as connection:
+            with self._metastore("request", silence_limit(self._settings.statement_timeout_seconds)) as connection:
                 result, error = runner_requests.perform(request, connection, self._settings, self._hold)
                 requests.finish(connection, request["id"], self.runner_id, result=result, error=error)
         except (CannotConnect, psycopg.Error) as exc:

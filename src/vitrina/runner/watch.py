@@ -11,7 +11,6 @@ from contextlib import contextmanager
 import structlog
 
 from vitrina.runner.control import RunControl, clock
-from vitrina.settings import Settings
 from vitrina.store.database import Connection
 from vitrina.store.sessions import Line
 
@@ -20,18 +19,16 @@ INTERVAL_SECONDS = 0.25
 SILENCE_SECONDS = 10.0
 
 
-def silence_limit(settings: Settings) -> float:
+def silence_limit(statement_timeout_seconds: float) -> float:
     """How long a source or target may leave a statement without an answer: its own clock has ended it long before."""
-    return 2 * settings.statement_timeout_seconds + SILENCE_SECONDS
+    return 2 * statement_timeout_seconds + SILENCE_SECONDS
 
 
 class Watch:
     """One thread for a whole runner. `runs` says which are at work."""
 
-    def __init__(self, runs: Callable[[], Iterable[RunControl]], *, silence_limit_seconds: float) -> None:
+    def __init__(self, runs: Callable[[], Iterable[RunControl]]) -> None:
         self._runs = runs
-        # Longer than any single statement of a run may take by its server's own clock.
-        self._silence_limit = silence_limit_seconds
         self._own: dict[Line, float] = {}
         self._busy_since: dict[Line, float] = {}
         self._lock = threading.Lock()
@@ -70,7 +67,7 @@ class Watch:
             runs = list(self._runs())
             with self._lock:
                 limits = dict(self._own)
-            limits |= {line: self._silence_limit for run in runs for line in run.lines}
+            limits |= {line: run.silence_limit_seconds for run in runs for line in run.lines}
             self._end_silent(limits)
             for run in runs:
                 self._enforce(run)

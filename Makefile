@@ -59,7 +59,7 @@ test-console: setup ## The console: types, units, and the whole platform driven 
 
 .PHONY: screenshots
 screenshots: setup ## Draw the console's pages anew for the documentation (docs/images)
-	@./scripts/install-system-packages chromium
+	@./scripts/install-system-packages chromium fonts
 	@./scripts/build-console --packages
 	@cd console && npm run --silent screenshots
 

@@ -255,33 +255,33 @@ test("ten thousand pipelines scroll without long tasks", async () => {
   await other.page.route("**/api/v1/overview*", (route) => route.fulfill({ json: { items: lines, next_cursor: null } }));
   await other.page.goto(`${platform.url}/ui/`);
   await other.page.getByText("mart_00000").waitFor();
-  const tries: number[] = [];
-  for (let attempt = 0; attempt < 2; attempt++) tries.push(await longestTaskWhileScrolling(other.page));
+  const longest = await longestFrameWhileScrolling(other.page);
+  await other.page.evaluate(() => document.querySelector("[role=table]")?.scrollBy(0, 1e9));
   await other.page.getByText("mart_09999").waitFor();
   expect(await other.page.getByRole("row").count()).toBeLessThan(80);
-  // The machine that tests has other things to do: one calm scroll of two shows that the page is not the cause.
-  expect(Math.min(...tries), `longest tasks ${tries.join(", ")} ms`).toBeLessThan(100);
+  expect(longest).toBeLessThan(100);
   await other.page.context().close();
 });
 
-function longestTaskWhileScrolling(target: Page): Promise<number> {
-  return target.evaluate(async () => {
-    let longest = 0;
-    const observer = new PerformanceObserver((list) => {
-      for (const entry of list.getEntries()) longest = Math.max(longest, entry.duration);
-    });
-    observer.observe({ type: "longtask" });
-    const table = document.querySelector("[role=table]");
-    if (!table) throw new Error("no table");
-    table.scrollTop = 0;
-    for (let step = 1; step <= 40; step++) {
-      table.scrollTop = (table.scrollHeight * step) / 40;
+/** In milliseconds of the page's own processor time, which does not depend on what else the machine is doing. */
+async function longestFrameWhileScrolling(target: Page): Promise<number> {
+  const session = await target.context().newCDPSession(target);
+  await session.send("Performance.enable", { timeDomain: "threadTicks" });
+  const used = async (): Promise<number> => {
+    const { metrics } = await session.send("Performance.getMetrics");
+    return 1000 * (metrics.find((metric) => metric.name === "TaskDuration")?.value ?? 0);
+  };
+  let longest = 0;
+  for (let frame = 0; frame < 40; frame++) {
+    const before = await used();
+    await target.evaluate(async () => {
+      document.querySelector("[role=table]")?.scrollBy(0, 500);
       await new Promise(requestAnimationFrame);
-    }
-    await new Promise((done) => setTimeout(done, 100));
-    observer.disconnect();
-    return longest;
-  });
+      await new Promise(requestAnimationFrame);
+    });
+    longest = Math.max(longest, (await used()) - before);
+  }
+  return longest;
 }
 
 test("the first load stays under 250 kB, without the editor", () => {

@@ -1,7 +1,7 @@
 /** The list of pipelines: what needs attention, what is fresh, what runs; ten thousand lines stay fluent. */
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { useEffect, useMemo, useRef, useState, useSyncExternalStore } from "react";
+import { memo, useCallback, useEffect, useMemo, useRef, useState, useSyncExternalStore, type MouseEvent } from "react";
 import { useRates } from "../api/live";
 import { useMay, useOverview, useRefresh, verb } from "../api/queries";
 import type { PipelineOverview } from "../api/types";
@@ -201,12 +201,16 @@ const COLUMNS = "lg:grid-cols-[6.5rem_minmax(11rem,1.4fr)_minmax(11rem,1.4fr)_4.
 function List({ lines }: { lines: PipelineOverview[] }) {
   const scroller = useRef<HTMLDivElement>(null);
   const isWide = useWide();
+  const mayOperate = useMay("operator");
+  const act = useAct();
+  const open = useOpen();
+  const keyOf = useCallback((index: number) => lines[index]?.id ?? index, [lines]);
   const rows = useVirtualizer({
     count: lines.length,
     getScrollElement: () => scroller.current,
     estimateSize: () => (isWide ? 48 : 84),
     overscan: 8,
-    getItemKey: (index) => lines[index]?.id ?? index,
+    getItemKey: keyOf,
   });
   useEffect(() => rows.measure(), [isWide, rows]);
   return (
@@ -223,21 +227,52 @@ function List({ lines }: { lines: PipelineOverview[] }) {
       <div role="rowgroup" className="relative" style={{ height: rows.getTotalSize() }}>
         {rows.getVirtualItems().map((item) => {
           const line = lines[item.index];
-          return line ? <Line key={item.key} line={line} index={item.index} top={item.start} height={item.size} /> : null;
+          return line ? <Line key={item.key} line={line} index={item.index} top={item.start} height={item.size} open={open} act={mayOperate ? act : null} /> : null;
         })}
       </div>
     </div>
   );
 }
 
-function Line({ line, index, top, height }: { line: PipelineOverview; index: number; top: number; height: number }) {
+type Act = (line: PipelineOverview, action: string, body?: unknown) => void;
+
+function useAct(): Act {
+  const refresh = useRefresh();
+  const latest = useRef(refresh);
+  latest.current = refresh;
+  return useCallback((line, action, body) => {
+    verb(line.name, action, body).then((answer) => toast(answer.message), toastError).finally(() => latest.current(line.name, line.id));
+  }, []);
+}
+
+function useOpen(): (name: string) => void {
   const navigate = useNavigate();
-  const open = (): void => void navigate({ to: "/pipelines/$name", params: { name: line.name } });
+  return useCallback((name) => void navigate({ to: "/pipelines/$name", params: { name } }), [navigate]);
+}
+
+interface LineProps {
+  line: PipelineOverview;
+  index: number;
+  top: number;
+  height: number;
+  open: (name: string) => void;
+  /** Absent for whoever may only look. */
+  act: Act | null;
+}
+
+/** Dozens of these come and go with every turn of the wheel, so they are kept cheap: no queries, no router links. */
+const Line = memo(function Line({ line, index, top, height, open, act }: LineProps) {
+  const follow = (event: MouseEvent): void => {
+    event.stopPropagation();
+    if (event.metaKey || event.ctrlKey || event.shiftKey) return;
+    event.preventDefault();
+    open(line.name);
+  };
   return (
     <div
       role="row"
       aria-rowindex={index + 2}
-      onClick={open}
+      onClick={() => open(line.name)}
       style={{ transform: `translateY(${top}px)`, height }}
       className={cx(
         "group absolute inset-x-0 grid cursor-pointer grid-cols-[1fr_auto_auto] items-center gap-x-4 gap-y-0.5 border-b px-4 py-2 hover:bg-line/35 sm:px-6 lg:py-0",
@@ -249,9 +284,9 @@ function Line({ line, index, top, height }: { line: PipelineOverview; index: num
       </span>
       <span role="cell" className="order-1 min-w-0 lg:order-none" title={line.description}>
         <span className="flex min-w-0 items-center gap-2">
-          <Link to="/pipelines/$name" params={{ name: line.name }} onClick={(event) => event.stopPropagation()} className={cx("truncate font-medium group-hover:text-accent", !line.enabled && "text-muted")}>
+          <a href={`/ui/pipelines/${encodeURIComponent(line.name)}`} onClick={follow} className={cx("truncate font-medium group-hover:text-accent", !line.enabled && "text-muted")}>
             {line.name}
-          </Link>
+          </a>
           {line.dead_letters > 0 && <Tag tone="bad">{t("{n} dead letters", { n: line.dead_letters })}</Tag>}
           {line.is_held && <Tag tone="warn">{t("held")}</Tag>}
         </span>
@@ -278,10 +313,10 @@ function Line({ line, index, top, height }: { line: PipelineOverview; index: num
         <span className="block truncate">{scheduleInWords(line.schedule_interval)}</span>
         <NextRun line={line} />
       </span>
-      <Controls line={line} />
+      <Controls line={line} act={act} />
     </div>
   );
-}
+});
 
 /** A schedule rests while a pipeline is disabled, paused or failed. */
 function NextRun({ line }: { line: PipelineOverview }) {
@@ -304,24 +339,19 @@ function Pulse({ line }: { line: PipelineOverview }) {
   return <RunBars runs={line.recent} />;
 }
 
-function Controls({ line }: { line: PipelineOverview }) {
-  const mayOperate = useMay("operator");
-  const refresh = useRefresh();
-  const act = (action: string, body?: unknown): void => {
-    verb(line.name, action, body).then((answer) => toast(answer.message), toastError).finally(() => refresh(line.name, line.id));
-  };
+function Controls({ line, act }: { line: PipelineOverview; act: Act | null }) {
   const stops = line.status === "RUNNING" || line.status === "RUN_REQUESTED";
   return (
     <>
       <span role="cell" className="order-6 justify-self-end lg:order-none lg:justify-self-start">
-        {mayOperate ? (
-          <Switch checked={line.enabled} label={t("{name} is enabled", { name: line.name })} onChange={(next) => act(next ? "enable" : "disable")} />
+        {act ? (
+          <Switch checked={line.enabled} label={t("{name} is enabled", { name: line.name })} onChange={(next) => act(line, next ? "enable" : "disable")} />
         ) : (
           <span className="text-xs text-muted">{line.enabled ? t("on") : t("off")}</span>
         )}
       </span>
       <span role="cell" className="order-3 lg:order-none">
-        {mayOperate && (
+        {act && (
           <Button
             look="quiet"
             icon={stops ? "pause" : "play"}
@@ -329,8 +359,8 @@ function Controls({ line }: { line: PipelineOverview }) {
             aria-label={stops ? t("Pause {name}", { name: line.name }) : t("Run {name}", { name: line.name })}
             onClick={(event) => {
               event.stopPropagation();
-              if (stops) act("pause");
-              else act("run", { trigger: "manual" });
+              if (stops) act(line, "pause");
+              else act(line, "run", { trigger: "manual" });
             }}
           />
         )}

@@ -1,6 +1,6 @@
 /** The small parts that every page is made of. */
 import { Link } from "@tanstack/react-router";
-import { Dialog as RadixDialog, DropdownMenu, Switch as RadixSwitch } from "radix-ui";
+import { Dialog as RadixDialog, DropdownMenu } from "radix-ui";
 import { useEffect, useState, type ComponentProps, type ReactNode } from "react";
 import { ApiError, asCurl } from "../api/client";
 import { useMe } from "../api/queries";
@@ -48,16 +48,20 @@ export function Button({
 
 export function Switch(props: { checked: boolean; onChange: (next: boolean) => void; label: string; disabled?: boolean }) {
   return (
-    <RadixSwitch.Root
-      checked={props.checked}
-      onCheckedChange={props.onChange}
-      disabled={props.disabled}
+    <button
+      type="button"
+      role="switch"
+      aria-checked={props.checked}
       aria-label={props.label}
-      onClick={(event) => event.stopPropagation()}
-      className="relative h-[18px] w-8 shrink-0 rounded-full bg-idle-fill/70 transition-colors disabled:opacity-50 data-[state=checked]:bg-accent-solid"
+      disabled={props.disabled}
+      onClick={(event) => {
+        event.stopPropagation();
+        props.onChange(!props.checked);
+      }}
+      className={cx("relative h-[18px] w-8 shrink-0 rounded-full transition-colors disabled:opacity-50", props.checked ? "bg-accent-solid" : "bg-idle-fill/70")}
     >
-      <RadixSwitch.Thumb className="block size-3.5 translate-x-0.5 rounded-full bg-white shadow-sm transition-transform data-[state=checked]:translate-x-4" />
-    </RadixSwitch.Root>
+      <span className={cx("block size-3.5 rounded-full bg-white shadow-sm transition-transform", props.checked ? "translate-x-4" : "translate-x-0.5")} />
+    </button>
   );
 }
 

@@ -59,25 +59,23 @@ export function ago(moment: string | null, now: number): string {
   return seconds < 3 ? t("just now") : t("{time} ago", { time: age(seconds) });
 }
 
-export function clock(moment: string | null, withZone = true): string {
-  if (!moment) return "—";
-  return new Intl.DateTimeFormat(locale(), {
-    year: "numeric",
-    month: "short",
-    day: "2-digit",
-    hour: "2-digit",
-    minute: "2-digit",
-    second: "2-digit",
-    timeZone: zone.read() === "utc" ? "UTC" : undefined,
-    ...(withZone ? { timeZoneName: "short" } : {}),
-  }).format(new Date(moment));
+export function clock(moment: string | null): string {
+  return moment ? formatter("clock", { year: "numeric", month: "short", day: "2-digit", timeZoneName: "short" }).format(new Date(moment)) : "—";
 }
 
 export function timeOfDay(moment: string): string {
-  return new Intl.DateTimeFormat(locale(), {
-    hour: "2-digit",
-    minute: "2-digit",
-    second: "2-digit",
-    timeZone: zone.read() === "utc" ? "UTC" : undefined,
-  }).format(new Date(moment));
+  return formatter("time", {}).format(new Date(moment));
+}
+
+const formatters = new Map<string, Intl.DateTimeFormat>();
+
+/** Making one costs more than using it a hundred times, and a list shows thousands of moments. */
+function formatter(name: string, fields: Intl.DateTimeFormatOptions): Intl.DateTimeFormat {
+  const key = [name, locale(), zone.read()].join();
+  const found = formatters.get(key);
+  if (found) return found;
+  const timeZone = zone.read() === "utc" ? "UTC" : undefined;
+  const made = new Intl.DateTimeFormat(locale(), { ...fields, hour: "2-digit", minute: "2-digit", second: "2-digit", timeZone });
+  formatters.set(key, made);
+  return made;
 }

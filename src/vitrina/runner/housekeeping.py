@@ -74,8 +74,8 @@ def _drop_remote_orphans(metastore: Connection, settings: Settings, name: str) -
     try:
         with _session(settings.connection_url(name)) as target:
             stages.drop_orphans(metastore, target, remote=True)
-    except (CannotConnect, ConfigError) as exc:
-        structlog.get_logger().warning("housekeeping.target_skipped", connection=name, error=exc.message)
+    except (CannotConnect, ConfigError, psycopg.Error) as exc:
+        structlog.get_logger().warning("housekeeping.target_skipped", connection=name, error=" ".join(str(exc).split()))
 
 
 @contextmanager

@@ -96,20 +96,11 @@ def _require_migrated(settings: "Settings") -> None:
 
 def _serve(settings: "Settings", host: str, listener: socket.socket) -> None:
     import structlog
-    import uvicorn
 
     from vitrina.api.app import create_app
+    from vitrina.api.server import make_server
 
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(settings, bind_host=host),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            # Event streams stay open for ever, so a stop must not wait for their clients.
-            timeout_graceful_shutdown=3,
-        )
-    )
+    server = make_server(create_app(settings, bind_host=host), listener)
     structlog.get_logger().info("api.started", url=_url_of(listener), auth=settings.auth, version=__version__)
     # uvicorn handles both signals, and raises them once more when it is done.
     signal.signal(signal.SIGINT, _ignore)

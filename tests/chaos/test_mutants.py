@@ -49,7 +49,7 @@ SCENARIOS: dict[str, Callable[[Arena], list[str]]] = {
 
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mutant", mutants.NAMES if LONG else ("fence_off", "heartbeat_never"))
+@pytest.mark.parametrize("mutant", mutants.NAMES if LONG else ("fence_off",))
 def test_a_missing_protection_is_found(make_arena: MakeArena, mutant: str) -> None:
     try:
         found = SCENARIOS[mutant](make_arena(mutants=[mutant]))
@@ -61,7 +61,10 @@ def test_a_missing_protection_is_found(make_arena: MakeArena, mutant: str) -> No
 
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("scenario", [a_late_runner_wakes_up, a_runner_dies_after_a_commit, a_run_outlasts_its_lease])
+@pytest.mark.parametrize(
+    "scenario",
+    [a_late_runner_wakes_up, *((a_runner_dies_after_a_commit, a_run_outlasts_its_lease) if LONG else ())],
+)
 def test_with_every_protection_in_place_nothing_is_found(
     make_arena: MakeArena, scenario: Callable[[Arena], list[str]]
 ) -> None:

@@ -74,7 +74,7 @@ def test_the_first_signal_lets_the_batch_at_work_finish(make_arena: MakeArena) -
 @pytest.mark.timeout(120)
 def test_the_second_signal_leaves_at_once_and_the_lease_expires(make_arena: MakeArena) -> None:
     arena = make_arena(lease_seconds=2.0)
-    working(arena, "full_once", seconds_per_row=0.02)
+    working(arena, "full_once", seconds_per_row=0.01)
     runner = arena.runners[0]
 
     runner.process.send_signal(signal.SIGTERM)

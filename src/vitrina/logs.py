@@ -21,7 +21,7 @@ _SHORT_SECRET_LENGTH = 12
 _PASSWORD_IN_URL = re.compile(r"(?<=://)([^\s:/@]*):[^\s/@]*@")
 _PASSWORD_IN_CONNINFO = re.compile(r"\bpassword\s*=\s*(?:'((?:[^'\\]|\\.)*)'|(\S+))")
 # They tell about every statement or connection; ours tell about every run.
-_CHATTY_LIBRARIES = ("alembic", "asyncio", "elastic_transport", "httpcore", "httpx", "sqlglot", "urllib3", "uvicorn")
+_CHATTY_LIBRARIES = ("alembic", "asyncio", "elastic_transport", "httpcore", "httpx", "urllib3", "uvicorn")
 
 
 # Level, and what the line says; called on the thread that writes it.

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dotenv import dotenv_values
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
+from vitrina import dsn
 from vitrina.errors import ConfigError
 from vitrina.targets import TargetPolicy
 
@@ -84,6 +85,23 @@ class Settings(BaseModel):
     # `VITRINA_CONN_<NAME>`: named source (and target) databases, operator only. Filled by `load`.
     connections: dict[str, SecretStr] = Field(default_factory=dict)
 
+    @field_validator("database_url", "admin_url", "reader_url")
+    @classmethod
+    def _url_says_where_and_who(cls, url: SecretStr | None) -> SecretStr | None:
+        found = dsn.problem(url.get_secret_value()) if url else None
+        if found:
+            raise ValueError(found)
+        return url
+
+    @field_validator("connections")
+    @classmethod
+    def _connections_say_where_and_who(cls, connections: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for name, url in connections.items():
+            found = dsn.problem(url.get_secret_value())
+            if found:
+                raise ValueError(f"VITRINA_CONN_{name.upper()}: {found}")
+        return connections
+
     @cached_property
     def target_policy(self) -> TargetPolicy:
         return TargetPolicy.of(self.allowed_targets.split(","))
@@ -135,8 +153,14 @@ def load(environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path
     try:
         return Settings(**(values | overrides))
     except ValidationError as exc:
-        problems = "; ".join(f"VITRINA_{str(e['loc'][0]).upper()}: {e['msg']}" for e in exc.errors(include_input=False))
+        problems = "; ".join(_words(error["loc"], error["msg"]) for error in exc.errors(include_input=False))
         raise ConfigError(f"wrong settings: {problems}") from None
+
+
+def _words(location: tuple[int | str, ...], message: str) -> str:
+    """A validator's own words name the variable where the field's name would not."""
+    message = message.removeprefix("Value error, ")
+    return message if message.startswith("VITRINA_") else f"VITRINA_{str(location[0]).upper()}: {message}"
 
 
 def _with_files(variables: Mapping[str, str]) -> dict[str, str]:

@@ -112,7 +112,8 @@ def _role_defaults(connection: database.Connection) -> Iterable[sql.Composed]:
         [READER_ROLE],
     ).fetchall()
     names = {row["entry"].partition("=")[0] for row in configured}
-    for name, value in _READER_DEFAULTS.items():
+    defaults = _READER_DEFAULTS | (_RESERVED_READER_DEFAULTS if _is_superuser(connection) else {})
+    for name, value in defaults.items():
         if name not in names:
             yield sql.SQL("ALTER ROLE {} SET {} = {}").format(
                 sql.Identifier(READER_ROLE), sql.Identifier(name), sql.Literal(value)
@@ -131,6 +132,14 @@ _READER_DEFAULTS = {
     "lock_timeout": "10s",
     "idle_in_transaction_session_timeout": "10min",
 }
+
+# Only a superuser may set it, and then nobody below can lift it.
+_RESERVED_READER_DEFAULTS = {"temp_file_limit": "20GB"}
+
+
+def _is_superuser(connection: database.Connection) -> bool:
+    row = connection.execute("SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user").fetchone()
+    return bool(row and row["rolsuper"])
 
 
 def _is_member(connection: database.Connection, member: str, role: str) -> bool:

@@ -138,7 +138,7 @@ class Client:
         return self._ask(answers.Accepted, "POST", self._of(pipeline, "pause"))
 
     def cancel(self, pipeline: str | UUID) -> answers.Accepted:
-        """Take back a run that was asked for and has not begun."""
+        """Take back a run that waits, or end the one at work now; what it has committed stays."""
         return self._ask(answers.Accepted, "POST", self._of(pipeline, "cancel"))
 
     def enable(self, pipeline: str | UUID) -> answers.Accepted:

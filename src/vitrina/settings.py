@@ -56,6 +56,9 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     concurrency: int = Field(4, ge=1, le=64, description="Pipelines that one runner works on at a time.")
+    source_concurrency: int | None = Field(
+        None, ge=1, description="Runs of all runners that may read from one connection at a time."
+    )
     lease_ttl_seconds: float = Field(30.0, gt=0, description="How long a silent runner keeps its pipelines.")
     poll_seconds: float = Field(1.0, gt=0, description="How often a runner looks for work when nothing wakes it.")
     max_attempts: int = Field(3, ge=1, description="Tries of one run, and lost leases without progress, before FAILED.")

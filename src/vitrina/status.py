@@ -84,6 +84,8 @@ MOVES: tuple[Move, ...] = (
     *_moves("recover_expired", (_S.RUNNING,), _S.FAILED, Actor.RUNNER, "too many losses without progress"),
     *_moves("disable", (_S.RUN_REQUESTED,), _S.IDLE, Actor.API, "disabled before anybody took it"),
     *_moves("cancel", (_S.RUN_REQUESTED,), _S.IDLE, Actor.API, "the request was taken back"),
+    *_moves("cancel_run", (_S.RUNNING,), _S.IDLE, Actor.API, "a person ended the run"),
+    *_moves("cancel_run", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.API, "a person ended the run that was to pause"),
 )
 
 

@@ -9,6 +9,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.integration.api import create, problem
+from vitrina.errors import LeaseLost
 from vitrina.status import Status
 from vitrina.store import leases, requests, runners, runs
 from vitrina.store.database import Connection
@@ -37,8 +38,8 @@ EXPECTED: dict[str, dict[Status, tuple[int, Status | None]]] = {
     "cancel": {
         Status.IDLE: (409, Status.IDLE),
         Status.RUN_REQUESTED: (202, Status.IDLE),
-        Status.RUNNING: (409, Status.RUNNING),
-        Status.PAUSE_REQUESTED: (409, Status.PAUSE_REQUESTED),
+        Status.RUNNING: (202, Status.IDLE),
+        Status.PAUSE_REQUESTED: (202, Status.PAUSED),
         Status.PAUSED: (409, Status.PAUSED),
         Status.FAILED: (409, Status.FAILED),
     },
@@ -159,11 +160,15 @@ def test_a_run_asked_for_while_one_works_is_remembered(api: httpx.Client, api_me
     assert leases.conclude_run(api_metastore, claim) == Status.RUN_REQUESTED
 
 
-def test_a_remembered_run_can_be_taken_back(api: httpx.Client, api_metastore: Connection) -> None:
+def test_a_run_at_work_is_cancelled_with_the_one_behind_it(api: httpx.Client, api_metastore: Connection) -> None:
     claim = start(api, api_metastore)
     api.post(f"{FILMS}/run").raise_for_status()
-    assert api.post(f"{FILMS}/cancel").json()["status"] == "RUNNING"
-    assert leases.conclude_run(api_metastore, claim) == Status.IDLE
+    assert api.post(f"{FILMS}/cancel").json()["status"] == "IDLE"
+    with pytest.raises(LeaseLost):
+        leases.conclude_run(api_metastore, claim)
+    run = api.get(f"/api/v1/runs/{claim.run_id}").json()
+    assert (run["status"], run["error_code"]) == ("CANCELLED", "cancelled")
+    assert leases.claim_next(api_metastore, uuid4(), 30) is None
 
 
 def test_the_same_idempotency_key_runs_once(api: httpx.Client, api_metastore: Connection) -> None:

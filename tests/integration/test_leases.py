@@ -86,6 +86,7 @@ def perform(bench: Workbench, move: str, held: Claim) -> None:
         "recover_expired": lambda: recover(bench),
         "disable": lambda: pipelines.set_enabled(metastore, films["id"], False),
         "cancel": lambda: pipelines.withdraw_request(metastore, films["id"], "cancel"),
+        "cancel_run": lambda: leases.cancel_run(metastore, films["id"], "enough"),
     }
     with suppress(LeaseLost):
         actions[move]()

@@ -54,6 +54,11 @@ class RunControl:
         self._lost.set()
 
     @property
+    def is_lost(self) -> bool:
+        """The database itself said that the claim is no longer ours."""
+        return self._lost.is_set()
+
+    @property
     def lease_is_over(self) -> bool:
         return self._lost.is_set() or clock() > self._deadline
 

@@ -115,6 +115,7 @@ class PipelineManager:
         """One look around: claim what is asked for, recover, schedule, perform requests."""
         self._lookout.looked_around()
         self._lookout.instruments.running.set(len(self._claims))
+        self._leave_cancelled(connection)
         self._claim(connection)
         if self._recover(connection) + self._fire_schedules(connection):
             self._claim(connection)
@@ -133,7 +134,12 @@ class PipelineManager:
         while not self._shutdown.is_set() and self._slots.acquire(blocking=False):
             asked_at = clock()
             try:
-                claim = leases.claim_next(connection, self.runner_id, self._settings.lease_ttl_seconds)
+                claim = leases.claim_next(
+                    connection,
+                    self.runner_id,
+                    self._settings.lease_ttl_seconds,
+                    per_source=self._settings.source_concurrency,
+                )
             except BaseException:
                 self._slots.release()
                 raise
@@ -142,6 +148,15 @@ class PipelineManager:
                 return
             failpoints.hit("claim.taken")
             self._start(claim, asked_at)
+
+    def _leave_cancelled(self, connection: Connection) -> None:
+        """A claim that somebody voided is left now, not at the next heartbeat."""
+        with self._claims_lock:
+            claims = dict(self._claims)
+        if claims:
+            held = leases.still_held(connection, list(claims))
+            for claim_id in claims.keys() - held:
+                claims[claim_id].lose()
 
     def _start(self, claim: Claim, claimed_at: float) -> None:
         control = RunControl(self._settings.lease_ttl_seconds, self._shutdown, claimed_at=claimed_at)

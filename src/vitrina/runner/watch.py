@@ -82,6 +82,9 @@ class Watch:
 
     def _enforce(self, run: RunControl) -> None:
         if run.lease_is_over:
+            if run.is_lost and run not in self._given_up:
+                self._given_up.add(run)
+                run.cancel()  # a server goes on with a statement whose client has merely gone
             run.cut()
         elif self._drain_until is not None and clock() > self._drain_until and run not in self._given_up:
             self._given_up.add(run)  # once: giving the lease back takes a session as well

@@ -14,7 +14,7 @@ from vitrina.services import audit, policy, steps, versions
 from vitrina.services.callers import Caller
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.status import Status, Trigger
-from vitrina.store import pipelines, runs, state
+from vitrina.store import leases, pipelines, runs, state
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
@@ -239,13 +239,14 @@ def request_pause(connection: Connection, caller: Caller, id_or_name: str | UUID
 
 
 def cancel(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:
-    """Take back a run that was asked for and has not begun. What works is stopped by a pause instead."""
+    """Take back a run that was asked for, or end the one at work now: what it has committed stays."""
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
-        taken_back = pipelines.withdraw_request(connection, row["id"], "cancel")
-        if not taken_back and not pipelines.forget_request(connection, row["id"]):
-            advice = "; pause it to stop the run at its next batch" if row["status"] == Status.RUNNING else ""
-            raise Conflict(f"pipeline {row['name']} is {row['status']} and no run of it is waiting{advice}")
+        ended = pipelines.withdraw_request(connection, row["id"], "cancel") or leases.cancel_run(
+            connection, row["id"], f"cancelled by {caller.name}; what was committed before stays"
+        )
+        if not ended:
+            raise Conflict(f"pipeline {row['name']} is {row['status']} and no run of it waits or works")
         moved = get(connection, row["id"])
         _record_move(connection, caller, "cancel", row, moved)
         return moved

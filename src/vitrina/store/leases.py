@@ -43,19 +43,31 @@ class Claim:
 # --- taking --------------------------------------------------------------------------------------------------------
 
 
-def claim_next(connection: Connection, runner_id: UUID, ttl_seconds: float) -> Claim | None:
-    """Take the longest-waiting requested pipeline whose target nobody holds, and open its run."""
+def claim_next(
+    connection: Connection, runner_id: UUID, ttl_seconds: float, *, per_source: int | None = None
+) -> Claim | None:
+    """Take the longest-waiting requested pipeline whose target nobody holds, and open its run.
+
+    `per_source`: pipelines of a connection that so many runs read from already wait.
+    """
     while True:
         try:
             with connection.transaction():
-                found = _lock_next(connection)
+                if per_source is not None:
+                    # Two runners that count at the same time would both find room for the last one.
+                    connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", [_COUNTING])
+                found = _lock_next(connection, per_source)
                 return _take(connection, found, runner_id, ttl_seconds) if found else None
         except psycopg.errors.UniqueViolation:
             # Another runner took the same target in the same instant, and has committed: the next look sees it.
             continue
 
 
-def _lock_next(connection: Connection) -> dict[str, Any] | None:
+# The key of the lock under which runs of a source are counted.
+_COUNTING = 0x5649_5452_434E_54
+
+
+def _lock_next(connection: Connection, per_source: int | None) -> dict[str, Any] | None:
     return connection.execute(
         sql.SQL(
             """
@@ -63,11 +75,16 @@ def _lock_next(connection: Connection) -> dict[str, Any] | None:
             FROM etl.etl_pipelines p
             WHERE p.status = 'RUN_REQUESTED' AND p.enabled
               AND NOT EXISTS (SELECT FROM etl.etl_pipelines h WHERE h.holds_target = {target})
+              AND (%(per_source)s::integer IS NULL
+                   OR %(per_source)s > (SELECT count(*) FROM etl.etl_pipelines b
+                                        WHERE b.status IN ('RUNNING', 'PAUSE_REQUESTED') AND b.claim_id IS NOT NULL
+                                          AND b.source_connection = p.source_connection))
             ORDER BY p.run_requested_at NULLS FIRST, p.id
             LIMIT 1
             FOR UPDATE OF p SKIP LOCKED
             """
-        ).format(target=HELD_TARGET)
+        ).format(target=HELD_TARGET),
+        {"per_source": per_source},
     ).fetchone()
 
 
@@ -172,6 +189,14 @@ def extend(connection: Connection, claim_ids: Sequence[UUID], ttl_seconds: float
         held=frozenset(row["claim_id"] for row in rows),
         extended=frozenset(row["claim_id"] for row in rows if row["extended"]),
     )
+
+
+def still_held(connection: Connection, claim_ids: Sequence[UUID]) -> frozenset[UUID]:
+    """Which of a runner's claims nobody has voided."""
+    rows = connection.execute(
+        "SELECT claim_id FROM etl.etl_pipelines WHERE claim_id = ANY(%s)", [list(claim_ids)]
+    ).fetchall()
+    return frozenset(row["claim_id"] for row in rows)
 
 
 def touch(connection: Connection, claim: Claim, *, progressed: bool = False) -> Status:
@@ -305,6 +330,36 @@ def give_back(connection: Connection, claim: Claim) -> bool:
         if changed:
             finish_run(connection, claim.run_id, RunStatus.CANCELLED, "runner_stopped", "the runner was stopped")
         return bool(changed)
+
+
+def cancel_run(connection: Connection, pipeline_id: UUID, message: str) -> bool:
+    """End the run at work now: its claim is void, so nothing more of it commits; what has committed stays."""
+    with connection.transaction():
+        row = connection.execute(
+            """
+            UPDATE etl.etl_pipelines
+            SET status = CASE WHEN status = 'PAUSE_REQUESTED' THEN 'PAUSED' ELSE 'IDLE' END,
+                run_requested_at = NULL, requested_trigger = NULL, requested_range = NULL, attempts = 0,
+                claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
+            WHERE id = %s AND status = ANY(%s) AND claim_id IS NOT NULL
+            RETURNING id
+            """,
+            [pipeline_id, list(status.sources_of("cancel_run"))],
+        ).fetchone()
+        if row is None:
+            return False
+        connection.execute(
+            """
+            UPDATE etl.etl_runs
+            SET status = 'CANCELLED', finished_at = clock_timestamp(), updated_at = clock_timestamp(),
+                error_code = 'cancelled', error_message = %s
+            WHERE pipeline_id = %s AND status = 'RUNNING'
+            """,
+            [_cut(message), pipeline_id],
+        )
+        # Its runner looks at once which of its claims still stand.
+        connection.execute("SELECT pg_catalog.pg_notify('vitrina_wake', '')")
+        return True
 
 
 # --- taking away ---------------------------------------------------------------------------------------------------

@@ -290,21 +290,6 @@ def withdraw_request(connection: Connection, pipeline_id: UUID, move: str) -> bo
     )
 
 
-def forget_request(connection: Connection, pipeline_id: UUID) -> bool:
-    """While a run works: drop the wish for another one behind it."""
-    return bool(
-        connection.execute(
-            """
-            UPDATE etl.etl_pipelines p SET run_requested_at = NULL, requested_trigger = NULL
-            FROM etl.etl_runs r
-            WHERE p.id = %s AND p.status = 'RUNNING' AND r.pipeline_id = p.id AND r.status = 'RUNNING'
-              AND p.run_requested_at > r.started_at
-            """,
-            [pipeline_id],
-        ).rowcount
-    )
-
-
 def bump_version(connection: Connection, pipeline_id: UUID) -> int:
     """The row was edited by other means: give what stands there now a number of its own."""
     row = connection.execute(

@@ -64,10 +64,10 @@ def pause(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accep
 
 @router.post("/pipelines/{pipeline}/cancel", status_code=202)
 def cancel(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
-    """Takes back a run that was asked for and has not begun."""
+    """Takes back a run that waits, or ends the one at work without waiting for its batch: what is committed stays."""
     with state.pool.connection() as connection:
         row = pipelines.cancel(connection, caller, pipeline)
-    return _accepted(row, f"the run of pipeline {row['name']} that was waiting is taken back")
+    return _accepted(row, f"the run of pipeline {row['name']} is cancelled; `run` starts from the checkpoint")
 
 
 @router.post("/pipelines/{pipeline}/enable")

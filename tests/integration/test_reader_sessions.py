@@ -1,0 +1,166 @@
+"""Sessions of users' SQL: read-only whatever the login says, forgetful, limited, and silent about where they are."""
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import structlog
+from psycopg.sql import SQL
+from pydantic import SecretStr
+
+from tests.support.workbench import Workbench
+from vitrina import logs, sqlguard
+from vitrina.adapters.readers.sql import SqlReader
+from vitrina.definition import Definition
+from vitrina.errors import CannotConnect, RunError, SourceQueryFailed
+from vitrina.runner import dispatcher
+from vitrina.runner import requests as runner_requests
+from vitrina.sqlguard import SqlPolicy
+from vitrina.store import database
+
+FILMS = """
+CREATE TABLE content.films (id int PRIMARY KEY, title text);
+INSERT INTO content.films SELECT i, 'Film ' || i FROM generate_series(1, 100) AS i;
+"""
+CANARY = "canary-place"
+
+
+@contextmanager
+def careless_reader(bench: Workbench, **session: str) -> Iterator[SqlReader]:
+    """A login that may write and was never told to be read-only, as one of a named connection might be."""
+    assert bench.settings.admin_url
+    url = bench.settings.admin_url.get_secret_value()
+    with database.connect(url, "vitrina:test", settings=database.READ_ONLY | session) as connection:
+        yield SqlReader(connection, url, "vitrina:test")
+
+
+def test_looking_at_a_query_writes_nothing_whoever_logs_in(workbench: Workbench) -> None:
+    workbench.source(FILMS + "CREATE SEQUENCE content.numbers")
+    with careless_reader(workbench) as reader:
+        # The session's own default is changed by a query first: the next transaction is read-only all the same.
+        reader.value(SQL("SELECT set_config({}, {}, false)").format("default_transaction_read_only", "off"))
+        for statement in ("SELECT nextval('content.numbers')", "SELECT id FROM content.films FOR UPDATE"):
+            with pytest.raises(SourceQueryFailed, match="read-only transaction"):
+                reader.value(SQL("{}").format(SQL(statement)))
+            with pytest.raises(RunError, match="read-only transaction"), reader.stream(SQL(statement)) as rows:
+                list(rows)
+
+
+def test_what_a_query_sets_is_forgotten(workbench: Workbench) -> None:
+    with careless_reader(workbench) as reader:
+        for name, value in (("search_path", "etl"), ("statement_timeout", "7s"), ("role", "vitrina_app")):
+            reader.value(SQL("SELECT set_config({}, {}, false)").format(name, value))
+            assert reader.value(SQL("SELECT current_setting({})").format(name)) != value
+
+
+@pytest.mark.parametrize(
+    "text", ["SELECT 1 AS a; SELECT 2 AS a", "SELECT 1 AS a); DROP TABLE content.films; SELECT (1"]
+)
+def test_one_statement_never_two(workbench: Workbench, text: str) -> None:
+    workbench.source(FILMS)
+    with careless_reader(workbench) as reader:
+        statement = SQL("SELECT * FROM ({}) AS q").format(SQL(text))
+        for attempt in (reader.value, reader.explain):
+            with pytest.raises(RunError):
+                attempt(statement)
+        for whole in (SQL(text), statement):
+            with pytest.raises(RunError), reader.stream(whole) as rows:
+                list(rows)
+    assert workbench.sql("SELECT count(*) AS films FROM content.films") == [{"films": 100}]
+
+
+def test_streams_have_the_timeouts_of_their_session(workbench: Workbench) -> None:
+    with (
+        careless_reader(workbench, statement_timeout="300") as reader,
+        pytest.raises(RunError, match="statement timeout"),
+        reader.stream(SQL("SELECT pg_sleep(30)::text AS slept")) as rows,
+    ):
+        list(rows)
+
+
+def test_positions_are_those_of_the_authors_text(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    text = "-- films\n  SELECT id FROM content.films\n  WHERE title > :since\n    AND title < :since AND missing = 1"
+    judged = sqlguard.judge(text, SqlPolicy(workbench.settings.source_schemas))
+    with careless_reader(workbench) as reader, pytest.raises(SourceQueryFailed, match="line 4, column 28") as refused:
+        reader.describe(judged)
+    assert text.splitlines()[3][27:].startswith("missing")
+    assert "missing" in refused.value.message
+
+
+# --- the plan ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("SELECT token_hash FROM content.leak", "reads etl.etl_api_tokens, outside the allowed schemas"),
+        ("SELECT name FROM content.settings", "calls pg_show_all_settings"),
+        ("SELECT f.id FROM content.films AS f, content.waiting", "calls pg_sleep"),
+        ("SELECT f.id FROM content.films AS f, content.films AS g, content.films AS h", "more than options.max_cost"),
+    ],
+)
+def test_a_view_may_not_lead_where_its_text_does_not(workbench: Workbench, query: str, words: str) -> None:
+    """The guard accepts each of them, rightly: it knows names only. Preview, validation and run refuse alike."""
+    workbench.source(
+        FILMS
+        + """
+        CREATE VIEW content.leak AS SELECT token_hash FROM etl.etl_api_tokens;
+        CREATE VIEW content.settings AS SELECT name FROM pg_settings;
+        CREATE VIEW content.waiting AS SELECT pg_sleep(10)::text AS slept FROM content.films;
+        """
+    )
+    sqlguard.judge(query, SqlPolicy(workbench.settings.source_schemas))
+    workbench.pipeline("films", query, options={"max_cost": 5000.0})
+    run = workbench.run("films")
+    assert run["status"] == "FAILED"
+    assert words in run["error_message"]
+    if "max_cost" not in words:
+        request = {"id": 1, "kind": "preview", "payload": {}, "pipeline_id": run["pipeline_id"]}
+        with pytest.raises(SourceQueryFailed, match=words):
+            runner_requests.preview(request, workbench.metastore, workbench.settings)
+
+
+def test_a_query_that_only_computes_is_not_slowed_down(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    workbench.pipeline(
+        "films",
+        "SELECT id, lower(title) AS title, coalesce(length(title), 0)::numeric(5,1) AS letters,"
+        " row_number() OVER (ORDER BY title) AS place FROM content.films WHERE title ~~ 'Film%'",
+        target_key=["id"],
+    )
+    run = workbench.run("films")
+    assert run["status"] == "SUCCESS", run["error_message"]
+    if workbench.admin.info.server_version >= 180_000:
+        assert "read-only first" not in json.dumps(run["metrics"])
+
+
+# --- what errors tell ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:1", f"{CANARY}-host.invalid:5432"])
+def test_errors_name_the_connection_and_nothing_of_its_address(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, host: str
+) -> None:
+    url = f"postgresql://{CANARY}-user:{CANARY}-password@{host}/{CANARY}-database?connect_timeout=2"
+    workbench.settings = workbench.settings.model_copy(update={"connections": {"crm": SecretStr(url)}})
+    workbench.pipeline("films", "SELECT 1 AS id", target_key=["id"], source_connection="crm")
+    definition = Definition.model_validate(
+        {"name": "films", "source_query": "SELECT 1 AS id", "target_table": "analytics.f", "source_connection": "crm"}
+    )
+    said = io.StringIO()
+    configured = structlog.get_config()
+    logs.configure(workbench.settings, stream=said)
+    request.addfinalizer(lambda: structlog.configure(**configured))
+    asked = {"id": 1, "kind": "preview", "payload": {"definition": definition.model_dump()}, "pipeline_id": None}
+    with pytest.raises(CannotConnect, match="cannot connect to the connection 'crm': ") as refused:
+        runner_requests.preview(asked, workbench.metastore, workbench.settings)
+    monkeypatch.setattr(dispatcher, "OUTAGE_PATIENCE_SECONDS", 0.0)
+    run = workbench.run("films")
+    assert run["status"] == "FAILED"
+    for told in (refused.value.message, run["error_message"], json.dumps(run["metrics"])):
+        assert CANARY not in told
+    assert "connection.failed" in said.getvalue()
+    assert f"{CANARY}-password" not in said.getvalue()

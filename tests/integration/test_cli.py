@@ -217,7 +217,7 @@ def test_doctor_finds_an_installation_well(installation: Installation) -> None:
         "reader role",
         "runners",
         "pipelines",
-            "stages",
+        "stages",
     ]
 
 

@@ -336,3 +336,17 @@ def documented(number: int) -> dict[str, str]:
     rows = [line.strip("| ").split("|") for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if "|" in line]
     cells = {row[0].strip(): row[number].strip() for row in rows if len(row) == 5}
     return {kind.name: cells.get(kind.name, "missing") for kind in KINDS}
+
+
+@pytest.mark.parametrize("broken", ["stage filled without reading first", "transactions that may write"])
+def test_the_session_layer_can_fail(
+    place: Place, almighty_reader: None, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """Without one of its parts the same queries leave a trace, so that the test above means something."""
+    if broken == "stage filled without reading first":
+        monkeypatch.setattr(admission, "functions_of_unknown_effect", lambda plan: set())
+    else:
+        monkeypatch.setattr(SqlReader, "reading", lambda reader: reader.connection.transaction())
+        monkeypatch.setattr(database, "READ_ONLY", {"default_transaction_read_only": "off"})
+    careless = [hostile for hostile in queries.hostile() if hostile.title == "function content.delete_everything"]
+    assert not all(stopped_by_session(place, hostile) for hostile in careless)

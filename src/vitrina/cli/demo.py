@@ -103,10 +103,10 @@ LEFT JOIN (
     },
 )
 
-# The same queries as the marts of the seeds, into search indexes.
-SEARCH_PIPELINES = {
-    "film_dim_search": ("film_dim_full", "es:film_dim"),
-    "film_rating_agg_search": ("film_rating_agg_full", "es:film_rating_agg"),
+# The same queries as the marts of the seeds, into search indexes; films pass a Python step on the way.
+SEARCH_PIPELINES: dict[str, tuple[str, str, list[str]]] = {
+    "film_dim_search": ("film_dim_full", "es:film_dim", ["demo_film_dim"]),
+    "film_rating_agg_search": ("film_rating_agg_full", "es:film_rating_agg", []),
 }
 SEARCHED_FOR = "star wars"
 
@@ -193,14 +193,23 @@ def _keep_quiet(name: str, line: str) -> None:
 def _create_missing(client: "Client", *, searchable: bool) -> None:
     existing = {pipeline.name: pipeline for pipeline in client.list_pipelines()}
     wanted = [*INCREMENTAL_PIPELINES, *STEP_PIPELINES]
-    for name, (model, target) in SEARCH_PIPELINES.items() if searchable else ():
-        query = existing[model].source_query
-        wanted.append({"name": name, "source_query": query, "target_table": target, "target_key": ["film_id"]})
+    for name, (model, target, steps) in SEARCH_PIPELINES.items() if searchable else ():
+        definition = {"name": name, "target_table": target, "target_key": ["film_id"]}
+        wanted.append(definition | _query_and_steps(existing[model].source_query, steps))
     for definition in wanted:
         if definition["name"] not in existing:
             client.create_pipeline(definition)
             mode = definition.get("mode", "full")
             local.say(f"pipeline {definition['name']}: created, {mode}, into {definition['target_table']}")
+
+
+def _query_and_steps(query: str | None, steps: list[str]) -> dict[str, Any]:
+    if not steps:
+        return {"source_query": query}
+    named = [("SQL", query), *(("PYTHON", step) for step in steps)]
+    return {
+        "tasks": [{"order_index": place, "task_type": kind, "body": body} for place, (kind, body) in enumerate(named)]
+    }
 
 
 def _run_all(client: "Client", running: stack.Stack, *, searchable: bool) -> "list[Run]":

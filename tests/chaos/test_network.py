@@ -85,6 +85,8 @@ def lines(server: TemporaryServer, template: str, database: Settings) -> Iterato
             "VITRINA_CONN_MARTS": _through(proxies["target"], marts.database_url),
             # A server that is there but never answers is given up after twice this and ten seconds.
             "VITRINA_STATEMENT_TIMEOUT_SECONDS": "3",
+            # The fault lasts three seconds; giving up before it is over would be within the rules.
+            "VITRINA_MAX_ATTEMPTS": "20",
         }
         yield Lines(database, marts, environment, proxies)
     admin(server, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))

@@ -172,7 +172,10 @@ class PipelineDispatcher:
 
     def _surrender(self, claim: Claim, control: RunControl, reason: str, log: structlog.stdlib.BoundLogger) -> None:
         """The checkpoint row says how far we came, also when a COMMIT's reply was lost: the next claim reads it."""
-        time.sleep(min(self._settings.backoff_seconds[0], self._settings.lease_ttl_seconds / 3))
+        # The more losses, the longer: a line that flaps for a few seconds must not use up all the tries.
+        wait = min(2 * self._backoff(claim.row["attempts"]), self._settings.lease_ttl_seconds / 3)
+        with suppress(RunError):
+            control.wait(wait)
         self._insist(
             lambda connection: leases.surrender(
                 connection, claim, max_attempts=self._settings.max_attempts, reason=f"a connection was lost: {reason}"

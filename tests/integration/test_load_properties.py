@@ -20,7 +20,7 @@ COLUMNS: dict[str, st.SearchStrategy[Any]] = {
     "integer": st.integers(-(2**31), 2**31 - 1),
     "bigint": st.integers(-(2**63), 2**63 - 1),
     "numeric(8,3)": st.decimals(-99999, 99999, places=3),
-    "numeric": st.decimals(allow_nan=True, allow_infinity=False, places=5, min_value=-(10**12), max_value=10**12),
+    "numeric": st.decimals(allow_nan=False, places=5, min_value=-(10**12), max_value=10**12),
     "double precision": st.floats(),
     "boolean": st.booleans(),
     "text": TEXTS,

@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from tests.integration.api import api_process
+from tests.support.waiting import until
 from vitrina import answers
 from vitrina.client import Client
 from vitrina.services import tokens
@@ -109,7 +110,8 @@ def test_a_mart_is_one_post_away_and_follows_its_configuration(client: Client, m
     assert status.checkpoint
     assert status.recent.success_rate == 1.0
     assert status.run
-    assert client.run_log(status.run.id)
+    run_id = status.run.id
+    until(lambda: bool(client.run_log(run_id)))  # lines follow their run within a second
 
 
 def test_preview_and_validate_ask_the_real_source(client: Client) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import requests
 import schemathesis
+import yaml
 from hypothesis import HealthCheck, settings
 from pydantic import SecretStr
 from schemathesis.checks import not_a_server_error
@@ -47,6 +48,14 @@ JUDGED = (
     "/apply",
     "/reset-state",
 )
+
+
+@schemathesis.deserializer("application/yaml")
+def _documents(_: schemathesis.DeserializationContext, response: schemathesis.Response) -> list[Any]:
+    """An export is a stream of documents; schemathesis by itself expects one."""
+    return list(yaml.safe_load_all(response.text))
+
+
 FORM = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import SecretStr
 
 from tests.support.receiver import Receiver
+from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina import logs
 from vitrina.runner.lines import LineKeeper
@@ -247,10 +248,3 @@ def lines_of(workbench: Workbench, name: str) -> list[dict[str, Any]]:
 def kept(workbench: Workbench, run_id: UUID) -> list[dict[str, Any]]:
     levels = ["info", "warning", "error"]
     return run_logs.list_of_run(workbench.metastore, run_id, levels=levels, after_id=0, limit=500)
-
-
-def until(true: Callable[[], bool], *, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.1)

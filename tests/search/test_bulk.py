@@ -328,6 +328,14 @@ def test_stopping_ends_the_wait(writing: Writing, proxy: HttpFaultProxy) -> None
     assert time.monotonic() < stop_at + 2
 
 
+def test_a_closed_engine_lets_nobody_wait(writing: Writing) -> None:
+    engine = writing.engine()
+    engine.close()
+
+    with pytest.raises(BulkInterrupted, match="10 documents not settled"):
+        engine.send(updates(10))
+
+
 def test_a_late_bulk_after_a_takeover_changes_nothing(writing: Writing, client: SearchClient) -> None:
     writing.engine().send(updates(10, version=1))
     late = writing.engine()

@@ -93,7 +93,7 @@ def pause(pipeline: PipelineName, output: Output = Format.TABLE) -> None:
 
 
 def cancel(pipeline: PipelineName, output: Output = Format.TABLE) -> None:
-    """Take back a run that waits, or end the one at work now; what it has committed stays."""
+    """Take back a run that waits, or end the one at work. What it has committed stays."""
     with remote.api() as client:
         show_accepted(client.cancel(pipeline), output)
 

@@ -157,6 +157,7 @@ class BulkEngine:
         self.judge_request = judge_request
         self.request_bytes = self.limits.request_bytes  # shrinks when the server finds requests too large
         self.jobs: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self.closed = False
         self._unfinished: list[Delivery] = []
         # Daemon threads: a request that hangs for its whole time-out must not keep a stopping process alive.
         self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self.limits.in_flight)]
@@ -164,6 +165,8 @@ class BulkEngine:
             thread.start()
 
     def close(self) -> None:
+        """From any thread: a delivery under way ends with `BulkInterrupted`."""
+        self.closed = True
         for _ in self._threads:
             self.jobs.put(None)
 
@@ -431,7 +434,7 @@ class Delivery:
             self._engine.on_wait(None)
 
     def _check_patience(self) -> None:
-        if self._engine.should_stop():
+        if self._engine.closed or self._engine.should_stop():
             raise BulkInterrupted(f"stopped with {len(self.actions.ids) - self._outcome.settled} documents not settled")
         self._circuit.check_patience()
 

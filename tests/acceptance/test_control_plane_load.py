@@ -21,7 +21,7 @@ from vitrina.services.callers import Caller, Role
 from vitrina.settings import Settings
 from vitrina.status import MOVES
 from vitrina.store import database as postgres
-from vitrina.store import leases
+from vitrina.store import leases, recovery
 from vitrina.store.database import Connection
 
 # The whole exercise: VITRINA_LOAD_SECONDS=60 VITRINA_LOAD_CLIENTS=200
@@ -123,7 +123,7 @@ def a_runner(settings: Settings) -> Iterator[None]:
         try:
             with postgres.connect(settings.require_database_url(), "vitrina:test-runner") as connection:
                 while not stop.is_set():
-                    leases.pause_unclaimed(connection)
+                    recovery.pause_unclaimed(connection)
                     claim = leases.claim_next(connection, uuid4(), 30)
                     if claim is None:
                         stop.wait(0.01)

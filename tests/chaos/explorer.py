@@ -16,7 +16,7 @@ from psycopg.types.json import Jsonb
 from tests.support.workbench import Workbench
 from vitrina.errors import LeaseLost
 from vitrina.status import Trigger
-from vitrina.store import database, leases, pipelines
+from vitrina.store import database, leases, pipelines, recovery
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
@@ -241,14 +241,14 @@ class World:
         self._bench.sql("UPDATE etl.etl_pipelines SET lease_until = clock_timestamp() - interval '1 second'")
 
     def _recover(self) -> None:
-        recovered = leases.recover_expired(self._bench.metastore, max_attempts=10)
+        recovered = recovery.recover_expired(self._bench.metastore, max_attempts=10)
         if recovered and not self._expired:
             raise Violation("a lease that was not over was taken away")
 
     def _pause(self) -> None:
         self.left["pause"] -= 1
         pipelines.request_pause(self._bench.metastore, self.pipeline_id)
-        leases.pause_unclaimed(self._bench.metastore)
+        recovery.pause_unclaimed(self._bench.metastore)
 
     def _crash(self, actor: Actor) -> None:
         self.left["crash"] -= 1
@@ -290,7 +290,7 @@ class World:
             "UPDATE etl.etl_pipelines SET lease_until = clock_timestamp() - interval '1 second'"
             " WHERE lease_until IS NOT NULL"
         )
-        leases.recover_expired(self._bench.metastore, max_attempts=10)
+        recovery.recover_expired(self._bench.metastore, max_attempts=10)
         self._look()
         if self._row()["status"] in ("PAUSED", "IDLE"):
             pipelines.request_run(self._bench.metastore, self.pipeline_id, trigger=Trigger.API)

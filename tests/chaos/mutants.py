@@ -13,7 +13,7 @@ from psycopg import sql
 
 from vitrina.runner import control
 from vitrina.status import Status
-from vitrina.store import leases, ledger, sessions, state
+from vitrina.store import leases, ledger, recovery, sessions, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim, Heartbeat
 from vitrina.store.state import Checkpoint
@@ -102,7 +102,7 @@ def _checkpoint_apart(replace: Callable[[Any, str, Any], None]) -> None:
 
 def _lease_ignored(replace: Callable[[Any, str, Any], None]) -> None:
     """Recovery takes pipelines away whether their lease is over or not."""
-    recover = leases.recover_expired
+    recover = recovery.recover_expired
 
     def recover_all(connection: Connection, *, max_attempts: int) -> list[dict[str, Any]]:
         connection.execute(
@@ -110,7 +110,7 @@ def _lease_ignored(replace: Callable[[Any, str, Any], None]) -> None:
         )
         return recover(connection, max_attempts=max_attempts)
 
-    replace(leases, "recover_expired", recover_all)
+    replace(recovery, "recover_expired", recover_all)
 
 
 def _heartbeat_never(replace: Callable[[Any, str, Any], None]) -> None:

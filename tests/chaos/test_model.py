@@ -22,7 +22,7 @@ from vitrina.runner.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.settings import Settings
 from vitrina.status import Trigger
-from vitrina.store import database, leases, pipelines
+from vitrina.store import database, leases, pipelines, recovery
 from vitrina.store.leases import Claim
 
 KINDS = ("full_pages", "inc_pages")
@@ -131,7 +131,7 @@ class Life(RuleBasedStateMachine):
     @rule(kind=kinds)
     def pause(self, kind: str) -> None:
         pipelines.request_pause(self.arena.admin, self.arena.ids[kind])
-        leases.pause_unclaimed(self.arena.admin)
+        recovery.pause_unclaimed(self.arena.admin)
 
     @rule(kind=kinds)
     def fall_asleep_with_a_claim(self, kind: str) -> None:
@@ -147,7 +147,7 @@ class Life(RuleBasedStateMachine):
         held = [c for c in self.asleep if leases.find_status(self.arena.admin, c)]
         self.arena.sql("UPDATE etl.etl_pipelines SET lease_until = clock_timestamp() WHERE claim_id IS NOT NULL")
         leases.extend(self.arena.admin, self.claims_at_work(), LEASE_SECONDS)
-        assert leases.recover_expired(self.arena.admin, max_attempts=1000) == []
+        assert recovery.recover_expired(self.arena.admin, max_attempts=1000) == []
         assert all(leases.find_status(self.arena.admin, claim) for claim in held)
 
     @precondition(lambda self: self.asleep)
@@ -158,9 +158,9 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def take_over(self) -> None:
-        assert leases.recover_expired(self.arena.admin, max_attempts=1000) == [], "a live lease was taken away"
+        assert recovery.recover_expired(self.arena.admin, max_attempts=1000) == [], "a live lease was taken away"
         self.arena.sql("UPDATE etl.etl_pipelines SET lease_until = clock_timestamp() WHERE claim_id IS NOT NULL")
-        leases.recover_expired(self.arena.admin, max_attempts=1000)
+        recovery.recover_expired(self.arena.admin, max_attempts=1000)
         self.work()
 
     @rule()

@@ -17,7 +17,7 @@ from vitrina.services.callers import Caller, Role
 from vitrina.settings import Settings
 from vitrina.status import RunStatus, Status
 from vitrina.store import database as postgres
-from vitrina.store import events, leases, run_logs, runners
+from vitrina.store import events, leases, recovery, run_logs, runners
 from vitrina.store.database import Connection
 
 
@@ -146,7 +146,7 @@ def test_waiting_for_a_run_follows_it_through_a_lost_runner(client: Client, api_
         leases.claim_next(metastore, uuid4(), 30)
         time.sleep(0.2)
         metastore.execute("UPDATE etl.etl_pipelines SET lease_until = now() - interval '1 minute'")
-        leases.recover_expired(metastore, max_attempts=3)
+        recovery.recover_expired(metastore, max_attempts=3)
         time.sleep(0.2)
         claim = leases.claim_next(metastore, uuid4(), 30)
         assert claim

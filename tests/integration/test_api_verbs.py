@@ -11,7 +11,7 @@ from psycopg.types.json import Jsonb
 from tests.integration.api import create, problem
 from vitrina.errors import LeaseLost
 from vitrina.status import Status
-from vitrina.store import leases, requests, runners, runs
+from vitrina.store import leases, recovery, requests, runners, runs
 from vitrina.store.database import Connection
 
 FILMS = "/api/v1/pipelines/films"
@@ -477,7 +477,7 @@ def put(api: httpx.Client, metastore: Connection, status: Status) -> None:
     if status in (Status.PAUSE_REQUESTED, Status.PAUSED):
         api.post(f"{FILMS}/pause").raise_for_status()
     if status == Status.PAUSED:
-        leases.pause_unclaimed(metastore)
+        recovery.pause_unclaimed(metastore)
     assert status_of(metastore) == status
 
 

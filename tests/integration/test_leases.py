@@ -14,7 +14,7 @@ from vitrina import status
 from vitrina.errors import LeaseLost
 from vitrina.runner import housekeeping
 from vitrina.status import Status, Trigger
-from vitrina.store import database, leases, pipelines, requests, runners, sessions, stages, state
+from vitrina.store import database, leases, pipelines, recovery, requests, runners, sessions, stages, state
 from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
 
@@ -49,7 +49,7 @@ def expire(bench: Workbench) -> None:
 
 
 def recover(bench: Workbench, max_attempts: int = 3) -> list[dict[str, Any]]:
-    return leases.recover_expired(bench.metastore, max_attempts=max_attempts)
+    return recovery.recover_expired(bench.metastore, max_attempts=max_attempts)
 
 
 # --- every arrow, and no other ------------------------------------------------------------------------------------
@@ -80,9 +80,9 @@ def perform(bench: Workbench, move: str, held: Claim) -> None:
         "request_pause": lambda: pipelines.request_pause(metastore, films["id"]),
         "conclude_run": lambda: leases.conclude_run(metastore, held),
         "fail_run": lambda: leases.fail_run(metastore, held, "fatal", "broken"),
-        "pause_unclaimed": lambda: leases.pause_unclaimed(metastore),
+        "pause_unclaimed": lambda: recovery.pause_unclaimed(metastore),
         "give_back": lambda: leases.give_back(metastore, held),
-        "surrender": lambda: leases.surrender(metastore, held, max_attempts=3, reason="gone"),
+        "surrender": lambda: recovery.surrender(metastore, held, max_attempts=3, reason="gone"),
         "recover_expired": lambda: recover(bench),
         "disable": lambda: pipelines.set_enabled(metastore, films["id"], False),
         "cancel": lambda: pipelines.withdraw_request(metastore, films["id"], "cancel"),
@@ -234,11 +234,11 @@ def test_a_committed_batch_resets_the_count_of_losses(bench: Workbench) -> None:
 
 def test_a_runner_that_loses_connections_again_and_again_is_a_loss_too(bench: Workbench) -> None:
     held = claim(bench)
-    assert leases.surrender(bench.metastore, held, max_attempts=2, reason="gone") == Status.RUN_REQUESTED
+    assert recovery.surrender(bench.metastore, held, max_attempts=2, reason="gone") == Status.RUN_REQUESTED
     held = bench.claim()
-    assert leases.surrender(bench.metastore, held, max_attempts=2, reason="gone") == Status.FAILED
+    assert recovery.surrender(bench.metastore, held, max_attempts=2, reason="gone") == Status.FAILED
     assert "gone" in row(bench)["last_error"]
-    assert leases.surrender(bench.metastore, held, max_attempts=2, reason="gone") is None
+    assert recovery.surrender(bench.metastore, held, max_attempts=2, reason="gone") is None
 
 
 def test_one_nonsensical_row_does_not_stop_the_recovery_and_schedule_of_others(bench: Workbench) -> None:
@@ -303,10 +303,10 @@ def test_a_pause_at_the_end_of_data_is_a_success(bench: Workbench) -> None:
 
 def test_a_pause_that_nobody_works_for_is_performed_and_kept(bench: Workbench) -> None:
     pipelines.request_pause(bench.metastore, row(bench)["id"])
-    assert leases.pause_unclaimed(bench.metastore) == 1
+    assert recovery.pause_unclaimed(bench.metastore) == 1
     held = claim(bench)
     pipelines.request_pause(bench.metastore, held.pipeline_id)
-    assert leases.pause_unclaimed(bench.metastore) == 0
+    assert recovery.pause_unclaimed(bench.metastore) == 0
     expire(bench)
     assert recover(bench)[0]["status"] == "PAUSED"
     assert bench.last_run("films")["status"] == "PAUSED"

@@ -11,7 +11,7 @@ from tests.support.workbench import Workbench
 from vitrina import failpoints
 from vitrina.adapters.writers.stage import Stage
 from vitrina.ports import Filled
-from vitrina.runner.executor import Run
+from vitrina.runner.table_run import Run
 from vitrina.transforms import transform
 
 # Rows that the step cannot stand at the moment.

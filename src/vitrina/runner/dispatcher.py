@@ -14,7 +14,7 @@ from vitrina.runner.instruments import Instruments, RunTally
 from vitrina.runner.metrics import RunMeter
 from vitrina.settings import Settings
 from vitrina.status import Status
-from vitrina.store import database, leases
+from vitrina.store import database, leases, recovery
 from vitrina.store.leases import Claim
 
 # A server that cannot be reached is given this long to come back before the run fails.
@@ -177,7 +177,7 @@ class PipelineDispatcher:
         with suppress(RunError):
             control.wait(wait)
         self._insist(
-            lambda connection: leases.surrender(
+            lambda connection: recovery.surrender(
                 connection, claim, max_attempts=self._settings.max_attempts, reason=f"a connection was lost: {reason}"
             ),
             control,

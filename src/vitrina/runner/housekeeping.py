@@ -11,7 +11,7 @@ import structlog
 from vitrina.errors import CannotConnect, ConfigError
 from vitrina.runner import reconciliation
 from vitrina.settings import DEFAULT_CONNECTION, Settings
-from vitrina.store import database, events, leases, notifications, requests, run_logs, runners, runs, stages
+from vitrina.store import database, events, notifications, recovery, requests, run_logs, runners, runs, stages
 from vitrina.store.database import Connection
 
 INTERVAL_SECONDS = 60.0
@@ -54,7 +54,7 @@ def tidy_up(settings: Settings) -> None:
         row = metastore.execute("SELECT pg_try_advisory_lock(%s) AS ours", [_LOCK]).fetchone()
         if not (row and row["ours"]):
             return
-        leases.close_abandoned_runs(metastore)
+        recovery.close_abandoned_runs(metastore)
         runs.prune(metastore, older_than_days=settings.runs_retention_days)
         events.prune(metastore, older_than_hours=settings.events_retention_hours)
         run_logs.prune(metastore, older_than_days=settings.logs_retention_days)

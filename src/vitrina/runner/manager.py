@@ -27,7 +27,7 @@ from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.runner.lookout import Lookout
 from vitrina.runner.watch import SILENCE_SECONDS, Watch, silence_limit
 from vitrina.settings import Settings
-from vitrina.store import database, leases, migrate, pipelines, requests, runners
+from vitrina.store import database, leases, migrate, pipelines, recovery, requests, runners
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 
@@ -187,7 +187,7 @@ class PipelineManager:
             return list(self._claims.values())
 
     def _recover(self, connection: Connection) -> int:
-        recovered = leases.recover_expired(connection, max_attempts=self._settings.max_attempts)
+        recovered = recovery.recover_expired(connection, max_attempts=self._settings.max_attempts)
         for row in recovered:
             self._lookout.instruments.lost_elsewhere(row["name"])
             self._log.warning(
@@ -198,7 +198,7 @@ class PipelineManager:
                 epoch=row["epoch"],
                 lost_runner=str(row["runner_id"]),
             )
-        return len(recovered) + leases.pause_unclaimed(connection)
+        return len(recovered) + recovery.pause_unclaimed(connection)
 
     def _fire_schedules(self, connection: Connection) -> int:
         fired = 0

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from psycopg.sql import SQL, Identifier
 
 from vitrina import failpoints
-from vitrina.adapters.readers.arrow import ArrowSource
 from vitrina.adapters.readers.pushdown import Paging
 from vitrina.adapters.readers.sql import Bounds
 from vitrina.adapters.writers.postgres import MergeCounts
@@ -17,7 +16,7 @@ from vitrina.adapters.writers.search.writer import DocumentSender, Elasticsearch
 from vitrina.errors import FatalError, RunError
 from vitrina.ports import Filled
 from vitrina.runner import job as jobs
-from vitrina.runner.executor import Run
+from vitrina.runner.table_run import Run
 from vitrina.store import leases
 from vitrina.store.state import Checkpoint
 
@@ -51,7 +50,7 @@ class SearchRun(Run):
         generation = self._continue_generation() or self._begin_generation()
         alias = self._index.claim_writes(generation)
         sender = self._sender(generation, alias)
-        with self._ahead(self._documents(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
+        with self._ahead(self._stream_into(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
             for filled in batches:
                 self._count_documents(sender, filled)
         self._show(generation, sender)
@@ -118,7 +117,7 @@ class SearchRun(Run):
     def _send_everything(self) -> None:
         leases.answer_request(self._job.metastore, self._job.claim)
         sender = self._current_sender()
-        with self._ahead(self._documents(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
+        with self._ahead(self._stream_into(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
             for filled in batches:
                 self._count_documents(sender, filled)
         self._checkpoint = self._checkpoint.without_load()
@@ -134,7 +133,7 @@ class SearchRun(Run):
         self._meter.rejected(jobs.null_cursors(job))
         self._meter.started_from(self._checkpoint.last_key or self._checkpoint.safe_upto)
         sender = self._current_sender()
-        source = self._documents(sender, self._pass_bounds(), self._pass_paging())
+        source = self._stream_into(sender, self._pass_bounds(), self._pass_paging())
         with self._ahead(source, self._pass_position()) as batches:
             for filled in batches:
                 self._count_documents(sender, filled)
@@ -165,19 +164,6 @@ class SearchRun(Run):
         except RunError:
             return True
         return False
-
-    def _documents(self, sender: DocumentSender, bounds: Bounds, paging: Paging) -> ArrowSource:
-        job = self._job
-        return ArrowSource(
-            job.reader,
-            job.query,
-            bounds=bounds,
-            result=job.result,
-            paging=paging,
-            stager=sender,
-            batch_size=lambda: self._job.definition.batch_size,
-            passage=job.passage,
-        )
 
     def _count_documents(self, sender: DocumentSender, filled: Filled) -> None:
         """Every document of the batch is acknowledged or on record as a dead letter: the checkpoint may move."""

@@ -8,7 +8,7 @@ from vitrina.adapters.readers.sql import Bounds
 from vitrina.adapters.writers.stage import Stage, stage_name
 from vitrina.ports import Filled, Source
 from vitrina.runner import sources
-from vitrina.runner.executor import Run
+from vitrina.runner.table_run import Run
 from vitrina.store import leases
 from vitrina.store.state import Checkpoint
 

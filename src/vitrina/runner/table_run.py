@@ -1,0 +1,477 @@
+"""Moving the data: the only place where reading, staging, merging and the checkpoint come together."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import psycopg
+import structlog
+from psycopg.sql import SQL, Identifier
+
+from vitrina import failpoints
+from vitrina.adapters import carriage
+from vitrina.adapters import cursor as cursors
+from vitrina.adapters.cursor import Watermark
+from vitrina.adapters.readers.pushdown import Paging, PushdownSource
+from vitrina.adapters.readers.sql import Bounds
+from vitrina.adapters.writers.postgres import MergeCounts, StageLost
+from vitrina.adapters.writers.stage import Stage, stage_name
+from vitrina.definition import fingerprint
+from vitrina.errors import TransientError
+from vitrina.ports import Filled, Source
+from vitrina.runner import job as jobs
+from vitrina.runner import logins
+from vitrina.runner.ahead import Ahead
+from vitrina.runner.control import Paused, RunControl
+from vitrina.runner.job import Job
+from vitrina.runner.metrics import RunMeter
+from vitrina.runner.plan import Plan
+from vitrina.status import Status
+from vitrina.store import database, dead_letters, leases
+from vitrina.store.state import Checkpoint
+
+if TYPE_CHECKING:
+    from vitrina.adapters.readers.arrow import StagesTables
+
+
+class Run:
+    """One run into a table, from a query. Other kinds of runs are made of it."""
+
+    def __init__(
+        self,
+        job: Job,
+        plan: Plan,
+        *,
+        control: RunControl,
+        meter: RunMeter,
+        log: structlog.stdlib.BoundLogger,
+        sessions: ExitStack,
+    ) -> None:
+        self._job = job
+        self._plan = plan
+        self._control = control
+        self._meter = meter
+        self._log = log
+        self._sessions = sessions
+        self._checkpoint = job.checkpoint
+        # A load or pass that was begun before the request may have passed by what the request is about.
+        self.answers_request = True
+
+    def move_data(self) -> None:
+        if self._plan.loads_at_once:
+            self._load_at_once()
+        else:
+            self._merge_batches()
+
+    # --- everything staged, then published in one transaction -----------------------------------------------------
+
+    def _load_at_once(self) -> None:
+        stage = self._continue_load() or self._begin_load()
+        if self._job.cursor:
+            self._meter.rejected(jobs.null_cursors(self._job))
+        if not self._is_complete():
+            source = self._source((stage,), self._load_bounds(), self._load_paging(), snapshot=self._snapshot())
+            with self._ahead(source, self._resume_point()) as batches:
+                for filled in batches:
+                    self._count_batch(filled)
+        self._publish(stage)
+
+    def _continue_load(self) -> Stage | None:
+        """The stage of an interrupted load, when it may still be used; says why when it may not."""
+        found, job = self._checkpoint, self._job
+        if found.stage is None:
+            return None
+        stage = self._stage(found.stage)
+        obstacle = self._obstacle_to_continue(found, stage)
+        if obstacle:
+            self._log.info("load.started_over", reason=obstacle)
+            self._meter.note("started_over", obstacle)
+            return None
+        with self._transaction("cleaning the stage"):
+            stage.discard_uncounted(job.writer.connection, found.segments)
+            self._fence(progressed=False)
+        self.answers_request = False
+        self._log.info("load.continued", rows=found.rows, batches=found.batch_no)
+        self._meter.continued(found)
+        return stage
+
+    def _obstacle_to_continue(self, found: Checkpoint, stage: Stage) -> str | None:
+        job, options = self._job, self._job.definition.options
+        if found.fingerprint != self._fingerprint():
+            return "the definition changed"
+        if not stage.exists(job.writer.connection):
+            return "the stage is gone"
+        if stage.count(job.writer.connection, found.segments) != found.rows:
+            return "the database lost the stage in a crash"
+        if options.consistency == "snapshot" and not self._is_complete():
+            return "options.consistency asks for one snapshot"
+        age = datetime.now(UTC) - (found.load_started_at or datetime.now(UTC))
+        if age > timedelta(seconds=options.max_stage_age_seconds):
+            return f"the stage is {age} old"
+        return None
+
+    def _begin_load(self) -> Stage:
+        job = self._job
+        stage = self._stage(job.writer.new_stage_name())
+        upto = self._watermark() if job.cursor else None
+        self._checkpoint = replace(
+            self._checkpoint.without_load(),
+            stage=stage.name,
+            fingerprint=self._fingerprint(),
+            load_started_at=datetime.now(UTC),
+            held_upto=_remember(upto) if upto else None,
+        )
+        with self._transaction("preparing the stage"):
+            job.writer.drop_other_stages(keep=[])
+            stage.create(job.writer.connection, fillable_by=self._reader_role())
+            self._fence(progressed=False)
+            failpoints.hit("load.fenced")
+        leases.answer_request(job.metastore, job.claim)
+        failpoints.hit("load.begun")
+        return stage
+
+    def _is_complete(self) -> bool:
+        """A load in one statement is complete as soon as its only batch counts."""
+        return bool(self._checkpoint.segments) and self._checkpoint.last_key is None
+
+    def _load_bounds(self) -> Bounds:
+        return Bounds()
+
+    def _load_paging(self) -> Paging:
+        if self._plan.paging == "one statement":
+            return Paging()
+        types = self._job.types
+        return Paging(
+            columns=tuple(SQL("q.{}").format(Identifier(name)) for name in self._job.reading_key),
+            types=tuple(types[name] for name in self._job.reading_key),
+            staged_as=self._job.reading_key,
+            limit=self._plan.page_rows,
+        )
+
+    def _snapshot(self) -> str | None:
+        """Chunks of one load see one state of the source: the snapshot is exported by a session that stays open."""
+        if self._plan.route != "pushdown" or self._plan.page_rows is None:
+            return None
+        job = self._job
+        patient = database.READ_ONLY | {"idle_in_transaction_session_timeout": "0"}
+        holder = logins.connect(
+            job.settings, job.reader_url, job.definition.source_connection, job.claim.session_name, patient
+        )
+        self._sessions.callback(holder.close)
+        self._control.guard(holder)
+        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        row = holder.execute("SELECT pg_catalog.pg_export_snapshot() AS name").fetchone()
+        assert row is not None
+        return str(row["name"])
+
+    def _resume_point(self) -> tuple[str, ...] | None:
+        return tuple(json.loads(self._checkpoint.last_key)) if self._checkpoint.last_key else None
+
+    def _count_batch(self, filled: Filled) -> None:
+        """The staged batch counts from here on: checkpoint and fence, nothing else."""
+        self._control.check()
+        after = json.dumps(filled.last) if filled.last else None
+        started = time.monotonic()
+        with self._transaction("counting a batch"):
+            self._leave_behind(filled)
+            self._checkpoint = self._checkpoint.next_batch(self._job.claim.epoch, filled.staged_rows, after, None)
+            self._meter.batch(filled, MergeCounts(), time.monotonic() - started)
+            self._fence()
+            failpoints.hit("batch.fenced")
+        self._after_batch(filled)
+
+    def _publish(self, stage: Stage) -> None:
+        self._control.check()
+        started = time.monotonic()
+        job = self._job
+        try:
+            with self._transaction(f"publishing to {job.target}"):
+                counts = job.writer.publish(stage, self._checkpoint, deletes=self._plan.deletes)
+                self._check_constraints()
+                self._checkpoint = self._after_load()
+                self._meter.published(counts, time.monotonic() - started)
+                self._fence()
+                failpoints.hit("publish.fenced")
+        except StageLost:
+            self._forget_load()
+            raise
+        failpoints.hit("publish.committed")
+        self._log.info("run.published", **vars(counts), duration_ms=round((time.monotonic() - started) * 1000))
+        self._settle(obey_pause=False)
+        stage.drop(job.writer.connection)
+
+    def _after_load(self) -> Checkpoint:
+        done = self._checkpoint.without_load()
+        if not self._job.cursor:
+            return done
+        upto = _recall(self._checkpoint.held_upto)
+        # That rows were delivered is how a mart that somebody emptied by hand is told from one that is still empty.
+        return replace(done, safe_upto=upto.upto, held_upto=upto.held_upto, rows=self._checkpoint.rows)
+
+    def _forget_load(self) -> None:
+        self._checkpoint = self._checkpoint.without_load()
+        with self._transaction("forgetting a lost stage"):
+            self._fence(progressed=False)
+
+    # --- batch by batch: each is merged in the transaction of its checkpoint ----------------------------------------
+
+    def _merge_batches(self) -> None:
+        """One pass over an open end. The checkpoint is held back; it moves when the pass is done."""
+        job = self._job
+        assert job.cursor is not None
+        upto = self._begin_pass()
+        self._meter.rejected(jobs.null_cursors(job))
+        stages = self._pass_stages()
+        self._meter.started_from(self._checkpoint.last_key or self._checkpoint.safe_upto)
+        source = self._source(stages, self._pass_bounds(), self._pass_paging())
+        after = self._pass_position()
+        with self._ahead(source, after) as batches:
+            for filled in batches:
+                self._merge_batch(stages[filled.number % len(stages)], filled)
+        self._end_pass(upto)
+
+    def _begin_pass(self) -> Watermark:
+        """A pass that was interrupted goes on with the watermark that it began with."""
+        if self._checkpoint.last_key is not None and not self._job.backfill:
+            self.answers_request = False
+            return _recall(self._checkpoint.held_upto)
+        leases.answer_request(self._job.metastore, self._job.claim)
+        upto = self._watermark()
+        if not self._job.backfill:
+            self._checkpoint = replace(self._checkpoint, held_upto=_remember(upto), last_key=None, last_id=None)
+        leases.note_hold(self._job.metastore, self._job.claim, upto.hold)
+        return upto
+
+    def _watermark(self) -> Watermark:
+        job = self._job
+        assert job.cursor is not None
+        newest = None if job.cursor.is_clock else jobs.newest_cursor(job)
+        held = self._checkpoint.held_upto
+        # What was remembered of a finished pass is the pair of a sequence cursor, not a whole watermark.
+        return cursors.watermark(
+            job.source_statistics,
+            job.cursor,
+            job.definition.options,
+            safe=self._checkpoint.safe_upto,
+            held=held if held and not held.startswith("{") else None,
+            newest=newest,
+        )
+
+    def _pass_stages(self) -> tuple[Stage, ...]:
+        job = self._job
+        assert job.cursor is not None
+        types = (job.cursor.key_type, *([job.cursor.id_type] if job.cursor.id_type else []))
+        return self._created(
+            tuple(
+                self._stage(stage_name(str(job.claim.pipeline_id), suffix), cursor_types=types) for suffix in ("a", "b")
+            )
+        )
+
+    def _created(self, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        job = self._job
+        with self._transaction("preparing the stages"):
+            job.writer.drop_other_stages(keep=[])
+            for stage in stages:
+                stage.create(job.writer.connection, fillable_by=self._reader_role())
+            self._fence(progressed=False)
+        failpoints.hit("pass.begun")
+        return stages
+
+    def _pass_bounds(self) -> Bounds:
+        backfill = self._job.backfill
+        if backfill:
+            return Bounds(since=backfill.get("since"), until=backfill.get("until"))
+        return Bounds(since=self._checkpoint.safe_upto)
+
+    def _pass_paging(self) -> Paging:
+        cursor = self._job.cursor
+        assert cursor is not None
+        types = (cursor.key_type, *([cursor.id_type] if cursor.id_type else []))
+        names = ("_cursor_key", "_cursor_id")[: len(types)]
+        return Paging(tuple(cursor.columns("q")), types, names, self._plan.page_rows)
+
+    def _pass_position(self) -> tuple[str, ...] | None:
+        found = self._checkpoint
+        if found.last_key is None or self._job.backfill:
+            return None
+        assert self._job.cursor is not None
+        return (found.last_key, found.last_id or "") if self._job.cursor.id else (found.last_key,)
+
+    def _merge_batch(self, stage: Stage, filled: Filled) -> None:
+        self._control.check()
+        started = time.monotonic()
+        job = self._job
+        with self._transaction(f"merging into {job.target}"):
+            counts = job.writer.merge_batch(stage, filled.number)
+            self._leave_behind(filled)
+            stage.truncate(job.writer.connection)
+            self._check_constraints()
+            self._checkpoint = self._after_merge(filled)
+            self._meter.batch(filled, counts, time.monotonic() - started)
+            self._meter.merged(counts)
+            self._fence()
+            failpoints.hit("batch.fenced")
+        self._after_batch(filled)
+
+    def _after_merge(self, filled: Filled) -> Checkpoint:
+        last = filled.last or ()
+        key = last[0] if last else None
+        identity = last[1] if len(last) > 1 else None
+        if self._job.backfill:
+            return replace(self._checkpoint, batch_no=filled.number)
+        rows = self._checkpoint.rows + filled.rows
+        return replace(self._checkpoint, batch_no=filled.number, rows=rows, last_key=key, last_id=identity)
+
+    def _end_pass(self, upto: Watermark) -> None:
+        job = self._job
+        if not job.backfill:
+            safe = upto.upto if upto.upto is not None else self._checkpoint.safe_upto
+            self._checkpoint = replace(
+                self._checkpoint, safe_upto=safe, held_upto=upto.held_upto, last_key=None, last_id=None, segments={}
+            )
+        with self._transaction("ending the pass"):
+            self._drop_stages()
+            self._meter.reached(self._checkpoint.safe_upto)
+            self._fence()
+            failpoints.hit("pass.fenced")
+        failpoints.hit("pass.ended")
+        self._settle(obey_pause=False)
+
+    def _drop_stages(self) -> None:
+        self._job.writer.drop_other_stages(keep=[])
+
+    # --- shared by both ----------------------------------------------------------------------------------------
+
+    def _ahead(self, source: Source, after: tuple[str, ...] | None) -> Ahead:
+        return Ahead(
+            source,
+            self._checkpoint.batch_no + 1,
+            after,
+            check=self._control.check,
+            silence_limit_seconds=self._control.silence_limit_seconds,
+            on_wait=self._meter.waited,
+        )
+
+    def _source(
+        self, stages: tuple[Stage, ...], bounds: Bounds, paging: Paging, *, snapshot: str | None = None
+    ) -> Source:
+        job = self._job
+        if self._plan.route == "pushdown":
+            name = job.definition.options.target_connection
+            probe = logins.connect(job.settings, job.target_url, name, job.claim.session_name, {})
+            self._sessions.callback(probe.close)
+            self._control.guard(probe)
+            return PushdownSource(
+                job.reader,
+                probe,
+                job.query,
+                bounds=bounds,
+                stages=stages,
+                paging=paging,
+                epoch=job.claim.epoch,
+                target=job.table,
+                isolate=self._plan.isolate,
+                snapshot=snapshot,
+            )
+        return self._arrow_source(stages, bounds, paging)
+
+    def _arrow_source(self, stages: tuple[Stage, ...], bounds: Bounds, paging: Paging) -> Source:
+        # Imported here: pushdown runs need neither pyarrow nor its half second.
+        from vitrina.adapters.readers.arrow import Stager
+
+        job = self._job
+        stager = Stager(job.target_url, job.claim.session_name, stages, epoch=job.claim.epoch, target=job.table)
+        self._sessions.callback(stager.close)
+        return self._stream_into(stager, bounds, paging)
+
+    def _stream_into(self, stager: "StagesTables", bounds: Bounds, paging: Paging) -> Source:
+        from vitrina.adapters.readers.arrow import ArrowSource
+
+        job = self._job
+        return ArrowSource(
+            job.reader,
+            job.query,
+            bounds=bounds,
+            result=job.result,
+            paging=paging,
+            stager=stager,
+            batch_size=lambda: self._job.definition.batch_size,
+            passage=job.passage,
+        )
+
+    def _stage(self, name: str, *, cursor_types: tuple[str, ...] = ()) -> Stage:
+        """Rows that came through Arrow wait in the types in which they travelled."""
+        staged = None
+        if self._job.landings:
+            # Steps may make any number of rows out of one: which cursor value a row had is no longer known.
+            staged, cursor_types = {name: place.staged for name, place in self._job.landings.items()}, ()
+        elif self._plan.route == "arrow":
+            staged = {column.name: carriage.staged_type(column.type) for column in self._job.result}
+        return self._job.writer.stage(name, staged, cursor_types)
+
+    def _reader_role(self) -> str | None:
+        return self._job.reader.connection.info.user if self._plan.route == "pushdown" else None
+
+    def _fingerprint(self) -> str:
+        kinds = [f"{column.name} {column.type}" for column in (*self._job.result, *self._job.output)]
+        kinds += self._job.code_digests
+        return fingerprint(self._job.definition, list(self._job.key), [self._plan.route, self._plan.paging, *kinds])
+
+    @contextmanager
+    def _transaction(self, what: str) -> Iterator[None]:
+        with database.translated(what):
+            try:
+                with self._job.target_connection.transaction():
+                    yield
+                    self._control.require_lease()
+            except psycopg.errors.UniqueViolation as exc:
+                # The merge itself checked the key: somebody else wrote the row, or another unique key is in the way.
+                raise TransientError(f"{what}: {database.sql_message(exc)}") from exc
+
+    def _check_constraints(self) -> None:
+        """Before the fence, not in COMMIT: the heartbeat waits for the row that the fence locks."""
+        self._job.target_connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def _fence(self, *, progressed: bool = True) -> None:
+        self._job.ledger.fence(
+            self._checkpoint, self._meter.counters, attempt=self._meter.attempt, progressed=progressed
+        )
+
+    def _leave_behind(self, filled: Filled) -> None:
+        """Rows that a step gave up, on record with the checkpoint that passes them by."""
+        if filled.letters:
+            claim = self._job.claim
+            dead_letters.record(self._job.metastore, claim.pipeline_id, claim.run_id, filled.letters)
+            self._meter.left_behind(len(filled.letters))
+
+    def _after_batch(self, filled: Filled) -> None:
+        failpoints.hit("batch.committed")
+        self._log.info(
+            "batch.done",
+            batch_no=filled.number,
+            rows=filled.rows,
+            rows_read=self._meter.counters.rows_read,
+            duration_ms=self._meter.last_batch_ms,
+        )
+        self._meter.progressed()
+        self._settle()
+
+    def _settle(self, *, obey_pause: bool = True) -> None:
+        status = self._job.ledger.settle(self._checkpoint, self._meter.counters, attempt=self._meter.attempt)
+        self._meter.announce(self._job.metastore, self._job.claim)
+        if status is Status.PAUSE_REQUESTED and obey_pause:
+            raise Paused
+
+
+def _remember(upto: Watermark) -> str:
+    """A watermark survives the run that computed it: it is part of the checkpoint."""
+    return json.dumps({"upto": upto.upto, "held": upto.held_upto})
+
+
+def _recall(text: str | None) -> Watermark:
+    found = json.loads(text) if text and text.startswith("{") else {}
+    return Watermark(found.get("upto"), found.get("held"))

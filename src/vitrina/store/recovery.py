@@ -1,0 +1,128 @@
+"""Taking pipelines away from runners that fell silent, and ending what nobody would end any more."""
+
+from typing import Any
+from uuid import UUID
+
+from vitrina.status import RunStatus, Status
+from vitrina.store import leases
+from vitrina.store.database import Connection
+from vitrina.store.leases import Claim
+
+
+def recover_expired(connection: Connection, *, max_attempts: int) -> list[dict[str, Any]]:
+    """Take pipelines away from runners that fell silent. Any runner may, at any time."""
+    with connection.transaction():
+        lost = connection.execute(
+            """
+            SELECT id FROM etl.etl_pipelines
+            WHERE status IN ('RUNNING', 'PAUSE_REQUESTED')
+              AND (status = 'RUNNING' OR claim_id IS NOT NULL)
+              AND (lease_until IS NULL
+                   OR lease_until < clock_timestamp()
+                   -- The clock stepped back: a lease that far ahead would never end.
+                   OR lease_until > clock_timestamp() + 2 * make_interval(secs => coalesce(lease_seconds, 60)))
+            FOR UPDATE SKIP LOCKED
+            """
+        ).fetchall()
+        if not lost:
+            return []
+        reason = "the runner fell silent; the next one continues from the checkpoint"
+        return _take_away(connection, [row["id"] for row in lost], max_attempts, reason)
+
+
+def surrender(connection: Connection, claim: Claim, *, max_attempts: int, reason: str) -> Status | None:
+    """The runner lost a connection in the middle of a run: the same as losing the runner, only without the wait.
+
+    None when the claim was no longer ours: the outcome of the last COMMIT is then on record, or somebody took over.
+    """
+    with connection.transaction():
+        ours = connection.execute(
+            "SELECT id FROM etl.etl_pipelines WHERE id = %s AND claim_id = %s AND epoch = %s FOR UPDATE",
+            [claim.pipeline_id, claim.claim_id, claim.epoch],
+        ).fetchone()
+        if ours is None:
+            return None
+        [row] = _take_away(connection, [claim.pipeline_id], max_attempts, reason)
+        return Status(row["status"])
+
+
+def _take_away(connection: Connection, ids: list[UUID], max_attempts: int, reason: str) -> list[dict[str, Any]]:
+    """The rows are locked. Losses are counted from one committed batch to the next."""
+    rows = connection.execute(
+        """
+        WITH lost AS (
+            SELECT id, claim_id, runner_id, epoch,
+                   status = 'PAUSE_REQUESTED' OR NOT enabled AS pauses,
+                   -- A row may have been edited by hand: one bad value must not stop the recovery of all the others.
+                   attempts >= CASE WHEN jsonb_typeof(options -> 'max_attempts') = 'number'
+                                    THEN (options ->> 'max_attempts')::numeric ELSE %(max)s END AS gives_up
+            FROM etl.etl_pipelines WHERE id = ANY(%(ids)s)
+        )
+        UPDATE etl.etl_pipelines p
+        SET status = CASE WHEN lost.pauses THEN 'PAUSED' WHEN lost.gives_up THEN 'FAILED' ELSE 'RUN_REQUESTED' END,
+            last_error = CASE WHEN lost.gives_up AND NOT lost.pauses
+                              THEN left(format('lost %%s runners in a row without a committed batch, the last time'
+                                               ' because %%s; look at the runners'' logs, then run it again',
+                                               p.attempts, %(reason)s::text), %(length)s)
+                              ELSE p.last_error END,
+            attempts = CASE WHEN lost.gives_up AND NOT lost.pauses THEN 0 ELSE p.attempts END,
+            requested_trigger = 'recovery',
+            claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
+        FROM lost
+        WHERE p.id = lost.id
+        RETURNING p.id, p.name, p.status, p.attempts, p.last_error, lost.epoch, lost.claim_id, lost.runner_id
+        """,
+        {"ids": ids, "max": max_attempts, "reason": reason, "length": leases.MAX_ERROR_LENGTH},
+    ).fetchall()
+    for row in rows:
+        _close_lost_runs(connection, row, reason)
+    return rows
+
+
+def _close_lost_runs(connection: Connection, taken: dict[str, Any], reason: str) -> None:
+    failed = taken["status"] == Status.FAILED
+    connection.execute(
+        """
+        UPDATE etl.etl_runs
+        SET status = %s, finished_at = clock_timestamp(), updated_at = clock_timestamp(),
+            error_code = %s, error_message = %s
+        WHERE pipeline_id = %s AND status = 'RUNNING'
+        """,
+        [
+            RunStatus.PAUSED if taken["status"] == Status.PAUSED else RunStatus.FAILED,
+            "too_many_losses" if failed else "lease_lost",
+            taken["last_error"] if failed else leases.cut(reason),
+            taken["id"],
+        ],
+    )
+
+
+def pause_unclaimed(connection: Connection) -> int:
+    """A pause that nobody is there to perform, because nobody works on the pipeline."""
+    return connection.execute(
+        """
+        UPDATE etl.etl_pipelines SET status = 'PAUSED', lease_until = NULL, holds_target = NULL
+        WHERE status = 'PAUSE_REQUESTED' AND claim_id IS NULL
+        """
+    ).rowcount
+
+
+def close_abandoned_runs(connection: Connection) -> int:
+    """Runs and targets that a status edited by hand has cut off from their claim: nobody else would ever end them."""
+    released = connection.execute(
+        """
+        UPDATE etl.etl_pipelines SET claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
+        WHERE status NOT IN ('RUNNING', 'PAUSE_REQUESTED') AND holds_target IS NOT NULL
+        """
+    ).rowcount
+    closed = connection.execute(
+        """
+        UPDATE etl.etl_runs r
+        SET status = 'CANCELLED', finished_at = clock_timestamp(), updated_at = clock_timestamp(),
+            error_code = 'abandoned', error_message = 'the pipeline''s status was changed under the run'
+        WHERE r.status = 'RUNNING'
+          AND NOT EXISTS (SELECT FROM etl.etl_pipelines p
+                          WHERE p.id = r.pipeline_id AND p.claim_id IS NOT NULL AND p.epoch = r.epoch)
+        """
+    ).rowcount
+    return released + closed

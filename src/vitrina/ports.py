@@ -1,8 +1,12 @@
 """What the runner's parts promise each other: how staged batches are announced, whoever filled them."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -12,6 +16,38 @@ class DeadLetter:
     document_id: str
     error: str
     document: str  # JSON
+
+
+@dataclass(frozen=True)
+class Lap:
+    """A stage of a batch: when it first began, as a Unix time, and the time spent in it."""
+
+    began: float
+    seconds: float
+
+
+class Stopwatch:
+    """Where the time of one batch goes: `read`, `transform`, `stage`, `index`. What comes in pieces is added up."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, Lap] = {}
+
+    @contextmanager
+    def lap(self, stage: str) -> Iterator[None]:
+        began, started = time.time(), time.monotonic()
+        try:
+            yield
+        finally:
+            self.add(stage, time.monotonic() - started, began)
+
+    def add(self, stage: str, seconds: float, began: float) -> None:
+        before = self.laps.get(stage)
+        self.laps[stage] = Lap(before.began, before.seconds + seconds) if before else Lap(began, seconds)
+
+    def next_of(self, stage: str, pieces: Iterator[T]) -> T | None:
+        """The next piece, which somebody else takes the time to make."""
+        with self.lap(stage):
+            return next(pieces, None)
 
 
 @dataclass(frozen=True)
@@ -26,6 +62,7 @@ class Filled:
     # What is in the stage, when steps have changed the number of rows.
     staged: int | None = None
     letters: tuple[DeadLetter, ...] = ()
+    laps: Mapping[str, Lap] = field(default_factory=dict)
 
     @property
     def staged_rows(self) -> int:

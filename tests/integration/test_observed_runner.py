@@ -123,7 +123,7 @@ def test_four_pipelines_in_trouble(workbench: Workbench, told: tuple[Settings, R
         assert value("vitrina_rows_read_total", pipeline="good") == 1000
         assert value("vitrina_rows_written_total", pipeline="good") == 1000
         assert value("vitrina_run_duration_seconds_count", pipeline="good") == 1
-        assert (value("vitrina_stage_seconds_total", pipeline="good", stage="fill") or 0) > 0
+        assert (value("vitrina_stage_seconds_total", pipeline="good", stage="read") or 0) > 0
         assert (value("vitrina_stage_seconds_total", pipeline="good", stage="publish") or 0) > 0
         assert (value("vitrina_lag_seconds", pipeline="slow") or 0) > (
             value("vitrina_lag_limit_seconds", pipeline="slow") or 9

@@ -195,3 +195,21 @@ def test_a_wrong_source_is_named(bench: Workbench, task: str, options: dict[str,
 def test_the_key_must_be_among_the_columns(bench: Workbench) -> None:
     make(bench, "feed", "full", target_key=["id"])
     assert "'id' is not given by source it_feed" in bench.run("feed")["error_message"]
+
+
+def test_the_time_of_a_run_is_told_by_stages(bench: Workbench) -> None:
+    make(bench, "feed", "full")
+    make(bench, "events", "incremental")
+
+    loaded = bench.run("feed")["metrics"]["stage_seconds"]
+    passed = bench.run("events")["metrics"]["stage_seconds"]
+
+    assert loaded.keys() == {"plan", "read", "stage", "merge", "publish", "wait"}
+    assert passed.keys() == {"plan", "read", "stage", "merge", "wait"}
+    assert min(*loaded.values(), *passed.values()) > 0
+
+
+def test_a_source_that_gives_nothing_has_been_read_all_the_same(bench: Workbench) -> None:
+    make(bench, "feed", "incremental", task="it_silent")
+
+    assert bench.run("feed")["metrics"]["stage_seconds"].keys() == {"plan", "read"}

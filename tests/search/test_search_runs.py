@@ -154,3 +154,15 @@ def test_without_a_server_the_setting_is_named(bench: Workbench, index: str) -> 
 
     assert run["status"] == "FAILED"
     assert "ELASTICSEARCH_URL" in run["error_message"]
+
+
+def test_the_time_of_a_run_is_told_by_stages(bench: Workbench, client: SearchClient, index: str) -> None:
+    pipeline(bench, index)
+
+    loaded = bench.run("films")["metrics"]["stage_seconds"]
+    bench.change("films", **INCREMENTAL)
+    passed = bench.run("films")["metrics"]["stage_seconds"]
+
+    assert loaded.keys() == {"plan", "read", "index", "publish", "wait"}
+    assert passed.keys() == {"plan", "read", "index", "wait"}
+    assert min(*loaded.values(), *passed.values()) > 0

@@ -88,7 +88,7 @@ def families(metastore: Figures) -> dict[str, Metric]:
     instruments.registry.register(monitoring.MetastoreCollector(session, Settings()))
     Surroundings(Starlette(), registry=instruments.registry)._seconds.labels("GET", "/", 200).observe(0.1)
     tally = RunTally(instruments, "films")
-    tally.advance(Counters(rows_read=1), {"fill": 0.1}, [0.1])
+    tally.advance(Counters(rows_read=1), {"read": 0.1}, [0.1])
     tally.retried()
     tally.failed("bad_key")
     tally.lost_lease()

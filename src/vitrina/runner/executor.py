@@ -1,5 +1,6 @@
 """One run of one pipeline, from its claim to its conclusion."""
 
+import time
 from contextlib import ExitStack
 
 import structlog
@@ -30,6 +31,7 @@ class PipelineExecutor:
             pipeline=claim.name, pipeline_id=str(claim.pipeline_id), run_id=str(claim.run_id), epoch=claim.epoch
         )
         control.silence_limit_seconds = silence_limit(self._settings.statement_timeout_seconds)
+        started = time.monotonic()
         with ExitStack() as sessions:
             job = jobs.open_job(claim, self._settings, sessions, guard=control.guard)
             if job.definition.options.statement_timeout_seconds:
@@ -37,7 +39,7 @@ class PipelineExecutor:
             failpoints.hit("run.seized")
             with database.translated(f"writing to {job.target}"):
                 plan = jobs.inspect(job)
-            meter.planned(plan, job.estimated_rows)
+            meter.planned(plan, job.estimated_rows, time.monotonic() - started)
             log.info("run.planned", route=plan.route, paging=plan.paging, key=list(plan.key))
             failpoints.hit("run.planned")
             run = _kind_of(job)(job, plan, control=control, meter=meter, log=log, sessions=sessions)

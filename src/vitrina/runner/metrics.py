@@ -15,7 +15,9 @@ from vitrina.store.state import Checkpoint
 
 # Listeners are told about progress at most this often.
 _ANNOUNCE_SECONDS = 0.5
-_KEPT_BATCHES = 500
+
+# What the time of a run is spent on. Filling goes on beside writing, so stages overlap: `wait` is where it held us up.
+STAGES = ("plan", "read", "transform", "stage", "merge", "index", "publish", "wait")
 
 
 class RunMeter:
@@ -27,7 +29,7 @@ class RunMeter:
         self.attempt = 1
         self.attempts_without_progress = 0
         self._batch_seconds: list[float] = []
-        self._stage_seconds = {"fill": 0.0, "merge": 0.0, "publish": 0.0, "wait": 0.0}
+        self._stage_seconds = dict.fromkeys(STAGES, 0.0)
         self._counts = MergeCounts()
         self._started = time.monotonic()
         self._announced = 0.0
@@ -35,7 +37,8 @@ class RunMeter:
         self._null_cursors = 0
         self._letters = 0
 
-    def planned(self, plan: Plan, estimated_rows: int) -> None:
+    def planned(self, plan: Plan, estimated_rows: int, seconds: float) -> None:
+        self.spent("plan", seconds)
         self.counters.metrics |= {
             "route": plan.route,
             "paging": plan.paging,
@@ -78,8 +81,9 @@ class RunMeter:
     def batch(self, filled: Filled, counts: MergeCounts, seconds: float) -> None:
         self.counters.rows_read += filled.rows
         self.counters.batches += 1
-        self._stage_seconds["fill"] += filled.seconds
-        self._stage_seconds["merge"] += seconds
+        for stage, lap in filled.laps.items():
+            self.spent(stage, lap.seconds)
+        self.spent("merge", seconds)
         self._batch_seconds.append(filled.seconds + seconds)
         if filled.last:
             self.counters.cursor_to = filled.last[0]
@@ -90,15 +94,16 @@ class RunMeter:
         self._summarise()
 
     def published(self, counts: MergeCounts, seconds: float) -> None:
-        self._stage_seconds["publish"] += seconds
+        self.spent("publish", seconds)
         self.merged(counts)
         self.note("consistency", self._consistency)
 
     def spent(self, stage: str, seconds: float) -> None:
-        """Time of a stage besides those of a batch: waiting for the source, transforming, indexing."""
-        self._stage_seconds[stage] = self._stage_seconds.get(stage, 0.0) + seconds
+        """Time of one of `STAGES`."""
+        self._stage_seconds[stage] += seconds
 
     def waited(self, seconds: float) -> None:
+        """For the source, while nothing was left to write."""
         self.spent("wait", seconds)
 
     def progressed(self) -> None:
@@ -119,7 +124,7 @@ class RunMeter:
             **vars(counts),
             "seconds": round(seconds, 3),
             "rows_per_second": round(self.counters.rows_read / seconds) if seconds > 0 else None,
-            "stage_seconds": {name: round(value, 3) for name, value in self._stage_seconds.items()},
+            "stage_seconds": {name: round(value, 6) for name, value in self._stage_seconds.items() if value},
             "batch_ms": {
                 "p50": _milliseconds(ordered, 0.5),
                 "p95": _milliseconds(ordered, 0.95),

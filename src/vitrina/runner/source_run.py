@@ -29,6 +29,7 @@ class SourceRun(Run):
         job = self._job
         assert job.source is not None
         leases.answer_request(job.metastore, job.claim)
+        self._meter.spent("read", job.source.peek_seconds)
         for _, checkpoint in job.source.batches(sources.stored_checkpoint(job.definition, job.checkpoint)):
             if job.definition.mode == "incremental" and not job.backfill:
                 self._checkpoint = replace(self._checkpoint, safe_upto=json.dumps(checkpoint))

@@ -1,7 +1,8 @@
 """Rows that travel: read as Arrow, passed through the steps, copied into the stage."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from typing import Any, Protocol
 
 import adbc_driver_manager
@@ -18,7 +19,7 @@ from vitrina.adapters.readers.sql import Bounds, Query, SqlReader, arrow_url, co
 from vitrina.adapters.transforms.passage import Passage, Taken
 from vitrina.adapters.writers.stage import BATCH, EPOCH, SCHEMA, Stage
 from vitrina.errors import BadKey, Disconnected, FatalError, TransientError
-from vitrina.ports import Filled, Staged
+from vitrina.ports import Filled, Staged, Stopwatch
 from vitrina.store import database
 from vitrina.targets import PostgresTarget
 
@@ -58,20 +59,27 @@ class ArrowSource:
         """Without an order to continue from, all rows are one batch, however many pieces they come in."""
         number = first_number
         pieces: list[Filled] = []
-        with self._reader.stream(self._select(after)) as stream:
-            started = time.monotonic()
-            for table in cut(prefetched(stream), self._batch_size, ordered_by=self._position_names()):
+        with (
+            self._reader.stream(self._select(after)) as stream,
+            # Closed before the stream is: its thread reads from there.
+            closing(cut(prefetched(stream), self._batch_size, ordered_by=self._position_names())) as tables,
+        ):
+            started, watch = time.monotonic(), Stopwatch()
+            while (table := watch.next_of("read", tables)) is not None:
                 last = self._position(table)
-                taken = self._take(table, number)
-                staged = self._stager.stage(taken.table, number)
+                taken = self._take(table, number, watch)
+                with watch.lap(self._stager.timed_as):
+                    staged = self._stager.stage(taken.table, number)
                 failpoints.hit("batch.filled")
                 letters = (*taken.letters, *staged.letters)
-                filled = Filled(number, table.num_rows, last, time.monotonic() - started, staged.rows, letters)
+                seconds = time.monotonic() - started
+                filled = Filled(number, table.num_rows, last, seconds, staged.rows, letters, watch.laps)
                 if last is None:
                     pieces.append(filled)
                 else:
                     yield filled
                     number += 1
+                    watch = Stopwatch()
                 started = time.monotonic()
         if pieces:
             yield _together(pieces)
@@ -81,8 +89,11 @@ class ArrowSource:
         self._stager.close()
         self._reader.connection.close()
 
-    def _take(self, table: pa.Table, number: int) -> Taken:
-        return self._passage.take(table, number) if self._passage else Taken(table)
+    def _take(self, table: pa.Table, number: int, watch: Stopwatch) -> Taken:
+        if self._passage is None:
+            return Taken(table)
+        with watch.lap("transform"):
+            return self._passage.take(table, number)
 
     def _select(self, after: tuple[str, ...] | None) -> Composable:
         outputs = self._passage.outputs() if self._passage else self._outputs()
@@ -119,12 +130,13 @@ def _together(pieces: list[Filled]) -> Filled:
         sum(piece.seconds for piece in pieces),
         sum(piece.staged_rows for piece in pieces),
         tuple(letter for piece in pieces for letter in piece.letters),
+        pieces[-1].laps,  # one stopwatch ran through all of them
     )
 
 
 def cut(
     stream: Iterator[pa.RecordBatch], batch_size: Callable[[], int], *, ordered_by: list[str]
-) -> Iterator[pa.Table]:
+) -> Generator[pa.Table, None, None]:
     """Tables of `batch_size` rows. Rows of one position stay together: a checkpoint cannot point between them."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
@@ -158,6 +170,9 @@ def _boundary(table: pa.Table, wanted: int, ordered_by: list[str]) -> int | None
 class StagesTables(Protocol):
     """Where batches go: a stage in Postgres, or an index."""
 
+    # What the time spent there is called: `stage` or `index`.
+    timed_as: str
+
     @property
     def target(self) -> object: ...
 
@@ -168,6 +183,8 @@ class StagesTables(Protocol):
 
 class Stager:
     """Copies Arrow tables into a stage, tagged, outside of the merge's transaction: untagged rows never count."""
+
+    timed_as = "stage"
 
     def __init__(
         self, url: str, application_name: str, stages: tuple[Stage, ...], *, epoch: int, target: PostgresTarget

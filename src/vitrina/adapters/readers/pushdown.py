@@ -12,7 +12,7 @@ from vitrina import failpoints
 from vitrina.adapters.readers.sql import Bounds, Query, SqlReader, column, translate_read
 from vitrina.adapters.writers.postgres import null_key_error
 from vitrina.adapters.writers.stage import BATCH, EPOCH, Stage
-from vitrina.ports import Filled
+from vitrina.ports import Filled, Stopwatch
 from vitrina.store import sessions
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
@@ -60,13 +60,16 @@ class PushdownSource:
     def batches(self, first_number: int, after: tuple[str, ...] | None) -> Iterator[Filled]:
         number, position = first_number, after
         while True:
-            started = time.monotonic()
+            started, watch = time.monotonic(), Stopwatch()
             stage = self._stages[number % len(self._stages)]
-            rows = self._fill(stage, number, position)
+            # One statement reads and stages; what it takes is mostly the query's.
+            with watch.lap("read"):
+                rows = self._fill(stage, number, position)
             failpoints.hit("batch.filled")
             if rows:
-                position = self._last(stage, number)
-                yield Filled(number, rows, position, time.monotonic() - started)
+                with watch.lap("stage"):
+                    position = self._last(stage, number)
+                yield Filled(number, rows, position, time.monotonic() - started, laps=watch.laps)
             if self._paging.limit is None or rows < self._paging.limit:
                 return
             number += 1

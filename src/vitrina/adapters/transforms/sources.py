@@ -1,6 +1,7 @@
 """Running a registered source: batches in the form that steps have, each with the checkpoint that belongs to it."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
@@ -42,9 +43,17 @@ class OpenSource:
         self._pending: list[Yielded] = []
         self._rest: Iterator[Yielded] | None = None
         self._begun_at: Any = None
+        self.peek_seconds = 0.0
 
     def peek(self, checkpoint: Any) -> pa.Schema | None:
         """The columns of the first batch that has some; None when there is nothing to come."""
+        started = time.monotonic()
+        try:
+            return self._peek(checkpoint)
+        finally:
+            self.peek_seconds += time.monotonic() - started
+
+    def _peek(self, checkpoint: Any) -> pa.Schema | None:
         self._begun_at = checkpoint
         self._rest = yielded(self.registered, self._context(checkpoint))
         for batch, state in self._rest:

@@ -165,6 +165,8 @@ class ElasticsearchWriter:
 class DocumentSender:
     """Sends batches and answers for every document of them: acknowledged, or a dead letter."""
 
+    timed_as = "index"
+
     def __init__(
         self,
         client: SearchClient,

@@ -42,9 +42,9 @@ console: ## Build the web console
 
 .PHONY: test
 test: check ## Check the code and run every test (TESTS=tests/unit for a part)
-	@$(if $(filter tests tests/search%,$(TESTS)),./scripts/install-system-packages java)
+	@$(if $(filter tests tests/docs% tests/search%,$(TESTS)),./scripts/install-system-packages java)
 	@.venv/bin/python -m pytest $(TESTS)
-	@$(if $(filter tests,$(TESTS)),$(MAKE) test-frames test-console)
+	@$(if $(filter tests,$(TESTS)),$(MAKE) test-frames docs test-console)
 
 .PHONY: test-frames
 test-frames: setup ## Steps written with pandas and polars, which are installed beside .venv for it
@@ -87,12 +87,23 @@ format: setup ## Put the code into its standard form
 	@.venv/bin/ruff check --fix --quiet .
 	@.venv/bin/ruff format --quiet .
 
+.PHONY: docs
+docs: setup ## Build the documentation's site into site/; broken links and other warnings fail it
+	@.venv/bin/uv pip install --quiet --require-hashes --target .docs --requirements requirements/docs.txt
+	@PYTHONPATH=.docs NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --site-dir site
+
+.PHONY: reference
+reference: setup ## Write the pages of docs/reference that come from the code
+	@.venv/bin/python scripts/reference.py
+	@.venv/bin/python scripts/steps_reference.py
+
 .PHONY: lock
 lock: setup ## Renew requirements/*.txt after a change in pyproject.toml (UPGRADE=1 takes newer versions)
 	@$(COMPILE) --extra all --group dev -o requirements/dev.txt pyproject.toml
 	@$(COMPILE) --extra all -o requirements/runtime.txt pyproject.toml
 	@$(COMPILE) --group build -o requirements/build.txt
 	@$(COMPILE) --group frames -o requirements/frames.txt
+	@$(COMPILE) --group docs -o requirements/docs.txt
 
 .PHONY: migrate-db
 migrate-db: setup ## Bring the metastore of VITRINA_DATABASE_URL up to date

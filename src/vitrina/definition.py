@@ -33,7 +33,9 @@ class ReconcileSchedule(Strict):
     """How often runners hold the mart against its source, and how closely."""
 
     interval: str = Field(max_length=200, description="Like schedule_interval: 6h, PT6H, or cron.", examples=["6h"])
-    level: Literal["quick", "full", "sample"] = "full"
+    level: Literal["quick", "full", "sample"] = Field(
+        "full", description="Counts and ends, every row and column, or some hundred random keys."
+    )
 
     @field_validator("interval")
     @classmethod
@@ -53,24 +55,30 @@ class Options(Strict):
     )
     checkpoint_rows: int = Field(5_000_000, ge=1, description="A pushdown load larger than this is cut into chunks.")
     max_stage_age_seconds: int = Field(86_400, ge=1, description="An interrupted load older than this starts over.")
-    max_snapshot_seconds: int = Field(3_600, ge=1)
+    max_snapshot_seconds: int = Field(3_600, ge=1, description="Longest time a chunked load keeps one snapshot open.")
     allow_shrink: bool = Field(False, description="Let a full load delete more than half of the mart.")
     allow_empty: bool = Field(False, description="Let a full load publish a source without rows.")
     allow_cascade: bool = Field(False, description="Let deletes cascade through foreign keys.")
     shared_target: bool = Field(
         False, description="Several pipelines write to this target; a full load deletes nothing."
     )
-    on_schema_change: Literal["fail", "add_columns"] = "fail"
+    on_schema_change: Literal["fail", "add_columns"] = Field(
+        "fail", description="What happens when the query gives a column that the target lacks."
+    )
     stamps: list[ColumnName] = Field(default_factory=list, description="Result columns that are not compared.")
     lookback_seconds: float = Field(0, ge=0, description="Re-read this much before the checkpoint on each pass.")
-    cursor_clock: Literal["database", "application"] | None = None
+    cursor_clock: Literal["database", "application"] | None = Field(
+        None, description="Who stamps the cursor column; `database` allows the guarantee `exact`."
+    )
     cursor_timezone: str | None = Field(None, description="Zone of a cursor of type timestamp without time zone.")
-    schedule_after_failure: bool = False
-    schedule_jitter_seconds: float = Field(0, ge=0)
+    schedule_after_failure: bool = Field(False, description="Let the schedule start a FAILED pipeline again.")
+    schedule_jitter_seconds: float = Field(0, ge=0, description="Spread of pipelines that share a schedule.")
     target_connection: str | None = Field(None, description="Named connection that holds the target table.")
     route: Literal["auto", "arrow"] = Field("auto", description="`arrow`: never let the database fill its own stage.")
-    max_attempts: int | None = Field(None, ge=1, le=20)
-    statement_timeout_seconds: float | None = Field(None, gt=0)
+    max_attempts: int | None = Field(None, ge=1, le=20, description="Instead of VITRINA_MAX_ATTEMPTS.")
+    statement_timeout_seconds: float | None = Field(
+        None, gt=0, description="Instead of VITRINA_STATEMENT_TIMEOUT_SECONDS."
+    )
     max_cost: float | None = Field(None, gt=0, description="Refuse a query whose EXPLAIN cost is higher.")
     max_lag_seconds: float | None = Field(
         None, gt=0, description="Older than this, the mart is late: monitoring alerts."
@@ -98,34 +106,46 @@ class Options(Strict):
 class Task(Strict):
     """One step of a task plan."""
 
-    order_index: int = Field(ge=0, le=10_000)
-    task_type: Literal["SQL", "PYTHON"]
-    body: str = Field(min_length=1, max_length=MAX_QUERY_LENGTH)
-    params: dict[str, Any] = Field(default_factory=dict)
-    source_table: str | None = None
-    target_table: str | None = None
+    order_index: int = Field(ge=0, le=10_000, description="Place in the plan: unique, without gaps.")
+    task_type: Literal["SQL", "PYTHON"] = Field(description="The first task is SQL, the others are PYTHON.")
+    body: str = Field(
+        min_length=1, max_length=MAX_QUERY_LENGTH, description="The query, or the name of a registered step."
+    )
+    params: dict[str, Any] = Field(default_factory=dict, description="Of the step, checked against its model.")
+    source_table: str | None = Field(None, description="For people: where the task reads.")
+    target_table: str | None = Field(None, description="The last task may override the pipeline's target.")
 
 
 class Definition(Strict):
     """A pipeline as its author writes it; everything else in `etl_pipelines` belongs to the platform."""
 
-    name: Name
-    description: str = Field("", max_length=10_000)
-    type: Literal["SQL", "PYTHON"] = "SQL"
-    source_type: Literal["postgres"] = "postgres"
-    source_connection: str = Field("default", pattern=r"^[a-z0-9_]{1,63}$")
-    source_query: str | None = Field(None, max_length=MAX_QUERY_LENGTH)
-    python_task: str | None = Field(None, max_length=200)
-    target_table: str = Field(min_length=1, max_length=200)
-    target_key: list[ColumnName] | None = Field(None, min_length=1, max_length=32)
-    mode: Literal["full", "incremental"] = "full"
-    incremental_key: ColumnName | None = None
-    incremental_id_key: ColumnName | None = None
-    batch_size: int = Field(DEFAULT_BATCH_SIZE, ge=1, le=MAX_BATCH_SIZE)
-    enabled: bool = True
-    schedule_interval: str | None = Field(None, max_length=200)
-    options: Options = Field(default_factory=Options)
-    tasks: list[Task] = Field(default_factory=list, max_length=MAX_TASKS)
+    name: Name = Field(description="Unique; letters, digits, `_`, `.` and `-`. Stands in addresses and metrics.")
+    description: str = Field("", max_length=10_000, description="For people.")
+    type: Literal["SQL", "PYTHON"] = Field("SQL", description="`PYTHON`: rows come from, or pass, `python_task`.")
+    source_type: Literal["postgres"] = Field("postgres", description="What the source is.")
+    source_connection: str = Field(
+        "default", pattern=r"^[a-z0-9_]{1,63}$", description="Named source database (`VITRINA_CONN_<NAME>`)."
+    )
+    source_query: str | None = Field(None, max_length=MAX_QUERY_LENGTH, description="One SELECT over allowed schemas.")
+    python_task: str | None = Field(None, max_length=200, description="A registered step or source, by name.")
+    target_table: str = Field(
+        min_length=1, max_length=200, description="`schema.table` or `es:index`; must be on the allow-list."
+    )
+    target_key: list[ColumnName] | None = Field(
+        None, min_length=1, max_length=32, description="Key of the target; by default its existing primary key."
+    )
+    mode: Literal["full", "incremental"] = Field("full", description="Everything each time, or what is new.")
+    incremental_key: ColumnName | None = Field(None, description="Result column that says what is new.")
+    incremental_id_key: ColumnName | None = Field(None, description="Result column that orders equal cursors.")
+    batch_size: int = Field(DEFAULT_BATCH_SIZE, ge=1, le=MAX_BATCH_SIZE, description="Rows of a batch, at most.")
+    enabled: bool = Field(True, description="A disabled pipeline does not run, however it is asked.")
+    schedule_interval: str | None = Field(
+        None, max_length=200, description="`15m`, `1h`, `PT15M`, or cron such as `0 3 * * * Europe/Moscow`."
+    )
+    options: Options = Field(default_factory=Options, description="Rarely needed switches, see below.")
+    tasks: list[Task] = Field(
+        default_factory=list, max_length=MAX_TASKS, description="The task plan; wins over `source_query`."
+    )
 
     @field_validator("name")
     @classmethod

@@ -44,16 +44,16 @@ class Settings(BaseModel):
         None,
         description="Search server(s), comma-separated.",
     )
-    elasticsearch_api_key: SecretStr | None = Field(None)
-    elasticsearch_ca_file: Path | None = Field(None)
-    elasticsearch_fingerprint: str | None = Field(None)
+    elasticsearch_api_key: SecretStr | None = Field(None, description="Sent as `Authorization: ApiKey`.")
+    elasticsearch_ca_file: Path | None = Field(None, description="Certificates that the search server's is signed by.")
+    elasticsearch_fingerprint: str | None = Field(None, description="SHA-256 of the search server's certificate.")
 
     auth: Literal["token", "off"] = Field("token", description="`off` is accepted on loopback addresses only.")
     api_url: str = Field("http://127.0.0.1:8000", description="Where the command line finds the API.")
     token: SecretStr | None = Field(None, description="Bearer token that the command line sends.")
 
-    log_format: Literal["console", "json"] = "console"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["console", "json"] = Field("console", description="For people, or one JSON object a line.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="This and more serious.")
 
     concurrency: int = Field(4, ge=1, le=64, description="Pipelines that one runner works on at a time.")
     source_concurrency: int | None = Field(
@@ -72,9 +72,9 @@ class Settings(BaseModel):
         le=16_384,
         description="work_mem of a merge; building the indexes of an empty mart may use twice that.",
     )
-    connect_timeout_seconds: int = Field(10, ge=1)
+    connect_timeout_seconds: int = Field(10, ge=1, description="Longest wait for a connection.")
     runs_retention_days: int = Field(90, ge=1, description="How long the history of runs is kept.")
-    events_retention_hours: int = Field(48, ge=1)
+    events_retention_hours: int = Field(48, ge=1, description="How long `GET /events` can replay.")
     logs_retention_days: int = Field(
         14, ge=1, description="How long the lines of runs and sent notifications are kept."
     )

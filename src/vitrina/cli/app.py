@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from vitrina import __version__
-from vitrina.cli import catalog, checks, demo, dev, doctor, manifests, pipelines, runs, search, servers, tokens
+from vitrina.cli import catalog, checks, demo, dev, doctor, manifests, pipelines, psql, runs, search, servers, tokens
 from vitrina.cli.help import CommandsUnderHeadings
 
 START, WORK, FILES, SERVERS = "Start here", "Pipelines and runs", "Pipelines as files", "Servers"
@@ -38,6 +38,9 @@ def _vitrina(
 app.command(rich_help_panel=START)(demo.demo)
 app.command(rich_help_panel=START)(dev.dev)
 app.command(rich_help_panel=START)(doctor.doctor)
+app.command(rich_help_panel=START, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+    psql.psql
+)
 
 app.add_typer(pipelines.group, name="pipelines", rich_help_panel=WORK)
 app.command(rich_help_panel=WORK)(runs.run)

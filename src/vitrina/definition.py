@@ -23,6 +23,14 @@ STEP_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[^\x00]+$")]
 
 
+class Unfit(ValueError):
+    """A rule between several fields is broken; `field` is the one to mend."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class Strict(BaseModel):
     """Unknown fields and silent conversions (`false` for 0) are refused: a typo must not pass as a setting."""
 
@@ -176,11 +184,11 @@ class Definition(Strict):
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
         if self.mode == "incremental" and not self.incremental_key and self.python_source is None:
-            raise ValueError("mode 'incremental' needs incremental_key, the column that says what is new")
+            raise Unfit("incremental_key", "mode 'incremental' needs incremental_key, the column that says what is new")
         if self.type == "SQL" and not self.tasks and not (self.source_query or "").strip():
-            raise ValueError("a SQL pipeline needs source_query or tasks")
+            raise Unfit("source_query", "a SQL pipeline needs source_query or tasks")
         if self.type == "PYTHON" and not self.tasks and not self.python_task:
-            raise ValueError("a PYTHON pipeline needs python_task, the name of a registered step or source")
+            raise Unfit("python_task", "a PYTHON pipeline needs python_task, the name of a registered step or source")
         return self
 
     @property
@@ -224,7 +232,8 @@ def not_a_step_name(where: str, value: str) -> str:
     )
 
 
-# May not change while a runner works on the pipeline; the rest applies from the next batch or run.
+# May not change while a runner works on the pipeline. Of the rest, `batch_size` reaches the run at work with
+# `reload-config`, from its next batch; everything else counts from the next run.
 LOCKED_WHILE_RUNNING = frozenset(
     {
         "type",

@@ -1,17 +1,14 @@
 """The whole platform as people use it: a real API, a real runner, pipelines that are only configuration."""
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from tests.integration.api import api_process
+from tests.support.processes import runner_process
 from tests.support.waiting import until
 from vitrina import answers
 from vitrina.client import Client
@@ -51,30 +48,6 @@ def client(database: Settings, metastore: Connection, tmp_path: Path) -> Iterato
         while not made.list_runners() and time.monotonic() < deadline:
             time.sleep(0.1)
         yield made
-
-
-@contextmanager
-def runner_process(settings: Settings, directory: Path) -> Iterator[None]:
-    assert settings.reader_url
-    environment = {
-        "PATH": os.environ["PATH"],
-        "VITRINA_DATABASE_URL": settings.require_database_url(),
-        "VITRINA_READER_URL": settings.reader_url.get_secret_value(),
-        "VITRINA_BACKOFF_SECONDS": "0.1,0.1,0.1",
-    }
-    with (directory / "runner.log").open("w") as output:
-        process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("vitrina")), "runner"],
-            env=environment,
-            cwd=directory,
-            stdout=output,
-            stderr=output,
-        )
-        try:
-            yield
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
 
 
 def run(client: Client, name: str = "films") -> answers.Run:

@@ -40,8 +40,8 @@ def serving(settings: Settings, **options: Any) -> Iterator[httpx.Client]:
 
 
 @contextmanager
-def api_process(settings: Settings, directory: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """`vitrina api`, which wants tokens, and its URL; its output goes to `api.log` in the directory."""
+def api_process(settings: Settings, directory: Path, **more: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    """`vitrina api`, which wants tokens, and its URL; with `more` in its environment; its output goes to `api.log`."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     environment = {
@@ -53,7 +53,7 @@ def api_process(settings: Settings, directory: Path) -> Iterator[tuple["subproce
     with log.open("w") as output:
         process = subprocess.Popen(
             [str(Path(sys.executable).with_name("vitrina")), "api", "--port", str(port)],
-            env=environment,
+            env=environment | more,
             cwd=directory,
             stdout=output,
             stderr=output,

@@ -263,9 +263,13 @@ def test_a_hostile_query_inside_a_task_is_named_by_its_place(api: httpx.Client) 
 @pytest.mark.parametrize(
     ("fields", "path", "message"),
     [
-        ({"mode": "incremental"}, "", "mode 'incremental' needs incremental_key, the column that says what is new"),
-        ({"source_query": None}, "", "a SQL pipeline needs source_query or tasks"),
-        ({"source_query": "  "}, "", "a SQL pipeline needs source_query or tasks"),
+        (
+            {"mode": "incremental"},
+            "incremental_key",
+            "mode 'incremental' needs incremental_key, the column that says what is new",
+        ),
+        ({"source_query": None}, "source_query", "a SQL pipeline needs source_query or tasks"),
+        ({"source_query": "  "}, "source_query", "a SQL pipeline needs source_query or tasks"),
         ({"target_key": []}, "target_key", None),
         ({"name": "has spaces"}, "name", None),
         ({"name": "11111111-1111-1111-1111-111111111111"}, "name", None),

@@ -24,6 +24,8 @@ QUEUE_LINES = 10_000
 BATCH_LINES = 1_000
 MAX_FIELDS_LENGTH = 8_000
 TRIM_EVERY_LINES = 500
+# They tell addresses and logins: who may see a run need not know them, and its own lines say the rest.
+FOR_OPERATORS_ONLY = frozenset({"connection.failed"})
 
 _Queued = tuple[datetime, str, dict[str, Any]]
 
@@ -51,7 +53,7 @@ class LineKeeper:
 
     def hear(self, level: str, fields: dict[str, Any]) -> None:
         """On the run's own thread: no more than putting it aside."""
-        if "run_id" not in fields or level == "debug":
+        if "run_id" not in fields or level == "debug" or fields.get("event") in FOR_OPERATORS_ONLY:
             return
         if len(self._queue) >= QUEUE_LINES:
             self._on_dropped(1)

@@ -145,11 +145,12 @@ class Run:
         if self._plan.paging == "one statement":
             return Paging()
         types = self._job.types
+        rows = self._plan.page_rows
         return Paging(
             columns=tuple(SQL("q.{}").format(Identifier(name)) for name in self._job.reading_key),
             types=tuple(types[name] for name in self._job.reading_key),
             staged_as=self._job.reading_key,
-            limit=self._plan.page_rows,
+            limit=(lambda: rows) if rows else None,
         )
 
     def _snapshot(self) -> str | None:
@@ -292,7 +293,8 @@ class Run:
         assert cursor is not None
         types = (cursor.key_type, *([cursor.id_type] if cursor.id_type else []))
         names = ("_cursor_key", "_cursor_id")[: len(types)]
-        return Paging(tuple(cursor.columns("q")), types, names, self._plan.page_rows)
+        pages = self._plan.paging == "keyset pages"
+        return Paging(tuple(cursor.columns("q")), types, names, self._batch_size if pages else None)
 
     def _pass_position(self) -> tuple[str, ...] | None:
         found = self._checkpoint
@@ -399,7 +401,7 @@ class Run:
             result=job.result,
             paging=paging,
             stager=stager,
-            batch_size=lambda: self._job.definition.batch_size,
+            batch_size=self._batch_size,
             passage=job.passage,
         )
 
@@ -460,9 +462,20 @@ class Run:
         self._meter.progressed()
         self._settle()
 
+    def _batch_size(self) -> int:
+        return self._job.definition.batch_size
+
+    def _take_batch_size(self) -> None:
+        """`reload-config` put the run on a newer version: what may change under a run is taken from it."""
+        size = self._job.ledger.batch_size
+        if size is not None and size != self._batch_size():
+            self._log.info("config.reloaded", batch_size=size)
+            self._job.definition = self._job.definition.model_copy(update={"batch_size": size})
+
     def _settle(self, *, obey_pause: bool = True) -> None:
         status = self._job.ledger.settle(self._checkpoint, self._meter.counters, attempt=self._meter.attempt)
         self._meter.announce(self._job.metastore, self._job.claim)
+        self._take_batch_size()
         if status is Status.PAUSE_REQUESTED and obey_pause:
             raise Paused
 

@@ -262,19 +262,25 @@ def disable(connection: Connection, caller: Caller, id_or_name: str | UUID) -> R
 
 
 def reload_config(connection: Connection, settings: Settings, caller: Caller, id_or_name: str | UUID) -> Row:
-    """Take the row as it stands now: judged, numbered as a version if it was edited by hand, its schedule renewed."""
+    """Take the row as it stands now: judged, numbered as a version if it was edited by hand, its schedule renewed.
+
+    A run at work goes on with this version; what may change under a run applies from its next batch.
+    """
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
         definition = policy.parse(versions.fields_of(row))
         policy.check(definition, settings)
         versions.keep_baseline(connection, row)
         known = versions.get(connection, row, row["version"])["definition"]
-        if versions.changed_fields(known, versions.snapshot_of(definition)):
+        changed = versions.changed_fields(known, versions.snapshot_of(definition))
+        _refuse_locked(row, changed)
+        if changed:
             pipelines.bump_version(connection, row["id"])
             row = get(connection, row["id"])
             versions.record(connection, caller, row, action="reload_config", before=known, summary="edited by hand")
         else:
             audit.record(connection, caller, "reload_config", versions.object_name(row))
+        runs.move_to_version(connection, row["id"], row["version"])
         pipelines.clear_due_time(connection, row["id"])
         return get(connection, row["id"])
 

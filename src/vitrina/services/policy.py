@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from vitrina import sqlguard, taskplan
-from vitrina.definition import Definition
+from vitrina.definition import Definition, Unfit
 from vitrina.errors import FieldError, ForbiddenTarget, Invalid, InvalidQuery
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import SqlPolicy
@@ -64,7 +64,8 @@ def field_errors(details: Iterable[Mapping[str, Any]]) -> list[FieldError]:
     """Pydantic's findings in our words; texts stay out of them, they may be secret."""
     found = []
     for detail in details:
-        path = ".".join(map(str, detail["loc"]))
+        broken = detail.get("ctx", {}).get("error")
+        path = ".".join([*map(str, detail["loc"]), *([broken.field] if isinstance(broken, Unfit) else [])])
         found.append(FieldError(path, _words(path, detail), _CODES.get(detail["type"], "invalid")))
     return found
 

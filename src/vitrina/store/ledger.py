@@ -18,6 +18,8 @@ class Ledger:
         self._remote = target is not None and target is not metastore
         self._table = state.LEDGER_TABLE if self._remote else state.METASTORE_TABLE
         self._status = Status.RUNNING
+        # Of the version that the run is on, as of the latest batch.
+        self.batch_size: int | None = None
 
     def seize(self) -> Checkpoint:
         """Before the first read: older epochs cannot commit from here on."""
@@ -43,7 +45,7 @@ class Ledger:
     def fence(self, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int, progressed: bool = True) -> None:
         """The last statements of the transaction that carries the data. Raises `LeaseLost` when it must not commit."""
         if not self._remote:
-            runs.record_progress(self._home, self._claim.run_id, counters, attempts=attempt)
+            self.batch_size = runs.record_progress(self._home, self._claim.run_id, counters, attempts=attempt)
             self._status = leases.touch(self._home, self._claim, progressed=progressed)
         state.advance(self._home, self._claim, checkpoint, self._table)
 
@@ -51,7 +53,7 @@ class Ledger:
         """After the commit: what was asked of the pipeline meanwhile."""
         if self._remote:
             with self._metastore.transaction():
-                runs.record_progress(self._metastore, self._claim.run_id, counters, attempts=attempt)
+                self.batch_size = runs.record_progress(self._metastore, self._claim.run_id, counters, attempts=attempt)
                 self._status = leases.touch(self._metastore, self._claim, progressed=True)
                 state.mirror(self._metastore, self._claim, checkpoint)
         return self._status

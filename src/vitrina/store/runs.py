@@ -28,13 +28,16 @@ class Counters:
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
-def record_progress(connection: Connection, run_id: UUID, counters: Counters, *, attempts: int) -> None:
-    connection.execute(
+def record_progress(connection: Connection, run_id: UUID, counters: Counters, *, attempts: int) -> int | None:
+    """The batch size of the version that the run is on, while that is the pipeline's current version."""
+    row = connection.execute(
         """
         UPDATE etl.etl_runs
         SET rows_read = %s, rows_written = %s, rows_deleted = %s, rows_rejected = %s, batches = %s,
             cursor_from = %s, cursor_to = %s, metrics = %s, attempts = %s, updated_at = clock_timestamp()
         WHERE id = %s AND status = 'RUNNING'
+        RETURNING (SELECT p.batch_size FROM etl.etl_pipelines p
+                   WHERE p.id = pipeline_id AND p.version = pipeline_version) AS batch_size
         """,
         [
             counters.rows_read,
@@ -48,6 +51,15 @@ def record_progress(connection: Connection, run_id: UUID, counters: Counters, *,
             attempts,
             run_id,
         ],
+    ).fetchone()
+    return row["batch_size"] if row else None
+
+
+def move_to_version(connection: Connection, pipeline_id: UUID, version: int) -> None:
+    """The run at work goes on with another version of its pipeline, from its next batch."""
+    connection.execute(
+        "UPDATE etl.etl_runs SET pipeline_version = %s WHERE pipeline_id = %s AND status = 'RUNNING'",
+        [version, pipeline_id],
     )
 
 

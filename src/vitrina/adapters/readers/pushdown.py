@@ -1,7 +1,7 @@
 """Rows that nobody has to look at: the reader's own session fills the stage, inside Postgres."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -25,7 +25,8 @@ class Paging:
     columns: tuple[Composable, ...] = ()
     types: tuple[str, ...] = ()
     staged_as: tuple[str, ...] = ()
-    limit: int | None = None
+    # Asked before each page: it may change under a run.
+    limit: Callable[[], int] | None = None
 
 
 class PushdownSource:
@@ -62,15 +63,16 @@ class PushdownSource:
         while True:
             started, watch = time.monotonic(), Stopwatch()
             stage = self._stages[number % len(self._stages)]
+            limit = self._paging.limit() if self._paging.limit else None
             # One statement reads and stages; what it takes is mostly the query's.
             with watch.lap("read"):
-                rows = self._fill(stage, number, position)
+                rows = self._fill(stage, number, position, limit)
             failpoints.hit("batch.filled")
             if rows:
                 with watch.lap("stage"):
                     position = self._last(stage, number)
                 yield Filled(number, rows, position, time.monotonic() - started, laps=watch.laps)
-            if self._paging.limit is None or rows < self._paging.limit:
+            if limit is None or rows < limit:
                 return
             number += 1
 
@@ -80,9 +82,9 @@ class PushdownSource:
         sessions.cut(self._reader.connection)
         sessions.cut(self._probe)
 
-    def _fill(self, stage: Stage, number: int, after: tuple[str, ...] | None) -> int:
+    def _fill(self, stage: Stage, number: int, after: tuple[str, ...] | None, limit: int | None) -> int:
         connection = self._reader.connection
-        select = self._select(stage, after)
+        select = self._select(stage, after, limit)
         try:
             # A query may have called set_config: each fill begins with the settings that the session began with.
             connection.execute("RESET ALL")
@@ -122,13 +124,11 @@ class PushdownSource:
             _insert_into(stage, stage.identifier, SQL("SELECT * FROM {}").format(filling), self._epoch, number)
         ).rowcount
 
-    def _select(self, stage: Stage, after: tuple[str, ...] | None) -> Composed:
+    def _select(self, stage: Stage, after: tuple[str, ...] | None, limit: int | None) -> Composed:
         outputs: list[Composable] = [column(name) for name in (c.name for c in stage.columns)]
         outputs += [SQL("q.{}").format(Identifier(name)) for name in self._cursor_names(stage)]
         bounds = Bounds(self._bounds.since, self._bounds.until, after)
-        return self._query.select(
-            outputs, bounds, order=self._paging.columns, types=self._paging.types, limit=self._paging.limit
-        )
+        return self._query.select(outputs, bounds, order=self._paging.columns, types=self._paging.types, limit=limit)
 
     def _cursor_names(self, stage: Stage) -> list[str]:
         cursor = self._query.cursor

@@ -1,0 +1,47 @@
+"""The runner as the process that people start."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from vitrina.settings import Settings
+
+VITRINA = str(Path(sys.executable).with_name("vitrina"))
+
+
+@contextmanager
+def runner_process(settings: Settings, directory: Path, **more: str) -> Iterator[None]:
+    """`vitrina runner`, with `more` in its environment; its output goes to `runner.log` in the directory."""
+    assert settings.reader_url
+    environment = {
+        "PATH": os.environ["PATH"],
+        "VITRINA_DATABASE_URL": settings.require_database_url(),
+        "VITRINA_READER_URL": settings.reader_url.get_secret_value(),
+        "VITRINA_BACKOFF_SECONDS": "0.1,0.1,0.1",
+    }
+    with (directory / "runner.log").open("w") as output:
+        process = subprocess.Popen(
+            [VITRINA, "runner"], env=environment | more, cwd=directory, stdout=output, stderr=output
+        )
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+def command(directory: Path, environment: Mapping[str, str], *words: str) -> str:
+    """Everything that `vitrina WORDS` says, whatever its exit code."""
+    done = subprocess.run(
+        [VITRINA, *words],
+        env={"PATH": os.environ["PATH"]} | dict(environment),
+        cwd=directory,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout + done.stderr

@@ -438,6 +438,10 @@ class DeadLetter(Answer):
     document: Any
     created_at: datetime
     resolved_at: datetime | None
+    resolution: str | None = Field(
+        None,
+        description="`sent` again, `gone` from the source, `superseded` by another reason, `rebuilt` by a full load.",
+    )
 
 
 class Token(Answer):

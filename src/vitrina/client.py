@@ -333,8 +333,12 @@ class Client:
         narrowed = {"pipeline": str(pipeline) if pipeline else None, "resolved": resolved}
         return list(self._pages("/dead-letters", answers.DeadLetter, narrowed, limit))
 
-    def replay_dead_letters(self, pipeline: str | UUID) -> answers.Request:
-        return self._ask(answers.Request, "POST", "/dead-letters/replay", body={"pipeline": str(pipeline)})
+    def replay_dead_letters(self, pipeline: str | UUID, letters: Sequence[int] | None = None) -> answers.Request:
+        """Send the rows of open letters again, as the source has them now; `letters` narrows it to some."""
+        body: dict[str, Any] = {"pipeline": str(pipeline)}
+        if letters:
+            body["letters"] = list(letters)
+        return self._ask(answers.Request, "POST", "/dead-letters/replay", body=body)
 
     def events(self, *, last_event_id: int | None = None) -> Generator[answers.Event, None, None]:
         """Events as they happen, until you `close` it; with `last_event_id`, first what came after it."""

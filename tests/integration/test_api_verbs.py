@@ -458,7 +458,22 @@ def test_dead_letters(api: httpx.Client, api_metastore: Connection) -> None:
     assert [letter["document_id"] for letter in first["items"]] == ["2", "1"]
     rest = api.get("/api/v1/dead-letters", params={"limit": 2, "cursor": first["next_cursor"]}).json()
     assert [letter["document"] for letter in rest["items"]] == [{"n": 0}]
-    assert api.post("/api/v1/dead-letters/replay", json={"pipeline": "films"}).status_code == 202
+    assert {letter["resolution"] for letter in rest["items"]} == {None}
+
+
+def test_dead_letters_are_sent_again_by_a_runner(api: httpx.Client, api_metastore: Connection) -> None:
+    create(api)
+    asked = api.post("/api/v1/dead-letters/replay", json={"pipeline": "films", "letters": [7]})
+    assert (asked.status_code, asked.json()["kind"]) == (202, "replay")
+    [request] = api_metastore.execute("SELECT payload FROM etl.etl_requests WHERE kind = 'replay'").fetchall()
+    assert request["payload"] == {"letters": [7]}
+    [entry] = api.get("/api/v1/audit", params={"action": "replay"}).json()["items"]
+    assert (entry["object"], entry["after"]) == ("pipeline:films", {"letters": [7]})
+
+    put(api, api_metastore, Status.RUNNING)
+    refused = api.post("/api/v1/dead-letters/replay", json={"pipeline": "films"})
+    assert refused.status_code == 409
+    assert "nothing is sent again beside a run" in problem(refused)["detail"]
 
 
 # --- making statuses ----------------------------------------------------------------------------------------------

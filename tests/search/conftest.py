@@ -34,12 +34,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "tests/search/" in item.nodeid:
-            item.add_marker(pytest.mark.search)
-            # The first test of each kind waits for its server, and the very first one for Maven as well.
-            item.add_marker(pytest.mark.timeout(600))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    ours = [item for item in items if "tests/search/" in item.nodeid]
+    for item in ours:
+        item.add_marker(pytest.mark.search)
+        # The first test of each kind waits for its server, and the very first one for Maven as well.
+        item.add_marker(pytest.mark.timeout(600))
+    more_than_once = [item for item in ours if item.get_closest_marker("one_server") and not _on_first_kind(item)]
+    config.hook.pytest_deselected(items=more_than_once)
+    items[:] = [item for item in items if item not in more_than_once]
+
+
+def _on_first_kind(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    return callspec is None or callspec.params.get("search", kinds()[0]) == kinds()[0]
 
 
 @dataclass(frozen=True)

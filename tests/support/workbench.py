@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from vitrina.definition import Definition
-from vitrina.runner import reconciliation
+from vitrina.runner import reconciliation, replays
 from vitrina.runner.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.settings import Settings
@@ -82,6 +82,14 @@ class Workbench:
         assert row is not None
         request = {"pipeline_id": row["id"], "runner_id": uuid4(), "payload": wish}
         return reconciliation.reconcile(request, self.metastore, self.settings, _hold, confirm_after_seconds=0.05)
+
+    def replay(self, name: str, *letters: int) -> dict[str, Any]:
+        """Send the rows of dead letters again, here and now, as a runner would; the report."""
+        row = pipelines.find(self.metastore, name)
+        assert row is not None
+        payload = {"letters": list(letters)} if letters else {}
+        request = {"pipeline_id": row["id"], "runner_id": uuid4(), "payload": payload}
+        return replays.replay(request, self.metastore, self.settings, _hold)
 
     def last_run(self, name: str) -> dict[str, Any]:
         row = pipelines.find(self.metastore, name)

@@ -115,9 +115,12 @@ class ReconcileWish(Strict):
 
 
 class ReplayWish(Strict):
-    """Whose dead letters to send again."""
+    """Which dead letters to send again."""
 
     pipeline: str = Field(min_length=1, max_length=100)
+    letters: list[Annotated[int, Field(ge=1, le=2**63 - 1), _Whole]] | None = Field(
+        None, min_length=1, max_length=10_000, description="These alone, by their ids; otherwise all that are open."
+    )
 
 
 class NewTokenWish(Strict):

@@ -5,8 +5,10 @@ from typing import Annotated
 import typer
 
 from vitrina.cli import remote, steps
+from vitrina.cli.checks import RECONCILE_SECONDS, Timeout, result_of
+from vitrina.cli.exits import ExitCode
 from vitrina.cli.output import Column, Format, Output, show_list, show_one
-from vitrina.cli.remote import OptionalPipelineName
+from vitrina.cli.remote import OptionalPipelineName, PipelineName
 from vitrina.errors import NotFound
 
 transforms = typer.Typer(help="Python steps that runners have.", no_args_is_help=True, rich_markup_mode=None)
@@ -66,3 +68,23 @@ def show(
                     show_one(letter, letter.model_dump(), output)
                     return
     raise NotFound(f"there is no dead letter {number}: `vitrina dead-letters list` shows them")
+
+
+@dead_letters.command()
+def replay(
+    pipeline: PipelineName,
+    numbers: Annotated[list[int] | None, typer.Argument(metavar="[NUMBER]...", help="These letters alone.")] = None,
+    *,
+    timeout: Timeout = RECONCILE_SECONDS,
+    output: Output = Format.TABLE,
+) -> None:
+    """Read refused rows anew and send them again.
+
+    Letters whose rows are taken are marked resolved. Exit code 1 if any was refused again.
+    """
+    with remote.api() as client:
+        result = result_of(client, client.replay_dead_letters(pipeline, numbers), timeout)
+    told = {name: result[name] for name in ("letters", "sent", "refused", "gone", "unclear", "remaining")}
+    show_one(result, told, output)
+    if result["refused"] or result["unclear"]:
+        raise typer.Exit(ExitCode.FAILED)

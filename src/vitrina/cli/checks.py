@@ -58,7 +58,7 @@ def preview(
 ) -> None:
     """Show the first rows that a run would write. Nothing is written."""
     with remote.api() as client:
-        result = _result(client, client.preview(pipeline, limit=limit), timeout)
+        result = result_of(client, client.preview(pipeline, limit=limit), timeout)
     if output is not Format.TABLE:
         show_data(result, output)
         return
@@ -89,7 +89,7 @@ def reconcile(
     Exit code 1 if it does not, and was not repaired.
     """
     with remote.api() as client:
-        result = _result(client, client.reconcile(pipeline, level=level, repair=repair, limit=limit), timeout)
+        result = result_of(client, client.reconcile(pipeline, level=level, repair=repair, limit=limit), timeout)
     if output is Format.TABLE:
         _print_differences(result)
     else:
@@ -144,7 +144,7 @@ def _repair_line(done: dict[str, Any]) -> str | None:
     return f"wrote {text(written)} rows, deleted {text(done['deleted'])}{paused}"
 
 
-def _result(client: "Client", request: "Request", timeout: float) -> dict[str, Any]:
+def result_of(client: "Client", request: "Request", timeout: float) -> dict[str, Any]:
     done = client.wait_for_request(request, timeout_seconds=timeout)
     if done.error is not None:
         raise RunError(str(done.error.get("message", done.error)))

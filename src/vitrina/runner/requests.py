@@ -1,4 +1,4 @@
-"""What a runner does on request besides running: validate and preview need a source, so the API cannot do them."""
+"""What a runner does on request besides running: it needs a source or a target, so the API cannot do it."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ from vitrina.adapters import cursor as cursors
 from vitrina.adapters.readers.sql import Bounds, Query
 from vitrina.definition import Definition
 from vitrina.errors import NotFound, VitrinaError
-from vitrina.runner import admission, logins, previews, reconciliation
+from vitrina.runner import admission, logins, previews, reconciliation, replays
 from vitrina.runner import job as jobs
 from vitrina.runner.reconciliation import Hold
 from vitrina.settings import Settings
@@ -32,6 +32,7 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
         "validate": validate,
         "preview": preview,
         "reconcile": partial(reconciliation.reconcile, hold=hold),
+        "replay": partial(replays.replay, hold=hold),
     }
     try:
         handler = handlers.get(request["kind"])

@@ -17,7 +17,7 @@ from vitrina.errors import FatalError, RunError
 from vitrina.ports import Filled
 from vitrina.runner import job as jobs
 from vitrina.runner.table_run import Run
-from vitrina.store import leases
+from vitrina.store import database, dead_letters, leases
 from vitrina.store.state import Checkpoint
 
 # How many rows may be left behind before a run is stopped: none of a rebuild, some of a long-running flow.
@@ -26,6 +26,9 @@ DEFAULT_BUDGET = {"full": 0, "incremental": 100}
 
 class SearchRun(Run):
     """One run of a pipeline whose target is an index. There is no stage: a document sent twice is still one."""
+
+    # Refused by earlier runs of a load that this one goes on with.
+    _letters_before = 0
 
     def move_data(self) -> None:
         if self._job.source:
@@ -73,18 +76,24 @@ class SearchRun(Run):
             self._meter.note("started_over", obstacle)
             return None
         self.answers_request = False
+        if found.load_started_at:
+            self._letters_before = dead_letters.count_open(
+                self._job.metastore, self._job.claim.pipeline_id, since=found.load_started_at
+            )
         self._meter.continued(found)
         self._log.info("load.continued", rows=found.rows, batches=found.batch_no)
         return found.stage
 
     def _begin_generation(self) -> str:
         leases.answer_request(self._job.metastore, self._job.claim)
+        # By the clock that letters are dated by.
+        begun_at = database.now(self._job.metastore)
         generation = self._index.new_generation()
         self._checkpoint = replace(
             self._checkpoint.without_load(),
             stage=generation,
             fingerprint=self._fingerprint(),
-            load_started_at=datetime.now(UTC),
+            load_started_at=begun_at,
         )
         with self._transaction("beginning a generation"):
             self._fence(progressed=False)
@@ -96,13 +105,19 @@ class SearchRun(Run):
         started = time.monotonic()
         told = self._index.publish(generation, self._checkpoint.rows, sender.alias)
         failpoints.hit("publish.applied")
+        begun_at = self._checkpoint.load_started_at
         self._checkpoint = self._checkpoint.without_load()
         with self._transaction("publishing"):
+            self._resolve_older_letters(begun_at)
             self._meter.published(MergeCounts(), time.monotonic() - started)
             self._fence()
         self._log.info("run.published", told=told)
         self._meter.note("published", told)
         self._settle(obey_pause=False)
+
+    def _resolve_older_letters(self, begun_at: datetime | None) -> None:
+        if begun_at is not None:
+            dead_letters.resolve_rebuilt(self._job.metastore, self._job.claim.pipeline_id, before=begun_at)
 
     def _by_key(self) -> Paging:
         types = self._job.types
@@ -169,15 +184,17 @@ class SearchRun(Run):
         """Every document of the batch is acknowledged or on record as a dead letter: the checkpoint may move."""
         self._control.check()
         counts = MergeCounts(**counts_of(sender.outcomes.pop(filled.number)))
+        too_many = self._too_many_letters(len(filled.letters))
         with self._transaction("counting a batch"):
             self._leave_behind(filled)
-            self._checkpoint = self._after_documents(filled)
+            self._checkpoint = self._before_refusal() if too_many else self._after_documents(filled)
             self._meter.batch(filled, counts, 0.0)
             self._meter.merged(counts)
             self._fence()
             failpoints.hit("batch.fenced")
+        if too_many:
+            raise too_many
         self._after_batch(filled)
-        self._refuse_too_many_letters()
 
     def _after_documents(self, filled: Filled) -> Checkpoint:
         if self._job.cursor:
@@ -185,12 +202,18 @@ class SearchRun(Run):
         after = json.dumps(filled.last) if filled.last else None
         return self._checkpoint.next_batch(self._job.claim.epoch, filled.staged_rows, after, None)
 
-    def _refuse_too_many_letters(self) -> None:
+    def _before_refusal(self) -> Checkpoint:
+        """The next run meets the refused rows again; a rebuild that lacks some is not gone on with."""
+        return self._checkpoint.without_load() if self._checkpoint.stage else self._checkpoint
+
+    def _too_many_letters(self, more: int) -> FatalError | None:
         budget = self._job.definition.options.max_dead_letters
         if budget is None:
             budget = DEFAULT_BUDGET[self._job.definition.mode]
-        if self._meter.letters > budget:
-            raise FatalError(
-                f"{self._meter.letters} document(s) were refused, more than options.max_dead_letters ({budget}); see"
-                f" `vitrina dead-letters list`, mend the mapping or the query, and run again"
-            )
+        letters = self._letters_before + self._meter.letters + more
+        if letters <= budget:
+            return None
+        return FatalError(
+            f"{letters} document(s) were refused, more than options.max_dead_letters ({budget}); see"
+            f" `vitrina dead-letters list`, mend the mapping or the query, and run again"
+        )

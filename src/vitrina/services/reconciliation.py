@@ -9,11 +9,12 @@ from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
 
-def refuse_beside_a_run(row: Row) -> None:
+def refuse_beside_a_run(row: Row, what: str = "repaired") -> None:
     if not can_move("claim_idle", row["status"]):
+        compare = " (without `repair`, it is compared at any time)" if what == "repaired" else ""
         raise Conflict(
-            f"pipeline {row['name']} is {row['status']}: nothing is repaired beside a run; pause it or wait until it is"
-            " IDLE, then ask again (without `repair`, it is compared at any time)"
+            f"pipeline {row['name']} is {row['status']}: nothing is {what} beside a run; pause it or wait until it is"
+            f" IDLE, then ask again{compare}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, NoReturn
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -63,6 +64,14 @@ def connect(
         )
     except (psycopg.OperationalError, psycopg.ProgrammingError) as exc:
         raise errors.CannotConnect(f"cannot connect to {describe(url)}: {reason(exc, url)}") from None
+
+
+def now(connection: Connection) -> datetime:
+    """The server's clock, which rows are dated by."""
+    row = connection.execute("SELECT clock_timestamp() AS now").fetchone()
+    assert row is not None
+    moment: datetime = row["now"]
+    return moment
 
 
 def describe(url: str) -> str:

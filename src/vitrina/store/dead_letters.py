@@ -1,13 +1,17 @@
 """Statements on `etl_dead_letters`: documents that a target refused, rows that a step failed on."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any, Literal
 from uuid import UUID
 
 from vitrina.ports import DeadLetter
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
+# `sent`: again, and not refused. `gone`: the source no longer has the row. `superseded`: refused again for another
+# reason, which has a letter of its own. `rebuilt`: a later full load holds it.
+Resolution = Literal["sent", "gone", "superseded", "rebuilt"]
 
 
 def list_page(
@@ -27,10 +31,29 @@ def list_page(
     ).fetchall()
 
 
-def count_open(connection: Connection, pipeline_id: UUID) -> int:
+def list_open(
+    connection: Connection, pipeline_id: UUID, *, numbers: Sequence[int] | None = None, limit: int | None = None
+) -> list[Row]:
+    """Oldest first; `numbers` narrows it to some of them."""
+    return connection.execute(
+        """
+        SELECT * FROM etl.etl_dead_letters
+        WHERE pipeline_id = %(pipeline)s AND resolved_at IS NULL
+          AND (%(numbers)s::bigint[] IS NULL OR id = ANY(%(numbers)s))
+        ORDER BY id LIMIT %(limit)s
+        """,
+        {"pipeline": pipeline_id, "numbers": list(numbers) if numbers is not None else None, "limit": limit},
+    ).fetchall()
+
+
+def count_open(connection: Connection, pipeline_id: UUID, *, since: datetime | None = None) -> int:
     row = connection.execute(
-        "SELECT count(*) AS letters FROM etl.etl_dead_letters WHERE pipeline_id = %s AND resolved_at IS NULL",
-        [pipeline_id],
+        """
+        SELECT count(*) AS letters FROM etl.etl_dead_letters
+        WHERE pipeline_id = %(pipeline)s AND resolved_at IS NULL
+          AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s)
+        """,
+        {"pipeline": pipeline_id, "since": since},
     ).fetchone()
     return int(row["letters"]) if row else 0
 
@@ -59,3 +82,25 @@ def record(connection: Connection, pipeline_id: UUID, run_id: UUID, letters: Ite
                 for letter in letters
             ],
         )
+
+
+def resolve(connection: Connection, numbers: Sequence[int], how: Resolution) -> None:
+    """Letters stay on record with what became of them."""
+    connection.execute(
+        """
+        UPDATE etl.etl_dead_letters SET resolved_at = clock_timestamp(), resolution = %s
+        WHERE id = ANY(%s) AND resolved_at IS NULL
+        """,
+        [how, list(numbers)],
+    )
+
+
+def resolve_rebuilt(connection: Connection, pipeline_id: UUID, *, before: datetime) -> None:
+    """What was refused before a full load began is in what the load shows, or is a letter of that load."""
+    connection.execute(
+        """
+        UPDATE etl.etl_dead_letters SET resolved_at = clock_timestamp(), resolution = 'rebuilt'
+        WHERE pipeline_id = %s AND resolved_at IS NULL AND created_at < %s
+        """,
+        [pipeline_id, before],
+    )

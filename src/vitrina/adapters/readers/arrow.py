@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Protocol
 
 import adbc_driver_manager
@@ -101,7 +102,7 @@ class ArrowSource:
             SQL("({})::text AS {}").format(expression, Identifier(name))
             for expression, name in zip(self._paging.columns, self._position_names(), strict=True)
         ]
-        bounds = Bounds(self._bounds.since, self._bounds.until, after)
+        bounds = replace(self._bounds, after=after)
         return self._query.select(outputs, bounds, order=self._paging.columns, types=self._paging.types)
 
     def _outputs(self) -> list[Composable]:

@@ -32,6 +32,7 @@ class Bounds:
     since: str | None = None  # inclusive
     until: str | None = None  # exclusive
     after: tuple[str, ...] | None = None  # exclusive, in the order of the columns read by
+    only: Composable | None = None  # a condition on `q`, when some rows alone are wanted
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Query:
     ) -> Composed:
         """`outputs` of the rows within the bounds, in order. Ties of the last row are never cut off."""
         head, source = self.wrapped(bounds)
-        conditions = list(self._range(bounds))
+        conditions = [*self._range(bounds), *([bounds.only] if bounds.only else [])]
         if bounds.after is not None:
             conditions.append(
                 SQL("({}) > ({})").format(

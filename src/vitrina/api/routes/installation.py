@@ -10,7 +10,7 @@ from vitrina.api import bodies, paging
 from vitrina.api.routes import verbs
 from vitrina.api.security import Admin, GuardedRoute, Operator, Viewer
 from vitrina.api.state import State
-from vitrina.services import pipelines, tokens
+from vitrina.services import pipelines, reconciliation, tokens
 from vitrina.services.callers import Role
 from vitrina.settings import DEFAULT_CONNECTION
 from vitrina.store import audit, dead_letters, runners
@@ -104,8 +104,15 @@ def list_dead_letters(
 
 @router.post("/dead-letters/replay", responses={202: {"model": answers.Request}})
 def replay_dead_letters(state: State, caller: Operator, response: Response, wish: bodies.ReplayWish) -> answers.Request:
-    """Sends a pipeline's refused documents again. Performed by a runner."""
-    return verbs.ask_runner(state, caller, response, kind="replay", pipeline=wish.pipeline, payload={})
+    """Reads the rows of a pipeline's dead letters anew, by their keys, and sends them again. Performed by a runner.
+
+    A letter whose row is taken, or is gone from the source, is marked resolved; one that is refused again stays open.
+    Not beside a run: 409 unless the pipeline is IDLE or PAUSED.
+    """
+    with state.pool.connection() as connection:
+        reconciliation.refuse_beside_a_run(pipelines.get(connection, wish.pipeline), "sent again")
+    payload = wish.model_dump(include={"letters"}, exclude_none=True)
+    return verbs.ask_runner(state, caller, response, kind="replay", pipeline=wish.pipeline, payload=payload)
 
 
 @router.get("/tokens")

@@ -195,7 +195,8 @@ class DocumentSender:
 
     def stage(self, table: pa.Table, number: int) -> Staged:
         """Returns when every document of the batch is acknowledged or rejected."""
-        outcome = Outcome()
+        outcome = self.outcomes.setdefault(number, Outcome())  # a batch may come in several pieces
+        before = outcome.acknowledged
         letters: list[DeadLetter] = []
         version = write_version(self.alias.epoch, number)
         for batch in table.select(self._columns).combine_chunks().to_batches():
@@ -204,8 +205,7 @@ class DocumentSender:
             letters += [_letter(rejected) for rejected in (*prepared.rejected, *sent.rejected)]
             outcome.add({"created": sent.created, "updated": sent.updated, "deleted": sent.deleted, "noop": sent.noop})
             outcome.conflicts += sent.conflicts
-        self.outcomes[number] = outcome
-        return Staged(outcome.acknowledged, tuple(letters))
+        return Staged(outcome.acknowledged - before, tuple(letters))
 
     def close(self) -> None:
         self._engine.close()

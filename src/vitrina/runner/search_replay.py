@@ -1,0 +1,34 @@
+"""Sending refused rows into a search index again."""
+
+from functools import cached_property
+
+from psycopg.sql import Composable
+
+from vitrina.adapters.readers.sql import Bounds
+from vitrina.adapters.writers.search.writer import DocumentSender
+from vitrina.ports import DeadLetter, Filled
+from vitrina.runner.replays import Replaying
+from vitrina.runner.search_run import SearchRun
+from vitrina.store.state import Checkpoint
+
+
+class SearchReplay(Replaying, SearchRun):
+    """Into the index that the target shows, under a write alias of this claim."""
+
+    @cached_property
+    def _open_sender(self) -> DocumentSender:
+        return self._current_sender()
+
+    def send(self, only: Composable) -> list[DeadLetter]:
+        sender = self._open_sender
+        refused: list[DeadLetter] = []
+        for filled in self._passages(self._stream_into(sender, Bounds(only=only), self._row_paging())):
+            self._count_documents(sender, filled)
+            refused += filled.letters
+        return refused
+
+    def _after_documents(self, filled: Filled) -> Checkpoint:
+        return self._after_merge(filled)
+
+    def _too_many_letters(self, more: int) -> None:
+        """They were on record before."""

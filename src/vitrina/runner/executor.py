@@ -62,8 +62,9 @@ def _kind_of(job: Job) -> type[Run]:
     # Imported here: runs that move rows inside Postgres need neither pyarrow nor a search client.
     if not isinstance(job.target, PostgresTarget):
         from vitrina.runner.search_run import SearchRun
+        from vitrina.runner.search_source_run import SearchSourceRun
 
-        return SearchRun
+        return SearchSourceRun if job.source else SearchRun
     from vitrina.runner.source_run import SourceRun
 
     return SourceRun if job.source else Run

@@ -31,10 +31,6 @@ class SearchRun(Run):
     _letters_before = 0
 
     def move_data(self) -> None:
-        if self._job.source:
-            raise FatalError(
-                "a Python source cannot fill a search index yet: load it into a mart, and that into the index"
-            )
         full = self._job.definition.mode == "full"
         if full and not self._job.definition.options.shared_target:
             self._rebuild()
@@ -56,21 +52,13 @@ class SearchRun(Run):
         with self._ahead(self._stream_into(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
             for filled in batches:
                 self._count_documents(sender, filled)
-        self._show(generation, sender)
+        self._show(generation, sender.alias)
 
     def _continue_generation(self) -> str | None:
-        found, options = self._checkpoint, self._job.definition.options
+        found = self._checkpoint
         if found.stage is None:
             return None
-        obstacle = None
-        if found.fingerprint != self._fingerprint():
-            obstacle = "the definition changed"
-        elif datetime.now(UTC) - (found.load_started_at or datetime.now(UTC)) > timedelta(
-            seconds=options.max_stage_age_seconds
-        ):
-            obstacle = "the unfinished generation is too old"
-        elif not self._index.can_continue(found.stage):
-            obstacle = "the unfinished generation is gone"
+        obstacle = self._obstacle_to_go_on(found, found.stage)
         if obstacle:
             self._log.info("load.started_over", reason=obstacle)
             self._meter.note("started_over", obstacle)
@@ -83,6 +71,16 @@ class SearchRun(Run):
         self._meter.continued(found)
         self._log.info("load.continued", rows=found.rows, batches=found.batch_no)
         return found.stage
+
+    def _obstacle_to_go_on(self, found: Checkpoint, generation: str) -> str | None:
+        age = datetime.now(UTC) - (found.load_started_at or datetime.now(UTC))
+        if found.fingerprint != self._fingerprint():
+            return "the definition changed"
+        if age > timedelta(seconds=self._job.definition.options.max_stage_age_seconds):
+            return "the unfinished generation is too old"
+        if not self._index.can_continue(generation):
+            return "the unfinished generation is gone"
+        return None
 
     def _begin_generation(self) -> str:
         leases.answer_request(self._job.metastore, self._job.claim)
@@ -100,10 +98,10 @@ class SearchRun(Run):
         failpoints.hit("load.begun")
         return generation
 
-    def _show(self, generation: str, sender: DocumentSender) -> None:
+    def _show(self, generation: str, alias: WriteAlias) -> None:
         self._control.check()
         started = time.monotonic()
-        told = self._index.publish(generation, self._checkpoint.rows, sender.alias)
+        told = self._index.publish(generation, self._checkpoint.rows, alias)
         failpoints.hit("publish.applied")
         begun_at = self._checkpoint.load_started_at
         self._checkpoint = self._checkpoint.without_load()
@@ -197,7 +195,7 @@ class SearchRun(Run):
         self._after_batch(filled)
 
     def _after_documents(self, filled: Filled) -> Checkpoint:
-        if self._job.cursor:
+        if self._job.definition.mode == "incremental":
             return self._after_merge(filled)
         after = json.dumps(filled.last) if filled.last else None
         return self._checkpoint.next_batch(self._job.claim.epoch, filled.staged_rows, after, None)

@@ -15,6 +15,11 @@ from vitrina.store.state import Checkpoint
 _NO_CHECKPOINT = '["null"]'
 
 
+def has_no_checkpoint(found: Checkpoint) -> bool:
+    """Batches were taken, and nothing says where the source stood behind them."""
+    return bool(found.segments) and found.last_key in (None, _NO_CHECKPOINT)
+
+
 class SourceRun(Run):
     """One run of a pipeline whose rows come from a registered source."""
 
@@ -42,7 +47,7 @@ class SourceRun(Run):
         return Paging()
 
     def _obstacle_to_continue(self, found: Checkpoint, stage: Stage) -> str | None:
-        if found.segments and found.last_key in (None, _NO_CHECKPOINT):
+        if has_no_checkpoint(found):
             return "the source sets no checkpoint"
         return super()._obstacle_to_continue(found, stage)
 

@@ -4,8 +4,10 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 
+import pyarrow as pa
+
 from vitrina import failpoints
-from vitrina.adapters.readers.arrow import Stager
+from vitrina.adapters.readers.arrow import StagesTables
 from vitrina.adapters.transforms import landing
 from vitrina.adapters.transforms.landing import Landing
 from vitrina.adapters.transforms.sources import OpenSource
@@ -15,7 +17,7 @@ from vitrina.ports import Filled, Stopwatch
 class PythonSource:
     """A position is the source's own checkpoint, as JSON."""
 
-    def __init__(self, source: OpenSource, stager: Stager, landings: Mapping[str, Landing]) -> None:
+    def __init__(self, source: OpenSource, stager: StagesTables, landings: Mapping[str, Landing]) -> None:
         self._source = source
         self._stager = stager
         self._landings = landings
@@ -28,12 +30,12 @@ class PythonSource:
         number = first_number
         while (made := watch.next_of("read", found)) is not None:
             batch, checkpoint = made
-            if batch.num_rows:
-                with watch.lap("stage"):
-                    self._stager.stage(landing.to_stage(batch, self._landings), number)
+            with watch.lap(self._stager.timed_as):
+                rows = landing.to_stage(batch, self._landings) if batch.num_rows else pa.table({})
+                staged = self._stager.stage(rows, number)
             failpoints.hit("batch.filled")
-            seconds = time.monotonic() - started
-            yield Filled(number, batch.num_rows, (json.dumps(checkpoint),), seconds, laps=watch.laps)
+            seconds, position = time.monotonic() - started, (json.dumps(checkpoint),)
+            yield Filled(number, batch.num_rows, position, seconds, staged.rows, staged.letters, watch.laps)
             number += 1
             started, watch = time.monotonic(), Stopwatch()
 

@@ -80,6 +80,14 @@ class ElasticsearchWriter:
         self.seen = self.generations.standing()
         return self._key
 
+    def prepare_nothing(self) -> bool:
+        """For a source without rows, which cannot tell its columns: what is shown keeps its mapping, if it exists."""
+        self.seen = self.generations.standing()
+        if self.seen.concrete is None:
+            return False
+        self._mappings = self._client.get_mapping(self.seen.concrete)
+        return True
+
     @property
     def exists(self) -> bool:
         return self.seen is not None and self.seen.concrete is not None
@@ -199,7 +207,8 @@ class DocumentSender:
         before = outcome.acknowledged
         letters: list[DeadLetter] = []
         version = write_version(self.alias.epoch, number)
-        for batch in table.select(self._columns).combine_chunks().to_batches():
+        # Without a row a table may come without its columns.
+        for batch in table.select(self._columns).combine_chunks().to_batches() if table.num_rows else ():
             prepared = self._encoder.encode(batch, version=version)
             sent = self._engine.send(prepared.actions)
             letters += [_letter(rejected) for rejected in (*prepared.rejected, *sent.rejected)]

@@ -22,7 +22,7 @@ from tests.support.http_fault_proxy import (
     TooLarge,
 )
 from vitrina import errors
-from vitrina.adapters.writers.search.bulk import Actions, BulkEngine, BulkInterrupted, Limits, Outcome
+from vitrina.adapters.writers.search.bulk import Actions, BulkEngine, BulkInterrupted, Limits
 from vitrina.adapters.writers.search.client import ConnectionOptions, Reply, SearchClient
 from vitrina.adapters.writers.search.generations import Generations, WriteAlias
 from vitrina.adapters.writers.search.verdicts import Item, Verdict, judge_item
@@ -118,6 +118,7 @@ def faults() -> dict[str, HttpFault]:
 
 @pytest.mark.parametrize("name", list(faults()))
 @pytest.mark.parametrize("action", ["update", "index"])
+@pytest.mark.one_server
 def test_no_document_is_lost(writing: Writing, proxy: HttpFaultProxy, name: str, action: str) -> None:
     fault = faults()[name]
     proxy.fault = fault
@@ -150,6 +151,7 @@ class CarelessClient:
         return Reply(200, {"items": [{"update": {"status": 200, "result": "updated"}}] * actions})
 
 
+@pytest.mark.one_server
 def test_mutant_that_does_not_look_at_items_is_caught(writing: Writing, proxy: HttpFaultProxy) -> None:
     proxy.fault = FailItems(0.3, 429, "es_rejected_execution_exception", times=5)
 
@@ -159,6 +161,7 @@ def test_mutant_that_does_not_look_at_items_is_caught(writing: Writing, proxy: H
     assert len(writing.stored()) < DOCUMENTS, "documents are missing, as test_no_document_is_lost would notice"
 
 
+@pytest.mark.one_server
 def test_mutant_that_takes_a_refused_request_for_done_is_caught(writing: Writing, proxy: HttpFaultProxy) -> None:
     proxy.fault = AnswerInstead(503, times=2)
     engine = BulkEngine(CarelessClient(writing.proxied), str(writing.alias), limits=LIMITS)
@@ -169,6 +172,7 @@ def test_mutant_that_takes_a_refused_request_for_done_is_caught(writing: Writing
     assert len(writing.stored()) < DOCUMENTS
 
 
+@pytest.mark.one_server
 def test_an_update_conflict_is_not_taken_for_done(writing: Writing, proxy: HttpFaultProxy) -> None:
     """`update` reads, merges and writes: a 409 means that nothing was written."""
     proxy.fault = FailItems(0.5, 409, "version_conflict_engine_exception", times=2)
@@ -179,6 +183,7 @@ def test_an_update_conflict_is_not_taken_for_done(writing: Writing, proxy: HttpF
     assert len(writing.stored()) == DOCUMENTS
 
 
+@pytest.mark.one_server
 def test_mutant_that_takes_an_update_conflict_for_done_is_caught(writing: Writing, proxy: HttpFaultProxy) -> None:
     proxy.fault = FailItems(0.5, 409, "version_conflict_engine_exception", times=2)
 
@@ -230,6 +235,7 @@ def test_a_document_that_spoils_its_whole_request_is_found(writing: Writing) -> 
     assert outcome.rejected[0].document == b'{"doc":{"n":1,"n":2},"doc_as_upsert":true}'
 
 
+@pytest.mark.one_server
 def test_a_server_that_takes_nothing_is_not_asked_for_every_document(writing: Writing, proxy: HttpFaultProxy) -> None:
     proxy.fault = AnswerInstead(400, times=1_000_000)
 
@@ -250,6 +256,7 @@ def test_a_single_document_that_is_too_large_is_rejected(writing: Writing, proxy
     assert "bytes" in outcome.rejected[0].reason
 
 
+@pytest.mark.one_server
 def test_an_internal_error_that_stays_is_rejected_in_the_end(writing: Writing, proxy: HttpFaultProxy) -> None:
     proxy.fault = FailItems(1.0, 500, "null_pointer_exception")
 
@@ -259,6 +266,7 @@ def test_an_internal_error_that_stays_is_rejected_in_the_end(writing: Writing, p
     assert len(proxy.bulk_requests) >= LIMITS.few_attempts
 
 
+@pytest.mark.one_server
 def test_requests_stay_within_the_limits(writing: Writing, proxy: HttpFaultProxy) -> None:
     limits = Limits(request_bytes=4_000, request_documents=25, small_request_bytes=10)
     writing.engine(limits=limits).send(updates(500))
@@ -269,6 +277,7 @@ def test_requests_stay_within_the_limits(writing: Writing, proxy: HttpFaultProxy
     assert all(request.headers["content-encoding"] == "gzip" for request in proxy.bulk_requests)
 
 
+@pytest.mark.one_server
 def test_several_requests_are_in_flight(writing: Writing, proxy: HttpFaultProxy) -> None:
     proxy.fault = Stall(0.5, times=3)
     started = time.monotonic()
@@ -299,6 +308,7 @@ def test_read_only_index_is_named_and_waited_for(writing: Writing) -> None:
     assert writing.waits[-1] is None, "it says when it moves again"
 
 
+@pytest.mark.one_server
 def test_patience_ends(writing: Writing, proxy: HttpFaultProxy) -> None:
     proxy.fault = AnswerInstead(429, times=1_000_000)
     limits = Limits(first_delay_seconds=0.01, longest_delay_seconds=0.05, patience_seconds=1)
@@ -307,6 +317,7 @@ def test_patience_ends(writing: Writing, proxy: HttpFaultProxy) -> None:
         writing.engine(limits=limits).send(updates(10))
 
 
+@pytest.mark.one_server
 def test_an_open_circuit_sends_one_request_at_a_time(writing: Writing, proxy: HttpFaultProxy) -> None:
     proxy.fault = AnswerInstead(503, times=1_000_000)
     limits = Limits(
@@ -319,6 +330,7 @@ def test_an_open_circuit_sends_one_request_at_a_time(writing: Writing, proxy: Ht
     assert len(proxy.bulk_requests) < 3 + 1.5 / 0.05 + 2
 
 
+@pytest.mark.one_server
 def test_stopping_ends_the_wait(writing: Writing, proxy: HttpFaultProxy) -> None:
     proxy.fault = AnswerInstead(503, times=1_000_000)
     stop_at = time.monotonic() + 0.5
@@ -328,6 +340,7 @@ def test_stopping_ends_the_wait(writing: Writing, proxy: HttpFaultProxy) -> None
     assert time.monotonic() < stop_at + 2
 
 
+@pytest.mark.one_server
 def test_a_closed_engine_lets_nobody_wait(writing: Writing) -> None:
     engine = writing.engine()
     engine.close()
@@ -404,6 +417,7 @@ def test_unchanged_documents_are_noops(writing: Writing) -> None:
     assert engine.send(updates(5)).noop == 5
 
 
+@pytest.mark.one_server
 def test_batches_of_other_documents_travel_together(writing: Writing, proxy: HttpFaultProxy) -> None:
     """No connection waits for the last request of a batch."""
     proxy.fault = Stall(0.5, times=2)
@@ -418,6 +432,7 @@ def test_batches_of_other_documents_travel_together(writing: Writing, proxy: Htt
     assert first.finish().created == 1, "asked again, the same answer"
 
 
+@pytest.mark.one_server
 def test_a_newer_version_of_a_document_waits_for_the_older_one(writing: Writing, proxy: HttpFaultProxy) -> None:
     """The older batch is refused at first and sent again: the newer one must still be the last."""
     proxy.fault = AnswerInstead(503, times=2)
@@ -431,6 +446,7 @@ def test_a_newer_version_of_a_document_waits_for_the_older_one(writing: Writing,
     assert [writing.stored()[f"film-{number}"] for number in (0, 19, 20, 49)] == [2, 2, 1, 1]
 
 
+@pytest.mark.one_server
 def test_a_failed_batch_stays_failed(writing: Writing, proxy: HttpFaultProxy) -> None:
     proxy.fault = AnswerInstead(401, times=1)
     delivery = writing.engine().start(updates(5))
@@ -440,6 +456,7 @@ def test_a_failed_batch_stays_failed(writing: Writing, proxy: HttpFaultProxy) ->
             delivery.finish()
 
 
+@pytest.mark.one_server
 def test_nothing_to_send(writing: Writing) -> None:
     assert writing.engine().send(Actions([], [])).acknowledged == 0
 
@@ -454,6 +471,7 @@ def test_nothing_to_send(writing: Writing) -> None:
     ],
     ids=["reset after some bytes", "slow", "reply cut"],
 )
+@pytest.mark.one_server
 def test_faults_below_http(search: Target, writing: Writing, fault: fault_proxy.Fault) -> None:
     with fault_proxy.TcpFaultProxy(search.port) as tcp:
         tcp.fault = fault
@@ -468,6 +486,7 @@ def test_faults_below_http(search: Target, writing: Writing, fault: fault_proxy.
 
 
 @pytest.mark.chaos
+@pytest.mark.one_server
 def test_black_hole_and_refused_connections_are_waited_out(search: Target, writing: Writing) -> None:
     with fault_proxy.TcpFaultProxy(search.port) as tcp:
         client = SearchClient(ConnectionOptions(hosts=(f"http://127.0.0.1:{tcp.port}",), bulk_timeout_seconds=1))
@@ -490,25 +509,3 @@ def test_black_hole_and_refused_connections_are_waited_out(search: Target, writi
 def _heal(tcp: fault_proxy.TcpFaultProxy) -> None:
     tcp.heal()
     tcp.reset_all()
-
-
-@pytest.mark.chaos
-def test_server_killed_and_restarted_in_mid_load(search: Target, writing: Writing) -> None:
-    if search.process is None:
-        pytest.fail(f"this test kills the server: run it without ELASTICSEARCH_URL ({search.url})")
-    engine = writing.engine(renew_target=writing.renew, limits=Limits(request_documents=50, longest_delay_seconds=0.5))
-    outcomes: list[Outcome] = []
-
-    def load() -> None:
-        outcomes.extend(engine.send(updates(DOCUMENTS, version)) for version in range(1, 6))
-
-    loading = threading.Thread(target=load)
-    loading.start()
-    while not outcomes:
-        time.sleep(0.01)
-    search.process.kill()
-    search.process.start()
-    loading.join(timeout=240)
-
-    assert [outcome.acknowledged for outcome in outcomes] == [DOCUMENTS] * 5
-    assert writing.stored() == {f"film-{number}": 5 for number in range(DOCUMENTS)}

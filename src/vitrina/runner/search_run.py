@@ -29,6 +29,8 @@ class SearchRun(Run):
 
     # Refused by earlier runs of a load that this one goes on with.
     _letters_before = 0
+    # Why nothing moves just now.
+    _waits_because: str | None = None
 
     def move_data(self) -> None:
         full = self._job.definition.mode == "full"
@@ -167,9 +169,18 @@ class SearchRun(Run):
         return sender
 
     def _on_wait(self, reason: str | None) -> None:
+        """Told by the thread that sends."""
         if reason:
             self._log.warning("search.waiting", reason=reason)
-        self._meter.note("waiting", reason)
+        self._waits_because = reason
+
+    def _while_waiting(self) -> None:
+        """A run that waits for its server says so in its row, not only when it has come through."""
+        super()._while_waiting()
+        reason = self._waits_because
+        if reason != self._meter.counters.metrics.get("waiting"):
+            self._meter.note("waiting", reason)
+            self._meter.record(self._job.metastore, self._job.claim)
 
     def _should_stop(self) -> bool:
         try:
@@ -188,6 +199,7 @@ class SearchRun(Run):
             self._checkpoint = self._before_refusal() if too_many else self._after_documents(filled)
             self._meter.batch(filled, counts, 0.0)
             self._meter.merged(counts)
+            self._meter.note("waiting", self._waits_because)
             self._fence()
             failpoints.hit("batch.fenced")
         if too_many:

@@ -353,10 +353,14 @@ class Run:
             source,
             self._checkpoint.batch_no + 1,
             after,
-            check=self._control.check,
+            check=self._while_waiting,
             silence_limit_seconds=self._control.silence_limit_seconds,
             on_wait=self._meter.waited,
         )
+
+    def _while_waiting(self) -> None:
+        """Several times a second, as long as no batch comes."""
+        self._control.check()
 
     def _source(
         self, stages: tuple[Stage, ...], bounds: Bounds, paging: Paging, *, snapshot: str | None = None

@@ -1,0 +1,351 @@
+"""Whole runs into a search server that misbehaves: no document lost, none stale, none unaccounted for."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pydantic import SecretStr
+
+from tests.search.conftest import Target
+from tests.search.test_bulk import CarelessClient, careless_about_items
+from tests.support.http_fault_proxy import (
+    Answer,
+    AnswerInstead,
+    CutReplyShort,
+    FailItems,
+    Forward,
+    HttpFault,
+    HttpFaultProxy,
+    LoseReply,
+    Request,
+    Stall,
+    TooLarge,
+)
+from tests.support.waiting import until
+from tests.support.workbench import Workbench
+from vitrina import failpoints
+from vitrina.adapters.writers.search import writer
+from vitrina.adapters.writers.search.bulk import BulkEngine, Limits, Outcome
+from vitrina.adapters.writers.search.client import SearchClient
+from vitrina.adapters.writers.search.generations import Generations, WriteAlias
+from vitrina.ports import Staged
+from vitrina.store import recovery
+
+ROWS = 300
+FILMS = f"""
+CREATE TABLE content.film_work (
+    id int PRIMARY KEY, title text NOT NULL, version int NOT NULL, modified timestamptz NOT NULL);
+INSERT INTO content.film_work
+SELECT i, repeat('Film ' || i, 20), 1, timestamptz '2024-01-01' + make_interval(secs => i)
+FROM generate_series(1, {ROWS}) AS i;
+"""
+QUERY = "SELECT id, title, version, modified FROM content.film_work"
+MODES: dict[str, dict[str, Any]] = {
+    "full": {"mode": "full"},
+    "incremental": {"mode": "incremental", "incremental_key": "modified", "incremental_id_key": "id"},
+}
+# Impatient, so that the tests are quick; small requests, so that there are many of them.
+LIMITS = Limits(
+    request_bytes=8 * 1024,
+    small_request_bytes=1024,
+    first_delay_seconds=0.02,
+    longest_delay_seconds=0.3,
+    fence_grace_seconds=0.1,
+    worth_halving=2,
+)
+
+
+@pytest.fixture
+def bench(workbench: Workbench, proxy: HttpFaultProxy, monkeypatch: pytest.MonkeyPatch) -> Workbench:
+    workbench.source(FILMS)
+    workbench.settings = workbench.settings.model_copy(
+        update={
+            "elasticsearch_url": SecretStr(proxy.url),
+            "allowed_targets": "es:vitrina-test-*",
+            "backoff_seconds": (0.01,),
+        }
+    )
+    use_engine(monkeypatch, partial(BulkEngine, limits=LIMITS))
+    return workbench
+
+
+def use_engine(monkeypatch: pytest.MonkeyPatch, engine: Callable[..., BulkEngine]) -> None:
+    monkeypatch.setattr(writer, "BulkEngine", engine)
+
+
+def make(bench: Workbench, index: str, mode: str, **fields: Any) -> None:
+    bench.pipeline("films", QUERY, target_table=f"es:{index}", target_key=["id"], batch_size=60, **MODES[mode] | fields)
+
+
+def change_source(bench: Workbench, version: int) -> None:
+    """Every row gets a newer version."""
+    bench.sql(f"UPDATE content.film_work SET version = {version}, modified = clock_timestamp()")
+
+
+def violations(bench: Workbench, client: SearchClient, index: str) -> list[str]:
+    """Rows that are neither in the index as they are now nor among the dead letters, and documents without a row."""
+    wanted = {str(row["id"]): row["version"] for row in bench.sql("SELECT id, version FROM content.film_work")}
+    letters = {row["document_id"] for row in bench.sql("SELECT document_id FROM etl.etl_dead_letters")}
+    client.refresh(index)
+    hits = client.search(index, {"size": 10_000, "_source": ["version"]})["hits"]["hits"]
+    found = {hit["_id"]: hit["_source"]["version"] for hit in hits}
+    lost = [f"lost {key}" for key in wanted.keys() - found.keys() - letters]
+    stale = [f"stale {key}" for key in wanted.keys() & found.keys() - letters if found[key] != wanted[key]]
+    return lost + stale + [f"nobody's {key}" for key in found.keys() - wanted.keys()]
+
+
+def faults() -> dict[str, HttpFault]:
+    """Fresh ones: they count how often they happened."""
+    return {
+        "429 storm": AnswerInstead(429, times=8),
+        "reply lost after the server applied": LoseReply(times=4),
+        "reply cut short": CutReplyShort(times=3),
+        "some items refused inside a 200": FailItems(0.3, 429, "es_rejected_execution_exception", times=20),
+        "some items refused for good": FailItems(0.02, 400, "mapper_parsing_exception", times=20),
+        "request too large": TooLarge(limit_bytes=3_000),
+        "reply stalled for 5 s": Stall(5, times=1),
+    }
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("name", list(faults()))
+def test_nothing_is_lost_or_stale(
+    bench: Workbench, client: SearchClient, index: str, proxy: HttpFaultProxy, name: str
+) -> None:
+    make(bench, index, "incremental")
+    first, second = faults()[name], faults()[name]
+    proxy.fault = first
+    assert bench.run("films")["status"] == "SUCCESS"
+    change_source(bench, 2)
+    proxy.fault = second
+
+    run = bench.run("films")
+
+    assert (run["status"], run["rows_read"]) == ("SUCCESS", ROWS)
+    assert first.happened
+    assert second.happened
+    assert violations(bench, client, index) == []
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("name", ["reply lost after the server applied", "some items refused inside a 200"])
+def test_a_rebuild_holds_everything(
+    bench: Workbench, client: SearchClient, index: str, proxy: HttpFaultProxy, name: str
+) -> None:
+    make(bench, index, "full")
+    proxy.fault = faults()[name]
+
+    assert bench.run("films")["status"] == "SUCCESS"
+
+    assert violations(bench, client, index) == []
+
+
+@pytest.mark.chaos
+def test_server_killed_and_restarted_in_mid_load(
+    bench: Workbench, client: SearchClient, index: str, search: Target, proxy: HttpFaultProxy
+) -> None:
+    if search.process is None:
+        pytest.fail(f"this test kills the server: run it without ELASTICSEARCH_URL ({search.url})")
+    make(bench, index, "incremental", batch_size=20)
+    bench.run("films")
+    change_source(bench, 2)
+    seen = len(proxy.bulk_requests)
+    running = threading.Thread(target=bench.run, args=["films"])
+    running.start()
+    until(lambda: len(proxy.bulk_requests) > seen + 2)
+    search.process.kill()
+    search.process.start()
+    running.join(timeout=240)
+
+    assert bench.last_run("films")["status"] == "SUCCESS"
+    assert violations(bench, client, index) == []
+
+
+def test_a_read_only_index_is_waited_for_and_the_run_says_so(
+    bench: Workbench, client: SearchClient, index: str
+) -> None:
+    make(bench, index, "incremental")
+    bench.run("films")
+    change_source(bench, 2)
+    client.put_settings(index, {"index.blocks.read_only_allow_delete": True})
+    running = threading.Thread(target=bench.run, args=["films"])
+    running.start()
+    try:
+        until(lambda: "flood-stage" in str(bench.last_run("films")["metrics"].get("waiting")))
+    finally:
+        client.put_settings(index, {"index.blocks.read_only_allow_delete": None})
+        running.join(timeout=60)
+
+    run = bench.last_run("films")
+    assert (run["status"], run["metrics"]["waiting"]) == ("SUCCESS", None)
+    assert violations(bench, client, index) == []
+
+
+# --- a runner that is stopped, and another one in its place ---------------------------------------------------------
+
+
+class StopSender(HttpFault):
+    """The sender is stopped with a request on its way; the server gets it when `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(times=1)
+        self.pid = 0
+        self.reached, self.go_on, self.answered = threading.Event(), threading.Event(), threading.Event()
+
+    def spoil(self, request: Request, forward: Forward) -> Answer:
+        os.kill(self.pid, signal.SIGSTOP)
+        self.reached.set()
+        self.go_on.wait(60)
+        answer = forward(request)
+        self.answered.set()
+        return answer
+
+
+@pytest.fixture
+def runner(bench: Workbench) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]]:
+    """Starts a real runner, which ends with the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> "subprocess.Popen[bytes]":
+        settings = bench.settings
+        assert settings.database_url
+        assert settings.reader_url
+        assert settings.elasticsearch_url
+        environment = os.environ | {
+            "VITRINA_DATABASE_URL": settings.database_url.get_secret_value(),
+            "VITRINA_READER_URL": settings.reader_url.get_secret_value(),
+            "ELASTICSEARCH_URL": settings.elasticsearch_url.get_secret_value(),
+            "VITRINA_ALLOWED_TARGETS": settings.allowed_targets,
+            "VITRINA_LEASE_TTL_SECONDS": "2",
+            "VITRINA_POLL_SECONDS": "0.2",
+        }
+        command = [sys.executable, "-m", "vitrina.cli", "runner"]
+        started.append(subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(10)
+
+
+@pytest.mark.one_server
+@pytest.mark.chaos
+@pytest.mark.parametrize("fenced", [True, False], ids=["alias moved", "mutant: alias not moved"])
+def test_a_stopped_runner_that_wakes_after_the_takeover_changes_nothing(
+    *,
+    bench: Workbench,
+    client: SearchClient,
+    index: str,
+    proxy: HttpFaultProxy,
+    runner: Callable[[], "subprocess.Popen[bytes]"],
+    monkeypatch: pytest.MonkeyPatch,
+    fenced: bool,
+) -> None:
+    make(bench, index, "incremental", batch_size=1000)
+    bench.run("films")
+    change_source(bench, 2)
+    bench.request("films")
+    stopped = StopSender()
+    proxy.fault = stopped
+    process = runner()
+    stopped.pid = process.pid
+    assert stopped.reached.wait(60)
+    change_source(bench, 3)
+    if not fenced:
+        monkeypatch.setattr(Generations, "claim_writes", _leave_older_aliases)
+    # The takeover: the lease runs out, another runner recovers the pipeline and does its work.
+    until(lambda: bool(recovery.recover_expired(bench.metastore, max_attempts=5)))
+    bench.perform(bench.claim())
+    assert bench.last_run("films")["status"] == "SUCCESS"
+
+    stopped.go_on.set()
+    assert stopped.answered.wait(30)
+    os.kill(process.pid, signal.SIGCONT)
+    lost = "SELECT count(*) AS runs FROM etl.etl_runs WHERE status = 'RUNNING'"
+    until(lambda: bench.sql(lost)[0]["runs"] == 0)
+
+    found = violations(bench, client, index)
+    assert (found == []) == fenced, "a late bulk under an alias that nobody took away must be noticed"
+
+
+def _leave_older_aliases(generations: Generations, concrete: str, alias: WriteAlias) -> None:
+    generations._client.update_aliases([{"add": {"index": concrete, "alias": str(alias)}}])
+
+
+# --- mutants: the tests above must notice each ----------------------------------------------------------------------
+
+
+@pytest.mark.one_server
+def test_mutant_that_does_not_look_at_items_is_caught(
+    bench: Workbench, client: SearchClient, index: str, proxy: HttpFaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_engine(monkeypatch, partial(BulkEngine, limits=LIMITS, judge_item=careless_about_items))
+    make(bench, index, "incremental")
+    proxy.fault = faults()["some items refused inside a 200"]
+
+    assert bench.run("films")["status"] == "SUCCESS", "the mutant believes that all is well"
+
+    assert violations(bench, client, index)
+
+
+@pytest.mark.one_server
+def test_mutant_that_takes_a_refused_request_for_done_is_caught(
+    bench: Workbench, client: SearchClient, index: str, proxy: HttpFaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def careless(transport: SearchClient, target: str, **options: Any) -> BulkEngine:
+        return BulkEngine(CarelessClient(transport), target, limits=LIMITS, **options)
+
+    use_engine(monkeypatch, careless)
+    make(bench, index, "incremental")
+    proxy.fault = faults()["429 storm"]
+
+    assert bench.run("films")["status"] == "SUCCESS"
+
+    assert violations(bench, client, index)
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("mutant", [False, True], ids=["as it is", "mutant: checkpoint before acknowledge"])
+def test_a_crash_behind_a_checkpoint_loses_nothing(
+    bench: Workbench, client: SearchClient, index: str, monkeypatch: pytest.MonkeyPatch, *, mutant: bool
+) -> None:
+    if mutant:
+        monkeypatch.setattr(writer.DocumentSender, "stage", _send_one_batch_later(writer.DocumentSender.stage))
+    make(bench, index, "incremental")
+    bench.request("films")
+    failpoints.configure("batch.committed:crash:2")
+    try:
+        with pytest.raises(failpoints.Crashed):
+            bench.perform(bench.claim())
+    finally:
+        failpoints.configure("")
+    bench.sql("UPDATE etl.etl_pipelines SET lease_until = '-infinity'")
+    assert recovery.recover_expired(bench.metastore, max_attempts=5)
+    bench.perform(bench.claim())
+
+    assert bench.last_run("films")["status"] == "SUCCESS"
+    assert bool(violations(bench, client, index)) == mutant
+
+
+def _send_one_batch_later(
+    stage: Callable[[writer.DocumentSender, pa.Table, int], Staged],
+) -> Callable[[writer.DocumentSender, pa.Table, int], Staged]:
+    """Each batch counts as acknowledged at once, and is sent when the next one comes."""
+    owed: list[tuple[pa.Table, int]] = []
+
+    def later(sender: writer.DocumentSender, table: pa.Table, number: int) -> Staged:
+        if owed:
+            stage(sender, *owed.pop())
+        owed.append((table, number))
+        sender.outcomes[number] = Outcome(created=table.num_rows)
+        return Staged(table.num_rows)
+
+    return later

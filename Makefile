@@ -4,6 +4,7 @@
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Settings, e.g. `make dev PORT=8080`, `make setup PYTHON=/usr/bin/python3.12`
+KIND ?=
 PG_BINDIR ?=
 PORT ?=
 PYTHON ?=
@@ -35,6 +36,11 @@ demo: setup ## Make the demo cinema, run its pipelines, show the marts (SEARCH=1
 dev: setup ## Serve the API and run pipelines until Ctrl-C (PORT=8000; SEARCH=1 adds a search server)
 	@$(if $(SEARCH),./scripts/install-system-packages java)
 	@exec .venv/bin/vitrina dev $(if $(PORT),--port "$(PORT)") $(if $(SEARCH),--search)
+
+.PHONY: search
+search: setup ## Start a search server that goes on running (KIND=opensearch-2; `vitrina search stop` ends it)
+	@./scripts/install-system-packages java
+	@exec .venv/bin/vitrina search start $(if $(KIND),--kind "$(KIND)")
 
 .PHONY: console
 console: ## Build the web console

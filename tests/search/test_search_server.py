@@ -1,10 +1,12 @@
 """The search server for tests and developers: what it needs, how it is found again, and what it says when it cannot."""
 
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,28 @@ def test_a_server_that_does_not_start_shows_its_log() -> None:
     assert not server.running
     assert server.log_file.exists()
     shutil.rmtree(directory)
+
+
+def test_a_server_started_by_hand_runs_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tempfile.mkdtemp(prefix="vitrina-cli-"))  # pytest's own is closed to the server's account
+    Path.cwd().chmod(0o755)
+    started = _vitrina("search", "start", "--kind", "opensearch-2", "-o", "json")
+    try:
+        [server] = json.loads(started)
+        with urllib.request.urlopen(f"{server['url']}/_cluster/health") as answer:
+            assert answer.status == 200
+        assert json.loads(_vitrina("search", "start", "--kind", "opensearch-2", "-o", "json")) == [server]
+        assert [found["status"] for found in json.loads(_vitrina("search", "status", "-o", "json"))] == ["RUNNING"]
+    finally:
+        _vitrina("search", "stop")
+
+    assert [found["status"] for found in json.loads(_vitrina("search", "status", "-o", "json"))] == ["stopped"]
+    shutil.rmtree(Path.cwd())
+
+
+def _vitrina(*arguments: str) -> str:
+    command = [sys.executable, "-m", "vitrina.cli", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.mark.chaos

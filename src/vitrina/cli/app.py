@@ -66,6 +66,7 @@ app.command(rich_help_panel=FILES)(manifests.apply)
 app.command(rich_help_panel=SERVERS)(servers.api)
 app.command(rich_help_panel=SERVERS)(servers.runner)
 app.command(rich_help_panel=SERVERS)(servers.migrate)
+app.add_typer(search.group, name="search", rich_help_panel=SERVERS)
 app.add_typer(tokens.group, name="tokens", rich_help_panel=SERVERS)
 
 app.command(hidden=True)(search.search_server)

@@ -73,7 +73,7 @@ def show(
 @dead_letters.command()
 def replay(
     pipeline: PipelineName,
-    numbers: Annotated[list[int] | None, typer.Argument(metavar="[NUMBER]...", help="These letters alone.")] = None,
+    numbers: Annotated[list[int] | None, typer.Argument(metavar="NUMBER", help="These letters alone.")] = None,
     *,
     timeout: Timeout = RECONCILE_SECONDS,
     output: Output = Format.TABLE,

@@ -1,4 +1,4 @@
-"""A search server beside `vitrina dev`: a child process of ours that starts the real one and takes it along."""
+"""Search servers on this machine: started and stopped by hand, or beside `vitrina dev` and gone with it."""
 
 import threading
 import time
@@ -8,12 +8,82 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitrina.cli import local, processes
+from vitrina.cli.output import Column, Format, Output, show_list
 from vitrina.errors import ConfigError
 
 if TYPE_CHECKING:
     from vitrina.cli.processes import Children
+    from vitrina.embedded.search_server import SearchServer
 
 DIRECTORY = local.HOME / "search"
+
+group = typer.Typer(help="Search servers on this machine.", no_args_is_help=True, rich_markup_mode=None)
+
+Kind = Annotated[
+    str | None, typer.Option(help="elasticsearch-8, elasticsearch-9, opensearch-2 or opensearch-3.", metavar="KIND")
+]
+SERVER_COLUMNS = [
+    Column("kind", lambda found: found["kind"]),
+    Column("version", lambda found: found["version"]),
+    Column("status", lambda found: found["status"]),
+    Column("address", lambda found: found["url"]),
+    Column("log", lambda found: found["log"]),
+]
+
+
+@group.command()
+def start(kind: Kind = None, output: Output = Format.TABLE) -> None:
+    """Start one that goes on running until `stop`.
+
+    Fetched from Maven Central the first time. Its data stays in .vitrina/search.
+    """
+    server = _server(kind or _kind_for_this_machine())
+    if not server.running:
+        local.say(f"starting {server.kind} (fetched from Maven Central if it is not here yet)")
+    server.start()
+    show_list([_described(server)], SERVER_COLUMNS, output, empty="")
+    local.say(f"use it with: export ELASTICSEARCH_URL={server.url}")
+
+
+@group.command()
+def stop(kind: Kind = None) -> None:
+    """Stop the one of that kind, or all; their data stays."""
+    for server in _known(kind):
+        if server.running:
+            server.stop()
+            local.say(f"{server.kind} is stopped")
+
+
+@group.command()
+def status(kind: Kind = None, output: Output = Format.TABLE) -> None:
+    """Show the servers of this directory and whether they run."""
+    empty = "no search server was started here: `vitrina search start`"
+    show_list([_described(server) for server in _known(kind)], SERVER_COLUMNS, output, empty=empty)
+
+
+def _known(kind: str | None) -> "list[SearchServer]":
+    from vitrina.embedded.search_server import KINDS
+
+    if kind is not None:
+        return [_server(kind)]
+    return [_server(name) for name in KINDS if _directory_of(name).exists()]
+
+
+def _server(kind: str) -> "SearchServer":
+    from vitrina.embedded.search_server import SearchServer
+
+    return SearchServer(kind, _directory_of(kind))
+
+
+def _described(server: "SearchServer") -> dict[str, object]:
+    running = server.running
+    return {
+        "kind": server.kind,
+        "version": server.distribution.version,
+        "status": "RUNNING" if running else "stopped",
+        "url": server.url if running else None,
+        "log": str(server.log_file),
+    }
 
 
 def search_server(
@@ -40,15 +110,14 @@ def search_server(
 
 def start_beside(children: "Children") -> str:
     """Start one as a child process and return its address once it answers. The first time, it is downloaded."""
-    from vitrina.embedded.search_server import SearchServer
-
     kind = _kind_for_this_machine()
     directory = _directory_of(kind)
-    local.say(f"search: starting {kind} (fetched from Maven Central if it is not here yet)")
-    children.start("search", ["search-server", "--kind", kind, "--directory", str(directory)], {})
+    if not _server(kind).running:  # else somebody started it by hand, and it is not ours to stop
+        local.say(f"search: starting {kind} (fetched from Maven Central if it is not here yet)")
+        children.start("search", ["search-server", "--kind", kind, "--directory", str(directory)], {})
     while True:
         children.raise_if_ended()
-        server = SearchServer(kind, directory)
+        server = _server(kind)
         if server.running:
             server.start()  # it runs: this waits until it answers
             return server.url

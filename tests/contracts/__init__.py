@@ -1,0 +1,1 @@
+"""What every writer promises, in one suite."""

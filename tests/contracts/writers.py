@@ -11,7 +11,7 @@ import pytest
 from tests.support.workbench import Workbench
 from vitrina import failpoints
 from vitrina.status import Status
-from vitrina.store import leases, pipelines
+from vitrina.store import pipelines, recovery
 
 SOURCE = """
 CREATE TABLE content.film_work (
@@ -153,7 +153,7 @@ class WriterContract:
         finally:
             failpoints.configure("")
         mart.bench.sql("UPDATE etl.etl_pipelines SET lease_until = '-infinity'")
-        assert leases.recover_expired(mart.bench.metastore, max_attempts=5)
+        assert recovery.recover_expired(mart.bench.metastore, max_attempts=5)
 
         mart.bench.perform(mart.bench.claim())
 

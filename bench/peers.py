@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 DLT = ["dlt[postgres,parquet]>=1.4", "sqlalchemy>=2.0", "psycopg2-binary>=2.9", "pyarrow>=18"]
 # Later releases fetch a program at run time.
 INGESTR = ["ingestr==1.1.22"]
+ELASTICSEARCH = ["elasticsearch>=8.19,<9", "psycopg[binary]>=3.2"]
 
 
 @dataclass(frozen=True)
@@ -65,4 +66,13 @@ def ingestr_load(peer: Peer, cinema: Cinema, strategy: str) -> None:
         ],
         DISABLE_TELEMETRY="true",
         INGESTR_DISABLE_TELEMETRY="true",
+    )
+
+
+def streaming_bulk(peer: Peer, cinema: Cinema, search_url: str, query: str) -> None:
+    """The official client's helper, fed from a server-side cursor."""
+    peer.call(
+        [str(peer.bin / "python"), str(HERE / "elasticsearch_load.py"), query],
+        SOURCE_URL=cinema.admin_url,
+        SEARCH_URL=search_url,
     )

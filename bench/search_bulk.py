@@ -1,28 +1,41 @@
-"""Documents per second: Arrow batches through our documents and bulk engine, against `_bulk` of ready-made NDJSON.
+"""Documents per second into a search server, against `_bulk` of ready-made NDJSON and the official client's helper.
 
-    python bench/search_bulk.py [--kind elasticsearch-8] [--documents 200000]
+    python -m bench.search_bulk [--kind elasticsearch-8] [--documents 100000] [--rows 200000] [--repeat 2]
 
-Both sides use the same client, connections, compression, request sizes and server, in turns of 50,000 documents.
+First the writer alone: Arrow batches through our documents and bulk engine, new and existing documents, `update` and
+`index`. Then whole runs from Postgres, with the runner's peak memory for a quarter of the rows and for all of them.
+Both sides of each line use the same server, number of connections and request sizes, in turns.
 """
 
 import argparse
 import functools
-import os
+import tempfile
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
+from pydantic import SecretStr
 
+from bench import peers
+from bench.cinema import FILMS, Cinema
+from bench.ours import Platform
+from bench.peers import Peer
+from bench.report import Line, timed, write
 from vitrina.adapters.writers.search import mapping
 from vitrina.adapters.writers.search.bulk import BulkEngine, Delivery, Limits
 from vitrina.adapters.writers.search.client import ConnectionOptions, SearchClient
 from vitrina.adapters.writers.search.documents import Action, DocumentEncoder
 from vitrina.adapters.writers.search.generations import write_version
 from vitrina.embedded import search_server
+from vitrina.embedded.temporary import TemporaryServer
+from vitrina.settings import Settings
+from vitrina.store.migrate import migrate
 
 BATCH_ROWS = 10_000
 SLICE_BATCHES = 5
@@ -36,35 +49,43 @@ TYPES = {
     "genres": "text[]",
     "created_at": "timestamp with time zone",
 }
+FILM_TYPES = {
+    "id": "uuid",
+    "title": "text",
+    "rating": "numeric(3,1)",
+    "genres": "text[]",
+    "modified": "timestamp with time zone",
+}
 
 
 def main() -> None:
     arguments = _arguments()
-    batches = list(_batches(arguments.documents))
-    if os.environ.get("ELASTICSEARCH_URL"):
-        _compare(os.environ["ELASTICSEARCH_URL"], batches)
-        return
     with search_server.running(arguments.kind) as server:
-        print(f"{arguments.kind} {server.distribution.version}, {arguments.documents:,} documents")
-        _compare(server.url, batches)
+        client = SearchClient(ConnectionOptions.from_url(server.url))
+        lines = list(_writer_lines(client, list(_batches(arguments.documents))))
+        with _platform(arguments, server.url) as (platform, cinema):
+            memory, whole = _whole_runs(arguments, platform, cinema, client, server.url)
+        told = {"server": f"{arguments.kind} {server.distribution.version}", "rows": arguments.rows} | memory
+        path = write(arguments.name, [*lines, *whole], told)
+    print(path.read_text())
 
 
-def _compare(url: str, batches: list[pa.RecordBatch]) -> None:
-    client = SearchClient(ConnectionOptions.from_url(url))
-    _prepare(client, batches[0])
+# --- the writer alone ---------------------------------------------------------------------------------------------
+
+
+def _writer_lines(client: SearchClient, batches: list[pa.RecordBatch]) -> Iterator[Line]:
+    documents = sum(batch.num_rows for batch in batches)
+    _prepare(client, TYPES)
     for action in ACTIONS:  # warm up the server's compiler
         _send_ours(client, list(enumerate(batches[:SLICE_BATCHES])), action)
     for action in ACTIONS:
-        _prepare(client, batches[0])
+        _prepare(client, TYPES)
         for state in ("new", "existing"):
             ready_made, ours = _race(client, batches, action)
-            documents = sum(batch.num_rows for batch in batches)
-            print(
-                f"{action:6} {state:8}  ready-made {documents / ready_made.seconds:8,.0f} docs/s"
-                f" ({ready_made.cpu_seconds / documents * 1e6:.1f} us of client CPU each)"
-                f"   ours {documents / ours.seconds:8,.0f} docs/s ({ours.cpu_seconds / documents * 1e6:.1f} us)"
-                f"   ratio {ready_made.seconds / ours.seconds:.2f}"
-            )
+            line = Line(f"`{action}` of {state} documents", "`_bulk` of ready-made NDJSON", documents, 0.8)
+            line.ours, line.theirs = [ours.seconds], [ready_made.seconds]
+            print(line.markdown(), f"{ours.cpu_seconds / documents * 1e6:.1f} us of our CPU each", flush=True)
+            yield line
 
 
 @dataclass
@@ -87,7 +108,7 @@ def _race(client: SearchClient, batches: list[pa.RecordBatch], action: Action) -
     numbered = list(enumerate(batches))
     for turn, start in enumerate(range(0, len(numbered), SLICE_BATCHES)):
         part = numbered[start : start + SLICE_BATCHES]
-        bodies = _bodies(part, action)
+        bodies = _bodies(part, action, TYPES)
         sides = [
             (ready_made, functools.partial(_send_ready_made, client, bodies)),
             (ours, functools.partial(_send_ours, client, part, action)),
@@ -98,7 +119,7 @@ def _race(client: SearchClient, batches: list[pa.RecordBatch], action: Action) -
 
 
 def _send_ours(client: SearchClient, part: list[tuple[int, pa.RecordBatch]], action: Action) -> None:
-    encoder = _encoder(part[0][1], action)
+    encoder = _encoder(TYPES, action)
     engine = BulkEngine(client, OURS)
     deliveries: deque[Delivery] = deque()
     for number, batch in part:
@@ -119,9 +140,9 @@ def _send_ready_made(client: SearchClient, bodies: list[bytes]) -> None:
         raise SystemExit("the server did not take a bulk request")
 
 
-def _bodies(part: list[tuple[int, pa.RecordBatch]], action: Action) -> list[bytes]:
+def _bodies(part: list[tuple[int, pa.RecordBatch]], action: Action, types: dict[str, str]) -> list[bytes]:
     """As many requests as the engine makes of a batch, so that both sides send the same."""
-    encoder = _encoder(part[0][1], action)
+    encoder = _encoder(types, action)
     bodies = []
     for number, batch in part:
         lines = encoder.encode(batch, version=_version(action, number)).actions.lines
@@ -130,18 +151,21 @@ def _bodies(part: list[tuple[int, pa.RecordBatch]], action: Action) -> list[byte
     return bodies
 
 
-def _encoder(batch: pa.RecordBatch, action: Action) -> DocumentEncoder:
-    field_types = mapping.field_types(mapping.derive(batch.schema, TYPES))
-    return DocumentEncoder(types=TYPES, field_types=field_types, key=["id"], action=action)
+def _encoder(types: dict[str, str], action: Action) -> DocumentEncoder:
+    return DocumentEncoder(types=types, field_types=mapping.field_types(_mappings(types)), key=["id"], action=action)
+
+
+def _mappings(types: dict[str, str]) -> dict[str, object]:
+    return mapping.derive(pa.schema([(name, pa.string()) for name in types]), types)
 
 
 def _version(action: Action, batch: int) -> int | None:
     return write_version(1_790_000_000_000, batch) if action == "index" else None
 
 
-def _prepare(client: SearchClient, batch: pa.RecordBatch) -> None:
+def _prepare(client: SearchClient, types: dict[str, str]) -> None:
     settings = {"index.refresh_interval": "-1", "index.number_of_replicas": 0}
-    mappings = mapping.derive(batch.schema, TYPES)
+    mappings = _mappings(types)
     for alias in (READY_MADE, OURS):
         index = alias.removesuffix(".w")
         client.delete_index(index)
@@ -170,10 +194,110 @@ def _batches(documents: int) -> Iterator[pa.RecordBatch]:
         )
 
 
+# --- whole runs from Postgres -------------------------------------------------------------------------------------
+
+
+def _whole_runs(
+    arguments: argparse.Namespace, platform: Platform, cinema: Cinema, client: SearchClient, url: str
+) -> tuple[dict[str, object], list[Line]]:
+    memory: dict[str, object] = {}
+    for rows in (arguments.rows // 4, arguments.rows):
+        platform.start(arguments.home / "runner.log")
+        some = f"modified <= timestamptz '2024-01-01' + interval '{rows} seconds'"
+        platform.define("films", f"{FILMS} WHERE {some}", **_into("bench-memory"))
+        platform.run("films")
+        memory[f"runner_peak_memory_mb_of_{rows}_rows"] = round(platform.peak_memory_mb())
+        platform.stop()
+    platform.start(arguments.home / "runner.log")
+    platform.define("films", FILMS, **_into("bench-films"))
+    bodies = _ready_made_films(cinema)
+    reference = functools.partial(_load_ready_made, client, bodies)
+    compare = functools.partial(_compare, arguments, platform)
+    lines = [compare(reference, "`_bulk` of ready-made NDJSON", 0.8)]
+    if arguments.peer:
+        peer = Peer("elasticsearch", peers.ELASTICSEARCH, arguments.home)
+        peer.install()
+        helper = functools.partial(peers.streaming_bulk, peer, cinema, url, FILMS)
+        lines.append(compare(helper, "`helpers.streaming_bulk` of the same query", 1.4))
+    shown = client.count("bench-films")
+    if shown != arguments.rows:
+        raise SystemExit(f"the index shows {shown} of {arguments.rows} documents")
+    return memory, lines
+
+
+def _compare(
+    arguments: argparse.Namespace, platform: Platform, theirs: Callable[[], object], reference: str, wanted: float
+) -> Line:
+    line = Line("whole run from Postgres into a new generation", reference, arguments.rows, wanted)
+    for _ in range(arguments.repeat):
+        line.theirs.append(timed(theirs))
+        line.ours.append(timed(lambda: platform.run("films")))
+    print(line.markdown(), flush=True)
+    return line
+
+
+def _into(index: str) -> dict[str, object]:
+    options = {"keep_generations": 0, "allow_shrink": True}
+    return {"target_table": f"es:{index}", "target_key": ["id"], "batch_size": BATCH_ROWS, "options": options}
+
+
+def _ready_made_films(cinema: Cinema) -> list[bytes]:
+    """The same rows in the same form as the runner reads them."""
+    import adbc_driver_postgresql.dbapi as adbc
+
+    query = (
+        "SELECT id, title, rating::text AS rating, genres::text AS genres, modified::text AS modified"
+        " FROM content.films ORDER BY id"
+    )
+    with adbc.connect(cinema.admin_url) as connection, connection.cursor() as cursor:
+        cursor.execute(query)
+        table = cursor.fetch_arrow_table().combine_chunks()
+    batches = table.to_batches(max_chunksize=BATCH_ROWS)
+    return _bodies(list(enumerate(batches)), "update", FILM_TYPES)
+
+
+def _load_ready_made(client: SearchClient, bodies: list[bytes]) -> None:
+    _prepare(client, FILM_TYPES)
+    _send_ready_made(client, bodies)
+    client.refresh(READY_MADE)
+
+
+@contextmanager
+def _platform(arguments: argparse.Namespace, search_url: str) -> Iterator[tuple[Platform, Cinema]]:
+    arguments.home.mkdir(exist_ok=True)
+    with TemporaryServer() as server:
+        cinema = Cinema(server.urls.admin, arguments.rows)
+        settings = Settings(
+            database_url=SecretStr(server.urls.app),
+            admin_url=SecretStr(server.urls.admin),
+            app_password=SecretStr(server.urls.app_password),
+            reader_password=SecretStr(server.urls.reader_password),
+        )
+        migrate(settings)
+        cinema.make(ratings=False)
+        environment = {
+            "VITRINA_DATABASE_URL": server.urls.app,
+            "VITRINA_READER_PASSWORD": server.urls.reader_password,
+            "ELASTICSEARCH_URL": search_url,
+            "VITRINA_ALLOWED_TARGETS": "es:bench-*",
+            "VITRINA_LOG_FORMAT": "json",
+        }
+        platform = Platform(settings, environment)
+        try:
+            yield platform, cinema
+        finally:
+            platform.stop()
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=search_server.KINDS, default="elasticsearch-8")
-    parser.add_argument("--documents", type=int, default=200_000)
+    parser.add_argument("--documents", type=int, default=100_000, help="for the writer alone")
+    parser.add_argument("--rows", type=int, default=200_000, help="for whole runs")
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--no-peer", dest="peer", action="store_false", help="without the official client, from PyPI")
+    parser.add_argument("--name", default="search", help="of the files in bench/results")
+    parser.add_argument("--home", type=Path, default=Path(tempfile.gettempdir()) / "vitrina-bench")
     return parser.parse_args()
 
 

@@ -120,17 +120,14 @@ def test_nothing_is_lost_or_stale(
     bench: Workbench, client: SearchClient, index: str, proxy: HttpFaultProxy, name: str
 ) -> None:
     make(bench, index, "incremental")
-    first, second = faults()[name], faults()[name]
-    proxy.fault = first
     assert bench.run("films")["status"] == "SUCCESS"
     change_source(bench, 2)
-    proxy.fault = second
+    fault = proxy.fault = faults()[name]
 
     run = bench.run("films")
 
     assert (run["status"], run["rows_read"]) == ("SUCCESS", ROWS)
-    assert first.happened
-    assert second.happened
+    assert fault.happened, "the fault never struck, so this proves nothing"
     assert violations(bench, client, index) == []
 
 

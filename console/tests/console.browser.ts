@@ -7,7 +7,7 @@ import { gzipSync } from "node:zlib";
 import type { Browser, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, expect, test } from "vitest";
 import type { PipelineOverview, Run } from "../src/api/types";
-import { launch, openPage, see, startPlatform, until, type Platform } from "./platform";
+import { launch, makeDrift, openPage, see, startPlatform, until, type Platform } from "./platform";
 
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 
@@ -40,6 +40,18 @@ async function writeQuery(text: string): Promise<void> {
   await editor.click();
   await page.keyboard.press("Control+a");
   await page.keyboard.insertText(text);
+}
+
+/** Opens the editor's list at the cursor, once the tables are known, and takes what stands first. */
+async function takeCompletion(expected: string): Promise<void> {
+  const first = page.locator(".cm-tooltip-autocomplete li").first();
+  await until(async () => {
+    await page.keyboard.press("Escape");
+    await page.keyboard.press("Control+Space");
+    await page.waitForTimeout(150);
+    return (await first.textContent({ timeout: 500 }))?.startsWith(expected) ?? false;
+  }, 30);
+  await page.keyboard.press("Enter");
 }
 
 async function expectAccessible(where: string): Promise<void> {
@@ -84,10 +96,32 @@ test("a wrong draft is told what is wrong, at the right place", async () => {
   expect(await page.locator("#field-name-wrong").count()).toBe(0);
 });
 
-test("a mart is written, previewed and created in the browser", async () => {
+test("the editor completes the tables and columns that queries may read", async () => {
+  await writeQuery("SELECT id, rat FROM ugc.rat");
+  await takeCompletion("ugc.ratings");
+  await see(page, "FROM ugc.ratings");
+  await page.keyboard.press("Home");
+  for (let step = 0; step < "SELECT id, rat".length; step++) await page.keyboard.press("ArrowRight");
+  await takeCompletion("rating");
+  await see(page, "SELECT id, rating FROM ugc.ratings");
+});
+
+test("steps are previewed with the rows before them beside", async () => {
+  await page.getByRole("button", { name: "Add a step" }).click();
+  await page.getByLabel("Python step").fill("rename_columns");
+  await page.getByLabel("Parameters (JSON)").fill('{"names": {"rating": "stars"}}');
   await page.getByLabel("Name", { exact: true }).fill("ratings_copy");
   await page.getByLabel("Target", { exact: true }).fill("analytics.ratings_copy");
-  await page.getByLabel("Key columns").fill("id");
+  await see(page, "Valid");
+  await page.getByRole("button", { name: "Preview 20 rows" }).click();
+  const columns = async (label: string): Promise<string> => (await page.getByRole("region", { name: label }).locator("thead").textContent()) ?? "";
+  await page.getByRole("region", { name: "After the steps" }).waitFor({ timeout: 40_000 });
+  expect(await columns("Before the steps")).toContain("rating");
+  expect(await columns("After the steps")).toContain("stars");
+  await page.getByRole("button", { name: "Remove step 2" }).click();
+});
+
+test("a mart is written, previewed and created in the browser", async () => {
   // Small batches through the runner, so that there is time to watch.
   await page.getByLabel("Batch size").fill("5");
   await page.getByText("Options", { exact: true }).click();
@@ -98,6 +132,8 @@ test("a mart is written, previewed and created in the browser", async () => {
   const preview = page.getByRole("region", { name: "Preview" });
   await preview.waitFor({ timeout: 40_000 });
   expect(await preview.locator("tbody tr").count()).toBe(20);
+  await page.getByRole("group", { name: "Key columns" }).getByRole("button", { name: "id", exact: true }).click();
+  expect(await page.getByLabel("Key columns", { exact: true }).first().inputValue()).toBe("id");
   await page.getByRole("button", { name: "Create", exact: true }).click();
   await page.getByRole("heading", { name: "ratings_copy" }).waitFor();
 });
@@ -105,6 +141,9 @@ test("a mart is written, previewed and created in the browser", async () => {
 test("its run is watched live, paused and resumed", async () => {
   await page.getByRole("button", { name: "Run now" }).click();
   await page.getByRole("progressbar").waitFor();
+  const read = page.getByText(/\d rows read/);
+  const early = await read.textContent();
+  await until(async () => (await read.textContent()) !== early, 20);
   await page.getByRole("button", { name: "Pause", exact: true }).click();
   await page.getByRole("button", { name: "Resume" }).waitFor({ timeout: 40_000 });
   expect((await lastRun("ratings_copy")).status).toBe("PAUSED");
@@ -134,15 +173,71 @@ test("a broken query makes a failure card that says what to do", async () => {
   await see(page, "Where the time went");
 });
 
+test("the corrected query runs, and the recovery is an alert in the timeline", async () => {
+  await open("/pipelines/ratings_copy/edit");
+  await page.locator(".cm-content").waitFor();
+  await writeQuery("SELECT id, film_id, user_id, rating FROM ugc.ratings WHERE rating IS NOT NULL");
+  await see(page, "Valid");
+  await page.getByRole("button", { name: "Save" }).click();
+  await page.getByRole("button", { name: "Retry" }).click();
+  await page.getByRole("button", { name: "Run now" }).waitFor({ timeout: 40_000 });
+  const timeline = page.getByRole("list", { name: "Timeline" });
+  await timeline.getByText("Alert · It fails").first().waitFor();
+  await timeline.getByText("Alert · It works again").first().waitFor();
+  await page.getByRole("img", { name: /^Lag/ }).waitFor();
+});
+
+test("a comparison lists what somebody changed behind our back, and repairs it", async () => {
+  await makeDrift(platform, "ratings_copy", "SELECT id, film_id, user_id, (11 - rating)::smallint AS rating FROM ugc.ratings ORDER BY id LIMIT 2");
+  await open("/pipelines/ratings_copy?tab=checks");
+  expect(await page.getByRole("button", { name: "Repair…" }).count()).toBe(0);
+  await page.getByRole("button", { name: "Compare now" }).click();
+  await see(page, "2 rows differ", 60);
+  const listed = page.getByRole("region", { name: "What differs" });
+  expect(await listed.locator("tbody tr").count()).toBe(2);
+  expect(await listed.textContent()).toContain("rating");
+  await expectAccessible("a report of differences");
+  await page.getByRole("button", { name: "Repair…" }).click();
+  const dialog = page.getByRole("dialog");
+  await dialog.getByText(/2 rows are written as the source has them/).waitFor();
+  await dialog.getByRole("button", { name: "Repair", exact: true }).click();
+  await see(page, "Repaired: target and source are equal", 60);
+  await see(page, "0 inserted, 2 updated, 0 deleted.");
+  await page.getByRole("link", { name: "Overview" }).click();
+  await see(page, /Repair · 2 differ, 0 remain/);
+  await see(page, "Alert · It differs from its source");
+});
+
 test("an older version is put back and works again", async () => {
   await open("/pipelines/ratings_copy?tab=versions");
   await page.getByRole("button", { name: "Roll back to version 2" }).click();
   await see(page, /is in force again/);
-  await page.getByRole("button", { name: "Retry" }).click();
-  await page.getByRole("button", { name: "Run now" }).waitFor({ timeout: 40_000 });
+  await page.getByRole("button", { name: "Run now" }).click();
+  await until(async () => (await lastRun("ratings_copy")).pipeline_version === 5 && (await lastRun("ratings_copy")).status === "SUCCESS", 40);
   const { source_query } = await platform.api<{ source_query: string }>("GET", "/pipelines/ratings_copy");
-  expect(source_query).not.toContain("no_such_column");
+  expect(source_query).not.toContain("IS NOT NULL");
 });
+
+test("rows that a step refused are looked at", async () => {
+  await platform.api("POST", "/pipelines", PICKY);
+  await platform.api("POST", "/pipelines/picky/run", { trigger: "manual" });
+  await open("/dead-letters?pipeline=picky");
+  const letters = page.locator("main details");
+  await until(async () => (await page.reload(), (await letters.count()) === 2), 40);
+  await letters.first().locator("summary").click();
+  expect(await letters.first().textContent()).toContain('"code": "no number"');
+  await page.getByRole("button", { name: "Send again" }).waitFor();
+});
+
+const PICKY = {
+  name: "picky",
+  target_table: "analytics.picky",
+  target_key: ["id"],
+  tasks: [
+    { order_index: 1, task_type: "SQL", body: "SELECT g AS id, CASE WHEN g < 3 THEN 'no number' ELSE '7' END AS code FROM generate_series(1, 5) AS g" },
+    { order_index: 2, task_type: "PYTHON", body: "cast_columns", params: { types: { code: "integer" }, on_error: "dead_letter" } },
+  ],
+};
 
 test("whoever saves second sees what the first one changed", async () => {
   await open("/pipelines/ratings_copy/edit");
@@ -184,12 +279,12 @@ test("it speaks Russian when told to, and keeps it", async () => {
   await page.getByRole("heading", { name: "Settings" }).waitFor();
 });
 
-const PAGES = ["/", "/new", "/pipelines/ratings_copy", "/pipelines/film_dim_full?tab=definition", "/pipelines/ratings_copy?tab=versions", "/pipelines/film_dim_full?tab=checks", "/runs", "/runners", "/dead-letters", "/audit?object=pipeline:ratings_copy", "/settings"];
+const PAGES = ["/", "/new", "/pipelines/ratings_copy", "/pipelines/film_dim_full?tab=definition", "/pipelines/ratings_copy?tab=versions", "/pipelines/ratings_copy?tab=checks", "/runs", "/runners", "/dead-letters", "/pipelines/ratings_copy/edit", "/audit?object=pipeline:ratings_copy", "/settings"];
 
 async function visit(path: string): Promise<void> {
   await open(path);
   await page.locator("h1").first().waitFor();
-  if (path === "/new") await page.locator(".cm-content").waitFor();
+  if (path === "/new" || path.endsWith("/edit")) await page.locator(".cm-content").waitFor();
   await page.getByRole("status", { name: "Loading" }).waitFor({ state: "detached" });
 }
 
@@ -225,6 +320,8 @@ test("nothing went wrong in the browser's console, and no other host was asked",
 
 // --- who may what -----------------------------------------------------------------------------------------------
 
+const FORBIDDEN = /^(Run|Retry|Resume|Pause|Cancel|Roll back|New|Edit|Save|Create|Preview|Add a step|Compare|Repair|Send again|Revoke|Delete|Reset)\b/;
+
 test("a viewer signs in with a token and sees no control that it may not use", async () => {
   const { token } = await platform.api<{ token: string }>("POST", "/tokens", { name: "onlooker", role: "viewer" });
   const other = await openPage(browser);
@@ -233,14 +330,18 @@ test("a viewer signs in with a token and sees no control that it may not use", a
     await other.page.getByLabel("API token").fill(token);
     await other.page.getByRole("button", { name: "Sign in" }).click();
     await other.page.getByRole("heading", { name: "film_dim_full" }).waitFor();
-    for (const path of ["/", "/pipelines/film_dim_full", "/pipelines/ratings_copy?tab=versions", "/pipelines/film_dim_full?tab=checks", "/settings"]) {
+    const run = await lastRun("ratings_copy");
+    for (const path of [...PAGES, `/runs/${run.id}`, "/dead-letters?pipeline=picky"]) {
       await other.page.goto(`${platform.guardedUrl}/ui${path}`);
       await other.page.locator("h1").first().waitFor();
-      for (const forbidden of [/^Run( |$)/, /^Retry$/, /^Pause( |$)/, /^Roll back/, /^New/, /^Edit$/, /^Compare/, /^Revoke/]) {
-        expect(await other.page.getByRole("button", { name: forbidden }).count(), `${String(forbidden)} on ${path}`).toBe(0);
-      }
+      await other.page.getByRole("status", { name: "Loading" }).waitFor({ state: "detached" });
+      const buttons = await other.page.getByRole("button").evaluateAll((found) => found.map((one) => one.getAttribute("aria-label") ?? one.textContent ?? ""));
+      expect(buttons.filter((name) => FORBIDDEN.test(name)), path).toEqual([]);
       expect(await other.page.getByRole("switch").count(), path).toBe(0);
     }
+    await other.page.goto(`${platform.guardedUrl}/ui/pipelines/film_dim_full`);
+    await other.page.getByRole("button", { name: "More" }).click();
+    expect(await other.page.getByRole("menuitem").allTextContents()).toEqual(["Copy as curl"]);
   } finally {
     await other.page.context().close();
   }
@@ -250,12 +351,12 @@ test("a viewer signs in with a token and sees no control that it may not use", a
 
 test("ten thousand pipelines scroll without long tasks", async () => {
   const [line] = (await platform.api<{ items: PipelineOverview[] }>("GET", "/overview?limit=1")).items;
-  const lines = Array.from({ length: 10_000 }, (_, index) => ({ ...line, recent: [], id: `${index}`, name: `mart_${String(index).padStart(5, "0")}` }));
+  const lines = Array.from({ length: 10_000 }, (_, index) => ({ ...line, id: `${index}`, name: `mart_${String(index).padStart(5, "0")}` }));
   const other = await openPage(browser);
   await other.page.route("**/api/v1/overview*", (route) => route.fulfill({ json: { items: lines, next_cursor: null } }));
   await other.page.goto(`${platform.url}/ui/`);
   await other.page.getByText("mart_00000").waitFor();
-  const longest = await longestFrameWhileScrolling(other.page);
+  const longest = await longestTaskWhileScrolling(other.page);
   await other.page.evaluate(() => document.querySelector("[role=table]")?.scrollBy(0, 1e9));
   await other.page.getByText("mart_09999").waitFor();
   expect(await other.page.getByRole("row").count()).toBeLessThan(80);
@@ -263,8 +364,11 @@ test("ten thousand pipelines scroll without long tasks", async () => {
   await other.page.context().close();
 });
 
-/** In milliseconds of the page's own processor time, which does not depend on what else the machine is doing. */
-async function longestFrameWhileScrolling(target: Page): Promise<number> {
+/**
+ * In milliseconds: of the tasks that the browser itself calls long, none counts for more than the processor time that
+ * the page used meanwhile, because what else the machine is doing is not the page's fault.
+ */
+async function longestTaskWhileScrolling(target: Page): Promise<number> {
   const session = await target.context().newCDPSession(target);
   await session.send("Performance.enable", { timeDomain: "threadTicks" });
   const used = async (): Promise<number> => {
@@ -274,12 +378,19 @@ async function longestFrameWhileScrolling(target: Page): Promise<number> {
   let longest = 0;
   for (let frame = 0; frame < 40; frame++) {
     const before = await used();
-    await target.evaluate(async () => {
+    const task = await target.evaluate(async () => {
+      const long: number[] = [];
+      const observer = new PerformanceObserver((list) => long.push(...list.getEntries().map((entry) => entry.duration)));
+      observer.observe({ type: "longtask" });
       document.querySelector("[role=table]")?.scrollBy(0, 500);
       await new Promise(requestAnimationFrame);
       await new Promise(requestAnimationFrame);
+      await new Promise((done) => setTimeout(done));
+      long.push(...observer.takeRecords().map((entry) => entry.duration));
+      observer.disconnect();
+      return Math.max(0, ...long);
     });
-    longest = Math.max(longest, (await used()) - before);
+    longest = Math.max(longest, Math.min(task, (await used()) - before));
   }
   return longest;
 }

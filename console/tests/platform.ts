@@ -85,6 +85,20 @@ function freePort(): Promise<number> {
   });
 }
 
+/** Asks for a run and waits for its end. */
+export async function runToItsEnd({ api }: Pick<Platform, "api">, name: string): Promise<void> {
+  await api("POST", `/pipelines/${name}/run`, { trigger: "manual" });
+  await until(async () => !["RUN_REQUESTED", "RUNNING"].includes((await api<{ status: string }>("GET", `/pipelines/${name}`)).status), 60);
+}
+
+/** Another pipeline writes other rows into the same table, as somebody might by hand. */
+export async function makeDrift(platform: Pick<Platform, "api">, name: string, query: string): Promise<void> {
+  const { target_table } = await platform.api<{ target_table: string }>("GET", `/pipelines/${name}`);
+  await platform.api("POST", "/pipelines", { name: "somebody_else", source_query: query, target_table, target_key: ["id"], options: { shared_target: true } });
+  await runToItsEnd(platform, "somebody_else");
+  await platform.api("DELETE", "/pipelines/somebody_else");
+}
+
 // --- the browser ------------------------------------------------------------------------------------------------
 
 export function launch(): Promise<Browser> {

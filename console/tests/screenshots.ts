@@ -3,7 +3,7 @@ import { mkdirSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { expect, test } from "vitest";
 import type { Run } from "../src/api/types";
-import { launch, openPage, startPlatform, until, type Platform } from "./platform";
+import { launch, makeDrift, openPage, runToItsEnd, startPlatform, until, type Platform } from "./platform";
 
 const images = resolve(import.meta.dirname, "../../docs/images");
 
@@ -60,13 +60,10 @@ test("screenshots", async () => {
 }, 300_000);
 
 /** A few marts in the states that people meet: fresh, paused, failed, disabled, on schedule. */
-async function furnish({ api }: Platform): Promise<Run> {
+export async function furnish({ api }: Platform): Promise<Run> {
   const mart = (name: string, fields: Record<string, unknown>): Promise<unknown> =>
     api("POST", "/pipelines", { name, target_table: `analytics.${name}`, target_key: ["id"], ...fields });
-  const run = async (name: string): Promise<void> => {
-    await api("POST", `/pipelines/${name}/run`, { trigger: "manual" });
-    await until(async () => !["RUN_REQUESTED", "RUNNING"].includes((await api<{ status: string }>("GET", `/pipelines/${name}`)).status), 60);
-  };
+  const run = (name: string): Promise<void> => runToItsEnd({ api }, name);
   await mart("ratings", {
     description: "Every rating, as it changes.",
     source_query: "SELECT\n  id,\n  film_id,\n  user_id,\n  rating,\n  modified\nFROM ugc.ratings",
@@ -81,6 +78,7 @@ async function furnish({ api }: Platform): Promise<Run> {
     schedule_interval: "0 3 * * 1 Europe/Moscow",
   });
   await mart("people", { description: "People for the search box.", source_query: "SELECT id, full_name FROM content.person", enabled: false });
+  await api("POST", "/pipelines", STEPS);
   await api("PATCH", "/pipelines/film_dim_full", { schedule_interval: "1h", batch_size: 2000 });
   await api("PATCH", "/pipelines/daily_views", { schedule_interval: "15 * * * *" });
   for (let round = 0; round < 5; round++) await Promise.all(["film_dim_full", "daily_views", "ratings", "user_activity"].map(run));
@@ -89,6 +87,27 @@ async function furnish({ api }: Platform): Promise<Run> {
   await run("weekly_top_films");
   await api("PATCH", "/pipelines/film_dim_full", { batch_size: 5000, description: "Films with their genres, actors and directors, one row each." });
   await api("POST", "/pipelines/user_activity/pause");
+  await run("film_codes");
+  await makeDrift({ api }, "ratings", "SELECT id, film_id, user_id, (10 - rating)::smallint AS rating, modified FROM ugc.ratings ORDER BY id LIMIT 3");
+  const { id } = await api<{ id: string }>("POST", "/pipelines/ratings/reconcile");
+  await until(async () => (await api<{ finished_at: string | null }>("GET", `/requests/${id}`)).finished_at !== null, 60);
   const { items } = await api<{ items: Run[] }>("GET", "/pipelines/film_dim_full/runs?limit=100");
   return items.at(-1) as Run;
 }
+
+/** Films whose code is no number stay behind as dead letters. */
+const STEPS = {
+  name: "film_codes",
+  description: "Codes of films for the box office.",
+  target_table: "analytics.film_codes",
+  target_key: ["id"],
+  tasks: [
+    {
+      order_index: 1,
+      task_type: "SQL",
+      body: "SELECT\n  id,\n  title,\n  type,\n  CASE WHEN title LIKE 'Star%' THEN 'STAR-' || length(title)\n       ELSE (1000 + length(title))::text END AS code\nFROM content.film_work\nORDER BY title",
+    },
+    { order_index: 2, task_type: "PYTHON", body: "normalise_text", params: { columns: ["title"], case: "upper" } },
+    { order_index: 3, task_type: "PYTHON", body: "cast_columns", params: { types: { code: "integer" }, on_error: "dead_letter" } },
+  ],
+};

@@ -280,6 +280,35 @@ class PipelineStatus(Answer):
     recent: RecentRuns
 
 
+class Alert(Answer):
+    """What people were told about a pipeline, or would be if a receiver were configured."""
+
+    id: UUID
+    kind: str = Field(description="failed, recovered or drift.")
+    at: datetime
+    run_id: UUID | None
+    error: str | None = None
+    failing_since: datetime | None = None
+    differences: int | None = None
+    delivered: list[str] = Field(description="The receivers that took it.")
+    delivery_error: str | None = None
+
+
+class Reconciliation(Answer):
+    """One comparison of source and target, in short; `GET .../reconcile` has the latest whole."""
+
+    id: UUID
+    created_at: datetime
+    finished_at: datetime | None
+    status: str = Field(description="QUEUED, WORKING, DONE or FAILED.")
+    requested_by: str
+    level: str
+    repair: bool
+    differences: int | None = Field(None, description="Rows that were not as the source has them.")
+    remaining: int | None = Field(None, description="What is still different when all is done.")
+    error: str | None = None
+
+
 class Version(Answer):
     """A pipeline as it was defined once."""
 

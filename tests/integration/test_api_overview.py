@@ -1,4 +1,7 @@
-"""What the console asks first: who am I, and every pipeline with its latest runs; and previews before saving."""
+"""What the console asks: who am I, every pipeline with its latest runs, alerts, comparisons, previews before saving."""
+
+from typing import Any
+from uuid import UUID, uuid4
 
 import httpx
 import pytest
@@ -7,6 +10,7 @@ from tests.integration.api import DEFINITION, create, problem, serving
 from vitrina.services import tokens
 from vitrina.services.callers import Caller, Role
 from vitrina.settings import Settings
+from vitrina.store import requests
 from vitrina.store.database import Connection
 
 
@@ -74,6 +78,48 @@ def test_a_draft_is_judged_like_a_pipeline(api: httpx.Client, change: dict[str, 
     answer = api.post("/api/v1/preview", json={"definition": DEFINITION | change})
     assert answer.status_code == 422
     assert path in [error["path"] for error in problem(answer)["errors"]]
+
+
+def test_alerts_tell_of_failures_recoveries_and_drift(api: httpx.Client, api_metastore: Connection) -> None:
+    created = create(api)
+    _insert_run(api_metastore, created["id"], 0, "RUNNING")
+    _fail(api_metastore, created["id"], "column titel does not exist")
+    api_metastore.execute("UPDATE etl.etl_runs SET status = 'SUCCESS'")
+    _reconcile(api_metastore, created["id"], {"differences": 3, "remaining": 3})
+    drift, recovered, failed = api.get("/api/v1/pipelines/films/alerts").json()["items"]
+    assert (drift["kind"], drift["differences"], drift["delivered"]) == ("drift", 3, [])
+    assert (recovered["kind"], failed["kind"]) == ("recovered", "failed")
+    assert recovered["failing_since"] == failed["failing_since"]
+    assert failed["error"] == "column titel does not exist"
+    assert failed["run_id"] is not None
+    assert [one["kind"] for one in api.get("/api/v1/pipelines/films/alerts?limit=1").json()["items"]] == ["drift"]
+
+
+def test_comparisons_are_listed_with_what_they_found(api: httpx.Client, api_metastore: Connection) -> None:
+    created = create(api)
+    _reconcile(api_metastore, created["id"], {"differences": 3, "remaining": 0, "keys": [{}] * 3}, repair=True)
+    api.post("/api/v1/pipelines/films/reconcile", json={"level": "quick"})
+    waiting, done = api.get("/api/v1/pipelines/films/reconciles").json()["items"]
+    assert (waiting["status"], waiting["level"], waiting["repair"]) == ("QUEUED", "quick", False)
+    assert (waiting["requested_by"], waiting["differences"]) == ("local", None)
+    assert (done["status"], done["level"], done["repair"]) == ("DONE", "full", True)
+    assert (done["differences"], done["remaining"]) == (3, 0)
+    assert "keys" not in done
+
+
+def _fail(connection: Connection, pipeline_id: str, error: str) -> None:
+    connection.execute(
+        "UPDATE etl.etl_pipelines SET status = 'FAILED', last_error = %s WHERE id = %s", [error, pipeline_id]
+    )
+
+
+def _reconcile(connection: Connection, pipeline_id: str, result: dict[str, Any], *, repair: bool = False) -> None:
+    """Asked for by nobody, answered at once."""
+    requests.insert(connection, "reconcile", UUID(pipeline_id), {"repair": repair}, "schedule")
+    runner = uuid4()
+    taken = requests.claim_next(connection, runner, 30)
+    assert taken
+    assert requests.finish(connection, taken["id"], runner, result=result, error=None)
 
 
 def _insert_run(connection: Connection, pipeline_id: str, minute: int, status: str) -> None:

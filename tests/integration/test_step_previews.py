@@ -70,6 +70,8 @@ def test_a_preview_shows_rows_behind_the_last_step(bench: Workbench) -> None:
     assert result["columns"][2]["type"] == "numeric(3,1)"
     assert result["rows"][0] == {"id": 1, "title": "FILM 1", "rating": 7.0, "country": "NL"}
     assert len(result["rows"]) == 2
+    assert [column["name"] for column in result["before"]["columns"]] == ["id", "title", "rating"]
+    assert result["before"]["rows"][0] == {"id": 1, "title": " film 1", "rating": 7.0}
     assert bench.sql("SELECT to_regclass('analytics.films') AS t") == [{"t": None}]
 
 

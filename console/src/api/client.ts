@@ -70,6 +70,17 @@ export const get = <Answer>(path: string, signal?: AbortSignal): Promise<Answer>
   request<Answer>("GET", path, { signal });
 export const post = <Answer>(path: string, body?: unknown): Promise<Answer> => request<Answer>("POST", path, { body });
 
+/** Saves what the API answers as a file of the person's. */
+export async function download(path: string, name: string): Promise<void> {
+  const response = await fetch(BASE + path, { headers: headers() });
+  if (!response.ok) throw problem(response.status, parse(await response.text()));
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await response.blob());
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
 /** The same request for a terminal; the token stays out of it. */
 export function asCurl(method: string, path: string, options: { body?: unknown; auth: boolean }): string {
   const parts = [`curl -X ${method} '${location.origin}${BASE}${path}'`];

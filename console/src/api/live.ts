@@ -118,7 +118,7 @@ function refreshChanged(): void {
   changedPipelines.clear();
   void refreshOverview(changed.map(([id]) => id)).catch(() => undefined);
   for (const [, name] of changed) {
-    for (const key of ["status", "pipeline", "runs"]) void queryClient.invalidateQueries({ queryKey: [key, name] });
+    for (const key of ["status", "pipeline", "runs", "alerts", "reconciles"]) void queryClient.invalidateQueries({ queryKey: [key, name] });
   }
   void queryClient.invalidateQueries({ queryKey: ["runs", ""] });
   void queryClient.invalidateQueries({ queryKey: ["run"] });

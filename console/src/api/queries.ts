@@ -3,18 +3,21 @@ import { QueryClient, useInfiniteQuery, useQuery, useQueryClient } from "@tansta
 import { ApiError, get, post } from "./client";
 import { useConnection } from "./live";
 import type {
+  Alert,
   AuditEntry,
   DeadLetter,
-  LiveEvent,
+  LogLine,
   Me,
   Page,
   Pipeline,
   PipelineOverview,
   PipelineStatus,
+  Reconciliation,
   Role,
   Run,
   Runner,
   RunnerRequest,
+  Table,
   Token,
   Version,
 } from "./types";
@@ -126,7 +129,7 @@ export function useRun(id: string) {
 export function useRunLog(id: string, isRunning: boolean) {
   return useQuery({
     queryKey: ["run-log", id],
-    queryFn: ({ signal }) => get<Page<LiveEvent>>(`/runs/${id}/logs`, signal),
+    queryFn: ({ signal }) => get<Page<LogLine>>(`/runs/${id}/logs`, signal),
     refetchInterval: isRunning ? 2_000 : false,
   });
 }
@@ -185,6 +188,36 @@ export function useReconcile(name: string) {
   });
 }
 
+export function useReconciles(name: string) {
+  return useQuery({
+    queryKey: ["reconciles", name],
+    queryFn: ({ signal }) => get<Page<Reconciliation>>(`/pipelines/${encodeURIComponent(name)}/reconciles?limit=30`, signal),
+    refetchInterval: useInterval(),
+  });
+}
+
+export function useAlerts(name: string) {
+  return useQuery({
+    queryKey: ["alerts", name],
+    queryFn: ({ signal }) => get<Page<Alert>>(`/pipelines/${encodeURIComponent(name)}/alerts?limit=30`, signal),
+    refetchInterval: useInterval(),
+  });
+}
+
+/** What queries on a connection may read, as far as a runner is there to say. */
+export function useTables(connection: string) {
+  return useQuery({
+    queryKey: ["tables", connection],
+    queryFn: async ({ signal }): Promise<Table[]> => {
+      const asked = await get<RunnerRequest>(`/connections/${encodeURIComponent(connection)}/tables`, signal);
+      const done = await awaitRequest(asked, 30);
+      return (done.result?.["tables"] as Table[] | undefined) ?? [];
+    },
+    staleTime: 60_000,
+    retry: false,
+  });
+}
+
 export function useTokens(enabled: boolean) {
   return useQuery({ queryKey: ["tokens"], queryFn: ({ signal }) => get<Page<Token>>("/tokens", signal), enabled });
 }
@@ -200,7 +233,7 @@ export function useNames(kind: "connections" | "transforms") {
 export function useTargets() {
   return useQuery({
     queryKey: ["targets"],
-    queryFn: ({ signal }) => get<{ allowed: string[] }>("/targets", signal),
+    queryFn: ({ signal }) => get<{ allowed: string[]; items: { target: string }[] }>("/targets", signal),
     staleTime: 60_000,
   });
 }
@@ -220,7 +253,7 @@ export async function awaitRequest(asked: RunnerRequest, seconds = 60): Promise<
 export function useRefresh() {
   const client = useQueryClient();
   return (name: string, id?: string): void => {
-    for (const key of ["pipeline", "status", "runs", "versions", "reconcile"]) {
+    for (const key of ["pipeline", "status", "runs", "versions", "reconcile", "reconciles", "alerts"]) {
       void client.invalidateQueries({ queryKey: [key, name] });
     }
     void client.invalidateQueries({ queryKey: ["audit"] });

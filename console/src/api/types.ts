@@ -215,9 +215,78 @@ export interface RunnerRequest {
   finished_at: string | null;
 }
 
-export interface Preview {
-  columns: { name: string; type: string }[];
+export interface Column {
+  name: string;
+  type: string;
+}
+
+export interface Rows {
+  columns: Column[];
   rows: Record<string, unknown>[];
+}
+
+/** What would be written; `before` is what the query gives where Python steps follow it. */
+export interface Preview extends Rows {
+  before?: Rows;
+}
+
+export interface Table {
+  schema: string;
+  name: string;
+  columns: Column[];
+}
+
+export interface Side {
+  rows: number | null;
+  least?: string | null;
+  greatest?: string | null;
+}
+
+/** What a comparison of source and target found. */
+export interface ReconcileReport {
+  level: "quick" | "full" | "sample";
+  equal: boolean;
+  differences: number;
+  remaining: number;
+  missing: number;
+  extra: number;
+  differing: number;
+  in_flight: number;
+  findings: string[];
+  source: Side;
+  target: Side;
+  key: string[];
+  compared: string[];
+  not_compared: string[];
+  keys: { kind: "missing" | "extra" | "differing"; key: Record<string, string | null>; columns: Record<string, { source: string | null; target: string | null }> }[];
+  repair: ({ done: false; upserts: number; deletes: number } | { done: true; inserted: number; updated: number; deleted: number; remaining: number; run_id: string }) | null;
+  started_at: string;
+  duration_seconds: number;
+}
+
+export interface Reconciliation {
+  id: string;
+  created_at: string;
+  finished_at: string | null;
+  status: RunnerRequest["status"];
+  requested_by: string;
+  level: ReconcileReport["level"];
+  repair: boolean;
+  differences: number | null;
+  remaining: number | null;
+  error: string | null;
+}
+
+export interface Alert {
+  id: string;
+  kind: "failed" | "recovered" | "drift";
+  at: string;
+  run_id: string | null;
+  error: string | null;
+  failing_since: string | null;
+  differences: number | null;
+  delivered: string[];
+  delivery_error: string | null;
 }
 
 export interface ValidationReport {
@@ -245,6 +314,10 @@ export interface LiveEvent {
   at: string;
   topic: string;
   payload: Record<string, unknown>;
+}
+
+export interface LogLine extends LiveEvent {
+  level: "info" | "warning" | "error";
 }
 
 export interface AuditEntry {

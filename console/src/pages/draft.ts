@@ -62,7 +62,7 @@ export function draftOf(pipeline: Definition): Draft {
 
 /** What is sent. A text that cannot be read as what it should be is sent as it is: the API says what is wrong. */
 export function definitionOf(draft: Draft): Record<string, unknown> {
-  const key = draft.target_key.split(",").map((part) => part.trim()).filter(Boolean);
+  const key = keyColumns(draft.target_key);
   return {
     name: draft.name,
     description: draft.description,
@@ -82,6 +82,8 @@ export function definitionOf(draft: Draft): Record<string, unknown> {
     tasks: draft.tasks,
   };
 }
+
+export const keyColumns = (text: string): string[] => text.split(",").map((part) => part.trim()).filter(Boolean);
 
 function parsed(text: string): unknown {
   try {

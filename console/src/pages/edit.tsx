@@ -3,33 +3,50 @@ import { useQueryClient } from "@tanstack/react-query";
 import { Link, useBlocker, useNavigate, useParams } from "@tanstack/react-router";
 import { Suspense, lazy, useEffect, useMemo, useState, type ReactNode } from "react";
 import { ApiError, get, post, request } from "../api/client";
-import { awaitRequest, useNames, usePipeline, useRefresh, useTargets } from "../api/queries";
-import type { FieldProblem, Pipeline, Preview, RunnerRequest, Task, ValidationReport } from "../api/types";
-import { Button, Dialog, Failure, Loading, Menu, Switch, Tag, cx, inputLook, useCopyCurl } from "../ui/basics";
+import { useMay, useNames, usePipeline, useRefresh, useTables, useTargets } from "../api/queries";
+import type { Column, FieldProblem, Pipeline, Preview, Table, Task, ValidationReport } from "../api/types";
+import { Button, Dialog, Empty, Failure, Loading, Menu, PageHead, Switch, Tag, cx, inputLook, useCopyCurl } from "../ui/basics";
 import { Changes, compare } from "../ui/diff";
 import { Icon } from "../ui/icons";
+import { PreviewPane } from "../ui/preview";
 import { toast, toastError } from "../ui/toasts";
 import { t } from "../words/language";
 import { scheduleInWords } from "../words/schedule";
-import { NEW_DRAFT, changesBetween, definitionOf, draftOf, savedDefinition, type Draft } from "./draft";
+import { NEW_DRAFT, changesBetween, definitionOf, draftOf, keyColumns, savedDefinition, type Draft } from "./draft";
 
 const SqlEditor = lazy(() => import("../ui/sql-editor"));
 
+const NO_TABLES: Table[] = [];
+
 export function CreatePage() {
-  return <Editor saved={null} />;
+  return useMay("operator") ? <Editor saved={null} /> : <LookOnly title={t("New pipeline")} />;
 }
 
 export function EditPage() {
   const { name } = useParams({ from: "/pipelines/$name/edit" });
   const pipeline = usePipeline(name);
+  const mayOperate = useMay("operator");
   // What the form began with: news from elsewhere must not change it under the author's hands.
   const [base, setBase] = useState<Pipeline | null>(null);
   useEffect(() => {
     if (pipeline.data && !base) setBase(pipeline.data);
   }, [pipeline.data, base]);
   if (pipeline.error && !base) return <Failure error={pipeline.error} onRetry={() => void pipeline.refetch()} />;
+  if (!mayOperate) return <LookOnly title={name} />;
   if (!base) return <Loading lines={12} />;
   return <Editor key={base.version} saved={base} onReload={setBase} />;
+}
+
+/** Whoever came here by an address: the controls that lead here are not shown to viewers. */
+function LookOnly({ title }: { title: string }) {
+  return (
+    <>
+      <PageHead title={title} />
+      <Empty icon="edit" title={t("Changing pipelines needs the role operator")}>
+        {t("Ask an admin for a token with that role.")}
+      </Empty>
+    </>
+  );
 }
 
 function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipeline: Pipeline) => void }) {
@@ -38,6 +55,8 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
   const [conflict, setConflict] = useState<Pipeline | null>(null);
   const [busy, setBusy] = useState(false);
   const [done, setDone] = useState(false);
+  const [preview, setPreview] = useState<Preview | null>(null);
+  const tables = useTables(draft.source_connection).data ?? NO_TABLES;
   const definition = useMemo(() => definitionOf(draft), [draft]);
   const before = useMemo(() => (saved ? savedDefinition(saved) : null), [saved]);
   const changes = useMemo(() => compare(before ?? {}, definition), [before, definition]);
@@ -104,10 +123,12 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
       </header>
       <div className="grid flex-1 lg:grid-cols-[1fr_21rem]">
         <div className="flex min-w-0 flex-col lg:border-r">
-          <Query draft={draft} change={change} problems={problems} onSave={() => void save()} />
-          <Bottom definition={definition} changes={saved ? changes : null} problems={problems} warnings={report?.warnings ?? []} />
+          <Query draft={draft} change={change} problems={problems} tables={tables} onSave={() => void save()} />
+          <Bottom changes={saved ? changes : null} problems={problems} warnings={report?.warnings ?? []}>
+            <PreviewPane definition={definition} blocked={problems.length > 0} preview={preview} onPreview={setPreview} />
+          </Bottom>
         </div>
-        <Fields draft={draft} change={change} problems={problems} isNew={!saved} />
+        <Fields draft={draft} change={change} problems={problems} isNew={!saved} columns={preview?.columns ?? []} />
       </div>
       <Conflict
         mine={saved}
@@ -158,9 +179,10 @@ function Verdict({ problems, touched, report }: { problems: FieldProblem[]; touc
 
 // --- the query --------------------------------------------------------------------------------------------------
 
+type EditorProps = { tables: Table[]; onSave: () => void };
 type Part = { draft: Draft; change: (part: Partial<Draft>) => void; problems: FieldProblem[] };
 
-function Query({ draft, change, problems, onSave }: Part & { onSave: () => void }) {
+function Query({ draft, change, problems, tables, onSave }: Part & EditorProps) {
   const planned = draft.tasks.length > 0;
   const wrong = problems.filter((problem) => problem.path === "source_query");
   return (
@@ -172,11 +194,11 @@ function Query({ draft, change, problems, onSave }: Part & { onSave: () => void 
         </Button>
       </div>
       {planned ? (
-        <Tasks draft={draft} change={change} problems={problems} onSave={onSave} />
+        <Tasks draft={draft} change={change} problems={problems} tables={tables} onSave={onSave} />
       ) : (
         <div className="min-h-56 px-2 py-2">
           <Suspense fallback={<Loading lines={5} />}>
-            <SqlEditor label={t("Source query")} value={draft.source_query} onChange={(source_query) => change({ source_query })} onSave={onSave} schema={{}} />
+            <SqlEditor label={t("Source query")} value={draft.source_query} onChange={(source_query) => change({ source_query })} onSave={onSave} tables={tables} />
           </Suspense>
         </div>
       )}
@@ -199,7 +221,7 @@ function firstTasks(draft: Draft): Task[] {
   return [query, emptyTask([query])];
 }
 
-function Tasks({ draft, change, problems, onSave }: Part & { onSave: () => void }) {
+function Tasks({ draft, change, problems, tables, onSave }: Part & EditorProps) {
   const steps = useNames("transforms").data?.items ?? [];
   const set = (index: number, part: Partial<Task>): void =>
     change({ tasks: draft.tasks.map((task, at) => (at === index ? { ...task, ...part } : task)) });
@@ -221,13 +243,14 @@ function Tasks({ draft, change, problems, onSave }: Part & { onSave: () => void 
           </div>
           {task.task_type === "SQL" ? (
             <Suspense fallback={<Loading lines={4} />}>
-              <SqlEditor label={t("Query of step {n}", { n: index + 1 })} value={task.body} onChange={(body) => set(index, { body })} onSave={onSave} schema={{}} />
+              <SqlEditor label={t("Query of step {n}", { n: index + 1 })} value={task.body} onChange={(body) => set(index, { body })} onSave={onSave} tables={tables} />
             </Suspense>
           ) : (
             <div className="grid gap-3 p-3 sm:grid-cols-2">
               <label className="space-y-1">
                 <span className="text-muted">{t("Python step")}</span>
                 <input className={cx(inputLook, "font-mono")} list="steps" value={task.body} onChange={(event) => set(index, { body: event.target.value })} />
+                <span className="block text-xs text-muted">{firstLine(steps.find((step) => step.name === task.body)?.doc)}</span>
               </label>
               <Params value={task.params} onChange={(params) => set(index, { params })} />
             </div>
@@ -238,13 +261,15 @@ function Tasks({ draft, change, problems, onSave }: Part & { onSave: () => void 
       <datalist id="steps">
         {steps.map((step) => (
           <option key={step.name} value={step.name}>
-            {step.doc}
+            {firstLine(step.doc)}
           </option>
         ))}
       </datalist>
     </ol>
   );
 }
+
+const firstLine = (text: string | undefined): string => text?.trim().split("\n")[0] ?? "";
 
 function Params({ value, onChange }: { value: Record<string, unknown>; onChange: (next: Record<string, unknown>) => void }) {
   const [text, setText] = useState(JSON.stringify(value));
@@ -290,10 +315,13 @@ function Problems({ items, id }: { items: FieldProblem[]; id?: string }) {
 
 const PLACED = new Set(["name", "description", "source_connection", "target_table", "target_key", "mode", "incremental_key", "incremental_id_key", "batch_size", "schedule_interval", "python_task", "source_query"]);
 
-function Fields({ draft, change, problems, isNew }: Part & { isNew: boolean }) {
+type InputExtras = { hint?: ReactNode; mono?: boolean; disabled?: boolean; placeholder?: string; list?: string };
+
+function Fields({ draft, change, problems, isNew, columns }: Part & { isNew: boolean; /** Of the last preview. */ columns: Column[] }) {
   const connections = useNames("connections").data?.items ?? [];
-  const allowed = useTargets().data?.allowed ?? [];
-  const input = (name: keyof Draft & string, label: string, extra: { hint?: ReactNode; mono?: boolean; disabled?: boolean; placeholder?: string } = {}): ReactNode => (
+  const targets = useTargets().data;
+  const allowed = targets?.allowed ?? [];
+  const input = (name: keyof Draft & string, label: string, extra: InputExtras = {}): ReactNode => (
     <Field name={name} label={label} hint={extra.hint} problems={problems}>
       {(attributes) => (
         <input
@@ -301,6 +329,7 @@ function Fields({ draft, change, problems, isNew }: Part & { isNew: boolean }) {
           className={cx(inputLook, extra.mono && "font-mono")}
           disabled={extra.disabled}
           placeholder={extra.placeholder}
+          list={extra.list}
           value={String(draft[name])}
           onChange={(event) => change({ [name]: event.target.value } as Partial<Draft>)}
         />
@@ -320,8 +349,8 @@ function Fields({ draft, change, problems, isNew }: Part & { isNew: boolean }) {
           </select>
         )}
       </Field>
-      {input("target_table", t("Target"), { mono: true, hint: allowed.length ? t("Allowed: {patterns}", { patterns: allowed.join(", ") }) : undefined })}
-      {input("target_key", t("Key columns"), { mono: true, hint: t("Unique in the source; separated by commas") })}
+      {input("target_table", t("Target"), { mono: true, list: "targets", hint: allowed.length ? t("Allowed: {patterns}", { patterns: allowed.join(", ") }) : undefined })}
+      {input("target_key", t("Key columns"), { mono: true, hint: <KeyPicker columns={columns} value={draft.target_key} onChange={(target_key) => change({ target_key })} /> })}
       <fieldset>
         <legend className="mb-1 text-muted">{t("Mode")}</legend>
         <div className="grid grid-cols-2 gap-1 rounded-lg bg-sunken p-1 dark:border">
@@ -335,8 +364,8 @@ function Fields({ draft, change, problems, isNew }: Part & { isNew: boolean }) {
       </fieldset>
       {draft.mode === "incremental" && (
         <div className="grid grid-cols-2 gap-3">
-          {input("incremental_key", t("Cursor column"), { mono: true, placeholder: "updated_at" })}
-          {input("incremental_id_key", t("Tie-breaker"), { mono: true, placeholder: "id" })}
+          {input("incremental_key", t("Cursor column"), { mono: true, list: "columns", placeholder: "updated_at" })}
+          {input("incremental_id_key", t("Tie-breaker"), { mono: true, list: "columns", placeholder: "id" })}
         </div>
       )}
       {input("schedule_interval", t("Schedule"), { mono: true, placeholder: "15m, 0 3 * * * Europe/Moscow", hint: scheduleInWords(draft.schedule_interval || null) })}
@@ -350,8 +379,43 @@ function Fields({ draft, change, problems, isNew }: Part & { isNew: boolean }) {
         <textarea aria-label={t("Options (JSON)")} rows={5} className={cx(inputLook, "mt-2 h-auto py-2 font-mono text-xs")} value={draft.options} onChange={(event) => change({ options: event.target.value })} />
         <Problems items={problems.filter((problem) => problem.path.startsWith("options"))} />
       </details>
+      <datalist id="columns">
+        {columns.map((column) => (
+          <option key={column.name} value={column.name}>
+            {column.type}
+          </option>
+        ))}
+      </datalist>
+      <datalist id="targets">
+        {[...new Set(targets?.items.map((item) => item.target))].map((target) => (
+          <option key={target} value={target} />
+        ))}
+      </datalist>
       <Problems items={problems.filter((problem) => !PLACED.has(problem.path) && !problem.path.startsWith("options") && !problem.path.startsWith("tasks."))} />
     </form>
+  );
+}
+
+/** Once a preview has told the columns, they are chosen with a click. */
+function KeyPicker({ columns, value, onChange }: { columns: Column[]; value: string; onChange: (next: string) => void }) {
+  if (columns.length === 0) return t("Unique in the source; separated by commas");
+  const chosen = keyColumns(value);
+  const toggle = (name: string): void => onChange((chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name]).join(", "));
+  return (
+    <span className="flex flex-wrap gap-1 pt-0.5" role="group" aria-label={t("Key columns")}>
+      {columns.map(({ name, type }) => (
+        <button
+          key={name}
+          type="button"
+          title={type}
+          aria-pressed={chosen.includes(name)}
+          onClick={() => toggle(name)}
+          className={cx("rounded border px-1.5 font-mono text-2xs leading-5", chosen.includes(name) ? "border-accent bg-accent-soft text-accent" : "text-muted hover:text-text")}
+        >
+          {name}
+        </button>
+      ))}
+    </span>
   );
 }
 
@@ -377,7 +441,7 @@ function Field(props: { name: string; label: string; hint?: ReactNode; problems:
           ))}
         </ul>
       ) : (
-        props.hint && <p className="text-xs text-muted">{props.hint}</p>
+        props.hint && <div className="text-xs text-muted">{props.hint}</div>
       )}
     </div>
   );
@@ -385,7 +449,7 @@ function Field(props: { name: string; label: string; hint?: ReactNode; problems:
 
 // --- below the query --------------------------------------------------------------------------------------------
 
-function Bottom({ definition, changes, problems, warnings }: { definition: Record<string, unknown>; changes: ReturnType<typeof compare> | null; problems: FieldProblem[]; warnings: string[] }) {
+function Bottom({ changes, problems, warnings, children }: { changes: ReturnType<typeof compare> | null; problems: FieldProblem[]; warnings: string[]; children: ReactNode }) {
   const [tab, setTab] = useState<"preview" | "changes" | "problems">("preview");
   const tabs = [
     { key: "preview" as const, words: t("Preview") },
@@ -409,9 +473,7 @@ function Bottom({ definition, changes, problems, warnings }: { definition: Recor
           </button>
         ))}
       </div>
-      <div className={tab === "preview" ? "" : "hidden"}>
-        <PreviewPane definition={definition} blocked={problems.length > 0} />
-      </div>
+      <div className={tab === "preview" ? "" : "hidden"}>{children}</div>
       {tab === "changes" && (
         <div className="p-4 sm:px-6">
           <Changes changes={changes ?? []} />
@@ -434,78 +496,6 @@ function Bottom({ definition, changes, problems, warnings }: { definition: Recor
       )}
     </section>
   );
-}
-
-const PREVIEW_ROWS = 20;
-
-function PreviewPane({ definition, blocked }: { definition: Record<string, unknown>; blocked: boolean }) {
-  const [preview, setPreview] = useState<Preview | null>(null);
-  const [failure, setFailure] = useState<string | null>(null);
-  const [busy, setBusy] = useState(false);
-  const show = async (): Promise<void> => {
-    setBusy(true);
-    setFailure(null);
-    try {
-      const draft = { ...definition, name: definition["name"] || "draft" };
-      const done = await awaitRequest(await post<RunnerRequest>("/preview", { definition: draft, limit: PREVIEW_ROWS }), 40);
-      if (done.status === "DONE") setPreview(done.result as unknown as Preview);
-      else setFailure(done.error?.message ?? t("No runner took it up. Is one running?"));
-    } catch (error) {
-      setFailure(error instanceof Error ? error.message : String(error));
-    } finally {
-      setBusy(false);
-    }
-  };
-  return (
-    <div className="p-4 sm:px-6">
-      <div className="mb-3 flex flex-wrap items-center gap-3">
-        <Button icon="play" busy={busy} disabled={blocked} onClick={() => void show()}>
-          {busy ? t("A runner is reading…") : t("Preview {n} rows", { n: PREVIEW_ROWS })}
-        </Button>
-        <span className="text-muted">{preview && !failure ? t("{n} rows", { n: preview.rows.length }) : t("Nothing is written.")}</span>
-      </div>
-      {failure && (
-        <p role="alert" className="rounded-md bg-bad-soft p-3 font-mono text-xs break-words whitespace-pre-wrap text-bad">
-          {failure}
-        </p>
-      )}
-      {preview && !failure && <PreviewTable preview={preview} />}
-    </div>
-  );
-}
-
-function PreviewTable({ preview }: { preview: Preview }) {
-  return (
-    <div className="overflow-auto rounded-lg border" tabIndex={0} role="region" aria-label={t("Preview")}>
-      <table className="num w-full text-xs">
-        <thead>
-          <tr className="border-b bg-panel text-left">
-            {preview.columns.map((column) => (
-              <th key={column.name} scope="col" className="px-3 py-2 font-medium whitespace-nowrap">
-                {column.name} <span className="font-normal text-faint">{column.type}</span>
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody className="font-mono">
-          {preview.rows.map((row, index) => (
-            <tr key={index} className="border-b last:border-b-0 hover:bg-line/35">
-              {preview.columns.map((column) => (
-                <td key={column.name} className="max-w-72 truncate px-3 py-1.5 whitespace-nowrap">
-                  {cell(row[column.name])}
-                </td>
-              ))}
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
-  );
-}
-
-function cell(value: unknown): ReactNode {
-  if (value === null || value === undefined) return <span className="text-faint">null</span>;
-  return typeof value === "object" ? JSON.stringify(value) : String(value);
 }
 
 function Conflict(props: { mine: Pipeline | null; theirs: Pipeline | null; onClose: () => void; onTakeTheirs: (theirs: Pipeline) => void; onKeepMine: (theirs: Pipeline) => void }) {

@@ -1,21 +1,22 @@
 /** One pipeline: how it is, what it did, how it is defined, and the levers. */
 import { Link, useNavigate, useParams, useSearch } from "@tanstack/react-router";
-import { useState, type ReactNode } from "react";
-import { post, request } from "../api/client";
+import { useState } from "react";
+import { request } from "../api/client";
 import { useRates } from "../api/live";
-import { awaitRequest, useAudit, useDeadLetters, useMay, usePipeline, useReconcile, useRefresh, useRuns, useStatus, useVersions, verb } from "../api/queries";
-import type { AuditEntry, Pipeline, PipelineStatus, Run, RunnerRequest, ValidationReport, Version } from "../api/types";
-import { Ago, Button, Dialog, Empty, Facts, Failure, Figures, Loading, Menu, Panel, Since, Sql, StatusChip, Switch, Tag, cx, fillOf, inputLook, statusWords, useCopyCurl, type MenuEntry } from "../ui/basics";
-import { History, Sparkline } from "../ui/charts";
-import { Changes, changeInBrief, compare } from "../ui/diff";
+import { useDeadLetters, useMay, usePipeline, useRefresh, useRuns, useStatus, verb } from "../api/queries";
+import type { Pipeline, PipelineStatus } from "../api/types";
+import { Ago, Button, Dialog, Empty, Failure, Figures, Loading, Menu, Since, StatusChip, Switch, Tag, cx, inputLook, useCopyCurl, type MenuEntry } from "../ui/basics";
+import { Sparkline } from "../ui/charts";
 import { Icon } from "../ui/icons";
 import { LetterList } from "../ui/letters";
-import { FailureCard, Guarantee, PlanPanel, RunTable } from "../ui/parts";
+import { FailureCard, Guarantee, RunTable } from "../ui/parts";
 import { toast, toastError } from "../ui/toasts";
-import { actionInWords } from "../words/actions";
 import { compact, count, duration, percent } from "../words/format";
 import { t } from "../words/language";
 import { scheduleInWords } from "../words/schedule";
+import { Checks } from "./pipeline-checks";
+import { DefinitionTab, Versions } from "./pipeline-definition";
+import { Overview } from "./pipeline-overview";
 
 export function PipelinePage() {
   const { name } = useParams({ from: "/pipelines/$name" });
@@ -343,115 +344,6 @@ function Tabs({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus
   );
 }
 
-const HISTORY = 50;
-
-function Overview({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus }) {
-  const runs = useRuns(pipeline.name, HISTORY).data?.pages[0]?.items ?? [];
-  const oldestFirst = [...runs].reverse();
-  const checkpoint = status.checkpoint;
-  return (
-    <div className="space-y-4">
-      <Panel>
-        {runs.length === 0 ? (
-          <Empty icon="runs" title={t("No runs yet")}>
-            {t("Its history is drawn here.")}
-          </Empty>
-        ) : (
-          <div className="grid gap-6 md:grid-cols-2">
-            <History runs={oldestFirst} value={(run) => run.rows_written + run.rows_deleted} show={(value) => count(value)} label={t("Rows changed")} />
-            <History runs={oldestFirst} value={(run) => run.duration_seconds} show={duration} label={t("Duration")} />
-          </div>
-        )}
-      </Panel>
-      <div className="grid gap-4 lg:grid-cols-[3fr_2fr]">
-        <Timeline name={pipeline.name} runs={runs} />
-        <div className="space-y-4">
-          <PlanPanel plan={status.run?.metrics.plan} />
-          <Panel title={t("Checkpoint")}>
-            {checkpoint ? (
-              <Facts
-                items={[
-                  [t("Reached"), <Mono key="k">{checkpoint.last_processed_key}</Mono>],
-                  [t("Safe up to"), <Mono key="s">{checkpoint.safe_upto}</Mono>],
-                  ...(checkpoint.held_upto ? ([[t("Held at"), <Mono key="h">{checkpoint.held_upto}</Mono>]] as [string, ReactNode][]) : []),
-                  [t("Batch"), count(checkpoint.batch_no)],
-                  [t("Updated"), <Ago key="u" at={checkpoint.updated_at} />],
-                ]}
-              />
-            ) : (
-              <p className="text-muted">{t("None yet: the first run starts at the beginning.")}</p>
-            )}
-          </Panel>
-        </div>
-      </div>
-    </div>
-  );
-}
-
-function Mono({ children }: { children: string | null }) {
-  return children ? <span className="font-mono text-xs break-all">{children}</span> : <span className="text-faint">—</span>;
-}
-
-type Happening = { at: string; key: string; run?: Run; entry?: AuditEntry };
-
-/** Runs and changes in one line of time: what was done, and what came of it. */
-function Timeline({ name, runs }: { name: string; runs: Run[] }) {
-  const audit = useAudit({ object: `pipeline:${name}` }).data?.pages[0]?.items ?? [];
-  const happenings: Happening[] = [
-    ...runs.map((run) => ({ at: run.started_at, key: run.id, run })),
-    ...audit.map((entry) => ({ at: entry.at, key: `audit-${entry.id}`, entry })),
-  ].sort((a, b) => b.at.localeCompare(a.at));
-  return (
-    <Panel title={t("Timeline")} flush>
-      {happenings.length === 0 ? (
-        <p className="p-4 text-muted">{t("Nothing happened yet.")}</p>
-      ) : (
-        <ol className="max-h-[34rem] overflow-auto py-1" tabIndex={0} aria-label={t("Timeline")}>
-          {happenings.slice(0, 60).map((one) => (
-            <li key={one.key} className="flex items-start gap-3 px-4 py-1.5">
-              <span className="mt-1.5 size-2 shrink-0 rounded-full" style={{ background: one.run ? fillOf(one.run.status) : "transparent", boxShadow: one.run ? undefined : "inset 0 0 0 1.5px var(--faint)" }} />
-              <span className="min-w-0 flex-1">{one.run ? <RunLine run={one.run} /> : one.entry && <AuditLine entry={one.entry} />}</span>
-              <span className="shrink-0 text-xs text-muted">
-                <Ago at={one.at} />
-              </span>
-            </li>
-          ))}
-        </ol>
-      )}
-    </Panel>
-  );
-}
-
-function RunLine({ run }: { run: Run }) {
-  return (
-    <span className="num">
-      <Link to="/runs/$id" params={{ id: run.id }} className="font-medium hover:text-accent hover:underline">
-        {t("Run")} · {statusWords(run.status)}
-      </Link>
-      <span className="text-muted">
-        {" "}
-        {t("{n} written", { n: count(run.rows_written) })} · {duration(run.duration_seconds)} · {t(run.trigger)}
-      </span>
-      {run.error_message && <span className="block truncate text-xs text-bad">{run.error_message}</span>}
-    </span>
-  );
-}
-
-function AuditLine({ entry }: { entry: AuditEntry }) {
-  const changed = entry.before && entry.after ? compare(entry.before, entry.after).filter((change) => change.path !== "status") : [];
-  const short = changed.map(changeInBrief).join(", ");
-  return (
-    <span className="block">
-      <b className="font-medium">{entry.who}</b> <span className="text-muted">{actionInWords(entry.action)}</span>
-      {short && (
-        <span className="block truncate font-mono text-xs text-muted" title={short}>
-          {short}
-        </span>
-      )}
-    </span>
-  );
-}
-
 function Runs({ name }: { name: string }) {
   const runs = useRuns(name);
   const items = runs.data?.pages.flatMap((page) => page.items) ?? [];
@@ -466,204 +358,6 @@ function Runs({ name }: { name: string }) {
         </Button>
       )}
     </>
-  );
-}
-
-function DefinitionTab({ pipeline }: { pipeline: Pipeline }) {
-  const options = Object.entries(pipeline.options);
-  return (
-    <div className="grid gap-4 lg:grid-cols-[3fr_2fr]">
-      <div className="min-w-0 space-y-4">
-        {pipeline.tasks.length > 0 ? (
-          <Panel title={t("Task plan")}>
-            <ol className="space-y-4">
-              {pipeline.tasks.map((task, index) => (
-                <li key={task.order_index} className="space-y-1.5">
-                  <p className="flex items-center gap-2">
-                    <span className="num text-muted">{index + 1}.</span>
-                    <Tag>{task.task_type}</Tag>
-                    {task.task_type === "PYTHON" && <b className="font-mono text-xs font-medium">{task.body}</b>}
-                    {task.target_table && <span className="text-muted">→ {task.target_table}</span>}
-                  </p>
-                  {task.task_type === "SQL" && <Sql>{task.body}</Sql>}
-                  {Object.keys(task.params).length > 0 && <Sql>{JSON.stringify(task.params, null, 2)}</Sql>}
-                </li>
-              ))}
-            </ol>
-          </Panel>
-        ) : (
-          <Panel title={t("Source query")}>
-            <Sql>{pipeline.source_query ?? "—"}</Sql>
-          </Panel>
-        )}
-      </div>
-      <Panel title={t("Fields")}>
-        <Facts
-          items={[
-            [t("Type"), pipeline.type],
-            [t("Source"), pipeline.source_connection],
-            [t("Target"), <Mono key="t">{pipeline.target_table}</Mono>],
-            [t("Key"), <Mono key="k">{pipeline.target_key?.join(", ") ?? null}</Mono>],
-            [t("Mode"), pipeline.mode === "full" ? t("full load") : t("incremental")],
-            [t("Cursor"), <Mono key="c">{[pipeline.incremental_key, pipeline.incremental_id_key].filter(Boolean).join(", ") || null}</Mono>],
-            [t("Python step"), <Mono key="p">{pipeline.python_task}</Mono>],
-            [t("Batch size"), count(pipeline.batch_size)],
-            [t("Schedule"), scheduleInWords(pipeline.schedule_interval)],
-            ...options.map(([name, value]): [string, ReactNode] => [name, <Mono key={name}>{JSON.stringify(value)}</Mono>]),
-            [t("Created"), <Ago key="cr" at={pipeline.created_at} />],
-            [t("Changed"), <Ago key="ch" at={pipeline.updated_at} />],
-          ]}
-        />
-      </Panel>
-    </div>
-  );
-}
-
-function Versions({ pipeline }: { pipeline: Pipeline }) {
-  const versions = useVersions(pipeline.name);
-  const items = versions.data?.items ?? [];
-  if (versions.isPending) return <Loading />;
-  if (versions.error) return <Failure error={versions.error} />;
-  return (
-    <ol className="space-y-3">
-      {items.map((version, index) => (
-        <li key={version.version}>
-          <VersionCard pipeline={pipeline} version={version} before={items[index + 1]} isNewest={index === 0} />
-        </li>
-      ))}
-    </ol>
-  );
-}
-
-function VersionCard({ pipeline, version, before, isNewest }: { pipeline: Pipeline; version: Version; before?: Version; isNewest: boolean }) {
-  const mayOperate = useMay("operator");
-  const refresh = useRefresh();
-  const rollBack = (): void => {
-    request("POST", `/pipelines/${pipeline.name}/versions/${version.version}/rollback`, { ifMatch: pipeline.version })
-      .then(() => toast(t("Version {n} is in force again.", { n: version.version })), toastError)
-      .finally(() => refresh(pipeline.name, pipeline.id));
-  };
-  return (
-    <Panel
-      title={
-        <span className="flex flex-wrap items-center gap-2">
-          <span className="num">v{version.version}</span>
-          {isNewest && <Tag tone="ok">{t("in force")}</Tag>}
-          <span className="font-normal text-muted">
-            {version.changed_by} · <Ago at={version.changed_at} /> {version.change_summary && `· ${version.change_summary}`}
-          </span>
-        </span>
-      }
-      action={
-        mayOperate &&
-        !isNewest && (
-          <Button look="quiet" icon="undo" onClick={rollBack} aria-label={t("Roll back to version {n}", { n: version.version })}>
-            {t("Roll back")}
-          </Button>
-        )
-      }
-    >
-      {before ? <Changes changes={compare(before.definition, version.definition)} /> : <p className="text-muted">{t("The first version.")}</p>}
-    </Panel>
-  );
-}
-
-// --- checks -----------------------------------------------------------------------------------------------------
-
-function Checks({ pipeline }: { pipeline: Pipeline }) {
-  return (
-    <div className="grid gap-4 lg:grid-cols-2">
-      <Validation name={pipeline.name} />
-      <Reconcile name={pipeline.name} />
-    </div>
-  );
-}
-
-function Validation({ name }: { name: string }) {
-  const [report, setReport] = useState<ValidationReport | null>(null);
-  const [busy, setBusy] = useState(false);
-  const check = async (): Promise<void> => {
-    setBusy(true);
-    try {
-      const found = await post<ValidationReport>(`/pipelines/${encodeURIComponent(name)}/validate`);
-      setReport(found.deep ? withRunner(found, await awaitRequest(found.deep)) : found);
-    } catch (error) {
-      toastError(error);
-    } finally {
-      setBusy(false);
-    }
-  };
-  return (
-    <Panel title={t("Validation")} action={<Button busy={busy} onClick={() => void check()}>{t("Check against the source")}</Button>}>
-      {!report ? (
-        <p className="text-muted">{t("Plans the query on the real source and compares it with the target; nothing is written.")}</p>
-      ) : (
-        <ul className="space-y-2" aria-live="polite">
-          {report.valid && <Verdict good text={t("Nothing stands against running it.")} />}
-          {report.errors.map((error) => (
-            <Verdict key={error.path + error.message} text={`${error.path ? `${error.path}: ` : ""}${error.message}`} />
-          ))}
-          {report.warnings.map((warning) => (
-            <Verdict key={warning} text={warning} warning />
-          ))}
-        </ul>
-      )}
-    </Panel>
-  );
-}
-
-function withRunner(report: ValidationReport, deep: RunnerRequest): ValidationReport {
-  if (!deep.error || !report.valid) return { ...report, deep };
-  return { ...report, deep, valid: false, errors: [{ path: "", message: deep.error.message ?? "", code: deep.error.code ?? "" }] };
-}
-
-function Verdict({ text, good, warning }: { text: string; good?: boolean; warning?: boolean }) {
-  return (
-    <li className="flex gap-2">
-      <span className={cx("mt-0.5", good ? "text-ok" : warning ? "text-warn" : "text-bad")}>
-        <Icon name={good ? "check" : "warn"} size={14} />
-      </span>
-      <span className="min-w-0 break-words">{text}</span>
-    </li>
-  );
-}
-
-function Reconcile({ name }: { name: string }) {
-  const last = useReconcile(name);
-  const mayOperate = useMay("operator");
-  const ask = (repair: boolean): void => {
-    verb(name, "reconcile", { repair }).catch(toastError).finally(() => void last.refetch());
-  };
-  const found = last.data;
-  return (
-    <Panel
-      title={t("Reconciliation")}
-      action={
-        mayOperate && (
-          <span className="flex flex-wrap gap-2">
-            <Button onClick={() => ask(false)} busy={!!found && !found.finished_at}>
-              {t("Compare now")}
-            </Button>
-            <Button look="quiet" onClick={() => ask(true)} disabled={!!found && !found.finished_at}>
-              {t("Compare and repair")}
-            </Button>
-          </span>
-        )
-      }
-    >
-      {!found ? (
-        <p className="text-muted">{t("Compares source and target row by row and says what differs.")}</p>
-      ) : (
-        <div className="space-y-2" aria-live="polite">
-          <p className="text-muted">
-            {t("Asked")} <Ago at={found.created_at} />
-          </p>
-          {!found.finished_at && <p>{t("A runner is comparing…")}</p>}
-          {found.error && <ul><Verdict text={found.error.message ?? t("It failed.")} /></ul>}
-          {found.result && <Facts items={Object.entries(found.result).map(([key, value]) => [key, <Mono key={key}>{typeof value === "object" ? JSON.stringify(value) : String(value)}</Mono>])} />}
-        </div>
-      )}
-    </Panel>
   );
 }
 

@@ -2,7 +2,7 @@
 import { Link, useNavigate, useParams } from "@tanstack/react-router";
 import { useState } from "react";
 import { useMay, useRefresh, useRun, useRunLog, verb } from "../api/queries";
-import type { LiveEvent, Run } from "../api/types";
+import type { LogLine, Run } from "../api/types";
 import { Ago, Button, Facts, Failure, Figures, Loading, Menu, Moment, Panel, StatusChip, cx, inputLook, useCopyCurl } from "../ui/basics";
 import { Stages, Throughput } from "../ui/charts";
 import { Icon } from "../ui/icons";
@@ -148,7 +148,7 @@ function Retry({ run, again }: { run: Run; again?: boolean }) {
   );
 }
 
-function Batches({ log }: { log: LiveEvent[] }) {
+function Batches({ log }: { log: LogLine[] }) {
   const points = log
     .filter((event) => event.topic === "batch.done")
     .map((event) => ({ at: Date.parse(event.at), rows: Number(event.payload["rows_read"]) }));
@@ -160,9 +160,11 @@ function Batches({ log }: { log: LiveEvent[] }) {
   );
 }
 
-function Log({ events }: { events: LiveEvent[] }) {
+function Log({ events }: { events: LogLine[] }) {
   const [query, setQuery] = useState("");
+  const [least, setLeast] = useState<LogLine["level"]>("info");
   const lines = events
+    .filter((event) => LEVELS.indexOf(event.level) >= LEVELS.indexOf(least))
     .map((event) => ({ event, text: described(event) }))
     .filter(({ event, text }) => `${event.topic} ${text}`.toLowerCase().includes(query.toLowerCase()));
   return (
@@ -170,19 +172,26 @@ function Log({ events }: { events: LiveEvent[] }) {
       flush
       title={t("Log")}
       action={
-        <span className="w-44">
-          <input type="search" className={inputLook} placeholder={t("Search")} aria-label={t("Search the log")} value={query} onChange={(event) => setQuery(event.target.value)} />
+        <span className="flex flex-wrap gap-2">
+          <select aria-label={t("Level")} className={cx(inputLook, "w-auto")} value={least} onChange={(event) => setLeast(event.target.value as LogLine["level"])}>
+            <option value="info">{t("All lines")}</option>
+            <option value="warning">{t("Warnings and errors")}</option>
+            <option value="error">{t("Errors")}</option>
+          </select>
+          <span className="w-40">
+            <input type="search" className={inputLook} placeholder={t("Search")} aria-label={t("Search the log")} value={query} onChange={(event) => setQuery(event.target.value)} />
+          </span>
         </span>
       }
     >
       {lines.length === 0 ? (
         <p className="p-4 text-muted">{events.length ? t("Nothing found") : t("This run said nothing, or its log is no longer kept.")}</p>
       ) : (
-        <ol tabIndex={0} aria-label={t("Log")} className="num max-h-80 overflow-auto py-2 font-mono text-xs leading-6">
+        <ol tabIndex={0} aria-label={t("Log")} className="num max-h-96 overflow-auto py-2 font-mono text-xs leading-5">
           {lines.map(({ event, text }) => (
-            <li key={event.id} className="flex gap-3 px-4 hover:bg-line/35">
+            <li key={event.id} className="flex flex-wrap gap-x-3 px-4 py-0.5 hover:bg-line/35 sm:flex-nowrap">
               <time dateTime={event.at} className="shrink-0 text-faint">{timeOfDay(event.at)}</time>
-              <span className={cx("w-28 shrink-0 truncate", event.payload["level"] === "error" ? "text-bad" : "text-accent")}>{event.topic}</span>
+              <span className={cx("shrink-0 sm:w-32", LEVEL_INK[event.level])}>{event.topic}</span>
               <span className="min-w-0 break-words">{text}</span>
             </li>
           ))}
@@ -192,9 +201,11 @@ function Log({ events }: { events: LiveEvent[] }) {
   );
 }
 
-const KNOWN = new Set(["pipeline", "pipeline_id", "run_id", "level", "epoch"]);
+const LEVELS: LogLine["level"][] = ["info", "warning", "error"];
+const LEVEL_INK: Record<LogLine["level"], string> = { info: "text-accent", warning: "text-warn", error: "text-bad" };
+const KNOWN = new Set(["pipeline", "pipeline_id", "run_id", "level", "epoch", "attempt"]);
 
-function described(event: LiveEvent): string {
+function described(event: LogLine): string {
   return Object.entries(event.payload)
     .filter(([name, value]) => !KNOWN.has(name) && value !== null)
     .map(([name, value]) => `${name}=${typeof value === "object" ? JSON.stringify(value) : String(value)}`)

@@ -300,8 +300,8 @@ export function useCopyCurl(): (method: string, path: string, body?: unknown) =>
   return (method, path, body) => void copy(asCurl(method, path, { body, auth: data?.auth === "token" }));
 }
 
-export function Sql({ children }: { children: string }) {
-  return <pre tabIndex={0} className="overflow-auto rounded-md bg-sunken p-3 font-mono text-xs leading-relaxed">{children}</pre>;
+export function Mono({ children }: { children: string | null }) {
+  return children ? <span className="font-mono text-xs break-all">{children}</span> : <span className="text-faint">—</span>;
 }
 
 export function PipelineLink({ name }: { name: string }) {

@@ -2,9 +2,10 @@
 import { useNavigate } from "@tanstack/react-router";
 import { useState } from "react";
 import type { RecentRun, Run } from "../api/types";
-import { clock, compact, duration } from "../words/format";
+import { age, clock, compact, duration, shortClock } from "../words/format";
 import { t } from "../words/language";
-import { fillOf, statusWords } from "./basics";
+import { fillOf, statusWords, useNow } from "./basics";
+import { lagOf, niceSeconds, niceTop } from "./scales";
 
 const SLOTS = 10;
 
@@ -65,15 +66,13 @@ export function History({ runs, value, show, label }: { runs: Run[]; value: (run
         <span className="text-xs text-muted">{label}</span>
         {shown && (
           <span className="num truncate text-xs text-muted">
-            <b className="font-semibold text-text">{show(value(shown))}</b> · {clock(shown.started_at)}
+            <b className="font-semibold text-text">{show(value(shown))}</b> · {shortClock(shown.started_at)}
           </span>
         )}
       </figcaption>
       <div className="relative">
         <svg viewBox={`0 0 ${width} ${height + 2}`} preserveAspectRatio="none" className="h-28 w-full" role="img" aria-label={`${label}: ${t("{n} runs, highest {top}", { n: runs.length, top: show(Math.max(...values, 0)) })}`}>
-          {[0, 0.5, 1].map((part) => (
-            <line key={part} x1="0" x2={width} y1={1 + height * part} y2={1 + height * part} stroke="var(--line)" vectorEffect="non-scaling-stroke" />
-          ))}
+          <Grid width={width} height={height} />
           {runs.map((run, index) => {
             const tall = Math.max(top ? (value(run) / top) * height : 0, 2);
             const left = width - (runs.length - index) * step;
@@ -99,12 +98,49 @@ export function History({ runs, value, show, label }: { runs: Run[]; value: (run
   );
 }
 
-/** The next round number above, so that the grid has figures one can name. */
-export function niceTop(value: number): number {
-  if (value <= 0) return 1;
-  const size = 10 ** Math.floor(Math.log10(value));
-  const step = [1, 2, 5, 10].find((one) => one * size >= value) ?? 10;
-  return step * size;
+/** How old the mart's data were: they age until a run succeeds, and are as old as that run's start when it ends. */
+export function Lag({ runs }: { runs: Run[] }) {
+  const now = useNow();
+  const points = lagOf(runs, now);
+  const [width, height] = [600, 108];
+  const [first, last] = [points[0], points.at(-1)];
+  const highest = Math.max(...points.map((point) => point.seconds), 0);
+  const top = niceSeconds(highest);
+  const span = Math.max((last?.at ?? 0) - (first?.at ?? 0), 1);
+  const line = points.map((point) => `${(((point.at - (first?.at ?? 0)) / span) * width).toFixed(1)},${(1 + height - (point.seconds / top) * height).toFixed(1)}`).join(" ");
+  return (
+    <figure className="min-w-0">
+      <figcaption className="mb-2 flex items-baseline justify-between gap-2">
+        <span className="text-xs text-muted">{t("Lag")}</span>
+        {last && (
+          <span className="num truncate text-xs text-muted">
+            <b className="font-semibold text-text">{age(last.seconds)}</b> · {t("highest {time}", { time: age(highest) })}
+          </span>
+        )}
+      </figcaption>
+      <div className="relative">
+        <svg viewBox={`0 0 ${width} ${height + 2}`} preserveAspectRatio="none" className="h-28 w-full" role="img" aria-label={`${t("Lag")}: ${last ? t("{time} now, highest {top}", { time: age(last.seconds), top: age(highest) }) : t("No success yet")}`}>
+          <Grid width={width} height={height} />
+          {points.length > 1 && (
+            <>
+              <polygon points={`0,${height + 1} ${line} ${width},${height + 1}`} fill="var(--accent)" opacity="0.12" />
+              <polyline points={line} fill="none" stroke="var(--accent)" strokeWidth="1.5" strokeLinejoin="round" vectorEffect="non-scaling-stroke" />
+            </>
+          )}
+        </svg>
+        {last && (
+          <>
+            <span className="num pointer-events-none absolute top-1 left-0 text-2xs text-faint">{duration(top)}</span>
+            <span className="num pointer-events-none absolute top-1/2 left-0 mt-0.5 text-2xs text-faint">{duration(top / 2)}</span>
+          </>
+        )}
+      </div>
+    </figure>
+  );
+}
+
+function Grid({ width, height }: { width: number; height: number }) {
+  return [0, 0.5, 1].map((part) => <line key={part} x1="0" x2={width} y1={1 + height * part} y2={1 + height * part} stroke="var(--line)" vectorEffect="non-scaling-stroke" />);
 }
 
 const STAGE_FILL = ["var(--accent)", "var(--ok-fill)", "var(--warn-fill)", "color-mix(in srgb, var(--accent) 45%, var(--panel))"];

@@ -1,12 +1,14 @@
 /** The SQL editor; loaded when a page needs it, because it weighs as much as the rest. */
 import { autocompletion } from "@codemirror/autocomplete";
-import { PostgreSQL, sql } from "@codemirror/lang-sql";
+import { PostgreSQL, SQLDialect, sql } from "@codemirror/lang-sql";
 import { HighlightStyle, syntaxHighlighting } from "@codemirror/language";
-import { EditorState } from "@codemirror/state";
+import { Compartment, EditorState, type Extension } from "@codemirror/state";
 import { EditorView, keymap } from "@codemirror/view";
 import { tags } from "@lezer/highlight";
 import { basicSetup } from "codemirror";
 import { useEffect, useRef } from "react";
+import type { Table } from "../api/types";
+import { columnsOfQuery, namespaceOf, tablesBehindFrom } from "./completion";
 
 const colours = HighlightStyle.define([
   { tag: tags.keyword, color: "var(--accent)" },
@@ -16,16 +18,22 @@ const colours = HighlightStyle.define([
   { tag: tags.typeName, color: "var(--warn)" },
 ]);
 
+/** Words of plpgsql and of other statements, which in a query are names of columns more often than not. */
+const NO_KEYWORDS = new Set(["id", "name", "type", "title", "value", "key", "state", "status", "level", "source", "target", "role", "user", "language", "date", "views", "content"]);
+const { keywords = "", types = "" } = PostgreSQL.spec;
+const without = (words: string): string => words.split(" ").filter((word) => !NO_KEYWORDS.has(word)).join(" ");
+const dialect = SQLDialect.define({ ...PostgreSQL.spec, keywords: without(keywords), types: without(types) });
+
 export default function SqlEditor(props: {
   value: string;
   onChange: (value: string) => void;
   onSave: () => void;
   label: string;
-  schema: Record<string, string[]>;
-  readOnly?: boolean;
+  tables: Table[];
 }) {
   const place = useRef<HTMLDivElement>(null);
   const view = useRef<EditorView | null>(null);
+  const language = useRef(new Compartment());
   const latest = useRef(props);
   latest.current = props;
   useEffect(() => {
@@ -37,10 +45,9 @@ export default function SqlEditor(props: {
         extensions: [
           keymap.of([{ key: "Mod-s", preventDefault: true, run: () => (latest.current.onSave(), true) }]),
           basicSetup,
-          sql({ dialect: PostgreSQL, upperCaseKeywords: true, schema: latest.current.schema }),
+          language.current.of(speaking(latest.current.tables)),
           autocompletion({ activateOnTyping: true }),
           syntaxHighlighting(colours),
-          EditorState.readOnly.of(latest.current.readOnly ?? false),
           EditorView.lineWrapping,
           EditorView.contentAttributes.of({ "aria-label": latest.current.label }),
           EditorView.updateListener.of((update) => {
@@ -53,10 +60,21 @@ export default function SqlEditor(props: {
     return () => created.destroy();
   }, []);
   useEffect(() => {
+    view.current?.dispatch({ effects: language.current.reconfigure(speaking(props.tables)) });
+  }, [props.tables]);
+  useEffect(() => {
     const editor = view.current;
     if (editor && editor.state.doc.toString() !== props.value) {
       editor.dispatch({ changes: { from: 0, to: editor.state.doc.length, insert: props.value } });
     }
   }, [props.value]);
   return <div ref={place} className="h-full min-h-56 [&_.cm-editor]:h-full" />;
+}
+
+function speaking(tables: Table[]): Extension {
+  return [
+    sql({ dialect, upperCaseKeywords: true, schema: namespaceOf(tables) }),
+    dialect.language.data.of({ autocomplete: (context: Parameters<typeof columnsOfQuery>[0]) => columnsOfQuery(context, tables) }),
+    dialect.language.data.of({ autocomplete: (context: Parameters<typeof columnsOfQuery>[0]) => tablesBehindFrom(context, tables) }),
+  ];
 }

@@ -63,6 +63,11 @@ export function clock(moment: string | null): string {
   return moment ? formatter("clock", { year: "numeric", month: "short", day: "2-digit", timeZoneName: "short" }).format(new Date(moment)) : "—";
 }
 
+/** Without year and seconds: where space is short and the moment is near. */
+export function shortClock(moment: string): string {
+  return formatter("short", { month: "short", day: "2-digit", second: undefined }).format(new Date(moment));
+}
+
 export function timeOfDay(moment: string): string {
   return formatter("time", {}).format(new Date(moment));
 }
@@ -75,7 +80,7 @@ function formatter(name: string, fields: Intl.DateTimeFormatOptions): Intl.DateT
   const found = formatters.get(key);
   if (found) return found;
   const timeZone = zone.read() === "utc" ? "UTC" : undefined;
-  const made = new Intl.DateTimeFormat(locale(), { ...fields, hour: "2-digit", minute: "2-digit", second: "2-digit", timeZone });
+  const made = new Intl.DateTimeFormat(locale(), { hour: "2-digit", minute: "2-digit", second: "2-digit", timeZone, ...fields });
   formatters.set(key, made);
   return made;
 }

@@ -7,6 +7,7 @@ from typing import Any
 from psycopg import sql
 
 from vitrina.errors import TargetMismatch
+from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
 
@@ -129,6 +130,31 @@ def _cascading(connection: Connection, oid: int) -> tuple[str, ...]:
         [oid],
     ).fetchall()
     return tuple(row["name"] for row in rows)
+
+
+def list_readable(connection: Connection, schemas: Sequence[str], *, limit: int) -> list[dict[str, Any]]:
+    """Tables and views of these schemas that the session's role may select from, with the columns it may see.
+
+    Partitions are left out: queries name the table that they are part of.
+    """
+    with database.translated("listing tables"):
+        return connection.execute(
+            """
+            SELECT n.nspname AS schema, c.relname AS name,
+                   (SELECT json_agg(json_build_object('name', a.attname,
+                                                      'type', pg_catalog.format_type(a.atttypid, a.atttypmod))
+                                    ORDER BY a.attnum)
+                    FROM pg_catalog.pg_attribute a
+                    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                      AND pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')) AS columns
+            FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = ANY(%s) AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
+              AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+              AND pg_catalog.has_any_column_privilege(c.oid, 'SELECT')
+            ORDER BY n.nspname, c.relname LIMIT %s
+            """,
+            [list(schemas), limit],
+        ).fetchall()
 
 
 def refuse_unusable(table: Table) -> None:

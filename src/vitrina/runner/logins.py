@@ -1,7 +1,7 @@
 """Sessions on sources and targets, opened under the name that a pipeline's author knows them by."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import structlog
 
@@ -12,8 +12,8 @@ from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import database
 from vitrina.store.database import Connection
 
-# Somebody waits for a preview.
-_PREVIEW_LIMITS = {
+# Somebody waits for a preview, or for names to complete.
+_WAITED_FOR_LIMITS = {
     "statement_timeout": "30000",
     "lock_timeout": "5000",
     "idle_in_transaction_session_timeout": "60000",
@@ -51,11 +51,15 @@ def connect(
         raise CannotConnect(f"cannot connect to the connection {called!r}: {why}") from None
 
 
-@contextmanager
-def preview_reader(definition: Definition, settings: Settings) -> Iterator[SqlReader]:
+def preview_reader(definition: Definition, settings: Settings) -> AbstractContextManager[SqlReader]:
     """The reader of somebody who looks at a pipeline's rows without running it."""
-    name = f"vitrina:preview:{definition.name}"
-    url = database.reader_url(settings, definition.source_connection)
-    session = _PREVIEW_LIMITS | database.READ_ONLY
-    with connect(settings, url, definition.source_connection, name, session) as connection:
+    return waited_for(definition.source_connection, settings, f"vitrina:preview:{definition.name}")
+
+
+@contextmanager
+def waited_for(source_connection: str | None, settings: Settings, name: str) -> Iterator[SqlReader]:
+    """A reader on the named connection for somebody who waits for the answer."""
+    url = database.reader_url(settings, source_connection)
+    session = _WAITED_FOR_LIMITS | database.READ_ONLY
+    with connect(settings, url, source_connection, name, session) as connection:
         yield SqlReader(connection, url, name)

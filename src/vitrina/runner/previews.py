@@ -63,11 +63,15 @@ class Stage:
 
 
 def preview(definition: Definition, settings: Settings, limit: int) -> dict[str, Any]:
-    """What would be written: the first rows behind the last step, or of the source."""
-    last = first_rows_of_source(definition, settings, limit) if definition.python_source else None
-    if last is None:
-        last = trace(definition, settings, limit)[-1]
-    return {"columns": last.columns, "rows": last.rows}
+    """What would be written: the first rows behind the last step, and `before` the first; or those of the source."""
+    if definition.python_source:
+        return _shown(first_rows_of_source(definition, settings, limit))
+    stages = trace(definition, settings, limit)
+    return _shown(stages[-1]) | {"before": _shown(stages[0])}
+
+
+def _shown(stage: Stage) -> dict[str, Any]:
+    return {"columns": stage.columns, "rows": stage.rows}
 
 
 def first_rows_of_source(definition: Definition, settings: Settings, limit: int) -> Stage:

@@ -9,6 +9,7 @@ from uuid import UUID
 import structlog
 from psycopg.sql import SQL, Literal
 
+from vitrina.adapters import catalog
 from vitrina.adapters import cursor as cursors
 from vitrina.adapters.readers.sql import Bounds, Query
 from vitrina.definition import Definition
@@ -21,6 +22,8 @@ from vitrina.store import pipelines
 from vitrina.store.database import Connection
 
 PREVIEW_ROWS = 20
+# More than anybody completes by typing.
+MAX_TABLES = 2_000
 
 Handler = Callable[[dict[str, Any], Connection, Settings], dict[str, Any]]
 Answer = tuple[dict[str, Any] | None, dict[str, Any] | None]
@@ -31,6 +34,7 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
     handlers: dict[str, Handler] = {
         "validate": validate,
         "preview": preview,
+        "tables": list_tables,
         "reconcile": partial(reconciliation.reconcile, hold=hold),
         "replay": partial(replays.replay, hold=hold),
     }
@@ -80,6 +84,14 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
             )
         )
     return {"columns": [{"name": c.name, "type": c.type} for c in columns], "rows": rows}
+
+
+def list_tables(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
+    """What queries on a connection may read: tables of the allowed schemas that the reader may select from."""
+    name = request["payload"]["connection"]
+    with logins.waited_for(name, settings, "vitrina:tables") as reader:
+        tables = catalog.list_readable(reader.connection, sorted(settings.source_schemas), limit=MAX_TABLES + 1)
+    return {"connection": name, "tables": tables[:MAX_TABLES], "complete": len(tables) <= MAX_TABLES}
 
 
 def _definition(request: dict[str, Any], metastore: Connection) -> Definition:

@@ -17,6 +17,7 @@ from vitrina.store.pipelines import Row
 
 # After this long nobody waits for the answer any more.
 EXPIRES_SECONDS = 600.0
+TABLES_FRESH_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 
 Connect = Callable[[], AbstractContextManager[Connection]]
@@ -38,6 +39,17 @@ def ask_about_draft(connection: Connection, caller: Caller, kind: str, payload: 
         name = payload["definition"]["name"]
         audit.record(connection, caller, kind, f"pipeline:{name}", after=payload)
         return get(connection, request_id)
+
+
+def ask_for_tables(connection: Connection, caller: Caller, source_connection: str) -> Row:
+    """What queries on the connection may read. Whoever asks within a minute is given the same answer."""
+    payload = {"connection": source_connection}
+    with connection.transaction():
+        requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
+        fresh = requests.find_shared(connection, "tables", payload, younger_than_seconds=TABLES_FRESH_SECONDS)
+        if fresh is not None:
+            return fresh
+        return get(connection, requests.insert(connection, "tables", None, payload, caller.name))
 
 
 def get(connection: Connection, request_id: UUID) -> Row:

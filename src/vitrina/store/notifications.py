@@ -70,6 +70,21 @@ def list_of_pipeline(connection: Connection, pipeline_id: UUID, kinds: Sequence[
     ).fetchall()
 
 
+def list_newest(connection: Connection, pipeline_id: UUID, *, limit: int) -> list[Row]:
+    """Newest first, with the error of the run that they are about."""
+    return connection.execute(
+        """
+        SELECT n.id, n.kind, n.created_at AS at, n.run_id, n.delivered, n.last_error AS delivery_error,
+               coalesce(r.error_message, n.payload ->> 'error') AS error,
+               (n.payload ->> 'failing_since')::timestamptz AS failing_since,
+               (n.payload ->> 'differences')::bigint AS differences
+        FROM etl.etl_notifications n LEFT JOIN etl.etl_runs r ON r.id = n.run_id
+        WHERE n.pipeline_id = %s ORDER BY n.created_at DESC LIMIT %s
+        """,
+        [pipeline_id, limit],
+    ).fetchall()
+
+
 def prune(connection: Connection, *, older_than_days: int) -> int:
     return connection.execute(
         "DELETE FROM etl.etl_notifications WHERE done_at < now() - make_interval(days => %s)", [older_than_days]

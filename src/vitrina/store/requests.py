@@ -48,6 +48,35 @@ def find_latest_result(connection: Connection, pipeline_id: UUID, kind: str) -> 
     ).fetchone()
 
 
+def find_shared(
+    connection: Connection, kind: str, payload: dict[str, Any], *, younger_than_seconds: float
+) -> Row | None:
+    """The latest of the same wish about no pipeline that is answered, or still may be."""
+    return connection.execute(
+        """
+        SELECT * FROM etl.etl_requests
+        WHERE pipeline_id IS NULL AND kind = %s AND payload = %s AND status <> 'FAILED'
+          AND created_at > clock_timestamp() - make_interval(secs => %s)
+        ORDER BY created_at DESC LIMIT 1
+        """,
+        [kind, Jsonb(payload), younger_than_seconds],
+    ).fetchone()
+
+
+def list_reconciles(connection: Connection, pipeline_id: UUID, *, limit: int) -> list[Row]:
+    """Newest first, without the keys that they list."""
+    return connection.execute(
+        """
+        SELECT id, created_at, finished_at, status, requested_by, error ->> 'message' AS error,
+               coalesce(payload ->> 'level', 'full') AS level,
+               coalesce((payload -> 'repair')::boolean, false) AS repair,
+               (result ->> 'differences')::bigint AS differences, (result ->> 'remaining')::bigint AS remaining
+        FROM etl.etl_requests WHERE pipeline_id = %s AND kind = 'reconcile' ORDER BY created_at DESC LIMIT %s
+        """,
+        [pipeline_id, limit],
+    ).fetchall()
+
+
 def list_reconcile_schedules(connection: Connection) -> list[Row]:
     """Enabled pipelines that are to be compared regularly, with the time of the latest comparison, and none waiting."""
     return connection.execute(
@@ -96,8 +125,9 @@ def prune(connection: Connection, *, older_than_days: int) -> int:
         """
         DELETE FROM etl.etl_requests r
         WHERE r.finished_at < now() - make_interval(days => %s)
-          AND EXISTS (SELECT FROM etl.etl_requests n
-                      WHERE n.pipeline_id = r.pipeline_id AND n.kind = r.kind AND n.created_at > r.created_at)
+          AND (r.pipeline_id IS NULL
+               OR EXISTS (SELECT FROM etl.etl_requests n
+                          WHERE n.pipeline_id = r.pipeline_id AND n.kind = r.kind AND n.created_at > r.created_at))
         """,
         [older_than_days],
     ).rowcount

@@ -1,4 +1,4 @@
-"""`/pipelines/{id}/status | state | lag | runs`, `/runs`, `/requests`: what is going on and what was."""
+"""`/pipelines/{id}/status | state | lag | alerts | reconciles | runs`, `/runs`, `/requests`: what is and what was."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -15,7 +15,8 @@ from vitrina.api.state import AppState, State
 from vitrina.errors import NotFound
 from vitrina.services import pipelines, reports, requests
 from vitrina.status import RunStatus, Trigger
-from vitrina.store import run_logs, runs
+from vitrina.store import notifications, run_logs, runs
+from vitrina.store import requests as request_rows
 
 of_pipeline = APIRouter(tags=["reports"], route_class=GuardedRoute)
 router = APIRouter(tags=["reports"], route_class=GuardedRoute)
@@ -48,6 +49,26 @@ def get_state(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Che
 def get_lag(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Lag:
     with state.pool.connection() as connection:
         return reports.lag(connection, pipelines.get(connection, pipeline))
+
+
+@of_pipeline.get("/pipelines/{pipeline}/alerts")
+def list_alerts(
+    state: State, caller: Viewer, pipeline: PipelineId, limit: paging.Limit = paging.DEFAULT_LIMIT
+) -> Page[answers.Alert]:
+    """Failures, recoveries and drift that people were told of, newest first; kept as long as the lines of runs."""
+    with state.pool.connection() as connection:
+        found = notifications.list_newest(connection, pipelines.get(connection, pipeline)["id"], limit=limit)
+    return Page(items=[answers.Alert.model_validate(row) for row in found], next_cursor=None)
+
+
+@of_pipeline.get("/pipelines/{pipeline}/reconciles")
+def list_reconciles(
+    state: State, caller: Viewer, pipeline: PipelineId, limit: paging.Limit = paging.DEFAULT_LIMIT
+) -> Page[answers.Reconciliation]:
+    """Comparisons of source and target, newest first, without the keys that they list."""
+    with state.pool.connection() as connection:
+        found = request_rows.list_reconciles(connection, pipelines.get(connection, pipeline)["id"], limit=limit)
+    return Page(items=[answers.Reconciliation.model_validate(row) for row in found], next_cursor=None)
 
 
 @of_pipeline.get("/pipelines/{pipeline}/runs")

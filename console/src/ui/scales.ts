@@ -1,0 +1,30 @@
+/** What charts are drawn from: how old the data were, and round figures for the grid. */
+import type { Run } from "../api/types";
+
+export function lagOf(runs: Pick<Run, "status" | "started_at" | "finished_at">[], now: number): { at: number; seconds: number }[] {
+  const points: { at: number; seconds: number }[] = [];
+  let asOf: number | null = null;
+  for (const run of runs) {
+    if (run.status !== "SUCCESS" || !run.finished_at) continue;
+    const [start, end] = [Date.parse(run.started_at), Date.parse(run.finished_at)];
+    if (asOf !== null) points.push({ at: end, seconds: (end - asOf) / 1000 });
+    points.push({ at: end, seconds: (end - start) / 1000 });
+    asOf = start;
+  }
+  if (asOf !== null) points.push({ at: now, seconds: Math.max(now - asOf, 0) / 1000 });
+  return points;
+}
+
+/** Round as clocks are. */
+export function niceSeconds(seconds: number): number {
+  const steps = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400, 172_800, 604_800];
+  return steps.find((step) => step >= seconds) ?? niceTop(seconds);
+}
+
+/** The next round number above, so that the grid has figures one can name. */
+export function niceTop(value: number): number {
+  if (value <= 0) return 1;
+  const size = 10 ** Math.floor(Math.log10(value));
+  const step = [1, 2, 5, 10].find((one) => one * size >= value) ?? 10;
+  return step * size;
+}

@@ -1,0 +1,53 @@
+/** What is worked out behind the pages: the age of data, and what the editor offers. */
+import { CompletionContext } from "@codemirror/autocomplete";
+import { EditorState } from "@codemirror/state";
+import { describe, expect, it } from "vitest";
+import type { Table } from "../api/types";
+import { columnsOfQuery, tablesBehindFrom } from "./completion";
+import { lagOf, niceSeconds, niceTop } from "./scales";
+
+describe("the age of a mart's data", () => {
+  const at = (second: number): string => new Date(second * 1000).toISOString();
+  const run = (status: "SUCCESS" | "FAILED", from: number, to: number) => ({ status, started_at: at(from), finished_at: at(to) });
+  it("grows until a run succeeds, through one that fails", () => {
+    const points = lagOf([run("SUCCESS", 0, 10), run("FAILED", 50, 60), run("SUCCESS", 100, 105)], 200_000);
+    expect(points).toEqual([
+      { at: 10_000, seconds: 10 },
+      { at: 105_000, seconds: 105 },
+      { at: 105_000, seconds: 5 },
+      { at: 200_000, seconds: 100 },
+    ]);
+  });
+  it("is unknown before the first success", () => expect(lagOf([run("FAILED", 0, 10)], 20_000)).toEqual([]));
+  it.each([
+    [0.3, 1],
+    [45, 60],
+    [3601, 7200],
+    [1e6, 1e6],
+    [2e6, 2e6],
+  ])("%s s fit under %s s", (seconds, top) => expect(niceSeconds(seconds)).toBe(top));
+  it("has round figures", () => expect([0, 7, 298, 1000].map(niceTop)).toEqual([1, 10, 500, 1000]));
+});
+
+describe("completion", () => {
+  const column = (name: string) => ({ name, type: "text" });
+  const tables: Table[] = [
+    { schema: "content", name: "film_work", columns: [column("id"), column("title")] },
+    { schema: "ugc", name: "ratings", columns: [column("id"), column("rating")] },
+  ];
+  const offered = (text: string, ask: typeof columnsOfQuery): string[] | null => {
+    const place = text.indexOf("|");
+    const context = new CompletionContext(EditorState.create({ doc: text.replace("|", "") }), place, false);
+    return ask(context, tables)?.options.map((option) => option.label) ?? null;
+  };
+  it("offers the columns of the tables that the query names", () => {
+    expect(offered("SELECT r| FROM ugc.ratings", columnsOfQuery)).toEqual(["id", "rating"]);
+    expect(offered("SELECT t| FROM ugc.ratings r JOIN content.film_work f ON true", columnsOfQuery)).toEqual(["id", "title", "rating"]);
+  });
+  it("leaves what stands behind a dot to the table before it", () => expect(offered("SELECT r.i| FROM ugc.ratings r", columnsOfQuery)).toBeNull());
+  it("offers tables where one may stand", () => {
+    expect(offered("SELECT 1 FROM |", tablesBehindFrom)).toEqual(["content.film_work", "ugc.ratings"]);
+    expect(offered("SELECT 1 FROM a JOIN ugc.r|", tablesBehindFrom)).toEqual(["content.film_work", "ugc.ratings"]);
+    expect(offered("SELECT fr|", tablesBehindFrom)).toBeNull();
+  });
+});

@@ -1,10 +1,10 @@
 /** Checks of a pipeline: against its source before it runs, and of its target against the source afterwards. */
 import { Link } from "@tanstack/react-router";
-import { useState, type ReactNode } from "react";
+import { useState } from "react";
 import { download, post } from "../api/client";
 import { awaitRequest, useMay, useReconcile, useRefresh, verb } from "../api/queries";
 import type { Pipeline, ReconcileReport, RunnerRequest, ValidationReport } from "../api/types";
-import { Ago, Button, Dialog, Facts, Figures, Mono, Panel, Tag, cx, inputLook } from "../ui/basics";
+import { Ago, Button, Dialog, Facts, Figures, Mono, Panel, Tag, cx, given, inputLook } from "../ui/basics";
 import { Icon } from "../ui/icons";
 import { toastError } from "../ui/toasts";
 import { count, duration } from "../words/format";
@@ -164,8 +164,8 @@ function Report({ pipeline, asked, report, onRepair }: { pipeline: Pipeline; ask
         items={[
           [t("Key"), <Mono key="k">{report.key.join(", ")}</Mono>],
           [t("Compared"), <Mono key="c">{report.compared.join(", ")}</Mono>],
-          ...(report.not_compared.length ? ([[t("Not compared"), <Mono key="n">{report.not_compared.join(", ")}</Mono>]] as [string, ReactNode][]) : []),
-          ...(report.in_flight ? ([[t("On their way"), count(report.in_flight)]] as [string, ReactNode][]) : []),
+          ...given(t("Not compared"), report.not_compared.join(", ")),
+          ...given(t("On their way"), report.in_flight ? count(report.in_flight) : null),
         ]}
       />
     </>

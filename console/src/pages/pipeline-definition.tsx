@@ -3,7 +3,7 @@ import type { ReactNode } from "react";
 import { request } from "../api/client";
 import { useMay, useRefresh, useVersions } from "../api/queries";
 import type { Pipeline, Version } from "../api/types";
-import { Ago, Button, Facts, Failure, Loading, Mono, Panel, Tag } from "../ui/basics";
+import { Ago, Button, Facts, Failure, Loading, Mono, Panel, Tag, given } from "../ui/basics";
 import { Changes, compare } from "../ui/diff";
 import { Sql } from "../ui/sql";
 import { toast, toastError } from "../ui/toasts";
@@ -59,9 +59,6 @@ export function DefinitionTab({ pipeline }: { pipeline: Pipeline }) {
     </div>
   );
 }
-
-/** A line for what is set; most pipelines have neither cursor nor source. */
-const given = (name: string, value: string | null): [string, ReactNode][] => (value ? [[name, <Mono key={name}>{value}</Mono>]] : []);
 
 export function Versions({ pipeline }: { pipeline: Pipeline }) {
   const versions = useVersions(pipeline.name);

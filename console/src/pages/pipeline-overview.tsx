@@ -3,7 +3,7 @@ import { Link } from "@tanstack/react-router";
 import type { ReactNode } from "react";
 import { useAlerts, useAudit, useReconciles, useRuns } from "../api/queries";
 import type { Alert, AuditEntry, Pipeline, PipelineStatus, Reconciliation, Run } from "../api/types";
-import { Ago, Empty, FILL, Facts, Mono, Panel, fillOf, statusWords } from "../ui/basics";
+import { Ago, Empty, FILL, Facts, Panel, fillOf, given, statusWords } from "../ui/basics";
 import { History, Lag } from "../ui/charts";
 import { changeInBrief, compare } from "../ui/diff";
 import { Icon, type IconName } from "../ui/icons";
@@ -36,14 +36,14 @@ export function Overview({ pipeline, status }: { pipeline: Pipeline; status: Pip
       <div className="grid gap-4 lg:grid-cols-[3fr_2fr]">
         <Timeline name={pipeline.name} runs={runs} />
         <div className="space-y-4">
-          <PlanPanel plan={status.run?.metrics.plan} />
+          <PlanPanel plan={status.run?.metrics.plan ?? runs.find((run) => run.metrics.plan)?.metrics.plan} />
           <Panel title={t("Checkpoint")}>
             {checkpoint ? (
               <Facts
                 items={[
-                  [t("Reached"), <Mono key="k">{checkpoint.last_processed_key}</Mono>],
-                  [t("Safe up to"), <Mono key="s">{checkpoint.safe_upto}</Mono>],
-                  ...(checkpoint.held_upto ? ([[t("Held at"), <Mono key="h">{checkpoint.held_upto}</Mono>]] as [string, ReactNode][]) : []),
+                  ...given(t("Reached"), checkpoint.last_processed_key),
+                  ...given(t("Safe up to"), checkpoint.safe_upto),
+                  ...given(t("Held at"), checkpoint.held_upto),
                   [t("Batch"), count(checkpoint.batch_no)],
                   [t("Updated"), <Ago key="u" at={checkpoint.updated_at} />],
                 ]}

@@ -275,7 +275,7 @@ const Line = memo(function Line({ line, index, top, height, open, act }: LinePro
       onClick={() => open(line.name)}
       style={{ transform: `translateY(${top}px)`, height }}
       className={cx(
-        "group absolute inset-x-0 grid cursor-pointer grid-cols-[1fr_auto_auto] items-center gap-x-4 gap-y-0.5 border-b px-4 py-2 hover:bg-line/35 sm:px-6 lg:py-0",
+        "group absolute inset-x-0 grid cursor-pointer grid-cols-[1fr_5.75rem_2.25rem] items-center gap-x-3 gap-y-0.5 border-b px-4 py-2 hover:bg-line/35 sm:px-6 lg:py-0",
         COLUMNS,
       )}
     >
@@ -343,14 +343,14 @@ function Controls({ line, act }: { line: PipelineOverview; act: Act | null }) {
   const stops = line.status === "RUNNING" || line.status === "RUN_REQUESTED";
   return (
     <>
-      <span role="cell" className="order-6 justify-self-end lg:order-none lg:justify-self-start">
+      <span role="cell" className="order-6 flex justify-center lg:order-none lg:justify-start">
         {act ? (
           <Switch checked={line.enabled} label={t("{name} is enabled", { name: line.name })} onChange={(next) => act(line, next ? "enable" : "disable")} />
         ) : (
           <span className="text-xs text-muted">{line.enabled ? t("on") : t("off")}</span>
         )}
       </span>
-      <span role="cell" className="order-3 lg:order-none">
+      <span role="cell" className="order-3 flex justify-center lg:order-none lg:justify-start">
         {act && (
           <Button
             look="quiet"

@@ -304,6 +304,9 @@ export function Mono({ children }: { children: string | null }) {
   return children ? <span className="font-mono text-xs break-all">{children}</span> : <span className="text-faint">—</span>;
 }
 
+/** A line of `Facts` for what is set, none for what is not. */
+export const given = (name: string, value: string | null): [string, ReactNode][] => (value ? [[name, <Mono key={name}>{value}</Mono>]] : []);
+
 export function PipelineLink({ name }: { name: string }) {
   return (
     <Link to="/pipelines/$name" params={{ name }} className="truncate font-medium hover:text-accent hover:underline">

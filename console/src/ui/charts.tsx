@@ -143,27 +143,37 @@ function Grid({ width, height }: { width: number; height: number }) {
   return [0, 0.5, 1].map((part) => <line key={part} x1="0" x2={width} y1={1 + height * part} y2={1 + height * part} stroke="var(--line)" vectorEffect="non-scaling-stroke" />);
 }
 
-const STAGE_FILL = ["var(--accent)", "var(--ok-fill)", "var(--warn-fill)", "color-mix(in srgb, var(--accent) 45%, var(--panel))"];
+const soft = (colour: string): string => `color-mix(in srgb, ${colour} 45%, var(--panel))`;
+const STAGE_FILL: Record<string, string> = {
+  plan: soft("var(--idle-fill)"),
+  read: "var(--accent)",
+  transform: "var(--warn-fill)",
+  stage: soft("var(--accent)"),
+  merge: "var(--ok-fill)",
+  index: soft("var(--warn-fill)"),
+  publish: soft("var(--ok-fill)"),
+  wait: "var(--idle-fill)",
+};
 const REST_FILL = "var(--line-strong)";
 
 /** Where the time of a run went. */
 export function Stages({ stages, total }: { stages: Record<string, number>; total: number }) {
   const named = Object.entries(stages);
   const rest = Math.max(total - named.reduce((sum, [, seconds]) => sum + seconds, 0), 0);
-  const parts: [string, number][] = [...named, [t("other"), rest]];
+  const parts: [string, number][] = [...named, ["other", rest]];
   const whole = parts.reduce((sum, [, seconds]) => sum + seconds, 0) || 1;
-  const fill = (index: number): string => (index === named.length ? REST_FILL : (STAGE_FILL[index % STAGE_FILL.length] ?? REST_FILL));
+  const fill = (name: string): string => STAGE_FILL[name] ?? REST_FILL;
   return (
     <div>
-      <div className="flex h-3 overflow-hidden rounded-full bg-line" role="img" aria-label={parts.map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ")}>
-        {parts.map(([name, seconds], index) => (
-          <div key={name} style={{ width: `${(100 * seconds) / whole}%`, background: fill(index) }} />
+      <div className="flex h-3 overflow-hidden rounded-full bg-line" role="img" aria-label={parts.map(([name, seconds]) => `${t(name)} ${duration(seconds)}`).join(", ")}>
+        {parts.map(([name, seconds]) => (
+          <div key={name} style={{ width: `${(100 * seconds) / whole}%`, background: fill(name) }} />
         ))}
       </div>
       <ul className="num mt-3 flex flex-wrap gap-x-6 gap-y-1.5">
-        {parts.map(([name, seconds], index) => (
+        {parts.map(([name, seconds]) => (
           <li key={name} className="flex items-center gap-2">
-            <span className="size-2 rounded-sm" style={{ background: fill(index) }} />
+            <span className="size-2 rounded-sm" style={{ background: fill(name) }} />
             <span className="text-muted">{t(name)}</span>
             <span className="font-medium">{duration(seconds)}</span>
           </li>

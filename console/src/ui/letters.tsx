@@ -1,10 +1,13 @@
-/** Documents that a target refused: what they were, why, and sending them again. */
+/** Documents and rows that were refused: what they were, why, and sending them again. */
+import { Link } from "@tanstack/react-router";
 import { useState } from "react";
 import { post } from "../api/client";
-import { awaitRequest, useDeadLetters, useMay } from "../api/queries";
-import type { RunnerRequest } from "../api/types";
+import { awaitRequest, useDeadLetters, useMay, useRefresh } from "../api/queries";
+import type { DeadLetter, RunnerRequest } from "../api/types";
+import { count } from "../words/format";
 import { t } from "../words/language";
-import { Ago, Button, Empty, Failure, Loading, PipelineLink } from "./basics";
+import { Ago, Button, Empty, Failure, Loading, PipelineLink, Tag } from "./basics";
+import { Icon } from "./icons";
 import { toast, toastError } from "./toasts";
 
 export function LetterList({ letters, pipeline }: { letters: ReturnType<typeof useDeadLetters>; pipeline?: string }) {
@@ -24,25 +27,7 @@ export function LetterList({ letters, pipeline }: { letters: ReturnType<typeof u
       <ul className="overflow-hidden rounded-lg border bg-panel">
         {items.map((letter) => (
           <li key={letter.id} className="border-b last:border-b-0">
-            <details>
-              <summary className="grid grid-cols-[minmax(6rem,12rem)_1fr_auto] items-center gap-4 px-4 py-2.5 hover:bg-line/35">
-                <span className="min-w-0 truncate">
-                  {pipeline ? <span className="font-mono text-xs">{letter.document_id}</span> : <b className="font-medium">{letter.pipeline}</b>}
-                </span>
-                <span className="truncate text-bad">{letter.error}</span>
-                <span className="text-xs text-muted">
-                  <Ago at={letter.created_at} />
-                </span>
-              </summary>
-              <div className="space-y-2 px-4 pb-4">
-                <p className="break-words">{letter.error}</p>
-                <p className="flex flex-wrap gap-x-4 text-xs text-muted">
-                  <span className="font-mono">_id {letter.document_id}</span>
-                  {!pipeline && <PipelineLink name={letter.pipeline} />}
-                </p>
-                <pre tabIndex={0} className="max-h-72 overflow-auto rounded-md bg-sunken p-3 font-mono text-xs">{JSON.stringify(letter.document, null, 2)}</pre>
-              </div>
-            </details>
+            <Letter letter={letter} withPipeline={!pipeline} />
           </li>
         ))}
       </ul>
@@ -51,26 +36,71 @@ export function LetterList({ letters, pipeline }: { letters: ReturnType<typeof u
   );
 }
 
-export function Replay({ pipeline, onDone }: { pipeline: string; onDone: () => void }) {
+function Letter({ letter, withPipeline }: { letter: DeadLetter; withPipeline: boolean }) {
+  return (
+    <details className="group">
+      <summary className="grid grid-cols-[1rem_1fr_auto] items-center gap-x-3 gap-y-0.5 px-4 py-2.5 hover:bg-line/35 sm:grid-cols-[1rem_minmax(6rem,15rem)_1fr_auto]">
+        <span className="text-faint transition-transform group-open:rotate-90">
+          <Icon name="chevron" size={12} />
+        </span>
+        <span className="min-w-0 truncate">
+          {withPipeline ? <b className="font-medium">{letter.pipeline}</b> : <span className="font-mono text-xs">{letter.document_id}</span>}
+        </span>
+        <span className="order-last col-span-2 col-start-2 min-w-0 truncate text-muted sm:order-none sm:col-span-1 sm:col-start-auto">{letter.error}</span>
+        <span className="flex items-center gap-3 text-xs text-muted">
+          {letter.resolved_at && <Tag tone="ok">{t("resolved")}</Tag>}
+          <Ago at={letter.created_at} />
+        </span>
+      </summary>
+      <div className="space-y-3 px-4 pb-4 sm:pl-11">
+        <p className="break-words text-bad">{letter.error}</p>
+        <p className="flex flex-wrap gap-x-4 gap-y-1 text-xs text-muted">
+          <span className="font-mono">_id {letter.document_id}</span>
+          {withPipeline && <PipelineLink name={letter.pipeline} />}
+          {letter.run_id && (
+            <Link to="/runs/$id" params={{ id: letter.run_id }} className="hover:text-accent hover:underline">
+              {t("Open the run")}
+            </Link>
+          )}
+        </p>
+        <pre tabIndex={0} className="max-h-72 overflow-auto rounded-md bg-sunken p-3 font-mono text-xs">{JSON.stringify(letter.document, null, 2)}</pre>
+      </div>
+    </details>
+  );
+}
+
+function Replay({ pipeline, onDone }: { pipeline: string; onDone: () => void }) {
   const [busy, setBusy] = useState(false);
   const mayOperate = useMay("operator");
+  const refresh = useRefresh();
   if (!mayOperate) return null;
   const replay = async (): Promise<void> => {
     setBusy(true);
     try {
       const done = await awaitRequest(await post<RunnerRequest>("/dead-letters/replay", { pipeline }));
       if (done.error) toast(done.error.message ?? t("It failed."), true);
-      else toast(t("Sent again."));
+      else toast(done.finished_at ? `${t("Sent again.")} ${outcome(done.result)}` : t("A runner is still at it."));
     } catch (error) {
       toastError(error);
     } finally {
       setBusy(false);
+      refresh(pipeline);
       onDone();
     }
   };
   return (
-    <Button icon="undo" busy={busy} onClick={() => void replay()}>
-      {t("Send again")}
-    </Button>
+    <div className="flex flex-wrap items-center gap-3">
+      <Button icon="undo" busy={busy} onClick={() => void replay()}>
+        {t("Send again")}
+      </Button>
+      <span className="text-muted">{t("Those that are taken now are resolved.")}</span>
+    </div>
   );
+}
+
+/** The figures that the runner answers with, by its own names. */
+function outcome(result: Record<string, unknown> | null): string {
+  return Object.entries(result ?? {})
+    .flatMap(([name, value]) => (typeof value === "number" ? [`${name.replaceAll("_", " ")}: ${count(value)}`] : []))
+    .join(", ");
 }

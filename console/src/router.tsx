@@ -1,13 +1,22 @@
 /** Which address shows which page. Pages beyond the list are loaded when they are opened. */
-import { createRootRoute, createRoute, createRouter, lazyRouteComponent } from "@tanstack/react-router";
+import { Link, createRootRoute, createRoute, createRouter, lazyRouteComponent } from "@tanstack/react-router";
 import { PipelinesPage, type PipelinesSearch } from "./pages/pipelines";
 import { Shell } from "./shell";
-import { Empty } from "./ui/basics";
+import { Empty, PageHead } from "./ui/basics";
 import { t } from "./words/language";
 
 const root = createRootRoute({
   component: Shell,
-  notFoundComponent: () => <Empty icon="search" title={t("There is no such page")} />,
+  notFoundComponent: () => (
+    <>
+      <PageHead title={t("There is no such page")} />
+      <Empty icon="search" title={location.pathname}>
+        <Link to="/" className="text-accent underline">
+          {t("All pipelines")}
+        </Link>
+      </Empty>
+    </>
+  ),
 });
 
 const text = (value: unknown): string | undefined => (typeof value === "string" && value !== "" ? value : undefined);

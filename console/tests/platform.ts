@@ -91,12 +91,12 @@ export async function runToItsEnd({ api }: Pick<Platform, "api">, name: string):
   await until(async () => !["RUN_REQUESTED", "RUNNING"].includes((await api<{ status: string }>("GET", `/pipelines/${name}`)).status), 60);
 }
 
-/** Another pipeline writes other rows into the same table, as somebody might by hand. */
+/** Fills the mart by another query than its own, as somebody might by hand. */
 export async function makeDrift(platform: Pick<Platform, "api">, name: string, query: string): Promise<void> {
-  const { target_table } = await platform.api<{ target_table: string }>("GET", `/pipelines/${name}`);
-  await platform.api("POST", "/pipelines", { name: "somebody_else", source_query: query, target_table, target_key: ["id"], options: { shared_target: true } });
-  await runToItsEnd(platform, "somebody_else");
-  await platform.api("DELETE", "/pipelines/somebody_else");
+  const { source_query } = await platform.api<{ source_query: string }>("GET", `/pipelines/${name}`);
+  await platform.api("PATCH", `/pipelines/${name}`, { source_query: query });
+  await runToItsEnd(platform, name);
+  await platform.api("PATCH", `/pipelines/${name}`, { source_query });
 }
 
 // --- the browser ------------------------------------------------------------------------------------------------

@@ -16,9 +16,11 @@ test("screenshots", async () => {
       ["pipelines", "/"],
       ["pipeline", "/pipelines/film_dim_full"],
       ["failure", "/pipelines/weekly_top_films"],
+      ["checks", "/pipelines/genres?tab=checks"],
       ["versions", "/pipelines/film_dim_full?tab=versions"],
       ["definition", "/pipelines/film_dim_full?tab=definition"],
-      ["edit", "/pipelines/ratings/edit"],
+      ["edit", "/pipelines/film_codes/edit"],
+      ["new", "/new"],
       ["run", `/runs/${run.id}`],
       ["runs", "/runs"],
       ["runners", "/runners"],
@@ -78,6 +80,7 @@ export async function furnish({ api }: Platform): Promise<Run> {
     schedule_interval: "0 3 * * 1 Europe/Moscow",
   });
   await mart("people", { description: "People for the search box.", source_query: "SELECT id, full_name FROM content.person", enabled: false });
+  await mart("genres", { description: "Genres for the menu.", source_query: "SELECT id, name FROM content.genre" });
   await api("POST", "/pipelines", STEPS);
   await api("PATCH", "/pipelines/film_dim_full", { schedule_interval: "1h", batch_size: 2000 });
   await api("PATCH", "/pipelines/daily_views", { schedule_interval: "15 * * * *" });
@@ -88,8 +91,9 @@ export async function furnish({ api }: Platform): Promise<Run> {
   await api("PATCH", "/pipelines/film_dim_full", { batch_size: 5000, description: "Films with their genres, actors and directors, one row each." });
   await api("POST", "/pipelines/user_activity/pause");
   await run("film_codes");
-  await makeDrift({ api }, "ratings", "SELECT id, film_id, user_id, (10 - rating)::smallint AS rating, modified FROM ugc.ratings ORDER BY id LIMIT 3");
-  const { id } = await api<{ id: string }>("POST", "/pipelines/ratings/reconcile");
+  await run("genres");
+  await makeDrift({ api }, "genres", "SELECT id, CASE WHEN name < 'C' THEN upper(name) ELSE name END AS name FROM content.genre WHERE name <> 'Drama'");
+  const { id } = await api<{ id: string }>("POST", "/pipelines/genres/reconcile");
   await until(async () => (await api<{ finished_at: string | null }>("GET", `/requests/${id}`)).finished_at !== null, 60);
   const { items } = await api<{ items: Run[] }>("GET", "/pipelines/film_dim_full/runs?limit=100");
   return items.at(-1) as Run;

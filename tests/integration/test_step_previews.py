@@ -75,6 +75,17 @@ def test_a_preview_shows_rows_behind_the_last_step(bench: Workbench) -> None:
     assert bench.sql("SELECT to_regclass('analytics.films') AS t") == [{"t": None}]
 
 
+def test_a_preview_leaves_behind_what_a_run_would(bench: Workbench) -> None:
+    bench.sql("UPDATE content.film_work SET title = id::text WHERE id > 1")
+    with_steps(bench, ("cast_columns", {"types": {"title": "integer"}, "on_error": "dead_letter"}))
+    result, error = ask(bench, "preview", "films", limit=1000)
+    assert error is None
+    assert result is not None
+    assert (len(result["before"]["rows"]), len(result["rows"])) == (50, 49)
+    assert len(result["rejected"]) == 1
+    assert result["rejected"][0].startswith("step 1 (cast_columns): ")
+
+
 def test_a_preview_of_a_source_takes_one_batch(bench: Workbench) -> None:
     bench.pipeline("numbers", "", type="PYTHON", python_task="preview_numbers", target_key=["n"])
     result, error = ask(bench, "preview", "numbers", limit=2)

@@ -228,6 +228,8 @@ export interface Rows {
 /** What would be written; `before` is what the query gives where Python steps follow it. */
 export interface Preview extends Rows {
   before?: Rows;
+  /** Why rows would become dead letters. */
+  rejected?: string[];
 }
 
 export interface Table {

@@ -126,6 +126,7 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
           <Query draft={draft} change={change} problems={problems} tables={tables} onSave={() => void save()} />
           <Bottom changes={saved ? changes : null} problems={problems} warnings={report?.warnings ?? []}>
             <PreviewPane definition={definition} blocked={problems.length > 0} preview={preview} onPreview={setPreview} />
+            {!preview && <Readable tables={tables} />}
           </Bottom>
         </div>
         <Fields draft={draft} change={change} problems={problems} isNew={!saved} columns={preview?.columns ?? []} />
@@ -207,6 +208,26 @@ function Query({ draft, change, problems, tables, onSave }: Part & EditorProps) 
   );
 }
 
+/** What a query may begin with. */
+function Readable({ tables }: { tables: Table[] }) {
+  if (tables.length === 0) return null;
+  return (
+    <section aria-label={t("Queries may read")} className="px-4 pb-6 sm:px-6">
+      <h3 className="mb-2 text-xs font-medium text-muted">{t("Queries may read")}</h3>
+      <dl className="grid gap-x-6 gap-y-2 sm:grid-cols-2">
+        {tables.slice(0, 24).map((table) => (
+          <div key={`${table.schema}.${table.name}`} className="min-w-0 border-l-2 pl-3">
+            <dt className="truncate font-mono text-xs font-medium">{`${table.schema}.${table.name}`}</dt>
+            <dd className="truncate font-mono text-2xs text-muted" title={table.columns.map((column) => `${column.name} ${column.type}`).join("\n")}>
+              {table.columns.map((column) => column.name).join(", ")}
+            </dd>
+          </div>
+        ))}
+      </dl>
+    </section>
+  );
+}
+
 const emptyTask = (tasks: Task[]): Task => ({
   order_index: Math.max(0, ...tasks.map((task) => task.order_index)) + 1,
   task_type: "PYTHON",
@@ -272,13 +293,14 @@ function Tasks({ draft, change, problems, tables, onSave }: Part & EditorProps) 
 const firstLine = (text: string | undefined): string => text?.trim().split("\n")[0] ?? "";
 
 function Params({ value, onChange }: { value: Record<string, unknown>; onChange: (next: Record<string, unknown>) => void }) {
-  const [text, setText] = useState(JSON.stringify(value));
+  const [text, setText] = useState(JSON.stringify(value, null, 1));
   const [wrong, setWrong] = useState(false);
   return (
     <label className="space-y-1">
       <span className="text-muted">{t("Parameters (JSON)")}</span>
-      <input
-        className={cx(inputLook, "font-mono")}
+      <textarea
+        rows={Math.min(text.split("\n").length, 8)}
+        className={cx(inputLook, "block h-auto py-1.5 font-mono text-xs leading-5")}
         value={text}
         aria-invalid={wrong}
         onChange={(event) => {

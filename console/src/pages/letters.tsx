@@ -14,7 +14,7 @@ export function LettersPage() {
   const letters = useDeadLetters(pipeline, resolved);
   return (
     <>
-      <PageHead title={t("Dead letters")} note={t("Documents that a target refused")}>
+      <PageHead title={t("Dead letters")} note={t("Documents that a target refused, rows that a step failed on")}>
         <label className="flex items-center gap-2 text-muted">
           <input type="checkbox" className="accent-accent-solid" checked={resolved} onChange={(event) => setResolved(event.target.checked)} />
           {t("Resolved ones")}

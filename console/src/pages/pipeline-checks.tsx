@@ -97,13 +97,15 @@ function Reconcile({ pipeline }: { pipeline: Pipeline }) {
       action={
         mayOperate && (
           <span className="flex flex-wrap items-center gap-2">
-            <select aria-label={t("How closely")} className={cx(inputLook, "w-auto")} value={level} onChange={(event) => setLevel(event.target.value as Level)}>
-              {(Object.keys(LEVELS) as Level[]).map((one) => (
-                <option key={one} value={one}>
-                  {t(LEVELS[one])}
-                </option>
-              ))}
-            </select>
+            <span className="w-52">
+              <select aria-label={t("How closely")} className={inputLook} value={level} onChange={(event) => setLevel(event.target.value as Level)}>
+                {(Object.keys(LEVELS) as Level[]).map((one) => (
+                  <option key={one} value={one}>
+                    {t(LEVELS[one])}
+                  </option>
+                ))}
+              </select>
+            </span>
             <Button onClick={() => ask(false)} busy={working}>
               {t("Compare now")}
             </Button>
@@ -135,7 +137,7 @@ function Report({ pipeline, asked, report, onRepair }: { pipeline: Pipeline; ask
         </span>
         <span className="ml-auto flex flex-wrap gap-2">
           {report.keys.length > 0 && (
-            <Button look="quiet" icon="down" onClick={() => void save(pipeline.name)}>
+            <Button look="quiet" icon="download" onClick={() => void save(pipeline.name)}>
               CSV
             </Button>
           )}

@@ -5,7 +5,7 @@ import { useMay, useRefresh, useVersions } from "../api/queries";
 import type { Pipeline, Version } from "../api/types";
 import { Ago, Button, Facts, Failure, Loading, Mono, Panel, Tag, given } from "../ui/basics";
 import { Changes, compare } from "../ui/diff";
-import { Sql } from "../ui/sql";
+import { Json, Sql } from "../ui/sql";
 import { toast, toastError } from "../ui/toasts";
 import { count } from "../words/format";
 import { t } from "../words/language";
@@ -28,7 +28,7 @@ export function DefinitionTab({ pipeline }: { pipeline: Pipeline }) {
                     {task.target_table && <span className="text-muted">→ {task.target_table}</span>}
                   </p>
                   {task.task_type === "SQL" && <Sql>{task.body}</Sql>}
-                  {Object.keys(task.params).length > 0 && <Sql>{JSON.stringify(task.params, null, 2)}</Sql>}
+                  {Object.keys(task.params).length > 0 && <Json value={task.params} />}
                 </li>
               ))}
             </ol>

@@ -36,7 +36,7 @@ export function Overview({ pipeline, status }: { pipeline: Pipeline; status: Pip
       <div className="grid gap-4 lg:grid-cols-[3fr_2fr]">
         <Timeline name={pipeline.name} runs={runs} />
         <div className="space-y-4">
-          <PlanPanel plan={status.run?.metrics.plan ?? runs.find((run) => run.metrics.plan)?.metrics.plan} />
+          <PlanPanel plan={status.run?.metrics.plan ?? runs.find((run) => run.metrics.plan)?.metrics.plan} none={t("The first run chooses a plan and says why.")} />
           <Panel title={t("Checkpoint")}>
             {checkpoint ? (
               <Facts

@@ -195,6 +195,7 @@ function LastError({ pipeline, status }: { pipeline: Pipeline; status: PipelineS
   if (!error) return null;
   return (
     <FailureCard
+      title={t("The last run failed")}
       code={error.code}
       message={error.message}
       nextStep={error.next_step}
@@ -293,7 +294,7 @@ function Headline({ pipeline, status }: { pipeline: Pipeline; status: PipelineSt
         },
         {
           name: t("Next run"),
-          value: pipeline.enabled && status.next_run_at ? <Ago at={status.next_run_at} /> : t("manual"),
+          value: pipeline.enabled && status.next_run_at ? <Ago at={status.next_run_at} /> : "—",
           note: scheduleInWords(pipeline.schedule_interval),
         },
         { name: t("Guarantee"), value: <Guarantee level={status.guarantee} />, note: pipeline.mode === "full" ? t("full load") : t("incremental") },

@@ -275,7 +275,7 @@ const Line = memo(function Line({ line, index, top, height, open, act }: LinePro
       onClick={() => open(line.name)}
       style={{ transform: `translateY(${top}px)`, height }}
       className={cx(
-        "group absolute inset-x-0 grid cursor-pointer grid-cols-[1fr_5.75rem_2.25rem] items-center gap-x-3 gap-y-0.5 border-b px-4 py-2 hover:bg-line/35 sm:px-6 lg:py-0",
+        "group absolute inset-x-0 grid cursor-pointer grid-cols-[1fr_5.75rem_2.25rem] items-center gap-x-3 gap-y-0.5 lg:gap-x-4 border-b px-4 py-2 hover:bg-line/35 sm:px-6 lg:py-0",
         COLUMNS,
       )}
     >

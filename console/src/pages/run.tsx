@@ -3,7 +3,7 @@ import { Link, useNavigate, useParams } from "@tanstack/react-router";
 import { useState } from "react";
 import { useMay, useRefresh, useRun, useRunLog, verb } from "../api/queries";
 import type { LogLine, Run } from "../api/types";
-import { Ago, Button, Facts, Failure, Figures, Loading, Menu, Moment, Panel, StatusChip, cx, inputLook, useCopyCurl } from "../ui/basics";
+import { Ago, Button, Facts, Failure, Figures, Loading, Menu, Moment, Panel, StatusChip, cx, given, inputLook, useCopyCurl } from "../ui/basics";
 import { Stages, Throughput } from "../ui/charts";
 import { Icon } from "../ui/icons";
 import { FailureCard, Guarantee, PlanPanel } from "../ui/parts";
@@ -27,6 +27,7 @@ function Story({ run }: { run: Run }) {
       <Head run={run} />
       {run.error_message && (
         <FailureCard
+          title={t("This run failed")}
           code={run.error_code ?? "error"}
           message={run.error_message}
           nextStep={run.next_step}
@@ -78,14 +79,14 @@ function Story({ run }: { run: Run }) {
                 [t("Version"), `v${run.pipeline_version}`],
                 [t("Attempts"), count(run.attempts)],
                 [t("Guarantee"), <Guarantee key="g" level={metrics.guarantee ?? null} />],
-                [t("Consistency"), metrics.consistency ?? "—"],
-                [t("Cursor"), run.cursor_to ? <span className="font-mono text-xs">{`${run.cursor_from ?? t("beginning")} → ${run.cursor_to}`}</span> : "—"],
-                [t("Runner"), run.runner_id ? <span className="font-mono text-xs">{run.runner_id.slice(0, 8)}</span> : "—"],
+                ...given(t("Consistency"), metrics.consistency ?? null),
+                ...given(t("Cursor"), run.cursor_to && `${run.cursor_from ?? t("beginning")} → ${run.cursor_to}`),
+                ...given(t("Runner"), run.runner_id?.slice(0, 8) ?? null),
                 [t("Run id"), <span key="id" className="font-mono text-xs break-all">{run.id}</span>],
               ]}
             />
           </Panel>
-          <PlanPanel plan={metrics.plan} />
+          <PlanPanel plan={metrics.plan} none={t("This run ended before it had one.")} />
         </div>
       </div>
     </div>
@@ -173,11 +174,13 @@ function Log({ events }: { events: LogLine[] }) {
       title={t("Log")}
       action={
         <span className="flex flex-wrap gap-2">
-          <select aria-label={t("Level")} className={cx(inputLook, "w-auto")} value={least} onChange={(event) => setLeast(event.target.value as LogLine["level"])}>
-            <option value="info">{t("All lines")}</option>
-            <option value="warning">{t("Warnings and errors")}</option>
-            <option value="error">{t("Errors")}</option>
-          </select>
+          <span className="w-48">
+            <select aria-label={t("Level")} className={inputLook} value={least} onChange={(event) => setLeast(event.target.value as LogLine["level"])}>
+              <option value="info">{t("All lines")}</option>
+              <option value="warning">{t("Warnings and errors")}</option>
+              <option value="error">{t("Errors")}</option>
+            </select>
+          </span>
           <span className="w-40">
             <input type="search" className={inputLook} placeholder={t("Search")} aria-label={t("Search the log")} value={query} onChange={(event) => setQuery(event.target.value)} />
           </span>

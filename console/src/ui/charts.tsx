@@ -145,7 +145,7 @@ function Grid({ width, height }: { width: number; height: number }) {
 
 const soft = (colour: string): string => `color-mix(in srgb, ${colour} 45%, var(--panel))`;
 const STAGE_FILL: Record<string, string> = {
-  plan: soft("var(--idle-fill)"),
+  plan: "color-mix(in srgb, var(--accent) 30%, var(--idle-fill))",
   read: "var(--accent)",
   transform: "var(--warn-fill)",
   stage: soft("var(--accent)"),
@@ -158,7 +158,7 @@ const REST_FILL = "var(--line-strong)";
 
 /** Where the time of a run went. */
 export function Stages({ stages, total }: { stages: Record<string, number>; total: number }) {
-  const named = Object.entries(stages);
+  const named = Object.entries(stages).filter(([, seconds]) => seconds >= 0.0005);
   const rest = Math.max(total - named.reduce((sum, [, seconds]) => sum + seconds, 0), 0);
   const parts: [string, number][] = [...named, ["other", rest]];
   const whole = parts.reduce((sum, [, seconds]) => sum + seconds, 0) || 1;

@@ -6,8 +6,9 @@ import { awaitRequest, useDeadLetters, useMay, useRefresh } from "../api/queries
 import type { DeadLetter, RunnerRequest } from "../api/types";
 import { count } from "../words/format";
 import { t } from "../words/language";
-import { Ago, Button, Empty, Failure, Loading, PipelineLink, Tag } from "./basics";
+import { Ago, Button, Empty, Failure, Loading, PipelineLink, Tag, cx } from "./basics";
 import { Icon } from "./icons";
+import { Json } from "./sql";
 import { toast, toastError } from "./toasts";
 
 export function LetterList({ letters, pipeline }: { letters: ReturnType<typeof useDeadLetters>; pipeline?: string }) {
@@ -44,7 +45,8 @@ function Letter({ letter, withPipeline }: { letter: DeadLetter; withPipeline: bo
           <Icon name="chevron" size={12} />
         </span>
         <span className="min-w-0 truncate">
-          {withPipeline ? <b className="font-medium">{letter.pipeline}</b> : <span className="font-mono text-xs">{letter.document_id}</span>}
+          {withPipeline && <b className="block truncate font-medium">{letter.pipeline}</b>}
+          <span className={cx("font-mono text-xs", withPipeline && "text-muted")}>{letter.document_id}</span>
         </span>
         <span className="order-last col-span-2 col-start-2 min-w-0 truncate text-muted sm:order-none sm:col-span-1 sm:col-start-auto">{letter.error}</span>
         <span className="flex items-center gap-3 text-xs text-muted">
@@ -63,7 +65,7 @@ function Letter({ letter, withPipeline }: { letter: DeadLetter; withPipeline: bo
             </Link>
           )}
         </p>
-        <pre tabIndex={0} className="max-h-72 overflow-auto rounded-md bg-sunken p-3 font-mono text-xs">{JSON.stringify(letter.document, null, 2)}</pre>
+        <Json value={letter.document} />
       </div>
     </details>
   );

@@ -8,7 +8,7 @@ import { Ago, Facts, Panel, PipelineLink, StatusChip, Tag, cx, tableLook } from 
 import { Icon } from "./icons";
 
 /** What happened, and what to do next. */
-export function FailureCard(props: { code: string; message: string; nextStep: string | null; at: string | null; actions?: ReactNode }) {
+export function FailureCard(props: { title: string; code: string; message: string; nextStep: string | null; at: string | null; actions?: ReactNode }) {
   return (
     <section aria-label={t("What went wrong")} className="rounded-lg border border-bad-fill/40 bg-bad-soft">
       <div className="flex flex-wrap items-start gap-x-4 gap-y-3 p-4">
@@ -17,7 +17,7 @@ export function FailureCard(props: { code: string; message: string; nextStep: st
         </span>
         <div className="min-w-0 flex-1 basis-72">
           <div className="flex flex-wrap items-center gap-2">
-            <h2 className="font-semibold">{t("The last run failed")}</h2>
+            <h2 className="font-semibold">{props.title}</h2>
             <Tag tone="bad">{props.code}</Tag>
             <span className="text-xs text-muted">
               <Ago at={props.at} />
@@ -37,7 +37,7 @@ export function FailureCard(props: { code: string; message: string; nextStep: st
   );
 }
 
-export function PlanPanel({ plan }: { plan: Plan | undefined }) {
+export function PlanPanel({ plan, none }: { plan: Plan | undefined; none: string }) {
   return (
     <Panel title={t("Plan")}>
       {plan ? (
@@ -72,7 +72,7 @@ export function PlanPanel({ plan }: { plan: Plan | undefined }) {
           </ul>
         </>
       ) : (
-        <p className="text-muted">{t("The first run chooses a plan and says why.")}</p>
+        <p className="text-muted">{none}</p>
       )}
     </Panel>
   );

@@ -5,6 +5,7 @@ import { awaitRequest } from "../api/queries";
 import type { Preview, Rows, RunnerRequest } from "../api/types";
 import { t } from "../words/language";
 import { Button, cx } from "./basics";
+import { Icon } from "./icons";
 
 const PREVIEW_ROWS = 20;
 
@@ -40,6 +41,16 @@ export function PreviewPane({ definition, blocked, preview, onPreview }: Props) 
           {failure}
         </p>
       )}
+      {!failure && !!preview?.rejected?.length && (
+        <p className="mb-3 flex gap-2 text-warn">
+          <span className="mt-0.5">
+            <Icon name="warn" size={14} />
+          </span>
+          <span className="min-w-0 break-words">
+            {t("{n} would become dead letters: {error}", { n: preview.rejected.length, error: preview.rejected[0] ?? "" })}
+          </span>
+        </p>
+      )}
       {preview && !failure && (preview.before ? <BeforeAndAfter before={preview.before} after={preview} /> : <RowTable label={t("Preview")} found={preview} />)}
     </div>
   );
@@ -49,7 +60,7 @@ function BeforeAndAfter({ before, after }: { before: Rows; after: Rows }) {
   const known = new Map(before.columns.map((column) => [column.name, column.type]));
   const isNew = (name: string, type: string): boolean => known.get(name) !== type;
   return (
-    <div className="grid gap-4 xl:grid-cols-2">
+    <div className="grid gap-4 lg:grid-cols-2">
       <figure className="min-w-0">
         <Caption words={t("Before the steps")} found={before} />
         <RowTable label={t("Before the steps")} found={before} />

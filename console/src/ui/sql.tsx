@@ -1,4 +1,4 @@
-/** A query to be read: its words told apart by colour, without loading the editor. */
+/** Queries and JSON to be read: the words of a query are told apart by colour, without loading the editor. */
 import type { ReactNode } from "react";
 
 const KEYWORDS = new Set(
@@ -12,9 +12,17 @@ const KEYWORDS = new Set(
 const PARTS = /(--[^\n]*|\/\*[\s\S]*?\*\/)|('(?:[^']|'')*')|\b(\d+(?:\.\d+)?)\b|([A-Za-z_][\w$]*)/g;
 
 export function Sql({ children }: { children: string }) {
+  return <Code>{coloured(children)}</Code>;
+}
+
+export function Json({ value }: { value: unknown }) {
+  return <Code>{JSON.stringify(value, null, 2)}</Code>;
+}
+
+function Code({ children }: { children: ReactNode }) {
   return (
-    <pre tabIndex={0} className="overflow-auto rounded-md bg-sunken p-3 font-mono text-xs leading-relaxed">
-      {coloured(children)}
+    <pre tabIndex={0} className="max-h-[40rem] overflow-auto rounded-md bg-sunken p-3 font-mono text-xs leading-relaxed">
+      {children}
     </pre>
   );
 }

@@ -12,6 +12,7 @@ from vitrina.adapters.catalog import Column
 from vitrina.adapters.readers.sql import Query, SqlReader
 from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError
+from vitrina.ports import DeadLetter
 from vitrina.runner import admission, logins, sources, steps
 from vitrina.runner import job as jobs
 from vitrina.settings import Settings
@@ -66,8 +67,9 @@ def preview(definition: Definition, settings: Settings, limit: int) -> dict[str,
     """What would be written: the first rows behind the last step, and `before` the first; or those of the source."""
     if definition.python_source:
         return _shown(first_rows_of_source(definition, settings, limit))
-    stages = trace(definition, settings, limit)
-    return _shown(stages[-1]) | {"before": _shown(stages[0])}
+    letters: list[DeadLetter] = []
+    stages = trace(definition, settings, limit, letters=letters)
+    return _shown(stages[-1]) | {"before": _shown(stages[0]), "rejected": [letter.error for letter in letters]}
 
 
 def _shown(stage: Stage) -> dict[str, Any]:
@@ -85,13 +87,23 @@ def first_rows_of_source(definition: Definition, settings: Settings, limit: int)
     raise FatalError(f"source {source.registered.name} gives no rows")
 
 
-def trace(definition: Definition, settings: Settings, limit: int, *, extra: Sequence[Task] = ()) -> list[Stage]:
-    """The first rows of the query, and what they are behind each step; `extra` steps come last."""
+def trace(
+    definition: Definition,
+    settings: Settings,
+    limit: int,
+    *,
+    extra: Sequence[Task] = (),
+    letters: list[DeadLetter] | None = None,
+) -> list[Stage]:
+    """The first rows of the query, and what they are behind each step; `extra` steps come last.
+
+    A row that a step fails on is an error, or goes to `letters` where the step says so.
+    """
     with _reading(definition, settings, extra) as reading:
         passage = steps.open_passage(reading)
         sample = steps.read_sample(reading, passage, limit)
         names = ["query", *(f"{step.order_index} {step.registered.name}" for step in reading.steps)]
-        stages = passage.chain.trace(passage.naturalise(sample))
+        stages = passage.chain.trace(passage.naturalise(sample), letters)
         return [Stage(name, batch) for name, batch in zip(names, stages, strict=True)]
 
 

@@ -141,11 +141,11 @@ class Chain:
         self._check_key(batch, number)
         return Passed(batch, tuple(letters))
 
-    def trace(self, table: pa.Table) -> list[pa.RecordBatch]:
-        """What comes in, and what comes out of each step; nothing is left behind."""
+    def trace(self, table: pa.Table, letters: list[DeadLetter] | None = None) -> list[pa.RecordBatch]:
+        """What comes in, and what comes out of each step; rows are left behind only where `letters` takes them."""
         stages = [forms.one_batch(table)]
         for step in self.steps:
-            stages.append(self._run(step, stages[-1], 0, None))
+            stages.append(self._run(step, stages[-1], 0, letters))
         return stages
 
     def discover(self, sample: pa.Table, number: int) -> pa.Schema:

@@ -1,6 +1,7 @@
-"""An hour of steady work: memory, connections and lag stay flat. `python -m tests.chaos.soak [--minutes 60]`."""
+"""An hour of steady work: memory, connections and lag stay flat. `python -m tests.chaos.soak --every 2s`."""
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -16,8 +17,11 @@ from vitrina.store import database
 from vitrina.store.migrate import migrate
 
 SAMPLE_SECONDS = 10.0
-# A lag is a change that is not in a mart yet; schedules of two seconds and five pipelines leave this much room.
+# How long a change may wait for its mart; schedules of a few seconds leave this much room.
 LAG_LIMIT_SECONDS = 30.0
+LOOK_SECONDS = 0.2
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
@@ -27,26 +31,31 @@ class Sample:
     megabytes: float
     connections: int
     lag_seconds: float
+    cores: float
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
-    minutes = parser.parse_args().minutes
+    parser.add_argument("--every", default="2s", help="the schedule of each of the five pipelines")
+    options = parser.parse_args()
     with TemporaryServer() as server, tempfile.TemporaryDirectory() as directory:
         settings = settings_for(server, DATABASE)
         with database.connect(server.urls.admin, "vitrina:soak") as admin:
             admin.execute("CREATE SCHEMA content; CREATE SCHEMA ugc")
         migrate(settings)
         with Arena(settings, Path(directory), lease_seconds=10.0) as arena:
-            arena.prepare(list(KINDS), schedule_interval="2s")
+            arena.prepare(list(KINDS), schedule_interval=options.every)
             arena.start_runners(2)
-            samples = _work(arena, minutes * 60)
+            samples = _work(arena, options.minutes * 60)
             arena.sql("UPDATE etl.etl_pipelines SET schedule_interval = NULL")
             arena.await_quiet()
             arena.request(*arena.ids)
             arena.await_quiet()
             problems = [*arena.violations(), *_judge(samples)]
+            runs = arena.sql("SELECT status, count(*) AS n FROM etl.etl_runs GROUP BY 1 ORDER BY 1")
+    _tell(samples)
+    sys.stdout.write(f"runs kept: { {row['status']: row['n'] for row in runs} }\n")
     for problem in problems or ["flat: nothing grew, nothing lagged, nothing was lost or doubled"]:
         sys.stdout.write(f"{problem}\n")
     return int(bool(problems))
@@ -56,9 +65,12 @@ def _work(arena: Arena, seconds: float) -> list[Sample]:
     samples = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
+        began, busy = time.monotonic(), _cpu_seconds(arena)
         arena.change_source()
-        time.sleep(SAMPLE_SECONDS)
-        samples.append(_look(arena))
+        lag = _arrival(arena)
+        time.sleep(max(0.0, began + SAMPLE_SECONDS - time.monotonic()))
+        cores = (_cpu_seconds(arena) - busy) / (time.monotonic() - began)
+        samples.append(Sample(_megabytes(arena), _connections(arena), lag, cores))
         sys.stdout.write(f"{samples[-1]}\n")
         sys.stdout.flush()
         # The record of every row ever applied is the test's own and would grow for ever.
@@ -66,21 +78,44 @@ def _work(arena: Arena, seconds: float) -> list[Sample]:
     return samples
 
 
-def _look(arena: Arena) -> Sample:
-    [row] = arena.sql(
-        """
-        SELECT (SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'vitrina:%') AS connections,
-               (SELECT coalesce(max(extract(epoch FROM clock_timestamp() - i.updated_at)), 0)::float8
-                FROM content.item i LEFT JOIN analytics.inc_pages m USING (id)
-                WHERE m.version IS DISTINCT FROM i.version) AS lag
-        """
-    )
-    return Sample(sum(_megabytes(r.process.pid) for r in arena.runners), row["connections"], row["lag"])
+def _arrival(arena: Arena) -> float:
+    """Seconds until the change that was just made is in the mart; the limit and a bit when it does not come."""
+    began = time.monotonic()
+    while time.monotonic() < began + LAG_LIMIT_SECONDS:
+        [row] = arena.sql(
+            "SELECT count(*) AS behind FROM content.item i LEFT JOIN analytics.inc_pages m USING (id)"
+            " WHERE m.version IS DISTINCT FROM i.version"
+        )
+        if not row["behind"]:
+            break
+        time.sleep(LOOK_SECONDS)
+    return time.monotonic() - began
 
 
-def _megabytes(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * 4096 / 1e6
+def _connections(arena: Arena) -> int:
+    [row] = arena.sql("SELECT count(*) AS n FROM pg_stat_activity WHERE application_name LIKE 'vitrina:%'")
+    return int(row["n"])
+
+
+def _megabytes(arena: Arena) -> float:
+    statms = [Path(f"/proc/{runner.process.pid}/statm").read_text() for runner in arena.runners]
+    return sum(int(statm.split()[1]) * PAGE_BYTES for statm in statms) / 1e6
+
+
+def _cpu_seconds(arena: Arena) -> float:
+    """Of the runners alone; user and system are the 14th and 15th field, counted behind the name in brackets."""
+    stats = [Path(f"/proc/{runner.process.pid}/stat").read_text() for runner in arena.runners]
+    return sum(sum(map(int, stat.rpartition(")")[2].split()[11:13])) for stat in stats) / TICKS_PER_SECOND
+
+
+def _tell(samples: list[Sample]) -> None:
+    """The four quarters beside each other: what grows shows."""
+    size = max(1, len(samples) // 4)
+    for name in ("megabytes", "connections", "lag_seconds", "cores"):
+        quarters = [[getattr(s, name) for s in samples[i * size : (i + 1) * size]] for i in range(4)]
+        means = "  ".join(f"{statistics.mean(part):8.2f}" for part in quarters if part)
+        worst = max(getattr(sample, name) for sample in samples)
+        sys.stdout.write(f"{name:12} mean of each quarter {means}   highest {worst:.2f}\n")
 
 
 def _judge(samples: list[Sample]) -> list[str]:

@@ -227,6 +227,20 @@ class Arena:
             self.ended.append(runner)
             self.start_runner()
 
+    def mutate(self, *mutants: str) -> None:
+        """The same runners again, each without the protections."""
+        self.mutants = mutants
+        for runner in self.runners:
+            runner.process.kill()
+            runner.process.wait()
+        self.replace_dead()
+
+    def dismiss(self, runner: Runner) -> None:
+        runner.process.kill()
+        runner.process.wait()
+        self.runners.remove(runner)
+        self.ended.append(runner)
+
     # --- faults ------------------------------------------------------------------------------------------------------
 
     def arm(self, point: str, action: str, count: int = 1) -> None:

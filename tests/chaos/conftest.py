@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.arena import Arena
+from tests.chaos.arena import Arena, Stuck
 from vitrina.settings import Settings
 
 # `make chaos` sets it; without it each test runs its short version.
@@ -20,6 +20,14 @@ MakeArena = Callable[..., Arena]
 def say(figures: str) -> None:
     """Figures for whoever runs pytest with -s, as `make chaos` does."""
     sys.stdout.write(f"\n{figures}\n")
+
+
+def findings(scenario: Callable[[], list[str]]) -> list[str]:
+    """What a scenario found; that it did not come to its end is a finding too."""
+    try:
+        return scenario()
+    except Stuck as stuck:
+        return [str(stuck)]
 
 
 @pytest.fixture

@@ -11,7 +11,12 @@ from uuid import UUID
 import pytest
 from psycopg import sql
 
+from vitrina.adapters.writers.stage import Stage
+from vitrina.errors import Disconnected, TransientError
 from vitrina.runner import control
+from vitrina.runner.control import RunControl
+from vitrina.runner.dispatcher import PipelineDispatcher
+from vitrina.runner.executor import PipelineExecutor
 from vitrina.status import Status
 from vitrina.store import leases, ledger, recovery, sessions, state
 from vitrina.store.database import Connection
@@ -19,6 +24,9 @@ from vitrina.store.leases import Claim, Heartbeat
 from vitrina.store.state import Checkpoint
 
 NAMES = ("fence_off", "checkpoint_apart", "lease_ignored", "heartbeat_never")
+# What a run needs only when its lines break or its server crashes.
+OF_LINES = ("disconnect_fatal", "reply_decides")
+OF_CRASHES = ("disconnect_fatal", "stage_trusted")
 
 
 @contextmanager
@@ -37,6 +45,9 @@ def apply(name: str, replace: Callable[[Any, str, Any], None] = setattr) -> None
         "checkpoint_apart": _checkpoint_apart,
         "lease_ignored": _lease_ignored,
         "heartbeat_never": _heartbeat_never,
+        "disconnect_fatal": _disconnect_fatal,
+        "reply_decides": _reply_decides,
+        "stage_trusted": _stage_trusted,
     }[name](replace)
 
 
@@ -120,3 +131,45 @@ def _heartbeat_never(replace: Callable[[Any, str, Any], None]) -> None:
         return Heartbeat(frozenset(claim_ids), frozenset(claim_ids))
 
     replace(leases, "extend", extend)
+
+
+def _disconnect_fatal(replace: Callable[[Any, str, Any], None]) -> None:
+    """A broken line ends the pipeline instead of the attempt."""
+
+    def fail(self: PipelineDispatcher, claim: Claim, control: RunControl, reason: str, log: Any) -> None:
+        self._insist(lambda connection: leases.fail_run(connection, claim, "disconnected", reason), control, log)
+
+    replace(PipelineDispatcher, "_surrender", fail)
+
+
+def _reply_decides(replace: Callable[[Any, str, Any], None]) -> None:
+    """A COMMIT without a reply counts as not done: the same claim goes on from what it remembers, not from the row."""
+    seize, settle, execute = ledger.Ledger.seize, ledger.Ledger.settle, PipelineExecutor.execute
+    remembered: dict[UUID, Checkpoint] = {}
+
+    def seize_and_recall(self: ledger.Ledger) -> Checkpoint:
+        return remembered.setdefault(self._claim.claim_id, seize(self))
+
+    def settle_and_remember(self: ledger.Ledger, checkpoint: Checkpoint, *arguments: Any, **options: Any) -> Status:
+        remembered[self._claim.claim_id] = checkpoint
+        return settle(self, checkpoint, *arguments, **options)
+
+    def execute_again(self: PipelineExecutor, *arguments: Any) -> Status:
+        try:
+            return execute(self, *arguments)
+        except Disconnected as exc:
+            raise TransientError(exc.message) from exc
+
+    replace(ledger.Ledger, "seize", seize_and_recall)
+    replace(ledger.Ledger, "settle", settle_and_remember)
+    replace(PipelineExecutor, "execute", execute_again)
+
+
+def _stage_trusted(replace: Callable[[Any, str, Any], None]) -> None:
+    """A stage is believed to hold what the checkpoint says; nobody counts whether a crash has emptied it."""
+
+    def believed(self: Stage, connection: Connection, segments: dict[int, int]) -> int:
+        row = connection.execute("SELECT rows FROM etl.etl_state WHERE stage = %s", [self.name]).fetchone()
+        return int(row["rows"]) if row else 0
+
+    replace(Stage, "count", believed)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.chaos import mutants
-from tests.chaos.arena import Arena, Stuck
-from tests.chaos.conftest import LONG, MakeArena, say
+from tests.chaos.arena import Arena
+from tests.chaos.conftest import LONG, MakeArena, findings, say
 
 
 def a_late_runner_wakes_up(arena: Arena) -> list[str]:
@@ -51,10 +51,7 @@ SCENARIOS: dict[str, Callable[[Arena], list[str]]] = {
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mutant", mutants.NAMES if LONG else ("fence_off",))
 def test_a_missing_protection_is_found(make_arena: MakeArena, mutant: str) -> None:
-    try:
-        found = SCENARIOS[mutant](make_arena(mutants=[mutant]))
-    except Stuck as stuck:
-        found = [str(stuck)]
+    found = findings(lambda: SCENARIOS[mutant](make_arena(mutants=[mutant])))
     say(f"{mutant}: {found}")
     assert found
 

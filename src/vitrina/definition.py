@@ -124,6 +124,13 @@ class Task(Strict):
     target_table: str | None = Field(None, description="The last task may override the pipeline's target.")
 
 
+class ErrorRule(Strict):
+    """What becomes of rows that a Python step fails on; stands among the step's own params."""
+
+    on_error: Literal["fail", "dead_letter"] = "fail"
+    max_dead_letters: int = Field(1000, ge=1)
+
+
 class Definition(Strict):
     """A pipeline as its author writes it; everything else in `etl_pipelines` belongs to the platform."""
 

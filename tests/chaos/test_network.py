@@ -64,7 +64,7 @@ def test_a_bad_line_delays_a_run_and_nothing_else(lines: "Lines", tmp_path: Path
 
 def behind_a_batch(arena: Arena, kind: str, lines: "Lines", line: str, fault: str) -> list[str]:
     arena.change_source()
-    arena.hold(kind, "batch.committed")
+    arena.hold(kind, "batch.committed", 2)
     lines.misbehave(line, fault)
     arena.let_go()
     time.sleep(3.0)
@@ -117,6 +117,11 @@ class Broken:
     seconds_per_row: float = 0
     handicap: tuple[str, ...] = ()
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """A long publish must fail for the reason in question, not by a timeout, and soon."""
+        return {"VITRINA_STATEMENT_TIMEOUT_SECONDS": "30", "VITRINA_MAX_ATTEMPTS": "3"} if self.seconds_per_row else {}
+
 
 MUTANTS = [
     Broken("reply_decides", "inc_arrow", "target", "lost fence"),
@@ -136,6 +141,7 @@ MUTANTS = [
 def test_a_missing_protection_is_found(lines: "Lines", tmp_path: Path, broken: Broken) -> None:
     with lines.arena(tmp_path, broken.line, [broken.kind], broken.seconds_per_row) as arena:
         arena.mutants = broken.handicap
+        arena.environment = lines.environment | broken.environment
         arena.start_runners(2 if broken.seconds_per_row else 1)
         arena.request(broken.kind)
         arena.await_quiet()

@@ -91,6 +91,8 @@ def test_a_missing_protection_is_found(crashing: "Crashing", mutant: str) -> Non
     arena = crashing.arena
     arena.prepare([kind], seconds_per_row=seconds_per_row)
     arena.start_runners(2 if seconds_per_row else 1)
+    arena.request(kind)
+    arena.await_quiet()
     assert scenario(crashing, kind) == []
     arena.mutate(mutant)
     found = findings(lambda: scenario(crashing, kind))

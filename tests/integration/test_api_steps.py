@@ -1,11 +1,14 @@
 """Names of Python steps over HTTP: a name is looked up among registered functions, and nothing else can be one."""
 
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
 
 from tests.integration.api import DEFINITION, create
+from vitrina.adapters.transforms import registry
+from vitrina.store import runners
 from vitrina.store.database import Connection
 
 HOSTILE = [
@@ -65,3 +68,31 @@ def test_no_hostile_name_leads_anywhere_in_a_runner(name: str) -> None:
     from vitrina.adapters.transforms import registry
 
     assert registry.load().find(name) is None
+
+
+# --- params, as live runners describe them -------------------------------------------------------------------------
+
+
+def test_params_are_judged_when_the_definition_is_saved(api: httpx.Client, api_metastore: Connection) -> None:
+    def plan(*steps: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        return [READ, *(step(name) | {"order_index": i, "params": given} for i, (name, given) in enumerate(steps, 1))]
+
+    create(api)
+    wrong = plan(("mask_columns", {"columns": "title"}), ("demo_film_dim", {"speed": 1, "on_error": "never"}))
+    good = plan(("mask_columns", {"columns": ["title"], "on_error": "dead_letter"}))
+    assert api.put("/api/v1/pipelines/films/tasks", json={"items": wrong}).status_code == 200, "nobody can tell yet"
+    known = registry.load().describe()
+    runners.heartbeat(api_metastore, uuid4(), host="here", pid=1, version="1", capacity=1, running=0, transforms=known)
+
+    refused = api.put("/api/v1/pipelines/films/tasks", json={"items": wrong})
+    assert refused.status_code == 422
+    assert {(error["path"], error["code"]) for error in refused.json()["errors"]} == {
+        ("tasks.1.params.columns", "invalid_params"),
+        ("tasks.2.params.speed", "unknown_params"),
+        ("tasks.2.params.on_error", "invalid_params"),
+    }
+    assert api.post("/api/v1/pipelines", json=DEFINITION | {"name": "b", "tasks": wrong}).status_code == 422
+    alone = {"type": "PYTHON", "python_task": "mask_columns", "options": {"params": {"columns": []}}}
+    [error] = api.post("/api/v1/pipelines", json=DEFINITION | {"name": "b"} | alone).json()["errors"]
+    assert error["path"] == "options.params.columns"
+    assert api.put("/api/v1/pipelines/films/tasks", json={"items": good}).status_code == 200

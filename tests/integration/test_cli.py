@@ -205,14 +205,16 @@ def test_migrate_prints_the_version(installation: Installation) -> None:
 
 
 def test_doctor_finds_an_installation_well(installation: Installation) -> None:
-    findings = installation.data("doctor")
-    assert {found["status"] for found in findings} == {"OK"}, findings
+    findings = json.loads(installation.vitrina("doctor", "-o", "json").stdout)
+    # The tests' server forgets what it wrote when the power fails, and only that.
+    assert {found["check"] for found in findings if found["status"] != "OK"} == {"write-ahead log"}, findings
     assert [found["check"] for found in findings] == [
         "settings",
         "api",
         "database",
         "migrations",
         "clock",
+        "write-ahead log",
         "application role",
         "reader role",
         "runners",

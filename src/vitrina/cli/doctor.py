@@ -117,6 +117,7 @@ def _check_database(settings: "Settings") -> Iterator[Finding]:
         migrations = _check_migrations(connection)
         yield migrations
         yield _check_clock(connection)
+        yield _check_log(connection)
         if migrations.status != "OK":
             return
         yield from _check_application_role(connection, settings)
@@ -153,6 +154,33 @@ def _check_clock(connection: "Connection") -> Finding:
             "clock", f"the database's clock is {apart:+.1f} s from this machine's", "set both by NTP (chrony, systemd)"
         )
     return ok("clock", f"{abs(apart) * 1000:.0f} ms from the database's")
+
+
+def _check_log(connection: "Connection") -> Finding:
+    """What of the write-ahead log the promises need: that a commit stays one. Vitrina itself replicates nothing."""
+    names = ("wal_level", *_DURABLE)
+    found = {name: _one(connection, f"SHOW {name}")[name] for name in names}
+    weak = [f"{name} is {found[name]}" for name in _DURABLE if found[name] == "off"]
+    if weak:
+        return problem(
+            "write-ahead log",
+            f"{', '.join(weak)}: a crash may take back what was committed, marts and checkpoints alike",
+            f"set {' and '.join(f'{name} = on' for name in _DURABLE if found[name] == 'off')} on the server",
+        )
+    if found["wal_level"] == "minimal":
+        return problem(
+            "write-ahead log",
+            "wal_level is minimal: enough for runs, but neither a standby nor a restore to a point in time is possible",
+            "set wal_level = replica and restart the server",
+        )
+    return ok(
+        "write-ahead log",
+        f"wal_level is {found['wal_level']}: runs need no more than minimal, standbys and backups need replica",
+    )
+
+
+# Exactly-once rests on these: docs/reliability.md, "What is taken for granted".
+_DURABLE = ("fsync", "full_page_writes", "synchronous_commit")
 
 
 def _check_application_role(connection: "Connection", settings: "Settings") -> Iterator[Finding]:

@@ -1,15 +1,20 @@
-"""Whether the Python steps that a definition names exist: live runners say which ones they have."""
+"""Whether a definition's Python steps exist and are given the right params: live runners say which ones they have."""
 
-from vitrina.definition import Definition
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from vitrina.definition import Definition, ErrorRule
 from vitrina.errors import FieldError
-from vitrina.services import policy
+from vitrina.services import params, policy
 from vitrina.settings import Settings
 from vitrina.store import runners
 from vitrina.store.database import Connection
 
 
 def check(connection: Connection, settings: Settings, definition: Definition) -> None:
-    """Raise `Invalid` for names that no live runner knows. Without a live runner nobody can tell: they pass."""
+    """Raise `Invalid` for what no live runner could perform. Without a live runner nobody can tell: it passes."""
     found = problems(connection, settings, definition)
     if found:
         raise policy.invalid(found)
@@ -21,21 +26,67 @@ def problems(connection: Connection, settings: Settings, definition: Definition)
     if not wanted or not runners.count_alive(connection, stale_after_seconds=silence):
         return []
     listed = runners.list_transforms(connection, stale_after_seconds=silence)
-    kinds = {found["name"]: found["described"].get("kind", "transform") for found in listed}
-    return [_unknown(path, name, kind, kinds) for path, name, kind in wanted if kinds.get(name) != kind]
+    described = {found["name"]: found["described"] for found in listed}
+    return [error for step in wanted for error in _problems_of(step, described)]
 
 
-def _wanted(definition: Definition) -> list[tuple[str, str, str]]:
-    """Where a name stands, the name, and what it must be the name of."""
+@dataclass(frozen=True)
+class _Wanted:
+    """One function that the definition names."""
+
+    kind: str  # what it must be the name of
+    name: str
+    name_path: str
+    params: dict[str, Any]
+    params_path: str
+
+
+def _wanted(definition: Definition) -> list[_Wanted]:
+    given = definition.options.params
     if definition.python_source:
-        return [("python_task", definition.python_source, "source")]
+        return [_Wanted("source", definition.python_source, "python_task", given, "options.params")]
     if definition.tasks:
         return [
-            (f"tasks.{position}.body", task.body, "transform")
+            _Wanted("transform", task.body, f"tasks.{position}.body", task.params, f"tasks.{position}.params")
             for position, task in enumerate(definition.tasks)
             if task.task_type == "PYTHON"
         ]
-    return [("python_task", step.body, "transform") for step in definition.steps]
+    return [_Wanted("transform", step.body, "python_task", given, "options.params") for step in definition.steps]
+
+
+def _problems_of(step: _Wanted, described: dict[str, dict[str, Any]]) -> list[FieldError]:
+    found = described.get(step.name)
+    if found is None or found.get("kind", "transform") != step.kind:
+        kinds = {name: entry.get("kind", "transform") for name, entry in described.items()}
+        return [_unknown(step.name_path, step.name, step.kind, kinds)]
+    ruling = {name for name in step.params if step.kind == "transform" and name in ErrorRule.model_fields}
+    own = {name: value for name, value in step.params.items() if name not in ruling}
+    rule = {name: step.params[name] for name in ruling}
+    return [*_problems_of_rule(rule, step.params_path), *_problems_of_params(own, step, found)]
+
+
+def _problems_of_rule(rule: dict[str, Any], path: str) -> list[FieldError]:
+    try:
+        ErrorRule.model_validate(rule)
+    except ValidationError as exc:
+        return [
+            FieldError(f"{path}.{error['loc'][0]}", f"params.{error['loc'][0]}: {error['msg']}", "invalid_params")
+            for error in exc.errors(include_url=False, include_input=False)
+        ]
+    return []
+
+
+def _problems_of_params(own: dict[str, Any], step: _Wanted, found: dict[str, Any]) -> list[FieldError]:
+    if "params" not in found:
+        return []  # reported by a runner that does not tell
+    if found["params"] is None:
+        return [
+            FieldError(
+                f"{step.params_path}.{name}", f"{step.name} takes no params, but is given {name}", "unknown_params"
+            )
+            for name in sorted(own)
+        ]
+    return params.problems(own, found["params"], step.params_path, strict=found.get("strict", False))
 
 
 def _unknown(path: str, name: str, kind: str, kinds: dict[str, str]) -> FieldError:

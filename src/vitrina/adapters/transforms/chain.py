@@ -4,28 +4,21 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from vitrina.adapters.transforms import forms, masking, pythonic, shape
 from vitrina.adapters.transforms.context import StepContext
 from vitrina.adapters.transforms.isolation import Isolation, Rejection
 from vitrina.adapters.transforms.registry import RESERVED_PARAMS, Registered, Registry
-from vitrina.definition import Strict, Task
+from vitrina.definition import ErrorRule, Task
 from vitrina.errors import BadKey, FieldError, Invalid, RunError, StepFailed, TransientError
 from vitrina.ports import DeadLetter
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class ErrorRule(Strict):
-    """What becomes of rows that a step fails on; stands among the step's params."""
-
-    on_error: Literal["fail", "dead_letter"] = "fail"
-    max_dead_letters: int = Field(1000, ge=1)
 
 
 @dataclass

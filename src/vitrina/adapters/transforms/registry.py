@@ -11,14 +11,14 @@ from typing import Any, Literal, TypeVar
 import structlog
 from pydantic import BaseModel
 
-from vitrina.definition import STEP_NAME
+from vitrina.definition import STEP_NAME, ErrorRule
 from vitrina.errors import ConfigError
 
 ENTRY_POINTS = "vitrina.transforms"
 BUILT_IN = "vitrina.adapters.transforms.steps"
 
 # Beside the parameters of its own, a step of a task plan may say these.
-RESERVED_PARAMS = frozenset({"on_error", "max_dead_letters"})
+RESERVED_PARAMS = frozenset(ErrorRule.model_fields)
 
 Form = Literal["arrow", "rows", "polars", "pandas"]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -65,6 +65,8 @@ class Registered:
             "form": self.form,
             "doc": self.doc,
             "params": self.params.model_json_schema() if self.params else None,
+            # Whether "5" is refused where 5 is wanted.
+            "strict": bool(self.params and self.params.model_config.get("strict")),
             "origin": self.origin,
         }
 

@@ -1,0 +1,106 @@
+"""`vitrina doctor` on installations that are not well: what it says is wrong, and what to do about it."""
+
+import pytest
+
+from tests.support.workbench import Workbench
+from vitrina.cli import doctor
+from vitrina.cli.doctor import Finding
+from vitrina.embedded.temporary import TemporaryServer
+from vitrina.store import database
+
+FILMS = """
+CREATE TABLE content.film (id int PRIMARY KEY, title text);
+INSERT INTO content.film VALUES (1, 'Star Wars'), (2, 'Star Trek');
+"""
+
+
+@pytest.fixture
+def bench(workbench: Workbench) -> Workbench:
+    workbench.source(FILMS)
+    workbench.pipeline("films", "SELECT id, title FROM content.film")
+    return workbench
+
+
+def pipelines(bench: Workbench) -> list[Finding]:
+    return list(doctor._check_pipelines(bench.metastore, bench.settings))
+
+
+def age(bench: Workbench, status: str, **columns: str) -> None:
+    """The pipeline has been like this for an hour."""
+    wanted = {"status": f"'{status}'", "status_since": "clock_timestamp() - interval '1 hour'"} | columns
+    assignments = ", ".join(f"{name} = {value}" for name, value in wanted.items())
+    bench.sql(f"SET session_replication_role = replica; UPDATE etl.etl_pipelines SET {assignments}")
+
+
+# --- pipelines -----------------------------------------------------------------------------------------------------
+
+
+def test_pipelines_at_rest_and_at_work_are_well(bench: Workbench) -> None:
+    bench.request("films")
+    bench.claim()
+    assert [found.status for found in pipelines(bench)] == ["OK"]
+
+
+def test_a_runner_that_vanished_with_a_pipeline_is_named(bench: Workbench) -> None:
+    bench.request("films")
+    bench.claim()
+    age(bench, "RUNNING", lease_until="clock_timestamp() - interval '1 hour'")
+    [found] = pipelines(bench)
+    assert (found.check, found.status) == ("pipeline films", "PROBLEM")
+    assert found.finding == "RUNNING, but its runner is gone"
+    assert "start a runner" in found.next_step
+
+
+@pytest.mark.parametrize("status", ["RUN_REQUESTED", "PAUSE_REQUESTED"])
+def test_a_request_that_nobody_takes_up_is_named(bench: Workbench, status: str) -> None:
+    age(bench, status)
+    [found] = pipelines(bench)
+    assert found.status == "PROBLEM"
+    assert found.finding.startswith(f"{status} for 36")
+    assert "another pipeline may hold the same target" in found.next_step
+
+
+def test_a_failed_pipeline_is_named_with_its_error(bench: Workbench) -> None:
+    age(bench, "FAILED", last_error="'division by zero'")
+    [found] = pipelines(bench)
+    assert found.finding == "FAILED: division by zero"
+    assert "vitrina run films" in found.next_step
+
+
+# --- stages --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_that_nobody_needs_is_named(bench: Workbench) -> None:
+    assert doctor._check_stages(bench.metastore).status == "OK"
+    name = "p_0123456789abcdef0123456789abcdef_1"
+    bench.sql(f"CREATE TABLE etl_stage.{name} (id int); ALTER TABLE etl_stage.{name} OWNER TO vitrina_app")
+    found = doctor._check_stages(bench.metastore)
+    assert found.status == "PROBLEM"
+    assert name in found.finding
+
+
+# --- the write-ahead log -------------------------------------------------------------------------------------------
+
+
+def test_a_log_that_may_forget_commits_is_a_problem(bench: Workbench) -> None:
+    """The tests' own server is of that kind: it is fast, and nobody needs its data tomorrow."""
+    found = doctor._check_log(bench.metastore)
+    assert found.status == "PROBLEM"
+    assert found.finding.startswith("fsync is off, full_page_writes is off: a crash may take back")
+    assert found.next_step == "set fsync = on and full_page_writes = on on the server"
+
+
+def test_what_needs_which_level_of_the_log_is_said() -> None:
+    settings = {"fsync": "on", "full_page_writes": "on", "wal_level": "minimal", "max_wal_senders": "0"}
+    with TemporaryServer(settings=settings) as server:
+        with database.connect(server.urls.admin, "vitrina:test") as connection:
+            minimal = doctor._check_log(connection)
+            connection.execute("SET synchronous_commit = off")
+            hasty = doctor._check_log(connection)
+        server.settings["wal_level"] = "replica"
+        server.restart("fast")
+        with database.connect(server.urls.admin, "vitrina:test") as connection:
+            good = doctor._check_log(connection)
+    assert (minimal.status, minimal.next_step) == ("PROBLEM", "set wal_level = replica and restart the server")
+    assert (hasty.status, hasty.next_step) == ("PROBLEM", "set synchronous_commit = on on the server")
+    assert (good.status, good.finding.partition(":")[0]) == ("OK", "wal_level is replica")

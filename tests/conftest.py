@@ -12,7 +12,9 @@ import structlog
 from psycopg import sql
 from pydantic import SecretStr
 
+from tests.support.search_servers import EXISTING, Target, kinds
 from tests.support.workbench import Workbench
+from vitrina.embedded import search_server
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.settings import Settings
 from vitrina.store import database as postgres
@@ -40,6 +42,16 @@ def server() -> Iterator[TemporaryServer]:
     bindir = os.environ.get("VITRINA_TEST_PG_BINDIR")
     with TemporaryServer(Path(bindir) if bindir else None) as running:
         yield running
+
+
+@pytest.fixture(scope="session", params=kinds())
+def search(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """A search server, one kind at a time; whoever asks for one kind shares it with those who ask for each."""
+    if request.param == EXISTING:
+        yield Target(EXISTING, os.environ[EXISTING], None)
+        return
+    with search_server.running(request.param) as process:
+        yield Target(request.param, process.url, process)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.arena import KINDS, Arena
+from tests.chaos.arena import KINDS, STEPPED, Arena
 from tests.conftest import settings_for
 from vitrina.embedded.cluster import DATABASE
 from vitrina.embedded.temporary import TemporaryServer
@@ -45,7 +45,7 @@ def main() -> int:
             admin.execute("CREATE SCHEMA content; CREATE SCHEMA ugc")
         migrate(settings)
         with Arena(settings, Path(directory), lease_seconds=10.0) as arena:
-            arena.prepare(list(KINDS), schedule_interval=options.every)
+            arena.prepare([kind for kind in KINDS if kind not in STEPPED], schedule_interval=options.every)
             arena.start_runners(2)
             samples = _work(arena, options.minutes * 60)
             arena.sql("UPDATE etl.etl_pipelines SET schedule_interval = NULL")

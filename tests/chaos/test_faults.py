@@ -23,7 +23,7 @@ Fault = tuple[str, str, str, int]
 def every_fault() -> list[Fault]:
     """Each point of each kind of pipeline with each action, and again at the second batch."""
     faults: list[Fault] = []
-    for kind in ("full_once", "full_pages", "full_arrow", "inc_pages", "inc_arrow"):
+    for kind in ("full_once", "full_pages", "full_arrow", "full_steps", "inc_pages", "inc_arrow", "inc_steps"):
         points = EVERYWHERE + OF_BATCHES + (OF_LOADS if kind.startswith("full") else OF_PASSES)
         faults += [(kind, point, action, 1) for point, action in itertools.product(points, ACTIONS)]
         if kind != "full_once":
@@ -37,11 +37,12 @@ SHORT: list[Fault] = [
     ("full_arrow", "publish.fenced", "stop", 1),
     ("full_pages", "publish.committed", "kill", 1),
     ("inc_pages", "batch.fenced", "stop", 2),
-    ("inc_arrow", "batch.committed", "kill", 2),
+    ("inc_steps", "batch.committed", "kill", 2),
     ("inc_pages", "claim.taken", "stop", 1),
     ("inc_arrow", "batch.filled", "error", 2),
     ("inc_pages", "pass.ended", "kill", 1),
-    ("full_arrow", "run.concluding", "stop", 1),
+    ("full_steps", "batch.filled", "kill", 2),
+    ("inc_steps", "batch.fenced", "stop", 1),
 ]
 
 

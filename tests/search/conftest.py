@@ -2,27 +2,16 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 
 from tests.support.http_fault_proxy import HttpFaultProxy
+from tests.support.search_servers import EXISTING, NOT_RUN, Target
 from vitrina.adapters.writers.search.client import ConnectionOptions, SearchClient
 from vitrina.adapters.writers.search.generations import Generations
-from vitrina.embedded import search_server as embedded
 
-EXISTING = "ELASTICSEARCH_URL"
-NEEDS_NEWER_JAVA = ("elasticsearch-9", "opensearch-3")
-NOT_RUN = [kind for kind in NEEDS_NEWER_JAVA if not embedded.has_java(kind) and not os.environ.get("CI")]
-
-
-def kinds() -> list[str]:
-    """All four where a new enough Java is found, and always in CI; an existing server stands in for all of them."""
-    if os.environ.get(EXISTING):
-        return [EXISTING]
-    return [kind for kind in embedded.KINDS if kind not in NOT_RUN]
+__all__ = ["Target"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -48,28 +37,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _on_first_kind(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     return callspec is None or callspec.params.get("search", kinds()[0]) == kinds()[0]
-
-
-@dataclass(frozen=True)
-class Target:
-    """The server under test; `process` is None when it is not ours to stop."""
-
-    kind: str
-    url: str
-    process: embedded.SearchServer | None
-
-    @property
-    def port(self) -> int:
-        return urlsplit(self.url).port or 9200
-
-
-@pytest.fixture(scope="session", params=kinds())
-def search(request: pytest.FixtureRequest) -> Iterator[Target]:
-    if request.param == EXISTING:
-        yield Target(EXISTING, os.environ[EXISTING], None)
-        return
-    with embedded.running(request.param) as process:
-        yield Target(request.param, process.url, process)
 
 
 @pytest.fixture

@@ -312,6 +312,7 @@ def test_a_module_that_cannot_be_imported_is_listed_and_stops_nothing(
         "form": "arrow",
         "doc": "Of a module.",
         "params": None,
+        "strict": False,
         "origin": "good_steps.step",
     }
 

@@ -1,0 +1,98 @@
+"""A runner is killed or stopped in the middle of a bulk request: no document is lost, none goes back in time."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import pytest
+
+from tests.chaos.arena import Arena
+from tests.chaos.conftest import say
+from tests.support.http_fault_proxy import Hold, HttpFaultProxy
+from tests.support.search_servers import Target, kinds
+from vitrina.adapters.writers.search.client import ConnectionOptions, SearchClient
+from vitrina.settings import Settings
+
+
+@pytest.mark.chaos
+@pytest.mark.search
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("search", kinds()[:1], indirect=True)
+@pytest.mark.parametrize("action", ["kill", "stop"])
+def test_a_runner_lost_in_the_middle_of_a_bulk_loses_nothing(scene: "Scene", action: str) -> None:
+    """The bulk that it sent reaches the server when its successor is done: the write alias is no longer there."""
+    arena = scene.arena
+    arena.start_runners(2)
+    arena.request("documents")
+    arena.await_quiet()
+    assert scene.wrong() == []
+
+    late = scene.lose_a_runner(action)
+    arena.await_quiet()
+    assert scene.wrong() == []
+    refused = [answer.body.count(b'"status":404') for answer in late.release()]
+    arena.wake_stopped()
+    arena.change_source()
+    arena.request("documents")
+    arena.await_quiet()
+
+    say(f"{action} in the middle of a bulk: {sum(refused)} late documents refused")
+    assert scene.wrong() == []
+    assert refused == [100]
+    assert list(arena._loose_ends()) == []
+
+
+@dataclass
+class Scene:
+    """One pipeline into an index, its runners' line to the search server, and our own."""
+
+    arena: Arena
+    proxy: HttpFaultProxy
+    client: SearchClient
+    index: str
+
+    def lose_a_runner(self, action: str) -> Hold:
+        """The second bulk of a run stays on its way; the runner that waits for the answer is lost, taken over from."""
+        self.arena.change_source()
+        late = Hold()
+        self.arena.hold("documents", "batch.committed")
+        self.proxy.fault = late
+        self.arena.let_go()
+        self.arena.await_true(lambda: late.happened, 30, "a bulk is on its way")
+        epoch = self.arena.epoch("documents")
+        victim = int((self.arena.plans / "fired").read_text())
+        os.kill(victim, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+        self.proxy.heal()
+        self.arena.disarm()
+        # What the successor writes is newer than what is on its way.
+        self.arena.change_source()
+        self.arena.await_true(lambda: self.arena.epoch("documents") > epoch, 60, "a takeover")
+        return late
+
+    def wrong(self) -> list[str]:
+        """Documents that are missing or of another version than their row; incremental ones outlive their rows."""
+        self.client.refresh(self.index)
+        hits = self.client.search(self.index, {"size": 2000, "query": {"match_all": {}}})["hits"]["hits"]
+        found = {hit["_source"]["id"]: hit["_source"]["version"] for hit in hits}
+        rows = {row["id"]: row["version"] for row in self.arena.sql("SELECT id, version FROM content.item")}
+        lost = sum(key not in found for key in rows)
+        stale = sum(found[key] != rows[key] for key in rows.keys() & found.keys())
+        return [f"{lost} lost, {stale} stale"] if lost or stale else []
+
+
+@pytest.fixture
+def scene(search: Target, database: Settings, tmp_path: Path) -> Iterator[Scene]:
+    client = SearchClient(ConnectionOptions.from_url(search.url))
+    index = f"vitrina-test-{uuid4().hex[:12]}"
+    with HttpFaultProxy(urlsplit(search.url).port or 9200) as proxy:
+        environment = {"ELASTICSEARCH_URL": proxy.url, "VITRINA_ALLOWED_TARGETS": "analytics.*,es:vitrina-test-*"}
+        with Arena(database, tmp_path, environment=environment, lease_seconds=2.0) as arena:
+            arena.prepare_index("documents", f"es:{index}")
+            yield Scene(arena, proxy, client, index)
+    for concrete in client.list_indexes(f"{index}*"):
+        client.delete_index(concrete)
+    client.close()

@@ -1,0 +1,31 @@
+"""Which real search servers tests run against, and where one of them is."""
+
+import os
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from vitrina.embedded import search_server as embedded
+
+EXISTING = "ELASTICSEARCH_URL"
+NEEDS_NEWER_JAVA = ("elasticsearch-9", "opensearch-3")
+NOT_RUN = [kind for kind in NEEDS_NEWER_JAVA if not embedded.has_java(kind) and not os.environ.get("CI")]
+
+
+def kinds() -> list[str]:
+    """All four where a new enough Java is found, and always in CI; an existing server stands in for all of them."""
+    if os.environ.get(EXISTING):
+        return [EXISTING]
+    return [kind for kind in embedded.KINDS if kind not in NOT_RUN]
+
+
+@dataclass(frozen=True)
+class Target:
+    """The server under test; `process` is None when it is not ours to stop."""
+
+    kind: str
+    url: str
+    process: embedded.SearchServer | None
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or 9200

@@ -48,7 +48,7 @@ console: ## Build the web console
 
 .PHONY: test
 test: check ## Check the code and run every test (TESTS=tests/unit for a part)
-	@$(if $(filter tests tests/docs% tests/search%,$(TESTS)),./scripts/install-system-packages java)
+	@$(if $(filter tests tests/chaos% tests/docs% tests/search%,$(TESTS)),./scripts/install-system-packages java)
 	@.venv/bin/python -m pytest $(TESTS)
 	@$(if $(filter tests,$(TESTS)),$(MAKE) test-frames docs test-console)
 
@@ -75,6 +75,7 @@ test-postgres: setup ## The tests that touch SQL, on the PostgreSQL whose progra
 
 .PHONY: chaos
 chaos: setup ## Kill, stop, cut and crash everything, for half an hour: nothing lost, doubled or stuck
+	@./scripts/install-system-packages java
 	@VITRINA_CHAOS=long .venv/bin/python -m pytest -s tests/chaos
 
 .PHONY: soak

@@ -80,7 +80,8 @@ def test_params_are_judged_when_the_definition_is_saved(api: httpx.Client, api_m
     create(api)
     wrong = plan(("mask_columns", {"columns": "title"}), ("demo_film_dim", {"speed": 1, "on_error": "never"}))
     good = plan(("mask_columns", {"columns": ["title"], "on_error": "dead_letter"}))
-    assert api.put("/api/v1/pipelines/films/tasks", json={"items": wrong}).status_code == 200, "nobody can tell yet"
+    early = api.post("/api/v1/pipelines", json=DEFINITION | {"name": "early", "tasks": wrong})
+    assert early.status_code == 201, "nobody can tell yet"
     known = registry.load().describe()
     runners.heartbeat(api_metastore, uuid4(), host="here", pid=1, version="1", capacity=1, running=0, transforms=known)
 

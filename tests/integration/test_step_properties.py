@@ -1,5 +1,6 @@
 """Whatever happens to a pipeline with steps, its checkpoint covers nothing that is not in the mart."""
 
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -12,6 +13,7 @@ from vitrina import failpoints
 from vitrina.adapters.writers.stage import Stage
 from vitrina.ports import Filled
 from vitrina.runner.table_run import Run
+from vitrina.store import recovery
 from vitrina.transforms import transform
 
 # Rows that the step cannot stand at the moment.
@@ -56,6 +58,7 @@ actions = st.lists(
         st.tuples(st.just("run"), st.none()),
         st.tuples(st.just("pause"), st.none()),
         st.tuples(st.just("interrupt"), st.tuples(st.sampled_from(POINTS), st.integers(1, 4))),
+        st.tuples(st.just("crash"), st.tuples(st.sampled_from(POINTS), st.integers(1, 4))),
     ),
     max_size=8,
 )
@@ -70,6 +73,8 @@ class Story:
         self.mode = mode
         self.title = 0
         HATED.clear()
+        # Stories share a database; what an earlier one left undone is not part of this one.
+        bench.sql("UPDATE etl.etl_pipelines SET enabled = false")
         bench.source(
             f"CREATE TABLE content.{self.name} (id int PRIMARY KEY, title text, modified timestamptz NOT NULL);"
             f"INSERT INTO content.{self.name} SELECT i, 'first', clock_timestamp() FROM generate_series(1, 20) AS i"
@@ -98,6 +103,8 @@ class Story:
             HATED.update(detail)
         elif action == "pause":
             self.run_and_pause()
+        elif action == "crash":
+            self.crash(*detail)
         else:
             self.run(f"{detail[0]}:error:{detail[1]}" if detail else "")
 
@@ -121,6 +128,18 @@ class Story:
         claim = self.bench.claim()
         self.bench.sql(f"UPDATE etl.etl_pipelines SET status = 'PAUSE_REQUESTED' WHERE name = '{self.name}'")
         self.bench.perform(claim)
+
+    def crash(self, point: str, count: int) -> None:
+        """The runner is gone without a word; when its lease is over, the request stands again."""
+        self.bench.request(self.name)
+        failpoints.configure(f"{point}:crash:{count}")
+        try:
+            with suppress(failpoints.Crashed):
+                self.bench.perform(self.bench.claim())
+        finally:
+            failpoints.configure("")
+        self.bench.sql("UPDATE etl.etl_pipelines SET lease_until = '-infinity' WHERE claim_id IS NOT NULL")
+        recovery.recover_expired(self.bench.metastore, max_attempts=1000)
 
     def check_covered(self) -> None:
         """Every row that the checkpoint has passed by is in the mart, in the version that was passed by."""

@@ -5,6 +5,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Settings, e.g. `make dev PORT=8080`, `make setup PYTHON=/usr/bin/python3.12`
 KIND ?=
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 PG_BINDIR ?=
 PORT ?=
 PYTHON ?=
@@ -15,6 +16,8 @@ WIPE ?=
 export PYTHON
 
 COMPOSE = docker compose $(if $(wildcard .env),--env-file .env) -f infra/docker-compose.yml
+# Files are spread over the processors, each file and each search server to one of them.
+PYTEST = .venv/bin/python -m pytest --numprocesses "$(JOBS)" --dist loadgroup
 COMPILE = .venv/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
 	--python-version 3.11 $(if $(UPGRADE),--upgrade)
 
@@ -49,7 +52,7 @@ console: ## Build the web console
 .PHONY: test
 test: check ## Check the code and run every test (TESTS=tests/unit for a part)
 	@$(if $(filter tests tests/chaos% tests/docs% tests/search%,$(TESTS)),./scripts/install-system-packages java)
-	@.venv/bin/python -m pytest $(TESTS)
+	@$(PYTEST) $(TESTS)
 	@$(if $(filter tests,$(TESTS)),$(MAKE) test-frames docs test-console)
 
 .PHONY: test-frames
@@ -71,7 +74,7 @@ screenshots: setup ## Draw the console's pages anew for the documentation (docs/
 
 .PHONY: test-postgres
 test-postgres: setup ## The tests that touch SQL, on the PostgreSQL whose programs are in PG_BINDIR
-	@VITRINA_TEST_PG_BINDIR="$(PG_BINDIR)" .venv/bin/python -m pytest $(wildcard tests/integration tests/contracts)
+	@VITRINA_TEST_PG_BINDIR="$(PG_BINDIR)" $(PYTEST) $(wildcard tests/integration tests/contracts)
 
 .PHONY: chaos
 chaos: setup ## Kill, stop, cut and crash everything, for half an hour: nothing lost, doubled or stuck

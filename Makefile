@@ -51,7 +51,7 @@ console: ## Build the web console
 
 .PHONY: test
 test: check ## Check the code and run every test (TESTS=tests/unit for a part)
-	@$(if $(filter tests tests/chaos% tests/docs% tests/search%,$(TESTS)),./scripts/install-system-packages java)
+	@$(if $(filter tests tests/chaos% tests/search%,$(TESTS)),./scripts/install-system-packages java)
 	@$(PYTEST) $(TESTS)
 	@$(if $(filter tests,$(TESTS)),$(MAKE) test-frames docs test-console)
 

@@ -23,7 +23,7 @@ def test_the_reference_lists_the_steps_as_they_are() -> None:
 
 def test_the_guide_s_steps_work() -> None:
     guide = (ROOT / "docs" / "how-to" / "write-a-step.md").read_text(encoding="utf-8")
-    first = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)[0]
+    first = re.findall(r"```python[^\n]*\n(.*?)```", guide, re.DOTALL)[0]
     namespace: dict[str, Any] = {"__name__": "cinema_steps"}
     exec(compile(first, "cinema_steps.py", "exec"), namespace)
     rows = [{"title": "the long goodbye", "rating": 7}, {"title": "m", "rating": None}]

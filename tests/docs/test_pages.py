@@ -1,0 +1,63 @@
+"""Links outside of the site lead somewhere, and the two READMEs say the same."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs import blocks
+from tests.docs.blocks import ROOT
+
+READMES = [ROOT / "README.md", ROOT / "README.ru.md"]
+OUTSIDE = [*READMES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
+LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:|/)([^)\s]+)\)")
+HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", OUTSIDE, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Links within docs/ are checked by `make docs`."""
+    found = LINK.findall(page.read_text(encoding="utf-8"))
+    broken = [link for link in found if not leads_somewhere(page, link)]
+    assert not broken, f"{page.name}: {broken}"
+
+
+def test_a_broken_link_would_be_noticed() -> None:
+    assert not leads_somewhere(READMES[0], "docs/nowhere.md")
+    assert not leads_somewhere(READMES[0], "docs/reliability.md#nowhere")
+    assert leads_somewhere(READMES[0], "docs/reliability.md#mutants")
+
+
+def test_the_russian_readme_is_in_step() -> None:
+    english, russian = (page.read_text(encoding="utf-8") for page in READMES)
+    assert levels(english) == levels(russian)
+    assert commands(READMES[0]) == commands(READMES[1])
+    assert english.count("\n| ") == russian.count("\n| ")
+    differing = set(LINK.findall(english)) ^ set(LINK.findall(russian))
+    assert all(link.startswith(("README", "docs/images/", "docs/demo_script.md")) for link in differing), differing
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    if not target.exists():
+        return False
+    return not anchor or anchor in anchors(target.read_text(encoding="utf-8"))
+
+
+def anchors(text: str) -> set[str]:
+    """As GitHub makes them."""
+    titles = [re.sub(r"[^\w\- ]", "", title.lower()) for _, title in HEADING.findall(text)]
+    return {title.strip().replace(" ", "-") for title in titles}
+
+
+def levels(text: str) -> list[str]:
+    return [marks for marks, _ in HEADING.findall(without_blocks(text))]
+
+
+def commands(page: Path) -> list[str]:
+    return [block.text for block in blocks.of(page)]
+
+
+def without_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)

@@ -24,9 +24,6 @@ from vitrina.store.leases import Claim, Heartbeat
 from vitrina.store.state import Checkpoint
 
 NAMES = ("fence_off", "checkpoint_apart", "lease_ignored", "heartbeat_never")
-# What a run needs only when its lines break or its server crashes.
-OF_LINES = ("disconnect_fatal", "reply_decides")
-OF_CRASHES = ("disconnect_fatal", "stage_trusted")
 
 
 @contextmanager
@@ -48,6 +45,7 @@ def apply(name: str, replace: Callable[[Any, str, Any], None] = setattr) -> None
         "disconnect_fatal": _disconnect_fatal,
         "reply_decides": _reply_decides,
         "stage_trusted": _stage_trusted,
+        "alias_kept": _alias_kept,
     }[name](replace)
 
 
@@ -173,3 +171,11 @@ def _stage_trusted(replace: Callable[[Any, str, Any], None]) -> None:
         return int(row["rows"]) if row else 0
 
     replace(Stage, "count", believed)
+
+
+def _alias_kept(replace: Callable[[Any, str, Any], None]) -> None:
+    """A claim adds its write alias to an index, and those of earlier claims stay."""
+    # Imported here: runners of other tests need no search client.
+    from vitrina.adapters.writers.search.generations import Generations
+
+    replace(Generations, "_write_aliases", lambda self: [])

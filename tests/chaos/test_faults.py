@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import vitrina
+from tests.chaos.arena import KINDS
 from tests.chaos.conftest import LONG, MakeArena, say
 from vitrina import failpoints
 
@@ -23,7 +24,7 @@ Fault = tuple[str, str, str, int]
 def every_fault() -> list[Fault]:
     """Each point of each kind of pipeline with each action, and again at the second batch."""
     faults: list[Fault] = []
-    for kind in ("full_once", "full_pages", "full_arrow", "full_steps", "inc_pages", "inc_arrow", "inc_steps"):
+    for kind in KINDS:
         points = EVERYWHERE + OF_BATCHES + (OF_LOADS if kind.startswith("full") else OF_PASSES)
         faults += [(kind, point, action, 1) for point, action in itertools.product(points, ACTIONS)]
         if kind != "full_once":
@@ -53,10 +54,17 @@ def test_every_failpoint_is_part_of_the_plan() -> None:
     assert len(every_fault()) >= 200
 
 
+def groups() -> dict[str, list[Fault]]:
+    if not LONG:
+        return {"some of each": SHORT}
+    return {kind: [fault for fault in every_fault() if fault[0] == kind] for kind in KINDS}
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(3600 if LONG else 300)
-def test_no_fault_loses_or_doubles_a_row(make_arena: MakeArena) -> None:
-    faults = every_fault() if LONG else SHORT
+@pytest.mark.parametrize("group", groups())
+def test_no_fault_loses_or_doubles_a_row(make_arena: MakeArena, group: str) -> None:
+    faults = groups()[group]
     arena = make_arena()
     arena.prepare(sorted({kind for kind, *_ in faults}))
     arena.start_runners(3)
@@ -71,7 +79,7 @@ def test_no_fault_loses_or_doubles_a_row(make_arena: MakeArena) -> None:
     assert arena.violations() == []
 
     said, planned = arena.said(), Counter(action for _, _, action, _ in faults)
-    say(f"faults: {dict(planned)}; takeovers: {arena.takeovers()}; late runners refused: {refused(said)}")
+    say(f"{group}: {dict(planned)}; takeovers: {arena.takeovers()}; late runners refused: {refused(said)}")
     assert refused(said) >= planned["stop"] / 2
 
 

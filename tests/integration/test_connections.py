@@ -11,6 +11,8 @@ from pydantic import SecretStr
 from tests.conftest import settings_for, url_of
 from tests.support.workbench import Workbench
 from vitrina.embedded.temporary import TemporaryServer
+from vitrina.services import pipelines as service
+from vitrina.services.callers import Caller, Role
 from vitrina.store import database as postgres
 from vitrina.store.migrate import migrate
 
@@ -106,6 +108,23 @@ def test_a_source_in_another_database(bench: Workbench, warehouse: postgres.Conn
     assert (
         bench.sql("SELECT * FROM analytics.films ORDER BY id") == warehouse.execute(f"{QUERY} ORDER BY id").fetchall()
     )
+
+
+@pytest.mark.parametrize("cursor", [None, "2024-01-01 08:00:00+00"])
+def test_reset_state_reaches_a_ledger_in_another_database(bench: Workbench, cursor: str | None) -> None:
+    bench.source(FILMS)
+    fields = {"mode": "incremental", "incremental_key": "modified", "incremental_id_key": "id", "target_key": ["id"]}
+    bench.pipeline("films", QUERY, batch_size=100, options={"target_connection": "warehouse"}, **fields)
+    assert bench.run("films")["rows_read"] == 500
+    bench.sql("UPDATE content.film_work SET title = 'Corrected'")  # unseen: `modified` has not moved
+    assert bench.run("films")["rows_read"] == 0
+
+    service.reset_state(bench.metastore, Caller("somebody", Role.OPERATOR), "films", cursor=cursor)
+
+    run = bench.run("films")
+    expected = 500 if cursor is None else 21  # minutes 480 to 500
+    assert (run["status"], run["rows_read"]) == ("SUCCESS", expected)
+    assert bench.run("films")["rows_read"] == 0
 
 
 def test_a_connection_nobody_configured_is_named(bench: Workbench) -> None:

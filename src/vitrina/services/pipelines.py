@@ -12,7 +12,7 @@ from vitrina.definition import LOCKED_WHILE_RUNNING, Definition
 from vitrina.errors import Conflict, InvalidField, NotFound, PreconditionFailed
 from vitrina.services import audit, policy, steps, versions
 from vitrina.services.callers import Caller
-from vitrina.settings import DEFAULT_CONNECTION, Settings
+from vitrina.settings import Settings
 from vitrina.status import Status, Trigger
 from vitrina.store import leases, pipelines, runs, state
 from vitrina.store.database import Connection
@@ -351,12 +351,6 @@ def _refuse_reset(row: Row, cursor: str | None) -> None:
         raise Conflict(
             f"pipeline {name} is {row['status']}: its checkpoint belongs to the run at work;"
             " pause it, wait until it is PAUSED, then reset"
-        )
-    elsewhere = row["options"].get("target_connection") or DEFAULT_CONNECTION
-    if elsewhere != DEFAULT_CONNECTION:
-        raise Conflict(
-            f"pipeline {name} keeps its checkpoint beside its target, in the database {elsewhere!r}:"
-            " delete its row in etl_stage.ledger there instead"
         )
     if cursor is not None and row["mode"] != "incremental":
         raise InvalidField("cursor", f"pipeline {name} is a {row['mode']} load: only incremental has a cursor")

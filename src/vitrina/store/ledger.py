@@ -1,5 +1,7 @@
 """The fence around a batch: the checkpoint moves with the data, in the data's own transaction, or not at all."""
 
+from dataclasses import replace
+
 from vitrina.status import Status
 from vitrina.store import leases, runs, state
 from vitrina.store.database import Connection
@@ -29,6 +31,10 @@ class Ledger:
                 return state.seize(self._home, self._claim, self._table)
         with self._home.transaction():
             checkpoint = state.seize(self._home, self._claim, self._table)
+            wanted = state.find_reset(self._metastore, self._claim.pipeline_id)
+            if wanted is not None:
+                checkpoint = replace(wanted, batch_no=checkpoint.batch_no)
+                state.advance(self._home, self._claim, checkpoint, self._table)
         with self._metastore.transaction():
             self._begin_in_metastore()
             mirrored = state.peek(self._metastore, self._claim.pipeline_id)

@@ -118,15 +118,24 @@ def peek(connection: Connection, pipeline_id: UUID) -> Checkpoint:
     return _checkpoint(row) if row else Checkpoint()
 
 
+def find_reset(connection: Connection, pipeline_id: UUID) -> Checkpoint | None:
+    """What the checkpoint was reset to since the latest claim, if it was."""
+    row = find(connection, pipeline_id)
+    return _checkpoint(row) if row and row["claim_id"] is None else None
+
+
 def reset(connection: Connection, pipeline_id: UUID, *, cursor: str | None = None) -> None:
-    """Start from the beginning, or from a cursor value. The caller has made sure that nobody is at work."""
+    """Start from the beginning, or from a cursor value. The caller has made sure that nobody is at work.
+
+    The row belongs to no claim from here on: a ledger beside a remote target takes it over with the next claim.
+    """
     connection.execute(
         """
         INSERT INTO etl.etl_state AS s (pipeline_id, safe_upto) VALUES (%(id)s, %(cursor)s)
         ON CONFLICT (pipeline_id) DO UPDATE
         SET safe_upto = %(cursor)s, held_upto = NULL, last_processed_key = NULL, last_processed_id = NULL,
             segments = '{}', rows = 0, stage = NULL, fingerprint = NULL, load_started_at = NULL,
-            updated_at = clock_timestamp()
+            claim_id = NULL, updated_at = clock_timestamp()
         """,
         {"id": pipeline_id, "cursor": cursor},
     )

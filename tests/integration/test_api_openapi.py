@@ -53,7 +53,7 @@ JUDGED = (
 @schemathesis.deserializer("application/yaml")
 def _documents(_: schemathesis.DeserializationContext, response: schemathesis.Response) -> list[Any]:
     """An export is a stream of documents; schemathesis by itself expects one."""
-    return list(yaml.safe_load_all(response.text))
+    return list(yaml.safe_load_all(response.content))  # bytes: YAML knows its own encoding
 
 
 FORM = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]

@@ -85,6 +85,11 @@ class Settings(BaseModel):
     webhook_secret: SecretStr | None = Field(None, description="Key that signs what the webhook is sent.")
     slack_webhook_url: SecretStr | None = Field(None, description="Incoming webhook of a Slack-compatible chat.")
 
+    lineage_url: SecretStr | None = Field(None, description="Told of every run, as OpenLineage events.")
+    lineage_api_key: SecretStr | None = Field(None, description="Bearer token that it is sent.")
+    lineage_file: Path | None = Field(None, description="File to which the same events are added, one a line.")
+    lineage_namespace: str = Field("vitrina", min_length=1, description="Namespace of our jobs there.")
+
     # `VITRINA_CONN_<NAME>`: named source (and target) databases, operator only. Filled by `load`.
     connections: dict[str, SecretStr] = Field(default_factory=dict)
 

@@ -94,6 +94,7 @@ def families(metastore: Figures) -> dict[str, Metric]:
     tally.lost_lease()
     tally.ended("SUCCESS")
     instruments.notifications.labels("webhook", "delivered").inc()
+    instruments.lineage_events.labels("sent").inc()
     return exposed(instruments.registry)
 
 

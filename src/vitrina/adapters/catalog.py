@@ -104,6 +104,26 @@ def _columns(connection: Connection, oid: int) -> tuple[TableColumn, ...]:
     return tuple(TableColumn(**row) for row in rows)
 
 
+def columns_of(connection: Connection, tables: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[Column]]:
+    """The columns of tables or views, by schema and name, as far as this session may see them."""
+    rows = connection.execute(
+        """
+        SELECT n.nspname AS schema, c.relname AS table, a.attname AS name,
+               pg_catalog.format_type(a.atttypid, a.atttypmod) AS type
+        FROM unnest(%s::text[], %s::text[]) AS wanted(schema, name)
+        JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.schema
+        JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        ORDER BY c.oid, a.attnum
+        """,
+        [[schema for schema, _ in tables], [name for _, name in tables]],
+    ).fetchall()
+    found: dict[tuple[str, str], list[Column]] = {}
+    for row in rows:
+        found.setdefault((row["schema"], row["table"]), []).append(Column(row["name"], row["type"]))
+    return found
+
+
 def _unique_keys(connection: Connection, oid: int) -> list[dict[str, Any]]:
     """Complete, immediate-or-deferrable unique keys on plain columns: what a row can be found by."""
     return connection.execute(

@@ -7,7 +7,7 @@ import anyio.to_thread
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from vitrina import __version__
+from vitrina import __version__, tracing
 from vitrina.api import errors, openapi, security
 from vitrina.api.feed import EventFeed
 from vitrina.api.middleware import Surroundings
@@ -41,6 +41,7 @@ def create_app(
         failed_attempts=FailedAttempts(limit=wrong_tokens_a_minute),
         request_wait_seconds=request_wait_seconds,
         schema_version=migrate.newest_version(),
+        tracing=tracing.start("vitrina-api"),
     )
     app = FastAPI(
         title="Vitrina",
@@ -52,7 +53,7 @@ def create_app(
     )
     app.state.vitrina = state
     errors.install(app)
-    app.add_middleware(Surroundings, registry=state.registry)
+    app.add_middleware(Surroundings, registry=state.registry, tracing=state.tracing)
     system.register_collectors(state.registry, state.pool, settings)
     _include_routes(app)
     openapi.install(app)
@@ -89,6 +90,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     yield
     await anyio.to_thread.run_sync(state.feed.stop)
     await anyio.to_thread.run_sync(state.pool.close)
+    if state.tracing:
+        await anyio.to_thread.run_sync(state.tracing.stop)
 
 
 def _operation_id(route: APIRoute) -> str:

@@ -1,4 +1,4 @@
-"""Around every request: a request id, a limit on the body, security headers, one log line and its metrics."""
+"""Around every request: a request id, a limit on the body, security headers, one log line, its metrics and trace."""
 
 import re
 import time
@@ -10,10 +10,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vitrina import tracing
+from vitrina.tracing import OpenSpan, Tracing
+
 log = structlog.get_logger("vitrina.api")
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 _DRAINED_BYTES = 8 * MAX_BODY_BYTES
+# Asked every few seconds by programs: a trace of each would hide the others.
+_UNTRACED = frozenset({"/health", "/livez", "/metrics", "/readyz"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
 
 # The console is served from here, and nothing comes from anywhere else.
@@ -34,8 +39,9 @@ _SECURITY_HEADERS = {
 class Surroundings:
     """The only middleware: plain ASGI, so that streams stay streams."""
 
-    def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
+    def __init__(self, app: ASGIApp, registry: CollectorRegistry, tracing: Tracing | None = None) -> None:
         self._app = app
+        self._tracing = tracing
         self._seconds = Histogram(
             "vitrina_http_request_duration_seconds",
             "Time to answer a request.",
@@ -47,15 +53,27 @@ class Surroundings:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _request_id(Headers(scope=scope))
-        scope.setdefault("state", {})["request_id"] = request_id
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers)
+        traceparent = tracing.acceptable(headers.get("traceparent"))
+        span = self._begin_span(scope, traceparent)
+        told = span.traceparent if span else traceparent
+        scope.setdefault("state", {}).update(request_id=request_id, traceparent=told)
         exchange = _Exchange(scope, receive, send, request_id)
         started = time.perf_counter()
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        names = {"request_id": request_id} | ({"trace_id": tracing.trace_id_of(told)} if told else {})
+        with structlog.contextvars.bound_contextvars(**names):
             try:
                 await self._app(scope, exchange.receive, exchange.send)
             finally:
                 self._tell(scope, exchange.status, time.perf_counter() - started)
+                if span:
+                    _end_span(span, scope, exchange.status)
+
+    def _begin_span(self, scope: Scope, traceparent: str | None) -> OpenSpan | None:
+        if self._tracing is None or scope["path"] in _UNTRACED:
+            return None
+        return self._tracing.begin_request(scope["method"], scope["path"], traceparent)
 
     def _tell(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
@@ -105,6 +123,16 @@ class _Exchange:
             if "application/" in headers.get("content-type", ""):
                 headers.setdefault("Cache-Control", "no-store")
         await self._send(message)
+
+
+def _end_span(span: OpenSpan, scope: Scope, status: int) -> None:
+    route = getattr(scope.get("route"), "path", None)
+    if route:
+        span.rename(f"{scope['method']} {route}")
+    span.end(
+        attributes={"http.route": route, "http.response.status_code": status},
+        error=f"status {status}" if status >= 500 else None,
+    )
 
 
 def _request_id(headers: Headers) -> str:

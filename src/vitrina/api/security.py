@@ -5,6 +5,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -61,7 +62,7 @@ class Needs:
     def check(self, request: Request) -> None:
         state = state_of(request)
         caller = _local(request) if state.settings.auth == "off" else _authenticated(request, state)
-        request.state.caller = caller
+        request.state.caller = caller = replace(caller, traceparent=request.state.traceparent)
         if not caller.role.includes(self.role):
             raise Forbidden(f"the token {caller.name!r} has the role {caller.role}; this needs {self.role}")
 

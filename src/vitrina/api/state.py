@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from vitrina.api.feed import EventFeed
 from vitrina.api.pool import Pool
 from vitrina.settings import Settings
+from vitrina.tracing import Tracing
 
 if TYPE_CHECKING:
     from vitrina.api.security import FailedAttempts
@@ -24,6 +25,7 @@ class AppState:
     failed_attempts: "FailedAttempts"
     request_wait_seconds: float
     schema_version: str
+    tracing: Tracing | None = None
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
 
 

@@ -117,12 +117,12 @@ class Courier:
         if self._settings.webhook_secret:
             secret = self._settings.webhook_secret.get_secret_value()
             headers["webhook-signature"] = signature(secret, headers["webhook-id"], headers["webhook-timestamp"], body)
-        _post(self._settings.webhook_url.get_secret_value(), body, headers)
+        post(self._settings.webhook_url.get_secret_value(), body, headers)
 
     def _send_slack(self, message: Row) -> None:
         assert self._settings.slack_webhook_url is not None
         body = json.dumps({"text": slack_text(message)}).encode()
-        _post(self._settings.slack_webhook_url.get_secret_value(), body, {"Content-Type": "application/json"})
+        post(self._settings.slack_webhook_url.get_secret_value(), body, {"Content-Type": "application/json"})
 
     def _metastore(self) -> database.Connection:
         return database.connect(
@@ -184,7 +184,7 @@ def _key(secret: str) -> bytes:
     return secret.encode()
 
 
-def _post(url: str, body: bytes, headers: dict[str, str]) -> None:
+def post(url: str, body: bytes, headers: dict[str, str]) -> None:
     """Redirects are not followed: it goes where the operator sent it. The URL is a secret, so no error names it."""
     try:
         # Proxies of the environment are for the world outside, not for a receiver on this machine.

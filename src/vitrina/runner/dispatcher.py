@@ -1,17 +1,19 @@
 """From a claim to a finished run: sorting what went wrong into retry, failure, loss."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import psycopg
 import structlog
 
+from vitrina import tracing
 from vitrina.errors import CannotConnect, ConfigError, Disconnected, LeaseLost, RequestError, RunError, TransientError
 from vitrina.runner.control import Paused, RunControl, Stopping
 from vitrina.runner.executor import PipelineExecutor
 from vitrina.runner.instruments import Instruments, RunTally
 from vitrina.runner.metrics import RunMeter
+from vitrina.runner.onlookers import Invitation, Onlooker, Outcome, nobody
 from vitrina.settings import Settings
 from vitrina.status import Status
 from vitrina.store import database, leases, recovery
@@ -24,26 +26,33 @@ OUTAGE_PATIENCE_SECONDS = 60.0
 class PipelineDispatcher:
     """Performs one claim to its end. Everything that a run may raise is sorted here, and only here."""
 
-    def __init__(self, settings: Settings, instruments: Instruments | None = None) -> None:
+    def __init__(
+        self, settings: Settings, instruments: Instruments | None = None, onlookers: Invitation = nobody
+    ) -> None:
         self._settings = settings
         self._instruments = instruments or Instruments()
+        self._onlookers = onlookers
         self._executor = PipelineExecutor(settings)
 
     def work(self, claim: Claim, control: RunControl) -> None:
         """Run the claim, trying again where that may help; whatever happens is on record afterwards."""
+        names = {"pipeline": claim.name, "pipeline_id": str(claim.pipeline_id), "run_id": str(claim.run_id)}
+        onlookers = self._onlookers(claim)
+        trace_id = _trace_id(claim, onlookers)
         with structlog.contextvars.bound_contextvars(
-            pipeline=claim.name, pipeline_id=str(claim.pipeline_id), run_id=str(claim.run_id), epoch=claim.epoch
+            **names, epoch=claim.epoch, **({"trace_id": trace_id} if trace_id else {})
         ):
-            self._work(claim, control, RunMeter(RunTally(self._instruments, claim.name)), structlog.get_logger())
+            meter = RunMeter(RunTally(self._instruments, claim.name), onlookers)
+            self._work(claim, control, meter, structlog.get_logger())
 
     def _work(self, claim: Claim, control: RunControl, meter: RunMeter, log: structlog.stdlib.BoundLogger) -> None:
         log.info("run.started", trigger=claim.row["requested_trigger"], version=claim.version)
         _tell_move(Status.RUN_REQUESTED, Status.RUNNING)
         started = time.monotonic()
-        outcome = "FAILED"
+        outcome = Outcome("FAILED")
         try:
             status = self._try_until_done(claim, control, meter, log)
-            outcome = "PAUSED" if status is Status.PAUSED else "SUCCESS"
+            outcome = Outcome("PAUSED" if status is Status.PAUSED else "SUCCESS")
             _tell_move(Status.RUNNING, status)
             log.info(
                 "run.ended",
@@ -53,19 +62,20 @@ class PipelineDispatcher:
                 duration_ms=round((time.monotonic() - started) * 1000),
             )
         except Stopping:
-            outcome = "CANCELLED"
+            outcome = Outcome("CANCELLED")
             log.info("run.given_back")
             self._insist(lambda connection: leases.give_back(connection, claim), control, log)
         except LeaseLost as exc:
-            outcome = "LOST"
+            outcome = Outcome("LOST", exc.code, exc.message)
             meter.tally.lost_lease()
             log.warning("run.lease_lost", error=exc.message)
         except Disconnected as exc:
-            outcome = "LOST"
+            outcome = Outcome("LOST", exc.code, exc.message)
             meter.tally.failed(exc.code)
             log.warning("run.disconnected", error=exc.message, sqlstate=database.sqlstate_of(exc))
             self._surrender(claim, control, exc.message, log)
         except (RunError, RequestError, ConfigError, CannotConnect) as exc:
+            outcome = Outcome("FAILED", exc.code, exc.message)
             meter.tally.failed(exc.code)
             log.error(
                 "run.failed",
@@ -79,13 +89,14 @@ class PipelineDispatcher:
             self._insist(_failing(claim, meter, exc.code, exc.message), control, log)
         except Exception as exc:
             # A run ends here whatever happened to it; a bug in one pipeline must not stop the others.
+            message = f"internal error: {type(exc).__name__}: {exc}"
+            outcome = Outcome("FAILED", "internal", message)
             meter.tally.failed("internal")
             log.exception("run.crashed", attempt=meter.attempt)
-            message = f"internal error: {type(exc).__name__}: {exc}"
             self._insist(_failing(claim, meter, "internal", message), control, log)
         finally:
             control.release()
-            meter.tally.ended(outcome)
+            meter.ended(outcome)
 
     # --- trying ------------------------------------------------------------------------------------------------
 
@@ -110,9 +121,8 @@ class PipelineDispatcher:
                 unreachable_since = None
                 wait, message = self._backoff(meter.attempts_without_progress), exc.message
                 state = database.sqlstate_of(exc)
-            meter.tally.retried()
             log.warning("run.retrying", attempt=meter.attempt, wait_seconds=wait, error=message, sqlstate=state)
-            meter.attempt += 1
+            meter.retrying(message)
             try:
                 with self._pause_asked(claim, control) as pause_asked:
                     control.wait(wait, pause_asked)
@@ -208,6 +218,12 @@ class PipelineDispatcher:
                 settings={"statement_timeout": "10000", "lock_timeout": "10000"},
             )
         )
+
+
+def _trace_id(claim: Claim, onlookers: Sequence[Onlooker]) -> str | None:
+    """Also where nobody here makes traces: whoever asked may."""
+    made = (onlooker.trace_id for onlooker in onlookers if onlooker.trace_id)
+    return next(made, None) or tracing.trace_id_of(claim.row.get("traceparent"))
 
 
 def _failing(claim: Claim, meter: RunMeter, code: str, message: str) -> Callable[[database.Connection], None]:

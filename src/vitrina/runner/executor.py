@@ -39,7 +39,7 @@ class PipelineExecutor:
             failpoints.hit("run.seized")
             with database.translated(f"writing to {job.target}"):
                 plan = jobs.inspect(job)
-            meter.planned(plan, job.estimated_rows, time.monotonic() - started)
+            meter.planned(job, plan, time.monotonic() - started)
             log.info("run.planned", route=plan.route, paging=plan.paging, key=list(plan.key))
             failpoints.hit("run.planned")
             run = _kind_of(job)(job, plan, control=control, meter=meter, log=log, sessions=sessions)

@@ -42,6 +42,7 @@ class Instruments:
         self.notifications = self._counter(
             "notifications", "Notifications, by what became of them.", "channel", "outcome"
         )
+        self.lineage_events = self._counter("lineage_events", "Lineage events, by what became of them.", "outcome")
         self.lines_dropped = self._counter("log_lines_dropped", "Lines of runs that could not be kept.")
         self.running = self._gauge("runner_running", "Runs that this runner is working on.")
         self.capacity = self._gauge("runner_capacity", "Runs that this runner may work on at a time.")

@@ -1,18 +1,24 @@
-"""What a runner does to be seen: keeps its runs' lines, serves metrics and probes, sends notifications."""
+"""What a runner does to be seen: keeps its runs' lines, serves metrics and probes, sends the rest."""
 
 import time
 from uuid import UUID
 
 import psycopg
 
+from vitrina import tracing
 from vitrina.errors import CannotConnect, ConfigError
 from vitrina.runner.courier import Courier
 from vitrina.runner.instruments import Instruments
+from vitrina.runner.lineage import RunLineage
+from vitrina.runner.lineage_sender import LineageSender
 from vitrina.runner.lines import LineKeeper
+from vitrina.runner.onlookers import Onlooker
 from vitrina.runner.probes import ProbeServer
+from vitrina.runner.traces import RunTrace
 from vitrina.services.monitoring import MetastoreCollector
 from vitrina.settings import Settings
 from vitrina.store import database, migrate, runners
+from vitrina.store.leases import Claim
 
 # A look around takes milliseconds; a metastore that is away makes it wait for a connection, and no longer.
 STALLED_SECONDS = 60.0
@@ -29,6 +35,9 @@ class Lookout:
         self.instruments.capacity.set(settings.concurrency)
         self._lines = LineKeeper(settings, on_dropped=self.instruments.lines_dropped.inc)
         self._courier = Courier(settings, self.instruments)
+        self._tracing = tracing.start("vitrina-runner")
+        wants_lineage = settings.lineage_url or settings.lineage_file
+        self._lineage = LineageSender(settings, self.instruments) if wants_lineage else None
         self._probes = self._make_probes()
         self._looked_at = time.monotonic()
 
@@ -40,11 +49,26 @@ class Lookout:
         self.looked_around()
         self._lines.start()
         self._courier.start()
+        if self._lineage:
+            self._lineage.start()
         if self._probes:
             self._probes.start()
 
+    def onlookers(self, claim: Claim) -> list[Onlooker]:
+        """Who watches a run besides its metrics."""
+        found: list[Onlooker] = []
+        if self._tracing:
+            found.append(RunTrace(self._tracing, claim))
+        if self._lineage:
+            found.append(RunLineage(self._settings, claim, self._lineage.send))
+        return found
+
     def stop(self) -> None:
         """Last of all: what was said until now is kept."""
+        if self._tracing:
+            self._tracing.stop()
+        if self._lineage:
+            self._lineage.stop()
         self._courier.stop()
         self._lines.stop()
         if self._probes:

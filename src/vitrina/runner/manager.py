@@ -44,7 +44,7 @@ class PipelineManager:
         self.runner_id: UUID = uuid4()
         self._settings = settings
         self._lookout = Lookout(settings, self.runner_id)
-        self._dispatcher = PipelineDispatcher(settings, self._lookout.instruments)
+        self._dispatcher = PipelineDispatcher(settings, self._lookout.instruments, self._lookout.onlookers)
         self._log = structlog.get_logger().bind(runner_id=str(self.runner_id))
         self._transforms: list[dict[str, Any]] = []
         self._shutdown = threading.Event()

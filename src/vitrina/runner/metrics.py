@@ -1,17 +1,22 @@
 """What a run measures of itself: counters, timings and the shape of its batches."""
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from vitrina.adapters.writers.postgres import MergeCounts
-from vitrina.ports import Filled
+from vitrina.ports import Filled, Lap
 from vitrina.runner.instruments import Instruments, RunTally
+from vitrina.runner.onlookers import Onlooker, Outcome
 from vitrina.runner.plan import Plan
 from vitrina.store import events, runs
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.runs import Counters
 from vitrina.store.state import Checkpoint
+
+if TYPE_CHECKING:
+    from vitrina.runner.job import Job
 
 # Listeners are told about progress at most this often.
 _ANNOUNCE_SECONDS = 0.5
@@ -21,10 +26,13 @@ STAGES = ("plan", "read", "transform", "stage", "merge", "index", "publish", "wa
 
 
 class RunMeter:
-    """Counters of one run, across its attempts."""
+    """Counters of one run, across its attempts; tells onlookers what it is told."""
 
-    def __init__(self, tally: RunTally | None = None) -> None:
+    def __init__(self, tally: RunTally | None = None, onlookers: Sequence[Onlooker] = ()) -> None:
         self.tally = tally or RunTally(Instruments(), "")
+        self._onlookers = onlookers
+        # Of the batch at work: how long it was waited for, and when its writing began.
+        self._laps: dict[str, Lap] = {}
         self.counters = Counters()
         self.attempt = 1
         self.attempts_without_progress = 0
@@ -37,15 +45,17 @@ class RunMeter:
         self._null_cursors = 0
         self._letters = 0
 
-    def planned(self, plan: Plan, estimated_rows: int, seconds: float) -> None:
+    def planned(self, job: "Job", plan: Plan, seconds: float) -> None:
         self.spent("plan", seconds)
         self.counters.metrics |= {
             "route": plan.route,
             "paging": plan.paging,
             "guarantee": plan.guarantee,
             "plan": plan.as_dict(),
-            "rows_estimate": estimated_rows,
+            "rows_estimate": job.estimated_rows,
         }
+        for onlooker in self._onlookers:
+            onlooker.planned(job, _lap(seconds))
 
     def continued(self, checkpoint: Checkpoint) -> None:
         self._consistency = "mixed" if checkpoint.last_key is not None else self._consistency
@@ -84,6 +94,8 @@ class RunMeter:
         for stage, lap in filled.laps.items():
             self.spent(stage, lap.seconds)
         self.spent("merge", seconds)
+        if seconds:
+            self._laps["merge"] = _lap(seconds)
         self._batch_seconds.append(filled.seconds + seconds)
         if filled.last:
             self.counters.cursor_to = filled.last[0]
@@ -97,6 +109,8 @@ class RunMeter:
         self.spent("publish", seconds)
         self.merged(counts)
         self.note("consistency", self._consistency)
+        for onlooker in self._onlookers:
+            onlooker.published(_lap(seconds))
 
     def spent(self, stage: str, seconds: float) -> None:
         """Time of one of `STAGES`."""
@@ -105,10 +119,24 @@ class RunMeter:
     def waited(self, seconds: float) -> None:
         """For the source, while nothing was left to write."""
         self.spent("wait", seconds)
+        self._laps = {"wait": _lap(seconds)}
 
-    def progressed(self) -> None:
+    def progressed(self, filled: Filled) -> None:
         """A committed batch: tries start counting anew."""
         self.attempts_without_progress = 0
+        for onlooker in self._onlookers:
+            onlooker.batch_done(filled, {**filled.laps, **self._laps})
+
+    def retrying(self, error: str) -> None:
+        self.tally.retried()
+        self.attempt += 1
+        for onlooker in self._onlookers:
+            onlooker.retrying(self.attempt, error)
+
+    def ended(self, outcome: Outcome) -> None:
+        self.tally.ended(outcome.status)
+        for onlooker in self._onlookers:
+            onlooker.ended(outcome, self.counters)
 
     @property
     def last_batch_ms(self) -> int:
@@ -160,6 +188,11 @@ class RunMeter:
 
     def _tell(self) -> None:
         self.tally.advance(self.counters, self._stage_seconds, self._batch_seconds)
+
+
+def _lap(seconds: float) -> Lap:
+    """Something that has just ended."""
+    return Lap(time.time() - seconds, seconds)
 
 
 def _milliseconds(ordered: list[float], quantile: float) -> float | None:

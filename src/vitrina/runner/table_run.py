@@ -463,7 +463,7 @@ class Run:
             rows_read=self._meter.counters.rows_read,
             duration_ms=self._meter.last_batch_ms,
         )
-        self._meter.progressed()
+        self._meter.progressed(filled)
         self._settle()
 
     def _batch_size(self) -> int:

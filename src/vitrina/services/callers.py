@@ -23,3 +23,5 @@ class Caller:
     name: str
     role: Role
     request_id: str | None = None
+    # The trace that the request was made in, as W3C writes it.
+    traceparent: str | None = None

@@ -204,7 +204,9 @@ def request_run(
         row = get(connection, id_or_name, lock=True)
         if asked:
             _refuse_backfill(row)
-        moved = pipelines.request_run(connection, row["id"], trigger=trigger, backfill=asked or None)
+        moved = pipelines.request_run(
+            connection, row["id"], trigger=trigger, backfill=asked or None, traceparent=caller.traceparent
+        )
         if moved is None:
             raise Conflict(_why_not_run(row))
         if row["status"] != Status.RUN_REQUESTED:

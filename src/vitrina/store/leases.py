@@ -71,7 +71,7 @@ def _lock_next(connection: Connection, per_source: int | None) -> dict[str, Any]
     return connection.execute(
         sql.SQL(
             """
-            SELECT p.id, coalesce(p.requested_trigger, 'manual') AS trigger
+            SELECT p.id, coalesce(p.requested_trigger, 'manual') AS trigger, p.requested_trace AS trace
             FROM etl.etl_pipelines p
             WHERE p.status = 'RUN_REQUESTED' AND p.enabled
               AND NOT EXISTS (SELECT FROM etl.etl_pipelines h WHERE h.holds_target = {target})
@@ -93,7 +93,10 @@ def claim_idle(connection: Connection, pipeline_id: UUID, runner_id: UUID, ttl_s
     try:
         with connection.transaction():
             found = connection.execute(
-                "SELECT id, name, status, 'api' AS trigger FROM etl.etl_pipelines WHERE id = %s FOR UPDATE",
+                """
+                SELECT id, name, status, 'api' AS trigger, NULL AS trace
+                FROM etl.etl_pipelines WHERE id = %s FOR UPDATE
+                """,
                 [pipeline_id],
             ).fetchone()
             if found is None:
@@ -130,6 +133,7 @@ def _take(
                 lease_seconds = %(ttl)s,
                 holds_target = {target},
                 requested_trigger = NULL,
+                requested_trace = NULL,
                 attempts = p.attempts + 1,
                 hold = NULL
             WHERE p.id = %(id)s
@@ -141,14 +145,27 @@ def _take(
     assert row is not None
     run = connection.execute(
         """
-        INSERT INTO etl.etl_runs (pipeline_id, pipeline_version, trigger, status, runner_id, epoch, attempts)
-        VALUES (%s, %s, %s, 'RUNNING', %s, %s, 1)
-        RETURNING id
+        INSERT INTO etl.etl_runs
+            (pipeline_id, pipeline_version, trigger, status, runner_id, epoch, attempts, traceparent)
+        VALUES (%(pipeline)s, %(version)s, %(trigger)s, 'RUNNING', %(runner)s, %(epoch)s, 1,
+                -- What goes on with an interrupted run belongs to the same trace.
+                CASE WHEN %(trigger)s::text = 'recovery' AND %(trace)s::text IS NULL
+                     THEN (SELECT r.traceparent FROM etl.etl_runs r WHERE r.pipeline_id = %(pipeline)s
+                           ORDER BY r.started_at DESC, r.id DESC LIMIT 1)
+                     ELSE %(trace)s END)
+        RETURNING id, traceparent
         """,
-        [row["id"], row["version"], found["trigger"], runner_id, row["epoch"]],
+        {
+            "pipeline": row["id"],
+            "version": row["version"],
+            "trigger": found["trigger"],
+            "runner": runner_id,
+            "epoch": row["epoch"],
+            "trace": found["trace"],
+        },
     ).fetchone()
     assert run is not None
-    row["requested_trigger"] = found["trigger"]
+    row |= {"requested_trigger": found["trigger"], "traceparent": run["traceparent"]}
     return Claim(row["id"], row["name"], row["epoch"], row["claim_id"], run["id"], row["version"], row)
 
 

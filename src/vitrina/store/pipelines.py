@@ -220,7 +220,12 @@ def delete(connection: Connection, pipeline_id: UUID) -> bool:
 
 
 def request_run(
-    connection: Connection, pipeline_id: UUID, *, trigger: Trigger, backfill: dict[str, Any] | None = None
+    connection: Connection,
+    pipeline_id: UUID,
+    *,
+    trigger: Trigger,
+    backfill: dict[str, Any] | None = None,
+    traceparent: str | None = None,
 ) -> Row | None:
     """Ask for a run. While one works, the wish is remembered; None when the pipeline is disabled or pausing."""
     return connection.execute(
@@ -231,6 +236,7 @@ def request_run(
             run_requested_at = CASE WHEN status = 'RUN_REQUESTED' THEN coalesce(run_requested_at, clock_timestamp())
                                     ELSE clock_timestamp() END,
             requested_trigger = CASE WHEN status = 'RUN_REQUESTED' THEN requested_trigger ELSE %(trigger)s END,
+            requested_trace = CASE WHEN status = 'RUN_REQUESTED' THEN requested_trace ELSE %(trace)s END,
             -- A paused backfill goes on as what it was; every other request says itself what it wants.
             requested_range = CASE WHEN status = 'PAUSED' THEN coalesce(%(range)s, requested_range)
                                    WHEN status = ANY(%(from)s) THEN %(range)s
@@ -243,6 +249,7 @@ def request_run(
             "id": pipeline_id,
             "from": list(status.sources_of("request_run")),
             "trigger": trigger,
+            "trace": traceparent,
             "range": Jsonb(backfill) if backfill else None,
         },
     ).fetchone()
@@ -351,6 +358,7 @@ def fire_schedule(connection: Connection, due: Row, next_run_at: datetime) -> bo
             SET status = CASE WHEN next_run_at IS NULL THEN status ELSE 'RUN_REQUESTED' END,
                 run_requested_at = CASE WHEN next_run_at IS NULL THEN run_requested_at ELSE clock_timestamp() END,
                 requested_trigger = CASE WHEN next_run_at IS NULL THEN requested_trigger ELSE 'schedule' END,
+                requested_trace = CASE WHEN next_run_at IS NULL THEN requested_trace END,
                 attempts = CASE WHEN next_run_at IS NULL THEN attempts ELSE 0 END,
                 next_run_at = %(next)s
             WHERE id = %(id)s AND enabled AND next_run_at IS NOT DISTINCT FROM %(seen)s

@@ -1,0 +1,65 @@
+"""A run as a trace: one span for the run, one for each batch, one for each stage of a batch."""
+
+import time
+from collections.abc import Mapping
+
+from vitrina.ports import Filled, Lap
+from vitrina.runner.job import Job
+from vitrina.runner.onlookers import Onlooker, Outcome
+from vitrina.store.leases import Claim
+from vitrina.store.runs import Counters
+from vitrina.tracing import Tracing
+
+# A trace is for looking at: the batches of a very long run behind these are in its log and metrics only.
+MAX_BATCHES = 1000
+
+
+class RunTrace(Onlooker):
+    """Spans are made when what they tell is over, so a run's own thread only notes the time."""
+
+    def __init__(self, tracing: Tracing, claim: Claim) -> None:
+        self._span = tracing.begin(
+            f"run {claim.name}",
+            {
+                "vitrina.pipeline": claim.name,
+                "vitrina.pipeline_id": str(claim.pipeline_id),
+                "vitrina.run_id": str(claim.run_id),
+                "vitrina.version": claim.version,
+                "vitrina.trigger": str(claim.row["requested_trigger"]),
+            },
+            traceparent=claim.row.get("traceparent"),
+        )
+        self.trace_id = self._span.trace_id
+        self._batches = 0
+
+    def planned(self, job: Job, lap: Lap) -> None:
+        self._span.part("plan", began=lap.began, ended=lap.began + lap.seconds)
+
+    def batch_done(self, filled: Filled, laps: Mapping[str, Lap]) -> None:
+        self._batches += 1
+        if self._batches > MAX_BATCHES:
+            return
+        attributes = {"vitrina.batch_no": filled.number, "vitrina.rows": filled.rows}
+        batch = self._span.begin("batch", at=min(lap.began for lap in laps.values()), attributes=attributes)
+        for stage, lap in laps.items():
+            batch.part(stage, began=lap.began, ended=lap.began + lap.seconds)
+        batch.end(at=time.time())
+
+    def published(self, lap: Lap) -> None:
+        self._span.part("publish", began=lap.began, ended=lap.began + lap.seconds)
+
+    def retrying(self, attempt: int, error: str) -> None:
+        self._span.event("retrying", {"vitrina.attempt": attempt, "exception.message": error})
+
+    def ended(self, outcome: Outcome, counters: Counters) -> None:
+        self._span.end(
+            attributes={
+                "vitrina.outcome": outcome.status,
+                "vitrina.rows_read": counters.rows_read,
+                "vitrina.rows_written": counters.rows_written,
+                "vitrina.rows_deleted": counters.rows_deleted,
+                "vitrina.batches": counters.batches,
+                "error.type": outcome.code,
+            },
+            error=outcome.message,
+        )

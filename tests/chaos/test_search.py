@@ -63,7 +63,7 @@ class Scene:
     def lose_a_runner(self, action: str) -> Hold:
         """The second bulk of a run stays on its way; the runner that waits for the answer is lost, taken over from."""
         self.arena.change_source()
-        late = Hold()
+        late = Hold(times=1_000_000)  # every try of it, until the runner is lost
         self.arena.hold("documents", "batch.committed")
         self.proxy.fault = late
         self.arena.let_go()

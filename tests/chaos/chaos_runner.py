@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-from tests.chaos import mutants
 from vitrina import failpoints
 from vitrina.cli import main
 from vitrina.errors import TransientError
@@ -45,7 +44,11 @@ def perform(name: str, action: str) -> None:
 if __name__ == "__main__":
     DIRECTORY = Path(sys.argv[1])
     failpoints.hit = hit
-    for mutant in sys.argv[2:]:
-        mutants.apply(mutant)
+    if sys.argv[2:]:
+        # Imported here: runners are started by the dozen, and most have nothing taken away.
+        from tests.chaos import mutants
+
+        for mutant in sys.argv[2:]:
+            mutants.apply(mutant)
     sys.argv = ["vitrina", "runner"]
     main()

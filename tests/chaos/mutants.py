@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
-import pytest
 from psycopg import sql
 
 from vitrina.adapters.writers.stage import Stage
@@ -29,6 +28,8 @@ NAMES = ("fence_off", "checkpoint_apart", "lease_ignored", "heartbeat_never")
 @contextmanager
 def applied(name: str | None) -> Iterator[None]:
     """Within the block, Vitrina lacks the protection."""
+    import pytest  # here: a runner process that lacks it from the start need not wait for pytest
+
     with pytest.MonkeyPatch.context() as patch:
         if name:
             apply(name, patch.setattr)

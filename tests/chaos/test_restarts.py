@@ -89,12 +89,15 @@ SCENARIOS: dict[str, tuple[str, float, Scenario]] = {
 def test_a_missing_protection_is_found(crashing: "Crashing", mutant: str) -> None:
     kind, seconds_per_row, scenario = SCENARIOS[mutant]
     arena = crashing.arena
+    # In the short version the test above has shown that the crash itself does no harm.
+    arena.mutants = () if LONG else (mutant,)
     arena.prepare([kind], seconds_per_row=seconds_per_row)
     arena.start_runners(2 if seconds_per_row else 1)
     arena.request(kind)
     arena.await_quiet()
-    assert scenario(crashing, kind) == []
-    arena.mutate(mutant)
+    if LONG:
+        assert scenario(crashing, kind) == []
+        arena.mutate(mutant)
     found = findings(lambda: scenario(crashing, kind))
     say(f"{mutant}: {found}")
     assert found

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote, urlsplit
 from uuid import UUID
 
@@ -246,6 +246,10 @@ class Client:
 
     def last_reconcile(self, pipeline: str | UUID) -> answers.Request:
         return self._ask(answers.Request, "GET", self._of(pipeline, "reconcile"))
+
+    def differences(self, pipeline: str | UUID, file_format: Literal["csv", "json"]) -> bytes:
+        """The keys that the latest finished report lists, as a file."""
+        return self._send("GET", self._of(pipeline, "reconcile", "differences"), params={"format": file_format}).content
 
     def get_request(self, request_id: str | UUID) -> answers.Request:
         return self._ask(answers.Request, "GET", f"/requests/{_quoted(request_id)}")

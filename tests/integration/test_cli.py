@@ -367,17 +367,22 @@ def test_the_log_of_a_run_tells_its_story(installation: Installation) -> None:
     assert installation.vitrina("logs", name, "--run", "ffffffff").returncode == 2
 
 
-def test_reconcile_ends_with_1_on_differences_and_repairs_them(installation: Installation) -> None:
+def test_reconcile_ends_with_1_on_differences_and_repairs_them(installation: Installation, tmp_path: Path) -> None:
     name = installation.create()
     installation.done("run", name, "--wait")
     assert "result     equal" in installation.done("reconcile", name, "--level", "quick")
     installation.ask(f"UPDATE analytics.{name} SET title = 'Wrong' WHERE title = 'Film 7'")
 
-    found = installation.vitrina("reconcile", name)
+    files = [tmp_path / "differences.csv", tmp_path / "differences.json"]
+    found = installation.vitrina("reconcile", name, "--save", str(files[0]))
     assert found.returncode == 1
     assert found.stdout.splitlines()[0].split() == ["DIFFERENCE", "FILM_ID", "COLUMN", "SOURCE", "TARGET"]
     assert re.search(r"^differing +\S+ +title +Film 7 +Wrong$", found.stdout, re.MULTILINE)
     assert "--repair would write 1 rows and delete 0" in found.stdout
+    assert re.search(r'^"differing","\S+","title","Film 7","Wrong"$', files[0].read_text(), re.MULTILINE)
+    assert installation.vitrina("reconcile", name, "--save", str(files[1])).returncode == 1
+    assert json.loads(files[1].read_text())[0]["columns"] == {"title": {"source": "Film 7", "target": "Wrong"}}
+    assert installation.vitrina("reconcile", name, "--save", "differences.txt").returncode == 2
 
     repaired = installation.data("reconcile", name, "--repair")
     assert (repaired["differing"], repaired["repair"]["updated"], repaired["remaining"]) == (1, 1, 0)

@@ -1,7 +1,8 @@
 """Verbs whose work a runner does: validate, preview, reconcile."""
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -81,6 +82,10 @@ def reconcile(
     repair: Annotated[bool, typer.Option("--repair", help="Also correct what differs.")] = False,
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many differing keys to list.", min=1)] = 100,
     *,
+    save: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Also write the listed keys, with both values, to a .csv or .json file."),
+    ] = None,
     timeout: Timeout = RECONCILE_SECONDS,
     output: Output = Format.TABLE,
 ) -> None:
@@ -88,8 +93,14 @@ def reconcile(
 
     Exit code 1 if it does not, and was not repaired.
     """
+    if save is not None and save.suffix not in _FILE_FORMATS:
+        raise typer.BadParameter(f"{save} must end in .csv or .json", param_hint="--save")
     with remote.api() as client:
-        result = result_of(client, client.reconcile(pipeline, level=level, repair=repair, limit=limit), timeout)
+        asked = client.reconcile(pipeline, level=level, repair=repair, limit=limit)
+        result = result_of(client, asked, timeout)
+        if save is not None:
+            save.write_bytes(client.differences(pipeline, _FILE_FORMATS[save.suffix]))
+            local.say(f"{len(result['keys'])} keys are in {save}")
     if output is Format.TABLE:
         _print_differences(result)
     else:
@@ -106,7 +117,7 @@ def _print_differences(result: dict[str, Any]) -> None:
                 for one in result["keys"]
                 for name, values in (one["columns"].items() if one["kind"] == "differing" else [(None, _NOTHING)])
             ],
-            ["difference", *result["key"], "column", "source", "target"],
+            ["difference", *result["keys"][0]["key"], "column", "source", "target"],
         )
         print()
     done = result["repair"] or {}
@@ -131,6 +142,7 @@ def _print_differences(result: dict[str, Any]) -> None:
     )
 
 
+_FILE_FORMATS: dict[str, Literal["csv", "json"]] = {".csv": "csv", ".json": "json"}
 _NOTHING: dict[str, str | None] = {"source": None, "target": None}
 
 

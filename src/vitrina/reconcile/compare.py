@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from vitrina.errors import FatalError
 from vitrina.reconcile.sides import Extent, Key, RowImage, Side
 
 # About this many rows share a bucket: few enough to list when one of them differs.
@@ -20,6 +19,10 @@ MIN_BUCKETS, MAX_BUCKETS = 64, 65_536
 LOOKUP_KEYS = 10_000
 # Differences that are kept with their keys, to be repaired; beyond it they are only counted.
 KEPT_KEYS = 100_000
+
+
+# A mask, and numbers of buckets under it.
+Buckets = tuple[int, Sequence[int]]
 
 
 class Kind(StrEnum):
@@ -48,7 +51,7 @@ class Look:
     rows: tuple[int, int] | None = None
     differences: list[Difference] = field(default_factory=list)
     places: "array[int]" = field(default_factory=lambda: array("q"))  # of all differences, in order
-    buckets: tuple[int, list[int]] | None = None  # mask, and the buckets that differ
+    buckets: list[Buckets] = field(default_factory=list)  # those that differ, in groups
 
     @property
     def is_complete(self) -> bool:
@@ -78,40 +81,40 @@ class Verdict:
         return sum(self.counts.values())
 
 
-def refuse_other_encoding(source: Side, target: Side) -> None:
-    encodings = source.encoding(), target.encoding()
-    if encodings[0] != encodings[1]:
-        raise FatalError(
-            f"the source's server encoding is {encodings[0]}, the target's {encodings[1]}: their texts have other"
-            " bytes, so hashes of them cannot be compared; move one of the two databases to the other's encoding"
-        )
-
-
 # --- the first look ------------------------------------------------------------------------------------------------
 
 
 def look_quickly(source: Side, target: Side) -> Look:
-    ends = source.extent(), target.extent()
-    return Look(extents=ends, rows=(ends[0].rows, ends[1].rows))
+    there = target.extent()
+    here = source.extent()
+    return Look(extents=(here, there), rows=(here.rows, there.rows))
 
 
 def look_fully(source: Side, target: Side, *, expected_rows: int) -> Look:
-    """One sum inside each database; if they differ, bucket by bucket; what differs is listed and joined here."""
-    totals = source.total(), target.total()
-    if totals[0] == totals[1]:
-        return Look(rows=(totals[0][0], totals[1][0]))
+    """One sum on each side; if they differ, bucket by bucket; what differs is listed and joined here."""
+    total = target.total()
+    wanted = source.total()
+    if total == wanted:
+        return Look(rows=(wanted[0], total[0]))
     mask = _bucket_count(expected_rows) - 1
     there = target.buckets(mask)
     here = source.buckets(mask)
     differing = sorted(bucket for bucket in here.keys() | there.keys() if here.get(bucket) != there.get(bucket))
-    look = Look(
-        rows=(sum(rows for rows, _ in here.values()), sum(rows for rows, _ in there.values())),
-        buckets=(mask, differing),
-    )
-    if differing:
-        for difference in _join_buckets(source, target, (mask, differing)):
+    counted = sum(rows for rows, _ in here.values()), sum(rows for rows, _ in there.values())
+    look = Look(rows=counted, buckets=_grouped(mask, differing, max(counted), source.listed_at_once))
+    if look.buckets:
+        for difference in _join_buckets(source, target, look.buckets):
             look.add(difference)
+    look.places = array("q", sorted(look.places))  # group by group, they did not come in order
     return look
+
+
+def _grouped(mask: int, buckets: Sequence[int], rows: int, listed_at_once: int | None) -> list[Buckets]:
+    """In groups that a side can list in one go."""
+    if not buckets:
+        return []
+    size = len(buckets) if listed_at_once is None else max(1, listed_at_once * (mask + 1) // max(rows, 1))
+    return [(mask, buckets[start : start + size]) for start in range(0, len(buckets), size)]
 
 
 def look_at_sample(source: Side, target: Side, *, keys: int) -> Look:
@@ -187,20 +190,26 @@ def confirm(
 def _look_again(first: Look, source: Side, target: Side) -> Iterator[Difference]:
     if first.is_complete and len(first.places) <= LOOKUP_KEYS:
         return _join_keys(source, target, [difference.key for difference in first.differences])
-    assert first.buckets is not None, "a sample is small enough to look up"
+    assert first.buckets, "a sample is small enough to look up"
     return _join_buckets(source, target, first.buckets)
 
 
 # --- joining ---------------------------------------------------------------------------------------------------------
 
 
-def _join_buckets(source: Side, target: Side, buckets: tuple[int, Sequence[int]]) -> Iterator[Difference]:
-    return _join(source.images(source.in_buckets(*buckets)), target.images(target.in_buckets(*buckets)))
+# The mart is asked before the source: see above.
+
+
+def _join_buckets(source: Side, target: Side, groups: Sequence[Buckets]) -> Iterator[Difference]:
+    for mask, buckets in groups:
+        there = target.images_in(mask, buckets)
+        yield from _join(source.images_in(mask, buckets), there)
 
 
 def _join_keys(source: Side, target: Side, keys: Sequence[Key]) -> Iterator[Difference]:
     if keys:
-        yield from _join(source.images(source.has_key(keys)), target.images(target.has_key(keys)))
+        there = target.images_of(keys)
+        yield from _join(source.images_of(keys), there)
 
 
 def _join(source: Iterator[RowImage], target: Iterator[RowImage]) -> Iterator[Difference]:
@@ -209,14 +218,16 @@ def _join(source: Iterator[RowImage], target: Iterator[RowImage]) -> Iterator[Di
     while here is not None or there is not None:
         if there is None or (here is not None and here.position < there.position):
             assert here is not None
-            yield Difference(Kind.MISSING, here.place, here.key, here.young, here.image, None)
+            if here.image is not None:
+                yield Difference(Kind.MISSING, here.place, here.key, here.young, here.image, None)
             here = next(source, None)
         elif here is None or there.position < here.position:
             yield Difference(Kind.EXTRA, there.place, there.key, False, None, there.image)
             there = next(target, None)
         else:
             if here.image != there.image:
-                yield Difference(Kind.DIFFERING, here.place, here.key, here.young, here.image, there.image)
+                kind = Kind.EXTRA if here.image is None else Kind.DIFFERING
+                yield Difference(kind, here.place, here.key, here.young, here.image, there.image)
             here, there = next(source, None), next(target, None)
 
 
@@ -234,22 +245,20 @@ class Detail:
 
 def details(differences: Sequence[Difference], source: Side, target: Side) -> list[Detail]:
     keys = [difference.key for difference in differences]
-    here, there = (source.texts(keys), target.texts(keys)) if keys else ({}, {})
+    there, here = (target.texts(keys), source.texts(keys)) if keys else ({}, {})
     return [
         _detail(difference, here.get(difference.key), there.get(difference.key), source) for difference in differences
     ]
 
 
-def _detail(
-    difference: Difference, here: dict[str, str | None] | None, there: dict[str, str | None] | None, side: Side
-) -> Detail:
-    names = [field.name for field in side.columns]
-    columns = {}
-    if difference.kind is Kind.DIFFERING and here is not None and there is not None:
-        columns = {name: (here[name], there[name]) for name in names if here[name] != there[name]}
-    elif difference.kind is Kind.MISSING and here is not None:
-        columns = {name: (here[name], None) for name in names}
-    elif difference.kind is Kind.EXTRA and there is not None:
-        columns = {name: (None, there[name]) for name in names}
-    key = dict(zip((field.name for field in side.key), difference.key, strict=True))
-    return Detail(difference.kind, key, columns)
+Texts = dict[str, str | None]
+
+
+def _detail(difference: Difference, here: Texts | None, there: Texts | None, side: Side) -> Detail:
+    key = dict(zip(side.key_names, difference.key, strict=True))
+    names = [name for name in {**(here or {}), **(there or {})} if name not in key]
+    pairs = {name: ((here or {}).get(name), (there or {}).get(name)) for name in names}
+    if difference.kind is Kind.DIFFERING:
+        gone = here is None or there is None  # since it was looked at
+        pairs = {} if gone else {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
+    return Detail(difference.kind, key, pairs)

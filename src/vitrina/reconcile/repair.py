@@ -18,6 +18,7 @@ class Repaired:
     updated: int = 0
     deleted: int = 0
     unchanged: int = 0
+    rejected: int = 0  # by the target; they stay different
     keys: int = 0
     paused: bool = False
 

@@ -16,7 +16,7 @@ from vitrina.definition import Definition
 from vitrina.errors import NotFound, VitrinaError
 from vitrina.runner import admission, logins, previews, reconciliation, replays
 from vitrina.runner import job as jobs
-from vitrina.runner.reconciliation import Hold
+from vitrina.runner.repairs import Hold
 from vitrina.settings import Settings
 from vitrina.store import pipelines
 from vitrina.store.database import Connection

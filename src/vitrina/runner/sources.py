@@ -14,6 +14,8 @@ from vitrina.store.state import Checkpoint
 from vitrina.targets import PostgresTarget
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from vitrina.adapters.transforms.context import SourceContext
     from vitrina.adapters.transforms.sources import OpenSource
     from vitrina.runner.job import Job
@@ -55,16 +57,27 @@ def stored_checkpoint(definition: Definition, found: Checkpoint) -> Any:
 
 def inspect(job: "Job", *, create_target: bool) -> Plan:
     """Look into the source as far as its first batch, and prepare the target for it."""
+    assert job.source is not None
+    if create_target:  # a source may be anything: it runs when it is asked to, not when it is looked at
+        stored = stored_checkpoint(job.definition, job.checkpoint)
+        schema = job.source.peek(stored)
+        if schema is None and stored is not None and job.definition.mode == "full":
+            schema = job.source.peek(None)  # an interrupted load that lacks nothing but being published
+        _fit(job, schema, create_target=True)
+    return _plan(job)
+
+
+def look_into(job: "Job") -> None:
+    """From its beginning, to compare what it gives with what is there: the target stays as it is."""
+    assert job.source is not None
+    _fit(job, job.source.peek(None), create_target=False)
+
+
+def _fit(job: "Job", schema: "pa.Schema | None", *, create_target: bool) -> None:
     from vitrina.adapters.transforms import landing
 
     assert job.source is not None
-    if not create_target:
-        return _plan(job)  # a source may be anything: it runs when it is asked to, not when it is looked at
     table = catalog.find_table(job.target_connection, job.target) if isinstance(job.target, PostgresTarget) else None
-    stored = stored_checkpoint(job.definition, job.checkpoint)
-    schema = job.source.peek(stored)
-    if schema is None and stored is not None and job.definition.mode == "full":
-        schema = job.source.peek(None)  # an interrupted load that lacks nothing but being published
     if schema is None:
         job.output = _key_columns(job.definition, table)
     else:
@@ -79,9 +92,12 @@ def inspect(job: "Job", *, create_target: bool) -> Plan:
     if job.output:
         stamps = frozenset(job.definition.options.stamps)
         job.key = job.target_writer.prepare(
-            job.output, wanted_key=job.definition.target_key, ignorable=frozenset(), stamps=stamps
+            job.output,
+            wanted_key=job.definition.target_key,
+            ignorable=frozenset(),
+            stamps=stamps,
+            create=create_target,
         )
-    return _plan(job)
 
 
 def _key_columns(definition: Definition, table: Table | None) -> list[Column]:

@@ -97,16 +97,13 @@ class ArrowSource:
             return self._passage.take(table, number)
 
     def _select(self, after: tuple[str, ...] | None) -> Composable:
-        outputs = self._passage.outputs() if self._passage else self._outputs()
+        outputs = self._passage.outputs() if self._passage else outputs_of(self._result)
         outputs += [
             SQL("({})::text AS {}").format(expression, Identifier(name))
             for expression, name in zip(self._paging.columns, self._position_names(), strict=True)
         ]
         bounds = replace(self._bounds, after=after)
         return self._query.select(outputs, bounds, order=self._paging.columns, types=self._paging.types)
-
-    def _outputs(self) -> list[Composable]:
-        return [column(c.name, None if travels_natively(c.type) else "text") for c in self._result]
 
     def _position_names(self) -> list[str]:
         return list(POSITIONS[: len(self._paging.columns)])
@@ -121,6 +118,11 @@ class ArrowSource:
                 " could not be continued behind it; filter such rows out in the query, or change target_key"
             )
         return tuple(table.column(name)[-1].as_py() for name in names)
+
+
+def outputs_of(result: Sequence[Column]) -> list[Composable]:
+    """How columns are selected that travel through Arrow and pass no step."""
+    return [column(c.name, None if travels_natively(c.type) else "text") for c in result]
 
 
 def _together(pieces: list[Filled]) -> Filled:

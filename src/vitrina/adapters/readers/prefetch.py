@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -11,7 +11,7 @@ T = TypeVar("T")
 PIECES_AHEAD = 4
 
 
-def prefetched(pieces: Iterator[T]) -> Iterator[T]:
+def prefetched(pieces: Iterator[T]) -> Generator[T, None, None]:
     """The same pieces in the same order. Errors of the source are raised where the piece would have come."""
     ready: queue.Queue[T | _End] = queue.Queue(PIECES_AHEAD)
     closing = threading.Event()

@@ -74,7 +74,11 @@ class Stage:
             SQL("{} = {} AND {} = {}").format(Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(number))
         )
 
-    def _rows(self, condition: Composed) -> Composed:
+    def in_batches(self) -> Composed:
+        """FROM item with all rows, each with the number of its batch."""
+        return self._rows(SQL("{}").format(Literal(True)), Identifier(BATCH))
+
+    def _rows(self, condition: Composed, *others: Identifier) -> Composed:
         columns = [
             Identifier(column.name)
             if column.type == column.target_type
@@ -82,6 +86,7 @@ class Stage:
             for column in self.columns
         ]
         columns += [SQL("{0}::{1} AS {0}").format(Identifier(name), SQL(kind)) for name, kind in self._cursor()]
+        columns += others
         return SQL("(SELECT {} FROM {} WHERE {})").format(SQL(", ").join(columns), self.identifier, condition)
 
     def _in_segments(self, segments: Mapping[int, int]) -> Composed:

@@ -3,7 +3,8 @@
 import base64
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +27,8 @@ NDJSON_TYPE = "application/x-ndjson"
 BULK_FILTER = (
     "error,status,items.*.status,items.*.result,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
 )
+# How long the server keeps its place between two pages.
+SCROLL_KEPT = "5m"
 # A reply of one of these says that the server, or something in front of it, cannot take the request now.
 BUSY_STATUSES = frozenset({429, 502, 503, 504})
 FLOOD_STAGE_HELP = (
@@ -210,6 +213,24 @@ class SearchClient:
     def search(self, name: str, body: Json) -> Json:
         return self._expect("search", name, self.request("POST", _path(name, "_search"), body=body))
 
+    def scroll(self, name: str, body: Json) -> Iterator[list[Json]]:
+        """Every document as of now, page by page, in no order: the way that all servers have in common."""
+        page = self._expect(
+            "read documents of",
+            name,
+            self.request("POST", _path(name, "_search"), {"scroll": SCROLL_KEPT}, body={"sort": ["_doc"], **body}),
+        )
+        scroll_id = page.get("_scroll_id")
+        try:
+            while hits := _whole_page(name, page):
+                yield hits
+                following = {"scroll": SCROLL_KEPT, "scroll_id": scroll_id}
+                page = self._expect("read documents of", name, self.request("POST", "/_search/scroll", body=following))
+                scroll_id = page.get("_scroll_id", scroll_id)
+        finally:
+            with suppress(errors.RunError):  # it ends by itself, only later
+                self.request("DELETE", "/_search/scroll", body={"scroll_id": scroll_id})
+
     def bulk(self, target: str, body: bytes) -> Reply:
         """Send NDJSON action lines to an alias. Whatever status comes back is the caller's to judge, item by item."""
         parameters = {"require_alias": "true", "filter_path": BULK_FILTER}
@@ -284,6 +305,15 @@ class SearchClient:
                 f"no search server answers at {self.where}: start it or correct ELASTICSEARCH_URL"
             ) from exc
         raise ReplyLost(f"the connection to {self.where} was lost before the reply came: {exc.message}") from exc
+
+
+def _whole_page(name: str, page: Json) -> list[Json]:
+    """A part that did not answer must not look like documents that are missing."""
+    failed = page.get("_shards", {}).get("failed", 0)
+    if failed or page.get("timed_out"):
+        raise errors.TransientError(f"{failed} shard(s) of {name} did not answer: try again when the index is whole")
+    hits: list[Json] = page["hits"]["hits"]
+    return hits
 
 
 def translate(what: str, reply: Reply, where: str) -> errors.RunError:

@@ -121,6 +121,10 @@ class DocumentEncoder:
             raise errors.FatalError(f"delete_when names {self._delete_when!r}, which is {column.type} and not boolean")
         return pc.fill_null(column, False)
 
+    def deletion(self, document_id: str, *, version: int | None = None) -> bytes:
+        """The action that deletes one document, whatever row it came from."""
+        return b'{"delete":{"_id":%s%s}}\n' % (orjson.dumps(document_id), _versioned(version).encode())
+
     def _lines(
         self,
         encoded: Mapping[str, columns.Texts],
@@ -130,7 +134,7 @@ class DocumentEncoder:
     ) -> pa.StringArray:
         documents = columns.objects({name: texts for name, texts in encoded.items() if name != self._delete_when})
         id_tokens = pc.fill_null(columns.json_strings(ids, plain=False), "null")
-        versioned = "" if version is None else f',"version":{version},"version_type":"external_gte"'
+        versioned = _versioned(version)
         if self._action == "update":
             before, between, after = '{"update":{"_id":', '}}\n{"doc":', ',"doc_as_upsert":true}\n'
         else:
@@ -155,6 +159,10 @@ class DocumentEncoder:
             return Actions(ids, lines)
         prepared.duplicates = len(ids) - len(last)
         return Actions(list(last), [lines[position] for position in last.values()])
+
+
+def _versioned(version: int | None) -> str:
+    return "" if version is None else f',"version":{version},"version_type":"external_gte"'
 
 
 def _slices(batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:

@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.writers.search import mapping
-from vitrina.adapters.writers.search.bulk import BulkEngine, Outcome, Rejected
+from vitrina.adapters.writers.search.bulk import Actions, BulkEngine, Outcome, Rejected
 from vitrina.adapters.writers.search.client import ConnectionOptions, SearchClient
-from vitrina.adapters.writers.search.documents import DocumentEncoder
+from vitrina.adapters.writers.search.documents import Action, DocumentEncoder, Prepared
 from vitrina.adapters.writers.search.generations import Generations, Standing, WriteAlias, write_version
 from vitrina.definition import Options
 from vitrina.errors import ConfigError, ShrinkRefused, TargetMismatch
@@ -95,6 +95,19 @@ class ElasticsearchWriter:
     def is_empty(self) -> bool:
         return not self.exists
 
+    @property
+    def client(self) -> SearchClient:
+        return self._client
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self._types)
+
+    @property
+    def mappings(self) -> dict[str, Any]:
+        """As the query's result and the options ask for."""
+        return self._mappings
+
     def current_index(self) -> str:
         """The index that incremental pipelines add to, created when missing, its mapping compared field by field."""
         name = self.generations.ensure_current(self._pipeline, self._mappings, self._options.index.get("settings"))
@@ -128,6 +141,10 @@ class ElasticsearchWriter:
         self.generations.remove_old(self._options.keep_generations)
         return told
 
+    def refuse_shrinking(self, deletes: int, before: int) -> None:
+        """The guard of a publish, for whoever deletes documents in another way."""
+        self._refuse_shrinking(before - deletes, before)
+
     def _refuse_shrinking(self, documents: int, before: int) -> None:
         if documents == 0 and before and not self._options.allow_empty:
             raise ShrinkRefused(
@@ -153,17 +170,19 @@ class ElasticsearchWriter:
         return alias
 
     def sender(self, concrete: str, alias: WriteAlias, waiting: Waiting) -> "DocumentSender":
-        field_types = mapping.field_types(self._mappings)
-        encoder = DocumentEncoder(
-            types=self._types,
-            field_types=field_types,
-            key=self._key,
-            action=self._options.action,
-            delete_when=self._options.delete_when,
-        )
-        columns = list(self._types)
+        encoder = self.encoder(self._options.action)
         return DocumentSender(
-            self._client, self.generations, encoder, columns, concrete=concrete, alias=alias, waiting=waiting
+            self._client, self.generations, encoder, self.columns, concrete=concrete, alias=alias, waiting=waiting
+        )
+
+    def encoder(self, action: Action) -> DocumentEncoder:
+        """How rows become documents of this index."""
+        return DocumentEncoder(
+            types=self._types,
+            field_types=mapping.field_types(self._mappings),
+            key=self._key,
+            action=action,
+            delete_when=self._options.delete_when,
         )
 
     def close(self) -> None:
@@ -206,15 +225,26 @@ class DocumentSender:
         outcome = self.outcomes.setdefault(number, Outcome())  # a batch may come in several pieces
         before = outcome.acknowledged
         letters: list[DeadLetter] = []
-        version = write_version(self.alias.epoch, number)
-        # Without a row a table may come without its columns.
-        for batch in table.select(self._columns).combine_chunks().to_batches() if table.num_rows else ():
-            prepared = self._encoder.encode(batch, version=version)
-            sent = self._engine.send(prepared.actions)
-            letters += [_letter(rejected) for rejected in (*prepared.rejected, *sent.rejected)]
+        for prepared in self.prepare(table, number):
+            sent = self.deliver(prepared.actions)
+            letters += letters_of([*prepared.rejected, *sent.rejected])
             outcome.add({"created": sent.created, "updated": sent.updated, "deleted": sent.deleted, "noop": sent.noop})
             outcome.conflicts += sent.conflicts
         return Staged(outcome.acknowledged - before, tuple(letters))
+
+    def prepare(self, table: pa.Table, number: int) -> list[Prepared]:
+        """The actions that would write these rows as a part of batch `number`."""
+        version = write_version(self.alias.epoch, number)
+        # Without a row a table may come without its columns.
+        batches = table.select(self._columns).combine_chunks().to_batches() if table.num_rows else ()
+        return [self._encoder.encode(batch, version=version) for batch in batches]
+
+    def deletions(self, ids: Sequence[str], number: int) -> Actions:
+        version = write_version(self.alias.epoch, number)
+        return Actions(ids, [self._encoder.deletion(one, version=version) for one in ids])
+
+    def deliver(self, actions: Actions) -> Outcome:
+        return self._engine.send(actions)
 
     def close(self) -> None:
         self._engine.close()
@@ -225,8 +255,8 @@ class DocumentSender:
         return str(self.alias)
 
 
-def _letter(rejected: Rejected) -> DeadLetter:
-    return DeadLetter(rejected.id, rejected.reason, rejected.document.decode(errors="replace") or "null")
+def letters_of(refused: Sequence[Rejected]) -> list[DeadLetter]:
+    return [DeadLetter(one.id, one.reason, one.document.decode(errors="replace") or "null") for one in refused]
 
 
 def counts_of(outcome: Outcome) -> Mapping[str, int]:

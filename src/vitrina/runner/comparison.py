@@ -1,0 +1,62 @@
+"""What a runner compares: a target and its source, opened as the two sides that `vitrina.reconcile` asks."""
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from psycopg.sql import SQL, Composable
+
+from vitrina.reconcile.sides import Side
+from vitrina.runner.job import Job
+from vitrina.targets import SearchTarget
+
+Sides = tuple[Side, Side]
+
+
+class Comparison(Protocol):
+    """One pipeline's source and target, which have been looked at before they are compared."""
+
+    job: Job
+
+    @property
+    def compared(self) -> list[str]: ...
+
+    @property
+    def not_compared(self) -> list[str]: ...
+
+    @property
+    def full_guarantee(self) -> str:
+        """What `full` is worth here."""
+        ...
+
+    def both_sides(self) -> AbstractContextManager[Sides]:
+        """Source and target. Checkpoint, target, source are looked at in this order: `vitrina.reconcile.compare`."""
+        ...
+
+
+def inspect(job: Job) -> Comparison:
+    """Find out what there is to compare, or say why it cannot be compared."""
+    if isinstance(job.target, SearchTarget):
+        # Imported here: it needs pyarrow, and half a second for it.
+        from vitrina.runner.index_comparison import IndexComparison
+
+        return IndexComparison(job)
+    from vitrina.runner.mart_comparison import MartComparison
+
+    return MartComparison(job)
+
+
+def knows_age(job: Job) -> bool:
+    """With a cursor, each row says whether it can have been delivered yet."""
+    return job.cursor is not None
+
+
+def young(job: Job) -> Composable:
+    """Whether the target may not have the row yet."""
+    if job.cursor is None:
+        return SQL("false")
+    safe = job.checkpoint.safe_upto
+    if safe is None:
+        return SQL("true")  # no pass has come to its end
+    # A number is drawn once; a moment may still come again.
+    operator = SQL(">" if job.cursor.is_number else ">=")
+    return SQL("({} {} {})").format(job.cursor.columns("q")[0], operator, job.cursor.literal(safe))

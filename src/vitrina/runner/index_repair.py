@@ -1,0 +1,173 @@
+"""Repairing an index: documents made again from the source, and sent in bulk under a write alias like a run's."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import orjson
+
+from vitrina.adapters.writers.search.bulk import Actions, Outcome
+from vitrina.adapters.writers.search.writer import DocumentSender, Waiting, counts_of, letters_of
+from vitrina.errors import RunError
+from vitrina.ports import DeadLetter
+from vitrina.reconcile.compare import Kind, Verdict
+from vitrina.reconcile.repair import Repaired
+from vitrina.runner import index_comparison, made_rows
+from vitrina.runner.control import RunControl
+from vitrina.runner.job import Job
+from vitrina.status import Status
+from vitrina.store import database, dead_letters
+from vitrina.store.runs import Counters
+
+BATCH_DOCUMENTS = 5_000
+
+
+def mend(job: Job, verdict: Verdict, control: RunControl, counters: Counters, *, ignores_pause: bool) -> Repaired:
+    """One reading of the source writes what it has now; what was not met in it is deleted."""
+    index_comparison.inspect(job)
+    concrete = job.index.current_index()
+    deletes = 0 if job.definition.options.shared_target else verdict.counts[Kind.EXTRA]
+    if deletes:
+        job.index.client.refresh(concrete)
+        job.index.refuse_shrinking(deletes, job.index.client.count(concrete))
+    sender = job.index.sender(concrete, job.index.claim_writes(concrete), Waiting(_say_nothing, _stopper(control)))
+    try:
+        mender = _DocumentMender(job, sender, control, counters, ignores_pause=ignores_pause)
+        done = mender.mend({difference.key[0]: difference.kind for difference in verdict.confirmed})
+        job.index.client.refresh(concrete)
+        return done
+    finally:
+        sender.close()
+
+
+def _say_nothing(reason: str | None) -> None:
+    """Whoever asked for the repair waits for its end."""
+
+
+def _stopper(control: RunControl) -> Callable[[], bool]:
+    def should_stop() -> bool:
+        try:
+            control.check()
+        except RunError:
+            return True
+        return False
+
+    return should_stop
+
+
+@dataclass
+class _Batch:
+    """Actions of one batch: of several for one document, the last."""
+
+    lines: dict[str, bytes] = field(default_factory=dict)
+    letters: list[DeadLetter] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.lines) + len(self.letters)
+
+
+class _DocumentMender:
+    """Sends batches; the checkpoint's batch number moves with each, under the fence."""
+
+    def __init__(
+        self, job: Job, sender: DocumentSender, control: RunControl, counters: Counters, *, ignores_pause: bool
+    ) -> None:
+        self._job = job
+        self._sender = sender
+        self._control = control
+        self._counters = counters
+        self._ignores_pause = ignores_pause
+        self._checkpoint = job.checkpoint
+        self._pause_asked = False
+        self._differing: set[str] = set()
+        self._written: set[str] = set()
+        self._size = min(job.definition.batch_size, BATCH_DOCUMENTS)
+
+    def mend(self, wanted: Mapping[str, Kind]) -> Repaired:
+        self._differing = {one for one, kind in wanted.items() if kind is Kind.DIFFERING}
+        done, left = Repaired(), set(wanted)
+        for batch in self._batches(wanted, left):
+            self._write(batch, done)
+            if self._pause_asked:
+                done.paused = True
+                return done
+        if self._job.definition.options.shared_target:
+            done.keys += len(left)  # documents of other pipelines
+        else:
+            self._delete(sorted(left), done)
+        return done
+
+    def _batches(self, wanted: Collection[str], left: set[str]) -> Iterator[_Batch]:
+        """What the source has of the wanted documents; `left` keeps what it does not have."""
+        batch = _Batch()
+        for table, _ in made_rows.read(self._job, in_order=True):
+            if not table.num_rows:
+                continue
+            for prepared in self._sender.prepare(table, self._checkpoint.batch_no + 1):
+                batch.letters += letters_of([one for one in prepared.rejected if one.id in wanted])
+                left -= {letter.document_id for letter in batch.letters}
+                for one, line in zip(prepared.actions.ids, prepared.actions.lines, strict=True):
+                    if one in wanted:
+                        left.discard(one)
+                        batch.lines[one] = line
+                        if len(batch) >= self._size:
+                            yield batch
+                            batch = _Batch()
+        if len(batch):
+            yield batch
+
+    def _delete(self, ids: Sequence[str], done: Repaired) -> None:
+        for start in range(0, len(ids), self._size):
+            actions = self._sender.deletions(ids[start : start + self._size], self._checkpoint.batch_no + 1)
+            self._write(_Batch(dict(zip(actions.ids, actions.lines, strict=True))), done)
+            if self._pause_asked:
+                done.paused = True
+                return
+
+    def _write(self, batch: _Batch, done: Repaired) -> None:
+        self._control.check()
+        actions = Actions(list(batch.lines), list(batch.lines.values()))
+        if self._job.definition.options.action == "update":
+            self._clear_objects(actions)
+        outcome = self._sender.deliver(actions)
+        letters = [*batch.letters, *letters_of(outcome.rejected)]
+        self._fence(outcome, letters)
+        counts = counts_of(outcome)
+        done.inserted += counts["inserted"]
+        done.updated += counts["updated"]
+        done.deleted += counts["deleted"]
+        done.unchanged += counts["unchanged"]
+        done.rejected += len(letters)
+        # One that comes again later is still one.
+        self._written |= batch.lines.keys() - {letter.document_id for letter in letters}
+        done.keys = len(self._written)
+
+    def _clear_objects(self, actions: Actions) -> None:
+        """`update` merges an object into the one that is there, so what the source no longer has in it would stay."""
+        ids, lines = [], []
+        for position, one in enumerate(actions.ids):
+            if one not in self._differing:
+                continue
+            body = orjson.loads(actions.document(position) or b"{}").get("doc", {})
+            cleared = {name: None for name, value in body.items() if isinstance(value, dict)}
+            if cleared:
+                ids.append(one)
+                action = orjson.dumps({"update": {"_id": one}})
+                lines.append(action + b"\n" + orjson.dumps({"doc": cleared, "doc_as_upsert": True}) + b"\n")
+        if ids:
+            self._sender.deliver(Actions(ids, lines))
+
+    def _fence(self, outcome: Outcome, letters: Sequence[DeadLetter]) -> None:
+        job, counts = self._job, counts_of(outcome)
+        self._counters.rows_read += outcome.settled
+        self._counters.rows_written += counts["inserted"] + counts["updated"]
+        self._counters.rows_deleted += counts["deleted"]
+        self._counters.rows_rejected += len(letters)
+        self._counters.batches += 1
+        self._checkpoint = replace(self._checkpoint, batch_no=self._checkpoint.batch_no + 1)
+        with database.translated(f"repairing {job.target}"), job.target_connection.transaction():
+            if letters:
+                dead_letters.record(job.metastore, job.claim.pipeline_id, job.claim.run_id, letters)
+            job.ledger.fence(self._checkpoint, self._counters, attempt=1)
+            self._control.require_lease()
+        status = job.ledger.settle(self._checkpoint, self._counters, attempt=1)
+        self._pause_asked = status is Status.PAUSE_REQUESTED and not self._ignores_pause

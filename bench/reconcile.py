@@ -39,7 +39,8 @@ def main() -> None:
     with bench(arguments) as measured:
         lines = [_same_database(measured), _other_server(measured)]
         told = _find_and_repair(measured) | _no_false_alarm(measured, arguments.alarms)
-    write("reconcile", lines, told)
+        peak = round(measured.platform.peak_memory_mb())
+    write("reconcile", lines, {"rows": arguments.rows, **told, "runner_peak_memory_mb": peak})
 
 
 def parse() -> argparse.Namespace:

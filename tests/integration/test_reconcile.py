@@ -2,7 +2,9 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -10,8 +12,12 @@ import pytest
 from tests.support.workbench import Workbench
 from vitrina.errors import Conflict, FatalError, ShrinkRefused
 from vitrina.runner import reconciliation
+from vitrina.runner import requests as performing
+from vitrina.runner.control import RunControl
 from vitrina.settings import Settings
 from vitrina.store import database as postgres
+from vitrina.store import figures, requests
+from vitrina.store.leases import Claim
 from vitrina.transforms import SourceContext, source
 
 ROWS = 50_000
@@ -328,10 +334,27 @@ def test_comparisons_are_scheduled_and_drift_is_told(workbench: Workbench) -> No
 
     [asked] = workbench.sql("SELECT kind, payload, requested_by FROM etl.etl_requests")
     assert asked == {"kind": "reconcile", "payload": {"level": "quick"}, "requested_by": "schedule"}
-    workbench.sql(f"DELETE FROM analytics.films WHERE id = {key(1)}")
-    workbench.reconcile("films")
+    workbench.sql("DELETE FROM analytics.films")
+    perform_asked(workbench)
+
     [event] = workbench.sql("SELECT payload FROM etl.etl_events WHERE topic = 'drift'")
-    assert (event["payload"]["pipeline"], event["payload"]["missing"]) == ("films", 1)
+    assert (event["payload"]["pipeline"], event["payload"]["level"]) == ("films", "quick")
+    [told] = figures.list_pipelines(workbench.metastore)
+    assert told["drift_rows"] == event["payload"]["differences"] > 0
+
+
+def perform_asked(workbench: Workbench) -> None:
+    """As a runner does it, up to the stored report."""
+    runner = uuid4()
+    asked = requests.claim_next(workbench.metastore, runner, 60)
+    assert asked is not None
+    result, error = performing.perform(asked, workbench.metastore, workbench.settings, _nobody_holds)
+    assert error is None
+    assert requests.finish(workbench.metastore, asked["id"], runner, result=result, error=error)
+
+
+def _nobody_holds(claim: Claim, asked_at: float) -> AbstractContextManager[RunControl]:
+    raise AssertionError("a comparison takes no lease")
 
 
 def test_no_false_alarm_while_the_source_is_written_to(workbench: Workbench) -> None:

@@ -153,7 +153,8 @@ def _repair_line(done: dict[str, Any]) -> str | None:
         return f"--repair would write {text(done['upserts'])} rows and delete {text(done['deletes'])}"
     paused = "; paused, ask again for the rest" if done["paused"] else ""
     written = done["inserted"] + done["updated"]
-    return f"wrote {text(written)} rows, deleted {text(done['deleted'])}{paused}"
+    refused = f"; {text(done['rejected'])} were refused: `vitrina dead-letters list`" if done.get("rejected") else ""
+    return f"wrote {text(written)} rows, deleted {text(done['deleted'])}{refused}{paused}"
 
 
 def result_of(client: "Client", request: "Request", timeout: float) -> dict[str, Any]:

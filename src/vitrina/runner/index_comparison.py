@@ -16,7 +16,7 @@ from vitrina.adapters.readers.sql import Bounds, translate_read
 from vitrina.adapters.writers.search import mapping, values
 from vitrina.adapters.writers.search.documents import Prepared
 from vitrina.errors import FatalError
-from vitrina.reconcile.documents import Document, DocumentSide
+from vitrina.reconcile.documents import Document, DocumentSide, place_of
 from vitrina.reconcile.sides import Extent, Side
 from vitrina.reconcile.tables import Field, TableSide
 from vitrina.runner import comparison, made_rows
@@ -102,10 +102,9 @@ class SourceShelf:
         yield
 
     def extent(self) -> Extent:
-        if self._job.steps:
-            found = list(self._counted())
-            return Extent(len(found), sum(found), {}, {})
         job = self._job
+        if job.steps:
+            return self._counted()
         head, source = job.query.wrapped(Bounds())
         side = TableSide(
             connection=job.reader.connection,
@@ -125,11 +124,16 @@ class SourceShelf:
     def _field(self, name: str) -> Field:
         return Field(name, SQL("q.{}").format(Identifier(name)), self._job.types[name])
 
-    def _counted(self) -> Iterator[bool]:
-        """Whether it is young, for each document."""
-        for document in self.documents(in_order=False):
-            if document.content is not None:
-                yield document.young
+    def _counted(self) -> Extent:
+        """Behind steps nobody can be asked for a count."""
+        ages: dict[int, bool] = {}
+        for document in self.documents(in_order=True):
+            place = place_of(document.id)
+            if document.content is None:
+                ages.pop(place, None)
+            else:
+                ages[place] = document.young
+        return Extent(len(ages), sum(ages.values()), {}, {})
 
     def _condition(self) -> Composable:
         parts: list[Composable] = [SQL("true")]

@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from tests.integration.test_reconcile import counts
-from tests.search.conftest import Target, kinds
+from tests.search.conftest import Target
 from tests.search.test_search_runs import documents
 from tests.support.workbench import Workbench
 from vitrina.adapters.writers.search.client import SearchClient
@@ -18,9 +18,6 @@ from vitrina.reconcile import documents as sides
 from vitrina.settings import Settings
 from vitrina.store import database as postgres
 from vitrina.transforms import transform
-
-# Everything that can be shown on one server is shown on one; what servers might do differently, on all of them.
-one_server = pytest.mark.parametrize("search", kinds()[:1], indirect=True)
 
 ROWS = 2_000
 FILMS = f"""
@@ -100,7 +97,7 @@ def test_every_kind_of_difference_is_found_and_repaired(bench: Workbench, client
     check_every_kind(bench, client, index)
 
 
-@one_server
+@pytest.mark.one_server
 def test_in_incremental_pipelines_as_well(bench: Workbench, client: SearchClient, index: str) -> None:
     check_every_kind(bench, client, index, **INCREMENTAL)
 
@@ -139,7 +136,7 @@ def documents_all(client: SearchClient, index: str) -> dict[str, Any]:
     return {hit["_id"]: hit["_source"] for hits in client.scroll(index, {"size": 1000}) for hit in hits}
 
 
-@one_server
+@pytest.mark.one_server
 def test_quick_tells_counts_and_ends(bench: Workbench, client: SearchClient, index: str) -> None:
     films(bench, index, **INCREMENTAL)
     equal = bench.reconcile("films", level="quick")
@@ -157,7 +154,7 @@ def test_quick_tells_counts_and_ends(bench: Workbench, client: SearchClient, ind
     ]
 
 
-@one_server
+@pytest.mark.one_server
 def test_a_sample_of_all_keys_misses_nothing(bench: Workbench, client: SearchClient, index: str) -> None:
     films(bench, index)
     assert bench.reconcile("films", level="sample", keys=50)["equal"]
@@ -167,7 +164,7 @@ def test_a_sample_of_all_keys_misses_nothing(bench: Workbench, client: SearchCli
     assert counts(bench.reconcile("films", level="sample", keys=2000)) == (2, 2, 4, 0)
 
 
-@one_server
+@pytest.mark.one_server
 def test_documents_are_listed_in_groups_that_fit_the_memory(
     bench: Workbench, client: SearchClient, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +178,7 @@ def test_documents_are_listed_in_groups_that_fit_the_memory(
     assert len({one["key"]["_id"] for one in found["keys"]}) == 100
 
 
-@one_server
+@pytest.mark.one_server
 def test_rows_behind_the_checkpoint_are_in_flight_and_not_drift(
     bench: Workbench, client: SearchClient, index: str
 ) -> None:
@@ -208,7 +205,7 @@ def test_rows_behind_the_checkpoint_are_in_flight_and_not_drift(
     assert bench.reconcile("films")["equal"]
 
 
-@one_server
+@pytest.mark.one_server
 def test_fields_of_other_pipelines_are_left_alone(bench: Workbench, client: SearchClient, index: str) -> None:
     shared = {"shared_target": True, "on_schema_change": "add_columns"}
     films(bench, index, "SELECT id, title FROM content.film_work", options=shared)
@@ -233,7 +230,7 @@ def test_fields_of_other_pipelines_are_left_alone(bench: Workbench, client: Sear
     assert client.count(index) == 300
 
 
-@one_server
+@pytest.mark.one_server
 def test_whole_documents_are_compared_when_they_are_replaced(
     bench: Workbench, client: SearchClient, index: str
 ) -> None:
@@ -257,7 +254,7 @@ def shout(row: dict[str, Any]) -> dict[str, Any] | None:
     return made if row["id"] != 9 else None
 
 
-@one_server
+@pytest.mark.one_server
 def test_what_python_steps_make_is_compared(bench: Workbench, client: SearchClient, index: str) -> None:
     tasks = [
         {"order_index": 0, "task_type": "SQL", "body": QUERY},
@@ -278,7 +275,23 @@ def test_what_python_steps_make_is_compared(bench: Workbench, client: SearchClie
     assert bench.reconcile("films")["equal"]
 
 
-@one_server
+@pytest.mark.one_server
+def test_a_python_source_that_starts_over_each_time_is_compared(
+    bench: Workbench, client: SearchClient, index: str
+) -> None:
+    planets: dict[str, Any] = {"type": "PYTHON", "python_task": "reconcile_planets", "source_query": None}
+    bench.pipeline("planets", "", **planets, target_table=f"es:{index}", target_key=["n"])
+    assert bench.run("planets")["status"] == "SUCCESS"
+    write(client, index, {"delete": {"_id": "1"}})
+    change(client, index, _7={"name": "Pluto"}, _9={"n": 9})
+
+    assert bench.reconcile("planets", level="quick")["equal"], "as many as there should be"
+    assert counts(bench.reconcile("planets", level="sample")) == (1, 1, 1, 0)
+    assert counts(bench.reconcile("planets", repair=True)) == (1, 1, 1, 0)
+    assert bench.reconcile("planets")["equal"]
+
+
+@pytest.mark.one_server
 def test_a_repair_keeps_the_rules_of_a_run(bench: Workbench, client: SearchClient, index: str) -> None:
     films(bench, index)
     spoil(client, index)
@@ -299,7 +312,7 @@ def test_a_repair_keeps_the_rules_of_a_run(bench: Workbench, client: SearchClien
     assert set(documents(client, index)) == {str(number) for number in range(1, 101)}
 
 
-@one_server
+@pytest.mark.one_server
 def test_a_repair_can_be_paused_between_batches(bench: Workbench, client: SearchClient, index: str) -> None:
     films(bench, index)
     change(client, index, **{f"_{number}": {"title": "Changed"} for number in (1, 150, 290)})
@@ -320,7 +333,7 @@ def test_a_repair_can_be_paused_between_batches(bench: Workbench, client: Search
     assert bench.status("films") == "PAUSED"
 
 
-@one_server
+@pytest.mark.one_server
 def test_what_no_document_can_hold_stays_different_and_is_told(
     bench: Workbench, client: SearchClient, index: str
 ) -> None:
@@ -335,7 +348,7 @@ def test_what_no_document_can_hold_stays_different_and_is_told(
     assert letter == {"document_id": "7"}
 
 
-@one_server
+@pytest.mark.one_server
 def test_what_cannot_be_reconciled_is_named(bench: Workbench, index: str) -> None:
     bench.source(FILMS)
     bench.pipeline("fresh", QUERY, target_table=f"es:{index}", target_key=["id"])
@@ -348,7 +361,7 @@ def test_what_cannot_be_reconciled_is_named(bench: Workbench, index: str) -> Non
         bench.reconcile("fresh")
 
 
-@one_server
+@pytest.mark.one_server
 def test_no_false_alarm_while_the_source_is_written_to(bench: Workbench, client: SearchClient, index: str) -> None:
     films(bench, index, **INCREMENTAL)
     stop = threading.Event()

@@ -96,7 +96,7 @@ def look_fully(source: Side, target: Side, *, expected_rows: int) -> Look:
     wanted = source.total()
     if total == wanted:
         return Look(rows=(wanted[0], total[0]))
-    mask = _bucket_count(expected_rows) - 1
+    mask = _bucket_count(max(expected_rows, wanted[0], total[0])) - 1
     there = target.buckets(mask)
     here = source.buckets(mask)
     differing = sorted(bucket for bucket in here.keys() | there.keys() if here.get(bucket) != there.get(bucket))

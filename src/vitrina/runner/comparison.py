@@ -5,6 +5,7 @@ from typing import Protocol
 
 from psycopg.sql import SQL, Composable
 
+from vitrina.errors import FatalError
 from vitrina.reconcile.sides import Side
 from vitrina.runner.job import Job
 from vitrina.targets import SearchTarget
@@ -43,6 +44,16 @@ def inspect(job: Job) -> Comparison:
     from vitrina.runner.mart_comparison import MartComparison
 
     return MartComparison(job)
+
+
+def refuse_moving_source(job: Job) -> None:
+    """In mode full a source starts from its beginning each time, so it can be read twice."""
+    if job.source and job.definition.mode == "incremental":
+        raise FatalError(
+            f"the rows come from the Python source {job.source.registered.name!r} in mode incremental: it gives what is"
+            " new since its own checkpoint, and nobody can ask it for everything that it has ever given, so there is"
+            f" nothing to compare {job.target} with; only a source in mode full can be reconciled"
+        )
 
 
 def knows_age(job: Job) -> bool:

@@ -4,6 +4,7 @@ The source is read as a whole for every question: behind steps, and behind an id
 """
 
 import json
+import secrets
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -19,7 +20,7 @@ from vitrina.errors import FatalError
 from vitrina.reconcile.documents import Document, DocumentSide, place_of
 from vitrina.reconcile.sides import Extent, Side
 from vitrina.reconcile.tables import Field, TableSide
-from vitrina.runner import comparison, made_rows
+from vitrina.runner import comparison, made_rows, sources
 from vitrina.runner import job as jobs
 from vitrina.runner.job import Job
 from vitrina.store import state
@@ -64,12 +65,16 @@ class IndexComparison:
 
 
 def inspect(job: Job) -> None:
+    comparison.refuse_moving_source(job)
     if job.source:
-        raise FatalError(
-            f"the rows come from the Python source {job.source.registered.name!r}, and a Python source cannot fill a"
-            f" search index yet, so there is nothing to compare {job.target} with"
-        )
-    jobs.inspect(job, create_target=False)
+        sources.look_into(job)
+        if not job.output:
+            raise FatalError(
+                f"source {job.source.registered.name} gives no row now, so nobody can tell which fields its documents"
+                f" have: run the pipeline, which empties {job.target} if it may, instead of comparing"
+            )
+    else:
+        jobs.inspect(job, create_target=False)
     concrete = job.index.seen.concrete if job.index.seen else None
     if concrete is None:
         raise FatalError(f"{job.target} does not exist yet: run the pipeline first")
@@ -84,8 +89,7 @@ def inspect(job: Job) -> None:
 
 def stamps(job: Job) -> frozenset[str]:
     """Columns that differ in every run by nature."""
-    assert job.judged is not None
-    made = job.passage.stamps if job.passage else job.judged.volatile_columns
+    made = job.passage.stamps if job.passage else job.judged.volatile_columns if job.judged else frozenset()
     return frozenset(job.definition.options.stamps) | made
 
 
@@ -103,7 +107,7 @@ class SourceShelf:
 
     def extent(self) -> Extent:
         job = self._job
-        if job.steps:
+        if job.steps or job.source:
             return self._counted()
         head, source = job.query.wrapped(Bounds())
         side = TableSide(
@@ -125,7 +129,7 @@ class SourceShelf:
         return Field(name, SQL("q.{}").format(Identifier(name)), self._job.types[name])
 
     def _counted(self) -> Extent:
-        """Behind steps nobody can be asked for a count."""
+        """What Python makes cannot be counted in SQL."""
         ages: dict[int, bool] = {}
         for document in self.documents(in_order=True):
             place = place_of(document.id)
@@ -159,7 +163,8 @@ class SourceShelf:
             for table, young in made_rows.read(self._job, sample=count)
             for document in self._documents_of(table, young)
         )
-        return [document.id for document in found if document.content is not None]
+        ids = [document.id for document in found if document.content is not None]
+        return secrets.SystemRandom().sample(ids, min(count, len(ids)))
 
     def _documents_of(self, table: pa.Table, young: bool) -> Iterator[Document]:
         if not table.num_rows:
@@ -201,7 +206,8 @@ class IndexShelf:
         yield
 
     def extent(self) -> Extent:
-        ends = {} if self._job.steps else _Ends(self._job).found_in(self._client.get_mapping(self._concrete))
+        made = self._job.steps or self._job.source
+        ends = {} if made else _Ends(self._job).found_in(self._client.get_mapping(self._concrete))
         return Extent(
             self._client.count(self._concrete),
             0,

@@ -10,8 +10,8 @@ from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina.adapters.readers.arrow import Stager, cut, outputs_of
 from vitrina.adapters.readers.prefetch import prefetched
-from vitrina.adapters.readers.python import PythonSource
 from vitrina.adapters.readers.sql import Bounds
+from vitrina.adapters.transforms import landing
 from vitrina.adapters.writers.stage import BATCH, SCHEMA
 from vitrina.errors import Conflict
 from vitrina.runner import comparison
@@ -27,8 +27,13 @@ def read(job: Job, *, in_order: bool = False, sample: int | None = None) -> Iter
     """What the query gives and the steps make of it, in tables of rows that are all young, or none of them.
 
     Told apart before the steps: they may make any rows out of others, and leave out when those changed. `in_order` of
-    the cursor the latest of several rows with one key comes last.
+    the cursor the latest of several rows with one key comes last. A Python source starts from its beginning,
+    and gives no sample but all.
     """
+    if job.source:
+        made = (batch for batch, _ in job.source.batches(None) if batch.num_rows)
+        yield from ((landing.to_stage(batch, job.landings), False) for batch in made)
+        return
     outputs = job.passage.outputs() if job.passage else outputs_of(job.result)
     outputs.append(SQL("coalesce({}, false) AS {}").format(comparison.young(job), Identifier(_YOUNG)))
     order: tuple[Composable, ...] = tuple(job.cursor.columns("q")) if job.cursor and in_order else ()
@@ -80,10 +85,6 @@ def latest(job: Job) -> tuple[Composable, ...]:
 
 
 def _fill(job: Job, stager: Stager) -> None:
-    if job.source:
-        for _ in PythonSource(job.source, stager, job.landings).batches(1, None):
-            pass
-        return
     for number, (table, young) in enumerate(read(job, in_order=True), 1):
         stager.stage(table, 2 * number + young)
 

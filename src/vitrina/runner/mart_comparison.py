@@ -46,7 +46,7 @@ class MartComparison:
 
 def inspect(job: Job) -> None:
     """Nothing is created or changed, and what the next run would have to change is said."""
-    _refuse_moving_source(job)
+    comparison.refuse_moving_source(job)
     if job.source:
         sources.look_into(job)
     else:
@@ -60,16 +60,6 @@ def inspect(job: Job) -> None:
         "SELECT pg_catalog.format_type(oid, NULL) AS name FROM pg_catalog.pg_type WHERE typtype = 'e'"
     ).fetchall()
     refuse_strange_keys(_fields(job, job.key), frozenset(row["name"] for row in found))
-
-
-def _refuse_moving_source(job: Job) -> None:
-    """In mode full a source starts from its beginning each time, so it can be read twice."""
-    if job.source and job.definition.mode == "incremental":
-        raise FatalError(
-            f"the rows come from the Python source {job.source.registered.name!r} in mode incremental: it gives what is"
-            " new since its own checkpoint, and nobody can ask it for everything that it has ever given, so there is"
-            " nothing to compare the mart with; only a source in mode full can be reconciled"
-        )
 
 
 def _cursors(job: Job) -> set[str | None]:

@@ -16,12 +16,13 @@ from vitrina.adapters.readers.sql import Bounds, translate_read
 from vitrina.adapters.writers.stage import stage_name
 from vitrina.errors import Conflict, Disconnected, FatalError, LeaseLost, NotFound, VitrinaError
 from vitrina.ports import DeadLetter, Filled
-from vitrina.reconcile.sides import Field, Key, Side, one_form, refuse_strange_keys
+from vitrina.reconcile.sides import Key
+from vitrina.reconcile.tables import Field, TableSide, one_form, refuse_strange_keys
 from vitrina.runner import job as jobs
 from vitrina.runner.control import RunControl, clock
 from vitrina.runner.job import Job
 from vitrina.runner.metrics import RunMeter
-from vitrina.runner.reconciliation import Hold
+from vitrina.runner.repairs import Hold
 from vitrina.runner.table_run import Run
 from vitrina.settings import Settings
 from vitrina.status import RunStatus, can_move
@@ -232,9 +233,9 @@ def _fields(job: Job) -> tuple[Field, ...]:
     return tuple(Field(name, SQL("q.{}").format(Identifier(name)), job.types[name]) for name in job.key)
 
 
-def _side(job: Job) -> Side:
+def _side(job: Job) -> TableSide:
     head, source = job.query.wrapped(Bounds())
-    return Side(job.reader.connection, head, source, _fields(job), (), translate_read)
+    return TableSide(job.reader.connection, head, source, _fields(job), (), translate_read)
 
 
 def _in_one_form(job: Job, keys: Sequence[Key]) -> list[Key]:

@@ -97,3 +97,28 @@ def test_what_cannot_be_a_document_is_equal_to_none() -> None:
     there = side(Document("1", {}))
     assert sorted(kinds(here, there)) == [("1", Kind.DIFFERING, False), ("2", Kind.MISSING, False)]
     assert here.texts([("1",)]) == {("1",): {"(cannot be a document)": "infinity"}}
+
+
+def _null_blind(side: DocumentSide, document: Document) -> dict[str, Any]:
+    return {name: value for name, value in (document.content or {}).items() if value not in (None, "", [])}
+
+
+def _order_blind(side: DocumentSide, document: Document) -> dict[str, Any]:
+    said = {name: value for name, value in (document.content or {}).items() if value is not None}
+    return {name: sorted(value) if isinstance(value, list) else value for name, value in said.items()}
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "mutant"),
+    [
+        ({"title": ""}, {"title": None}, _null_blind),
+        ({"genres": []}, {"genres": None}, _null_blind),
+        ({"genres": ["a", "b"]}, {"genres": ["b", "a"]}, _order_blind),
+    ],
+)
+def test_a_hash_that_is_blind_would_be_noticed(
+    here: dict[str, Any], there: dict[str, Any], mutant: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DocumentSide, "_said", mutant)
+    with pytest.raises(AssertionError):
+        test_what_says_something_else_differs(here, there)

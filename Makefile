@@ -102,6 +102,11 @@ docs: setup ## Build the documentation's site into site/; broken links and other
 	@.venv/bin/uv pip install --quiet --require-hashes --target .docs --requirements requirements/docs.txt
 	@PYTHONPATH=.docs NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --site-dir site
 
+.PHONY: test-docs
+test-docs: setup ## Type every command of tutorial, guides, README and demo script on a platform of its own
+	@./scripts/install-system-packages java
+	@.venv/bin/python -m pytest tests/docs/run_pages.py tests/search/run_pages.py
+
 .PHONY: reference
 reference: setup ## Write the pages of docs/reference that come from the code
 	@.venv/bin/python scripts/reference.py

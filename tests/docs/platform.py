@@ -1,0 +1,151 @@
+"""A reader's checkout: an own directory with the Makefile, the environment that is there already, and a shell."""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.docs.blocks import ROOT, Block
+
+BLOCK_SECONDS = 100
+START_SECONDS = 90
+READY = re.compile(r"API docs +http://(127\.0\.0\.1:\d+)/docs|api\.started|runner\.started")
+STATE = ".shell"
+
+
+class Checkout:
+    """Runs blocks one after the other, the way one shell would; what keeps running ends with `close`."""
+
+    def __init__(self, directory: Path, search_url: str | None = None) -> None:
+        self.directory = directory
+        self._beside: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self._addresses = {"8000": f"127.0.0.1:{_free_port()}"}
+        self._search = {"ELASTICSEARCH_URL": search_url} if search_url else {}
+        if search_url:
+            self._addresses["9200"] = urlsplit(search_url).netloc
+        _furnish(directory)
+
+    def run(self, block: Block) -> str:
+        if block.title:
+            path = self.directory / block.title
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+            return ""
+        if not block.is_command:
+            return ""
+        if block.reason_not_to_run:
+            check_syntax(block)
+            return ""
+        return self._start(block) if block.keeps_running else self._do(block)
+
+    def close(self) -> None:
+        while self._beside:
+            self._end(*self._beside.pop())
+
+    def end_all_but(self, count: int) -> None:
+        """What a page left behind in its shell and running, when the first `count` belong to everybody."""
+        (self.directory / STATE).unlink(missing_ok=True)
+        while len(self._beside) > count:
+            self._end(*self._beside.pop())
+
+    @property
+    def running(self) -> int:
+        return len(self._beside)
+
+    def _do(self, block: Block) -> str:
+        script = f"[ ! -f {STATE} ] || . ./{STATE}\nset -eo pipefail\n{self._here(block.script)}\nexport -p > {STATE}\n"
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=self.directory,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=BLOCK_SECONDS,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == block.exit_code, f"{block} ended with {done.returncode}:\n{block.text}\n{done.stdout}"
+        return done.stdout
+
+    def _start(self, block: Block) -> str:
+        log = self.directory / f"beside-{len(self._beside)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                ["bash", "-c", f"[ ! -f {STATE} ] || . ./{STATE}\n{self._here(block.script)}"],
+                cwd=self.directory,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._beside.append((process, log))
+        self._await_ready(block, process, log)
+        return log.read_text()
+
+    def _await_ready(self, block: Block, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not READY.search(log.read_text()):
+            assert process.poll() is None, f"{block} ended:\n{log.read_text()}"
+            assert time.monotonic() < deadline, f"{block} is not up after {START_SECONDS} s:\n{log.read_text()}"
+            time.sleep(0.1)
+
+    def _end(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(40)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise AssertionError(f"did not end by Ctrl-C:\n{log.read_text()[-3000:]}") from None
+
+    def _here(self, script: str) -> str:
+        """Addresses are those of this platform, and the search server is one that the tests have started already."""
+        script = script.replace("make dev SEARCH=1", "make dev")
+        for port, address in self._addresses.items():
+            script = re.sub(rf"\b(?:127\.0\.0\.1|localhost):{port}\b", address, script)
+        return script
+
+    def _environment(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("VITRINA_", "ELASTICSEARCH_", "PG"))}
+        port = self._addresses["8000"].rpartition(":")[2]
+        programs = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
+        return (
+            kept
+            | self._search
+            | {"PATH": programs, "PORT": port, "VITRINA_API_URL": f"http://{self._addresses['8000']}"}
+        )
+
+
+def check_syntax(block: Block) -> None:
+    done = subprocess.run(["bash", "-n"], input=block.script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{block} is not bash:\n{done.stderr}"
+
+
+def _furnish(directory: Path) -> None:
+    """What a clone has after `make setup`, without making another environment."""
+    (directory / ".venv").symlink_to(sys.prefix)
+    for name in ("Makefile", "sql", "infra", ".env.sample"):
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, directory / name)
+    scripts = directory / "scripts"
+    scripts.mkdir()
+    for path in (ROOT / "scripts").iterdir():
+        if path.suffix == "" and path.is_file():
+            (scripts / path.name).write_text("#!/bin/sh\n")  # the environment is there already
+            (scripts / path.name).chmod(0o755)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port

@@ -8,7 +8,7 @@ import pytest
 from tests.docs import blocks
 from tests.docs.blocks import ROOT, Block
 from tests.docs.platform import Checkout
-from tests.search.conftest import Target, kinds
+from tests.support.search_servers import Target
 
 PAGES = [ROOT / "docs" / "tutorial" / "cinema.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
 START = [
@@ -17,7 +17,7 @@ START = [
 ]
 
 
-@pytest.mark.parametrize("search", kinds()[:1], indirect=True)
+@pytest.mark.one_server
 def test_commands_about_search_work(search: Target) -> None:
     pages = [found for found in map(blocks.of, PAGES) if any(block.needs_search for block in found)]
     assert pages

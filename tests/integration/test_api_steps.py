@@ -80,8 +80,7 @@ def test_params_are_judged_when_the_definition_is_saved(api: httpx.Client, api_m
     create(api)
     wrong = plan(("mask_columns", {"columns": "title"}), ("demo_film_dim", {"speed": 1, "on_error": "never"}))
     good = plan(("mask_columns", {"columns": ["title"], "on_error": "dead_letter"}))
-    early = api.post("/api/v1/pipelines", json=DEFINITION | {"name": "early", "tasks": wrong})
-    assert early.status_code == 201, "nobody can tell yet"
+    create(api, name="early", tasks=wrong)  # no runner is alive, so nobody can tell
     known = registry.load().describe()
     runners.heartbeat(api_metastore, uuid4(), host="here", pid=1, version="1", capacity=1, running=0, transforms=known)
 
@@ -96,4 +95,7 @@ def test_params_are_judged_when_the_definition_is_saved(api: httpx.Client, api_m
     alone = {"type": "PYTHON", "python_task": "mask_columns", "options": {"params": {"columns": []}}}
     [error] = api.post("/api/v1/pipelines", json=DEFINITION | {"name": "b"} | alone).json()["errors"]
     assert error["path"] == "options.params.columns"
+    create(api, name="alone", **alone | {"options": {"params": {"columns": ["title"]}}})
+    changed = api.patch("/api/v1/pipelines/alone", json={"options": {"params": {"columns": 5}}})
+    assert changed.status_code == 422
     assert api.put("/api/v1/pipelines/films/tasks", json={"items": good}).status_code == 200

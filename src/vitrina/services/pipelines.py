@@ -117,7 +117,7 @@ def redefine(
     _refuse_locked(row, changed)
     if policy.JUDGED_FIELDS & changed:
         policy.check(definition, settings)
-    if _STEP_FIELDS & changed:
+    if _STEP_FIELDS & changed or ("options" in changed and definition.options.params):
         steps.check(connection, settings, definition)
     _write(connection, row, definition, changed)
     after = get(connection, row["id"])

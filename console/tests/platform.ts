@@ -110,7 +110,7 @@ export function launch(): Promise<Browser> {
 
 /** A page that writes down whatever must not happen: errors in its console, requests to elsewhere. */
 export async function openPage(browser: Browser, options: BrowserContextOptions = {}): Promise<{ page: Page; misdeeds: string[] }> {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 860 }, locale: "en-GB", ...options });
+  const context = await browser.newContext({ viewport: { width: 1280, height: 860 }, locale: "en-GB", reducedMotion: "reduce", ...options });
   const page = await context.newPage();
   page.setDefaultTimeout(20_000);
   const misdeeds: string[] = [];

@@ -109,7 +109,7 @@ const STEPS = {
     {
       order_index: 1,
       task_type: "SQL",
-      body: "SELECT\n  id,\n  title,\n  type,\n  CASE WHEN title LIKE 'Star%' THEN 'STAR-' || length(title)\n       ELSE (1000 + length(title))::text END AS code\nFROM content.film_work\nORDER BY title",
+      body: "SELECT\n  id,\n  title,\n  type,\n  CASE WHEN title LIKE 'Star Trek V%' THEN 'STAR-' || length(title)\n       ELSE (1000 + length(title))::text END AS code\nFROM content.film_work\nORDER BY title",
     },
     { order_index: 2, task_type: "PYTHON", body: "normalise_text", params: { columns: ["title"], case: "upper" } },
     { order_index: 3, task_type: "PYTHON", body: "cast_columns", params: { types: { code: "integer" }, on_error: "dead_letter" } },

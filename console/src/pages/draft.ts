@@ -1,5 +1,5 @@
 /** A definition while it is written: texts as typed, and the definition that they make. */
-import type { Definition, Pipeline, Task } from "../api/types";
+import type { Definition, FieldProblem, Pipeline, Task } from "../api/types";
 
 export interface Draft {
   name: string;
@@ -18,6 +18,13 @@ export interface Draft {
   schedule_interval: string;
   options: string;
   tasks: Task[];
+}
+
+/** What every part of the editor gets. */
+export interface DraftPart {
+  draft: Draft;
+  change: (part: Partial<Draft>) => void;
+  problems: FieldProblem[];
 }
 
 export const NEW_DRAFT: Draft = {

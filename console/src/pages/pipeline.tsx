@@ -1,6 +1,6 @@
 /** One pipeline: how it is, what it did, how it is defined, and the levers. */
 import { Link, useNavigate, useParams, useSearch } from "@tanstack/react-router";
-import { useState } from "react";
+import { useEffect, useRef, useState } from "react";
 import { request } from "../api/client";
 import { useRates } from "../api/live";
 import { useDeadLetters, useMay, usePipeline, useRefresh, useRuns, useStatus, verb } from "../api/queries";
@@ -318,9 +318,12 @@ const TAB_WORDS: Record<(typeof TABS)[number], string> = {
 function Tabs({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus }) {
   const search = useSearch({ from: "/pipelines/$name" });
   const current = TABS.find((tab) => tab === search.tab) ?? "overview";
+  const bar = useRef<HTMLElement>(null);
+  // On a phone the chosen tab may stand beyond the edge.
+  useEffect(() => bar.current?.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }), [current]);
   return (
     <>
-      <nav aria-label={t("Parts of the pipeline")} className="flex gap-1 overflow-x-auto border-b">
+      <nav ref={bar} aria-label={t("Parts of the pipeline")} className="flex gap-1 overflow-x-auto border-b">
         {TABS.map((tab) => (
           <Link
             key={tab}

@@ -159,7 +159,7 @@ export function Panel({ title, action, children, flush }: { title?: ReactNode; a
   return (
     <section className="min-w-0 rounded-lg border bg-panel">
       {title && (
-        <header className="flex min-h-10 flex-wrap items-center justify-between gap-x-3 gap-y-1 border-b px-4 py-1">
+        <header className="flex min-h-10 flex-wrap items-center justify-between gap-x-3 gap-y-1 border-b px-4 py-1 max-sm:py-2">
           <h2 className="text-sm font-semibold">{title}</h2>
           {action}
         </header>
@@ -184,9 +184,9 @@ export function Facts({ items }: { items: [string, ReactNode][] }) {
 
 export function Figures({ items }: { items: { name: string; value: ReactNode; note?: ReactNode; tone?: Tone }[] }) {
   return (
-    <dl className="grid grid-cols-2 overflow-hidden rounded-lg border bg-line sm:grid-cols-3 lg:grid-flow-col lg:auto-cols-fr lg:grid-cols-none" style={{ gap: 1 }}>
+    <dl className="grid grid-cols-2 overflow-hidden rounded-lg border bg-panel sm:grid-cols-3 lg:grid-flow-col lg:auto-cols-fr lg:grid-cols-none" style={{ gap: 1 }}>
       {items.map((item) => (
-        <div key={item.name} className="min-w-0 bg-panel px-4 py-3">
+        <div key={item.name} className="min-w-0 px-4 py-3 shadow-[0_0_0_1px_var(--line)]">
           <dt className="truncate text-xs text-muted">{item.name}</dt>
           <dd className={cx("num mt-0.5 truncate text-lg font-semibold tracking-tight", item.tone && item.tone !== "idle" && INK[item.tone])}>{item.value}</dd>
           {item.note && <dd className="num mt-0.5 truncate text-xs text-muted">{item.note}</dd>}

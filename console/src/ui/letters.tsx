@@ -24,11 +24,11 @@ export function LetterList({ letters, pipeline }: { letters: ReturnType<typeof u
   }
   return (
     <div className="space-y-3">
-      {pipeline && <Replay pipeline={pipeline} onDone={() => void letters.refetch()} />}
+      {pipeline && items.some((letter) => !letter.resolved_at) && <ReplayAll pipeline={pipeline} onDone={() => void letters.refetch()} />}
       <ul className="overflow-hidden rounded-lg border bg-panel">
         {items.map((letter) => (
           <li key={letter.id} className="border-b last:border-b-0">
-            <Letter letter={letter} withPipeline={!pipeline} />
+            <Letter letter={letter} withPipeline={!pipeline} onDone={() => void letters.refetch()} />
           </li>
         ))}
       </ul>
@@ -37,7 +37,21 @@ export function LetterList({ letters, pipeline }: { letters: ReturnType<typeof u
   );
 }
 
-function Letter({ letter, withPipeline }: { letter: DeadLetter; withPipeline: boolean }) {
+function ReplayAll({ pipeline, onDone }: { pipeline: string; onDone: () => void }) {
+  const sending = useReplay(pipeline, onDone);
+  if (!sending) return null;
+  return (
+    <div className="flex flex-wrap items-center gap-3">
+      <Button icon="undo" busy={sending.busy} onClick={() => sending.replay()}>
+        {sending.busy ? t("A runner is sending…") : t("Send all again")}
+      </Button>
+      <span className="text-muted">{t("Their rows are read anew; those that are taken now are resolved.")}</span>
+    </div>
+  );
+}
+
+function Letter({ letter, withPipeline, onDone }: { letter: DeadLetter; withPipeline: boolean; onDone: () => void }) {
+  const sending = useReplay(letter.pipeline, onDone);
   return (
     <details className="group">
       <summary className="grid grid-cols-[1rem_1fr_auto] items-center gap-x-3 gap-y-0.5 px-4 py-2.5 hover:bg-line/35 sm:grid-cols-[1rem_minmax(6rem,15rem)_1fr_auto]">
@@ -66,22 +80,28 @@ function Letter({ letter, withPipeline }: { letter: DeadLetter; withPipeline: bo
           )}
         </p>
         <Json value={letter.document} />
+        {sending && !letter.resolved_at && (
+          <Button icon="undo" busy={sending.busy} onClick={() => sending.replay([letter.id])}>
+            {t("Send again")}
+          </Button>
+        )}
       </div>
     </details>
   );
 }
 
-function Replay({ pipeline, onDone }: { pipeline: string; onDone: () => void }) {
+/** Sends letters of a pipeline again, or one of them; null for whoever may only look. */
+function useReplay(pipeline: string, onDone: () => void): { replay: (letters?: number[]) => void; busy: boolean } | null {
   const [busy, setBusy] = useState(false);
   const mayOperate = useMay("operator");
   const refresh = useRefresh();
   if (!mayOperate) return null;
-  const replay = async (): Promise<void> => {
+  const send = async (letters?: number[]): Promise<void> => {
     setBusy(true);
     try {
-      const done = await awaitRequest(await post<RunnerRequest>("/dead-letters/replay", { pipeline }));
+      const done = await awaitRequest(await post<RunnerRequest>("/dead-letters/replay", { pipeline, ...(letters && { letters }) }));
       if (done.error) toast(done.error.message ?? t("It failed."), true);
-      else toast(done.finished_at ? `${t("Sent again.")} ${outcome(done.result)}` : t("A runner is still at it."));
+      else toast(done.finished_at ? outcome(done.result as unknown as ReplayReport) : t("A runner is still at it."));
     } catch (error) {
       toastError(error);
     } finally {
@@ -90,19 +110,22 @@ function Replay({ pipeline, onDone }: { pipeline: string; onDone: () => void }) 
       onDone();
     }
   };
-  return (
-    <div className="flex flex-wrap items-center gap-3">
-      <Button icon="undo" busy={busy} onClick={() => void replay()}>
-        {t("Send again")}
-      </Button>
-      <span className="text-muted">{t("Those that are taken now are resolved.")}</span>
-    </div>
-  );
+  return { replay: (letters) => void send(letters), busy };
 }
 
-/** The figures that the runner answers with, by its own names. */
-function outcome(result: Record<string, unknown> | null): string {
-  return Object.entries(result ?? {})
-    .flatMap(([name, value]) => (typeof value === "number" ? [`${name.replaceAll("_", " ")}: ${count(value)}`] : []))
-    .join(", ");
+interface ReplayReport {
+  sent: number;
+  refused: number;
+  gone: number;
+  unclear: number;
+  remaining: number;
+}
+
+function outcome(report: ReplayReport): string {
+  return t("{sent} taken, {refused} refused again, {gone} gone from the source; {remaining} remain.", {
+    sent: count(report.sent),
+    refused: count(report.refused + report.unclear),
+    gone: count(report.gone),
+    remaining: count(report.remaining),
+  });
 }

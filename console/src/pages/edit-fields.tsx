@@ -1,0 +1,143 @@
+/** The fields of a definition beside its query, each with what is wrong with it. */
+import type { ReactNode } from "react";
+import { useNames, useTargets } from "../api/queries";
+import type { Column, FieldProblem } from "../api/types";
+import { Switch, cx, inputLook } from "../ui/basics";
+import { Problems } from "../ui/problems";
+import { t } from "../words/language";
+import { scheduleInWords } from "../words/schedule";
+import { keyColumns, type Draft, type DraftPart } from "./draft";
+
+const PLACED = new Set(["name", "description", "source_connection", "target_table", "target_key", "mode", "incremental_key", "incremental_id_key", "batch_size", "schedule_interval", "python_task", "source_query"]);
+
+type InputExtras = { hint?: ReactNode; mono?: boolean; disabled?: boolean; placeholder?: string; list?: string };
+
+export function Fields({ draft, change, problems, isNew, columns }: DraftPart & { isNew: boolean; /** Of the last preview. */ columns: Column[] }) {
+  const connections = useNames("connections").data?.items ?? [];
+  const targets = useTargets().data;
+  const allowed = targets?.allowed ?? [];
+  const input = (name: keyof Draft & string, label: string, extra: InputExtras = {}): ReactNode => (
+    <Field name={name} label={label} hint={extra.hint} problems={problems}>
+      {(attributes) => (
+        <input
+          {...attributes}
+          className={cx(inputLook, extra.mono && "font-mono")}
+          disabled={extra.disabled}
+          placeholder={extra.placeholder}
+          list={extra.list}
+          value={String(draft[name])}
+          onChange={(event) => change({ [name]: event.target.value } as Partial<Draft>)}
+        />
+      )}
+    </Field>
+  );
+  return (
+    <form className="space-y-4 p-4 sm:px-6 lg:px-4" onSubmit={(event) => event.preventDefault()}>
+      {input("name", t("Name"), { mono: true, disabled: !isNew, placeholder: "film_dim_full" })}
+      {input("description", t("Description"))}
+      <Field name="source_connection" label={t("Source")} problems={problems}>
+        {(attributes) => (
+          <select {...attributes} className={inputLook} value={draft.source_connection} onChange={(event) => change({ source_connection: event.target.value })}>
+            {[...new Set([draft.source_connection, ...connections.map((one) => one.name)])].map((name) => (
+              <option key={name}>{name}</option>
+            ))}
+          </select>
+        )}
+      </Field>
+      {input("target_table", t("Target"), { mono: true, list: "targets", hint: allowed.length ? t("Allowed: {patterns}", { patterns: allowed.join(", ") }) : undefined })}
+      {input("target_key", t("Key columns"), { mono: true, hint: <KeyPicker columns={columns} value={draft.target_key} onChange={(target_key) => change({ target_key })} /> })}
+      <fieldset>
+        <legend className="mb-1 text-muted">{t("Mode")}</legend>
+        <div className="grid grid-cols-2 gap-1 rounded-lg bg-sunken p-1 dark:border">
+          {(["full", "incremental"] as const).map((mode) => (
+            <label key={mode} className={cx("cursor-pointer rounded-md py-1 text-center has-focus-visible:outline-2", draft.mode === mode ? "bg-panel font-medium shadow-sm dark:bg-line-strong" : "text-muted")}>
+              <input type="radio" name="mode" className="sr-only" checked={draft.mode === mode} onChange={() => change({ mode })} />
+              {mode === "full" ? t("Full load") : t("Incremental")}
+            </label>
+          ))}
+        </div>
+      </fieldset>
+      {draft.mode === "incremental" && (
+        <div className="grid grid-cols-2 gap-3">
+          {input("incremental_key", t("Cursor column"), { mono: true, list: "columns", placeholder: "updated_at" })}
+          {input("incremental_id_key", t("Tie-breaker"), { mono: true, list: "columns", placeholder: "id" })}
+        </div>
+      )}
+      {input("schedule_interval", t("Schedule"), { mono: true, placeholder: "15m, 0 3 * * * Europe/Moscow", hint: scheduleInWords(draft.schedule_interval || null) })}
+      {input("batch_size", t("Batch size"), { mono: true })}
+      <div className="flex items-center justify-between">
+        <span className="text-muted">{t("Enabled")}</span>
+        <Switch checked={draft.enabled} label={t("Enabled")} onChange={(enabled) => change({ enabled })} />
+      </div>
+      <details open={draft.options !== "{}"}>
+        <summary className="text-muted">{t("Options")}</summary>
+        <textarea aria-label={t("Options (JSON)")} rows={5} className={cx(inputLook, "mt-2 h-auto py-2 font-mono text-xs")} value={draft.options} onChange={(event) => change({ options: event.target.value })} />
+        <Problems items={problems.filter((problem) => problem.path.startsWith("options"))} />
+      </details>
+      <datalist id="columns">
+        {columns.map((column) => (
+          <option key={column.name} value={column.name}>
+            {column.type}
+          </option>
+        ))}
+      </datalist>
+      <datalist id="targets">
+        {[...new Set(targets?.items.map((item) => item.target))].map((target) => (
+          <option key={target} value={target} />
+        ))}
+      </datalist>
+      <Problems items={problems.filter((problem) => !PLACED.has(problem.path) && !problem.path.startsWith("options") && !problem.path.startsWith("tasks."))} />
+    </form>
+  );
+}
+
+/** Once a preview has told the columns, they are chosen with a click. */
+function KeyPicker({ columns, value, onChange }: { columns: Column[]; value: string; onChange: (next: string) => void }) {
+  if (columns.length === 0) return t("Unique in the source; separated by commas");
+  const chosen = keyColumns(value);
+  const toggle = (name: string): void => onChange((chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name]).join(", "));
+  return (
+    <span className="flex flex-wrap gap-1 pt-0.5" role="group" aria-label={t("Key columns")}>
+      {columns.map(({ name, type }) => (
+        <button
+          key={name}
+          type="button"
+          title={type}
+          aria-pressed={chosen.includes(name)}
+          onClick={() => toggle(name)}
+          className={cx("rounded border px-1.5 font-mono text-2xs leading-5", chosen.includes(name) ? "border-accent bg-accent-soft text-accent" : "text-muted hover:text-text")}
+        >
+          {name}
+        </button>
+      ))}
+    </span>
+  );
+}
+
+interface FieldAttributes {
+  id: string;
+  "aria-invalid": boolean;
+  "aria-describedby": string | undefined;
+}
+
+function Field(props: { name: string; label: string; hint?: ReactNode; problems: FieldProblem[]; children: (attributes: FieldAttributes) => ReactNode }) {
+  const wrong = props.problems.filter((problem) => problem.path === props.name || problem.path.startsWith(`${props.name}.`));
+  const id = `field-${props.name}`;
+  return (
+    <div className="space-y-1">
+      <label htmlFor={id} className="block text-muted">
+        {props.label}
+      </label>
+      {props.children({ id, "aria-invalid": wrong.length > 0, "aria-describedby": wrong.length ? `${id}-wrong` : undefined })}
+      {wrong.length > 0 ? (
+        <ul id={`${id}-wrong`} className="text-xs text-bad">
+          {wrong.map((problem) => (
+            <li key={problem.message}>{problem.message}</li>
+          ))}
+        </ul>
+      ) : (
+        props.hint && <div className="text-xs text-muted">{props.hint}</div>
+      )}
+    </div>
+  );
+}

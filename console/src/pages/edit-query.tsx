@@ -1,0 +1,146 @@
+/** The query of a definition, or its task plan: SQL first, then Python steps with their parameters. */
+import { Suspense, lazy, useState } from "react";
+import { useNames } from "../api/queries";
+import type { Table, Task } from "../api/types";
+import { Button, Loading, Tag, cx, inputLook } from "../ui/basics";
+import { Problems } from "../ui/problems";
+import { t } from "../words/language";
+import type { Draft, DraftPart } from "./draft";
+
+const SqlEditor = lazy(() => import("../ui/sql-editor"));
+
+type EditorProps = { tables: Table[]; onSave: () => void };
+
+export function Query({ draft, change, problems, tables, onSave }: DraftPart & EditorProps) {
+  const planned = draft.tasks.length > 0;
+  const wrong = problems.filter((problem) => problem.path === "source_query");
+  return (
+    <section aria-label={t("Source query")} className="flex flex-col border-b">
+      <div className="flex items-center justify-between gap-2 px-4 pt-3 sm:px-6">
+        <h2 className="text-sm font-semibold">{planned ? t("Task plan") : t("Source query")}</h2>
+        <Button look="quiet" icon="plus" onClick={() => change(planned ? { tasks: [...draft.tasks, emptyTask(draft.tasks)] } : { tasks: firstTasks(draft), source_query: "" })}>
+          {t("Add a step")}
+        </Button>
+      </div>
+      {planned ? (
+        <Tasks draft={draft} change={change} problems={problems} tables={tables} onSave={onSave} />
+      ) : (
+        <div className="min-h-56 px-2 py-2">
+          <Suspense fallback={<Loading lines={5} />}>
+            <SqlEditor label={t("Source query")} value={draft.source_query} onChange={(source_query) => change({ source_query })} onSave={onSave} tables={tables} />
+          </Suspense>
+        </div>
+      )}
+      <Problems items={wrong} />
+    </section>
+  );
+}
+
+/** What a query may begin with. */
+export function Readable({ tables }: { tables: Table[] }) {
+  if (tables.length === 0) return null;
+  return (
+    <section aria-label={t("Queries may read")} className="px-4 pb-6 sm:px-6">
+      <h3 className="mb-2 text-xs font-medium text-muted">{t("Queries may read")}</h3>
+      <dl className="grid gap-x-6 gap-y-2 sm:grid-cols-2">
+        {tables.slice(0, 24).map((table) => (
+          <div key={`${table.schema}.${table.name}`} className="min-w-0 border-l-2 pl-3">
+            <dt className="truncate font-mono text-xs font-medium">{`${table.schema}.${table.name}`}</dt>
+            <dd className="truncate font-mono text-2xs text-muted" title={table.columns.map((column) => `${column.name} ${column.type}`).join("\n")}>
+              {table.columns.map((column) => column.name).join(", ")}
+            </dd>
+          </div>
+        ))}
+      </dl>
+    </section>
+  );
+}
+
+const emptyTask = (tasks: Task[]): Task => ({
+  order_index: Math.max(0, ...tasks.map((task) => task.order_index)) + 1,
+  task_type: "PYTHON",
+  body: "",
+  params: {},
+  source_table: null,
+  target_table: null,
+});
+
+function firstTasks(draft: Draft): Task[] {
+  const query: Task = { ...emptyTask([]), task_type: "SQL", body: draft.source_query };
+  return [query, emptyTask([query])];
+}
+
+function Tasks({ draft, change, problems, tables, onSave }: DraftPart & EditorProps) {
+  const steps = useNames("transforms").data?.items ?? [];
+  const set = (index: number, part: Partial<Task>): void =>
+    change({ tasks: draft.tasks.map((task, at) => (at === index ? { ...task, ...part } : task)) });
+  const remove = (index: number): void => {
+    const tasks = draft.tasks.filter((_, at) => at !== index);
+    const [only] = tasks;
+    if (tasks.length === 1 && only?.task_type === "SQL") change({ tasks: [], source_query: only.body });
+    else change({ tasks });
+  };
+  return (
+    <ol className="space-y-3 p-4 sm:px-6">
+      {draft.tasks.map((task, index) => (
+        <li key={index} className="rounded-lg border">
+          <div className="flex items-center gap-2 border-b px-3 py-1.5">
+            <span className="num text-muted">{index + 1}.</span>
+            <Tag>{task.task_type}</Tag>
+            <span className="flex-1" />
+            {index > 0 && <Button look="quiet" icon="trash" aria-label={t("Remove step {n}", { n: index + 1 })} onClick={() => remove(index)} />}
+          </div>
+          {task.task_type === "SQL" ? (
+            <Suspense fallback={<Loading lines={4} />}>
+              <SqlEditor label={t("Query of step {n}", { n: index + 1 })} value={task.body} onChange={(body) => set(index, { body })} onSave={onSave} tables={tables} />
+            </Suspense>
+          ) : (
+            <div className="grid gap-3 p-3 sm:grid-cols-2">
+              <label className="space-y-1">
+                <span className="text-muted">{t("Python step")}</span>
+                <input className={cx(inputLook, "font-mono")} list="steps" value={task.body} onChange={(event) => set(index, { body: event.target.value })} />
+                <span className="block text-xs text-muted">{firstLine(steps.find((step) => step.name === task.body)?.doc)}</span>
+              </label>
+              <Params value={task.params} onChange={(params) => set(index, { params })} />
+            </div>
+          )}
+          <Problems items={problems.filter((problem) => problem.path.startsWith(`tasks.${index}`))} />
+        </li>
+      ))}
+      <datalist id="steps">
+        {steps.map((step) => (
+          <option key={step.name} value={step.name}>
+            {firstLine(step.doc)}
+          </option>
+        ))}
+      </datalist>
+    </ol>
+  );
+}
+
+const firstLine = (text: string | undefined): string => text?.trim().split("\n")[0] ?? "";
+
+function Params({ value, onChange }: { value: Record<string, unknown>; onChange: (next: Record<string, unknown>) => void }) {
+  const [text, setText] = useState(JSON.stringify(value, null, 1));
+  const [wrong, setWrong] = useState(false);
+  return (
+    <label className="space-y-1">
+      <span className="text-muted">{t("Parameters (JSON)")}</span>
+      <textarea
+        rows={Math.min(text.split("\n").length, 8)}
+        className={cx(inputLook, "block h-auto py-1.5 font-mono text-xs leading-5")}
+        value={text}
+        aria-invalid={wrong}
+        onChange={(event) => {
+          setText(event.target.value);
+          try {
+            onChange(JSON.parse(event.target.value || "{}") as Record<string, unknown>);
+            setWrong(false);
+          } catch {
+            setWrong(true);
+          }
+        }}
+      />
+    </label>
+  );
+}

@@ -1,6 +1,7 @@
 /** Draws every page of the console for the documentation, in dark and in light, with a cinema at work behind them. */
 import { mkdirSync } from "node:fs";
 import { join, resolve } from "node:path";
+import type { Page } from "playwright-core";
 import { expect, test } from "vitest";
 import type { Run } from "../src/api/types";
 import { launch, makeDrift, openPage, runToItsEnd, startPlatform, until, type Platform } from "./platform";
@@ -33,12 +34,10 @@ test("screenshots", async () => {
       for (const [name, path] of pages) {
         await page.goto(`${platform.url}/ui${path}`);
         await page.locator("h1").first().waitFor();
-        if (name === "edit") {
-          await page.getByRole("button", { name: /^Preview/ }).click();
-          await page.locator("[role=region][aria-label=Preview], [role=alert]").first().waitFor({ timeout: 40_000 });
-        }
+        await ACTS[name]?.(page);
         await page.waitForTimeout(900);
         await page.screenshot({ path: join(images, `console-${name}-${theme}.png`) });
+        await page.setViewportSize({ width: 1280, height: 820 });
       }
       await page.keyboard.press("Control+k");
       await page.waitForTimeout(400);
@@ -60,6 +59,25 @@ test("screenshots", async () => {
     await platform.stop();
   }
 }, 300_000);
+
+/** What somebody has done on a page before it is drawn. */
+const ACTS: Record<string, (page: Page) => Promise<unknown>> = {
+  edit: async (page) => {
+    await page.setViewportSize({ width: 1280, height: 1240 });
+    await page.getByRole("button", { name: /^Preview/ }).click();
+    await page.locator("[role=region] td").first().waitFor({ timeout: 40_000 });
+  },
+  new: async (page) => {
+    await page.getByLabel("Queries may read").waitFor();
+    await page.locator(".cm-content").click();
+    await page.keyboard.press("Control+a");
+    await page.keyboard.insertText(" FROM content.film_work");
+    await page.keyboard.press("Home");
+    await page.keyboard.insertText("SELECT id, title, rat");
+    await page.keyboard.press("Control+Space");
+  },
+  "dead-letters": (page) => page.locator("main summary").first().click(),
+};
 
 /** A few marts in the states that people meet: fresh, paused, failed, disabled, on schedule. */
 export async function furnish({ api }: Platform): Promise<Run> {

@@ -320,7 +320,10 @@ function Tabs({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus
   const current = TABS.find((tab) => tab === search.tab) ?? "overview";
   const bar = useRef<HTMLElement>(null);
   // On a phone the chosen tab may stand beyond the edge.
-  useEffect(() => bar.current?.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }), [current]);
+  useEffect(() => {
+    // In newer browsers it answers with a promise, which must not become the effect's clean-up.
+    void bar.current?.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+  }, [current]);
   return (
     <>
       <nav ref={bar} aria-label={t("Parts of the pipeline")} className="flex gap-1 overflow-x-auto border-b">

@@ -470,7 +470,8 @@ def test_dead_letters_are_sent_again_by_a_runner(api: httpx.Client, api_metastor
     [entry] = api.get("/api/v1/audit", params={"action": "replay"}).json()["items"]
     assert (entry["object"], entry["after"]) == ("pipeline:films", {"letters": [7]})
 
-    put(api, api_metastore, Status.RUNNING)
+    api.post(f"{FILMS}/run").raise_for_status()
+    claimed(api_metastore)
     refused = api.post("/api/v1/dead-letters/replay", json={"pipeline": "films"})
     assert refused.status_code == 409
     assert "nothing is sent again beside a run" in problem(refused)["detail"]

@@ -94,6 +94,7 @@ class OpenSpan:
     def __init__(self, tracer: "Tracer", span: "Span") -> None:
         self._tracer = tracer
         self._span = span
+        self._within: Context | None = None
 
     @property
     def traceparent(self) -> str:
@@ -106,15 +107,16 @@ class OpenSpan:
 
     def begin(self, name: str, *, at: float, attributes: Attributes | None = None) -> "OpenSpan":
         """A part of it, which began at a Unix time."""
-        from opentelemetry.trace import set_span_in_context
+        if self._within is None:
+            from opentelemetry.trace import set_span_in_context
 
-        within = set_span_in_context(self._span, _nowhere())
-        span = self._tracer.start_span(name, context=within, attributes=attributes, start_time=_nanoseconds(at))
+            self._within = set_span_in_context(self._span, _nowhere())
+        span = self._tracer.start_span(name, context=self._within, attributes=attributes, start_time=_nanoseconds(at))
         return OpenSpan(self._tracer, span)
 
     def part(self, name: str, *, began: float, ended: float, attributes: Attributes | None = None) -> None:
         """A part of it that is over."""
-        self.begin(name, at=began, attributes=attributes).end(at=ended)
+        self.begin(name, at=began, attributes=attributes)._span.end(_nanoseconds(ended))
 
     def event(self, name: str, attributes: Attributes) -> None:
         self._span.add_event(name, attributes)
@@ -125,10 +127,11 @@ class OpenSpan:
     def end(
         self, *, at: float | None = None, attributes: Mapping[str, Any] | None = None, error: str | None = None
     ) -> None:
-        from opentelemetry.trace import StatusCode
-
-        self._span.set_attributes({name: value for name, value in (attributes or {}).items() if value is not None})
+        if attributes:
+            self._span.set_attributes({name: value for name, value in attributes.items() if value is not None})
         if error is not None:
+            from opentelemetry.trace import StatusCode
+
             self._span.set_status(StatusCode.ERROR, error)
         self._span.end(_nanoseconds(at) if at is not None else None)
 

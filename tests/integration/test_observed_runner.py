@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import httpx
+import psycopg
 import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
@@ -90,23 +91,33 @@ def test_four_pipelines_in_trouble(workbench: Workbench, told: tuple[Settings, R
         INSERT INTO content.films SELECT n, 'film ' || n FROM generate_series(1, 1000) n;
         """
     )
-    films = "SELECT id, title FROM content.films"
+    workbench.source("CREATE TABLE content.crowded (id int PRIMARY KEY, title text)")
+    workbench.sql("INSERT INTO content.crowded SELECT * FROM content.films")
+    films, crowded = "SELECT id, title FROM content.films", "SELECT id, title FROM content.crowded"
     workbench.pipeline("good", films, target_key=["id"])
     workbench.pipeline("failing", "SELECT id, 1 / (id - 1) AS broken FROM content.films", target_key=["id"])
-    workbench.pipeline("slow", films, target_key=["id"], options={"max_lag_seconds": 1})
-    workbench.pipeline("paused", films, target_key=["id"])
+    workbench.pipeline("slow", crowded, target_key=["id"], options={"max_lag_seconds": 1})
+    workbench.pipeline("paused", crowded, target_key=["id"], batch_size=100, options={"route": "arrow"})
     stuck = workbench.pipeline("stuck", films, target_key=["id"])
     leave_stuck(workbench, stuck)
 
     with observed(settings) as runner:
-        for name in ("good", "failing", "slow"):
+        with locked(workbench, "content.crowded"):
+            for name in ("slow", "paused"):
+                workbench.request(name)
+            # At work, and getting nowhere: somebody holds their source.
+            until(lambda: runner.value("vitrina_runner_running") == 2)
+            until(lambda: (runner.value("vitrina_run_progress_age_seconds", pipeline="slow") or 0) > 1)
+            assert runner.value("vitrina_pipeline_status", pipeline="slow", status="RUNNING") == 1
+            paused = pipelines.find(workbench.metastore, "paused")
+            assert paused
+            pipelines.request_pause(workbench.metastore, paused["id"])
+        for name in ("good", "failing"):
             workbench.request(name)
-        paused = pipelines.find(workbench.metastore, "paused")
-        assert paused
-        pipelines.request_pause(workbench.metastore, paused["id"])
         receiver.wait_for(lambda r: len(r.at("/hook")) == 1)
         until(lambda: runner.value("vitrina_runs_total", pipeline="slow", status="SUCCESS") == 1)
         until(lambda: runner.value("vitrina_runs_total", pipeline="good", status="SUCCESS") == 1)
+        until(lambda: runner.value("vitrina_runs_total", pipeline="paused", status="PAUSED") == 1)
         time.sleep(1.1)
 
         series = runner.series()
@@ -119,6 +130,10 @@ def test_four_pipelines_in_trouble(workbench: Workbench, told: tuple[Settings, R
         assert value("vitrina_pipeline_status", pipeline="failing", status="FAILED") == 1
         assert value("vitrina_pipeline_status", pipeline="failing", status="IDLE") == 0
         assert value("vitrina_pipeline_status", pipeline="paused", status="PAUSED") == 1
+        assert value("vitrina_rows_read_total", pipeline="paused") == 100
+        assert (value("vitrina_run_duration_seconds_sum", pipeline="slow") or 0) > 0.5
+        assert (value("vitrina_stage_seconds_total", pipeline="slow", stage="plan") or 0) > 0.5
+        assert value("vitrina_run_progress_age_seconds", pipeline="slow") is None
         assert value("vitrina_pipeline_status", pipeline="stuck", status="RUNNING") == 1
         assert value("vitrina_rows_read_total", pipeline="good") == 1000
         assert value("vitrina_rows_written_total", pipeline="good") == 1000
@@ -167,6 +182,34 @@ def test_four_pipelines_in_trouble(workbench: Workbench, told: tuple[Settings, R
         [failed] = [line for line in failing if line["topic"] == "run.failed"]
         assert failed["level"] == "error"
         assert failed["payload"]["sqlstate"] == "22012"
+        [ended] = [line for line in lines_of(workbench, "paused") if line["topic"] == "run.ended"]
+        assert (ended["payload"]["status"], ended["payload"]["rows"]) == ("PAUSED", 100)
+        [ended] = [line for line in lines_of(workbench, "slow") if line["topic"] == "run.ended"]
+        assert ended["payload"]["duration_ms"] > 500
+
+        # Mended, it says so; since when it was broken is no longer told.
+        workbench.change("failing", source_query="SELECT id, 1 AS broken FROM content.films")
+        workbench.request("failing")
+        receiver.wait_for(lambda r: len(r.at("/hook")) == 2)
+        body = json.loads(receiver.at("/hook")[1].body)
+        assert (body["type"], body["data"]["pipeline"]) == ("pipeline.recovered", "failing")
+        assert runner.value("vitrina_pipeline_failing_since_timestamp_seconds", pipeline="failing") is None
+
+        # What holds the stuck one lets go in the end, and the others are told whose it was.
+        heard: list[dict[str, Any]] = []
+
+        def listen(level: str, fields: dict[str, Any]) -> None:
+            heard.append({"level": level, **fields})
+
+        logs.add_listener(listen)
+        workbench.sql("UPDATE etl.etl_pipelines SET lease_until = now() - interval '1 second' WHERE name = 'stuck'")
+        until(lambda: runner.value("vitrina_runs_total", pipeline="stuck", status="SUCCESS") == 1)
+        assert runner.value("vitrina_lease_lost_total", pipeline="stuck", seen_by="successor") == 1
+        assert runner.value("vitrina_run_progress_age_seconds", pipeline="stuck") is None
+        logs.remove_listener(listen)
+        [recovered] = [line for line in heard if line["event"] == "pipeline.recovered"]
+        assert (recovered["pipeline"], recovered["level"]) == ("stuck", "warning")
+        assert len(receiver.at("/hook")) == 2
 
 
 def test_probes_tell_what_is_wrong(workbench: Workbench, told: tuple[Settings, Receiver]) -> None:
@@ -228,6 +271,15 @@ def test_a_lease_taken_away_is_counted(workbench: Workbench, told: tuple[Setting
     with observed(told[0]) as runner:
         until(lambda: runner.value("vitrina_lease_lost_total", pipeline="films", seen_by="successor") == 1)
         until(lambda: runner.value("vitrina_runs_total", pipeline="films", status="SUCCESS") == 1)
+
+
+@contextmanager
+def locked(workbench: Workbench, table: str) -> Iterator[None]:
+    """Somebody's open transaction, behind which every reader of the table waits."""
+    assert workbench.settings.admin_url
+    with psycopg.connect(workbench.settings.admin_url.get_secret_value()) as somebody:
+        somebody.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
+        yield
 
 
 def leave_stuck(workbench: Workbench, pipeline_id: UUID) -> None:

@@ -19,6 +19,8 @@ from vitrina.store import database, run_logs
 from vitrina.store.run_logs import Line
 
 FLUSH_SECONDS = 0.5
+# After so many of them without a line the session is given back.
+QUIET_FLUSHES = 20
 # What waits while the metastore is away; older lines are still on standard error.
 QUEUE_LINES = 10_000
 BATCH_LINES = 1_000
@@ -39,6 +41,8 @@ class LineKeeper:
         self._queue: deque[_Queued] = deque()
         self._since_trim: Counter[UUID] = Counter()
         self._on_dropped = on_dropped
+        self._session: database.Connection | None = None
+        self._quiet_flushes = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="log-lines", daemon=True)
 
@@ -64,14 +68,26 @@ class LineKeeper:
         while not self._stopping.wait(FLUSH_SECONDS):
             self._store_queued()
         self._store_queued()
+        self._leave()
 
     def _store_queued(self) -> None:
-        if not self._queue:
-            return
-        # What cannot be stored now waits: the metastore may be away for a while, and that is when lines matter.
-        with suppress(CannotConnect, psycopg.Error), self._metastore() as metastore:
+        self._quiet_flushes = 0 if self._queue else self._quiet_flushes + 1
+        if self._quiet_flushes > QUIET_FLUSHES:
+            self._leave()
+        try:
             while self._queue:
-                self._store(metastore, [self._queue[n] for n in range(min(len(self._queue), BATCH_LINES))])
+                # Kept for the next lines: logging in costs more than storing some.
+                self._session = self._session or self._metastore()
+                self._store(self._session, [self._queue[n] for n in range(min(len(self._queue), BATCH_LINES))])
+        except (CannotConnect, psycopg.Error):
+            # What cannot be stored now waits: the metastore may be away for a while, and that is when lines matter.
+            self._leave()
+
+    def _leave(self) -> None:
+        session, self._session = self._session, None
+        if session:
+            with suppress(psycopg.Error):
+                session.close()
 
     def _store(self, metastore: database.Connection, queued: list[_Queued]) -> None:
         lines = [line for line in map(self._line, queued) if line]

@@ -15,7 +15,7 @@ from vitrina.adapters.readers.pushdown import Paging
 from vitrina.adapters.readers.sql import Bounds, translate_read
 from vitrina.adapters.writers.stage import stage_name
 from vitrina.errors import Conflict, Disconnected, FatalError, LeaseLost, NotFound, VitrinaError
-from vitrina.ports import DeadLetter, Filled
+from vitrina.ports import DeadLetter, Filled, Source
 from vitrina.reconcile.sides import Key
 from vitrina.reconcile.tables import Field, TableSide, one_form, refuse_strange_keys
 from vitrina.runner import job as jobs
@@ -67,9 +67,7 @@ def replay(request: dict[str, Any], metastore: Connection, settings: Settings, h
     if letters:
         _replay_leased(request, metastore, settings, hold, letters=letters, report=report)
     report.remaining = dead_letters.count_open(metastore, row["id"])
-    structlog.get_logger().info(
-        "replay.done", pipeline=row["name"], pipeline_id=str(row["id"]), **{**asdict(report), "run_id": report.run_id}
-    )
+    structlog.get_logger().info("replay.done", pipeline=row["name"], pipeline_id=str(row["id"]), **asdict(report))
     return asdict(report)
 
 
@@ -150,6 +148,8 @@ def _kind_of(job: Job) -> "type[MartReplay] | type[SearchReplay]":
 def _refuse_made_keys(job: Job) -> None:
     written = {column.name: column.type for column in job.output}
     for name in job.key:
+        if written[name] == "bytea":
+            raise FatalError(f"the key column {name!r} is bytea, and letters do not hold it as Postgres reads it")
         if name not in job.types or _family(job.types[name]) != _family(written[name]):
             raise FatalError(
                 f"Python steps make the key column {name!r}, so a letter does not say which row of the source it is"
@@ -205,25 +205,26 @@ def _as_row(letter: DeadLetter) -> Letter:
 
 
 def key_of(letter: Letter, names: Sequence[str]) -> Key | None:
-    """The key's values as text, from the document when it has them, else from its id."""
+    """The key's values as text, from the document when it has them, else from its id; None: nobody can tell."""
     document = letter["document"]
     if isinstance(document, dict) and document.keys() == {"doc", "doc_as_upsert"}:
         document = document["doc"]
-    if isinstance(document, dict) and all(isinstance(document.get(name), str | int | float) for name in names):
-        return tuple(_text(document[name]) for name in names)
+    if isinstance(document, dict):
+        values = [document.get(name) for name in names]
+        return tuple(map(_text, values)) if all(isinstance(value, str | int | float) for value in values) else None
+    if letter["document_id"].startswith("sha256:"):
+        return None
     parts = _parts(letter["document_id"]) if len(names) > 1 else [letter["document_id"]]
-    hashed = letter["document_id"].startswith("sha256:")
-    return tuple(parts) if len(parts) == len(names) and all(parts) and not hashed and document is None else None
+    return tuple(parts) if len(parts) == len(names) and all(parts) else None
 
 
-def _text(value: str | float) -> str:
+def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _parts(document_id: str) -> list[str]:
     """Joined with `|`; one that stands in a value has a backslash before it, and so has a backslash."""
-    parts = re.findall(r"((?:[^|\\]|\\.)*)(?:\||$)", document_id)[: document_id.count("|") + 1]
-    return [re.sub(r"\\(.)", r"\1", part) for part in parts if part]
+    return [re.sub(r"\\(.)", r"\1", part) for part in re.findall(r"(?:[^|\\]|\\.)+", document_id)]
 
 
 # --- questions to the source --------------------------------------------------------------------------------------
@@ -279,7 +280,7 @@ class Replaying(Run):
     def job(self) -> Job:
         return self._job
 
-    def _passages(self, source: Any) -> Iterator[Filled]:
+    def _batches_of(self, source: Source) -> Iterator[Filled]:
         with self._ahead(source, None) as batches:
             yield from batches
 
@@ -310,7 +311,7 @@ class MartReplay(Replaying):
         types = self._row_paging().types
         stages = self._created(tuple(self._stage(name, cursor_types=types) for name in names))
         refused: list[DeadLetter] = []
-        for filled in self._passages(self._arrow_source(stages, Bounds(only=only), self._row_paging())):
+        for filled in self._batches_of(self._arrow_source(stages, Bounds(only=only), self._row_paging())):
             self._merge_batch(stages[filled.number % len(stages)], filled)
             refused += filled.letters
         self._drop_stages()

@@ -22,7 +22,7 @@ class SearchReplay(Replaying, SearchRun):
     def send(self, only: Composable) -> list[DeadLetter]:
         sender = self._open_sender
         refused: list[DeadLetter] = []
-        for filled in self._passages(self._stream_into(sender, Bounds(only=only), self._row_paging())):
+        for filled in self._batches_of(self._stream_into(sender, Bounds(only=only), self._row_paging())):
             self._count_documents(sender, filled)
             refused += filled.letters
         return refused

@@ -192,3 +192,10 @@ class WriterContract:
 
         assert (run["status"], run["error_code"]) == ("FAILED", "target_mismatch")
         assert "film_id" in run["error_message"]
+
+    def test_a_full_load_needs_a_key_that_is_unique(self, mart: Mart) -> None:
+        mart.define("full", QUERY.replace("id,", "(id + 1) / 2 AS id,", 1))
+
+        run = mart.bench.run("films")
+
+        assert (run["status"], run["error_code"]) == ("FAILED", "bad_key")

@@ -13,7 +13,7 @@ from vitrina.adapters.readers.sql import Bounds
 from vitrina.adapters.writers.postgres import MergeCounts
 from vitrina.adapters.writers.search.generations import WriteAlias
 from vitrina.adapters.writers.search.writer import DocumentSender, ElasticsearchWriter, Waiting, counts_of
-from vitrina.errors import FatalError, RunError
+from vitrina.errors import BadKey, FatalError, RunError
 from vitrina.ports import Filled
 from vitrina.runner import job as jobs
 from vitrina.runner.table_run import Run
@@ -192,6 +192,7 @@ class SearchRun(Run):
     def _count_documents(self, sender: DocumentSender, filled: Filled) -> None:
         """Every document of the batch is acknowledged or on record as a dead letter: the checkpoint may move."""
         self._control.check()
+        self._refuse_shared_keys(sender)
         counts = MergeCounts(**counts_of(sender.outcomes.pop(filled.number)))
         too_many = self._too_many_letters(len(filled.letters))
         with self._transaction("counting a batch"):
@@ -205,6 +206,13 @@ class SearchRun(Run):
         if too_many:
             raise too_many
         self._after_batch(filled)
+
+    def _refuse_shared_keys(self, sender: DocumentSender) -> None:
+        if sender.duplicates and self._job.definition.mode == "full":
+            raise BadKey(
+                f"{sender.duplicates} row(s) share their key ({', '.join(self._job.key)}) with another one, and an"
+                " index has one document for each: change target_key, or group the rows in the query"
+            )
 
     def _after_documents(self, filled: Filled) -> Checkpoint:
         if self._job.definition.mode == "incremental":

@@ -208,6 +208,8 @@ class DocumentSender:
         self.target = f"es:{generations.index}"
         self.alias = alias
         self.outcomes: dict[int, Outcome] = {}
+        # Rows that came before another one with their key: in a pass they are history.
+        self.duplicates = 0
         self._encoder = encoder
         self._columns = columns
         self._generations = generations
@@ -226,6 +228,7 @@ class DocumentSender:
         before = outcome.acknowledged
         letters: list[DeadLetter] = []
         for prepared in self.prepare(table, number):
+            self.duplicates += prepared.duplicates
             sent = self.deliver(prepared.actions)
             letters += letters_of([*prepared.rejected, *sent.rejected])
             outcome.add({"created": sent.created, "updated": sent.updated, "deleted": sent.deleted, "noop": sent.noop})

@@ -15,6 +15,7 @@ from pydantic import SecretStr
 
 from tests.search.conftest import Target
 from tests.search.test_bulk import CarelessClient, careless_about_items
+from tests.support.fault_proxy import Refuse, TcpFaultProxy
 from tests.support.http_fault_proxy import (
     Answer,
     AnswerInstead,
@@ -141,6 +142,27 @@ def test_a_rebuild_holds_everything(
 
     assert bench.run("films")["status"] == "SUCCESS"
 
+    assert violations(bench, client, index) == []
+
+
+@pytest.mark.one_server
+def test_a_server_that_is_down_at_the_start_is_waited_for(
+    bench: Workbench, client: SearchClient, index: str, search: Target
+) -> None:
+    make(bench, index, "incremental")
+    with TcpFaultProxy(search.port) as tcp:
+        bench.settings = bench.settings.model_copy(
+            update={"elasticsearch_url": SecretStr(f"http://127.0.0.1:{tcp.port}"), "backoff_seconds": (0.2,)}
+        )
+        tcp.fault = Refuse()
+        healing = threading.Timer(0.5, tcp.heal)
+        healing.start()
+
+        run = bench.run("films")
+
+        healing.join()
+    assert run["status"] == "SUCCESS"
+    assert run["attempts"] > 1
     assert violations(bench, client, index) == []
 
 

@@ -13,7 +13,7 @@ from vitrina.adapters.writers.search.client import ConnectionOptions, SearchClie
 from vitrina.adapters.writers.search.documents import Action, DocumentEncoder, Prepared
 from vitrina.adapters.writers.search.generations import Generations, Standing, WriteAlias, write_version
 from vitrina.definition import Options
-from vitrina.errors import ConfigError, ShrinkRefused, TargetMismatch
+from vitrina.errors import CannotConnect, ConfigError, Disconnected, ShrinkRefused, TargetMismatch
 from vitrina.ports import DeadLetter, Staged
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
@@ -77,16 +77,23 @@ class ElasticsearchWriter:
         documented = {name: kind for name, kind in self._types.items() if name != self._options.delete_when}
         schema = pa.schema([(name, pa.string()) for name in documented])
         self._mappings = mapping.derive(schema, documented, self._options.index.get("mappings"))
-        self.seen = self.generations.standing()
+        self.seen = self._look()
         return self._key
 
     def prepare_nothing(self) -> bool:
         """For a source without rows, which cannot tell its columns: what is shown keeps its mapping, if it exists."""
-        self.seen = self.generations.standing()
+        self.seen = self._look()
         if self.seen.concrete is None:
             return False
         self._mappings = self._client.get_mapping(self.seen.concrete)
         return True
+
+    def _look(self) -> Standing:
+        """As long as nothing is written, an outage costs nobody anything: the run waits and tries again."""
+        try:
+            return self.generations.standing()
+        except Disconnected as exc:
+            raise CannotConnect(exc.message) from exc
 
     @property
     def exists(self) -> bool:

@@ -10,6 +10,7 @@ from tests.search.conftest import Target
 from tests.search.test_search_runs import documents
 from tests.support.workbench import Workbench
 from vitrina.adapters.writers.search.client import SearchClient
+from vitrina.adapters.writers.search.writer import ElasticsearchWriter
 
 
 @dataclass
@@ -32,8 +33,16 @@ class TestElasticsearchWriter(WriterContract):
     """Into an index."""
 
     @pytest.fixture
-    def mart(self, workbench: Workbench, search: Target, client: SearchClient, index: str) -> Mart:
+    def mart(
+        self,
+        workbench: Workbench,
+        search: Target,
+        client: SearchClient,
+        index: str,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> Mart:
         workbench.source(SOURCE)
+        monkeypatch.setattr(ElasticsearchWriter, "fence_grace_seconds", 0.0)  # nothing is left behind by a crash here
         workbench.settings = workbench.settings.model_copy(
             update={"elasticsearch_url": SecretStr(search.url), "allowed_targets": "es:vitrina-test-*"}
         )

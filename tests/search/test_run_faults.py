@@ -74,6 +74,7 @@ def bench(workbench: Workbench, proxy: HttpFaultProxy, monkeypatch: pytest.Monke
         }
     )
     use_engine(monkeypatch, partial(BulkEngine, limits=LIMITS))
+    monkeypatch.setattr(writer.ElasticsearchWriter, "fence_grace_seconds", LIMITS.fence_grace_seconds)
     return workbench
 
 
@@ -143,6 +144,25 @@ def test_a_rebuild_holds_everything(
     assert bench.run("films")["status"] == "SUCCESS"
 
     assert violations(bench, client, index) == []
+
+
+@pytest.mark.one_server
+def test_a_second_try_takes_the_alias_from_the_first(
+    bench: Workbench, client: SearchClient, index: str, proxy: HttpFaultProxy
+) -> None:
+    """Also when the first one had to move it itself, after a reply was lost."""
+    make(bench, index, "incremental")
+    proxy.fault = LoseReply(times=1)
+    failpoints.configure("batch.committed:error:2")
+    try:
+        run = bench.run("films")
+    finally:
+        failpoints.configure("")
+
+    assert (run["status"], run["attempts"]) == ("SUCCESS", 2)
+    assert violations(bench, client, index) == []
+    [(alias, _)] = Generations(client, index)._write_aliases()
+    assert alias.renewal == 2
 
 
 @pytest.mark.one_server

@@ -17,6 +17,7 @@ from vitrina.errors import BadKey, FatalError, RunError
 from vitrina.ports import Filled
 from vitrina.runner import job as jobs
 from vitrina.runner.table_run import Run
+from vitrina.status import Trigger
 from vitrina.store import database, dead_letters, leases
 from vitrina.store.state import Checkpoint
 
@@ -164,9 +165,15 @@ class SearchRun(Run):
     # --- shared ----------------------------------------------------------------------------------------------------
 
     def _sender(self, concrete: str, alias: WriteAlias) -> DocumentSender:
+        self._wait_out_lost_runner()
         sender = self._index.sender(concrete, alias, Waiting(self._on_wait, self._should_stop))
-        self._sessions.callback(sender.close)
+        self._sessions.callback(sender.drain)
         return sender
+
+    def _wait_out_lost_runner(self) -> None:
+        """Its alias is gone; a bulk that the server is at work on may still put older rows over newer ones."""
+        if self._job.claim.row["requested_trigger"] == Trigger.RECOVERY:
+            self._control.wait(self._index.fence_grace_seconds)
 
     def _on_wait(self, reason: str | None) -> None:
         """Told by the thread that sends."""

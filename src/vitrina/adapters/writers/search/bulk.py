@@ -170,6 +170,12 @@ class BulkEngine:
         for _ in self._threads:
             self.jobs.put(None)
 
+    def drain(self) -> None:
+        """Behind `close`: requests that are being answered just now come to their end, or have had time to."""
+        deadline = time.monotonic() + self.limits.fence_grace_seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
     def send(self, actions: Actions) -> Outcome:
         """Returns when every document is acknowledged or rejected; raises `RunError` when that cannot be had."""
         return self.start(actions).finish()
@@ -197,6 +203,8 @@ class BulkEngine:
 
     def _ask(self, request: _Request) -> _Answer:
         lines = request.actions.lines
+        if self.closed:
+            return BulkInterrupted("closed before the request was sent")
         try:
             return self.transport.bulk(request.target, b"".join([lines[i] for i in request.chunk.positions]))
         except Exception as exc:  # noqa: BLE001  the thread's loop ends here; the delivery raises it again

@@ -208,6 +208,11 @@ class Generations:
             self.release_writes(alias)
             raise
 
+    def next_alias(self, pipeline: str, epoch: int) -> WriteAlias:
+        """The claim's name to write under: a new one for each try, so that what an earlier one sent is fenced too."""
+        ours = [a.renewal for a, _ in self._write_aliases() if (a.pipeline, a.epoch) == (pipeline, epoch)]
+        return WriteAlias(self.index, pipeline, epoch, renewal=max(ours) + 1 if ours else 0)
+
     def release_writes(self, alias: WriteAlias) -> None:
         """Remove the write alias by its name; fine when it is gone already."""
         for index in self._client.list_aliases(str(alias)).get(str(alias), ()):

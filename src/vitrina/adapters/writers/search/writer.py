@@ -1,6 +1,6 @@
 """Search targets as a run sees them: an index, its mapping and generations, batches sent under a write alias."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.writers.search import mapping
-from vitrina.adapters.writers.search.bulk import Actions, BulkEngine, Outcome, Rejected
+from vitrina.adapters.writers.search.bulk import Actions, BulkEngine, Limits, Outcome, Rejected
 from vitrina.adapters.writers.search.client import ConnectionOptions, SearchClient
 from vitrina.adapters.writers.search.documents import Action, DocumentEncoder, Prepared
 from vitrina.adapters.writers.search.generations import Generations, Standing, WriteAlias, write_version
@@ -19,6 +19,8 @@ from vitrina.settings import Settings
 from vitrina.store.leases import Claim
 from vitrina.targets import SearchTarget
 
+# A batch is made ready in so many parts, unless they would be smaller than this.
+_PARTS, _PART_ROWS = 3, 1000
 # A rebuild that would show fewer than this part of the documents is refused.
 SHRINK_LIMIT = 0.5
 
@@ -50,6 +52,9 @@ class Waiting:
 
 class ElasticsearchWriter:
     """The target side of one run into Elasticsearch or OpenSearch."""
+
+    # A bulk that the server was at work on when its alias was taken away has ended by then.
+    fence_grace_seconds = Limits().fence_grace_seconds
 
     def __init__(self, client: SearchClient, claim: Claim, target: SearchTarget, options: Options) -> None:
         self._client = client
@@ -171,8 +176,8 @@ class ElasticsearchWriter:
     # --- sending -----------------------------------------------------------------------------------------------
 
     def claim_writes(self, concrete: str) -> WriteAlias:
-        """From here on a bulk of an older claim is refused by the server."""
-        alias = WriteAlias(self._target.index, self._pipeline, self._claim.epoch)
+        """From here on a bulk of an older claim is refused by the server, and so is one of an earlier try of ours."""
+        alias = self.generations.next_alias(self._pipeline, self._claim.epoch)
         self.generations.claim_writes(concrete, alias)
         return alias
 
@@ -234,20 +239,27 @@ class DocumentSender:
         outcome = self.outcomes.setdefault(number, Outcome())  # a batch may come in several pieces
         before = outcome.acknowledged
         letters: list[DeadLetter] = []
-        for prepared in self.prepare(table, number):
-            self.duplicates += prepared.duplicates
-            sent = self.deliver(prepared.actions)
+        under_way = [(prepared, self._engine.start(prepared.actions)) for prepared in self.prepare(table, number)]
+        self._count_duplicates([prepared for prepared, _ in under_way])
+        for prepared, delivery in under_way:
+            sent = delivery.finish()
             letters += letters_of([*prepared.rejected, *sent.rejected])
             outcome.add({"created": sent.created, "updated": sent.updated, "deleted": sent.deleted, "noop": sent.noop})
             outcome.conflicts += sent.conflicts
         return Staged(outcome.acknowledged - before, tuple(letters))
 
-    def prepare(self, table: pa.Table, number: int) -> list[Prepared]:
-        """The actions that would write these rows as a part of batch `number`."""
+    def prepare(self, table: pa.Table, number: int) -> Iterator[Prepared]:
+        """The actions that write these rows as a part of batch `number`.
+
+        In several parts: one is made ready while the server is at work on the one before.
+        """
+        if not table.num_rows:  # it may come without its columns
+            return
         version = write_version(self.alias.epoch, number)
-        # Without a row a table may come without its columns.
-        batches = table.select(self._columns).combine_chunks().to_batches() if table.num_rows else ()
-        return [self._encoder.encode(batch, version=version) for batch in batches]
+        rows = max(-(-table.num_rows // _PARTS), _PART_ROWS)
+        for batch in table.select(self._columns).combine_chunks().to_batches():
+            for start in range(0, batch.num_rows, rows):
+                yield self._encoder.encode(batch.slice(start, rows), version=version)
 
     def deletions(self, ids: Sequence[str], number: int) -> Actions:
         version = write_version(self.alias.epoch, number)
@@ -257,7 +269,17 @@ class DocumentSender:
         return self._engine.send(actions)
 
     def close(self) -> None:
+        """From any thread: whoever waits for documents to be settled is interrupted."""
         self._engine.close()
+
+    def drain(self) -> None:
+        """Nothing that was sent is still on its way when another try begins, unless the server hangs."""
+        self._engine.close()
+        self._engine.drain()
+
+    def _count_duplicates(self, parts: Sequence[Prepared]) -> None:
+        ids = [identity for part in parts for identity in part.actions.ids]
+        self.duplicates += sum(part.duplicates for part in parts) + len(ids) - len(set(ids))
 
     def _renew_alias(self) -> str:
         self.alias = replace(self.alias, renewal=self.alias.renewal + 1)

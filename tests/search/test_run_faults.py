@@ -83,7 +83,8 @@ def use_engine(monkeypatch: pytest.MonkeyPatch, engine: Callable[..., BulkEngine
 
 
 def make(bench: Workbench, index: str, mode: str, **fields: Any) -> None:
-    bench.pipeline("films", QUERY, target_table=f"es:{index}", target_key=["id"], batch_size=60, **MODES[mode] | fields)
+    wanted = {"target_table": f"es:{index}", "target_key": ["id"], "batch_size": 60} | MODES[mode] | fields
+    bench.pipeline("films", QUERY, **wanted)
 
 
 def change_source(bench: Workbench, version: int) -> None:

@@ -71,9 +71,8 @@ const ACTS: Record<string, (page: Page) => Promise<unknown>> = {
     await page.getByLabel("Queries may read").waitFor();
     await page.locator(".cm-content").click();
     await page.keyboard.press("Control+a");
-    await page.keyboard.insertText(" FROM content.film_work");
-    await page.keyboard.press("Home");
-    await page.keyboard.insertText("SELECT id, title, rat");
+    await page.keyboard.insertText("SELECT id, title, rat FROM content.film_work");
+    for (let step = 0; step < " FROM content.film_work".length; step++) await page.keyboard.press("ArrowLeft");
     await page.keyboard.press("Control+Space");
   },
   "dead-letters": (page) => page.locator("main summary").first().click(),

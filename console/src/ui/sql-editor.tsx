@@ -46,7 +46,7 @@ export default function SqlEditor(props: {
           keymap.of([{ key: "Mod-s", preventDefault: true, run: () => (latest.current.onSave(), true) }]),
           basicSetup,
           language.current.of(speaking(latest.current.tables)),
-          autocompletion({ activateOnTyping: true }),
+          autocompletion({ activateOnTyping: true, icons: false }),
           syntaxHighlighting(colours),
           EditorView.lineWrapping,
           EditorView.contentAttributes.of({ "aria-label": latest.current.label }),

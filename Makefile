@@ -9,6 +9,7 @@ JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 PG_BINDIR ?=
 PORT ?=
 PYTHON ?=
+QUICK ?=
 SEARCH ?=
 TESTS ?= tests
 UPGRADE ?=
@@ -84,6 +85,11 @@ chaos: setup ## Kill, stop, cut and crash everything, for half an hour: nothing 
 .PHONY: soak
 soak: setup ## An hour of steady work: memory, connections and lag stay flat (MINUTES=60)
 	@.venv/bin/python -m tests.chaos.soak --minutes "$(or $(MINUTES),60)"
+
+.PHONY: bench
+bench: setup ## Measure loads against hand-written SQL, dlt and ingestr: half an hour (QUICK=1: three minutes)
+	@.venv/bin/python -m bench.postgres --peers dlt,ingestr $(if $(QUICK),--rows 50000 --repeat 1 \
+		--growth 10000,100000 --name quick,--growth 10000,100000,1000000,10000000)
 
 .PHONY: check
 check: setup ## Lint, formatting, types, import contracts

@@ -11,6 +11,9 @@ RATINGS = """
     FROM ugc.ratings GROUP BY film_id
 """
 
+# Order does not matter, and one wrong value anywhere changes the sum.
+FINGERPRINT = "SELECT count(*), sum(hashtextextended(q::text, 0)::numeric) FROM ({}) AS q"
+
 
 @dataclass(frozen=True)
 class Cinema:
@@ -25,17 +28,9 @@ class Cinema:
     def make(self, *, ratings: bool) -> None:
         with self.connect() as connection:
             connection.execute("CREATE SCHEMA IF NOT EXISTS content; CREATE SCHEMA IF NOT EXISTS ugc")
-            connection.execute("DROP TABLE IF EXISTS content.films, ugc.ratings")
-            connection.execute(
-                f"""
-                CREATE TABLE content.films AS
-                SELECT md5(i::text)::uuid AS id, 'Film number ' || i AS title, (i % 100 / 10.0)::numeric(3,1) AS rating,
-                       ARRAY['genre ' || i % 5, 'genre ' || i % 7] AS genres,
-                       timestamptz '2024-01-01' + make_interval(secs => i) AS modified
-                FROM generate_series(1, {self.rows}) AS i
-                """
-            )
-            connection.execute("ALTER TABLE content.films ADD PRIMARY KEY (id)")
+            connection.execute("GRANT USAGE ON SCHEMA content, ugc TO vitrina_reader")
+        self.make_films("content.films", self.rows)
+        with self.connect() as connection:
             connection.execute("CREATE INDEX ON content.films (modified, id)")
             if ratings:
                 connection.execute(
@@ -45,9 +40,24 @@ class Cinema:
                     FROM generate_series(1, {2 * self.rows}) AS i
                     """
                 )
-            connection.execute("GRANT USAGE ON SCHEMA content, ugc TO vitrina_reader")
-            connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA content, ugc TO vitrina_reader")
+                connection.execute("GRANT SELECT ON ugc.ratings TO vitrina_reader")
             connection.execute("VACUUM ANALYZE")
+
+    def make_films(self, table: str, rows: int) -> None:
+        with self.connect() as connection:
+            connection.execute(f"DROP TABLE IF EXISTS {table}")
+            connection.execute(
+                f"""
+                CREATE TABLE {table} AS
+                SELECT md5(i::text)::uuid AS id, 'Film number ' || i AS title, (i % 100 / 10.0)::numeric(3,1) AS rating,
+                       ARRAY['genre ' || i % 5, 'genre ' || i % 7] AS genres,
+                       timestamptz '2024-01-01' + make_interval(secs => i) AS modified
+                FROM generate_series(1, {rows}) AS i
+                """
+            )
+            connection.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
+            connection.execute(f"GRANT SELECT ON {table} TO vitrina_reader")
+            connection.execute(f"VACUUM ANALYZE {table}")
 
     def touch_one_percent(self) -> None:
         with self.connect() as connection:
@@ -60,17 +70,12 @@ class Cinema:
             connection.execute(f"UPDATE {table} SET title = 'spoiled'")
             connection.execute(f"VACUUM (FULL, ANALYZE) {table}")
 
-    def differences(self, query: str, table: str, columns: str = "*") -> int:
+    def fingerprint(self, query: str) -> tuple[object, ...]:
+        """The number of rows, and a sum over hashes of the rows as text."""
         with self.connect() as connection:
-            row = connection.execute(
-                f"""
-                WITH s AS ({query}), t AS (SELECT {columns} FROM {table})
-                SELECT (SELECT count(*) FROM (TABLE s EXCEPT ALL TABLE t) a)
-                     + (SELECT count(*) FROM (TABLE t EXCEPT ALL TABLE s) b)
-                """
-            ).fetchone()
+            row = connection.execute(FINGERPRINT.format(query)).fetchone()
             assert row is not None
-            return int(row[0])
+            return tuple(row)
 
     def drop(self, *tables: str) -> None:
         with self.connect() as connection:

@@ -47,7 +47,7 @@ class Platform:
     def connect(self) -> database.Connection:
         return database.connect(self.settings.require_database_url(), "vitrina:bench")
 
-    def define(self, name: str, query: str, **fields: Any) -> None:
+    def define(self, name: str, query: str | None, **fields: Any) -> None:
         """Define a pipeline anew, with nothing remembered of an earlier one."""
         definition = Definition.model_validate(
             {"name": name, "source_query": query, "target_table": f"analytics.{name}", **fields}
@@ -82,8 +82,12 @@ class Platform:
                 raise RuntimeError(f"{name}: {run['status']}: {run['error_message']}")
             return run
 
+    def forget_peak_memory(self) -> None:
+        assert self.process is not None
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
     def peak_memory_mb(self) -> float:
-        """The most memory that the runner has held so far."""
+        """The most memory that the runner has held since it was last forgotten."""
         assert self.process is not None
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmHWM"))

@@ -13,6 +13,13 @@ DLT = ["dlt[postgres,parquet]>=1.4", "sqlalchemy>=2.0", "psycopg2-binary>=2.9", 
 # Later releases fetch a program at run time.
 INGESTR = ["ingestr==1.1.22"]
 ELASTICSEARCH = ["elasticsearch>=8.19,<9", "psycopg[binary]>=3.2"]
+PACKAGES = {"dlt": DLT, "ingestr": INGESTR}
+
+# Neither keeps arrays or uuids: what they made of a film, in the film's own types again.
+PLAIN_COLUMNS = (
+    "id::uuid, title::text, rating::numeric(3,1),"
+    " ARRAY(SELECT jsonb_array_elements_text(genres::jsonb)) AS genres, modified::timestamptz"
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,11 @@ class Peer:
     def bin(self) -> Path:
         return self.home / self.name / "bin"
 
+    @property
+    def version(self) -> str:
+        ask = f"import importlib.metadata; print(importlib.metadata.version({self.name!r}))"
+        return self.call([str(self.bin / "python"), "-c", ask]).strip()
+
     def install(self) -> None:
         if (self.bin / "installed").exists():
             return
@@ -34,12 +46,13 @@ class Peer:
         subprocess.run([str(self.bin / "pip"), "install", "-q", *self.packages], check=True)
         (self.bin / "installed").touch()
 
-    def call(self, command: list[str], **environment: str) -> None:
+    def call(self, command: list[str], **environment: str) -> str:
         done = subprocess.run(
             command, env=os.environ | environment, cwd=self.home, capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise RuntimeError(f"{self.name}: {(done.stdout + done.stderr)[-2000:]}")
+        return done.stdout
 
 
 def dlt_load(peer: Peer, cinema: Cinema, disposition: str) -> None:
@@ -47,20 +60,24 @@ def dlt_load(peer: Peer, cinema: Cinema, disposition: str) -> None:
     peer.call(
         [str(peer.bin / "python"), str(HERE / "dlt_load.py"), disposition],
         SOURCE_URL=cinema.admin_url,
+        DLT_DATA_DIR=str(peer.home / "dlt-data"),
         RUNTIME__LOG_LEVEL="CRITICAL",
         RUNTIME__DLTHUB_TELEMETRY="false",
     )
 
 
-def ingestr_load(peer: Peer, cinema: Cinema, strategy: str) -> None:
+def ingestr_load(
+    peer: Peer, cinema: Cinema, target: Cinema, *, source_table: str, target_table: str, strategy: str, key: str
+) -> None:
     """ingestr: array columns are declared json, because it drops them otherwise."""
     peer.call(
         [
             str(peer.bin / "ingestr"),
             "ingest",
-            *("--source-uri", cinema.admin_url, "--source-table", "content.films"),
-            *("--dest-uri", cinema.admin_url, "--dest-table", "analytics.ingestr_films"),
-            *("--incremental-strategy", strategy, "--primary-key", "id", "--columns", "genres:json"),
+            *("--source-uri", cinema.admin_url, "--source-table", source_table),
+            *("--dest-uri", target.admin_url, "--dest-table", target_table),
+            *("--incremental-strategy", strategy, "--primary-key", key),
+            *(("--columns", "genres:json") if source_table == "content.films" else ()),
             *(("--incremental-key", "modified") if strategy == "merge" else ()),
             *("--progress", "log", "--yes"),
         ],

@@ -73,3 +73,23 @@ def copy_across(cinema: Cinema, target_url: str) -> None:
             for data in rows:
                 sink.write(data)
         target.execute("ALTER TABLE analytics.reference ADD PRIMARY KEY (id)")
+
+
+def python_loop(cinema: Cinema) -> None:
+    """COPY out, one Python function a row, COPY in: the least that a row-wise program can do."""
+    with cinema.connect() as source, cinema.connect() as target:
+        target.execute("DROP TABLE IF EXISTS analytics.reference_loop")
+        target.execute(f"CREATE TABLE analytics.reference_loop AS {FILMS} LIMIT 0")
+        with (
+            source.cursor().copy(f"COPY ({FILMS}) TO STDOUT") as rows,
+            target.cursor().copy("COPY analytics.reference_loop FROM STDIN") as sink,
+        ):
+            for row in rows.rows():
+                sink.write_row(_capitals(row))
+        target.execute("ALTER TABLE analytics.reference_loop ADD PRIMARY KEY (id)")
+
+
+def _capitals(row: tuple[str, ...]) -> tuple[str, ...]:
+    film = dict(zip(("id", "title", "rating", "genres", "modified"), row, strict=True))
+    film["title"] = film["title"].upper()
+    return tuple(film.values())

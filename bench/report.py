@@ -9,6 +9,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.growth import Size
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -66,15 +70,32 @@ def machine() -> dict[str, object]:
     }
 
 
-def write(name: str, lines: list[Line], extra: dict[str, object]) -> Path:
+def write(name: str, lines: list[Line], sizes: list["Size"], extra: dict[str, object]) -> Path:
+    """Written after each scenario: a long run that is cut short leaves what it has measured."""
     RESULTS.mkdir(exist_ok=True)
     described = machine() | extra
-    (RESULTS / f"{name}.json").write_text(
-        json.dumps({"machine": described, "lines": [asdict(line) | {"ratio": line.ratio} for line in lines]}, indent=2)
-        + "\n"
-    )
-    table = "\n".join([HEADER, *(line.markdown() for line in lines)])
-    notes = "\n".join(f"- {name.replace('_', ' ')}: {value}" for name, value in described.items())
+    measured = {
+        "machine": described,
+        "lines": [asdict(line) | {"ratio": line.ratio} for line in lines],
+        "sizes": [asdict(size) for size in sizes],
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(measured, indent=2) + "\n")
+    parts = [f"# {name.capitalize()} benchmark", "\n".join([HEADER, *(line.markdown() for line in lines)])]
+    if sizes:
+        parts += ["## Growth", "\n".join([SIZES_HEADER, *map(_size, sizes)])]
+    parts += ["## Machine", "\n".join(f"- {key.replace('_', ' ')}: {value}" for key, value in described.items())]
     path = RESULTS / f"{name}.md"
-    path.write_text(f"# {name.capitalize()} benchmark\n\n{table}\n\n{notes}\n")
+    path.write_text("\n\n".join(parts) + "\n")
     return path
+
+
+SIZES_HEADER = """\
+| load into an empty mart | rows | seconds | µs per row | runner's peak memory, MB |
+|---|---|---|---|---|"""
+
+
+def _size(size: "Size") -> str:
+    return (
+        f"| {size.route} | {size.rows:,} | {size.seconds:.1f} | {size.microseconds_per_row:.2f} |"
+        f" {size.peak_memory_mb:.0f} |"
+    )

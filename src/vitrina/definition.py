@@ -63,7 +63,9 @@ class Options(Strict):
     )
     checkpoint_rows: int = Field(5_000_000, ge=1, description="A pushdown load larger than this is cut into chunks.")
     max_stage_age_seconds: int = Field(86_400, ge=1, description="An interrupted load older than this starts over.")
-    max_snapshot_seconds: int = Field(3_600, ge=1, description="Longest time a chunked load keeps one snapshot open.")
+    max_snapshot_seconds: int = Field(
+        3_600, ge=1, description="A read longer than this goes on in a new snapshot, unless `consistency: snapshot`."
+    )
     allow_shrink: bool = Field(False, description="Let a full load delete more than half of the mart.")
     allow_empty: bool = Field(False, description="Let a full load publish a source without rows.")
     allow_cascade: bool = Field(False, description="Let deletes cascade through foreign keys.")
@@ -82,7 +84,9 @@ class Options(Strict):
     schedule_after_failure: bool = Field(False, description="Let the schedule start a FAILED pipeline again.")
     schedule_jitter_seconds: float = Field(0, ge=0, description="Spread of pipelines that share a schedule.")
     target_connection: str | None = Field(None, description="Named connection that holds the target table.")
-    route: Literal["auto", "arrow"] = Field("auto", description="`arrow`: never let the database fill its own stage.")
+    route: Literal["auto", "copy", "arrow"] = Field(
+        "auto", description="`copy`, `arrow`: rows pass through the runner, as they come or as Arrow."
+    )
     max_attempts: int | None = Field(None, ge=1, le=20, description="Instead of VITRINA_MAX_ATTEMPTS.")
     statement_timeout_seconds: float | None = Field(
         None, gt=0, description="Instead of VITRINA_STATEMENT_TIMEOUT_SECONDS."

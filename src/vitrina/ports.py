@@ -63,6 +63,8 @@ class Filled:
     staged: int | None = None
     letters: tuple[DeadLetter, ...] = ()
     laps: Mapping[str, Lap] = field(default_factory=dict)
+    # The batches before it were read from an older snapshot.
+    reopened: bool = False
 
     @property
     def staged_rows(self) -> int:

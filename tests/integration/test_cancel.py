@@ -48,7 +48,7 @@ def wait_until(holds: Any) -> float:
     return time.monotonic() - started
 
 
-@pytest.mark.parametrize("route", ["auto", "arrow"])
+@pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
 def test_a_query_at_work_ends_on_the_server(workbench: Workbench, runner: PipelineManager, route: str) -> None:
     workbench.pipeline("endless", ENDLESS, target_key=["id"], options={"route": route})
     workbench.request("endless")

@@ -80,7 +80,7 @@ def test_a_target_in_another_database_keeps_its_checkpoint_there(
     bench.sql("UPDATE content.film_work SET title = 'New', modified = now() WHERE id <= 250")
     run = bench.run("films")
 
-    assert (run["status"], run["metrics"]["updated"], run["metrics"]["route"]) == ("SUCCESS", 250, "arrow")
+    assert (run["status"], run["metrics"]["updated"], run["metrics"]["route"]) == ("SUCCESS", 250, "copy")
     source = bench.sql(f"{QUERY} ORDER BY id")
     assert warehouse.execute("SELECT * FROM analytics.films ORDER BY id").fetchall() == source
     [ledger] = warehouse.execute("SELECT safe_upto, epoch, batch_no FROM etl_stage.ledger").fetchall()
@@ -104,7 +104,7 @@ def test_a_source_in_another_database(bench: Workbench, warehouse: postgres.Conn
 
     run = bench.run("films")
 
-    assert (run["status"], run["error_message"], run["metrics"]["route"]) == ("SUCCESS", None, "arrow")
+    assert (run["status"], run["error_message"], run["metrics"]["route"]) == ("SUCCESS", None, "copy")
     assert (
         bench.sql("SELECT * FROM analytics.films ORDER BY id") == warehouse.execute(f"{QUERY} ORDER BY id").fetchall()
     )

@@ -9,7 +9,7 @@ from tests.support.workbench import Workbench
 from vitrina.adapters.cursor import Cursor, guarantee
 from vitrina.definition import Options
 
-ROUTES = pytest.mark.parametrize("route", ["auto", "arrow"])
+ROUTES = pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
 
 # Type of the cursor -> expression over i, in the order of i. Clocks pass the present between the 60th and the 61st.
 KINDS = {

@@ -11,7 +11,7 @@ SELECT i, 'Film ' || i, (i % 100) / 10.0, ARRAY['drama', 'g' || i % 7] FROM gene
 """
 QUERY = "SELECT id, title, rating, genres FROM content.film_work"
 
-ROUTES = pytest.mark.parametrize("route", ["auto", "arrow"])
+ROUTES = pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_creates_and_fills_a_missing_mart(bench: Workbench, route: str) -> None:
 
     assert (run["status"], run["error_message"]) == ("SUCCESS", None)
     assert (run["rows_read"], run["rows_written"], run["metrics"]["inserted"]) == (1000, 1000, 1000)
-    assert run["metrics"]["route"] == ("pushdown" if route == "auto" else "arrow")
+    assert run["metrics"]["route"] == ("pushdown" if route == "auto" else route)
     assert bench.differences(QUERY, "analytics.films") == 0
     assert bench.sql(
         "SELECT format_type(atttypid, atttypmod) AS t FROM pg_attribute WHERE attname = 'rating'"

@@ -20,7 +20,7 @@ INCREMENTAL = {
     "incremental_id_key": "id",
     "batch_size": 100,
 }
-ROUTES = pytest.mark.parametrize("route", ["auto", "arrow"])
+ROUTES = pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
 
 
 @pytest.fixture

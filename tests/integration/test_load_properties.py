@@ -63,7 +63,7 @@ def scenarios(draw: Callable[[st.SearchStrategy[Any]], Any]) -> Scenario:
         removed=frozenset(removed),
         batch_size=draw(st.integers(1, 15)),
         mode=mode,
-        route=draw(st.sampled_from(["auto", "arrow"])),
+        route=draw(st.sampled_from(["auto", "copy", "arrow"])),
         pauses=draw(st.integers(0, 2)),
         chunk=draw(st.sampled_from([5, 1_000_000])),
     )

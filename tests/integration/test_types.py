@@ -1,4 +1,4 @@
-"""Every built-in type, odd values included, arrives in the mart exactly as it left the source, on both routes."""
+"""Every built-in type, odd values included, arrives in the mart exactly as it left the source, on every route."""
 
 import pytest
 
@@ -84,7 +84,7 @@ WHERE attnum > 0 AND attrelid = 'analytics.everything'::regclass
 """
 
 
-@pytest.mark.parametrize("route", ["auto", "arrow"])
+@pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
 def test_every_type_arrives_as_it_left(workbench: Workbench, route: str) -> None:
     columns = {f"c{number}": kind for number, kind in enumerate(VALUES)}
     rows = max(len(values) for values in VALUES.values()) + 1
@@ -123,7 +123,7 @@ def base(kind: str) -> str:
     return {"content.positive": "integer"}.get(kind, kind)
 
 
-@pytest.mark.parametrize("route", ["auto", "arrow"])
+@pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
 def test_names_that_need_quotes(workbench: Workbench, route: str) -> None:
     workbench.source(
         """
@@ -139,7 +139,7 @@ def test_names_that_need_quotes(workbench: Workbench, route: str) -> None:
     assert workbench.differences("SELECT * FROM content.odd", "analytics.odd") == 0
 
 
-@pytest.mark.parametrize("route", ["auto", "arrow"])
+@pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
 def test_a_thousand_columns_and_large_values(workbench: Workbench, route: str) -> None:
     many = ", ".join(f"c{n} int" for n in range(1000))
     workbench.source(f"CREATE TABLE content.wide (id int PRIMARY KEY, {many}, big text)")

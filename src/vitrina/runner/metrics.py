@@ -96,6 +96,8 @@ class RunMeter:
         self.spent("merge", seconds)
         if seconds:
             self._laps["merge"] = _lap(seconds)
+        if filled.reopened:
+            self._consistency = "mixed"
         self._batch_seconds.append(filled.seconds + seconds)
         if filled.last:
             self.counters.cursor_to = filled.last[0]

@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 from vitrina.definition import Definition
 
+# pushdown: Postgres fills its own stage. copy: rows pass through the runner unopened. arrow: somebody looks at them.
+Route = Literal["pushdown", "copy", "arrow"]
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -32,7 +35,7 @@ class Capabilities:
 class Plan:
     """The choice. `loads_at_once`: everything is staged, then published in one transaction."""
 
-    route: Literal["pushdown", "arrow"]
+    route: Route
     paging: Literal["one statement", "keyset pages", "ordered stream"]
     loads_at_once: bool
     deletes: bool
@@ -83,17 +86,24 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
     )
 
 
-def _route(definition: Definition, known: Capabilities, reasons: list[str]) -> Literal["pushdown", "arrow"]:
-    obstacles: Sequence[tuple[bool, str]] = (
+def _route(definition: Definition, known: Capabilities, reasons: list[str]) -> Route:
+    looked_at: Sequence[tuple[bool, str]] = (
         (not known.target_is_table, "the target is a search index"),
-        (not known.same_database, "source and target are in different databases"),
         (known.has_steps, "Python steps look at the rows"),
         (definition.options.route == "arrow", "options.route asks for it"),
     )
-    for applies, reason in obstacles:
+    for applies, reason in looked_at:
         if applies:
             reasons.append(f"arrow: {reason}")
             return "arrow"
+    carried: Sequence[tuple[bool, str]] = (
+        (not known.same_database, "source and target are in different databases, and no step looks at the rows"),
+        (definition.options.route == "copy", "options.route asks for it"),
+    )
+    for applies, reason in carried:
+        if applies:
+            reasons.append(f"copy: {reason}")
+            return "copy"
     reasons.append("pushdown: source and target are in one database and no step looks at the rows")
     return "pushdown"
 
@@ -121,7 +131,7 @@ def _paging(
     if route == "arrow" and at_once and not known.key_is_read:
         reasons.append("one streamed query that starts over when interrupted, because Python steps make the key")
         return "one statement", None
-    if route == "arrow":
+    if route != "pushdown":
         reasons.append("one streamed query, in order, with a checkpoint per batch")
         return "ordered stream", None
     if not known.pageable:

@@ -16,6 +16,7 @@ from vitrina import failpoints
 from vitrina.adapters import carriage
 from vitrina.adapters import cursor as cursors
 from vitrina.adapters.cursor import Watermark
+from vitrina.adapters.readers.copy import CopySource
 from vitrina.adapters.readers.pushdown import Paging, PushdownSource
 from vitrina.adapters.readers.sql import Bounds
 from vitrina.adapters.writers.postgres import MergeCounts, StageLost
@@ -32,6 +33,7 @@ from vitrina.runner.metrics import RunMeter
 from vitrina.runner.plan import Plan
 from vitrina.status import Status
 from vitrina.store import database, dead_letters, leases
+from vitrina.store.database import Connection
 from vitrina.store.state import Checkpoint
 
 if TYPE_CHECKING:
@@ -365,25 +367,51 @@ class Run:
     def _source(
         self, stages: tuple[Stage, ...], bounds: Bounds, paging: Paging, *, snapshot: str | None = None
     ) -> Source:
+        if self._plan.route == "arrow":
+            return self._arrow_source(stages, bounds, paging)
         job = self._job
-        if self._plan.route == "pushdown":
-            name = job.definition.options.target_connection
-            probe = logins.connect(job.settings, job.target_url, name, job.claim.session_name, {})
-            self._sessions.callback(probe.close)
-            self._control.guard(probe)
-            return PushdownSource(
+        session = self._second_session()
+        if self._plan.route == "copy":
+            return CopySource(
                 job.reader,
-                probe,
+                session,
                 job.query,
                 bounds=bounds,
                 stages=stages,
                 paging=paging,
                 epoch=job.claim.epoch,
                 target=job.table,
-                isolate=self._plan.isolate,
-                snapshot=snapshot,
+                result=job.result,
+                batch_size=lambda: self._job.definition.batch_size,
+                max_snapshot_seconds=self._max_snapshot_seconds,
             )
-        return self._arrow_source(stages, bounds, paging)
+        return PushdownSource(
+            job.reader,
+            session,
+            job.query,
+            bounds=bounds,
+            stages=stages,
+            paging=paging,
+            epoch=job.claim.epoch,
+            target=job.table,
+            isolate=self._plan.isolate,
+            snapshot=snapshot,
+        )
+
+    def _second_session(self) -> Connection:
+        """On the target, for the thread that fills stages."""
+        job = self._job
+        name = job.definition.options.target_connection
+        session = logins.connect(job.settings, job.target_url, name, job.claim.session_name, {})
+        self._sessions.callback(session.close)
+        self._control.guard(session)
+        return session
+
+    @property
+    def _max_snapshot_seconds(self) -> float | None:
+        """A load that promises one snapshot keeps it, however long that takes."""
+        options, full = self._job.definition.options, self._plan.loads_at_once
+        return None if full and options.consistency == "snapshot" else options.max_snapshot_seconds
 
     def _arrow_source(self, stages: tuple[Stage, ...], bounds: Bounds, paging: Paging) -> Source:
         # Imported here: pushdown runs need neither pyarrow nor its half second.
@@ -407,6 +435,7 @@ class Run:
             stager=stager,
             batch_size=self._batch_size,
             passage=job.passage,
+            max_snapshot_seconds=self._max_snapshot_seconds,
         )
 
     def _stage(self, name: str, *, cursor_types: tuple[str, ...] = ()) -> Stage:

@@ -16,7 +16,7 @@ from vitrina.adapters.carriage import travels_natively
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.readers.prefetch import prefetched
 from vitrina.adapters.readers.pushdown import Paging
-from vitrina.adapters.readers.sql import Bounds, Query, SqlReader, arrow_url, column
+from vitrina.adapters.readers.sql import Age, Bounds, Query, SqlReader, arrow_url, column
 from vitrina.adapters.transforms.passage import Passage, Taken
 from vitrina.adapters.writers.stage import BATCH, EPOCH, SCHEMA, Stage
 from vitrina.errors import BadKey, Disconnected, FatalError, TransientError
@@ -45,6 +45,7 @@ class ArrowSource:
         stager: "StagesTables",
         batch_size: Callable[[], int],
         passage: Passage | None = None,
+        max_snapshot_seconds: float | None = None,
     ) -> None:
         self._reader = reader
         self._query = query
@@ -55,35 +56,46 @@ class ArrowSource:
         self._batch_size = batch_size
         # The Python steps, when the pipeline has some.
         self._passage = passage
+        # After this long the query is asked anew behind the last row. None: all rows come from one snapshot.
+        self._max_snapshot_seconds = max_snapshot_seconds
 
     def batches(self, first_number: int, after: tuple[str, ...] | None) -> Iterator[Filled]:
         """Without an order to continue from, all rows are one batch, however many pieces they come in."""
-        number = first_number
+        number, position, reopened = first_number, after, False
         pieces: list[Filled] = []
-        with (
-            self._reader.stream(self._select(after)) as stream,
-            # Closed before the stream is: its thread reads from there.
-            closing(cut(prefetched(stream), self._batch_size, ordered_by=self._position_names())) as tables,
-        ):
-            started, watch = time.monotonic(), Stopwatch()
-            while (table := watch.next_of("read", tables)) is not None:
-                last = self._position(table)
-                taken = self._take(table, number, watch)
-                with watch.lap(self._stager.timed_as):
-                    staged = self._stager.stage(taken.table, number)
-                failpoints.hit("batch.filled")
-                letters = (*taken.letters, *staged.letters)
-                seconds = time.monotonic() - started
-                filled = Filled(number, table.num_rows, last, seconds, staged.rows, letters, watch.laps)
-                if last is None:
-                    pieces.append(filled)
-                else:
+        while True:
+            age, is_complete = Age(self._max_snapshot_seconds), True
+            # The tables are closed before the stream is: their thread reads from there.
+            with self._reader.stream(self._select(position)) as stream, closing(self._cut(stream)) as tables:
+                watch = Stopwatch()
+                while (table := watch.next_of("read", tables)) is not None:
+                    position = self._position(table)
+                    filled = replace(self._fill(table, number, position, watch), reopened=reopened)
+                    if position is None:
+                        pieces.append(filled)
+                        continue
                     yield filled
-                    number += 1
-                    watch = Stopwatch()
-                started = time.monotonic()
+                    number, watch = number + 1, Stopwatch()
+                    if age.is_over:
+                        is_complete = False
+                        break
+            if is_complete:
+                break
+            reopened = True
         if pieces:
             yield _together(pieces)
+
+    def _cut(self, stream: Iterator[pa.RecordBatch]) -> Generator[pa.Table, None, None]:
+        return cut(prefetched(stream), self._batch_size, ordered_by=self._position_names())
+
+    def _fill(self, table: pa.Table, number: int, position: tuple[str, ...] | None, watch: Stopwatch) -> Filled:
+        taken = self._take(table, number, watch)
+        with watch.lap(self._stager.timed_as):
+            staged = self._stager.stage(taken.table, number)
+        failpoints.hit("batch.filled")
+        letters = (*taken.letters, *staged.letters)
+        seconds = sum(lap.seconds for lap in watch.laps.values())
+        return Filled(number, table.num_rows, position, seconds, staged.rows, letters, watch.laps)
 
     def close(self) -> None:
         self._reader.cancel_stream()
@@ -130,10 +142,10 @@ def _together(pieces: list[Filled]) -> Filled:
         pieces[0].number,
         sum(piece.rows for piece in pieces),
         None,
-        sum(piece.seconds for piece in pieces),
+        pieces[-1].seconds,  # one stopwatch ran through all of them
         sum(piece.staged_rows for piece in pieces),
         tuple(letter for piece in pieces for letter in piece.letters),
-        pieces[-1].laps,  # one stopwatch ran through all of them
+        pieces[-1].laps,
     )
 
 

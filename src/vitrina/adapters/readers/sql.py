@@ -1,5 +1,6 @@
 """Reading a pipeline's SQL: describing its result, asking how it would run, and fetching its rows as Arrow."""
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -33,6 +34,17 @@ class Bounds:
     until: str | None = None  # exclusive
     after: tuple[str, ...] | None = None  # exclusive, in the order of the columns read by
     only: Composable | None = None  # a condition on `q`, when some rows alone are wanted
+
+
+class Age:
+    """How long a snapshot has been held: a source cannot clean up behind it, nor a standby replay past it."""
+
+    def __init__(self, limit_seconds: float | None) -> None:
+        self._end = None if limit_seconds is None else time.monotonic() + limit_seconds
+
+    @property
+    def is_over(self) -> bool:
+        return self._end is not None and time.monotonic() >= self._end
 
 
 @dataclass(frozen=True)

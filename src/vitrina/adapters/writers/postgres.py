@@ -236,12 +236,11 @@ class PostgresWriter:
     def publish(self, stage: Stage, checkpoint: Checkpoint, *, deletes: bool) -> MergeCounts:
         """Make the target equal to the counted rows of the stage."""
         merging = self._merge_of(stage.counted(checkpoint.segments))
-        staged_rows = stage.count(self.connection, checkpoint.segments)
-        if staged_rows != checkpoint.rows:
-            raise StageLost(f"the stage has {staged_rows} of {checkpoint.rows} rows: the database lost it in a crash")
         self._prepare_merge()
         if self.is_empty():
-            return self._fill_empty(merging, staged_rows)
+            return self._fill_empty(merging, checkpoint.rows)
+        staged_rows = stage.count(self.connection, checkpoint.segments)
+        self._refuse_lost_stage(staged_rows, checkpoint.rows)
         if staged_rows == 0 and deletes and not self._options.allow_empty:
             raise ShrinkRefused(
                 f"the source has no rows, but {self._target} does; if it shall be emptied, set options.allow_empty"
@@ -263,20 +262,25 @@ class PostgresWriter:
         failpoints.hit("publish.applied")
         return replace(counts, unchanged=staged_rows - counts.inserted - counts.updated)
 
-    def _fill_empty(self, merging: Merge, staged_rows: int) -> MergeCounts:
+    def _fill_empty(self, merging: Merge, counted_rows: int) -> MergeCounts:
         indexes = bulk_load.DetachedIndexes((), ())
-        if staged_rows >= bulk_load.WORTHWHILE_ROWS:
+        if counted_rows >= bulk_load.WORTHWHILE_ROWS:
             indexes = bulk_load.plan_detachment(self.connection, self.table)
         try:
             with self.connection.transaction():
                 indexes.detach(self.connection)
-                self.connection.execute(merge.insert_all(merging))
+                inserted = self.connection.execute(merge.insert_all(merging)).rowcount
+                self._refuse_lost_stage(inserted, counted_rows)
                 indexes.restore(self.connection)
         except psycopg.errors.UniqueViolation:
             self._refuse_duplicates(merging)
             raise
         failpoints.hit("publish.applied")
-        return MergeCounts(inserted=staged_rows)
+        return MergeCounts(inserted=inserted)
+
+    def _refuse_lost_stage(self, staged_rows: int, counted_rows: int) -> None:
+        if staged_rows != counted_rows:
+            raise StageLost(f"the stage has {staged_rows} of {counted_rows} rows: the database lost it in a crash")
 
     def _apply(self, merging: Merge) -> MergeCounts:
         """Delete, update, insert: in this order a value of a second unique key can move from row to row."""

@@ -1,0 +1,250 @@
+"""What is measured, and against what: each scenario yields lines of the table."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import peers, references
+from bench.cinema import FILMS, RATINGS, Cinema
+from bench.ours import Platform
+from bench.peers import Peer
+from bench.report import Line, timed
+
+INCREMENTAL = {
+    "target_key": ["id"],
+    "mode": "incremental",
+    "incremental_key": "modified",
+    "incremental_id_key": "id",
+    "batch_size": 10_000,
+}
+FULL, RELOAD, UPSERT = "full load into an empty mart", "full reload, nothing changed", "incremental upsert, 10k batches"
+AGGREGATE, REMOTE = "2 M ratings into 1 M groups", "Postgres to another Postgres"
+CAPITALS = "SELECT id, upper(title) AS title, rating, genres, modified FROM content.films"
+
+SCENARIOS = ("full", "first_pass", "rerun", "upsert", "aggregate", "remote_load", "arrow_step", "row_step")
+PEERS = tuple(peers.PACKAGES)
+
+
+@dataclass
+class Bench:
+    """The platform, the cinema and the second server, and the scenarios that measure them."""
+
+    cinema: Cinema
+    platform: Platform
+    remote: Cinema
+    repeat: int
+    home: Path
+    # Our own times by work: peers are compared with what the same run has measured already.
+    times: dict[str, list[float]] = field(default_factory=dict)
+
+    # --- against hand-written SQL --------------------------------------------------------------------------------
+
+    def full(self) -> Iterator[Line]:
+        reference = "fresh table, primary key afterwards"
+        yield self._compare(FULL, reference, 0.6, self._load_films, lambda: references.fresh_table(self.cinema))
+        self._check(FILMS, "TABLE analytics.films")
+
+    def first_pass(self) -> Iterator[Line]:
+        def load() -> None:
+            self.cinema.drop("analytics.films_incremental")
+            self.platform.define("films_incremental", FILMS, **INCREMENTAL)
+            self.platform.run("films_incremental")
+
+        reference = "fresh table, primary key afterwards"
+        yield self._compare(
+            "first pass of an incremental one", reference, 0.6, load, lambda: references.fresh_table(self.cinema)
+        )
+        self._check(FILMS, "TABLE analytics.films_incremental")
+
+    def rerun(self) -> Iterator[Line]:
+        references.fresh_table(self.cinema)
+        self._ensure_films()
+        reference = "hand-written anti-join"
+        reload, anti_join = (lambda: self.platform.run("films")), (lambda: references.anti_join(self.cinema))
+        yield self._compare(RELOAD, reference, 0.8, reload, anti_join)
+        yield self._compare(
+            "full reload, 1 % changed", reference, 0.8, reload, anti_join, before=self.cinema.touch_one_percent
+        )
+        self._check(FILMS, "TABLE analytics.films")
+
+    def upsert(self) -> Iterator[Line]:
+        references.fresh_table(self.cinema)
+        self.platform.define("films_incremental", FILMS, **INCREMENTAL)
+        self.platform.run("films_incremental")
+
+        def spoil() -> None:
+            self.cinema.spoil("analytics.reference")
+            self.cinema.spoil("analytics.films_incremental")
+            self.platform.rewind("films_incremental", "2000-01-01 00:00:00+00")
+
+        yield self._compare(
+            UPSERT,
+            "batched INSERT .. ON CONFLICT",
+            0.8,
+            lambda: self.platform.run("films_incremental"),
+            lambda: references.batched_upsert(self.cinema),
+            before=spoil,
+        )
+        self._check(FILMS, "TABLE analytics.films_incremental")
+
+    def aggregate(self) -> Iterator[Line]:
+        reference = "CREATE TABLE AS, primary key afterwards"
+        yield self._compare(AGGREGATE, reference, None, self._load_ratings, lambda: references.aggregate(self.cinema))
+        self._check(RATINGS, "TABLE analytics.ratings")
+
+    def remote_load(self) -> Iterator[Line]:
+        reference = "COPY to COPY, primary key afterwards"
+        copy = lambda: references.copy_across(self.cinema, self.remote.admin_url)  # noqa: E731
+        yield self._compare(REMOTE, reference, 0.6, self._load_remote, copy)
+        self._check(FILMS, "TABLE analytics.films_remote", where=self.remote)
+
+    def arrow_step(self) -> Iterator[Line]:
+        """Within one database, so that the only difference is the step."""
+        without = lambda: self._load_through([], "films_carried")  # noqa: E731
+        step = lambda: self._load_through(["bench_upper"], "films_upper")  # noqa: E731
+        yield self._compare("one Arrow step in the way", "the same without it", 0.8, step, without)
+        self._check(CAPITALS, "TABLE analytics.films_upper")
+
+    def row_step(self) -> Iterator[Line]:
+        step = lambda: self._load_through(["bench_upper_rows"], "films_upper_rows")  # noqa: E731
+        loop = lambda: references.python_loop(self.cinema)  # noqa: E731
+        yield self._compare("one row-dict step in the way", "COPY, a bare Python loop, COPY", 0.4, step, loop)
+        self._check(CAPITALS, "TABLE analytics.films_upper_rows")
+
+    # --- against the tools that people would use instead -----------------------------------------------------------
+
+    def dlt(self) -> Iterator[Line]:
+        peer = self.peer("dlt")
+        loaded = f"SELECT {peers.PLAIN_COLUMNS} FROM analytics_dlt.films"
+        replace = lambda: peers.dlt_load(peer, self.cinema, "replace")  # noqa: E731
+        line = self._measure(FULL, "dlt replace", 8, self._load_films, replace)
+        yield line
+        self._check(FILMS, loaded)
+        if "one row-dict step in the way" in self.times:
+            work = "one row-dict step in the way"
+            yield Line(work, "dlt replace, no step", self.cinema.rows, 2, self.times[work], line.theirs)
+        merge = lambda: peers.dlt_load(peer, self.cinema, "merge")  # noqa: E731
+        yield self._measure(RELOAD, "dlt merge (upsert)", None, self._reload_films, merge)
+        self._check(FILMS, loaded)
+
+    def ingestr(self) -> Iterator[Line]:
+        peer = self.peer("ingestr")
+        loaded = f"SELECT {peers.PLAIN_COLUMNS} FROM analytics.ingestr_films"
+
+        def load(table: str, target: Cinema, strategy: str = "replace", key: str = "id", source: str = "") -> None:
+            if strategy == "replace":
+                target.drop(table)
+            peers.ingestr_load(
+                peer,
+                self.cinema,
+                target,
+                source_table=source or "content.films",
+                target_table=table,
+                strategy=strategy,
+                key=key,
+            )
+
+        films = "analytics.ingestr_films"
+        yield self._measure(FULL, "ingestr replace", 2, self._load_films, lambda: load(films, self.cinema))
+        self._check(FILMS, loaded)
+        yield self._measure(RELOAD, "ingestr merge", 2, self._reload_films, lambda: load(films, self.cinema, "merge"))
+        self._check(FILMS, loaded)
+        yield self._measure(REMOTE, "ingestr replace", 1.2, self._load_remote, lambda: load(films, self.remote))
+        self._check(FILMS, loaded, where=self.remote)
+        ratings, query = "analytics.ingestr_ratings", "query:" + " ".join(RATINGS.split())
+        yield self._measure(
+            AGGREGATE,
+            "ingestr replace",
+            1.1,
+            self._load_ratings,
+            lambda: load(ratings, self.cinema, key="film_id", source=query),
+        )
+        self._check(
+            RATINGS,
+            f"SELECT film_id::uuid, avg_rating::numeric(4,2), rating_count::bigint FROM {ratings}",
+        )
+
+    def peer(self, name: str) -> Peer:
+        found = Peer(name, peers.PACKAGES[name], self.home)
+        found.install()
+        return found
+
+    # --- our side ------------------------------------------------------------------------------------------------
+
+    def _load_films(self) -> None:
+        self.cinema.drop("analytics.films")
+        self.platform.define("films", FILMS, target_key=["id"])
+        self.platform.run("films")
+
+    def _ensure_films(self) -> None:
+        self.platform.define("films", FILMS, target_key=["id"])
+        self.platform.run("films")
+
+    def _reload_films(self) -> None:
+        self.platform.run("films")
+
+    def _load_ratings(self) -> None:
+        self.cinema.drop("analytics.ratings")
+        self.platform.define("ratings", RATINGS, target_key=["film_id"])
+        self.platform.run("ratings")
+
+    def _load_remote(self) -> None:
+        self.load_elsewhere("films_remote", FILMS)
+
+    def load_elsewhere(self, name: str, query: str) -> None:
+        self.remote.drop(f"analytics.{name}")
+        self.platform.define(
+            name, query, target_key=["id"], batch_size=50_000, options={"target_connection": "warehouse"}
+        )
+        self.platform.run(name)
+
+    def _load_through(self, steps: list[str], name: str) -> None:
+        """Through the runner, whether a step looks at the rows or not."""
+        self.cinema.drop(f"analytics.{name}")
+        tasks: list[dict[str, Any]] = [{"order_index": 0, "task_type": "SQL", "body": FILMS}]
+        tasks += [
+            {"order_index": i, "task_type": "PYTHON", "body": step, "target_table": f"analytics.{name}"}
+            for i, step in enumerate(steps, 1)
+        ]
+        fields: dict[str, Any] = {"target_key": ["id"], "batch_size": 50_000, "options": {"route": "arrow"}}
+        if steps:
+            fields["tasks"] = tasks
+        self.platform.define(name, None if steps else FILMS, **fields)
+        self.platform.run(name)
+
+    # --- measuring -----------------------------------------------------------------------------------------------
+
+    def _compare(
+        self,
+        work: str,
+        reference: str,
+        wanted: float | None,
+        ours: Callable[[], object],
+        theirs: Callable[[], object],
+        *,
+        before: Callable[[], object] = lambda: None,
+    ) -> Line:
+        """Ours and theirs in turns, so that a change of the machine's mood meets both."""
+        line = Line(work, reference, self.cinema.rows, wanted)
+        for _ in range(self.repeat):
+            before()
+            line.theirs.append(timed(theirs))
+            line.ours.append(timed(ours))
+        self.times[work] = line.ours
+        return line
+
+    def _measure(
+        self, work: str, peer: str, wanted: float | None, ours: Callable[[], object], theirs: Callable[[], object]
+    ) -> Line:
+        """Theirs alone when ours has been measured in this run."""
+        if work not in self.times:
+            self.times[work] = [timed(ours) for _ in range(self.repeat)]
+        line = Line(work, peer, self.cinema.rows, wanted, self.times[work])
+        line.theirs += [timed(theirs) for _ in range(self.repeat)]
+        return line
+
+    def _check(self, wanted: str, found: str, *, where: Cinema | None = None) -> None:
+        source, loaded = self.cinema.fingerprint(wanted), (where or self.cinema).fingerprint(found)
+        if source != loaded:
+            raise RuntimeError(f"{found} differs from its source: {loaded[0]} rows of {source[0]}, or other values")

@@ -1,0 +1,22 @@
+"""Steps for the benchmarks: the same small change to a title, on Arrow batches and on one row at a time."""
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vitrina.transforms import transform
+
+
+@transform("bench_upper")
+def upper(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Titles in capitals, a batch at a time."""
+    place = batch.schema.get_field_index("title")
+    return batch.set_column(place, batch.schema.field(place), pc.utf8_upper(batch.column(place)))
+
+
+@transform("bench_upper_rows", rows=True)
+def upper_rows(row: dict[str, Any]) -> dict[str, Any]:
+    """Titles in capitals, a row at a time."""
+    row["title"] = row["title"].upper()
+    return row

@@ -1,0 +1,259 @@
+"""Rows that nobody has to look at, on their way to another database: lines of COPY, passed on unopened."""
+
+import select
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import psycopg
+from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
+from psycopg.sql import SQL, Composable, Identifier
+
+from vitrina import failpoints
+from vitrina.adapters.catalog import Column
+from vitrina.adapters.readers.pushdown import Paging
+from vitrina.adapters.readers.sql import Age, Bounds, Query, SqlReader, column, translate_read
+from vitrina.adapters.writers.postgres import null_key_error
+from vitrina.adapters.writers.stage import BATCH, EPOCH, Stage, StageColumn
+from vitrina.ports import Filled
+from vitrina.store import database, sessions
+from vitrina.store.database import Connection
+from vitrina.targets import PostgresTarget
+
+# A batch ends early when it holds this much: what is lost with a runner stays small for wide rows too.
+MAX_BATCH_BYTES = 64 << 20
+# Lines are passed on in pieces of about this size: one write, and little memory.
+_PIECE_BYTES = 256 << 10
+# How long a query that nobody wants any more may take to end.
+_PATIENCE_SECONDS = 5.0
+
+
+class CopySource:
+    """One streamed query. Postgres's text form is exact for every type, and the stage's own types read it back."""
+
+    def __init__(
+        self,
+        reader: SqlReader,
+        sink: Connection,
+        query: Query,
+        *,
+        bounds: Bounds,
+        stages: tuple[Stage, ...],
+        paging: Paging,
+        epoch: int,
+        target: PostgresTarget,
+        result: Sequence[Column],
+        batch_size: Callable[[], int],
+        max_snapshot_seconds: float | None = None,
+    ) -> None:
+        self._reader = reader
+        self._sink = sink
+        self._query = query
+        self._bounds = bounds
+        self._stages = stages
+        self._paging = paging
+        self._epoch = epoch
+        self._target = target
+        self._types = {c.name: c.type for c in result}
+        self._batch_size = batch_size
+        # After this long the query is asked anew behind the last row. None: all rows come from one snapshot.
+        self._max_snapshot_seconds = max_snapshot_seconds
+
+    def batches(self, first_number: int, after: tuple[str, ...] | None) -> Iterator[Filled]:
+        number, position, reopened = first_number, after, False
+        while True:
+            age = Age(self._max_snapshot_seconds)
+            with copy_out(self._reader, self._select(self._stages[0], position)) as pieces:
+                lines = Lines(pieces, self._places(self._stages[0]))
+                while lines.waiting:
+                    started = time.monotonic()
+                    rows = self._fill(self._stages[number % len(self._stages)], number, lines)
+                    failpoints.hit("batch.filled")
+                    position = lines.position
+                    yield Filled(number, rows, position, time.monotonic() - started, reopened=reopened)
+                    number += 1
+                    if age.is_over:
+                        break
+            if not lines.waiting:
+                return
+            reopened = True
+
+    def close(self) -> None:
+        with suppress(psycopg.Error):  # a server that does not listen is cut off all the same
+            self._reader.connection.cancel_safe(timeout=2)
+        sessions.cut(self._reader.connection)
+        sessions.cut(self._sink)
+
+    def _select(self, stage: Stage, after: tuple[str, ...] | None) -> Composable:
+        outputs: list[Composable] = [column(c.name, self._cast(c)) for c in stage.columns]
+        cursor = self._query.cursor
+        if cursor and stage.cursor_types:
+            outputs += [SQL("q.{}").format(Identifier(name)) for name in (cursor.key, cursor.id) if name]
+        bounds = Bounds(self._bounds.since, self._bounds.until, after)
+        return self._query.select(outputs, bounds, order=self._paging.columns, types=self._paging.types)
+
+    def _cast(self, staged: StageColumn) -> str | None:
+        """Text is read back into the target's type: 0.1 of a real would become another double than a cast makes."""
+        widened = self._types[staged.name] == "real" and staged.type != "real"
+        return "double precision" if widened else None
+
+    def _places(self, stage: Stage) -> tuple[int, ...]:
+        """Where in a line the columns stand that the query is read in the order of."""
+        names = [*(c.name for c in stage.columns), *stage.cursor_columns]
+        return tuple(names.index(name) for name in self._paging.staged_as)
+
+    def _fill(self, stage: Stage, number: int, lines: "Lines") -> int:
+        names = [EPOCH, BATCH, *(c.name for c in stage.columns), *stage.cursor_columns]
+        statement = SQL("COPY {} ({}) FROM STDIN").format(stage.identifier, SQL(", ").join(map(Identifier, names)))
+        tag = b"%d\t%d\t" % (self._epoch, number)
+        rows = 0
+        try:
+            with self._sink.cursor() as cursor, cursor.copy(statement) as copy:
+                for piece in lines.batch(self._batch_size()):
+                    copy.write(tag + tag.join(piece))
+                    rows += len(piece)
+        except psycopg.errors.NotNullViolation as exc:
+            raise null_key_error(exc, self._target) from exc
+        except psycopg.Error as exc:
+            database.raise_translated(f"staging rows for {self._target} failed", exc)
+        return rows
+
+
+class Lines:
+    """Cuts a stream of lines into batches. Lines of one position stay together: no checkpoint points between them."""
+
+    def __init__(self, pieces: Iterator[list[bytes]], places: tuple[int, ...]) -> None:
+        self._pieces = pieces
+        self._places = places
+        self.waiting = next(pieces, [])
+        self._last = b""
+
+    @property
+    def position(self) -> tuple[str, ...] | None:
+        """Of the last line that was given out."""
+        if not self._places:
+            return None
+        fields = self._last.rstrip(b"\n").split(b"\t")
+        return tuple(_unescaped(fields[place]) for place in self._places)
+
+    def batch(self, wanted_rows: int) -> Iterator[list[bytes]]:
+        """At least so many lines, or so many bytes, and then up to the end of their position."""
+        rows = size = 0
+        while self.waiting and not (self._places and (rows >= wanted_rows or size >= MAX_BATCH_BYTES)):
+            if self._places and len(self.waiting) > wanted_rows - rows:
+                piece, self.waiting = self.waiting[: wanted_rows - rows], self.waiting[wanted_rows - rows :]
+            else:
+                piece, self.waiting = self.waiting, next(self._pieces, [])
+            yield piece
+            rows += len(piece)
+            size += sum(map(len, piece))
+            self._last = piece[-1]
+        yield from self._ties()
+
+    def _ties(self) -> Iterator[list[bytes]]:
+        while self.waiting and self._same_position(self.waiting[0]):
+            end = next((i for i, line in enumerate(self.waiting) if not self._same_position(line)), len(self.waiting))
+            piece, self.waiting = self.waiting[:end], self.waiting[end:] or next(self._pieces, [])
+            yield piece
+
+    def _same_position(self, line: bytes) -> bool:
+        fields, last = line.rstrip(b"\n").split(b"\t"), self._last.rstrip(b"\n").split(b"\t")
+        return all(fields[place] == last[place] for place in self._places)
+
+
+@contextmanager
+def copy_out(reader: SqlReader, statement: Composable) -> Iterator[Iterator[list[bytes]]]:
+    """The query's rows as COPY writes them, in pieces. It may be left in the middle."""
+    connection = reader.connection
+    text = SQL("COPY ({}) TO STDOUT").format(statement).as_string(connection)
+    with reader.reading():
+        try:
+            yield _translated(_pieces(connection, text))
+        finally:
+            if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                _abandon(connection)
+
+
+def _translated(pieces: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
+    """Here and not around the block: what goes wrong at the other end must not be taken for the source's error."""
+    try:
+        yield from pieces
+    except psycopg.Error as exc:
+        raise translate_read(exc) from exc
+
+
+def _pieces(connection: Connection, text: str) -> Iterator[list[bytes]]:
+    """Over the extended protocol, like all users' SQL: psycopg's own COPY would let two statements pass."""
+    raw = connection.pgconn
+    raw.send_query_params(text.encode(), None)
+    while raw.flush():
+        _wait(raw, select.POLLOUT)
+    while raw.is_busy():
+        _wait(raw, select.POLLIN)
+        raw.consume_input()
+    begun = raw.get_result()
+    if begun is None or begun.status != ExecStatus.COPY_OUT:
+        raise _failure(connection, begun)
+    yield from _gathered(raw)
+    while (result := raw.get_result()) is not None:
+        if result.status != ExecStatus.COMMAND_OK:
+            raise _failure(connection, result)
+
+
+def _gathered(raw: PGconn) -> Iterator[list[bytes]]:
+    piece: list[bytes] = []
+    size = 0
+    while True:
+        length, data = raw.get_copy_data(1)
+        if length > 0:
+            piece.append(bytes(data))
+            size += length
+        if size >= _PIECE_BYTES or (length < 0 and piece):
+            yield piece
+            piece, size = [], 0
+        if length < 0:
+            return
+        if length == 0:
+            _wait(raw, select.POLLIN)
+            raw.consume_input()
+
+
+def _abandon(connection: Connection) -> None:
+    """End the query and read what had been sent of it; a session that does not end it is ended itself."""
+    raw = connection.pgconn
+    try:
+        connection.cancel_safe(timeout=_PATIENCE_SECONDS)
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while (result := raw.get_copy_data(1)[0]) >= 0 and time.monotonic() < end:
+            if result == 0:
+                _wait(raw, select.POLLIN, _PATIENCE_SECONDS)
+                raw.consume_input()
+        while result < 0 and raw.get_result() is not None:
+            pass
+    except psycopg.Error:
+        connection.close()
+    if raw.transaction_status == TransactionStatus.ACTIVE:
+        connection.close()
+
+
+def _wait(raw: PGconn, event: int, seconds: float | None = None) -> None:
+    ready = select.poll()
+    ready.register(raw.socket, event)
+    ready.poll(None if seconds is None else seconds * 1000)
+
+
+def _failure(connection: Connection, result: PGresult | None) -> psycopg.Error:
+    if result is None:
+        return psycopg.OperationalError("the source ended the conversation")
+    return psycopg.errors.error_from_result(result, encoding=connection.info.encoding)
+
+
+def _unescaped(field: bytes) -> str:
+    r"""A value as COPY wrote it: `\t`, `\n`, `\\` and the like stand for the characters themselves."""
+    if b"\\" not in field:
+        return field.decode()
+    parts = field.decode().split("\\\\")
+    for name, character in (("b", "\b"), ("f", "\f"), ("n", "\n"), ("r", "\r"), ("t", "\t"), ("v", "\v")):
+        parts = [part.replace(f"\\{name}", character) for part in parts]
+    return "\\".join(parts)

@@ -1,7 +1,7 @@
 """What a table looks like in Postgres's catalog, and whether a query's result fits into it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from psycopg import sql
@@ -18,6 +18,8 @@ class Column:
 
     name: str
     type: str
+    # Of the source's table and its column, when the query gives a plain column of one.
+    origin: tuple[int, int] | None = field(default=None, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """The incremental cursor: how its values are written in SQL, and how far a pass may move the checkpoint."""
 
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
@@ -64,6 +65,10 @@ class Cursor:
     def is_number(self) -> bool:
         return self.base_type in _NUMBERS
 
+    @property
+    def is_text(self) -> bool:
+        return _is_text(self.key_type)
+
     def columns(self, alias: str) -> list[Composed]:
         """The ordered-by expressions; text is ordered bytewise so that all servers agree."""
         names = [(self.key, self.key_type)] + ([(self.id, self.id_type or "")] if self.id else [])
@@ -121,9 +126,41 @@ class Watermark:
     held_upto: str | None = None
     hold: dict[str, Any] | None = None
 
+    @property
+    def remembered(self) -> str:
+        """It survives the run that computed it: it is part of the checkpoint."""
+        return json.dumps({"upto": self.upto, "held": self.held_upto})
 
-def guarantee(cursor: Cursor, options: Options) -> str:
+    @classmethod
+    def recalled(cls, text: str | None) -> Self:
+        found = json.loads(text) if text and text.startswith("{") else {}
+        return cls(found.get("upto"), found.get("held"))
+
+
+def is_standby(source: Connection) -> bool:
+    row = source.execute("SELECT pg_catalog.pg_is_in_recovery() AS standby").fetchone()
+    assert row is not None
+    return bool(row["standby"])
+
+
+def refuse_on_standby(cursor: Cursor, options: Options) -> None:
+    """A standby does not show which transactions are open on its primary: what they write could be passed by."""
+    if cursor.is_number:
+        raise FatalError(
+            f"the source is a standby, which does not show the transactions that hold values of {cursor.key} back: read"
+            " from the primary, or by a timestamp with options.lookback_seconds"
+        )
+    if cursor.is_clock and not options.lookback_seconds:
+        raise FatalError(
+            "the source is a standby, which does not show how old the transactions of its primary are: set"
+            " options.lookback_seconds to more than the longest of them takes, or read from the primary"
+        )
+
+
+def guarantee(cursor: Cursor, options: Options, *, on_standby: bool = False) -> str:
     """What an incremental pipeline promises about rows that commit late."""
+    if on_standby and (cursor.is_clock or cursor.is_number):
+        return "bounded-lag"
     if cursor.base_type == "timestamp with time zone" and options.cursor_clock == "database":
         return "exact"
     if cursor.is_number and options.cursor_clock == "database":
@@ -137,6 +174,10 @@ def watermark(
     source: Connection, cursor: Cursor, options: Options, *, safe: str | None, held: str | None, newest: str | None
 ) -> Watermark:
     """Computed before the pass reads anything. `newest` is the highest cursor value there is, for non-clock cursors."""
+    if is_standby(source):
+        refuse_on_standby(cursor, options)
+        if cursor.is_clock:
+            return _standby_watermark(source, cursor, options, safe)
     if cursor.is_clock:
         return _clock_watermark(source, cursor, options, safe)
     if cursor.is_number:
@@ -181,6 +222,22 @@ def _clock_watermark(source: Connection, cursor: Cursor, options: Options, safe:
 
 
 READER = "vitrina_reader"
+
+
+def _standby_watermark(source: Connection, cursor: Cursor, options: Options, safe: str | None) -> Watermark:
+    """Commits are replayed in their order: who is not visible yet ends later than the last one replayed.
+
+    Such a transaction began, at most, the declared lookback before that.
+    """
+    row = source.execute(
+        "SELECT pg_catalog.pg_last_xact_replay_timestamp() - make_interval(secs => %s) AS upto",
+        [VISIBILITY_SECONDS + options.lookback_seconds],
+    ).fetchone()
+    assert row is not None
+    if row["upto"] is None:
+        since = datetime.now(UTC).isoformat()
+        return Watermark(safe, hold={"reason": "the standby has replayed no transaction yet", "since": since})
+    return Watermark(_later(source, cursor, safe, _in_cursor_type(source, row["upto"], cursor, options)))
 
 
 def _in_cursor_type(source: Connection, moment: datetime, cursor: Cursor, options: Options) -> str:

@@ -14,6 +14,7 @@ from vitrina import explain, sqlguard, taskplan
 from vitrina.adapters import cursor as cursors
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.cursor import Cursor
+from vitrina.adapters.readers import advice
 from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
 from vitrina.adapters.writers.postgres import PostgresWriter
 from vitrina.definition import Definition
@@ -65,6 +66,7 @@ class Job:
     landings: "dict[str, Landing]" = field(default_factory=dict)
     cursor: Cursor | None = None
     key: tuple[str, ...] = ()
+    on_standby: bool = False
     estimated_rows: int = 0
 
     @property
@@ -273,6 +275,9 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
     job.result = job.reader.describe(job.judged)
     if job.definition.mode == "incremental":
         job.cursor = cursors.cursor_of(job.definition, job.types)
+        job.on_standby = cursors.is_standby(job.reader.connection)
+        if job.on_standby:
+            cursors.refuse_on_standby(job.cursor, job.definition.options)
     elif job.judged.parameters:
         raise SourceQueryFailed(
             f":{sorted(job.judged.parameters)[0]} is for incremental pipelines; this one is in mode 'full'"
@@ -325,9 +330,15 @@ def _capabilities(job: Job, explained: list[dict[str, Any]]) -> Capabilities:
         has_delivered=job.checkpoint.rows > 0 and not job.backfill,
         key=job.key,
         key_is_read=bool(job.reading_key),
-        guarantee=cursors.guarantee(job.cursor, job.definition.options) if job.cursor else None,
+        guarantee=_guarantee(job),
         warnings=tuple(_warnings(job)),
     )
+
+
+def _guarantee(job: Job) -> str | None:
+    if job.cursor is None:
+        return None
+    return cursors.guarantee(job.cursor, job.definition.options, on_standby=job.on_standby)
 
 
 def _warnings(job: Job) -> list[str]:
@@ -338,12 +349,18 @@ def _warnings(job: Job) -> list[str]:
         found.append(
             f"incremental_key {job.cursor.key} has no time zone; UTC is assumed, options.cursor_timezone says otherwise"
         )
-    if cursors.guarantee(job.cursor, job.definition.options) == "bounded-lag":
+    if job.on_standby:
+        found.append(
+            "the source is a standby: rows of a transaction that is open on its primary for longer than"
+            f" options.lookback_seconds ({job.definition.options.lookback_seconds:g}) are missed"
+        )
+    elif _guarantee(job) == "bounded-lag":
         found.append(
             "rows whose cursor value was not set by this database's clock may be late: set options.lookback_seconds, or"
             " options.cursor_clock to 'database' if it was"
         )
-    return found
+    origin = next(column.origin for column in job.result if column.name == job.cursor.key)
+    return found + advice.cursor_warnings(job.reader.connection, job.cursor, origin)
 
 
 def null_cursors(job: Job) -> int:

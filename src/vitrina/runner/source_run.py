@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from vitrina.adapters.readers.pushdown import Paging
+from vitrina.adapters.readers.pushdown import Paging, SharedSnapshot
 from vitrina.adapters.readers.sql import Bounds
 from vitrina.adapters.writers.stage import Stage, stage_name
 from vitrina.ports import Filled, Source
@@ -77,7 +77,7 @@ class SourceRun(Run):
         return replace(self._checkpoint, batch_no=filled.number, safe_upto=filled.last[0])
 
     def _source(
-        self, stages: tuple[Stage, ...], bounds: Bounds, paging: Paging, *, snapshot: str | None = None
+        self, stages: tuple[Stage, ...], bounds: Bounds, paging: Paging, *, snapshot: SharedSnapshot | None = None
     ) -> Source:
         from vitrina.adapters.readers.arrow import Stager
         from vitrina.adapters.readers.python import PythonSource

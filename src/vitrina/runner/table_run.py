@@ -17,7 +17,7 @@ from vitrina.adapters import carriage
 from vitrina.adapters import cursor as cursors
 from vitrina.adapters.cursor import Watermark
 from vitrina.adapters.readers.copy import CopySource
-from vitrina.adapters.readers.pushdown import Paging, PushdownSource
+from vitrina.adapters.readers.pushdown import Paging, PushdownSource, SharedSnapshot
 from vitrina.adapters.readers.sql import Bounds
 from vitrina.adapters.writers.postgres import MergeCounts, StageLost
 from vitrina.adapters.writers.stage import Stage, stage_name
@@ -125,7 +125,7 @@ class Run:
             stage=stage.name,
             fingerprint=self._fingerprint(),
             load_started_at=datetime.now(UTC),
-            held_upto=_remember(upto) if upto else None,
+            held_upto=upto.remembered if upto else None,
         )
         with self._transaction("preparing the stage"):
             job.writer.drop_other_stages(keep=[])
@@ -155,8 +155,8 @@ class Run:
             limit=(lambda: rows) if rows else None,
         )
 
-    def _snapshot(self) -> str | None:
-        """Chunks of one load see one state of the source: the snapshot is exported by a session that stays open."""
+    def _snapshot(self) -> SharedSnapshot | None:
+        """Chunks of one load see one state of the source."""
         if self._plan.route != "pushdown" or self._plan.page_rows is None:
             return None
         job = self._job
@@ -166,10 +166,7 @@ class Run:
         )
         self._sessions.callback(holder.close)
         self._control.guard(holder)
-        holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        row = holder.execute("SELECT pg_catalog.pg_export_snapshot() AS name").fetchone()
-        assert row is not None
-        return str(row["name"])
+        return SharedSnapshot(holder, self._max_snapshot_seconds)
 
     def _resume_point(self) -> tuple[str, ...] | None:
         return tuple(json.loads(self._checkpoint.last_key)) if self._checkpoint.last_key else None
@@ -211,7 +208,7 @@ class Run:
         done = self._checkpoint.without_load()
         if not self._job.cursor:
             return done
-        upto = _recall(self._checkpoint.held_upto)
+        upto = Watermark.recalled(self._checkpoint.held_upto)
         # That rows were delivered is how a mart that somebody emptied by hand is told from one that is still empty.
         return replace(done, safe_upto=upto.upto, held_upto=upto.held_upto, rows=self._checkpoint.rows)
 
@@ -241,11 +238,11 @@ class Run:
         """A pass that was interrupted goes on with the watermark that it began with."""
         if self._checkpoint.last_key is not None and not self._job.backfill:
             self.answers_request = False
-            return _recall(self._checkpoint.held_upto)
+            return Watermark.recalled(self._checkpoint.held_upto)
         leases.answer_request(self._job.metastore, self._job.claim)
         upto = self._watermark()
         if not self._job.backfill:
-            self._checkpoint = replace(self._checkpoint, held_upto=_remember(upto), last_key=None, last_id=None)
+            self._checkpoint = replace(self._checkpoint, held_upto=upto.remembered, last_key=None, last_id=None)
         leases.note_hold(self._job.metastore, self._job.claim, upto.hold)
         return upto
 
@@ -365,7 +362,7 @@ class Run:
         self._control.check()
 
     def _source(
-        self, stages: tuple[Stage, ...], bounds: Bounds, paging: Paging, *, snapshot: str | None = None
+        self, stages: tuple[Stage, ...], bounds: Bounds, paging: Paging, *, snapshot: SharedSnapshot | None = None
     ) -> Source:
         if self._plan.route == "arrow":
             return self._arrow_source(stages, bounds, paging)
@@ -511,13 +508,3 @@ class Run:
         self._take_batch_size()
         if status is Status.PAUSE_REQUESTED and obey_pause:
             raise Paused
-
-
-def _remember(upto: Watermark) -> str:
-    """A watermark survives the run that computed it: it is part of the checkpoint."""
-    return json.dumps({"upto": upto.upto, "held": upto.held_upto})
-
-
-def _recall(text: str | None) -> Watermark:
-    found = json.loads(text) if text and text.startswith("{") else {}
-    return Watermark(found.get("upto"), found.get("held"))

@@ -4,6 +4,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import psycopg
 from psycopg.pq import ExecStatus, TransactionStatus
@@ -16,7 +17,7 @@ from vitrina.adapters.readers.pushdown import Paging
 from vitrina.adapters.readers.sql import Age, Bounds, Query, SqlReader, column, translate_read
 from vitrina.adapters.writers.postgres import null_key_error
 from vitrina.adapters.writers.stage import BATCH, EPOCH, Stage, StageColumn
-from vitrina.ports import Filled
+from vitrina.ports import Filled, Stopwatch
 from vitrina.store import database, sessions
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
@@ -67,11 +68,13 @@ class CopySource:
             with copy_out(self._reader, self._select(self._stages[0], position)) as pieces:
                 lines = Lines(pieces, self._places(self._stages[0]))
                 while lines.waiting:
-                    started = time.monotonic()
-                    rows = self._fill(self._stages[number % len(self._stages)], number, lines)
+                    started, watch = time.monotonic(), Stopwatch()
+                    # Rows are staged as they come; what that takes is mostly the query's.
+                    with watch.lap("read"):
+                        rows = self._fill(self._stages[number % len(self._stages)], number, lines)
                     failpoints.hit("batch.filled")
-                    position = lines.position
-                    yield Filled(number, rows, position, time.monotonic() - started, reopened=reopened)
+                    position, seconds = lines.position, time.monotonic() - started
+                    yield Filled(number, rows, position, seconds, laps=watch.laps, reopened=reopened)
                     number += 1
                     if age.is_over:
                         break
@@ -90,7 +93,7 @@ class CopySource:
         cursor = self._query.cursor
         if cursor and stage.cursor_types:
             outputs += [SQL("q.{}").format(Identifier(name)) for name in (cursor.key, cursor.id) if name]
-        bounds = Bounds(self._bounds.since, self._bounds.until, after)
+        bounds = replace(self._bounds, after=after)
         return self._query.select(outputs, bounds, order=self._paging.columns, types=self._paging.types)
 
     def _cast(self, staged: StageColumn) -> str | None:

@@ -9,7 +9,7 @@ import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina import failpoints
-from vitrina.adapters.readers.sql import Bounds, Query, SqlReader, column, translate_read
+from vitrina.adapters.readers.sql import Age, Bounds, Query, SqlReader, column, translate_read
 from vitrina.adapters.writers.postgres import null_key_error
 from vitrina.adapters.writers.stage import BATCH, EPOCH, Stage
 from vitrina.ports import Filled, Stopwatch
@@ -44,7 +44,7 @@ class PushdownSource:
         epoch: int,
         target: PostgresTarget,
         isolate: bool,
-        snapshot: str | None = None,
+        snapshot: "SharedSnapshot | None" = None,
     ) -> None:
         self._reader = reader
         self._probe = probe
@@ -64,6 +64,7 @@ class PushdownSource:
             started, watch = time.monotonic(), Stopwatch()
             stage = self._stages[number % len(self._stages)]
             limit = self._paging.limit() if self._paging.limit else None
+            reopened = self._snapshot.renew() if self._snapshot else False
             # One statement reads and stages; what it takes is mostly the query's.
             with watch.lap("read"):
                 rows = self._fill(stage, number, position, limit)
@@ -71,7 +72,7 @@ class PushdownSource:
             if rows:
                 with watch.lap("stage"):
                     position = self._last(stage, number)
-                yield Filled(number, rows, position, time.monotonic() - started, laps=watch.laps)
+                yield Filled(number, rows, position, time.monotonic() - started, laps=watch.laps, reopened=reopened)
             if limit is None or rows < limit:
                 return
             number += 1
@@ -91,7 +92,7 @@ class PushdownSource:
             with connection.transaction():
                 if self._snapshot:
                     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE")
-                    connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Literal(self._snapshot)))
+                    connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Literal(self._snapshot.name)))
                 else:
                     connection.execute("SET TRANSACTION READ WRITE")
                 if self._isolate:
@@ -157,6 +158,32 @@ class PushdownSource:
             )
         ).fetchone()
         return tuple(row.values()) if row else None
+
+
+class SharedSnapshot:
+    """What all chunks of a load see, exported by a session that stays open; a new one when it has grown too old."""
+
+    def __init__(self, holder: Connection, max_seconds: float | None) -> None:
+        self._holder = holder
+        self._max_seconds = max_seconds
+        self._age: Age | None = None
+        self.name = ""
+
+    def renew(self) -> bool:
+        """Whether an earlier one had to be given up. Called between chunks only."""
+        if self._age and not self._age.is_over:
+            return False
+        is_first, self._age = self._age is None, Age(self._max_seconds)
+        try:
+            if not is_first:
+                self._holder.execute("ROLLBACK")
+            self._holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            row = self._holder.execute("SELECT pg_catalog.pg_export_snapshot() AS name").fetchone()
+        except psycopg.Error as exc:
+            raise translate_read(exc) from exc
+        assert row is not None
+        self.name = str(row["name"])
+        return not is_first
 
 
 def _insert_into(stage: Stage, table: Composable, select: Composable, epoch: int, number: int) -> Composed:

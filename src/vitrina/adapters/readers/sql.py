@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
@@ -142,7 +142,11 @@ class SqlReader:
             for i in range(described.nfields)
         ]
         self._refuse_unnamed([name for name, _, _ in columns])
-        return self._with_type_names(columns)
+        origins = [(described.ftable(i), described.ftablecol(i)) for i in range(described.nfields)]
+        return [
+            replace(column, origin=origin if all(origin) else None)
+            for column, origin in zip(self._with_type_names(columns), origins, strict=True)
+        ]
 
     def _refused(self, result: "psycopg.pq.abc.PGresult", judged: Judged) -> SourceQueryFailed:
         exc = psycopg.errors.error_from_result(result)
@@ -213,6 +217,7 @@ class SqlReader:
         # Imported here: the driver and pyarrow are the runner's alone and cost half a second.
         import adbc_driver_manager
         import adbc_driver_postgresql.dbapi as adbc
+        from adbc_driver_manager._reader import AdbcRecordBatchReader
 
         text = statement.as_string(self.connection)
         try:
@@ -225,7 +230,9 @@ class SqlReader:
                 cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_FETCH_BYTES)})
                 self._streaming = cursor
                 cursor.execute(text)
-                with cursor.fetch_record_batch() as batches:
+                # Not fetch_record_batch(): its reader forgets the SQLSTATE of what goes wrong behind the first rows.
+                handle = cursor.fetch_arrow()
+                with closing(AdbcRecordBatchReader._import_from_c(handle.address)) as batches:
                     yield _translating(batches)
         except adbc_driver_manager.Error as exc:
             raise translate_arrow(exc) from exc

@@ -1,0 +1,75 @@
+"""What the source's catalog tells about an incremental cursor: reasons to expect slow passes or rows left out."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from vitrina.adapters.cursor import Cursor
+from vitrina.store.database import Connection
+
+# Below this a table is read as fast as its index.
+WORTH_AN_INDEX_BYTES = 1 << 20
+_CLOCKS = r"now\(\)|(clock|statement|transaction|current)_timestamp|localtimestamp|current_date"
+
+
+def cursor_warnings(source: Connection, cursor: Cursor, origin: tuple[int, int] | None) -> list[str]:
+    """Of a cursor that is a plain column of a table; nothing is known about computed ones and columns of views."""
+    found = _find_column(source, origin) if origin else None
+    return list(_warnings(cursor, found)) if found else []
+
+
+def _warnings(cursor: Cursor, found: dict[str, Any]) -> Iterator[str]:
+    table, column = found["table"], cursor.key
+    order = f'{column} COLLATE "C"' if cursor.is_text else column
+    if not found["bytewise" if cursor.is_text else "indexed"] and found["bytes"] >= WORTH_AN_INDEX_BYTES:
+        columns = f"{order}, {cursor.id}" if cursor.id else order
+        yield (
+            f"{table} has no index that starts with {order}, so each pass reads the whole table: CREATE INDEX"
+            f" CONCURRENTLY ON {table} ({columns})"
+        )
+    if not found["not_null"]:
+        yield (
+            f"incremental_key {column} may be NULL in {table}, and a row without it is never read: fill it in and ALTER"
+            f" TABLE {table} ALTER {column} SET NOT NULL"
+        )
+    if cursor.is_clock and found["set_by_default"] and not found["set_by_trigger"] and found["updates"]:
+        yield (
+            f"incremental_key {column} is set by its default for new rows, and no trigger of {table} moves it later,"
+            f" though {found['updates']} row(s) were changed: a change that leaves it alone is never delivered. Add a"
+            " BEFORE UPDATE trigger, or compare regularly (options.reconcile)"
+        )
+
+
+def _find_column(source: Connection, origin: tuple[int, int]) -> dict[str, Any] | None:
+    return source.execute(
+        """
+        SELECT c.oid::regclass::text AS table, a.attnotnull AS not_null,
+               (SELECT coalesce(sum(pg_catalog.pg_relation_size(t.relid)), 0)
+                FROM pg_catalog.pg_partition_tree(c.oid) t) + pg_catalog.pg_relation_size(c.oid) AS bytes,
+               -- Whatever the application may do, a default counts once and a trigger each time.
+               coalesce(pg_catalog.pg_get_expr(d.adbin, d.adrelid) ~* %(clocks)s, false)
+                   AND a.attgenerated = '' AS set_by_default,
+               EXISTS (SELECT FROM pg_catalog.pg_trigger g
+                       WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgenabled IN ('O', 'A')
+                         AND g.tgtype & 19 = 19) AS set_by_trigger, -- FOR EACH ROW, BEFORE, UPDATE
+               (SELECT coalesce(sum(pg_catalog.pg_stat_get_tuples_updated(t.relid)), 0)
+                FROM pg_catalog.pg_partition_tree(c.oid) t)
+                   + pg_catalog.pg_stat_get_tuples_updated(c.oid) AS updates,
+               coalesce(i.indexed, false) AS indexed, coalesce(i.bytewise, false) AS bytewise
+        FROM pg_catalog.pg_attribute a
+        JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
+        LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+        LEFT JOIN LATERAL (
+            SELECT true AS indexed, bool_or(coalesce(l.collname IN ('C', 'POSIX'), b.datcollate IN ('C', 'POSIX')))
+                       AS bytewise
+            FROM pg_catalog.pg_index x
+            JOIN pg_catalog.pg_class xc ON xc.oid = x.indexrelid
+            JOIN pg_catalog.pg_am m ON m.oid = xc.relam AND m.amname = 'btree'
+            JOIN pg_catalog.pg_database b ON b.datname = current_database()
+            LEFT JOIN pg_catalog.pg_collation l ON l.oid = x.indcollation[0] AND l.collname <> 'default'
+            WHERE x.indrelid = c.oid AND x.indkey[0] = a.attnum AND x.indisvalid AND x.indpred IS NULL
+            HAVING count(*) > 0
+        ) i ON true
+        WHERE a.attrelid = %(table)s AND a.attnum = %(column)s AND c.relkind IN ('r', 'p', 'm')
+        """,
+        {"clocks": _CLOCKS, "table": origin[0], "column": origin[1]},
+    ).fetchone()

@@ -1,6 +1,5 @@
 """Rows that travel: read as Arrow, passed through the steps, copied into the stage."""
 
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace

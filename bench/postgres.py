@@ -38,6 +38,7 @@ def main() -> None:
             print(text, flush=True)
             write(arguments.name, lines, sizes, described)
 
+        running.warm_up()
         for name in (*arguments.only, *arguments.peers):
             for line in getattr(running, name)():
                 lines.append(line)

@@ -1,8 +1,11 @@
 """Full loads: the mart equals the source afterwards, only what differs is written, and refusals name the reason."""
 
+from typing import Any
+
 import pytest
 
 from tests.support.workbench import Workbench
+from vitrina.adapters.readers import sql
 
 FILMS = """
 CREATE TABLE content.film_work (id int PRIMARY KEY, title text, rating numeric(3,1), genres text[]);
@@ -186,3 +189,29 @@ def test_large_loads_are_chunked_under_one_snapshot(bench: Workbench) -> None:
     assert (run["status"], run["batches"], run["metrics"]["paging"]) == ("SUCCESS", 4, "keyset pages")
     assert run["metrics"]["consistency"] == "snapshot"
     assert bench.differences(QUERY, "analytics.films") == 0
+
+
+@pytest.mark.parametrize("options", [{"route": "copy"}, {"route": "arrow"}, {"checkpoint_rows": 200}])
+def test_a_long_read_goes_on_in_a_new_snapshot(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Unless it promised one snapshot: then it keeps it."""
+    monkeypatch.setattr(sql.Age, "is_over", property(lambda age: age.limit_seconds is not None))
+    bench.pipeline("films", QUERY, target_key=["id"], batch_size=200, options=options)
+    run = bench.run("films")
+    assert (run["status"], run["error_message"], run["metrics"]["consistency"]) == ("SUCCESS", None, "mixed")
+    assert run["batches"] == 5
+    assert bench.differences(QUERY, "analytics.films") == 0
+
+    bench.change("films", options=options | {"consistency": "snapshot"})
+    assert bench.run("films")["metrics"]["consistency"] == "snapshot"
+
+
+@ROUTES
+def test_an_error_behind_the_first_rows_is_the_querys_own(bench: Workbench, route: str) -> None:
+    """Postgres says what kind it is, wherever it comes: trying again would change nothing."""
+    query = "SELECT id, 1 / (id - 90000) AS share FROM generate_series(1, 100000) AS id"
+    bench.pipeline("films", query, target_key=["id"], options={"route": route})
+    run = bench.run("films")
+    assert (run["status"], run["error_code"], run["attempts"]) == ("FAILED", "source_query_failed", 1)
+    assert "division by zero" in run["error_message"]

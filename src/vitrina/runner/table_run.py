@@ -16,8 +16,7 @@ from vitrina import failpoints
 from vitrina.adapters import carriage
 from vitrina.adapters import cursor as cursors
 from vitrina.adapters.cursor import Watermark
-from vitrina.adapters.readers.copy import CopySource
-from vitrina.adapters.readers.pushdown import Paging, PushdownSource, SharedSnapshot
+from vitrina.adapters.readers.pushdown import Paging, SharedSnapshot
 from vitrina.adapters.readers.sql import Bounds
 from vitrina.adapters.writers.postgres import MergeCounts, StageLost
 from vitrina.adapters.writers.stage import Stage, stage_name
@@ -28,6 +27,7 @@ from vitrina.runner import job as jobs
 from vitrina.runner import logins
 from vitrina.runner.ahead import Ahead
 from vitrina.runner.control import Paused, RunControl
+from vitrina.runner.filling import Filling
 from vitrina.runner.job import Job
 from vitrina.runner.metrics import RunMeter
 from vitrina.runner.plan import Plan
@@ -366,34 +366,10 @@ class Run:
     ) -> Source:
         if self._plan.route == "arrow":
             return self._arrow_source(stages, bounds, paging)
-        job = self._job
-        session = self._second_session()
+        filling, session = self._filling(bounds, paging), self._second_session()
         if self._plan.route == "copy":
-            return CopySource(
-                job.reader,
-                session,
-                job.query,
-                bounds=bounds,
-                stages=stages,
-                paging=paging,
-                epoch=job.claim.epoch,
-                target=job.table,
-                result=job.result,
-                batch_size=lambda: self._job.definition.batch_size,
-                max_snapshot_seconds=self._max_snapshot_seconds,
-            )
-        return PushdownSource(
-            job.reader,
-            session,
-            job.query,
-            bounds=bounds,
-            stages=stages,
-            paging=paging,
-            epoch=job.claim.epoch,
-            target=job.table,
-            isolate=self._plan.isolate,
-            snapshot=snapshot,
-        )
+            return filling.by_copy(stages, session)
+        return filling.by_postgres(stages, session, isolate=self._plan.isolate, snapshot=snapshot)
 
     def _second_session(self) -> Connection:
         """On the target, for the thread that fills stages."""
@@ -420,20 +396,10 @@ class Run:
         return self._stream_into(stager, bounds, paging)
 
     def _stream_into(self, stager: "StagesTables", bounds: Bounds, paging: Paging) -> Source:
-        from vitrina.adapters.readers.arrow import ArrowSource
+        return self._filling(bounds, paging).through_arrow(stager)
 
-        job = self._job
-        return ArrowSource(
-            job.reader,
-            job.query,
-            bounds=bounds,
-            result=job.result,
-            paging=paging,
-            stager=stager,
-            batch_size=self._batch_size,
-            passage=job.passage,
-            max_snapshot_seconds=self._max_snapshot_seconds,
-        )
+    def _filling(self, bounds: Bounds, paging: Paging) -> Filling:
+        return Filling(self._job, bounds, paging, self._batch_size, self._max_snapshot_seconds)
 
     def _stage(self, name: str, *, cursor_types: tuple[str, ...] = ()) -> Stage:
         """Rows that came through Arrow wait in the types in which they travelled."""

@@ -40,11 +40,12 @@ class Age:
     """How long a snapshot has been held: a source cannot clean up behind it, nor a standby replay past it."""
 
     def __init__(self, limit_seconds: float | None) -> None:
-        self._end = None if limit_seconds is None else time.monotonic() + limit_seconds
+        self.limit_seconds = limit_seconds
+        self._began = time.monotonic()
 
     @property
     def is_over(self) -> bool:
-        return self._end is not None and time.monotonic() >= self._end
+        return self.limit_seconds is not None and time.monotonic() - self._began >= self.limit_seconds
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,8 @@ class PostgresWriter:
         self.connection.execute(SQL("SET LOCAL maintenance_work_mem = {}").format(Literal(f"{2 * self._memory_mb}MB")))
         # A batch is small beside its mart: look its rows up by index rather than reading the whole mart.
         self.connection.execute("SET LOCAL random_page_cost = 1.1")
+        # What the planner needs to know of a stage is how many rows it has, and that its keys differ.
+        self.connection.execute("SET LOCAL default_statistics_target = 10")
         self.connection.execute("SET CONSTRAINTS ALL DEFERRED")
 
     def _latest_rows(self, merging: Merge, stage: Stage) -> Merge:

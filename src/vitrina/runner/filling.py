@@ -1,0 +1,77 @@
+"""Who fills the stages of a run: Postgres itself, lines of COPY, or rows that somebody looks at."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vitrina.adapters.readers.copy import CopySource
+from vitrina.adapters.readers.pushdown import Paging, PushdownSource, SharedSnapshot
+from vitrina.adapters.readers.sql import Bounds
+from vitrina.adapters.writers.stage import Stage
+from vitrina.ports import Source
+from vitrina.runner.job import Job
+from vitrina.store.database import Connection
+
+if TYPE_CHECKING:
+    from vitrina.adapters.readers.arrow import StagesTables
+
+
+@dataclass(frozen=True)
+class Filling:
+    """What is read, and in which order and portions."""
+
+    job: Job
+    bounds: Bounds
+    paging: Paging
+    batch_size: Callable[[], int]
+    max_snapshot_seconds: float | None
+
+    def by_postgres(
+        self, stages: tuple[Stage, ...], probe: Connection, *, isolate: bool, snapshot: SharedSnapshot | None
+    ) -> Source:
+        job = self.job
+        return PushdownSource(
+            job.reader,
+            probe,
+            job.query,
+            bounds=self.bounds,
+            stages=stages,
+            paging=self.paging,
+            epoch=job.claim.epoch,
+            target=job.table,
+            isolate=isolate,
+            snapshot=snapshot,
+        )
+
+    def by_copy(self, stages: tuple[Stage, ...], sink: Connection) -> Source:
+        job = self.job
+        return CopySource(
+            job.reader,
+            sink,
+            job.query,
+            bounds=self.bounds,
+            stages=stages,
+            paging=self.paging,
+            epoch=job.claim.epoch,
+            target=job.table,
+            result=job.result,
+            batch_size=self.batch_size,
+            max_snapshot_seconds=self.max_snapshot_seconds,
+        )
+
+    def through_arrow(self, stager: "StagesTables") -> Source:
+        # Imported here: the other routes need neither pyarrow nor its half second.
+        from vitrina.adapters.readers.arrow import ArrowSource
+
+        job = self.job
+        return ArrowSource(
+            job.reader,
+            job.query,
+            bounds=self.bounds,
+            result=job.result,
+            paging=self.paging,
+            stager=stager,
+            batch_size=self.batch_size,
+            passage=job.passage,
+            max_snapshot_seconds=self.max_snapshot_seconds,
+        )

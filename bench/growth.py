@@ -37,6 +37,8 @@ def measure(bench: Bench, sizes: list[int]) -> Iterator[Size]:
     def between() -> None:
         bench.load_elsewhere("growth_remote", QUERY)
 
+    if sizes:
+        bench.platform.restart()
     for rows in sizes:
         bench.cinema.make_films(TABLE, rows)
         yield _size(bench, "within one database", rows, within)

@@ -22,9 +22,11 @@ class Platform:
     settings: Settings
     environment: dict[str, str]
     process: subprocess.Popen[bytes] | None = field(default=None)
+    log: Path | None = None
 
     def start(self, log: Path) -> None:
-        with log.open("wb") as output:
+        self.log = log
+        with log.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "vitrina.cli", "runner"],
                 env=os.environ | self.environment,
@@ -38,6 +40,14 @@ class Platform:
         with self.connect() as connection:
             while not connection.execute("SELECT 1 FROM etl.etl_runners").fetchone():
                 time.sleep(0.05)
+
+    def restart(self) -> None:
+        """A new process, whose memory has seen nothing yet."""
+        assert self.log is not None
+        self.stop()
+        with self.connect() as connection:
+            connection.execute("DELETE FROM etl.etl_runners")
+        self.start(self.log)
 
     def stop(self) -> None:
         if self.process is not None:

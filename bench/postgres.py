@@ -36,7 +36,7 @@ def main() -> None:
 
         def show(text: str) -> None:
             print(text, flush=True)
-            write(arguments.name, lines, sizes, described)
+            write(arguments.name, lines, described, sizes)
 
         running.warm_up()
         for name in (*arguments.only, *arguments.peers):

@@ -16,8 +16,9 @@ import psycopg
 from psycopg import sql
 
 from bench.cinema import COLUMNS, FILMS
-from bench.postgres import INCREMENTAL, Bench, bench
+from bench.postgres import bench
 from bench.report import Line, timed, write
+from bench.scenarios import INCREMENTAL, Bench
 from vitrina.store import pipelines, requests
 
 # A quarter of the speed of the aggregate is what we promise.
@@ -35,7 +36,7 @@ SPOILS = {
 
 def main() -> None:
     arguments = parse()
-    arguments.only, arguments.bindir = ["reconcile"], None
+    arguments.only, arguments.peers, arguments.bindir = ["reconcile"], [], None
     with bench(arguments) as measured:
         lines = [_same_database(measured), _other_server(measured)]
         told = {"rows": arguments.rows, "runner_peak_memory_mb": round(measured.platform.peak_memory_mb())}
@@ -66,7 +67,7 @@ def _other_server(measured: Bench) -> Line:
     measured.platform.define("far_films", FILMS, target_key=["id"], options={"target_connection": "warehouse"})
     measured.platform.run("far_films")
     return _measure(
-        measured, "another server", "far_films", lambda: _aggregate(measured.remote_url, "analytics.far_films")
+        measured, "another server", "far_films", lambda: _aggregate(measured.remote.admin_url, "analytics.far_films")
     )
 
 
@@ -113,7 +114,7 @@ def _find_and_repair(measured: Bench) -> dict[str, object]:
         for statement in SPOILS.values():
             connection.execute(sql.SQL(statement).format(sql.Identifier("analytics", "films")))
     seconds = timed(lambda: _expect(reconcile(measured, "films", repair=True), missing=2, extra=2, differing=4))
-    measured.check(FILMS, "analytics.films", COLUMNS)
+    measured.check(FILMS, f"SELECT {COLUMNS} FROM analytics.films")
     print(f"found and repaired {', '.join(SPOILS)} in {seconds:.1f} s", flush=True)
     return {"found_and_repaired": f"{', '.join(SPOILS)}, in {seconds:.1f} s"}
 

@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,7 +70,7 @@ def machine() -> dict[str, object]:
     }
 
 
-def write(name: str, lines: list[Line], sizes: list["Size"], extra: dict[str, object]) -> Path:
+def write(name: str, lines: list[Line], extra: dict[str, object], sizes: "Sequence[Size]" = ()) -> Path:
     """Written after each scenario: a long run that is cut short leaves what it has measured."""
     RESULTS.mkdir(exist_ok=True)
     described = machine() | extra

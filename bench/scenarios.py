@@ -48,8 +48,8 @@ class Bench:
 
     def full(self) -> Iterator[Line]:
         reference = "fresh table, primary key afterwards"
-        yield self._compare(FULL, reference, 0.6, self._load_films, lambda: references.fresh_table(self.cinema))
-        self._check(FILMS, "TABLE analytics.films")
+        yield self.compare(FULL, reference, 0.6, self._load_films, lambda: references.fresh_table(self.cinema))
+        self.check(FILMS, "TABLE analytics.films")
 
     def first_pass(self) -> Iterator[Line]:
         def load() -> None:
@@ -58,21 +58,21 @@ class Bench:
             self.platform.run("films_incremental")
 
         reference = "fresh table, primary key afterwards"
-        yield self._compare(
+        yield self.compare(
             "first pass of an incremental one", reference, 0.6, load, lambda: references.fresh_table(self.cinema)
         )
-        self._check(FILMS, "TABLE analytics.films_incremental")
+        self.check(FILMS, "TABLE analytics.films_incremental")
 
     def rerun(self) -> Iterator[Line]:
         references.fresh_table(self.cinema)
         self._ensure_films()
         reference = "hand-written anti-join"
         reload, anti_join = (lambda: self.platform.run("films")), (lambda: references.anti_join(self.cinema))
-        yield self._compare(RELOAD, reference, 0.8, reload, anti_join)
-        yield self._compare(
+        yield self.compare(RELOAD, reference, 0.8, reload, anti_join)
+        yield self.compare(
             "full reload, 1 % changed", reference, 0.8, reload, anti_join, before=self.cinema.touch_one_percent
         )
-        self._check(FILMS, "TABLE analytics.films")
+        self.check(FILMS, "TABLE analytics.films")
 
     def upsert(self) -> Iterator[Line]:
         references.fresh_table(self.cinema)
@@ -84,7 +84,7 @@ class Bench:
             self.cinema.spoil("analytics.films_incremental")
             self.platform.rewind("films_incremental", "2000-01-01 00:00:00+00")
 
-        yield self._compare(
+        yield self.compare(
             UPSERT,
             "batched INSERT .. ON CONFLICT",
             0.8,
@@ -92,31 +92,31 @@ class Bench:
             lambda: references.batched_upsert(self.cinema),
             before=spoil,
         )
-        self._check(FILMS, "TABLE analytics.films_incremental")
+        self.check(FILMS, "TABLE analytics.films_incremental")
 
     def aggregate(self) -> Iterator[Line]:
         reference = "CREATE TABLE AS, primary key afterwards"
-        yield self._compare(AGGREGATE, reference, None, self._load_ratings, lambda: references.aggregate(self.cinema))
-        self._check(RATINGS, "TABLE analytics.ratings")
+        yield self.compare(AGGREGATE, reference, None, self._load_ratings, lambda: references.aggregate(self.cinema))
+        self.check(RATINGS, "TABLE analytics.ratings")
 
     def remote_load(self) -> Iterator[Line]:
         reference = "COPY to COPY, primary key afterwards"
         copy = lambda: references.copy_across(self.cinema, self.remote.admin_url)  # noqa: E731
-        yield self._compare(REMOTE, reference, 0.6, self._load_remote, copy)
-        self._check(FILMS, "TABLE analytics.films_remote", where=self.remote)
+        yield self.compare(REMOTE, reference, 0.6, self._load_remote, copy)
+        self.check(FILMS, "TABLE analytics.films_remote", where=self.remote)
 
     def arrow_step(self) -> Iterator[Line]:
         """Within one database, so that the only difference is the step."""
         without = lambda: self._load_through([], "films_carried")  # noqa: E731
         step = lambda: self._load_through(["bench_upper"], "films_upper")  # noqa: E731
-        yield self._compare("one Arrow step in the way", "the same without it", 0.8, step, without)
-        self._check(CAPITALS, "TABLE analytics.films_upper")
+        yield self.compare("one Arrow step in the way", "the same without it", 0.8, step, without)
+        self.check(CAPITALS, "TABLE analytics.films_upper")
 
     def row_step(self) -> Iterator[Line]:
         step = lambda: self._load_through(["bench_upper_rows"], "films_upper_rows")  # noqa: E731
         loop = lambda: references.python_loop(self.cinema)  # noqa: E731
-        yield self._compare("one row-dict step in the way", "COPY, a bare Python loop, COPY", 0.4, step, loop)
-        self._check(CAPITALS, "TABLE analytics.films_upper_rows")
+        yield self.compare("one row-dict step in the way", "COPY, a bare Python loop, COPY", 0.4, step, loop)
+        self.check(CAPITALS, "TABLE analytics.films_upper_rows")
 
     # --- against the tools that people would use instead -----------------------------------------------------------
 
@@ -126,13 +126,13 @@ class Bench:
         replace = lambda: peers.dlt_load(peer, self.cinema, "replace")  # noqa: E731
         line = self._measure(FULL, "dlt replace", 8, self._load_films, replace)
         yield line
-        self._check(FILMS, loaded)
+        self.check(FILMS, loaded)
         if "one row-dict step in the way" in self.times:
             work = "one row-dict step in the way"
             yield Line(work, "dlt replace, no step", self.cinema.rows, 2, self.times[work], line.theirs)
         merge = lambda: peers.dlt_load(peer, self.cinema, "merge")  # noqa: E731
         yield self._measure(RELOAD, "dlt merge (upsert)", None, self._reload_films, merge)
-        self._check(FILMS, loaded)
+        self.check(FILMS, loaded)
 
     def ingestr(self) -> Iterator[Line]:
         peer = self.peer("ingestr")
@@ -153,11 +153,11 @@ class Bench:
 
         films = "analytics.ingestr_films"
         yield self._measure(FULL, "ingestr replace", 2, self._load_films, lambda: load(films, self.cinema))
-        self._check(FILMS, loaded)
+        self.check(FILMS, loaded)
         yield self._measure(RELOAD, "ingestr merge", 2, self._reload_films, lambda: load(films, self.cinema, "merge"))
-        self._check(FILMS, loaded)
+        self.check(FILMS, loaded)
         yield self._measure(REMOTE, "ingestr replace", 1.2, self._load_remote, lambda: load(films, self.remote))
-        self._check(FILMS, loaded, where=self.remote)
+        self.check(FILMS, loaded, where=self.remote)
         ratings, query = "analytics.ingestr_ratings", "query:" + " ".join(RATINGS.split())
         yield self._measure(
             AGGREGATE,
@@ -166,7 +166,7 @@ class Bench:
             self._load_ratings,
             lambda: load(ratings, self.cinema, key="film_id", source=query),
         )
-        self._check(
+        self.check(
             RATINGS,
             f"SELECT film_id::uuid, avg_rating::numeric(4,2), rating_count::bigint FROM {ratings}",
         )
@@ -221,7 +221,7 @@ class Bench:
 
     # --- measuring -----------------------------------------------------------------------------------------------
 
-    def _compare(
+    def compare(
         self,
         work: str,
         reference: str,
@@ -250,7 +250,7 @@ class Bench:
         line.theirs += [timed(theirs) for _ in range(self.repeat)]
         return line
 
-    def _check(self, wanted: str, found: str, *, where: Cinema | None = None) -> None:
+    def check(self, wanted: str, found: str, *, where: Cinema | None = None) -> None:
         source, loaded = self.cinema.fingerprint(wanted), (where or self.cinema).fingerprint(found)
         if source != loaded:
             raise RuntimeError(f"{found} differs from its source: {loaded[0]} rows of {source[0]}, or other values")

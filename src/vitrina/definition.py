@@ -61,7 +61,7 @@ class Options(Strict):
     consistency: Literal["mixed", "snapshot"] = Field(
         "mixed", description="`snapshot`: an interrupted full load starts over instead of continuing."
     )
-    checkpoint_rows: int = Field(5_000_000, ge=1, description="A pushdown load larger than this is cut into chunks.")
+    checkpoint_rows: int = Field(20_000_000, ge=1, description="A pushdown load larger than this is cut into chunks.")
     max_stage_age_seconds: int = Field(86_400, ge=1, description="An interrupted load older than this starts over.")
     max_snapshot_seconds: int = Field(
         3_600, ge=1, description="A read longer than this goes on in a new snapshot, unless `consistency: snapshot`."

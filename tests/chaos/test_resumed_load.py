@@ -11,8 +11,9 @@ from vitrina.store import pipelines
 
 ROWS = 1_000_000 if LONG else 6_000
 KILLS = 20 if LONG else 3
-BATCH_ROWS = ROWS // 60
-POINTS = ("batch.filled", "batch.fenced", "batch.committed")
+BATCH_ROWS = ROWS // 100
+# Late enough that each attempt gets a batch further: batch n + 2 is filled only when n has been counted.
+POINTS = (("batch.filled", 3), ("batch.filled", 4), ("batch.fenced", 2), ("batch.fenced", 3), ("batch.committed", 2))
 # Chunks that Postgres cuts, and one stream that is taken up again.
 ROUTES = {"pages": {"checkpoint_rows": BATCH_ROWS}, "stream": {"route": "copy"}}
 
@@ -27,8 +28,8 @@ def test_a_load_that_is_killed_again_and_again_is_published_once(make_arena: Mak
     arena.request(kind)
     chance = random.Random(11)
     for _ in range(KILLS):
-        # The second time at the earliest: each attempt gets a batch further, so nothing is given up.
-        arena.arm(chance.choice(POINTS), "kill", chance.choice((2, 3)))
+        point, count = chance.choice(POINTS)
+        arena.arm(point, "kill", count)
         arena.await_true(lambda: arena.fired, 120, "a kill")
         arena.runners[0].process.wait()
         arena.replace_dead()

@@ -39,7 +39,7 @@ def standby_port(server: TemporaryServer) -> Iterator[int]:
         [
             cluster.bindir / "pg_basebackup",
             *("--pgdata", cluster.data, "--dbname", server.urls.admin),
-            *("--write-recovery-conf", "--checkpoint", "fast", "--wal-method", "stream"),
+            *("--write-recovery-conf", "--checkpoint", "fast", "--no-sync", "--wal-method", "stream"),
         ]
     )
     assert copied.returncode == 0, copied.stdout

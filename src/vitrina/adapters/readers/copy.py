@@ -26,7 +26,7 @@ from vitrina.targets import PostgresTarget
 MAX_BATCH_BYTES = 64 << 20
 # Lines are passed on in pieces of about this size: one write, and little memory.
 _PIECE_BYTES = 256 << 10
-# How long a query that nobody wants any more may take to end.
+# How long the server may take to hear that nobody wants a query any more.
 _PATIENCE_SECONDS = 5.0
 
 
@@ -192,14 +192,11 @@ def _pieces(connection: Connection, text: str) -> Iterator[list[bytes]]:
     raw.send_query_params(text.encode(), None)
     while raw.flush():
         _wait(raw, select.POLLOUT)
-    while raw.is_busy():
-        _wait(raw, select.POLLIN)
-        raw.consume_input()
-    begun = raw.get_result()
+    begun = _next_result(raw)
     if begun is None or begun.status != ExecStatus.COPY_OUT:
         raise _failure(connection, begun)
     yield from _gathered(raw)
-    while (result := raw.get_result()) is not None:
+    while (result := _next_result(raw)) is not None:
         if result.status != ExecStatus.COMMAND_OK:
             raise _failure(connection, result)
 
@@ -223,27 +220,30 @@ def _gathered(raw: PGconn) -> Iterator[list[bytes]]:
 
 
 def _abandon(connection: Connection) -> None:
-    """End the query and read what had been sent of it; a session that does not end it is ended itself."""
+    """End the query, and read what had been sent of it already."""
     raw = connection.pgconn
     try:
         connection.cancel_safe(timeout=_PATIENCE_SECONDS)
-        end = time.monotonic() + _PATIENCE_SECONDS
-        while (result := raw.get_copy_data(1)[0]) >= 0 and time.monotonic() < end:
-            if result == 0:
-                _wait(raw, select.POLLIN, _PATIENCE_SECONDS)
-                raw.consume_input()
-        while result < 0 and raw.get_result() is not None:
-            pass
+        while (result := _next_result(raw)) is not None:
+            if result.status == ExecStatus.COPY_OUT:
+                for _ in _gathered(raw):
+                    pass
     except psycopg.Error:
-        connection.close()
-    if raw.transaction_status == TransactionStatus.ACTIVE:
-        connection.close()
+        connection.close()  # it was cut: nobody waits for what it would say
 
 
-def _wait(raw: PGconn, event: int, seconds: float | None = None) -> None:
+def _next_result(raw: PGconn) -> PGresult | None:
+    while raw.is_busy():
+        _wait(raw, select.POLLIN)
+        raw.consume_input()
+    return raw.get_result()
+
+
+def _wait(raw: PGconn, event: int) -> None:
+    """For as long as it takes: whoever loses patience cuts the connection."""
     ready = select.poll()
     ready.register(raw.socket, event)
-    ready.poll(None if seconds is None else seconds * 1000)
+    ready.poll()
 
 
 def _failure(connection: Connection, result: PGresult | None) -> psycopg.Error:

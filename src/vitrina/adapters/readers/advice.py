@@ -59,13 +59,11 @@ def _find_column(source: Connection, origin: tuple[int, int]) -> dict[str, Any] 
         JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
         LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
         LEFT JOIN LATERAL (
-            SELECT true AS indexed, bool_or(coalesce(l.collname IN ('C', 'POSIX'), b.datcollate IN ('C', 'POSIX')))
-                       AS bytewise
+            -- An index in the order of the database's own collation does not serve, even if that orders bytes.
+            SELECT true AS indexed, bool_or(x.indcollation[0] = 'pg_catalog."C"'::pg_catalog.regcollation) AS bytewise
             FROM pg_catalog.pg_index x
             JOIN pg_catalog.pg_class xc ON xc.oid = x.indexrelid
             JOIN pg_catalog.pg_am m ON m.oid = xc.relam AND m.amname = 'btree'
-            JOIN pg_catalog.pg_database b ON b.datname = current_database()
-            LEFT JOIN pg_catalog.pg_collation l ON l.oid = x.indcollation[0] AND l.collname <> 'default'
             WHERE x.indrelid = c.oid AND x.indkey[0] = a.attnum AND x.indisvalid AND x.indpred IS NULL
             HAVING count(*) > 0
         ) i ON true

@@ -36,7 +36,7 @@ structlog.configure(
 )
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Several processes share the work: a file's tests stay together, and so do those of one search server."""
     for item in items:

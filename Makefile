@@ -17,8 +17,8 @@ WIPE ?=
 export PYTHON
 
 COMPOSE = docker compose $(if $(wildcard .env),--env-file .env) -f infra/docker-compose.yml
-# Files are spread over the processors, each file and each search server to one of them.
-PYTEST = .venv/bin/python -m pytest --numprocesses "$(JOBS)" --dist loadgroup
+# Every processor works, with servers of its own.
+PYTEST = .venv/bin/python -m pytest --numprocesses "$(JOBS)"
 COMPILE = .venv/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
 	--python-version 3.11 $(if $(UPGRADE),--upgrade)
 

@@ -36,14 +36,6 @@ structlog.configure(
 )
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Several processes share the work: a file's tests stay together, and so do those of one search server."""
-    for item in items:
-        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        item.add_marker(pytest.mark.xdist_group(str(parameters.get("search", item.path.name))))
-
-
 @pytest.fixture(scope="session")
 def server() -> Iterator[TemporaryServer]:
     """The embedded server, or the one whose programs are in VITRINA_TEST_PG_BINDIR."""

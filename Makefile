@@ -5,7 +5,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Settings, e.g. `make dev PORT=8080`, `make setup PYTHON=/usr/bin/python3.12`
 KIND ?=
-JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
+JOBS ?= 2
 PG_BINDIR ?=
 PORT ?=
 PYTHON ?=
@@ -17,7 +17,7 @@ WIPE ?=
 export PYTHON
 
 COMPOSE = docker compose $(if $(wildcard .env),--env-file .env) -f infra/docker-compose.yml
-# Every processor works, with servers of its own.
+# Two processes, each with a PostgreSQL and a search server of its own; more of them want more memory (JOBS=4).
 PYTEST = .venv/bin/python -m pytest --numprocesses "$(JOBS)"
 COMPILE = .venv/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
 	--python-version 3.11 $(if $(UPGRADE),--upgrade)

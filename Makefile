@@ -17,7 +17,7 @@ WIPE ?=
 export PYTHON
 
 COMPOSE = docker compose $(if $(wildcard .env),--env-file .env) -f infra/docker-compose.yml
-# Two processes, each with a PostgreSQL and a search server of its own; more of them want more memory (JOBS=4).
+# Two processes, each with a PostgreSQL of its own; a file, and a search server, stays with one of them (tests/conftest.py).
 PYTEST = .venv/bin/python -m pytest --numprocesses "$(JOBS)"
 COMPILE = .venv/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
 	--python-version 3.11 $(if $(UPGRADE),--upgrade)
@@ -75,7 +75,8 @@ screenshots: setup ## Draw the console's pages anew for the documentation (docs/
 
 .PHONY: test-postgres
 test-postgres: setup ## The tests that touch SQL, on the PostgreSQL whose programs are in PG_BINDIR
-	@VITRINA_TEST_PG_BINDIR="$(PG_BINDIR)" $(PYTEST) $(wildcard tests/integration tests/contracts)
+	@VITRINA_TEST_PG_BINDIR="$(PG_BINDIR)" $(PYTEST) tests/integration tests/contracts \
+		--ignore tests/integration/test_embedded.py # that one is about another server
 
 .PHONY: chaos
 chaos: setup ## Kill, stop, cut and crash everything, for half an hour: nothing lost, doubled or stuck

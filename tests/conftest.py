@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
@@ -11,6 +12,7 @@ import pytest
 import structlog
 from psycopg import sql
 from pydantic import SecretStr
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.search_servers import EXISTING, Target, kinds
 from tests.support.workbench import Workbench
@@ -34,6 +36,18 @@ structlog.configure(
         structlog.processors.KeyValueRenderer(key_order=["event"]),
     ]
 )
+
+
+class ByFileAndServer(LoadScopeScheduling):  # type: ignore[misc]  # has no types
+    """Several processes share the work: a file's tests stay together, and so do those of one search server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, name = nodeid.partition("::")
+        return next((kind for kind in search_server.KINDS if kind in name), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFileAndServer:
+    return ByFileAndServer(config, log)
 
 
 @pytest.fixture(scope="session")

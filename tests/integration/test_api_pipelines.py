@@ -271,7 +271,11 @@ def test_a_hostile_query_inside_a_task_is_named_by_its_place(api: httpx.Client) 
         ({"source_query": None}, "source_query", "a SQL pipeline needs source_query or tasks"),
         ({"source_query": "  "}, "source_query", "a SQL pipeline needs source_query or tasks"),
         ({"target_key": []}, "target_key", None),
-        ({"name": "has spaces"}, "name", None),
+        (
+            {"name": "has spaces"},
+            "name",
+            "name needs 1 to 100 letters, digits, dots, dashes or underscores, the first a letter or a digit",
+        ),
         ({"name": "11111111-1111-1111-1111-111111111111"}, "name", None),
         ({"schedule_interval": "whenever"}, "schedule_interval", None),
         ({"bach_size": 5}, "bach_size", "bach_size is not a field that can be set here"),

@@ -243,9 +243,7 @@ def test_status_of_a_failed_pipeline_says_what_to_do(api: httpx.Client, api_meta
     error = found["last_error"]
     assert (error["code"], error["message"]) == ("source_query_failed", 'column "titel" does not exist')
     assert error["run_id"] == str(claim.run_id)
-    assert error["next_step"] == (
-        "Correct source_query (POST .../validate tries it against the source), then run again."
-    )
+    assert error["next_step"] == ("Correct source_query (a validation tries it against the source), then run again.")
     assert found["recent"]["success_rate"] == 0.0
     assert api.get("/api/v1/runs", params={"status": "FAILED"}).json()["items"][0]["next_step"] == error["next_step"]
 

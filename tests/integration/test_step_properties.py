@@ -173,7 +173,7 @@ def bench(workbench: Workbench) -> Workbench:
 @pytest.mark.parametrize("on_error", ["fail", "dead_letter"])
 @pytest.mark.parametrize("mode", ["incremental", "full"])
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(story=actions)
 def test_the_checkpoint_passes_by_nothing(

@@ -80,6 +80,8 @@ def _words(path: str, detail: Mapping[str, Any]) -> str:
     if detail["type"] == "extra_forbidden":
         return f"{path} is not a field that can be set here"
     path = path or "the body"
+    if detail["type"] == "string_pattern_mismatch" and path == "name":
+        return "name needs 1 to 100 letters, digits, dots, dashes or underscores, the first a letter or a digit"
     if detail["type"] == "missing":
         return f"{path} is required"
     said = message.replace("Input should", "must", 1) if message.startswith("Input should") else f": {message}"

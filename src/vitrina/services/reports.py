@@ -64,7 +64,7 @@ def next_step(code: str | None) -> str:
 
 
 _NEXT_STEPS = {
-    "source_query_failed": "Correct source_query (POST .../validate tries it against the source), then run again.",
+    "source_query_failed": "Correct source_query (a validation tries it against the source), then run again.",
     "invalid_query": "Correct source_query: the message says what is not allowed and where, then run again.",
     "forbidden_target": "Choose an allowed target (GET /targets), or ask the operator to allow this one.",
     "target_mismatch": "Change the query or the table so that names and types agree, or set on_schema_change.",

@@ -50,14 +50,18 @@ class Stopwatch:
             return next(pieces, None)
 
 
+# Where a row stands in the order of reading: values as text, for each column that is read by. Only an id may be NULL.
+Position = tuple[str | None, ...]
+
+
 @dataclass(frozen=True)
 class Filled:
     """One batch that is staged but does not count yet."""
 
     number: int
     rows: int
-    # Where the next batch starts: values as text, in the order of the columns that are read by. None: not resumable.
-    last: tuple[str, ...] | None
+    # Where the next batch starts. None: not resumable.
+    last: Position | None
     seconds: float
     # What is in the stage, when steps have changed the number of rows.
     staged: int | None = None
@@ -82,7 +86,7 @@ class Staged:
 class Source(Protocol):
     """Fills a stage batch by batch, from wherever rows come from."""
 
-    def batches(self, first_number: int, after: tuple[str, ...] | None) -> Iterator[Filled]:
+    def batches(self, first_number: int, after: Position | None) -> Iterator[Filled]:
         """Fill batches numbered from `first_number`, with the rows behind `after`."""
         ...
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.workbench import Workbench
+from vitrina import failpoints
 from vitrina.adapters.cursor import Cursor, guarantee
 from vitrina.definition import Options
 
@@ -108,6 +109,67 @@ def test_fan_out_where_key_and_id_are_not_unique(workbench: Workbench, route: st
 
     assert (run["status"], run["rows_read"]) == ("SUCCESS", 90)
     assert workbench.differences(query, "analytics.events") == 0
+
+
+@ROUTES
+def test_numbers_that_are_equal_stay_together(workbench: Workbench, route: str) -> None:
+    """1.0 and 1.00 are one place in the order: a checkpoint between them would pass the second one by."""
+    workbench.source("CREATE TABLE content.events (id int PRIMARY KEY, at numeric NOT NULL, note text)")
+    workbench.sql("INSERT INTO content.events VALUES (1, 0, 'first')")
+    make_pipeline(workbench, batch_size=1, options={"route": route, "max_attempts": 20})
+    workbench.run("events")
+    workbench.sql("INSERT INTO content.events VALUES (2, 1.0, 'b'), (3, 1.00, 'c'), (4, 1.000, 'd'), (5, 2, 'e')")
+
+    run = interrupted_after_each_batch(workbench)
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert workbench.differences("SELECT id, at, note FROM content.events", "analytics.events") == 0
+
+
+@ROUTES
+def test_rows_without_an_id_are_read_and_passed(workbench: Workbench, route: str) -> None:
+    workbench.source("CREATE TABLE content.events (id int PRIMARY KEY, at int NOT NULL, part int, note text)")
+    workbench.sql("INSERT INTO content.events VALUES (1, 0, 1, 'first')")
+    query = "SELECT id, at, part, note FROM content.events"
+    fields = {"target_key": ["id"], "mode": "incremental", "incremental_key": "at", "incremental_id_key": "part"}
+    workbench.pipeline("events", query, batch_size=1, options={"route": route, "max_attempts": 20}, **fields)
+    workbench.run("events")
+    workbench.sql(
+        "INSERT INTO content.events VALUES (2, 1, 1, 'b'), (3, 1, NULL, 'c'), (4, 1, NULL, 'd'), (5, 2, NULL, 'e'),"
+        " (6, 3, 1, 'f')"
+    )
+
+    run = interrupted_after_each_batch(workbench)
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert workbench.differences(query, "analytics.events") == 0
+
+
+def test_an_outer_join_may_leave_the_id_out(workbench: Workbench) -> None:
+    """Its column has no NULL in its own table, which says nothing about the result."""
+    workbench.source("CREATE TABLE content.events (id int PRIMARY KEY, at int NOT NULL, part int)")
+    workbench.source("CREATE TABLE content.parts (id int PRIMARY KEY)")
+    workbench.sql("INSERT INTO content.parts VALUES (1), (2)")
+    workbench.sql("INSERT INTO content.events VALUES (1, 0, 1)")
+    query = "SELECT e.id, e.at, p.id AS part FROM content.events e LEFT JOIN content.parts p ON p.id = e.part"
+    fields = {"target_key": ["id"], "mode": "incremental", "incremental_key": "at", "incremental_id_key": "part"}
+    workbench.pipeline("events", query, batch_size=1, options={"max_attempts": 20}, **fields)
+    workbench.run("events")
+    workbench.sql("INSERT INTO content.events VALUES (2, 1, 1), (3, 1, 2), (4, 1, NULL), (5, 2, 7)")
+
+    interrupted_after_each_batch(workbench)
+
+    assert workbench.differences(query, "analytics.events") == 0
+
+
+def interrupted_after_each_batch(bench: Workbench) -> dict[str, Any]:
+    """Every try ends behind one more batch, so that the next one begins at each place where it can."""
+    bench.settings = bench.settings.model_copy(update={"backoff_seconds": (0.01,)})
+    failpoints.configure(",".join(f"batch.committed:error:{count}" for count in range(1, 10)))
+    try:
+        return bench.run("events")
+    finally:
+        failpoints.configure("")
 
 
 def test_lookback_reads_again_what_may_be_late(workbench: Workbench) -> None:

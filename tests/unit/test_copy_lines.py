@@ -60,7 +60,9 @@ def test_no_rows() -> None:
         (r"\\n", "\\n"),  # a backslash and an n, not a new line
         (r"\\\n", "\\\n"),
         (r"\b\f\r\v", "\b\f\r\v"),
+        (r"\N", None),
+        (r"\\N", "\\N"),
     ],
 )
-def test_escapes_of_copy(written: str, value: str) -> None:
+def test_escapes_of_copy(written: str, value: str | None) -> None:
     assert list(batches([[line(written)]], (0,), 1)) == [(1, (value,))]

@@ -47,6 +47,7 @@ class Cursor:
     key_type: str
     id: str | None = None
     id_type: str | None = None
+    id_may_be_null: bool = True
 
     @property
     def base_type(self) -> str:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from vitrina.errors import Disconnected, TransientError
-from vitrina.ports import Filled, Source
+from vitrina.ports import Filled, Position, Source
 
 _LOOK_UP_SECONDS = 0.25
 # A filling thread that cannot be stopped in this time is left behind: its session may never answer.
@@ -26,7 +26,7 @@ class Ahead:
         self,
         source: Source,
         first_number: int,
-        after: tuple[str, ...] | None,
+        after: Position | None,
         *,
         check: Callable[[], None],
         silence_limit_seconds: float,

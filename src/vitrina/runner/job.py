@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -274,7 +274,7 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
     assert job.judged is not None
     job.result = job.reader.describe(job.judged)
     if job.definition.mode == "incremental":
-        job.cursor = cursors.cursor_of(job.definition, job.types)
+        job.cursor = _cursor(job)
         job.on_standby = cursors.is_standby(job.reader.connection)
         if job.on_standby:
             cursors.refuse_on_standby(job.cursor, job.definition.options)
@@ -361,6 +361,14 @@ def _warnings(job: Job) -> list[str]:
         )
     origin = next(column.origin for column in job.result if column.name == job.cursor.key)
     return found + advice.cursor_warnings(job.reader.connection, job.cursor, origin)
+
+
+def _cursor(job: Job) -> Cursor:
+    cursor = cursors.cursor_of(job.definition, job.types)
+    assert job.judged is not None
+    origin = next((column.origin for column in job.result if column.name == cursor.id), None)
+    is_filled = origin is not None and advice.is_never_null(job.reader.connection, origin, job.judged.text)
+    return replace(cursor, id_may_be_null=not is_filled)
 
 
 def null_cursors(job: Job) -> int:

@@ -22,7 +22,7 @@ from vitrina.adapters.writers.postgres import MergeCounts, StageLost
 from vitrina.adapters.writers.stage import Stage, stage_name
 from vitrina.definition import fingerprint
 from vitrina.errors import TransientError
-from vitrina.ports import Filled, Source
+from vitrina.ports import Filled, Position, Source
 from vitrina.runner import job as jobs
 from vitrina.runner import logins
 from vitrina.runner.ahead import Ahead
@@ -168,7 +168,7 @@ class Run:
         self._control.guard(holder)
         return SharedSnapshot(holder, self._max_snapshot_seconds)
 
-    def _resume_point(self) -> tuple[str, ...] | None:
+    def _resume_point(self) -> Position | None:
         return tuple(json.loads(self._checkpoint.last_key)) if self._checkpoint.last_key else None
 
     def _count_batch(self, filled: Filled) -> None:
@@ -295,12 +295,12 @@ class Run:
         pages = self._plan.paging == "keyset pages"
         return Paging(tuple(cursor.columns("q")), types, names, self._batch_size if pages else None)
 
-    def _pass_position(self) -> tuple[str, ...] | None:
+    def _pass_position(self) -> Position | None:
         found = self._checkpoint
         if found.last_key is None or self._job.backfill:
             return None
         assert self._job.cursor is not None
-        return (found.last_key, found.last_id or "") if self._job.cursor.id else (found.last_key,)
+        return (found.last_key, found.last_id) if self._job.cursor.id else (found.last_key,)
 
     def _merge_batch(self, stage: Stage, filled: Filled) -> None:
         self._control.check()
@@ -347,7 +347,7 @@ class Run:
 
     # --- shared by both ----------------------------------------------------------------------------------------
 
-    def _ahead(self, source: Source, after: tuple[str, ...] | None) -> Ahead:
+    def _ahead(self, source: Source, after: Position | None) -> Ahead:
         return Ahead(
             source,
             self._checkpoint.batch_no + 1,

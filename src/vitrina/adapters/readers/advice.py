@@ -1,5 +1,6 @@
 """What the source's catalog tells about an incremental cursor: reasons to expect slow passes or rows left out."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,8 @@ from vitrina.store.database import Connection
 
 # Below this a table is read as fast as its index.
 WORTH_AN_INDEX_BYTES = 1 << 20
+# Words of a query that may put NULL into a column that has none.
+_MAKES_NULLS = re.compile(r"\b(left|right|full|union|intersect|except|sets|rollup|cube)\b", re.IGNORECASE)
 _CLOCKS = r"now\(\)|(clock|statement|transaction|current)_timestamp|localtimestamp|current_date"
 
 
@@ -15,6 +18,14 @@ def cursor_warnings(source: Connection, cursor: Cursor, origin: tuple[int, int] 
     """Of a cursor that is a plain column of a table; nothing is known about computed ones and columns of views."""
     found = _find_column(source, origin) if origin else None
     return list(_warnings(cursor, found)) if found else []
+
+
+def is_never_null(source: Connection, origin: tuple[int, int], query: str) -> bool:
+    """Whether a column of the result, which is one of a table, has a value in each row, as far as can be seen."""
+    if _MAKES_NULLS.search(query):
+        return False
+    found = _find_column(source, origin)
+    return found is not None and found["not_null"]
 
 
 def _warnings(cursor: Cursor, found: dict[str, Any]) -> Iterator[str]:

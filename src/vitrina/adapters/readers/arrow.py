@@ -19,7 +19,7 @@ from vitrina.adapters.readers.sql import Age, Bounds, Query, SqlReader, arrow_ur
 from vitrina.adapters.transforms.passage import Passage, Taken
 from vitrina.adapters.writers.stage import BATCH, EPOCH, SCHEMA, Stage
 from vitrina.errors import BadKey, Disconnected, FatalError, TransientError
-from vitrina.ports import Filled, Staged, Stopwatch
+from vitrina.ports import Filled, Position, Staged, Stopwatch
 from vitrina.store import database
 from vitrina.targets import PostgresTarget
 
@@ -58,7 +58,7 @@ class ArrowSource:
         # After this long the query is asked anew behind the last row. None: all rows come from one snapshot.
         self._max_snapshot_seconds = max_snapshot_seconds
 
-    def batches(self, first_number: int, after: tuple[str, ...] | None) -> Iterator[Filled]:
+    def batches(self, first_number: int, after: Position | None) -> Iterator[Filled]:
         """Without an order to continue from, all rows are one batch, however many pieces they come in."""
         number, position, reopened = first_number, after, False
         pieces: list[Filled] = []
@@ -87,7 +87,7 @@ class ArrowSource:
     def _cut(self, stream: Iterator[pa.RecordBatch]) -> Generator[pa.Table, None, None]:
         return cut(prefetched(stream), self._batch_size, ordered_by=self._position_names())
 
-    def _fill(self, table: pa.Table, number: int, position: tuple[str, ...] | None, watch: Stopwatch) -> Filled:
+    def _fill(self, table: pa.Table, number: int, position: Position | None, watch: Stopwatch) -> Filled:
         taken = self._take(table, number, watch)
         with watch.lap(self._stager.timed_as):
             staged = self._stager.stage(taken.table, number)
@@ -107,11 +107,11 @@ class ArrowSource:
         with watch.lap("transform"):
             return self._passage.take(table, number)
 
-    def _select(self, after: tuple[str, ...] | None) -> Composable:
+    def _select(self, after: Position | None) -> Composable:
         outputs = self._passage.outputs() if self._passage else outputs_of(self._result)
         outputs += [
             SQL("({})::text AS {}").format(expression, Identifier(name))
-            for expression, name in zip(self._paging.columns, self._position_names(), strict=True)
+            for expression, name in zip(self._paging.places, self._position_names(), strict=True)
         ]
         bounds = replace(self._bounds, after=after)
         return self._query.select(outputs, bounds, order=self._paging.columns, types=self._paging.types)
@@ -119,7 +119,7 @@ class ArrowSource:
     def _position_names(self) -> list[str]:
         return list(POSITIONS[: len(self._paging.columns)])
 
-    def _position(self, table: pa.Table) -> tuple[str, ...] | None:
+    def _position(self, table: pa.Table) -> Position | None:
         names = self._position_names()
         if not names:
             return None

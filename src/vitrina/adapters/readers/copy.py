@@ -17,7 +17,7 @@ from vitrina.adapters.readers.pushdown import Paging
 from vitrina.adapters.readers.sql import Age, Bounds, Query, SqlReader, column, translate_read
 from vitrina.adapters.writers.postgres import null_key_error
 from vitrina.adapters.writers.stage import BATCH, EPOCH, Stage, StageColumn
-from vitrina.ports import Filled, Stopwatch
+from vitrina.ports import Filled, Position, Stopwatch
 from vitrina.store import database, sessions
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
@@ -61,7 +61,7 @@ class CopySource:
         # After this long the query is asked anew behind the last row. None: all rows come from one snapshot.
         self._max_snapshot_seconds = max_snapshot_seconds
 
-    def batches(self, first_number: int, after: tuple[str, ...] | None) -> Iterator[Filled]:
+    def batches(self, first_number: int, after: Position | None) -> Iterator[Filled]:
         number, position, reopened = first_number, after, False
         while True:
             age = Age(self._max_snapshot_seconds)
@@ -88,11 +88,10 @@ class CopySource:
         sessions.cut(self._reader.connection)
         sessions.cut(self._sink)
 
-    def _select(self, stage: Stage, after: tuple[str, ...] | None) -> Composable:
+    def _select(self, stage: Stage, after: Position | None) -> Composable:
         outputs: list[Composable] = [column(c.name, self._cast(c)) for c in stage.columns]
-        cursor = self._query.cursor
-        if cursor and stage.cursor_types:
-            outputs += [SQL("q.{}").format(Identifier(name)) for name in (cursor.key, cursor.id) if name]
+        if stage.cursor_types:
+            outputs += self._paging.places
         bounds = replace(self._bounds, after=after)
         return self._query.select(outputs, bounds, order=self._paging.columns, types=self._paging.types)
 
@@ -133,7 +132,7 @@ class Lines:
         self._last = b""
 
     @property
-    def position(self) -> tuple[str, ...] | None:
+    def position(self) -> Position | None:
         """Of the last line that was given out."""
         if not self._places:
             return None
@@ -252,8 +251,10 @@ def _failure(connection: Connection, result: PGresult | None) -> psycopg.Error:
     return psycopg.errors.error_from_result(result, encoding=connection.info.encoding)
 
 
-def _unescaped(field: bytes) -> str:
-    r"""A value as COPY wrote it: `\t`, `\n`, `\\` and the like stand for the characters themselves."""
+def _unescaped(field: bytes) -> str | None:
+    r"""A value as COPY wrote it: `\t`, `\n`, `\\` and the like stand for the characters themselves, `\N` for NULL."""
+    if field == b"\\N":
+        return None
     if b"\\" not in field:
         return field.decode()
     parts = field.decode().split("\\\\")

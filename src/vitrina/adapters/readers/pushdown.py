@@ -12,7 +12,7 @@ from vitrina import failpoints
 from vitrina.adapters.readers.sql import Age, Bounds, Query, SqlReader, column, translate_read
 from vitrina.adapters.writers.postgres import null_key_error
 from vitrina.adapters.writers.stage import BATCH, EPOCH, Stage
-from vitrina.ports import Filled, Stopwatch
+from vitrina.ports import Filled, Position, Stopwatch
 from vitrina.store import sessions
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
@@ -27,6 +27,14 @@ class Paging:
     staged_as: tuple[str, ...] = ()
     # Asked before each page: it may change under a run.
     limit: Callable[[], int] | None = None
+
+    @property
+    def places(self) -> list[Composable]:
+        """The columns, written so that what is equal has one text: 1.0 and 1.00 are one place in the order."""
+        return [
+            SQL("trim_scale({})").format(column) if kind.partition("(")[0] == "numeric" and "[" not in kind else column
+            for column, kind in zip(self.columns, self.types, strict=True)
+        ]
 
 
 class PushdownSource:
@@ -58,7 +66,7 @@ class PushdownSource:
         self._isolate = isolate
         self._snapshot = snapshot
 
-    def batches(self, first_number: int, after: tuple[str, ...] | None) -> Iterator[Filled]:
+    def batches(self, first_number: int, after: Position | None) -> Iterator[Filled]:
         number, position = first_number, after
         while True:
             started, watch = time.monotonic(), Stopwatch()
@@ -83,7 +91,7 @@ class PushdownSource:
         sessions.cut(self._reader.connection)
         sessions.cut(self._probe)
 
-    def _fill(self, stage: Stage, number: int, after: tuple[str, ...] | None, limit: int | None) -> int:
+    def _fill(self, stage: Stage, number: int, after: Position | None, limit: int | None) -> int:
         connection = self._reader.connection
         select = self._select(stage, after, limit)
         try:
@@ -125,7 +133,7 @@ class PushdownSource:
             _insert_into(stage, stage.identifier, SQL("SELECT * FROM {}").format(filling), self._epoch, number)
         ).rowcount
 
-    def _select(self, stage: Stage, after: tuple[str, ...] | None, limit: int | None) -> Composed:
+    def _select(self, stage: Stage, after: Position | None, limit: int | None) -> Composed:
         outputs: list[Composable] = [column(name) for name in (c.name for c in stage.columns)]
         outputs += [SQL("q.{}").format(Identifier(name)) for name in self._cursor_names(stage)]
         bounds = Bounds(self._bounds.since, self._bounds.until, after)
@@ -137,7 +145,7 @@ class PushdownSource:
             return []
         return [cursor.key, *([cursor.id] if cursor.id else [])]
 
-    def _last(self, stage: Stage, number: int) -> tuple[str, ...] | None:
+    def _last(self, stage: Stage, number: int) -> Position | None:
         """Where this batch ended, read back from the stage: the reader itself may only insert there."""
         if not self._paging.staged_as:
             return None

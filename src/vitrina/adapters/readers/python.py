@@ -11,7 +11,7 @@ from vitrina.adapters.readers.arrow import StagesTables
 from vitrina.adapters.transforms import landing
 from vitrina.adapters.transforms.landing import Landing
 from vitrina.adapters.transforms.sources import OpenSource
-from vitrina.ports import Filled, Stopwatch
+from vitrina.ports import Filled, Position, Stopwatch
 
 
 class PythonSource:
@@ -22,11 +22,11 @@ class PythonSource:
         self._stager = stager
         self._landings = landings
 
-    def batches(self, first_number: int, after: tuple[str, ...] | None) -> Iterator[Filled]:
+    def batches(self, first_number: int, after: Position | None) -> Iterator[Filled]:
         started, watch = time.monotonic(), Stopwatch()
         # The first batch was looked at before the target was prepared for it.
         watch.add("read", self._source.peek_seconds, time.time())
-        found = self._source.batches(json.loads(after[0]) if after else None)
+        found = self._source.batches(json.loads(after[0]) if after and after[0] else None)
         number = first_number
         while (made := watch.next_of("read", found)) is not None:
             batch, checkpoint = made

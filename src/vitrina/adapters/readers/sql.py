@@ -15,6 +15,7 @@ from vitrina import sqlguard
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.cursor import Cursor
 from vitrina.errors import Disconnected, SourceQueryFailed, TransientError
+from vitrina.ports import Position
 from vitrina.sqlguard import Judged
 from vitrina.store import database
 from vitrina.store.database import Connection
@@ -32,7 +33,7 @@ class Bounds:
 
     since: str | None = None  # inclusive
     until: str | None = None  # exclusive
-    after: tuple[str, ...] | None = None  # exclusive, in the order of the columns read by
+    after: Position | None = None  # exclusive, in the order of the columns read by
     only: Composable | None = None  # a condition on `q`, when some rows alone are wanted
 
 
@@ -80,15 +81,7 @@ class Query:
         head, source = self.wrapped(bounds)
         conditions = [*self._range(bounds), *([bounds.only] if bounds.only else [])]
         if bounds.after is not None:
-            conditions.append(
-                SQL("({}) > ({})").format(
-                    SQL(", ").join(order),
-                    SQL(", ").join(
-                        SQL("{}::{}").format(Literal(value), SQL(kind))
-                        for value, kind in zip(bounds.after, types, strict=True)
-                    ),
-                )
-            )
+            conditions.append(self._behind(bounds.after, order, types))
         return SQL("{head} SELECT {outputs} FROM {source} AS q{where}{order}{limit}").format(
             head=head,
             outputs=SQL(", ").join(outputs),
@@ -97,6 +90,20 @@ class Query:
             order=SQL(" ORDER BY {}").format(SQL(", ").join(order)) if order else SQL(""),
             limit=SQL(" FETCH FIRST {} ROWS WITH TIES").format(Literal(limit)) if limit else SQL(""),
         )
+
+    def _behind(self, after: Position, order: Sequence[Composable], types: Sequence[str]) -> Composable:
+        """The rows that come later. NULL comes last, and Postgres calls it neither greater nor smaller."""
+        known = [
+            (column, SQL("{}::{}").format(Literal(value), SQL(kind)))
+            for column, value, kind in zip(order, after, types, strict=True)
+            if value is not None  # all rows of such a place have been read with it
+        ]
+        columns, values = (SQL(", ").join(part) for part in zip(*known, strict=True))
+        later = SQL("({}) > ({})").format(columns, values)
+        if len(known) == 1 or not (self.cursor and self.cursor.id_may_be_null):
+            return later
+        # The first condition is for the index, which the second one cannot use.
+        return SQL("{} >= {} AND ({}) IS NOT FALSE").format(*known[0], later)
 
     def _range(self, bounds: Bounds) -> Iterator[Composable]:
         if self.cursor is None:

@@ -1,7 +1,11 @@
 """What being watched costs: `python -m bench.observability` runs the same loads with everything on and with it off.
 
-On: lines kept and written as JSON, metrics scraped every second, traces and lineage sent to a receiver in a process of
-its own. Off: none of it. Runs take turns, and a pair's ratio is what counts: the machine's moods strike both.
+On: lines kept and written as JSON, metrics scraped every second, traces and lineage sent to a receiver. Off: none of
+it. Runs take turns, and a pair's ratio is what counts: the machine's moods strike both. A runner is started once and
+runs for months, so its first scrape is over when a run begins. Whoever receives and scrapes is a process of its own,
+as a collector is; its time is shown and is not ours. CPU is this process and all of Postgres, from the beginning of
+the run until the last line, span and event has left. "Spent on watching" is counted where it is spent: the threads that
+do nothing else, their session's server process, and what the run's own threads used more than without.
 """
 
 import json
@@ -12,13 +16,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
-import httpx
 from pydantic import SecretStr
 
 from bench import report
@@ -46,9 +49,9 @@ SELECT n, gen_random_uuid(), n % 10, 'note ' || n, now() FROM generate_series(1,
 """
 QUERY = "SELECT id, film, score, note, modified FROM content.rating"
 
-# A receiver that takes whatever comes; in a process of its own, as a collector is.
-RECEIVER = """
-import http.server
+# Takes whatever comes; scrapes the port that it is told on standard input, until it is told 0.
+WATCHER = """
+import http.server, sys, threading, time, urllib.request
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_POST(self):
@@ -56,45 +59,90 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(200); self.send_header("Content-Length", "0"); self.end_headers()
     def log_message(self, *ignored): pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
 print(server.server_address[1], flush=True)
-server.serve_forever()
+direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+asked = [0]
+def scrape():
+    while True:
+        if asked[0]:
+            try:
+                direct.open(f"http://127.0.0.1:{asked[0]}/metrics").read()
+                print("scraped", flush=True)
+            except OSError:
+                pass
+        time.sleep(float(sys.argv[1]))
+threading.Thread(target=scrape, daemon=True).start()
+for line in sys.stdin:
+    asked[0] = int(line)
 """
+
+# Threads of ours that do nothing but watch; those of the probe server have names of their own.
+WATCHING_THREADS = ("log-lines", "notifications", "lineage", "probes", "OtelBatch", "Thread-")
+LOOKOUT_SESSION = "vitrina:lookout"
+
+
+@dataclass
+class Turn:
+    """One run: seconds on the clock, and seconds of CPU of whoever took part."""
+
+    seconds: float
+    ours: float
+    postgres: float
+    watcher: float
+    watching: float  # of `ours` and `postgres`, what was used for nothing but watching
+
+    @property
+    def cpu(self) -> float:
+        return self.ours + self.postgres
 
 
 @dataclass
 class Load:
-    """One kind of load, and the seconds that it took each time."""
+    """One kind of load, and its turns."""
 
     name: str
     what: str
     batch_size: int
     options: dict[str, str]
-    on: list[float] = field(default_factory=list)
-    off: list[float] = field(default_factory=list)
-    cpu_on: list[float] = field(default_factory=list)
-    cpu_off: list[float] = field(default_factory=list)
+    on: list[Turn] = field(default_factory=list)
+    off: list[Turn] = field(default_factory=list)
     batches: int = 0
 
     @property
     def overhead_percent(self) -> float:
-        return _percent(self.on, self.off)
+        return _percent([(on.seconds, off.seconds) for on, off in self._pairs])
 
     @property
     def overhead_range(self) -> tuple[float, float]:
         """The middle half of what the median might have been: it is drawn again from the same pairs."""
-        pairs = list(zip(self.on, self.off, strict=True))
         draw = random.Random(1)
-        drawn = [_percent(*zip(*draw.choices(pairs, k=len(pairs)), strict=True)) for _ in range(1000)]
+        pairs = [(on.seconds, off.seconds) for on, off in self._pairs]
+        drawn = [_percent(draw.choices(pairs, k=len(pairs))) for _ in range(1000)]
         low, _, high = statistics.quantiles(drawn, n=4)
         return low, high
 
     @property
     def cpu_percent(self) -> float:
-        return _percent(self.cpu_on, self.cpu_off)
+        return _percent([(on.cpu, off.cpu) for on, off in self._pairs])
+
+    @property
+    def watching_seconds(self) -> float:
+        """Of a run: of the threads that watch, and what the run's own threads used more."""
+        own = statistics.median((on.ours - on.watching) - off.ours for on, off in self._pairs)
+        return max(own, 0) + statistics.median(turn.watching for turn in self.on)
+
+    @property
+    def watching_percent(self) -> float:
+        return 100 * self.watching_seconds / statistics.median(turn.cpu for turn in self.off)
+
+    @property
+    def _pairs(self) -> list[tuple[Turn, Turn]]:
+        return list(zip(self.on, self.off, strict=True))
 
 
-def _percent(on: "list[float] | tuple[float, ...]", off: "list[float] | tuple[float, ...]") -> float:
-    return 100 * (statistics.median(a / b for a, b in zip(on, off, strict=True)) - 1)
+def _percent(pairs: list[tuple[float, float]]) -> float:
+    return 100 * (statistics.median(on / off for on, off in pairs) - 1)
 
 
 LOADS = [
@@ -104,76 +152,168 @@ LOADS = [
 
 
 def main() -> None:
-    with TemporaryServer(settings={"autovacuum": "off"}) as server, _receiver() as port:
+    with TemporaryServer(settings={"autovacuum": "off"}) as server, Watcher() as watcher:
         plain = _settings(server)
+        receiver = f"http://127.0.0.1:{watcher.port}"
         watched = plain.model_copy(
             update={
                 "metrics_port": 0,
                 "log_format": "json",
-                "lineage_url": SecretStr(f"http://127.0.0.1:{port}/api/v1/lineage"),
+                "lineage_url": SecretStr(f"{receiver}/api/v1/lineage"),
             }
         )
         _prepare(server, plain)
+        os.environ |= {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver, "NO_PROXY": "127.0.0.1"}
         with (
             database.connect(server.urls.admin, "bench") as admin,
             database.connect(server.urls.app, "bench") as metastore,
         ):
             _define(metastore)
-            os.environ |= {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}", "NO_PROXY": "127.0.0.1"}
+            bench = Bench(admin, metastore, watcher)
             for number in range(-1, PAIRS):  # the first pair warms up
                 for load in LOADS:
-                    _pair(load, number, admin=admin, metastore=metastore, plain=plain, watched=watched)
+                    bench.pair(load, number, plain, watched)
     _write()
 
 
-def _pair(
-    load: Load,
-    number: int,
-    *,
-    admin: database.Connection,
-    metastore: database.Connection,
-    plain: Settings,
-    watched: Settings,
-) -> None:
-    def off() -> tuple[float, float]:
-        with _unobserved(plain) as dispatcher:
-            return _timed(load, admin, metastore, dispatcher)
+class Watcher:
+    """The process that receives and scrapes."""
 
-    def on() -> tuple[float, float]:
-        with _observed(watched) as dispatcher:
-            return _timed(load, admin, metastore, dispatcher)
+    def __enter__(self) -> "Watcher":
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", WATCHER, str(SCRAPE_SECONDS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self.port = int(self._line())
+        return self
 
-    turns: list[tuple[Callable[[], tuple[float, float]], list[float], list[float]]] = [
-        (off, load.off, load.cpu_off),
-        (on, load.on, load.cpu_on),
-    ]
-    for work, seconds, cpu in turns if number % 2 else reversed(turns):
-        took, used = work()
-        if number >= 0:
-            seconds.append(took)
-            cpu.append(used)
+    def __exit__(self, *exc: object) -> None:
+        self._process.terminate()
+        self._process.communicate()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def scrape(self, port: int | None) -> None:
+        """Returns when the first figures have come."""
+        self._tell(port or 0)
+        assert self._line() == "scraped"
+
+    def rest(self) -> None:
+        self._tell(0)
+
+    def _tell(self, port: int) -> None:
+        assert self._process.stdin
+        self._process.stdin.write(f"{port}\n")
+
+    def _line(self) -> str:
+        assert self._process.stdout
+        return self._process.stdout.readline().strip()
 
 
-def _timed(
-    load: Load, admin: database.Connection, metastore: database.Connection, dispatcher: PipelineDispatcher
-) -> tuple[float, float]:
-    """Into an empty mart each time; seconds of the run, and what this process computed meanwhile."""
-    admin.execute(f"DROP TABLE IF EXISTS analytics.{load.name}".encode())
-    admin.execute("CHECKPOINT")
-    row = pipelines.find(metastore, load.name)
-    assert row is not None
-    pipelines.request_run(metastore, row["id"], trigger=Trigger.API)
-    claim = leases.claim_next(metastore, uuid4(), 3600)
-    assert claim is not None
-    control = RunControl(3600, threading.Event())
-    started, used = time.perf_counter(), time.process_time()
-    dispatcher.work(claim, control)
-    took = time.perf_counter() - started, time.process_time() - used
-    run = runs.find(metastore, claim.run_id)
-    assert run is not None
-    assert (run["status"], run["rows_written"]) == ("SUCCESS", 500_000), run["error_message"]
-    load.batches = run["batches"]
-    return took
+class Bench:
+    """Runs loads, and reads the clocks."""
+
+    def __init__(self, admin: database.Connection, metastore: database.Connection, watcher: Watcher) -> None:
+        self._admin, self._metastore, self._watcher = admin, metastore, watcher
+        row = admin.execute("SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)::int AS pid").fetchone()
+        assert row
+        self._postmaster: int = row["pid"]
+
+    def pair(self, load: Load, number: int, plain: Settings, watched: Settings) -> None:
+        turns = [(load.off, plain, _unobserved), (load.on, watched, self._observed)]
+        for results, settings, watching in turns if number % 2 else reversed(turns):
+            turn = self._turn(load, watching(settings))
+            if number >= 0:
+                results.append(turn)
+
+    def _turn(self, load: Load, watching: AbstractContextManager[PipelineDispatcher]) -> Turn:
+        """Into an empty mart each time."""
+        self._admin.execute(f"DROP TABLE IF EXISTS analytics.{load.name}".encode())
+        self._admin.execute("CHECKPOINT")
+        with watching as dispatcher:
+            row = pipelines.find(self._metastore, load.name)
+            assert row is not None
+            pipelines.request_run(self._metastore, row["id"], trigger=Trigger.API)
+            claim = leases.claim_next(self._metastore, uuid4(), 3600)
+            assert claim is not None
+            control = RunControl(3600, threading.Event())
+            before, watchers = self._clocks(), Watchers(self._admin)
+            started = time.perf_counter()
+            dispatcher.work(claim, control)
+            took = time.perf_counter() - started
+            alone = watchers.used()
+        after = self._clocks()
+        run = runs.find(self._metastore, claim.run_id)
+        assert run is not None
+        assert (run["status"], run["rows_written"]) == ("SUCCESS", 500_000), run["error_message"]
+        load.batches = run["batches"]
+        ours, postgres, watcher = (b - a for a, b in zip(before, after, strict=True))
+        return Turn(took, ours, postgres, watcher, alone)
+
+    @contextmanager
+    def _observed(self, settings: Settings) -> Iterator[PipelineDispatcher]:
+        with Path(os.devnull).open("w") as nowhere:
+            logs.configure(settings, stream=nowhere)
+            lookout = Lookout(settings, uuid4())
+            lookout.start()
+            self._watcher.scrape(lookout.port)
+            try:
+                yield PipelineDispatcher(settings, lookout.instruments, lookout.onlookers)
+            finally:
+                lookout.stop()
+                self._watcher.rest()
+
+    def _clocks(self) -> tuple[float, float, float]:
+        """CPU of this process, of Postgres with all its children, and of the process that receives."""
+        postgres = sum(_cpu(pid) for pid in _children(self._postmaster)) + _cpu(self._postmaster, with_children=True)
+        return time.process_time(), postgres, _cpu(self._watcher.pid)
+
+
+class Watchers:
+    """What the threads that watch, and their session, use from now on."""
+
+    def __init__(self, admin: database.Connection) -> None:
+        row = admin.execute(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = %s", [LOOKOUT_SESSION]
+        ).fetchone()
+        self._server = row["pid"] if row else None
+        self._before = self._clocks()
+
+    def used(self) -> float:
+        before = self._before
+        return sum(now - before.get(name, 0) for name, now in self._clocks().items())
+
+    def _clocks(self) -> dict[str, float]:
+        tasks = {f"/proc/self/task/{thread.native_id}": thread.name for thread in threading.enumerate()}
+        watching = [path for path, name in tasks.items() if name.startswith(WATCHING_THREADS)]
+        if self._server:
+            watching.append(f"/proc/{self._server}")
+        return {path: _nanoseconds(path) / 1e9 for path in watching}
+
+
+def _nanoseconds(task: str) -> int:
+    try:
+        return int(Path(task, "schedstat").read_text().split()[0])
+    except FileNotFoundError:
+        return 0
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task")
+    return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+
+
+def _cpu(pid: int, *, with_children: bool = False) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:  # it has just ended, and its parent has its time
+        return 0.0
+    return sum(map(int, fields[11 : 15 if with_children else 13])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -181,40 +321,6 @@ def _unobserved(settings: Settings) -> Iterator[PipelineDispatcher]:
     with Path(os.devnull).open("w") as nowhere:
         logs.configure(settings.model_copy(update={"log_level": "error"}), stream=nowhere)
         yield PipelineDispatcher(settings)
-
-
-@contextmanager
-def _observed(settings: Settings) -> Iterator[PipelineDispatcher]:
-    with Path(os.devnull).open("w") as nowhere:
-        logs.configure(settings, stream=nowhere)
-        lookout = Lookout(settings, uuid4())
-        lookout.start()
-        done = threading.Event()
-        scraper = threading.Thread(target=_scrape, args=[lookout.port, done], daemon=True)
-        scraper.start()
-        try:
-            yield PipelineDispatcher(settings, lookout.instruments, lookout.onlookers)
-        finally:
-            done.set()
-            scraper.join()
-            lookout.stop()
-
-
-def _scrape(port: int, done: threading.Event) -> None:
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
-        while not done.wait(SCRAPE_SECONDS):
-            http.get("/metrics").raise_for_status()
-
-
-@contextmanager
-def _receiver() -> Iterator[int]:
-    process = subprocess.Popen([sys.executable, "-c", RECEIVER], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield int(process.stdout.readline())
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _settings(server: TemporaryServer) -> Settings:
@@ -254,6 +360,8 @@ def _write() -> None:
             "overhead_percent": load.overhead_percent,
             "overhead_range": load.overhead_range,
             "cpu_percent": load.cpu_percent,
+            "watching_seconds": load.watching_seconds,
+            "watching_percent": load.watching_percent,
         }
         for load in LOADS
     ]
@@ -269,20 +377,31 @@ def _markdown(described: dict[str, object]) -> str:
     lines = [
         "# What being watched costs",
         "",
-        "| load | batches | off, s | on, s | longer by | middle half | our CPU | wanted | met |",
-        "|---|---|---|---|---|---|---|---|---|",
+        *_heading(
+            "load, batches, off (s), on (s), longer by, middle half, CPU off (s), CPU on (s), more by, "
+            "spent on watching, of CPU, wanted, met"
+        ),
     ]
     for load in LOADS:
         low, high = load.overhead_range
-        met = "yes" if load.overhead_percent < WANTED_PERCENT else "**no**"
+        met = "yes" if max(load.overhead_percent, load.watching_percent) < WANTED_PERCENT else "**no**"
+        clock = [statistics.median(turn.seconds for turn in turns) for turns in (load.off, load.on)]
+        cpu = [statistics.median(turn.cpu for turn in turns) for turns in (load.off, load.on)]
         lines.append(
-            f"| {load.what} | {load.batches} | {statistics.median(load.off):.2f} | {statistics.median(load.on):.2f}"
-            f" | {load.overhead_percent:+.1f} % | {low:+.1f} to {high:+.1f} % | {load.cpu_percent:+.1f} %"
+            f"| {load.what} | {load.batches} | {clock[0]:.2f} | {clock[1]:.2f}"
+            f" | {load.overhead_percent:+.1f} % | {low:+.1f} to {high:+.1f} %"
+            f" | {cpu[0]:.2f} | {cpu[1]:.2f} | {load.cpu_percent:+.1f} %"
+            f" | {1000 * load.watching_seconds:.0f} ms | {load.watching_percent:.1f} %"
             f" | < {WANTED_PERCENT:g} % | {met} |"
         )
     notes = [f"- {name.replace('_', ' ')}: {value}" for name, value in described.items()]
     explained = "\n".join((__doc__ or "").splitlines()[2:]).strip()
     return "\n".join([*lines, "", explained, "", *notes, ""])
+
+
+def _heading(columns: str) -> list[str]:
+    names = columns.split(", ")
+    return [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import structlog
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Span, Tracer
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+    from opentelemetry.trace import Span, SpanContext
 
 # Who leaves does not wait longer for a collector that does not answer.
 STOP_SECONDS = 5.0
@@ -35,7 +35,7 @@ def start(service: str, environ: Mapping[str, str] = os.environ) -> "Tracing | N
         log.warning("tracing.unavailable", error=f"traces are sent by {_PROTOCOL}, not by {asked}")
         return None
     try:
-        return Tracing(_provider(service, environ))
+        return Tracing(*_provider(service, environ))
     except ImportError:
         log.warning(
             "tracing.unavailable", error="an OTLP endpoint is set, but OpenTelemetry is not here: install vitrina[otel]"
@@ -63,10 +63,11 @@ def trace_id_of(traceparent: str | None) -> str | None:
 class Tracing:
     """One process's way to a collector: spans are queued, and sent by a thread of their own."""
 
-    def __init__(self, provider: "TracerProvider") -> None:
+    def __init__(self, provider: "TracerProvider", processor: "SpanProcessor") -> None:
         from vitrina import __version__
 
         self._provider = provider
+        self._processor = processor
         self._tracer = provider.get_tracer("vitrina", __version__)
 
     def begin(self, name: str, attributes: Attributes, *, traceparent: str | None = None) -> "OpenSpan":
@@ -75,7 +76,8 @@ class Tracing:
 
         carried = {"traceparent": traceparent} if traceparent else {}
         parent = TraceContextTextMapPropagator().extract(carried, context=_nowhere())
-        return OpenSpan(self._tracer, self._tracer.start_span(name, context=parent, attributes=dict(attributes)))
+        span = self._tracer.start_span(name, context=parent, attributes=dict(attributes))
+        return OpenSpan(span, self._provider, self._processor)
 
     def begin_request(self, method: str, path: str, traceparent: str | None) -> "OpenSpan":
         """A request of the API, in the words of OpenTelemetry's conventions."""
@@ -91,10 +93,10 @@ class Tracing:
 class OpenSpan:
     """A span that has begun, and what can be said of it."""
 
-    def __init__(self, tracer: "Tracer", span: "Span") -> None:
-        self._tracer = tracer
+    def __init__(self, span: "Span", provider: "TracerProvider", processor: "SpanProcessor") -> None:
         self._span = span
-        self._within: Context | None = None
+        self._provider = provider
+        self._processor = processor
 
     @property
     def traceparent(self) -> str:
@@ -105,18 +107,41 @@ class OpenSpan:
     def trace_id(self) -> str:
         return f"{self._span.get_span_context().trace_id:032x}"
 
-    def begin(self, name: str, *, at: float, attributes: Attributes | None = None) -> "OpenSpan":
-        """A part of it, which began at a Unix time."""
-        if self._within is None:
-            from opentelemetry.trace import set_span_in_context
+    def part(
+        self,
+        name: str,
+        *,
+        began: float,
+        ended: float,
+        attributes: Attributes | None = None,
+        of: "SpanContext | None" = None,
+    ) -> "SpanContext":
+        """A part of it, or `of` one of its parts, that is over; by Unix times.
 
-            self._within = set_span_in_context(self._span, _nowhere())
-        span = self._tracer.start_span(name, context=self._within, attributes=attributes, start_time=_nanoseconds(at))
-        return OpenSpan(self._tracer, span)
+        Made as what it is, a span to be sent: one that is begun and ended first takes a run's thread ten times as long,
+        and a run has a handful of them for each batch.
+        """
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanContext
 
-    def part(self, name: str, *, began: float, ended: float, attributes: Attributes | None = None) -> None:
-        """A part of it that is over."""
-        self.begin(name, at=began, attributes=attributes)._span.end(_nanoseconds(ended))
+        parent = of or self._span.get_span_context()
+        if not isinstance(self._span, ReadableSpan):
+            return parent  # this trace is not among those that are sampled
+        ids = self._provider.id_generator
+        context = SpanContext(parent.trace_id, ids.generate_span_id(), is_remote=False, trace_flags=parent.trace_flags)
+        self._processor.on_end(
+            ReadableSpan(
+                name,
+                context=context,
+                parent=parent,
+                resource=self._span.resource,
+                attributes=attributes,
+                start_time=_nanoseconds(began),
+                end_time=_nanoseconds(ended),
+                instrumentation_scope=self._span.instrumentation_scope,
+            )
+        )
+        return context
 
     def event(self, name: str, attributes: Attributes) -> None:
         self._span.add_event(name, attributes)
@@ -136,7 +161,7 @@ class OpenSpan:
         self._span.end(_nanoseconds(at) if at is not None else None)
 
 
-def _provider(service: str, environ: Mapping[str, str]) -> "TracerProvider":
+def _provider(service: str, environ: Mapping[str, str]) -> "tuple[TracerProvider, SpanProcessor]":
     """Not the process's global one: a user's Python step may bring its own."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
@@ -145,8 +170,9 @@ def _provider(service: str, environ: Mapping[str, str]) -> "TracerProvider":
 
     named = environ.get("OTEL_SERVICE_NAME") or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     provider = TracerProvider(resource=Resource.create({} if named else {"service.name": service}))
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return provider
+    processor = BatchSpanProcessor(OTLPSpanExporter())
+    provider.add_span_processor(processor)
+    return provider, processor
 
 
 def _nowhere() -> "Context":

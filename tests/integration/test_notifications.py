@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from uuid import UUID
 
 import pytest
@@ -16,7 +17,8 @@ from tests.support.workbench import Workbench
 from vitrina.runner.courier import MAX_ATTEMPTS, Courier
 from vitrina.runner.instruments import Instruments
 from vitrina.settings import Settings
-from vitrina.store import notifications, pipelines
+from vitrina.store import database, notifications, pipelines
+from vitrina.store.database import Connection
 
 SECRET = "whsec_" + base64.b64encode(b"a key of the operator's").decode()
 
@@ -39,8 +41,14 @@ def told(workbench: Workbench, receiver: Receiver) -> Settings:
     )
 
 
+@contextmanager
+def session(settings: Settings) -> Iterator[Connection]:
+    with database.connect(settings.require_database_url(), "courier") as connection:
+        yield connection
+
+
 def courier(settings: Settings) -> Courier:
-    return Courier(settings, Instruments(CollectorRegistry()), first_wait_seconds=0)
+    return Courier(settings, Instruments(CollectorRegistry()), lambda: session(settings), first_wait_seconds=0)
 
 
 def make_failing(workbench: Workbench, **fields: object) -> UUID:
@@ -60,14 +68,14 @@ def test_a_failure_and_the_recovery_are_told_once_each(
     workbench.sql("INSERT INTO content.films VALUES (1, 'Solaris')")
     failed = workbench.run("films")
     assert failed["status"] == "FAILED"
-    assert courier(told).deliver_due(workbench.metastore) == 1
+    assert courier(told).deliver_due() == 1
     # A second failure is told again, the recovery once; a second success is no news.
     workbench.run("films")
     repair(workbench)
     assert workbench.run("films")["status"] == "SUCCESS"
     workbench.run("films")
-    assert courier(told).deliver_due(workbench.metastore) == 2
-    assert courier(told).deliver_due(workbench.metastore) == 0
+    assert courier(told).deliver_due() == 2
+    assert courier(told).deliver_due() == 0
 
     bodies = [json.loads(one.body) for one in receiver.at("/hook")]
     assert [body["type"] for body in bodies] == ["pipeline.failed", "pipeline.failed", "pipeline.recovered"]
@@ -86,7 +94,7 @@ def test_the_signature_is_one_that_a_receiver_can_verify(
     workbench: Workbench, told: Settings, receiver: Receiver
 ) -> None:
     fail_by_hand(workbench, make_failing(workbench))
-    courier(told).deliver_due(workbench.metastore)
+    courier(told).deliver_due()
     [got] = receiver.at("/hook")
     signed = f"{got.headers['webhook-id']}.{got.headers['webhook-timestamp']}.".encode() + got.body
     expected = base64.b64encode(hmac.new(b"a key of the operator's", signed, hashlib.sha256).digest()).decode()
@@ -99,12 +107,12 @@ def test_a_receiver_that_refuses_is_tried_again_and_the_other_is_not_told_twice(
     receiver.refusals = [500, 200, 503]  # the webhook, Slack, the webhook again
     fail_by_hand(workbench, make_failing(workbench))
     for _ in range(3):
-        courier(told).deliver_due(workbench.metastore)
+        courier(told).deliver_due()
     assert len(receiver.at("/hook")) == 3
     assert len(receiver.at("/slack")) == 1
     # The same message each time: the receiver can tell that it is no new one.
     assert len({one.headers["webhook-id"] for one in receiver.at("/hook")}) == 1
-    assert courier(told).deliver_due(workbench.metastore) == 0
+    assert courier(told).deliver_due() == 0
 
 
 def test_a_receiver_that_never_accepts_is_given_up(workbench: Workbench, told: Settings, receiver: Receiver) -> None:
@@ -113,7 +121,7 @@ def test_a_receiver_that_never_accepts_is_given_up(workbench: Workbench, told: S
     pipeline_id = make_failing(workbench)
     fail_by_hand(workbench, pipeline_id)
     for _ in range(MAX_ATTEMPTS + 3):
-        courier(told).deliver_due(workbench.metastore)
+        courier(told).deliver_due()
     assert len(receiver.received) == MAX_ATTEMPTS
     [row] = notifications.list_of_pipeline(workbench.metastore, pipeline_id)
     assert row["done_at"] is not None
@@ -124,10 +132,10 @@ def test_two_runners_do_not_send_the_same_message(workbench: Workbench, told: Se
     fail_by_hand(workbench, make_failing(workbench))
     first = notifications.claim_due(workbench.metastore, lease_seconds=60)
     assert len(first) == 1
-    assert courier(told).deliver_due(workbench.metastore) == 0
+    assert courier(told).deliver_due() == 0
     # The first one died before it could send: the lease ends, and another one takes it up.
     workbench.sql("UPDATE etl.etl_notifications SET next_try_at = now()")
-    assert courier(told).deliver_due(workbench.metastore) == 1
+    assert courier(told).deliver_due() == 1
 
 
 def test_a_move_that_is_rolled_back_is_not_told(workbench: Workbench) -> None:
@@ -139,7 +147,7 @@ def test_a_move_that_is_rolled_back_is_not_told(workbench: Workbench) -> None:
 
 def test_a_pipeline_may_ask_for_less(workbench: Workbench, told: Settings, receiver: Receiver) -> None:
     fail_by_hand(workbench, make_failing(workbench, options={"notify": ["recovered"]}))
-    assert courier(told).deliver_due(workbench.metastore) == 1
+    assert courier(told).deliver_due() == 1
     assert receiver.received == []
 
 
@@ -153,7 +161,7 @@ def test_drift_is_told_when_a_reconciliation_finds_some(
             f"""UPDATE etl.etl_requests SET status = 'DONE', result = '{{"differences": {rows}}}'
                 WHERE status = 'QUEUED'"""
         )
-    assert courier(told).deliver_due(workbench.metastore) == 1
+    assert courier(told).deliver_due() == 1
     [got] = receiver.at("/hook")
     assert json.loads(got.body)["data"]["differences"] == 3
 

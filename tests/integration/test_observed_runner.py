@@ -20,6 +20,7 @@ from tests.support.receiver import Receiver
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina import logs
+from vitrina.runner.kept_session import KeptSession
 from vitrina.runner.lines import LineKeeper
 from vitrina.runner.manager import PipelineManager
 from vitrina.settings import Settings
@@ -238,7 +239,8 @@ def test_kept_lines_have_no_secrets_and_survive_odd_values(
     workbench.request("films")
     claim = workbench.claim()
     dropped: list[int] = []
-    keeper = LineKeeper(settings, on_dropped=dropped.append)
+    session = KeptSession(settings)
+    keeper = LineKeeper(settings, session.turn, on_dropped=dropped.append)
     keeper.start()
     try:
         log = structlog.get_logger().bind(run_id=str(claim.run_id))
@@ -253,6 +255,7 @@ def test_kept_lines_have_no_secrets_and_survive_odd_values(
         log.info("of no run", run_id="nonsense")
     finally:
         keeper.stop()
+        session.close()
     lines = kept(workbench, claim.run_id)
     assert [line["topic"] for line in lines] == ["one", "two", "three"]
     assert dropped == [1]

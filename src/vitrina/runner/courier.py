@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,8 +19,10 @@ import structlog
 
 from vitrina.errors import CannotConnect
 from vitrina.runner.instruments import Instruments
+from vitrina.services.monitoring import Connect
 from vitrina.settings import Settings
-from vitrina.store import database, notifications
+from vitrina.store import notifications
+from vitrina.store.database import Connection
 
 MAX_ATTEMPTS = 10
 FIRST_WAIT_SECONDS = 5.0
@@ -40,9 +43,16 @@ class Courier:
     """A thread that looks for messages to send. Several runners may each have one."""
 
     def __init__(
-        self, settings: Settings, instruments: Instruments, *, first_wait_seconds: float = FIRST_WAIT_SECONDS
+        self,
+        settings: Settings,
+        instruments: Instruments,
+        metastore: Connect,
+        *,
+        first_wait_seconds: float = FIRST_WAIT_SECONDS,
     ) -> None:
         self._settings = settings
+        # Asked for anew for each statement: a receiver that takes its time must not keep others waiting for it.
+        self._metastore = metastore
         self._instruments = instruments
         self._first_wait = first_wait_seconds
         self._stopping = threading.Event()
@@ -59,22 +69,22 @@ class Courier:
     def _work(self) -> None:
         while not self._stopping.wait(LOOK_SECONDS):
             try:
-                with self._metastore() as metastore:
-                    while self.deliver_due(metastore) and not self._stopping.is_set():
-                        pass
+                while self.deliver_due() and not self._stopping.is_set():
+                    pass
             except (CannotConnect, psycopg.Error) as exc:
                 self._log.warning("notifications.waiting", error=" ".join(str(exc).split()))
             except Exception:  # noqa: BLE001 - the next look tries again; runs do not depend on it
                 self._log.exception("notifications.crashed")
 
-    def deliver_due(self, metastore: database.Connection) -> int:
+    def deliver_due(self) -> int:
         """One round; how many messages were taken up."""
-        taken = notifications.claim_due(metastore, lease_seconds=LEASE_SECONDS, limit=5)
+        with self._metastore() as metastore:
+            taken = notifications.claim_due(metastore, lease_seconds=LEASE_SECONDS, limit=5)
         for message in taken:
-            self._deliver(metastore, message)
+            self._deliver(message)
         return len(taken)
 
-    def _deliver(self, metastore: database.Connection, message: Row) -> None:
+    def _deliver(self, message: Row) -> None:
         problems = []
         for channel, send in self._channels(message):
             try:
@@ -83,19 +93,24 @@ class Courier:
                 problems.append(f"{channel}: {exc}")
                 self._instruments.notifications.labels(channel, "failed").inc()
                 continue
-            notifications.mark_delivered(metastore, message["id"], channel)
+            with self._metastore() as metastore:
+                notifications.mark_delivered(metastore, message["id"], channel)
             self._instruments.notifications.labels(channel, "delivered").inc()
             self._log.info("notification.sent", **_names(message), channel=channel)
-        if not problems:
+        with self._metastore() as metastore:
+            self._conclude(metastore, message, "; ".join(problems))
+
+    def _conclude(self, metastore: Connection, message: Row, problem: str) -> None:
+        if not problem:
             notifications.mark_done(metastore, message["id"])
         elif message["attempts"] >= MAX_ATTEMPTS:
-            notifications.mark_done(metastore, message["id"], error="; ".join(problems))
+            notifications.mark_done(metastore, message["id"], error=problem)
             self._instruments.notifications.labels("any", "given_up").inc()
-            self._log.error("notification.given_up", **_names(message), error="; ".join(problems))
+            self._log.error("notification.given_up", **_names(message), error=problem)
         else:
             wait = min(self._first_wait * 2 ** (message["attempts"] - 1), LONGEST_WAIT_SECONDS)
-            notifications.postpone(metastore, message["id"], seconds=wait, error="; ".join(problems))
-            self._log.warning("notification.retrying", **_names(message), wait_seconds=wait, error="; ".join(problems))
+            notifications.postpone(metastore, message["id"], seconds=wait, error=problem)
+            self._log.warning("notification.retrying", **_names(message), wait_seconds=wait, error=problem)
 
     def _channels(self, message: Row) -> list[tuple[str, Callable[[Row], None]]]:
         """Who is to be told and has not been; a pipeline may ask for fewer kinds of messages."""
@@ -123,14 +138,6 @@ class Courier:
         assert self._settings.slack_webhook_url is not None
         body = json.dumps({"text": slack_text(message)}).encode()
         post(self._settings.slack_webhook_url.get_secret_value(), body, {"Content-Type": "application/json"})
-
-    def _metastore(self) -> database.Connection:
-        return database.connect(
-            self._settings.require_database_url(),
-            "vitrina:notifications",
-            connect_timeout_seconds=self._settings.connect_timeout_seconds,
-            settings={"statement_timeout": "10000", "lock_timeout": "5000"},
-        )
 
 
 # --- what is said --------------------------------------------------------------------------------------------------
@@ -184,23 +191,26 @@ def _key(secret: str) -> bytes:
     return secret.encode()
 
 
-def post(url: str, body: bytes, headers: dict[str, str]) -> None:
+def post(url: str, body: bytes, headers: dict[str, str], client: httpx.Client | None = None) -> None:
     """Redirects are not followed: it goes where the operator sent it. The URL is a secret, so no error names it."""
     try:
-        where = urlsplit(url)
-        # Proxies of the environment are for the world outside, not for a receiver on this machine.
-        local = (where.hostname or "") in ("localhost", "127.0.0.1", "::1")
-        # Reading the system's certificates takes longer than all the rest, and plain HTTP has no use for them.
-        encrypted = where.scheme != "http"
-        answer = httpx.post(
-            url, content=body, headers=headers, timeout=TIMEOUT_SECONDS, trust_env=not local, verify=encrypted
-        )
+        with nullcontext(client) if client else open_client(url) as http:
+            answer = http.post(url, content=body, headers=headers)
     except httpx.HTTPError as exc:
         raise Undelivered(f"the receiver cannot be reached ({type(exc).__name__})") from exc
     except (httpx.InvalidURL, ValueError) as exc:
         raise Undelivered("the configured URL is not valid") from exc
     if not answer.is_success:
         raise Undelivered(f"the receiver answered {answer.status_code}")
+
+
+def open_client(url: str) -> httpx.Client:
+    """For whoever posts often to the same receiver."""
+    where = urlsplit(url)
+    # Proxies of the environment are for the world outside, not for a receiver on this machine.
+    local = (where.hostname or "") in ("localhost", "127.0.0.1", "::1")
+    # Reading the system's certificates takes longer than all the rest, and plain HTTP has no use for them.
+    return httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=not local, verify=where.scheme != "http")
 
 
 def _wanted(options: Any) -> list[str]:

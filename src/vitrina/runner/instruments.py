@@ -79,15 +79,17 @@ class RunTally:
         self._label = instruments.label(pipeline)
         self._started = time.monotonic()
         self._told: dict[str, float] = {}
+        self._series: dict[str, Counter] = {}
+        self._batch_seconds = instruments.batch_seconds.labels(self._label)
         self._batches_told = 0
 
     def advance(self, counters: Counters, stages: Mapping[str, float], batches: Sequence[float]) -> None:
         for name, counter in self._instruments.rows.items():
-            counter.labels(self._label).inc(self._new(name, getattr(counters, name)))
+            self._add(counter, name, getattr(counters, name))
         for stage, seconds in stages.items():
-            self._instruments.stage_seconds.labels(self._label, stage).inc(self._new(f"stage {stage}", seconds))
+            self._add(self._instruments.stage_seconds, stage, seconds, stage)
         for seconds in batches[self._batches_told :]:
-            self._instruments.batch_seconds.labels(self._label).observe(seconds)
+            self._batch_seconds.observe(seconds)
         self._batches_told = len(batches)
 
     def retried(self) -> None:
@@ -103,8 +105,13 @@ class RunTally:
         self._instruments.runs.labels(self._label, outcome).inc()
         self._instruments.run_seconds.labels(self._label).observe(time.monotonic() - self._started)
 
-    def _new(self, name: str, value: float) -> float:
+    def _add(self, counter: Counter, name: str, value: float, *labels: str) -> None:
         """Counters only grow, also when a try that was rolled back is counted anew."""
-        grown = max(value - self._told.get(name, 0), 0)
-        self._told[name] = max(value, self._told.get(name, 0))
-        return grown
+        told = self._told.get(name)
+        if told is None:
+            # Looked up once: a run comes by here after every commit.
+            self._series[name] = counter.labels(self._label, *labels)
+            told = self._told[name] = 0.0
+        if value > told:
+            self._series[name].inc(value - told)
+            self._told[name] = value

@@ -5,10 +5,11 @@ import threading
 from collections import deque
 from typing import Any
 
+import httpx
 import structlog
 
 from vitrina import logs
-from vitrina.runner.courier import Undelivered, post
+from vitrina.runner.courier import Undelivered, open_client, post
 from vitrina.runner.instruments import Instruments
 from vitrina.settings import Settings
 
@@ -32,6 +33,7 @@ class LineageSender:
         self._redact = logs.Redactor(logs.secrets_of(settings))
         self._queue: deque[dict[str, Any]] = deque()
         self._waiting = threading.Condition()
+        self._client: httpx.Client | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="lineage", daemon=True)
         self._log = structlog.get_logger()
@@ -56,17 +58,20 @@ class LineageSender:
             self._waiting.notify()
 
     def _work(self) -> None:
-        while True:
-            with self._waiting:
-                while not self._queue and not self._stopping.is_set():
-                    self._waiting.wait()
-                if not self._queue:
-                    return
-                event = self._queue.popleft()
+        while (event := self._next()) is not None:
             try:
                 self._deliver(event)
             except Exception:  # noqa: BLE001 - the next event may fare better; runs do not depend on it
                 self._log.exception("lineage.crashed")
+        if self._client:
+            self._client.close()
+
+    def _next(self) -> dict[str, Any] | None:
+        """Waits for it; None when there is none and none will come."""
+        with self._waiting:
+            while not self._queue and not self._stopping.is_set():
+                self._waiting.wait()
+            return self._queue.popleft() if self._queue else None
 
     def _deliver(self, event: dict[str, Any]) -> None:
         body = self._redact(json.dumps(event, ensure_ascii=False))
@@ -88,12 +93,14 @@ class LineageSender:
     def _insist(self, body: bytes) -> None:
         if self._settings.lineage_url is None:
             return
+        url = self._settings.lineage_url.get_secret_value()
         headers = {"Content-Type": "application/json"}
         if self._settings.lineage_api_key:
             headers["Authorization"] = f"Bearer {self._settings.lineage_api_key.get_secret_value()}"
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                post(self._settings.lineage_url.get_secret_value(), body, headers)
+                self._client = self._client or open_client(url)
+                post(url, body, headers, self._client)
             except Undelivered:
                 if attempt == MAX_ATTEMPTS or self._stopping.wait(self._first_wait * 2 ** (attempt - 1)):
                     raise

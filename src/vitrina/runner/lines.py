@@ -9,18 +9,19 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+import orjson
 import psycopg
 import structlog
 
 from vitrina import logs
 from vitrina.errors import CannotConnect
+from vitrina.services.monitoring import Connect
 from vitrina.settings import Settings
-from vitrina.store import database, run_logs
+from vitrina.store import run_logs
+from vitrina.store.database import Connection
 from vitrina.store.run_logs import Line
 
-FLUSH_SECONDS = 0.5
-# After so many of them without a line the session is given back.
-QUIET_FLUSHES = 20
+FLUSH_SECONDS = 1.0
 # What waits while the metastore is away; older lines are still on standard error.
 QUEUE_LINES = 10_000
 BATCH_LINES = 1_000
@@ -35,14 +36,14 @@ _Queued = tuple[datetime, str, dict[str, Any]]
 class LineKeeper:
     """Listens to the log of this process; what was written for a run is kept with the run."""
 
-    def __init__(self, settings: Settings, *, on_dropped: Callable[[int], None] = lambda count: None) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: Settings, metastore: Connect, *, on_dropped: Callable[[int], None] = lambda count: None
+    ) -> None:
+        self._metastore = metastore
         self._redact = logs.Redactor(logs.secrets_of(settings))
         self._queue: deque[_Queued] = deque()
         self._since_trim: Counter[UUID] = Counter()
         self._on_dropped = on_dropped
-        self._session: database.Connection | None = None
-        self._quiet_flushes = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="log-lines", daemon=True)
 
@@ -68,35 +69,23 @@ class LineKeeper:
         while not self._stopping.wait(FLUSH_SECONDS):
             self._store_queued()
         self._store_queued()
-        self._leave()
 
     def _store_queued(self) -> None:
-        self._quiet_flushes = 0 if self._queue else self._quiet_flushes + 1
-        if self._quiet_flushes > QUIET_FLUSHES:
-            self._leave()
-        try:
+        # What cannot be stored now waits: the metastore may be away for a while, and that is when lines matter.
+        with suppress(CannotConnect, psycopg.Error):
             while self._queue:
-                # Kept for the next lines: logging in costs more than storing some.
-                self._session = self._session or self._metastore()
-                self._store(self._session, [self._queue[n] for n in range(min(len(self._queue), BATCH_LINES))])
-        except (CannotConnect, psycopg.Error):
-            # What cannot be stored now waits: the metastore may be away for a while, and that is when lines matter.
-            self._leave()
+                with self._metastore() as metastore:
+                    # By number: runs add to it meanwhile.
+                    self._store(metastore, [self._queue[n] for n in range(min(len(self._queue), BATCH_LINES))])
 
-    def _leave(self) -> None:
-        session, self._session = self._session, None
-        if session:
-            with suppress(psycopg.Error):
-                session.close()
-
-    def _store(self, metastore: database.Connection, queued: list[_Queued]) -> None:
+    def _store(self, metastore: Connection, queued: list[_Queued]) -> None:
         lines = [line for line in map(self._line, queued) if line]
         self._insert(metastore, lines)
         for _ in queued:
             self._queue.popleft()
         self._trim(metastore, lines)
 
-    def _insert(self, metastore: database.Connection, lines: list[Line]) -> None:
+    def _insert(self, metastore: Connection, lines: list[Line]) -> None:
         """A line that the database refuses would be refused for ever, and all others behind it: it is left out."""
         try:
             run_logs.insert(metastore, lines)
@@ -120,13 +109,14 @@ class LineKeeper:
         return Line(run_id, at, level, self._redact(event).replace("\x00", ""), self._json(fields))
 
     def _json(self, fields: dict[str, Any]) -> str:
-        text = self._redact(json.dumps(fields, default=str, skipkeys=True)).replace("\\u0000", "")
+        written = _written(fields)
+        text = self._redact(written).replace("\\u0000", "")
         # Too long, or a password that was a number has left a hole in it.
-        return (
-            text if len(text) <= MAX_FIELDS_LENGTH and _is_json(text) else json.dumps({"cut": text[:MAX_FIELDS_LENGTH]})
-        )
+        if len(text) > MAX_FIELDS_LENGTH or (text != written and not _is_json(text)):
+            return json.dumps({"cut": text[:MAX_FIELDS_LENGTH]})
+        return text
 
-    def _trim(self, metastore: database.Connection, lines: list[Line]) -> None:
+    def _trim(self, metastore: Connection, lines: list[Line]) -> None:
         self._since_trim.update(line.run_id for line in lines)
         long = [run_id for run_id, count in self._since_trim.items() if count >= TRIM_EVERY_LINES]
         if long:
@@ -137,13 +127,12 @@ class LineKeeper:
         if len(self._since_trim) > QUEUE_LINES:
             self._since_trim.clear()
 
-    def _metastore(self) -> database.Connection:
-        return database.connect(
-            self._settings.require_database_url(),
-            "vitrina:log-lines",
-            connect_timeout_seconds=self._settings.connect_timeout_seconds,
-            settings={"statement_timeout": "10000", "lock_timeout": "5000"},
-        )
+
+def _written(fields: dict[str, Any]) -> str:
+    try:
+        return orjson.dumps(fields, default=str).decode()
+    except TypeError:  # a number too long for it, half a character, a name that is no text
+        return json.dumps(fields, default=str, skipkeys=True)
 
 
 def _is_json(text: str) -> bool:

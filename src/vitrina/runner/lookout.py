@@ -9,6 +9,7 @@ from vitrina import tracing
 from vitrina.errors import CannotConnect, ConfigError
 from vitrina.runner.courier import Courier
 from vitrina.runner.instruments import Instruments
+from vitrina.runner.kept_session import KeptSession
 from vitrina.runner.lineage import RunLineage
 from vitrina.runner.lineage_sender import LineageSender
 from vitrina.runner.lines import LineKeeper
@@ -33,8 +34,9 @@ class Lookout:
         self._runner_id = runner_id
         self.instruments = Instruments()
         self.instruments.capacity.set(settings.concurrency)
-        self._lines = LineKeeper(settings, on_dropped=self.instruments.lines_dropped.inc)
-        self._courier = Courier(settings, self.instruments)
+        self._session = KeptSession(settings)
+        self._lines = LineKeeper(settings, self._session.turn, on_dropped=self.instruments.lines_dropped.inc)
+        self._courier = Courier(settings, self.instruments, self._session.turn)
         self._tracing = tracing.start("vitrina-runner")
         wants_lineage = settings.lineage_url or settings.lineage_file
         self._lineage = LineageSender(settings, self.instruments) if wants_lineage else None
@@ -73,6 +75,7 @@ class Lookout:
         self._lines.stop()
         if self._probes:
             self._probes.stop()
+        self._session.close()
 
     def looked_around(self) -> None:
         """The runner's loop came by: it is not stuck."""
@@ -81,7 +84,7 @@ class Lookout:
     def _make_probes(self) -> ProbeServer | None:
         if self._settings.metrics_port is None:
             return None
-        self.instruments.registry.register(MetastoreCollector(self._probing, self._settings))
+        self.instruments.registry.register(MetastoreCollector(self._session.turn, self._settings))
         return ProbeServer(
             (self._settings.metrics_host, self._settings.metrics_port),
             self.instruments.registry,

@@ -40,10 +40,10 @@ class RunTrace(Onlooker):
         if self._batches > MAX_BATCHES:
             return
         attributes = {"vitrina.batch_no": filled.number, "vitrina.rows": filled.rows}
-        batch = self._span.begin("batch", at=min(lap.began for lap in laps.values()), attributes=attributes)
+        began = min(lap.began for lap in laps.values())
+        batch = self._span.part("batch", began=began, ended=time.time(), attributes=attributes)
         for stage, lap in laps.items():
-            batch.part(stage, began=lap.began, ended=lap.began + lap.seconds)
-        batch.end(at=time.time())
+            self._span.part(stage, began=lap.began, ended=lap.began + lap.seconds, of=batch)
 
     def published(self, lap: Lap) -> None:
         self._span.part("publish", began=lap.began, ended=lap.began + lap.seconds)

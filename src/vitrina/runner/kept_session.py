@@ -1,0 +1,84 @@
+"""The session that a runner keeps for what it tells of itself: lines of runs, notifications and figures, by turns."""
+
+import select
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psycopg
+
+from vitrina.errors import CannotConnect
+from vitrina.settings import Settings
+from vitrina.store import database, sessions
+from vitrina.store.database import Connection
+
+# A monitoring server waits ten seconds for its figures: a metastore that is away must be told before that.
+CONNECT_SECONDS = 3
+STATEMENT_SECONDS = 4
+PATIENCE_SECONDS = 6.0
+
+
+class KeptSession:
+    """Logging in costs both sides twenty times what is asked then, so it is done once.
+
+    One user at a time; its turn takes milliseconds. Whoever waits for too long cuts off the one before: a server that
+    never answers must not silence everything for good.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._session: Connection | None = None
+        self._taken = threading.Lock()
+
+    @contextmanager
+    def turn(self) -> Iterator[Connection]:
+        """`CannotConnect` or the driver's error when the metastore is away; the next turn opens a session anew."""
+        if not self._taken.acquire(timeout=PATIENCE_SECONDS):
+            self._cut()
+            raise CannotConnect(f"the metastore has not answered for {PATIENCE_SECONDS:g} s")
+        try:
+            yield self._opened()
+        except psycopg.Error:
+            self._leave()
+            raise
+        finally:
+            self._taken.release()
+
+    def close(self) -> None:
+        if self._taken.acquire(timeout=PATIENCE_SECONDS):
+            self._leave()
+            self._taken.release()
+        else:
+            self._cut()
+
+    def _opened(self) -> Connection:
+        if self._session and _is_over(self._session):
+            self._leave()
+        if self._session is None:
+            self._session = database.connect(
+                self._settings.require_database_url(),
+                "vitrina:lookout",
+                connect_timeout_seconds=CONNECT_SECONDS,
+                settings={"statement_timeout": str(STATEMENT_SECONDS * 1000), "lock_timeout": "2000"},
+            )
+        return self._session
+
+    def _leave(self) -> None:
+        session, self._session = self._session, None
+        if session:
+            with suppress(psycopg.Error):
+                session.close()
+
+    def _cut(self) -> None:
+        session = self._session
+        if session:
+            sessions.cut(session)
+
+
+def _is_over(session: Connection) -> bool:
+    """A server has nothing to say to a session that asks nothing, other than goodbye."""
+    if session.closed:
+        return True
+    line = select.poll()
+    line.register(session.fileno(), select.POLLIN)
+    return bool(line.poll(0))

@@ -43,6 +43,8 @@ class Table:
     kind: str
     owned: bool
     forces_row_security: bool
+    # A plain table whose rows must differ in one way only, by its key: they may be written in any order.
+    has_one_key: bool
     columns: tuple[TableColumn, ...]
     primary_key: tuple[str, ...]
     unique_keys: tuple[tuple[str, ...], ...]
@@ -64,7 +66,10 @@ def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
     head = connection.execute(
         """
         SELECT c.oid, c.relkind::text AS kind, c.relrowsecurity AND c.relforcerowsecurity AS forces_row_security,
-               pg_catalog.pg_has_role(c.relowner, 'USAGE') AS owned
+               pg_catalog.pg_has_role(c.relowner, 'USAGE') AS owned,
+               c.relkind = 'r' AND NOT c.relhasrules AND 1 = (
+                   SELECT count(*) FROM pg_catalog.pg_index i
+                   WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) AS has_one_key
         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = %s AND c.relname = %s
         """,
@@ -80,6 +85,7 @@ def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
         kind=head["kind"],
         owned=head["owned"],
         forces_row_security=head["forces_row_security"],
+        has_one_key=head["has_one_key"],
         columns=_columns(connection, head["oid"]),
         primary_key=next((tuple(key["columns"]) for key in keys if key["primary"]), ()),
         unique_keys=tuple(tuple(key["columns"]) for key in keys),

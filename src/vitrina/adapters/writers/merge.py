@@ -1,6 +1,6 @@
 """The SQL that turns staged rows into the smallest change of a target: delete, update what differs, insert."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from psycopg.sql import SQL, Composable, Composed, Identifier
@@ -44,6 +44,32 @@ class Merge:
         )
 
 
+def upsert(merge: Merge) -> Composed:
+    """All in one statement, which tells how many rows it inserted and updated: for a target that has no other key."""
+    matched = SQL("WHEN MATCHED AND {} THEN UPDATE SET {}").format(_differs(merge), _comma(_assignments(merge, "s")))
+    return SQL(
+        """
+        WITH done AS (
+            MERGE INTO {target} AS t USING {staged} AS s ON {on}
+            {matched}
+            WHEN NOT MATCHED THEN INSERT ({columns}){overriding} VALUES ({values})
+            RETURNING merge_action() AS action
+        )
+        SELECT count(*) FILTER (WHERE action = 'INSERT') AS inserted,
+               count(*) FILTER (WHERE action = 'UPDATE') AS updated
+        FROM done
+        """
+    ).format(
+        target=merge.target.identifier,
+        staged=merge.staged,
+        on=_all(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merge.key),
+        matched=matched if merge.compared else SQL(""),
+        columns=_comma(map(Identifier, merge.columns)),
+        overriding=_overriding(merge.target, merge.columns),
+        values=_prefixed("s", merge.columns),
+    )
+
+
 def create_diff(merge: Merge, *, deletes: bool) -> Composed:
     """One join of stage and target into a temporary table: op I, U or D, with the rows themselves.
 
@@ -55,7 +81,7 @@ def create_diff(merge: Merge, *, deletes: bool) -> Composed:
         SELECT CASE WHEN {target_absent} THEN 'I' WHEN {stage_absent} THEN 'D' ELSE 'U' END::"char" AS "_op",
                {position}{key_columns}{other_columns}
         FROM {staged} AS s {join} JOIN {target} AS t ON {on}
-        WHERE {target_absent} OR {stage_absent}{differs}
+        WHERE {target_absent} OR {stage_absent} OR {differs}
         """
     ).format(
         target_absent=SQL("t.{} IS NULL").format(Identifier(merge.key[0])),
@@ -73,8 +99,8 @@ def create_diff(merge: Merge, *, deletes: bool) -> Composed:
 
 def _differs(merge: Merge) -> Composable:
     if not merge.compared:
-        return SQL("")
-    return SQL(" OR ROW({})::record OPERATOR(pg_catalog.*<>) ROW({})::record").format(
+        return SQL("false")
+    return SQL("ROW({})::record OPERATOR(pg_catalog.*<>) ROW({})::record").format(
         _prefixed("t", merge.compared), _prefixed("s", merge.compared)
     )
 
@@ -91,16 +117,21 @@ def delete_rows(merge: Merge) -> Composed:
 
 def update_rows(merge: Merge) -> Composed | None:
     """None when a row is nothing but its key: there is nothing to update."""
-    assignments = [SQL("{0} = d.{0}").format(Identifier(name)) for name in merge.others]
-    assignments += [SQL("{} = DEFAULT").format(Identifier(name)) for name in merge.touched]
     if not merge.others:
         return None
     return SQL("UPDATE {} AS t SET {} FROM {} AS d WHERE d.\"_op\" = 'U' AND {}").format(
         merge.target.identifier,
-        _comma(assignments),
+        _comma(_assignments(merge, "d")),
         DIFF,
         _same_row(merge),
     )
+
+
+def _assignments(merge: Merge, alias: str) -> Iterator[Composed]:
+    for name in merge.others:
+        yield SQL("{0} = {1}.{0}").format(Identifier(name), SQL(alias))
+    for name in merge.touched:
+        yield SQL("{} = DEFAULT").format(Identifier(name))
 
 
 def _same_row(merge: Merge) -> Composable:

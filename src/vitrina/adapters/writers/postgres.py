@@ -21,6 +21,8 @@ from vitrina.store.leases import Claim
 from vitrina.store.state import Checkpoint
 from vitrina.targets import PostgresTarget
 
+# MERGE .. RETURNING came with PostgreSQL 17.
+COUNTS_MERGED_ROWS = 17_00_00
 # A publish that would delete more than this part of the mart is refused.
 SHRINK_LIMIT = 0.5
 
@@ -191,10 +193,18 @@ class PostgresWriter:
         assert staged is not None
         if staged["keys"] < staged["rows"]:
             batch = self._latest_rows(batch, stage)
-        self.connection.execute(merge.create_diff(batch, deletes=False))
-        counts = self._apply(batch)
+        counts = self._upsert(batch)
         failpoints.hit("merge.applied")
         return replace(counts, unchanged=staged["keys"] - counts.inserted - counts.updated)
+
+    def _upsert(self, batch: Merge) -> MergeCounts:
+        """In one statement where the server can say what it did, and rows of the target get in nobody's way."""
+        if self.table.has_one_key and self.connection.info.server_version >= COUNTS_MERGED_ROWS:
+            row = self.connection.execute(merge.upsert(batch)).fetchone()
+            assert row is not None
+            return MergeCounts(inserted=row["inserted"], updated=row["updated"])
+        self.connection.execute(merge.create_diff(batch, deletes=False))
+        return self._apply(batch)
 
     def delete_rows(self, condition: Composable) -> int:
         """Rows that left the source and that the condition names, under the alias `q`."""
@@ -208,13 +218,16 @@ class PostgresWriter:
 
     def _prepare_merge(self) -> None:
         """Memory enough to join in one go; unique values may pass from row to row until the end."""
-        self.connection.execute(SQL("SET LOCAL work_mem = {}").format(Literal(f"{self._memory_mb}MB")))
-        self.connection.execute(SQL("SET LOCAL maintenance_work_mem = {}").format(Literal(f"{2 * self._memory_mb}MB")))
-        # A batch is small beside its mart: look its rows up by index rather than reading the whole mart.
-        self.connection.execute("SET LOCAL random_page_cost = 1.1")
-        # What the planner needs to know of a stage is how many rows it has, and that its keys differ.
-        self.connection.execute("SET LOCAL default_statistics_target = 10")
-        self.connection.execute("SET CONSTRAINTS ALL DEFERRED")
+        settings = {
+            "work_mem": f"{self._memory_mb}MB",
+            "maintenance_work_mem": f"{2 * self._memory_mb}MB",
+            # A batch is small beside its mart: look its rows up by index rather than reading the whole mart.
+            "random_page_cost": 1.1,
+            # What the planner needs to know of a stage is how many rows it has, and that its keys differ.
+            "default_statistics_target": 10,
+        }
+        local = [SQL("SET LOCAL {} = {}").format(SQL(name), Literal(value)) for name, value in settings.items()]
+        self.connection.execute(SQL("; ").join([*local, SQL("SET CONSTRAINTS ALL DEFERRED")]))
 
     def _latest_rows(self, merging: Merge, stage: Stage) -> Merge:
         """Several versions of one row in a batch: keep the latest; two that cannot be told apart are an error."""

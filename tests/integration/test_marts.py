@@ -90,6 +90,21 @@ def test_a_second_unique_key_may_change_hands(bench: Workbench) -> None:
     assert bench.differences(QUERY, "analytics.films") == 0
 
 
+def test_a_new_row_may_take_what_a_changed_one_gives_up_in_one_batch(bench: Workbench) -> None:
+    make_mart(bench, "CREATE TABLE analytics.films (id int PRIMARY KEY, title text UNIQUE, rating numeric)")
+    fields = {"mode": "incremental", "incremental_key": "rating", "incremental_id_key": "id"}
+    bench.pipeline("films", QUERY, **fields)
+    bench.run("films")
+    # The new row comes first in the order of the cursor.
+    bench.sql("UPDATE content.film_work SET title = 'x', rating = 2000 WHERE id = 1")
+    bench.sql("INSERT INTO content.film_work VALUES (300, 'Film 1', 1999)")
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert bench.differences(QUERY, "analytics.films") == 0
+
+
 def test_partitioned_marts(bench: Workbench) -> None:
     make_mart(
         bench,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrina.adapters.catalog import Column
-from vitrina.adapters.transforms import landing, natural, pythonic
+from vitrina.adapters.transforms import forms, landing, natural, pythonic, registry
 from vitrina.adapters.transforms.landing import Landing
 from vitrina.errors import NotCarried, StepFailed, TargetMismatch
 
@@ -61,6 +61,39 @@ def test_a_natural_value_goes_there_and_back(kind: str) -> None:
     assert batch.schema.field("x").type == natural.arrow_type(kind)
     assert natural.tag_of(batch.schema.field("x")) == kind
     assert pythonic.rows_of(batch) == rows
+
+
+def test_uuids_are_read_from_any_part_of_a_column() -> None:
+    values = [None, ANY_UUID, UUID(int=0), None, UUID(int=2**128 - 1), UUID("00000000-0000-0001-0000-000000000002")]
+    column, field = pythonic.column_of(values, "x", natural.tagged("x", "uuid"))
+    for start in range(len(values) + 1):
+        for length in range(len(values) - start + 1):
+            found = pythonic.to_python(column.slice(start, length), field)
+            assert found == values[start : start + length]
+            assert [str(value) for value in found] == [str(value) for value in values[start : start + length]]
+
+
+def touched(row: dict[str, Any]) -> dict[str, Any]:
+    """Changes values in their place and swaps others between names; the key is left alone."""
+    row["list"].append("new")
+    row["json"]["new"] = 1
+    row["left"], row["right"] = row["right"], row["left"]
+    return row
+
+
+def test_a_step_may_change_values_in_their_place() -> None:
+    rows = [
+        {"id": ANY_UUID, "list": ["a"], "json": {"a": 1}, "left": Decimal("1.5"), "right": Decimal("2.5")},
+        {"id": UUID(int=7), "list": [], "json": {}, "left": Decimal("3.5"), "right": None},
+    ]
+    kinds = {"id": "uuid", "list": "text[]", "json": "jsonb", "left": "numeric(3,1)", "right": "numeric(3,1)"}
+    batch = pythonic.batch_of(rows, pa.schema([natural.tagged(name, kind) for name, kind in kinds.items()]))
+    step = registry.Registered("touched", "transform", "rows", touched)
+
+    made = forms.call_rows(step, touched, batch, None, [])
+
+    assert pythonic.rows_of(made) == list(map(touched, pythonic.rows_of(batch)))
+    assert made.schema == batch.schema
 
 
 def test_nan_and_scale_of_a_plain_numeric_survive() -> None:

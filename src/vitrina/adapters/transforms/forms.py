@@ -6,6 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from vitrina.adapters.transforms import natural, pythonic
+from vitrina.adapters.transforms.pythonic import Original
 from vitrina.adapters.transforms.registry import Form, Registered
 from vitrina.errors import RunError
 
@@ -85,8 +86,24 @@ def call_rows(
 
     `expected` is what earlier batches of it came to: their types are asked for again.
     """
+    hints = expected if expected is not None else _hints(registered, batch.schema)
+    with pythonic.without_collection():
+        values = pythonic.values_of(batch)
+        rows = _made_rows(bound, pythonic.rows_from(values, batch.schema), rejected)
+        if rows:
+            before = zip(batch.schema, batch.columns, values, strict=True)
+            originals = {field.name: Original(column, field, given) for field, column, given in before}
+            return pythonic.batch_of(rows, hints, originals)
+    if expected is None and not registered.columns:
+        raise NoRowsToTell
+    return pa.RecordBatch.from_pylist([], schema=hints)
+
+
+def _made_rows(
+    bound: Bound, given: list[dict[str, Any]], rejected: list[tuple[int, Exception]]
+) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for position, row in enumerate(pythonic.rows_of(batch)):
+    for position, row in enumerate(given):
         try:
             made = bound(row)
         except (RunError, ConnectionError, TimeoutError):
@@ -98,12 +115,7 @@ def call_rows(
             rows.append(made)
         elif made is not None:
             rows.extend(_several(made))
-    hints = expected if expected is not None else _hints(registered, batch.schema)
-    if rows:
-        return pythonic.batch_of(rows, hints)
-    if expected is None and not registered.columns:
-        raise NoRowsToTell
-    return pa.RecordBatch.from_pylist([], schema=hints)
+    return rows
 
 
 def _several(made: Any) -> Iterable[dict[str, Any]]:

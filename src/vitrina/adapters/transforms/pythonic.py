@@ -1,13 +1,18 @@
 """Columns as Python values and back: natural values for row steps, and never a silent conversion on the way home."""
 
+import gc
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import chain
+from struct import Struct
 from typing import Any
-from uuid import UUID
+from uuid import UUID, SafeUUID
 
 import pyarrow as pa
 
@@ -29,9 +34,30 @@ class Unfit(ValueError):
 
 def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """One dict a row: Decimal for numeric, aware datetimes, UUID, lists, parsed json."""
-    names = batch.schema.names
-    columns = [to_python(column, field) for column, field in zip(batch.columns, batch.schema, strict=True)]
-    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return rows_from(values_of(batch), batch.schema)
+
+
+def values_of(batch: pa.RecordBatch) -> list[list[Any]]:
+    """The same by column."""
+    return [to_python(column, field) for column, field in zip(batch.columns, batch.schema, strict=True)]
+
+
+def rows_from(columns: list[list[Any]], schema: pa.Schema) -> list[dict[str, Any]]:
+    names = schema.names
+    # Not strict inside: it is as long as the row by its making, and asking costs a third of the time.
+    return [dict(zip(names, values, strict=False)) for values in zip(*columns, strict=True)]
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """A batch of rows is no garbage: looking through it again and again takes longer than making it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def to_python(column: pa.Array, field: pa.Field) -> list[Any]:
@@ -106,7 +132,27 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _uuids(column: pa.Array) -> list[Any]:
-    return _each(lambda value: UUID(bytes=value), column.storage.to_pylist())
+    """From the bytes as they lie there: an Arrow object for each value would take longer than the rest."""
+    storage = column.storage
+    if storage.null_count == len(storage):
+        return [None] * len(storage)
+    start, end = (place * _UUID.size for place in (storage.offset, storage.offset + len(storage)))
+    values = [_uuid(high << 64 | low) for high, low in _UUID.iter_unpack(memoryview(storage.buffers()[1])[start:end])]
+    if not storage.null_count:
+        return values
+    return [value if valid else None for value, valid in zip(values, storage.is_valid().to_pylist(), strict=True)]
+
+
+def _uuid(number: int) -> UUID:
+    """As UUID(int=number) would, whose checks take twice as long again."""
+    made = object.__new__(UUID)
+    _SET_INT(made, number)
+    _SET_SAFETY(made, SafeUUID.unknown)
+    return made
+
+
+_UUID = Struct(">QQ")
+_SET_INT, _SET_SAFETY = (UUID.__dict__[name].__set__ for name in ("int", "is_safe"))
 
 
 def uuids_of(texts: Iterable[str | None]) -> pa.Array:
@@ -122,7 +168,7 @@ def _timestamps(column: pa.Array) -> list[Any]:
     epoch = _EPOCH_UTC if column.type.tz else _EPOCH
     # A finer unit than Python has is refused by the cast, not cut off.
     microseconds = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_pylist()
-    return _each(lambda value: epoch + timedelta(microseconds=value), microseconds)
+    return _each(lambda value: epoch + timedelta(0, 0, value), microseconds)
 
 
 def _dates(column: pa.Array) -> list[Any]:
@@ -145,19 +191,51 @@ _DECODERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], list[
 # --- and back ------------------------------------------------------------------------------------------------------
 
 
-def batch_of(rows: Sequence[dict[str, Any]], hints: pa.Schema) -> pa.RecordBatch:
+@dataclass(frozen=True)
+class Original:
+    """A column as it was before a step, and the values that the step was given of it."""
+
+    column: pa.Array
+    field: pa.Field
+    values: list[Any]
+
+    def is_left_alone(self, values: list[Any], hint: pa.Field | None) -> bool:
+        """The very same objects, of a class that nobody can change: the column need not be made again."""
+        return (
+            hint is not None
+            and hint.equals(self.field, check_metadata=True)
+            and len(values) == len(self.values)
+            and self._is_immutable()
+            and all(map(operator.is_, values, self.values))
+        )
+
+    def _is_immutable(self) -> bool:
+        return not pa.types.is_nested(self.field.type) and (natural.tag_of(self.field) or "") not in _JSON_TYPES
+
+
+def batch_of(
+    rows: Sequence[dict[str, Any]], hints: pa.Schema, originals: Mapping[str, Original] | None = None
+) -> pa.RecordBatch:
     """Columns from rows that all have the same keys. `hints`: fields that a column of that name should have."""
-    names = list(rows[0])
-    for row in rows:
-        if row.keys() != rows[0].keys():
-            raise Unfit(_difference(names, list(row)))
     fields, columns = [], []
-    for name in names:
+    for name, values in _by_name(rows).items():
         hint = hints.field(name) if hints.get_field_index(name) >= 0 else None
-        column, field = column_of([row[name] for row in rows], name, hint)
+        original = (originals or {}).get(name)
+        if original is not None and original.is_left_alone(values, hint):
+            column, field = original.column, original.field
+        else:
+            column, field = column_of(values, name, hint)
         columns.append(column)
         fields.append(field)
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _by_name(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    names = list(rows[0])
+    for row in rows:
+        if len(row) != len(names) or row.keys() != rows[0].keys():
+            raise Unfit(_difference(names, list(row)))
+    return {name: [row[name] for row in rows] for name in names}
 
 
 def _difference(wanted: list[str], found: list[str]) -> str:

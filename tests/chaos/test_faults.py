@@ -36,11 +36,13 @@ def every_fault() -> list[Fault]:
 SHORT: list[Fault] = [
     ("full_pages", "batch.committed", "kill", 2),
     ("full_arrow", "publish.fenced", "stop", 1),
+    ("full_copy", "batch.filled", "kill", 2),
     ("full_pages", "publish.committed", "stop", 1),
     ("inc_pages", "batch.fenced", "stop", 2),
     ("inc_steps", "batch.committed", "kill", 2),
     ("inc_pages", "claim.taken", "stop", 1),
     ("inc_arrow", "batch.filled", "error", 2),
+    ("inc_copy", "batch.committed", "error", 1),
     ("inc_pages", "pass.ended", "error", 1),
     ("full_steps", "batch.filled", "kill", 2),
     ("inc_steps", "batch.fenced", "stop", 1),

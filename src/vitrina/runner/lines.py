@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-import orjson
 import psycopg
 import structlog
 
@@ -109,7 +108,7 @@ class LineKeeper:
         return Line(run_id, at, level, self._redact(event).replace("\x00", ""), self._json(fields))
 
     def _json(self, fields: dict[str, Any]) -> str:
-        written = _written(fields)
+        written = logs.as_json(fields)
         text = self._redact(written).replace("\\u0000", "")
         # Too long, or a password that was a number has left a hole in it.
         if len(text) > MAX_FIELDS_LENGTH or (text != written and not _is_json(text)):
@@ -126,13 +125,6 @@ class LineKeeper:
         )
         if len(self._since_trim) > QUEUE_LINES:
             self._since_trim.clear()
-
-
-def _written(fields: dict[str, Any]) -> str:
-    try:
-        return orjson.dumps(fields, default=str).decode()
-    except TypeError:  # a number too long for it, half a character, a name that is no text
-        return json.dumps(fields, default=str, skipkeys=True)
 
 
 def _is_json(text: str) -> bool:

@@ -75,8 +75,9 @@ screenshots: setup ## Draw the console's pages anew for the documentation (docs/
 
 .PHONY: test-postgres
 test-postgres: setup ## The tests that touch SQL, on the PostgreSQL whose programs are in PG_BINDIR
+	@# Left out: what is about another server, or about commands and processes whose SQL is the API's and the runner's.
 	@VITRINA_TEST_PG_BINDIR="$(PG_BINDIR)" $(PYTEST) tests/integration tests/contracts \
-		--ignore tests/integration/test_embedded.py # that one is about another server
+		$(foreach name,embedded cli cli_dev cli_steps containers,--ignore tests/integration/test_$(name).py)
 
 .PHONY: chaos
 chaos: setup ## Kill, stop, cut and crash everything, for half an hour: nothing lost, doubled or stuck

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from bench import references
 from bench.cinema import COLUMNS
 from bench.report import timed
 from bench.scenarios import Bench
@@ -16,16 +17,16 @@ REPEATED_ROWS = 2_000_000
 
 @dataclass(frozen=True)
 class Size:
-    """One route at one size: the median time, and the most memory that the runner held in the last turn."""
+    """One route at one size: median times, and the most memory that the runner held in the last turn."""
 
     route: str
     rows: int
     seconds: float
+    reference_seconds: float  # of hand-written SQL: servers grow slower with size, too
     peak_memory_mb: float
 
-    @property
-    def microseconds_per_row(self) -> float:
-        return 1e6 * self.seconds / self.rows
+    def microseconds_per_row(self, seconds: float) -> float:
+        return 1e6 * seconds / self.rows
 
 
 def measure(bench: Bench, sizes: list[int]) -> Iterator[Size]:
@@ -37,19 +38,26 @@ def measure(bench: Bench, sizes: list[int]) -> Iterator[Size]:
     def between() -> None:
         bench.load_elsewhere("growth_remote", QUERY)
 
+    def within_by_hand() -> None:
+        references.fresh_table(bench.cinema, QUERY)
+
+    def between_by_hand() -> None:
+        references.copy_across(bench.cinema, bench.remote.admin_url, QUERY)
+
     if sizes:
         bench.platform.restart()
     for rows in sizes:
         bench.cinema.make_films(TABLE, rows)
-        yield _size(bench, "within one database", rows, within)
-        yield _size(bench, "to another database", rows, between)
-        bench.cinema.drop("analytics.growth")
-        bench.remote.drop("analytics.growth_remote")
+        yield _size(bench, "within one database", rows, within, within_by_hand)
+        yield _size(bench, "to another database", rows, between, between_by_hand)
+        bench.cinema.drop("analytics.growth", "analytics.reference")
+        bench.remote.drop("analytics.growth_remote", "analytics.reference")
 
 
-def _size(bench: Bench, route: str, rows: int, load: Callable[[], None]) -> Size:
-    seconds = []
+def _size(bench: Bench, route: str, rows: int, load: Callable[[], None], by_hand: Callable[[], None]) -> Size:
+    ours, theirs = [], []
     for _ in range(bench.repeat if rows <= REPEATED_ROWS else 1):
+        theirs.append(timed(by_hand))
         bench.platform.forget_peak_memory()
-        seconds.append(timed(load))
-    return Size(route, rows, statistics.median(seconds), bench.platform.peak_memory_mb())
+        ours.append(timed(load))
+    return Size(route, rows, statistics.median(ours), statistics.median(theirs), bench.platform.peak_memory_mb())

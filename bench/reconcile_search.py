@@ -28,7 +28,7 @@ KINDS = "changed, missing, extra, moved, NULL, microsecond, order"
 
 def main() -> None:
     arguments = parse()
-    arguments.only, arguments.bindir = ["reconcile"], None
+    arguments.only, arguments.peers, arguments.bindir = ["reconcile"], [], None
     with search_server.running(arguments.kind) as server:
         os.environ |= {"ELASTICSEARCH_URL": server.url, "VITRINA_ALLOWED_TARGETS": f"analytics.*,es:{INDEX}"}
         with bench(arguments) as measured:

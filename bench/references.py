@@ -58,7 +58,7 @@ def batched_upsert(cinema: Cinema) -> None:
             ).fetchone()
 
 
-def copy_across(cinema: Cinema, target_url: str) -> None:
+def copy_across(cinema: Cinema, target_url: str, query: str = FILMS) -> None:
     """COPY from one server into a fresh table on another, primary key afterwards."""
     with cinema.connect() as source, psycopg.connect(target_url, autocommit=True) as target:
         target.execute("DROP TABLE IF EXISTS analytics.reference")
@@ -67,7 +67,7 @@ def copy_across(cinema: Cinema, target_url: str) -> None:
             " (id uuid, title text, rating numeric(3,1), genres text[], modified timestamptz)"
         )
         with (
-            source.cursor().copy(f"COPY ({FILMS}) TO STDOUT") as rows,
+            source.cursor().copy(f"COPY ({query}) TO STDOUT") as rows,
             target.cursor().copy("COPY analytics.reference FROM STDIN") as sink,
         ):
             for data in rows:

@@ -37,11 +37,11 @@ from vitrina.status import Trigger
 from vitrina.store import database, leases, pipelines, runs
 from vitrina.store.migrate import migrate
 
-PAIRS = int(os.environ.get("PAIRS", "10"))
+PAIRS = int(os.environ.get("PAIRS", "8"))
 WANTED_PERCENT = 2.0
 SCRAPE_SECONDS = 1.0
-# Lines and spans leave once a second; after this long behind a run nothing of it waits any more.
-LEAVE_SECONDS = 2.2
+# Spans leave every five seconds, the rest sooner; after this long behind a run nothing of it waits any more.
+LEAVE_SECONDS = 5.5
 
 SOURCE = """
 CREATE SCHEMA IF NOT EXISTS content; CREATE SCHEMA IF NOT EXISTS ugc;
@@ -166,11 +166,7 @@ def main() -> None:
             }
         )
         _prepare(server, plain)
-        os.environ |= {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver,
-            "OTEL_BSP_SCHEDULE_DELAY": "1000",
-            "NO_PROXY": "127.0.0.1",
-        }
+        os.environ |= {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver, "NO_PROXY": "127.0.0.1"}
         with (
             database.connect(server.urls.admin, "bench") as admin,
             database.connect(server.urls.app, "bench") as metastore,

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
+from datetime import UTC, datetime
 from typing import Any, TextIO
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
@@ -45,12 +46,7 @@ def configure(settings: Settings, *, stream: TextIO | None = None) -> None:
         logging.getLogger(library).setLevel(logging.WARNING)
     lines = _Lines(handler, redact)
     structlog.configure(
-        processors=[
-            tell_listeners,
-            _drop_below(root.level),
-            *_enrichment(settings),
-            *_rendering(renderer),
-        ],
+        processors=[_Enrichment(settings, root.level), *_rendering(renderer)],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=lambda *names: lines,
         # Not cached: loggers made at import time shall follow a later `configure` too.
@@ -86,32 +82,42 @@ def remove_listener(listener: Listener) -> None:
     _listeners = tuple(other for other in _listeners if other != listener)
 
 
-def tell_listeners(
-    _: structlog.typing.WrappedLogger, method: str, fields: structlog.typing.EventDict
-) -> structlog.typing.EventDict:
-    """The first processor: listeners hear what was written before anything is filtered or rendered."""
-    if _listeners:
+class _Enrichment:
+    """What a line gets besides what its author says, in one go; listeners hear it before it is filtered or rendered."""
+
+    def __init__(self, settings: Settings, level: int) -> None:
+        levels = logging.getLevelNamesMapping() | {"EXCEPTION": logging.ERROR}
+        self._dropped = {name.lower() for name, number in levels.items() if number < level}
+        self._precise = settings.log_format == "json"
+
+    def __call__(
+        self, logger: structlog.typing.WrappedLogger, method: str, fields: structlog.typing.EventDict
+    ) -> structlog.typing.EventDict:
+        if not _listeners and method in self._dropped:
+            raise structlog.DropEvent
         said = {**structlog.contextvars.get_contextvars(), **fields}
         level = "error" if method == "exception" else method
-        if said.get("exc_info"):
-            structlog.processors.format_exc_info(_, method, said)
-        for listener in _listeners:
-            listener(level, said)
-    return fields
-
-
-def _drop_below(level: int) -> structlog.typing.Processor:
-    levels = logging.getLevelNamesMapping() | {"EXCEPTION": logging.ERROR}
-    dropped = {name.lower() for name, number in levels.items() if number < level}
-
-    def drop(
-        _: structlog.typing.WrappedLogger, method: str, fields: structlog.typing.EventDict
-    ) -> structlog.typing.EventDict:
-        if method in dropped:
+        if _listeners:
+            _tell_listeners(level, said)
+        if method in self._dropped:
             raise structlog.DropEvent
-        return fields
+        said["level"] = level
+        said["timestamp"] = _timestamp(precise=self._precise)
+        return said
 
-    return drop
+
+def _tell_listeners(level: str, said: dict[str, Any]) -> None:
+    told = dict(said)
+    if told.get("exc_info"):
+        told = dict(structlog.processors.format_exc_info(None, level, told))
+    for listener in _listeners:
+        listener(level, told)
+
+
+def _timestamp(*, precise: bool) -> str:
+    """Programs sort by it, people only want to see when it was."""
+    now = datetime.now(UTC).replace(tzinfo=None)
+    return now.isoformat(timespec="microseconds" if precise else "seconds") + "Z"
 
 
 def secrets_of(settings: Settings) -> frozenset[str]:
@@ -143,9 +149,7 @@ class _RedactingFormatter(structlog.stdlib.ProcessorFormatter):
 
     def __init__(self, settings: Settings, renderer: structlog.typing.Processor, redact: Redactor) -> None:
         processors = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_rendering(renderer)]
-        super().__init__(
-            foreign_pre_chain=[*_enrichment(settings), structlog.stdlib.ExtraAdder()], processors=processors
-        )
+        super().__init__(foreign_pre_chain=_foreign_enrichment(settings), processors=processors)
         self._redact = redact
 
     def format(self, record: logging.LogRecord) -> str:
@@ -158,15 +162,14 @@ def _rendering(renderer: structlog.typing.Processor) -> list[structlog.typing.Pr
     return [structlog.processors.format_exc_info, renderer]
 
 
-def _enrichment(settings: Settings) -> list[structlog.typing.Processor]:
+def _foreign_enrichment(settings: Settings) -> list[structlog.typing.Processor]:
+    form = "iso" if settings.log_format == "json" else "%Y-%m-%dT%H:%M:%SZ"
     return [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.PositionalArgumentsFormatter(),
-        # Programs sort by it, people only want to see when it was.
-        structlog.processors.TimeStamper(
-            fmt="iso" if settings.log_format == "json" else "%Y-%m-%dT%H:%M:%SZ", utc=True
-        ),
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt=form, utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
 

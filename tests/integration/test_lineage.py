@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,26 @@ from prometheus_client import CollectorRegistry
 from psycopg import conninfo
 from pydantic import SecretStr
 
-from tests.integration.test_observed_runner import observed
+from tests.integration.test_observed_runner import locked, observed
 from tests.support import openlineage
+from tests.support.processes import runner_process
 from tests.support.receiver import Receiver
 from tests.support.waiting import until
 from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
+from vitrina.errors import CannotConnect
 from vitrina.runner import lineage_sender
 from vitrina.runner.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.runner.instruments import Instruments
 from vitrina.runner.lineage import RunLineage
 from vitrina.runner.lineage_sender import LineageSender
+from vitrina.runner.onlookers import Outcome
+from vitrina.services.monitoring import Connect
 from vitrina.settings import Settings
+from vitrina.store import leases, recovery
+from vitrina.store import lineage as lineage_begun
+from vitrina.store.database import Connection
+from vitrina.store.runs import Counters
 
 FILMS = """
 CREATE TABLE content.films (id int PRIMARY KEY, title text);
@@ -135,10 +143,14 @@ def test_a_runner_tells_a_receiver_and_a_file(workbench: Workbench, tmp_path: Pa
     assert written == arrived[1:]
 
 
+def away() -> AbstractContextManager[Connection]:
+    raise CannotConnect("the metastore is away")
+
+
 @contextmanager
-def sending(settings: Settings) -> Iterator[tuple[LineageSender, CollectorRegistry]]:
+def sending(settings: Settings, metastore: Connect) -> Iterator[tuple[LineageSender, CollectorRegistry]]:
     instruments = Instruments()
-    sender = LineageSender(settings, instruments, first_wait_seconds=0.01)
+    sender = LineageSender(settings, instruments, metastore, first_wait_seconds=0.01)
     sender.start()
     try:
         yield sender, instruments.registry
@@ -151,9 +163,106 @@ def test_who_does_not_listen_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
     with Receiver() as closed:
         nobody_there = SecretStr(closed.url("/api/v1/lineage"))
     event = {"eventType": "START", "job": {"name": "films"}, "run": {"runId": "1"}}
-    with sending(Settings(lineage_url=nobody_there)) as (sender, registry):
+    with sending(Settings(lineage_url=nobody_there), away) as (sender, registry):
         for _ in range(20):
             sender.send(event)  # at once: nobody waits here, and no more than the queue holds is kept
         assert len(sender._queue) <= 3
         until(lambda: registry.get_sample_value("vitrina_lineage_events_total", {"outcome": "dropped"}) == 20)
     assert registry.get_sample_value("vitrina_lineage_events_total", {"outcome": "sent"}) is None
+
+
+def test_the_end_of_runs_whose_runner_was_killed(
+    workbench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever takes a run over tells how it ended, under its own id; and that it was given up, everybody hears."""
+    monkeypatch.setattr(lineage_sender, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(lineage_sender, "OWN_RUNNER_SECONDS", 0.0)
+    workbench.source(FILMS)
+    workbench.pipeline("goes_on", QUERY, target_key=["id"])
+    workbench.pipeline("given_up", QUERY, target_key=["id"], options={"max_attempts": 1})
+    cancelled = workbench.pipeline("cancelled", QUERY, target_key=["id"])
+    names = ("goes_on", "given_up", "cancelled")
+    for name in names:
+        workbench.request(name)
+    with ExitStack() as stack:
+        receiver = stack.enter_context(Receiver())
+        url = receiver.url("/api/v1/lineage")
+
+        def told(name: str) -> list[tuple[str, str]]:
+            events = [openlineage.check(json.loads(one.body)) for one in receiver.at("/api/v1/lineage")]
+            return [(event["eventType"], event["run"]["runId"]) for event in events if event["job"]["name"] == name]
+
+        held = stack.enter_context(ExitStack())
+        held.enter_context(locked(workbench, "content.films"))
+        with runner_process(
+            workbench.settings, tmp_path, VITRINA_LINEAGE_URL=url, VITRINA_LEASE_TTL_SECONDS="2", NO_PROXY="*"
+        ) as process:
+            receiver.wait_for(lambda r: len(r.at("/api/v1/lineage")) == 3)
+            process.kill()
+            process.wait()
+        lost = {name: str(workbench.last_run(name)["id"]) for name in names}
+        assert {name: told(name) for name in names} == {name: [("START", lost[name])] for name in names}
+        # Cancelled while nobody works on it: no runner of its own hears of that.
+        assert leases.cancel_run(workbench.metastore, cancelled, "no longer wanted")
+
+        settings = workbench.settings.model_copy(
+            update={"metrics_port": 0, "poll_seconds": 0.2, "lineage_url": SecretStr(url)}
+        ).model_copy(update={"webhook_url": SecretStr(receiver.url("/hook"))})
+        with observed(settings):
+            until(lambda: ("FAIL", lost["given_up"]) in told("given_up"))
+            until(lambda: ("ABORT", lost["cancelled"]) in told("cancelled"))
+            until(lambda: ("ABORT", lost["goes_on"]) in told("goes_on"))
+            held.close()
+            until(lambda: told("goes_on")[-1][0] == "COMPLETE")
+            receiver.wait_for(lambda r: bool(r.at("/hook")))
+
+    successor = str(workbench.last_run("goes_on")["id"])
+    assert successor != lost["goes_on"]
+    assert sorted(told("goes_on")) == sorted(
+        [("START", lost["goes_on"]), ("ABORT", lost["goes_on"]), ("START", successor), ("COMPLETE", successor)]
+    )
+    assert told("given_up") == [("START", lost["given_up"]), ("FAIL", lost["given_up"])]
+    assert told("cancelled") == [("START", lost["cancelled"]), ("ABORT", lost["cancelled"])]
+    [message] = [json.loads(one.body) for one in receiver.at("/hook")]
+    assert (message["type"], message["data"]["run_id"]) == ("pipeline.failed", lost["given_up"])
+    assert message["data"]["error_code"] == "too_many_losses"
+    assert workbench.sql("SELECT * FROM etl.etl_lineage_begun") == []
+
+
+def test_a_runner_that_was_taken_for_dead_does_not_tell_the_end_again(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    workbench.pipeline("films", QUERY, target_key=["id"])
+    workbench.request("films")
+    claim = workbench.claim()
+    with Receiver() as receiver:
+        settings = workbench.settings.model_copy(update={"lineage_url": SecretStr(receiver.url("/lineage"))})
+        with sending(settings, lambda: nullcontext(workbench.metastore)) as (sender, _):
+            late = RunLineage(settings, claim, sender.send)
+            receiver.wait_for(lambda r: len(r.received) == 1)
+            assert not lineage_begun.take_left_behind(workbench.metastore, after_seconds=0, limit=9)
+            workbench.sql("UPDATE etl.etl_pipelines SET lease_until = now() - interval '1 second'")
+            recovery.recover_expired(workbench.metastore, max_attempts=3)
+            sender.look()
+            receiver.wait_for(lambda r: len(r.received) == 2)
+            late.ended(Outcome("LOST"), Counters())
+    assert [json.loads(one.body)["eventType"] for one in receiver.received] == ["START", "ABORT"]
+
+
+def test_an_end_that_nobody_took_is_told_later(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineage_sender, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(lineage_sender, "OWN_RUNNER_SECONDS", 0.0)
+    monkeypatch.setattr(lineage_sender, "MAX_ATTEMPTS", 1)
+    workbench.source(FILMS)
+    workbench.pipeline("films", QUERY, target_key=["id"])
+    workbench.request("films")
+    claim = workbench.claim()
+    with Receiver() as receiver:
+        settings = workbench.settings.model_copy(update={"lineage_url": SecretStr(receiver.url("/lineage"))})
+        with sending(settings, lambda: nullcontext(workbench.metastore)) as (sender, registry):
+            watched = PipelineDispatcher(settings, onlookers=lambda claim: [RunLineage(settings, claim, sender.send)])
+            receiver.refusals = [200, 503]
+            watched.work(claim, RunControl(NO_HEARTBEAT_SECONDS, threading.Event()))
+            until(lambda: registry.get_sample_value("vitrina_lineage_events_total", {"outcome": "sent"}) == 2)
+        arrived = [openlineage.check(json.loads(one.body)) for one in receiver.received]
+    assert [event["eventType"] for event in arrived] == ["START", "COMPLETE", "COMPLETE"]
+    assert arrived[2]["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 100

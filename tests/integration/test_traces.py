@@ -18,6 +18,8 @@ from tests.support.receiver import Receiver
 from tests.support.waiting import until
 from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
 from vitrina import logs, tracing
+from vitrina.ports import Filled, Lap
+from vitrina.runner import traces as runner_traces
 from vitrina.runner.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.runner.traces import RunTrace
@@ -67,7 +69,10 @@ def values_of(span: Span) -> dict[str, object]:
     return {one.key: one.value.string_value or one.value.int_value for one in span.attributes}
 
 
-def test_one_trace_from_the_request_to_the_stages_of_each_batch(workbench: Workbench, collector: Receiver) -> None:
+def test_one_trace_from_the_request_to_the_stages_of_each_batch(
+    workbench: Workbench, collector: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_traces, "SHORTEST_STAGE_SECONDS", 0.0)
     before = structlog.get_config()
     settings = without_auth(workbench.settings, metrics_port=0, poll_seconds=0.2, log_level="error")
     logs.configure(settings)
@@ -101,6 +106,22 @@ def test_one_trace_from_the_request_to_the_stages_of_each_batch(workbench: Workb
     assert (facts["vitrina.run_id"], facts["vitrina.outcome"]) == (str(last["id"]), "SUCCESS")
     assert (facts["vitrina.rows_read"], facts["vitrina.rows_written"]) == (1000, 1000)
     assert {line["payload"]["trace_id"] for line in kept(workbench, last["id"])} == {trace.hex()}
+
+
+def test_stages_that_nobody_could_see_are_left_out(workbench: Workbench, collector: Receiver) -> None:
+    traces = tracing.start("vitrina-test")
+    assert traces is not None
+    workbench.source(FILMS)
+    workbench.pipeline("films", QUERY, target_key=["id"])
+    workbench.request("films")
+    run = RunTrace(traces, workbench.claim())
+    filled = Filled(number=1, rows=10, last=None, seconds=1.0)
+    run.batch_done(filled, {"read": Lap(100.0, 0.5), "stage": Lap(100.5, 0.0009), "merge": Lap(100.6, 0.001)})
+    traces.stop()
+    spans = spans_at(collector)
+    assert sorted(spans) == ["batch", "merge", "read"]
+    assert spans["read"][0].parent_span_id == spans["batch"][0].span_id
+    assert (spans["read"][0].end_time_unix_nano - spans["read"][0].start_time_unix_nano) / 1e9 == 0.5
 
 
 def test_a_run_that_fails_is_told_with_its_error(workbench: Workbench, collector: Receiver) -> None:

@@ -13,7 +13,7 @@ VITRINA = str(Path(sys.executable).with_name("vitrina"))
 
 
 @contextmanager
-def runner_process(settings: Settings, directory: Path, **more: str) -> Iterator[None]:
+def runner_process(settings: Settings, directory: Path, **more: str) -> Iterator["subprocess.Popen[bytes]"]:
     """`vitrina runner`, with `more` in its environment; its output goes to `runner.log` in the directory."""
     assert settings.reader_url
     environment = {
@@ -27,7 +27,7 @@ def runner_process(settings: Settings, directory: Path, **more: str) -> Iterator
             [VITRINA, "runner"], env=environment | more, cwd=directory, stdout=output, stderr=output
         )
         try:
-            yield
+            yield process
         finally:
             process.terminate()
             process.wait(timeout=30)

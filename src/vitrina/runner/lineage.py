@@ -5,6 +5,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import psycopg
 from psycopg import conninfo
@@ -29,7 +30,9 @@ RUN_EVENT = f"{SPEC}/2-0-2/OpenLineage.json#/$defs/RunEvent"
 
 # Whoever goes on with a lost or paused run makes a run of its own.
 _ENDINGS = {"SUCCESS": "COMPLETE", "FAILED": "FAIL"}
+_NOBODY = UUID(int=0)
 
+Row = dict[str, Any]
 Event = dict[str, Any]
 Dataset = dict[str, Any]
 
@@ -37,9 +40,13 @@ Dataset = dict[str, Any]
 class RunLineage(Onlooker):
     """One run's events. The first knows names only; schemas come with the last, once the query was looked at."""
 
-    def __init__(self, settings: Settings, claim: Claim, send: Callable[[Event], None]) -> None:
+    def __init__(
+        self, settings: Settings, claim: Claim, send: Callable[[Event], None], *, ended_at: datetime | None = None
+    ) -> None:
+        """`ended_at`: the run is over since then, and its start has been told."""
         self._claim = claim
         self._send = send
+        self._ended_at = ended_at
         self._job = {"namespace": settings.lineage_namespace, "name": claim.name, "facets": _job_facets(claim)}
         self._inputs: list[Dataset] = []
         self._outputs: list[Dataset] = []
@@ -48,7 +55,8 @@ class RunLineage(Onlooker):
             definition = jobs.definition_of(claim)
             self._outputs = [_target(definition, settings)]
             self._inputs = _sources(definition, settings)
-        self._tell("START")
+        if ended_at is None:
+            self._tell("START")
 
     def planned(self, job: Job, lap: Lap) -> None:
         for output in self._outputs:
@@ -80,7 +88,7 @@ class RunLineage(Onlooker):
         self._send(
             {
                 "eventType": kind,
-                "eventTime": datetime.now(UTC).isoformat(),
+                "eventTime": (self._ended_at or datetime.now(UTC)).isoformat(),
                 "producer": PRODUCER,
                 "schemaURL": RUN_EVENT,
                 "run": {"runId": str(self._claim.run_id), "facets": {"processing_engine": engine, **(facets or {})}},
@@ -89,6 +97,16 @@ class RunLineage(Onlooker):
                 "outputs": [dict(dataset) for dataset in self._outputs],
             }
         )
+
+
+def tell_left_behind(settings: Settings, run: Row, pipeline: Row, send: Callable[[Event], None]) -> None:
+    """The end of a run whose own runner cannot tell it any more, as the metastore has it."""
+    names = (run["pipeline_id"], pipeline["name"], run["epoch"], _NOBODY, run["run_id"], run["pipeline_version"])
+    told = RunLineage(settings, Claim(*names, pipeline), send, ended_at=run["finished_at"])
+    # What was taken from a silent runner goes on in a run of its own; after too many losses it does not.
+    status = "LOST" if run["error_code"] == "lease_lost" else run["status"]
+    counters = Counters(rows_read=run["rows_read"], rows_written=run["rows_written"])
+    told.ended(Outcome(status, run["error_code"], run["error_message"]), counters)
 
 
 # --- what is read and written --------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class Lookout:
         self._courier = Courier(settings, self.instruments, self._session.turn)
         self._tracing = tracing.start("vitrina-runner")
         wants_lineage = settings.lineage_url or settings.lineage_file
-        self._lineage = LineageSender(settings, self.instruments) if wants_lineage else None
+        self._lineage = LineageSender(settings, self.instruments, self._session.turn) if wants_lineage else None
         self._probes = self._make_probes()
         self._looked_at = time.monotonic()
 
@@ -64,6 +64,12 @@ class Lookout:
         if self._lineage:
             found.append(RunLineage(self._settings, claim, self._lineage.send))
         return found
+
+    def took_over(self, pipeline: str) -> None:
+        """A pipeline was taken away from a runner that fell silent, and can tell nothing more of its run."""
+        self.instruments.lost_elsewhere(pipeline)
+        if self._lineage:
+            self._lineage.look()
 
     def stop(self) -> None:
         """Last of all: what was said until now is kept."""

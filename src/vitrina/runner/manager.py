@@ -189,7 +189,7 @@ class PipelineManager:
     def _recover(self, connection: Connection) -> int:
         recovered = recovery.recover_expired(connection, max_attempts=self._settings.max_attempts)
         for row in recovered:
-            self._lookout.instruments.lost_elsewhere(row["name"])
+            self._lookout.took_over(row["name"])
             self._log.warning(
                 "pipeline.recovered",
                 pipeline=row["name"],

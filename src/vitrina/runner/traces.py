@@ -12,6 +12,8 @@ from vitrina.tracing import Tracing
 
 # A trace is for looking at: the batches of a very long run behind these are in its log and metrics only.
 MAX_BATCHES = 1000
+# Nobody can see what is shorter beside the rest of its batch; how long all of them took is in the metrics.
+SHORTEST_STAGE_SECONDS = 0.001
 
 
 class RunTrace(Onlooker):
@@ -43,7 +45,8 @@ class RunTrace(Onlooker):
         began = min(lap.began for lap in laps.values())
         batch = self._span.part("batch", began=began, ended=time.time(), attributes=attributes)
         for stage, lap in laps.items():
-            self._span.part(stage, began=lap.began, ended=lap.began + lap.seconds, of=batch)
+            if lap.seconds >= SHORTEST_STAGE_SECONDS:
+                self._span.part(stage, began=lap.began, ended=lap.began + lap.seconds, of=batch)
 
     def published(self, lap: Lap) -> None:
         self._span.part("publish", began=lap.began, ended=lap.began + lap.seconds)

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from tests.support.workbench import Workbench
-from vitrina import failpoints
 from vitrina.adapters.cursor import Cursor, guarantee
 from vitrina.definition import Options
 
@@ -120,7 +119,7 @@ def test_numbers_that_are_equal_stay_together(workbench: Workbench, route: str) 
     workbench.run("events")
     workbench.sql("INSERT INTO content.events VALUES (2, 1.0, 'b'), (3, 1.00, 'c'), (4, 1.000, 'd'), (5, 2, 'e')")
 
-    run = interrupted_after_each_batch(workbench)
+    run = workbench.run_interrupted("events")
 
     assert (run["status"], run["error_message"]) == ("SUCCESS", None)
     assert workbench.differences("SELECT id, at, note FROM content.events", "analytics.events") == 0
@@ -139,7 +138,7 @@ def test_rows_without_an_id_are_read_and_passed(workbench: Workbench, route: str
         " (6, 3, 1, 'f')"
     )
 
-    run = interrupted_after_each_batch(workbench)
+    run = workbench.run_interrupted("events")
 
     assert (run["status"], run["error_message"]) == ("SUCCESS", None)
     assert workbench.differences(query, "analytics.events") == 0
@@ -157,19 +156,9 @@ def test_an_outer_join_may_leave_the_id_out(workbench: Workbench) -> None:
     workbench.run("events")
     workbench.sql("INSERT INTO content.events VALUES (2, 1, 1), (3, 1, 2), (4, 1, NULL), (5, 2, 7)")
 
-    interrupted_after_each_batch(workbench)
+    workbench.run_interrupted("events")
 
     assert workbench.differences(query, "analytics.events") == 0
-
-
-def interrupted_after_each_batch(bench: Workbench) -> dict[str, Any]:
-    """Every try ends behind one more batch, so that the next one begins at each place where it can."""
-    bench.settings = bench.settings.model_copy(update={"backoff_seconds": (0.01,)})
-    failpoints.configure(",".join(f"batch.committed:error:{count}" for count in range(1, 10)))
-    try:
-        return bench.run("events")
-    finally:
-        failpoints.configure("")
 
 
 def test_lookback_reads_again_what_may_be_late(workbench: Workbench) -> None:

@@ -111,6 +111,19 @@ def test_a_null_key_is_named(bench: Workbench, route: str) -> None:
     assert "id" in run["error_message"]
 
 
+@pytest.mark.parametrize("options", [{"checkpoint_rows": 100}, {"route": "copy"}, {"route": "arrow"}])
+@pytest.mark.parametrize("key", [["id"], ["title", "id"]])
+def test_a_null_key_is_named_behind_an_interruption(bench: Workbench, options: dict[str, Any], key: list[str]) -> None:
+    """NULL is neither before nor behind the place where the load goes on."""
+    query = "SELECT nullif(id, 7) AS id, title FROM content.film_work"
+    bench.pipeline("films", query, target_key=key, batch_size=100, options=options | {"max_attempts": 20})
+
+    run = bench.run_interrupted("films")
+
+    assert (run["status"], run["error_code"]) == ("FAILED", "bad_key")
+    assert "'id' is NULL" in run["error_message"]
+
+
 def test_shrinking_by_more_than_half_needs_permission(bench: Workbench) -> None:
     bench.pipeline("films", QUERY, target_key=["id"])
     bench.run("films")

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
+from vitrina import failpoints
 from vitrina.definition import Definition
 from vitrina.runner import reconciliation, replays
 from vitrina.runner.control import RunControl
@@ -58,6 +59,15 @@ class Workbench:
         claim = self.claim()
         self.perform(claim)
         return self.last_run(name)
+
+    def run_interrupted(self, name: str, batches: int = 10) -> dict[str, Any]:
+        """Every try ends behind one more batch, so that the next one begins at each place where it can."""
+        self.settings = self.settings.model_copy(update={"backoff_seconds": (0.01,)})
+        failpoints.configure(",".join(f"batch.committed:error:{count}" for count in range(1, batches)))
+        try:
+            return self.run(name)
+        finally:
+            failpoints.configure("")
 
     def request(self, name: str, **asked: Any) -> None:
         row = pipelines.find(self.metastore, name)

@@ -47,7 +47,6 @@ class Cursor:
     key_type: str
     id: str | None = None
     id_type: str | None = None
-    id_may_be_null: bool = True
 
     @property
     def base_type(self) -> str:

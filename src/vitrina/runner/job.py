@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -15,7 +15,7 @@ from vitrina.adapters import cursor as cursors
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.cursor import Cursor
 from vitrina.adapters.readers import advice
-from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
+from vitrina.adapters.readers.sql import Bounds, Order, Query, SqlReader
 from vitrina.adapters.writers.postgres import PostgresWriter
 from vitrina.definition import Definition
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
@@ -274,7 +274,7 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
     assert job.judged is not None
     job.result = job.reader.describe(job.judged)
     if job.definition.mode == "incremental":
-        job.cursor = _cursor(job)
+        job.cursor = cursors.cursor_of(job.definition, job.types)
         job.on_standby = cursors.is_standby(job.reader.connection)
         if job.on_standby:
             cursors.refuse_on_standby(job.cursor, job.definition.options)
@@ -363,12 +363,20 @@ def _warnings(job: Job) -> list[str]:
     return found + advice.cursor_warnings(job.reader.connection, job.cursor, origin)
 
 
-def _cursor(job: Job) -> Cursor:
-    cursor = cursors.cursor_of(job.definition, job.types)
+def order_of_key(job: Job) -> Order:
+    """In the order of their key, rows can be read on behind any of them."""
+    return Order(
+        columns=tuple(SQL("q.{}").format(Identifier(name)) for name in job.reading_key),
+        types=tuple(job.types[name] for name in job.reading_key),
+        nullable=tuple(may_be_null(job, name) for name in job.reading_key),
+    )
+
+
+def may_be_null(job: Job, name: str) -> bool:
+    """Whether a column of the query's result can be NULL, for all that is known."""
     assert job.judged is not None
-    origin = next((column.origin for column in job.result if column.name == cursor.id), None)
-    is_filled = origin is not None and advice.is_never_null(job.reader.connection, origin, job.judged.text)
-    return replace(cursor, id_may_be_null=not is_filled)
+    origin = next((column.origin for column in job.result if column.name == name), None)
+    return origin is None or not advice.is_never_null(job.reader.connection, origin, job.judged.text)
 
 
 def null_cursors(job: Job) -> int:

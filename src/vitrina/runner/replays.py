@@ -308,7 +308,7 @@ class MartReplay(Replaying):
 
     def send(self, only: Composable) -> list[DeadLetter]:
         names = (stage_name(str(self._job.claim.pipeline_id), suffix) for suffix in ("a", "b"))
-        types = self._row_paging().types
+        types = self._row_paging().order.types
         stages = self._created(tuple(self._stage(name, cursor_types=types) for name in names))
         refused: list[DeadLetter] = []
         for filled in self._batches_of(self._arrow_source(stages, Bounds(only=only), self._row_paging())):

@@ -5,8 +5,6 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from psycopg.sql import SQL, Identifier
-
 from vitrina import failpoints
 from vitrina.adapters.readers.pushdown import Paging
 from vitrina.adapters.readers.sql import Bounds
@@ -121,12 +119,7 @@ class SearchRun(Run):
             dead_letters.resolve_rebuilt(self._job.metastore, self._job.claim.pipeline_id, before=begun_at)
 
     def _by_key(self) -> Paging:
-        types = self._job.types
-        key = self._job.reading_key
-        return Paging(
-            columns=tuple(SQL("q.{}").format(Identifier(name)) for name in key),
-            types=tuple(types[name] for name in key),
-        )
+        return Paging(jobs.order_of_key(self._job))
 
     # --- full, into an index that other pipelines fill too ---------------------------------------------------------
 

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import structlog
-from psycopg.sql import SQL, Identifier
 
 from vitrina import failpoints
 from vitrina.adapters import carriage
 from vitrina.adapters import cursor as cursors
 from vitrina.adapters.cursor import Watermark
 from vitrina.adapters.readers.pushdown import Paging, SharedSnapshot
-from vitrina.adapters.readers.sql import Bounds
+from vitrina.adapters.readers.sql import Bounds, Order
 from vitrina.adapters.writers.postgres import MergeCounts, StageLost
 from vitrina.adapters.writers.stage import Stage, stage_name
 from vitrina.definition import fingerprint
@@ -146,14 +145,8 @@ class Run:
     def _load_paging(self) -> Paging:
         if self._plan.paging == "one statement":
             return Paging()
-        types = self._job.types
         rows = self._plan.page_rows
-        return Paging(
-            columns=tuple(SQL("q.{}").format(Identifier(name)) for name in self._job.reading_key),
-            types=tuple(types[name] for name in self._job.reading_key),
-            staged_as=self._job.reading_key,
-            limit=(lambda: rows) if rows else None,
-        )
+        return Paging(jobs.order_of_key(self._job), self._job.reading_key, (lambda: rows) if rows else None)
 
     def _snapshot(self) -> SharedSnapshot | None:
         """Chunks of one load see one state of the source."""
@@ -293,7 +286,9 @@ class Run:
         types = (cursor.key_type, *([cursor.id_type] if cursor.id_type else []))
         names = ("_cursor_key", "_cursor_id")[: len(types)]
         pages = self._plan.paging == "keyset pages"
-        return Paging(tuple(cursor.columns("q")), types, names, self._batch_size if pages else None)
+        nullable = (False, *([jobs.may_be_null(self._job, cursor.id)] if cursor.id else []))
+        order = Order(tuple(cursor.columns("q")), types, nullable)
+        return Paging(order, names, self._batch_size if pages else None)
 
     def _pass_position(self) -> Position | None:
         found = self._checkpoint

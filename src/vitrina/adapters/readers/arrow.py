@@ -17,6 +17,7 @@ from vitrina.adapters.readers.prefetch import prefetched
 from vitrina.adapters.readers.pushdown import Paging
 from vitrina.adapters.readers.sql import Age, Bounds, Query, SqlReader, arrow_url, column
 from vitrina.adapters.transforms.passage import Passage, Taken
+from vitrina.adapters.writers.postgres import null_key_error
 from vitrina.adapters.writers.stage import BATCH, EPOCH, SCHEMA, Stage
 from vitrina.errors import BadKey, Disconnected, FatalError, TransientError
 from vitrina.ports import Filled, Position, Staged, Stopwatch
@@ -111,13 +112,13 @@ class ArrowSource:
         outputs = self._passage.outputs() if self._passage else outputs_of(self._result)
         outputs += [
             SQL("({})::text AS {}").format(expression, Identifier(name))
-            for expression, name in zip(self._paging.places, self._position_names(), strict=True)
+            for expression, name in zip(self._paging.order.places, self._position_names(), strict=True)
         ]
         bounds = replace(self._bounds, after=after)
-        return self._query.select(outputs, bounds, order=self._paging.columns, types=self._paging.types)
+        return self._query.select(outputs, bounds, order=self._paging.order)
 
     def _position_names(self) -> list[str]:
-        return list(POSITIONS[: len(self._paging.columns)])
+        return list(POSITIONS[: len(self._paging.order.columns)])
 
     def _position(self, table: pa.Table) -> Position | None:
         names = self._position_names()
@@ -218,6 +219,9 @@ class Stager:
         if not table.num_rows:
             return Staged(0)
         stage = self._stages[number % len(self._stages)]
+        for name in stage.key:
+            if table.column(name).null_count:
+                raise null_key_error(name, self.target)
         tagged = table.select([c.name for c in stage.columns])
         for name, position in zip(stage.cursor_columns, POSITIONS, strict=False):
             tagged = tagged.append_column(name, table.column(position))
@@ -236,8 +240,6 @@ class Stager:
     def _translate(self, exc: Any) -> Exception:
         state = exc.sqlstate if isinstance(exc.sqlstate, str) else None
         message = f"staging rows for {self.target} failed: {' '.join(str(exc).split())}"
-        if state == "23502":
-            return BadKey(f"a key column is NULL in a row of the source: {message}")
         if state is None or database.is_disconnect_state(state):
             return Disconnected(message)
         return TransientError(message) if database.is_transient_state(state) else FatalError(message)

@@ -91,9 +91,9 @@ class CopySource:
     def _select(self, stage: Stage, after: Position | None) -> Composable:
         outputs: list[Composable] = [column(c.name, self._cast(c)) for c in stage.columns]
         if stage.cursor_types:
-            outputs += self._paging.places
+            outputs += self._paging.order.places
         bounds = replace(self._bounds, after=after)
-        return self._query.select(outputs, bounds, order=self._paging.columns, types=self._paging.types)
+        return self._query.select(outputs, bounds, order=self._paging.order)
 
     def _cast(self, staged: StageColumn) -> str | None:
         """Text is read back into the target's type: 0.1 of a real would become another double than a cast makes."""
@@ -116,7 +116,7 @@ class CopySource:
                     copy.write(tag + tag.join(piece))
                     rows += len(piece)
         except psycopg.errors.NotNullViolation as exc:
-            raise null_key_error(exc, self._target) from exc
+            raise null_key_error(exc.diag.column_name, self._target) from exc
         except psycopg.Error as exc:
             database.raise_translated(f"staging rows for {self._target} failed", exc)
         return rows

@@ -9,7 +9,7 @@ import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina import failpoints
-from vitrina.adapters.readers.sql import Age, Bounds, Query, SqlReader, column, translate_read
+from vitrina.adapters.readers.sql import NO_ORDER, Age, Bounds, Order, Query, SqlReader, column, translate_read
 from vitrina.adapters.writers.postgres import null_key_error
 from vitrina.adapters.writers.stage import BATCH, EPOCH, Stage
 from vitrina.ports import Filled, Position, Stopwatch
@@ -20,21 +20,12 @@ from vitrina.targets import PostgresTarget
 
 @dataclass(frozen=True)
 class Paging:
-    """In which order a query is read in pieces, and how large they are. No columns: all in one statement."""
+    """In which order a query is read in pieces, and how large they are. No order: all in one statement."""
 
-    columns: tuple[Composable, ...] = ()
-    types: tuple[str, ...] = ()
+    order: Order = NO_ORDER
     staged_as: tuple[str, ...] = ()
     # Asked before each page: it may change under a run.
     limit: Callable[[], int] | None = None
-
-    @property
-    def places(self) -> list[Composable]:
-        """The columns, written so that what is equal has one text: 1.0 and 1.00 are one place in the order."""
-        return [
-            SQL("trim_scale({})").format(column) if kind.partition("(")[0] == "numeric" and "[" not in kind else column
-            for column, kind in zip(self.columns, self.types, strict=True)
-        ]
 
 
 class PushdownSource:
@@ -109,7 +100,7 @@ class PushdownSource:
                     _insert_into(stage, stage.identifier, select, self._epoch, number), prepare=True
                 ).rowcount
         except psycopg.errors.NotNullViolation as exc:
-            raise null_key_error(exc, self._target) from exc
+            raise null_key_error(exc.diag.column_name, self._target) from exc
         except psycopg.Error as exc:
             raise translate_read(exc) from exc
 
@@ -137,7 +128,12 @@ class PushdownSource:
         outputs: list[Composable] = [column(name) for name in (c.name for c in stage.columns)]
         outputs += [SQL("q.{}").format(Identifier(name)) for name in self._cursor_names(stage)]
         bounds = Bounds(self._bounds.since, self._bounds.until, after)
-        return self._query.select(outputs, bounds, order=self._paging.columns, types=self._paging.types, limit=limit)
+        return self._query.select(
+            outputs,
+            bounds,
+            order=self._paging.order,
+            limit=limit,
+        )
 
     def _cursor_names(self, stage: Stage) -> list[str]:
         cursor = self._query.cursor
@@ -150,7 +146,8 @@ class PushdownSource:
         if not self._paging.staged_as:
             return None
         names = [Identifier(name) for name in self._paging.staged_as]
-        collations = [SQL(' COLLATE "C"' if 'COLLATE "C"' in c.as_string(None) else "") for c in self._paging.columns]
+        columns = self._paging.order.columns
+        collations = [SQL(' COLLATE "C"' if 'COLLATE "C"' in c.as_string(None) else "") for c in columns]
         row = self._probe.execute(
             SQL("SELECT {} FROM {} WHERE {} = {} AND {} = {} ORDER BY {} LIMIT 1").format(
                 SQL(", ").join(SQL("{0}::text AS {0}").format(name) for name in names),

@@ -37,6 +37,41 @@ class Bounds:
     only: Composable | None = None  # a condition on `q`, when some rows alone are wanted
 
 
+@dataclass(frozen=True)
+class Order:
+    """The columns that a query is read in the order of."""
+
+    columns: tuple[Composable, ...] = ()
+    types: tuple[str, ...] = ()
+    nullable: tuple[bool, ...] = ()
+
+    @property
+    def places(self) -> list[Composable]:
+        """The columns, written so that what is equal has one text: 1.0 and 1.00 are one place in the order."""
+        return [
+            SQL("trim_scale({})").format(column) if kind.partition("(")[0] == "numeric" and "[" not in kind else column
+            for column, kind in zip(self.columns, self.types, strict=True)
+        ]
+
+    def behind(self, after: Position) -> Composable:
+        """The rows that come later. NULL comes last, and Postgres calls it neither greater nor smaller."""
+        known = [
+            (column, SQL("{}::{}").format(Literal(value), SQL(kind)))
+            for column, value, kind in zip(self.columns, after, self.types, strict=True)
+            if value is not None  # all rows of such a place have been read with it
+        ]
+        columns, values = (SQL(", ").join(part) for part in zip(*known, strict=True))
+        later = SQL("({}) > ({})").format(columns, values)
+        if not any(self.nullable[: len(known)]):
+            return later
+        # The first of two conditions is for the index, which the second one cannot use.
+        first = SQL("") if self.nullable[0] else SQL("{} >= {} AND ").format(*known[0])
+        return SQL("{}({}) IS NOT FALSE").format(first, later)
+
+
+NO_ORDER = Order()
+
+
 class Age:
     """How long a snapshot has been held: a source cannot clean up behind it, nor a standby replay past it."""
 
@@ -73,37 +108,22 @@ class Query:
         outputs: Sequence[Composable],
         bounds: Bounds,
         *,
-        order: Sequence[Composable] = (),
-        types: Sequence[str] = (),
+        order: Order = NO_ORDER,
         limit: int | None = None,
     ) -> Composed:
         """`outputs` of the rows within the bounds, in order. Ties of the last row are never cut off."""
         head, source = self.wrapped(bounds)
         conditions = [*self._range(bounds), *([bounds.only] if bounds.only else [])]
         if bounds.after is not None:
-            conditions.append(self._behind(bounds.after, order, types))
+            conditions.append(order.behind(bounds.after))
         return SQL("{head} SELECT {outputs} FROM {source} AS q{where}{order}{limit}").format(
             head=head,
             outputs=SQL(", ").join(outputs),
             source=source,
             where=SQL(" WHERE {}").format(SQL(" AND ").join(conditions)) if conditions else SQL(""),
-            order=SQL(" ORDER BY {}").format(SQL(", ").join(order)) if order else SQL(""),
+            order=SQL(" ORDER BY {}").format(SQL(", ").join(order.columns)) if order.columns else SQL(""),
             limit=SQL(" FETCH FIRST {} ROWS WITH TIES").format(Literal(limit)) if limit else SQL(""),
         )
-
-    def _behind(self, after: Position, order: Sequence[Composable], types: Sequence[str]) -> Composable:
-        """The rows that come later. NULL comes last, and Postgres calls it neither greater nor smaller."""
-        known = [
-            (column, SQL("{}::{}").format(Literal(value), SQL(kind)))
-            for column, value, kind in zip(order, after, types, strict=True)
-            if value is not None  # all rows of such a place have been read with it
-        ]
-        columns, values = (SQL(", ").join(part) for part in zip(*known, strict=True))
-        later = SQL("({}) > ({})").format(columns, values)
-        if len(known) == 1 or not (self.cursor and self.cursor.id_may_be_null):
-            return later
-        # The first condition is for the index, which the second one cannot use.
-        return SQL("{} >= {} AND ({}) IS NOT FALSE").format(*known[0], later)
 
     def _range(self, bounds: Bounds) -> Iterator[Composable]:
         if self.cursor is None:

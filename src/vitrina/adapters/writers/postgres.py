@@ -353,8 +353,7 @@ class StageLost(TransientError):
     code = "stage_lost"
 
 
-def null_key_error(exc: psycopg.errors.NotNullViolation, target: PostgresTarget) -> BadKey:
-    column = exc.diag.column_name
+def null_key_error(column: str | None, target: PostgresTarget) -> BadKey:
     return BadKey(
         f"the key column {column!r} is NULL in a row of the source; {target} needs it to identify the row: filter such"
         " rows out in the query, or change target_key"

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
+from tests.support import promlint
 from vitrina.api.middleware import Surroundings
 from vitrina.errors import CannotConnect
 from vitrina.runner.instruments import Instruments, RunTally
@@ -142,6 +143,31 @@ def test_there_is_an_alert_for_each_kind_of_trouble() -> None:
     alerts = {rule["alert"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]}
     wanted = "PipelineFailed PipelineStuck PipelineLagging NoRunner DeadLetters Drift CheckpointHeldBack".split()
     assert {f"Vitrina{name}" for name in wanted} <= alerts
+
+
+def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
+    for group in yaml.safe_load(ALERTS.read_text())["groups"]:
+        for rule in group["rules"]:
+            assert rule["labels"]["severity"] in ("warning", "critical"), rule["alert"]
+            assert {"summary", "description"} <= set(rule["annotations"]), rule["alert"]
+            for text in rule["annotations"].values():
+                assert re.fullmatch(r"([^{}]|\{\{ \$(value|labels\.\w+)( \| \w+)? \}\})*", text), text
+            assert rule["expr"].count("(") == rule["expr"].count(")"), rule["alert"]
+    assert promlint.rule_problems(ALERTS) == []
+
+
+def test_a_deleted_pipeline_leaves_its_label_to_another() -> None:
+    instruments = Instruments(max_pipelines=2)
+    for name in ("old", "kept"):
+        RunTally(instruments, name).ended("SUCCESS")
+    assert instruments.label("new") == monitoring.OTHER
+    instruments.retain(["kept"])  # the list may be older than the pipeline
+    assert instruments.registry.get_sample_value("vitrina_runs_total", {"pipeline": "old", "status": "SUCCESS"}) == 1
+    instruments.retain(["kept"])
+    assert instruments.registry.get_sample_value("vitrina_runs_total", {"pipeline": "old", "status": "SUCCESS"}) is None
+    assert instruments.registry.get_sample_value("vitrina_run_duration_seconds_count", {"pipeline": "old"}) is None
+    assert instruments.label("new") == "new"
+    assert instruments.registry.get_sample_value("vitrina_runs_total", {"pipeline": "kept", "status": "SUCCESS"}) == 1
 
 
 def test_many_pipelines_share_one_label(metastore: Figures) -> None:

@@ -19,6 +19,8 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 _DRAINED_BYTES = 8 * MAX_BODY_BYTES
 # Asked every few seconds by programs: a trace of each would hide the others.
 _UNTRACED = frozenset({"/health", "/livez", "/metrics", "/readyz"})
+# A client may send any word as a method, and every label value is kept for ever.
+_METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
 
 # The console is served from here, and nothing comes from anywhere else.
@@ -77,7 +79,8 @@ class Surroundings:
 
     def _tell(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
-        self._seconds.labels(scope["method"], route, status).observe(seconds)
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._seconds.labels(method, route, status).observe(seconds)
         quiet = scope["method"] in ("GET", "HEAD") and status < 400
         (log.debug if quiet else log.info)(
             "api.request",

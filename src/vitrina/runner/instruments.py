@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -21,6 +21,8 @@ class Instruments:
         self.registry = registry or CollectorRegistry()
         self._max_pipelines = max_pipelines
         self._pipelines: set[str] = set()
+        self._missed: set[str] = set()
+        self._of_pipelines: list[Counter | Histogram] = []
         self._lock = threading.Lock()
         self.runs = self._counter("runs", "Runs that ended, by outcome.", "pipeline", "status")
         self.run_seconds = self._histogram("run_duration_seconds", "Duration of runs.", RUN_BUCKETS)
@@ -58,14 +60,32 @@ class Instruments:
                 return pipeline
         return OTHER
 
+    def retain(self, pipelines: Collection[str]) -> None:
+        """Forget pipelines that are gone: their series, and the places that they took among the labels.
+
+        One that was missed once may be younger than the list that it was missed on.
+        """
+        with self._lock:
+            missed = self._pipelines.difference(pipelines)
+            gone, self._missed = missed & self._missed, missed
+            self._pipelines -= gone
+        for pipeline in gone:
+            for metric in self._of_pipelines:
+                metric.remove_by_labels({"pipeline": pipeline})
+
     def lost_elsewhere(self, pipeline: str) -> None:
         self.lease_lost.labels(self.label(pipeline), "successor").inc()
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(f"vitrina_{name}", what, labels, registry=self.registry)
+        counter = Counter(f"vitrina_{name}", what, labels, registry=self.registry)
+        if "pipeline" in labels:
+            self._of_pipelines.append(counter)
+        return counter
 
     def _histogram(self, name: str, what: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(f"vitrina_{name}", what, ["pipeline"], buckets=buckets, registry=self.registry)
+        histogram = Histogram(f"vitrina_{name}", what, ["pipeline"], buckets=buckets, registry=self.registry)
+        self._of_pipelines.append(histogram)
+        return histogram
 
     def _gauge(self, name: str, what: str) -> Gauge:
         return Gauge(f"vitrina_{name}", what, registry=self.registry)

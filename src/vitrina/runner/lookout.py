@@ -90,7 +90,9 @@ class Lookout:
     def _make_probes(self) -> ProbeServer | None:
         if self._settings.metrics_port is None:
             return None
-        self.instruments.registry.register(MetastoreCollector(self._session.turn, self._settings))
+        self.instruments.registry.register(
+            MetastoreCollector(self._session.turn, self._settings, on_pipelines=self.instruments.retain)
+        )
         return ProbeServer(
             (self._settings.metrics_host, self._settings.metrics_port),
             self.instruments.registry,

@@ -1,7 +1,7 @@
 """The metastore as Prometheus sees it: read when asked, so lag and age stay right while nothing runs."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
@@ -46,8 +46,17 @@ class PipelineGauge:
 class MetastoreCollector(Collector):
     """Reads the figures when they are asked for."""
 
-    def __init__(self, connect: Connect, settings: Settings, *, max_pipelines: int = MAX_PIPELINES) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        settings: Settings,
+        *,
+        max_pipelines: int = MAX_PIPELINES,
+        on_pipelines: Callable[[Collection[str]], None] = lambda names: None,
+    ) -> None:
+        """`on_pipelines` is told the names of all there are."""
         self._connect, self._settings, self._max_pipelines = connect, settings, max_pipelines
+        self._on_pipelines = on_pipelines
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """Known without asking the database, so registering needs none."""
@@ -63,6 +72,7 @@ class MetastoreCollector(Collector):
             up.add_metric([], 0)
             yield up
             return
+        self._on_pipelines([row["name"] for row in rows])
         up.add_metric([], 1)
         yield up
         yield from _totals(rows, totals)

@@ -28,7 +28,8 @@ def list_pipelines(connection: Connection) -> list[Row]:
         FROM etl.etl_pipelines p
         LEFT JOIN etl.etl_state s ON s.pipeline_id = p.id
         LEFT JOIN LATERAL (SELECT started_at, finished_at FROM etl.etl_runs
-                           WHERE pipeline_id = p.id AND status = 'SUCCESS'
+                           -- Repairs and replays correct some rows: what the mart knows of its source gets no younger.
+                           WHERE pipeline_id = p.id AND status = 'SUCCESS' AND NOT metrics ?| '{repair,replay}'
                            ORDER BY finished_at DESC LIMIT 1) done ON true
         LEFT JOIN LATERAL (SELECT updated_at FROM etl.etl_runs
                            WHERE pipeline_id = p.id AND status = 'RUNNING'

@@ -76,11 +76,11 @@ def find_current(connection: Connection, pipeline_id: UUID) -> Row | None:
 
 
 def find_last_success(connection: Connection, pipeline_id: UUID) -> Row | None:
-    """The latest run that brought the target up to date. A repair does not: it corrects some rows only."""
+    """The latest run that brought the target up to date. Repairs and replays do not: they correct some rows only."""
     return connection.execute(
         sql.SQL(
             """
-            {} WHERE r.pipeline_id = %s AND r.status = 'SUCCESS' AND NOT r.metrics ? 'repair'
+            {} WHERE r.pipeline_id = %s AND r.status = 'SUCCESS' AND NOT r.metrics ?| '{{repair,replay}}'
             ORDER BY r.started_at DESC, r.id DESC LIMIT 1
             """
         ).format(_SELECT),
@@ -170,12 +170,16 @@ def summarise(connection: Connection, pipeline_id: UUID, *, last: int = 50) -> R
 
 
 def prune(connection: Connection, *, older_than_days: int) -> int:
-    """Forget old finished runs, but never the latest one of a pipeline."""
+    """Forget old finished runs, but never a pipeline's latest one, nor its latest success: lag is counted from it."""
     return connection.execute(
         """
         DELETE FROM etl.etl_runs r
         WHERE r.finished_at < now() - make_interval(days => %s)
           AND EXISTS (SELECT FROM etl.etl_runs n WHERE n.pipeline_id = r.pipeline_id AND n.started_at > r.started_at)
+          AND (r.status <> 'SUCCESS' OR r.metrics ?| '{repair,replay}'
+               OR EXISTS (SELECT FROM etl.etl_runs n
+                          WHERE n.pipeline_id = r.pipeline_id AND n.status = 'SUCCESS'
+                            AND n.finished_at > r.finished_at AND NOT n.metrics ?| '{repair,replay}'))
         """,
         [older_than_days],
     ).rowcount

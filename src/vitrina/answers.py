@@ -469,7 +469,8 @@ class DeadLetter(Answer):
     resolved_at: datetime | None
     resolution: str | None = Field(
         None,
-        description="`sent` again, `gone` from the source, `superseded` by another reason, `rebuilt` by a full load.",
+        description="`sent` again, `gone` from the source, `superseded` by another reason, `rebuilt` by a full load,"
+        " `delivered` by a later run.",
     )
 
 

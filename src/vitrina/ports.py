@@ -1,7 +1,7 @@
 """What the runner's parts promise each other: how staged batches are announced, whoever filled them."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -50,6 +50,11 @@ class Stopwatch:
             return next(pieces, None)
 
 
+def delivered_in(letters: Iterable[DeadLetter], *parts: frozenset[str]) -> frozenset[str]:
+    """What came through on every leg of its way: a row that is left behind in the same batch has not."""
+    return frozenset().union(*parts) - {letter.document_id for letter in letters}
+
+
 # Where a row stands in the order of reading: values as text, for each column that is read by. Only an id may be NULL.
 Position = tuple[str | None, ...]
 
@@ -69,6 +74,8 @@ class Filled:
     laps: Mapping[str, Lap] = field(default_factory=dict)
     # The batches before it were read from an older snapshot.
     reopened: bool = False
+    # Rows and documents that were left behind before, and came through now: by their letters' names.
+    delivered: frozenset[str] = frozenset()
 
     @property
     def staged_rows(self) -> int:
@@ -81,6 +88,7 @@ class Staged:
 
     rows: int
     letters: tuple[DeadLetter, ...] = ()
+    delivered: frozenset[str] = frozenset()
 
 
 class Source(Protocol):

@@ -31,7 +31,7 @@ def canaries(database: Settings) -> dict[str, str]:
         "VITRINA_CONN_REFUSED": f"postgresql://{PLACE}-user:{PASSWORD}-1@{server.hostname}:{server.port}/{PLACE}-db",
         "VITRINA_CONN_ABSENT": f"postgresql://{PLACE}-user:{PASSWORD}-2@127.0.0.1:1/{PLACE}-db",
         "VITRINA_CONN_UNKNOWN": f"postgresql://{PLACE}-user:{PASSWORD}-3@{PLACE}-host.invalid/{PLACE}-db",
-        "ELASTICSEARCH_URL": f"http://{PLACE}-user:{PASSWORD}-4@127.0.0.1:1",
+        "ELASTICSEARCH_URL": f"http://{PLACE}-user:{PASSWORD}-4@{PLACE}-search.invalid:9299",
         "ELASTICSEARCH_API_KEY": f"{PASSWORD}-5",
         "VITRINA_WEBHOOK_URL": f"http://127.0.0.1:1/{PASSWORD}-6",
         "VITRINA_WEBHOOK_SECRET": f"{PASSWORD}-7",
@@ -61,6 +61,7 @@ def test_nothing_repeats_a_secret(
     logged = "".join((tmp_path / name).read_text() for name in ("api.log", "runner.log"))
 
     assert "cannot connect to the connection 'refused'" in seen_by_authors
+    assert "no search server answers" in seen_by_authors
     assert "connection.failed" in logged
     own = urlsplit(database.require_database_url()).password
     assert own

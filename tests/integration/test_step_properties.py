@@ -154,7 +154,7 @@ class Story:
         # A row that was hated when it was passed by is in the dead letters instead.
         letters = (
             "SELECT document_id::int FROM etl.etl_dead_letters d JOIN etl.etl_pipelines p ON p.id = d.pipeline_id"
-            f" WHERE p.name = '{self.name}'"
+            f" WHERE p.name = '{self.name}' AND d.resolved_at IS NULL"
         )
         covered = expected(self.name, f"({' OR '.join(conditions) or 'false'}) AND id NOT IN ({letters})")
         assert self.bench.sql(f"{covered} EXCEPT SELECT id, part, title FROM analytics.{self.name}") == []
@@ -186,10 +186,9 @@ def test_the_checkpoint_passes_by_nothing(
     HATED.clear()
     # What was left behind as a dead letter comes again when it changes.
     told.change(set(range(1, 31)))
-    if on_error == "dead_letter":
-        bench.sql("DELETE FROM etl.etl_dead_letters")
     for _ in range(2):  # an interrupted load is finished first; what changed behind it waits for the next
         assert told.run()["error_message"] is None
+    assert bench.sql("SELECT * FROM etl.etl_dead_letters WHERE resolved_at IS NULL") == []
     told.check_covered()
     told.check_arrived()
 

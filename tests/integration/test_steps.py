@@ -271,6 +271,24 @@ def test_rows_that_fail_become_dead_letters(bench: Workbench, mode: str) -> None
     assert (letter["run_id"], run["rows_rejected"]) == (run["id"], 1)
 
 
+@pytest.mark.parametrize(("mode", "how"), [("full", "rebuilt"), ("incremental", "delivered")])
+def test_a_row_that_comes_through_later_resolves_its_letter(bench: Workbench, mode: str, how: str) -> None:
+    tasks = plan(QUERY, ("it_fail_on_500", {"on_error": "dead_letter"}))
+    cursor = {"incremental_key": "modified", "incremental_id_key": "id"} if mode == "incremental" else {}
+    bench.pipeline("films", "SELECT 1", tasks=tasks, target_key=["id"], mode=mode, batch_size=100, **cursor)
+    bench.run("films")
+    bench.run("films")
+    assert bench.sql("SELECT resolution FROM etl.etl_dead_letters") == [{"resolution": None}], "it did not come again"
+    bench.change("films", tasks=plan(QUERY, ("normalise_text", {"columns": ["title"]})))
+    bench.sql("UPDATE content.film_work SET modified = clock_timestamp() WHERE id = 500")
+
+    assert bench.run("films")["status"] == "SUCCESS"
+
+    [letter] = bench.sql("SELECT resolution, resolved_at FROM etl.etl_dead_letters")
+    assert (letter["resolution"], letter["resolved_at"] is not None) == (how, True)
+    assert bench.sql("SELECT count(*) AS n FROM analytics.films") == [{"n": 1000}]
+
+
 def test_a_step_that_loses_the_key_is_named(bench: Workbench) -> None:
     bench.pipeline("films", "SELECT 1", tasks=plan(QUERY, ("it_null_key", {})), target_key=["id"])
     run = bench.run("films")

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -141,10 +141,9 @@ class CarelessClient:
 
     def __init__(self, client: SearchClient) -> None:
         self._client = client
-        self.where = client.where
 
-    def bulk(self, target: str, body: bytes) -> Reply:
-        reply = self._client.bulk(target, body)
+    def bulk(self, target: str, body: bytes, returned: Sequence[str] = ()) -> Reply:
+        reply = self._client.bulk(target, body, returned)
         if reply.status == 200:
             return reply
         actions = body.count(b'{"update"')

@@ -4,14 +4,22 @@ import base64
 import socket
 import ssl
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.search.conftest import Target
-from tests.support.http_fault_proxy import Answer, Forward, HttpFault, HttpFaultProxy, Request
+from tests.support.http_fault_proxy import Answer, AnswerInstead, Forward, HttpFault, HttpFaultProxy, Request
 from vitrina import errors
-from vitrina.adapters.writers.search.client import ConnectionOptions, ReplyLost, SearchClient, Unreachable
+from vitrina.adapters.writers.search.client import (
+    ConnectionOptions,
+    ReplyLost,
+    SearchClient,
+    Unreachable,
+    describe_error,
+    translate,
+)
 
 SECRET = "canary-5a1e"
 
@@ -25,8 +33,9 @@ def test_addresses_and_login_come_from_one_variable() -> None:
 
 @pytest.mark.parametrize("url", ["", " , ", "ftp://host", "http://host:port", "http://"])
 def test_wrong_addresses_are_named(url: str) -> None:
-    with pytest.raises(errors.ConfigError, match="ELASTICSEARCH_URL"):
+    with pytest.raises(errors.ConfigError, match="ELASTICSEARCH_URL") as caught:
         SearchClient(ConnectionOptions.from_url(url))
+    assert "//host:port" not in str(caught.value), "who sees a run need not know where the server is"
 
 
 def test_secrets_are_not_shown() -> None:
@@ -35,7 +44,7 @@ def test_secrets_are_not_shown() -> None:
 
     with pytest.raises(Unreachable) as caught:
         client.health()
-    assert SECRET not in repr(options) + str(caught.value) + client.where
+    assert SECRET not in repr(options) + str(caught.value)
 
 
 class DemandLogin(HttpFault):
@@ -89,7 +98,7 @@ def test_the_other_host_is_asked_when_one_is_down(search: Target) -> None:
 def test_a_reply_that_never_comes_is_told_from_a_server_that_is_down(search: Target) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         options = ConnectionOptions(hosts=(f"http://127.0.0.1:{silent.getsockname()[1]}",), timeout_seconds=0.3)
-        with pytest.raises(ReplyLost, match="was lost before the reply came"):
+        with pytest.raises(ReplyLost, match="did not come in time"):
             SearchClient(options).health()
 
 
@@ -166,3 +175,42 @@ def test_tls_with_a_ca_file_or_a_fingerprint(search: Target, certificate: Path) 
             SearchClient(ConnectionOptions(hosts)).health()
         with pytest.raises(errors.FatalError, match="ELASTICSEARCH_FINGERPRINT"):
             SearchClient(ConnectionOptions(hosts, fingerprint="0" * 64)).health()
+
+
+@pytest.mark.parametrize("kind", ["refused", "silent", "untrusted", "busy", "forbidden"])
+@pytest.mark.one_server
+def test_messages_do_not_name_the_server(search: Target, certificate: Path, kind: str) -> None:
+    """Pipeline authors read them in their runs."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        socket.socket() as closed,
+        HttpFaultProxy(search.port, tls=context) as untrusted,
+        HttpFaultProxy(search.port) as answering,
+    ):
+        closed.bind(("127.0.0.1", 0))
+        answering.fault = AnswerInstead(429 if kind == "busy" else 403, times=1)
+        addresses = {
+            "refused": f"http://127.0.0.1:{closed.getsockname()[1]}",
+            "silent": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "untrusted": untrusted.url,
+        }
+        address = addresses.get(kind, answering.url)
+        client = SearchClient(
+            ConnectionOptions.from_url(address.replace("//", f"//somebody:{SECRET}@")),
+        )
+        client.options = replace(client.options, timeout_seconds=0.3, bulk_timeout_seconds=0.3)
+        with pytest.raises(errors.RunError) as caught:
+            raise translate("cannot write", client.bulk("x", b"{}"))
+
+    said = str(caught.value)
+    port = address.rpartition(":")[2]
+    assert said
+    assert not [word for word in ("127.0.0.1", port, SECRET, "somebody") if word in said], said
+
+
+def test_addresses_of_nodes_in_the_servers_own_words_are_left_out() -> None:
+    error = {"type": "remote", "reason": "[node-1][10.0.0.5:9300][indices:data/write/bulk[s]] on [search-1.lan:9300]"}
+
+    assert describe_error(error) == "[node-1][indices:data/write/bulk[s]] on "

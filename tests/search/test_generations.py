@@ -46,7 +46,8 @@ def publish(client: SearchClient, generations: Generations, count: int, epoch: i
     seen = generations.standing()
     name = generations.create(PIPELINE, MAPPING, now=now)
     claimed = fill(client, generations, name, count, epoch)
-    generations.finish(name, count)
+    generations.check(name, count)
+    generations.finish(name)
     generations.swap(name, seen, claimed)
     return name
 
@@ -62,8 +63,9 @@ def test_a_full_load_from_nothing(client: SearchClient, generations: Generations
     assert client.get_settings(name)["index.refresh_interval"] == "-1", "no refreshes while it is filled"
     claimed = fill(client, generations, name, 30, epoch=1)
     assert client.find_index(generations.index) is None, "searchers see nothing of it yet"
-    finished = generations.finish(name, 30)
-    assert (finished.documents, finished.documents_before) == (30, 0)
+    checked = generations.check(name, 30)
+    assert (checked.documents, checked.documents_before) == (30, 0)
+    generations.finish(name)
     assert client.get_settings(name)["index.refresh_interval"] == "7s"
     assert "instead of nothing" in generations.swap(name, seen, claimed)
     assert generations.standing() == Standing(name, is_alias=True)
@@ -107,7 +109,7 @@ def test_a_generation_that_lacks_documents_is_not_published(client: SearchClient
     fill(client, generations, name, 9, epoch=1)
 
     with pytest.raises(IncompleteGeneration, match="holds 9 documents and 10 were acknowledged"):
-        generations.finish(name, 10)
+        generations.check(name, 10)
 
 
 def test_the_shrink_guard_learns_both_numbers(client: SearchClient, generations: Generations) -> None:
@@ -115,9 +117,9 @@ def test_the_shrink_guard_learns_both_numbers(client: SearchClient, generations:
     name = generations.create(PIPELINE, MAPPING)
     fill(client, generations, name, 3, epoch=2)
 
-    finished = generations.finish(name, 3)
+    checked = generations.check(name, 3)
 
-    assert (finished.documents, finished.documents_before) == (3, 10)
+    assert (checked.documents, checked.documents_before) == (3, 10)
 
 
 def test_old_generations_are_kept_and_then_removed(client: SearchClient, generations: Generations) -> None:
@@ -141,7 +143,7 @@ def test_an_index_of_that_name_is_taken_over(client: SearchClient, generations: 
     assert seen == Standing(generations.index, is_alias=False)
     name = generations.create(PIPELINE, MAPPING)
     claimed = fill(client, generations, name, 5, epoch=1)
-    generations.finish(name, 5)
+    generations.finish(name)
 
     said = generations.swap(name, seen, claimed)
 
@@ -207,19 +209,22 @@ def test_an_interrupted_load_can_go_on(client: SearchClient, generations: Genera
     assert generations.is_resumable(name, PIPELINE)
     assert not generations.is_resumable(name, OTHER_PIPELINE)
     assert not generations.is_resumable(f"{generations.index}-20000101000000000", PIPELINE)
-    fill(client, generations, name, 1, epoch=1)
-    generations.finish(name, 1)
-    assert not generations.is_resumable(name, PIPELINE)
+    seen, claimed = generations.standing(), fill(client, generations, name, 1, epoch=1)
+    generations.finish(name)
+    assert generations.is_resumable(name, PIPELINE), "interrupted before the swap"
+    generations.swap(name, seen, claimed)
+    assert generations.is_resumable(name, PIPELINE), "interrupted behind the swap"
 
 
-def test_what_is_shown_is_not_discarded(client: SearchClient, generations: Generations) -> None:
-    shown = publish(client, generations, 1, epoch=1, now=FIRST)
-    unfinished = generations.create(PIPELINE, MAPPING)
+def test_what_loads_left_that_were_given_up_is_removed(client: SearchClient, generations: Generations) -> None:
+    kept = publish(client, generations, 1, epoch=1, now=FIRST)
+    shown = publish(client, generations, 1, epoch=2, now=FIRST + timedelta(days=1))
+    elsewhere = generations.create(OTHER_PIPELINE, MAPPING, now=FIRST + timedelta(days=2))
+    given_up = generations.create(PIPELINE, MAPPING, now=FIRST + timedelta(days=3))
 
-    generations.discard(unfinished)
-    with pytest.raises(errors.FatalError, match="it is not removed"):
-        generations.discard(shown)
-    assert set(client.list_indexes(f"{generations.index}-*")) == {shown}
+    assert generations.discard_unfinished(PIPELINE) == [given_up]
+
+    assert set(client.list_indexes(f"{generations.index}-*")) == {kept, shown, elsewhere}
 
 
 def test_incremental_pipelines_get_an_index_made(client: SearchClient, generations: Generations) -> None:
@@ -240,6 +245,29 @@ def test_a_claim_takes_the_alias_from_every_earlier_one(client: SearchClient, ge
     assert client.list_aliases(f"{generations.index}.w.*") == {str(alias(generations, 100)): {name}}
     with pytest.raises(errors.LeaseLost):
         write(client, alias(generations, 500, OTHER_PIPELINE), 1)
+
+
+def test_a_claim_of_a_shared_target_leaves_the_aliases_of_others(
+    client: SearchClient, generations: Generations
+) -> None:
+    name = generations.ensure_current(PIPELINE, MAPPING)
+    generations.claim_writes(name, alias(generations, 500, OTHER_PIPELINE), shared=True)
+    generations.claim_writes(name, alias(generations, 100), shared=True)
+
+    generations.claim_writes(name, alias(generations, 101), shared=True)
+
+    left = {str(alias(generations, 500, OTHER_PIPELINE)), str(alias(generations, 101))}
+    assert set(client.list_aliases(f"{generations.index}.w.*")) == left
+    write(client, alias(generations, 500, OTHER_PIPELINE), 1)
+
+
+def test_an_index_remembers_who_filled_it(client: SearchClient, generations: Generations) -> None:
+    assert not generations.was_written_by(PIPELINE), "it does not exist"
+    client.create_index(generations.index, {})
+    assert not generations.was_written_by(PIPELINE), "somebody made it by hand"
+    generations.claim_writes(generations.index, alias(generations, 1))
+    assert generations.was_written_by(PIPELINE)
+    assert not generations.was_written_by(OTHER_PIPELINE)
 
 
 def test_a_late_claim_of_the_same_pipeline_leaves(client: SearchClient, generations: Generations) -> None:

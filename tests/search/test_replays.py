@@ -8,6 +8,7 @@ from pydantic import SecretStr
 from tests.search.conftest import Target
 from tests.search.test_search_runs import INCREMENTAL, QUERY, documents, pipeline
 from tests.support.workbench import Workbench
+from vitrina import failpoints
 from vitrina.adapters.writers.search.client import SearchClient
 from vitrina.errors import Conflict, FatalError
 from vitrina.status import Status
@@ -236,3 +237,59 @@ def test_a_key_that_steps_make_does_not_lead_back_to_a_row(bench: Workbench, ind
     with pytest.raises(FatalError, match="steps make the key column 'id'"):
         bench.replay("films")
     assert bench.status("films") == Status.IDLE
+
+
+@pytest.mark.parametrize("action", ["update", "index"])
+def test_a_pass_that_delivers_a_document_resolves_its_letter(
+    bench: Workbench, client: SearchClient, index: str, action: str
+) -> None:
+    pipeline(bench, index, **INCREMENTAL, options=DATES | {"action": action})
+    bench.run("films")
+    bench.sql("UPDATE content.film_work SET title = '2025-05-05', modified = clock_timestamp() WHERE id IN (3, 4)")
+    bench.sql("UPDATE content.film_work SET title = 'still none', modified = clock_timestamp() WHERE id = 5")
+
+    run = bench.run("films")
+
+    assert (run["status"], run["rows_rejected"]) == ("SUCCESS", 1)
+    assert resolutions(bench) == {"3": "delivered", "5": None, "7": None}
+    assert documents(client, index)["3"]["title"] == "2025-05-05"
+
+
+@pytest.mark.one_server
+def test_a_deletion_resolves_the_letter_too(bench: Workbench, index: str) -> None:
+    bench.sql("ALTER TABLE content.film_work ADD gone boolean")
+    query = QUERY.replace(" FROM", ", gone FROM")
+    pipeline(bench, index, query, **INCREMENTAL, options=DATES | {"delete_when": "gone"})
+    bench.run("films")
+    bench.sql("UPDATE content.film_work SET gone = true, modified = clock_timestamp() WHERE id = 3")
+
+    bench.run("films")
+
+    assert resolutions(bench) == {"3": "delivered", "5": None, "7": None}
+
+
+@pytest.mark.one_server
+def test_a_letter_is_resolved_with_the_checkpoint_or_not_at_all(bench: Workbench, index: str) -> None:
+    pipeline(bench, index, **INCREMENTAL, options=DATES)
+    bench.run("films")
+    bench.sql("UPDATE content.film_work SET title = '2025-05-05', modified = clock_timestamp() WHERE id = 3")
+    bench.request("films")
+    failpoints.configure("batch.fenced:crash:1")
+    try:
+        with pytest.raises(failpoints.Crashed):
+            bench.perform(bench.claim())
+    finally:
+        failpoints.configure("")
+
+    assert resolutions(bench) == {"3": None, "5": None, "7": None}
+
+
+@pytest.mark.one_server
+def test_a_row_that_is_refused_and_taken_in_one_run_leaves_no_open_letter(bench: Workbench, index: str) -> None:
+    """It changed while the pass was under way, and comes again at its end."""
+    query = f"{QUERY} UNION ALL SELECT 3, '2025-05-05', 1, ARRAY['g'], timestamptz '2025-05-05'"
+    pipeline(bench, index, query, **INCREMENTAL, options=DATES, batch_size=10)
+
+    assert bench.run("films")["status"] == "SUCCESS"
+
+    assert resolutions(bench) == {"3": "delivered", "5": None, "7": None}

@@ -208,27 +208,6 @@ def test_server_killed_and_restarted_in_mid_load(
     assert violations(bench, client, index) == []
 
 
-@pytest.mark.one_server  # OpenSearch moves no alias of a blocked index: a run that begins then fails, and says why
-def test_a_read_only_index_is_waited_for_and_the_run_says_so(
-    bench: Workbench, client: SearchClient, index: str
-) -> None:
-    make(bench, index, "incremental")
-    bench.run("films")
-    change_source(bench, 2)
-    client.put_settings(index, {"index.blocks.read_only_allow_delete": True})
-    running = threading.Thread(target=bench.run, args=["films"])
-    running.start()
-    try:
-        until(lambda: "flood-stage" in str(bench.last_run("films")["metrics"].get("waiting")))
-    finally:
-        client.put_settings(index, {"index.blocks.read_only_allow_delete": None})
-        running.join(timeout=60)
-
-    run = bench.last_run("films")
-    assert (run["status"], run["metrics"]["waiting"]) == ("SUCCESS", None)
-    assert violations(bench, client, index) == []
-
-
 # --- a runner that is stopped, and another one in its place ---------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 The source is read as a whole for every question: behind steps, and behind an id, nobody can ask for single rows.
 """
 
-import json
 import secrets
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,7 +13,7 @@ import pyarrow as pa
 from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina.adapters.readers.sql import Bounds, translate_read
-from vitrina.adapters.writers.search import mapping, values
+from vitrina.adapters.writers.search import mapping, objects, values
 from vitrina.adapters.writers.search.documents import Prepared
 from vitrina.errors import FatalError
 from vitrina.reconcile.documents import Document, DocumentSide, place_of
@@ -176,18 +175,10 @@ class SourceShelf:
     def _prepared_documents(self, prepared: Prepared, young: bool) -> Iterator[Document]:
         for position, document_id in enumerate(prepared.actions.ids):
             text = prepared.actions.document(position)
-            yield Document(document_id, _parsed(text) if text else None, young)
+            yield Document(document_id, objects.parsed(text) if text else None, young)
         for refused in prepared.rejected:
             if refused.id:  # no document can be like this one, and the report says why
                 yield Document(refused.id, {}, young, refused.reason)
-
-
-def _parsed(text: bytes) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = orjson.loads(text)
-    except orjson.JSONDecodeError:  # a number that no double can hold
-        found = json.loads(text)
-    return found
 
 
 class IndexShelf:

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import orjson
-
 from vitrina.adapters.writers.search.bulk import Actions, Outcome
 from vitrina.adapters.writers.search.writer import DocumentSender, Waiting, counts_of, letters_of
 from vitrina.errors import RunError
@@ -60,6 +58,8 @@ class _Batch:
 
     lines: dict[str, bytes] = field(default_factory=dict)
     letters: list[DeadLetter] = field(default_factory=list)
+    # Fields in which `update` would leave what the source no longer has.
+    objects: set[str] = field(default_factory=set)
 
     def __len__(self) -> int:
         return len(self.lines) + len(self.letters)
@@ -78,12 +78,10 @@ class _DocumentMender:
         self._ignores_pause = ignores_pause
         self._checkpoint = job.checkpoint
         self._pause_asked = False
-        self._differing: set[str] = set()
         self._written: set[str] = set()
         self._size = min(job.definition.batch_size, BATCH_DOCUMENTS)
 
     def mend(self, wanted: Mapping[str, Kind]) -> Repaired:
-        self._differing = {one for one, kind in wanted.items() if kind is Kind.DIFFERING}
         done, left = Repaired(), set(wanted)
         for batch in self._batches(wanted, left):
             self._write(batch, done)
@@ -109,6 +107,7 @@ class _DocumentMender:
                     if one in wanted:
                         left.discard(one)
                         batch.lines[one] = line
+                        batch.objects.update(prepared.actions.objects)
                         if len(batch) >= self._size:
                             yield batch
                             batch = _Batch()
@@ -125,9 +124,7 @@ class _DocumentMender:
 
     def _write(self, batch: _Batch, done: Repaired) -> None:
         self._control.check()
-        actions = Actions(list(batch.lines), list(batch.lines.values()))
-        if self._job.definition.options.action == "update":
-            self._clear_objects(actions)
+        actions = Actions(list(batch.lines), list(batch.lines.values()), sorted(batch.objects))
         outcome = self._sender.deliver(actions)
         letters = [*batch.letters, *letters_of(outcome.rejected)]
         self._fence(outcome, letters)
@@ -140,21 +137,6 @@ class _DocumentMender:
         # One that comes again later is still one.
         self._written |= batch.lines.keys() - {letter.document_id for letter in letters}
         done.keys = len(self._written)
-
-    def _clear_objects(self, actions: Actions) -> None:
-        """`update` merges an object into the one that is there, so what the source no longer has in it would stay."""
-        ids, lines = [], []
-        for position, one in enumerate(actions.ids):
-            if one not in self._differing:
-                continue
-            body = orjson.loads(actions.document(position) or b"{}").get("doc", {})
-            cleared = {name: None for name, value in body.items() if isinstance(value, dict)}
-            if cleared:
-                ids.append(one)
-                action = orjson.dumps({"update": {"_id": one}})
-                lines.append(action + b"\n" + orjson.dumps({"doc": cleared, "doc_as_upsert": True}) + b"\n")
-        if ids:
-            self._sender.deliver(Actions(ids, lines))
 
     def _fence(self, outcome: Outcome, letters: Sequence[DeadLetter]) -> None:
         job, counts = self._job, counts_of(outcome)

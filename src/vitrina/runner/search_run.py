@@ -2,22 +2,29 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from vitrina import failpoints
 from vitrina.adapters.readers.pushdown import Paging
 from vitrina.adapters.readers.sql import Bounds
 from vitrina.adapters.writers.postgres import MergeCounts
-from vitrina.adapters.writers.search.generations import WriteAlias
+from vitrina.adapters.writers.search.bulk import Limits
+from vitrina.adapters.writers.search.circuit import Circuit
+from vitrina.adapters.writers.search.client import Blocked
+from vitrina.adapters.writers.search.generations import IncompleteGeneration, WriteAlias
 from vitrina.adapters.writers.search.writer import DocumentSender, ElasticsearchWriter, Waiting, counts_of
-from vitrina.errors import BadKey, FatalError, RunError
+from vitrina.errors import BadKey, FatalError, RunError, ShrinkRefused
 from vitrina.ports import Filled
 from vitrina.runner import job as jobs
 from vitrina.runner.table_run import Run
-from vitrina.status import Trigger
+from vitrina.status import Status, Trigger
 from vitrina.store import database, dead_letters, leases
 from vitrina.store.state import Checkpoint
+
+T = TypeVar("T")
 
 # How many rows may be left behind before a run is stopped: none of a rebuild, some of a long-running flow.
 DEFAULT_BUDGET = {"full": 0, "incremental": 100}
@@ -48,7 +55,7 @@ class SearchRun(Run):
 
     def _rebuild(self) -> None:
         generation = self._continue_generation() or self._begin_generation()
-        alias = self._index.claim_writes(generation)
+        alias = self._patiently(lambda: self._index.claim_writes(generation))
         sender = self._sender(generation, alias)
         with self._ahead(self._stream_into(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
             for filled in batches:
@@ -87,7 +94,7 @@ class SearchRun(Run):
         leases.answer_request(self._job.metastore, self._job.claim)
         # By the clock that letters are dated by.
         begun_at = database.now(self._job.metastore)
-        generation = self._index.new_generation()
+        generation = self._patiently(self._index.new_generation)
         self._checkpoint = replace(
             self._checkpoint.without_load(),
             stage=generation,
@@ -102,7 +109,7 @@ class SearchRun(Run):
     def _show(self, generation: str, alias: WriteAlias) -> None:
         self._control.check()
         started = time.monotonic()
-        told = self._index.publish(generation, self._checkpoint.rows, alias)
+        told = self._publish_generation(generation, alias)
         failpoints.hit("publish.applied")
         begun_at = self._checkpoint.load_started_at
         self._checkpoint = self._checkpoint.without_load()
@@ -114,9 +121,16 @@ class SearchRun(Run):
         self._meter.note("published", told)
         self._settle(obey_pause=False)
 
-    def _resolve_older_letters(self, begun_at: datetime | None) -> None:
-        if begun_at is not None:
-            dead_letters.resolve_rebuilt(self._job.metastore, self._job.claim.pipeline_id, before=begun_at)
+    def _publish_generation(self, generation: str, alias: WriteAlias) -> str:
+        def publish() -> str:
+            return self._index.publish(generation, self._checkpoint.rows, alias)
+
+        try:
+            return self._patiently(publish, may_pause=False)
+        except (ShrinkRefused, IncompleteGeneration):
+            # What the source had is not to be shown: the next load reads it anew instead of going on from here.
+            self._forget_load()
+            raise
 
     def _by_key(self) -> Paging:
         return Paging(jobs.order_of_key(self._job))
@@ -125,7 +139,7 @@ class SearchRun(Run):
 
     def _send_everything(self) -> None:
         leases.answer_request(self._job.metastore, self._job.claim)
-        sender = self._current_sender()
+        sender = self._watching_sender()
         with self._ahead(self._stream_into(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
             for filled in batches:
                 self._count_documents(sender, filled)
@@ -138,19 +152,40 @@ class SearchRun(Run):
 
     def _send_pass(self) -> None:
         job = self._job
+        self._start_over_in_new_index()
         upto = self._begin_pass()
         self._meter.rejected(jobs.null_cursors(job))
         self._meter.started_from(self._checkpoint.last_key or self._checkpoint.safe_upto)
-        sender = self._current_sender()
+        sender = self._watching_sender()
         source = self._stream_into(sender, self._pass_bounds(), self._pass_paging())
         with self._ahead(source, self._pass_position()) as batches:
             for filled in batches:
                 self._count_documents(sender, filled)
         self._end_pass(upto)
 
+    def _start_over_in_new_index(self) -> None:
+        """An index that somebody deleted or made anew lacks what earlier passes delivered."""
+        found = self._checkpoint
+        if not (found.safe_upto or found.last_key) or not self._index.is_new_here():
+            return
+        reason = f"{self._job.target} was deleted or replaced by hand"
+        self._log.info("load.started_over", reason=reason)
+        self._meter.note("started_over", reason)
+        self._checkpoint = replace(found, safe_upto=None, held_upto=None, last_key=None, last_id=None, rows=0)
+        # On record before the index is claimed, from when on it would look like the one that was filled so far.
+        with self._transaction("starting over"):
+            self._fence(progressed=False)
+
+    def _watching_sender(self) -> DocumentSender:
+        """For what is written into the index that is shown: letters of documents that are taken now are resolved."""
+        sender = self._current_sender()
+        sender.watched = self._open_letters
+        self._watch_for_letters()
+        return sender
+
     def _current_sender(self) -> DocumentSender:
-        concrete = self._index.current_index()
-        return self._sender(concrete, self._index.claim_writes(concrete))
+        concrete = self._patiently(self._index.current_index)
+        return self._sender(concrete, self._patiently(lambda: self._index.claim_writes(concrete)))
 
     def _drop_stages(self) -> None:
         """There are none."""
@@ -162,6 +197,33 @@ class SearchRun(Run):
         sender = self._index.sender(concrete, alias, Waiting(self._on_wait, self._should_stop))
         self._sessions.callback(sender.drain)
         return sender
+
+    def _patiently(self, move: Callable[[], T], *, may_pause: bool = True) -> T:
+        """A block (flood stage) also refuses what comes before and after documents: waited for in the same way."""
+        limits = Limits()
+        circuit = Circuit(
+            first_delay_seconds=limits.first_delay_seconds,
+            longest_delay_seconds=limits.longest_delay_seconds,
+            patience_seconds=limits.patience_seconds,
+            threshold=limits.circuit_threshold,
+        )
+        while True:
+            try:
+                done = move()
+            except Blocked as exc:
+                circuit.fail(exc)
+                circuit.check_patience()
+                self._on_wait(exc.message)
+                self._while_waiting()
+                self._control.wait(circuit.seconds_to_wait, self._is_pause_asked if may_pause else lambda: False)
+                continue
+            if self._waits_because:
+                self._on_wait(None)
+                self._while_waiting()
+            return done
+
+    def _is_pause_asked(self) -> bool:
+        return leases.find_status(self._job.metastore, self._job.claim) is Status.PAUSE_REQUESTED
 
     def _wait_out_lost_runner(self) -> None:
         """Its alias is gone; a bulk that the server is at work on may still put older rows over newer ones."""

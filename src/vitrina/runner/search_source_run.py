@@ -20,7 +20,7 @@ class SearchSourceRun(SourceRun, SearchRun):
         full = self._job.definition.mode == "full"
         if full and not options.shared_target and self._index.prepare_nothing():
             generation = self._begin_generation()
-            self._show(generation, self._index.claim_writes(generation))
+            self._show(generation, self._patiently(lambda: self._index.claim_writes(generation)))
         else:
             super()._keep_checkpoint()
 
@@ -30,9 +30,10 @@ class SearchSourceRun(SourceRun, SearchRun):
         return super()._obstacle_to_go_on(found, generation)
 
     def _send_pass(self) -> None:
+        self._start_over_in_new_index()
         leases.answer_request(self._job.metastore, self._job.claim)
         self._meter.started_from(self._checkpoint.safe_upto)
-        sender = self._current_sender()
+        sender = self._watching_sender()
         after = (self._checkpoint.safe_upto,) if self._checkpoint.safe_upto else None
         with self._ahead(self._stream_into(sender, Bounds(), Paging()), after) as batches:
             for filled in batches:

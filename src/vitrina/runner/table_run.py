@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -123,7 +124,8 @@ class Run:
             self._checkpoint.without_load(),
             stage=stage.name,
             fingerprint=self._fingerprint(),
-            load_started_at=datetime.now(UTC),
+            # By the clock that letters are dated by.
+            load_started_at=database.now(job.metastore),
             held_upto=upto.remembered if upto else None,
         )
         with self._transaction("preparing the stage"):
@@ -180,11 +182,13 @@ class Run:
     def _publish(self, stage: Stage) -> None:
         self._control.check()
         started = time.monotonic()
-        job = self._job
+        job, begun_at = self._job, self._checkpoint.load_started_at
         try:
             with self._transaction(f"publishing to {job.target}"):
                 counts = job.writer.publish(stage, self._checkpoint, deletes=self._plan.deletes)
                 self._check_constraints()
+                if self._letters_are_here:
+                    self._resolve_older_letters(begun_at)
                 self._checkpoint = self._after_load()
                 self._meter.published(counts, time.monotonic() - started)
                 self._fence()
@@ -193,6 +197,8 @@ class Run:
             self._forget_load()
             raise
         failpoints.hit("publish.committed")
+        if not self._letters_are_here:
+            self._resolve_older_letters(begun_at)
         self._log.info("run.published", **vars(counts), duration_ms=round((time.monotonic() - started) * 1000))
         self._settle(obey_pause=False)
         stage.drop(job.writer.connection)
@@ -219,6 +225,7 @@ class Run:
         upto = self._begin_pass()
         self._meter.rejected(jobs.null_cursors(job))
         stages = self._pass_stages()
+        self._watch_for_letters()
         self._meter.started_from(self._checkpoint.last_key or self._checkpoint.safe_upto)
         source = self._source(stages, self._pass_bounds(), self._pass_paging())
         after = self._pass_position()
@@ -440,9 +447,37 @@ class Run:
             claim = self._job.claim
             dead_letters.record(self._job.metastore, claim.pipeline_id, claim.run_id, filled.letters)
             self._meter.left_behind(len(filled.letters))
+        if self._letters_are_here:
+            self._resolve_delivered(filled)
+
+    @property
+    def _letters_are_here(self) -> bool:
+        """In the database of the target: they are resolved in its transaction, otherwise right behind it."""
+        return self._job.target_connection is self._job.metastore
+
+    def _watch_for_letters(self) -> None:
+        """From now on the steps tell which rows come through that were left behind before."""
+        if self._job.passage:
+            self._job.passage.chain.watched = self._open_letters
+
+    @cached_property
+    def _open_letters(self) -> set[str]:
+        """One look for a run."""
+        return dead_letters.open_ids(self._job.metastore, self._job.claim.pipeline_id)
+
+    def _resolve_delivered(self, filled: Filled) -> None:
+        if filled.delivered:
+            dead_letters.resolve_delivered(self._job.metastore, self._job.claim.pipeline_id, filled.delivered)
+
+    def _resolve_older_letters(self, begun_at: datetime | None) -> None:
+        """What was left behind before a full load began is in what it publishes, or was left behind again."""
+        if begun_at is not None:
+            dead_letters.resolve_rebuilt(self._job.metastore, self._job.claim.pipeline_id, before=begun_at)
 
     def _after_batch(self, filled: Filled) -> None:
         failpoints.hit("batch.committed")
+        if not self._letters_are_here:
+            self._resolve_delivered(filled)
         self._log.info(
             "batch.done",
             batch_no=filled.number,

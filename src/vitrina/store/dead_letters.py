@@ -10,8 +10,9 @@ from vitrina.store.database import Connection
 
 Row = dict[str, Any]
 # `sent`: again, and not refused. `gone`: the source no longer has the row. `superseded`: refused again for another
-# reason, which has a letter of its own. `rebuilt`: a later full load holds it.
-Resolution = Literal["sent", "gone", "superseded", "rebuilt"]
+# reason, which has a letter of its own. `rebuilt`: a later full load holds it. `delivered`: by a later run of the
+# pipeline, because the row changed.
+Resolution = Literal["sent", "gone", "superseded", "rebuilt", "delivered"]
 
 
 def list_page(
@@ -56,6 +57,15 @@ def count_open(connection: Connection, pipeline_id: UUID, *, since: datetime | N
         {"pipeline": pipeline_id, "since": since},
     ).fetchone()
     return int(row["letters"]) if row else 0
+
+
+def open_ids(connection: Connection, pipeline_id: UUID) -> set[str]:
+    """The rows and documents that open letters are about."""
+    rows = connection.execute(
+        "SELECT DISTINCT document_id FROM etl.etl_dead_letters WHERE pipeline_id = %s AND resolved_at IS NULL",
+        [pipeline_id],
+    ).fetchall()
+    return {row["document_id"] for row in rows}
 
 
 def record(connection: Connection, pipeline_id: UUID, run_id: UUID, letters: Iterable[DeadLetter]) -> None:
@@ -103,4 +113,15 @@ def resolve_rebuilt(connection: Connection, pipeline_id: UUID, *, before: dateti
         WHERE pipeline_id = %s AND resolved_at IS NULL AND created_at < %s
         """,
         [pipeline_id, before],
+    )
+
+
+def resolve_delivered(connection: Connection, pipeline_id: UUID, document_ids: Iterable[str]) -> None:
+    """What was left behind came through in a later batch."""
+    connection.execute(
+        """
+        UPDATE etl.etl_dead_letters SET resolved_at = clock_timestamp(), resolution = 'delivered'
+        WHERE pipeline_id = %s AND resolved_at IS NULL AND document_id = ANY(%s)
+        """,
+        [pipeline_id, sorted(document_ids)],
     )

@@ -20,7 +20,7 @@ from vitrina.adapters.transforms.passage import Passage, Taken
 from vitrina.adapters.writers.postgres import null_key_error
 from vitrina.adapters.writers.stage import BATCH, EPOCH, SCHEMA, Stage
 from vitrina.errors import BadKey, Disconnected, FatalError, TransientError
-from vitrina.ports import Filled, Position, Staged, Stopwatch
+from vitrina.ports import Filled, Position, Staged, Stopwatch, delivered_in
 from vitrina.store import database
 from vitrina.targets import PostgresTarget
 
@@ -95,7 +95,8 @@ class ArrowSource:
         failpoints.hit("batch.filled")
         letters = (*taken.letters, *staged.letters)
         seconds = sum(lap.seconds for lap in watch.laps.values())
-        return Filled(number, table.num_rows, position, seconds, staged.rows, letters, watch.laps)
+        delivered = delivered_in(letters, taken.delivered, staged.delivered)
+        return Filled(number, table.num_rows, position, seconds, staged.rows, letters, watch.laps, delivered=delivered)
 
     def close(self) -> None:
         self._reader.cancel_stream()
@@ -138,14 +139,16 @@ def outputs_of(result: Sequence[Column]) -> list[Composable]:
 
 
 def _together(pieces: list[Filled]) -> Filled:
+    letters = tuple(letter for piece in pieces for letter in piece.letters)
     return Filled(
         pieces[0].number,
         sum(piece.rows for piece in pieces),
         None,
         pieces[-1].seconds,  # one stopwatch ran through all of them
         sum(piece.staged_rows for piece in pieces),
-        tuple(letter for piece in pieces for letter in piece.letters),
+        letters,
         pieces[-1].laps,
+        delivered=delivered_in(letters, *(piece.delivered for piece in pieces)),
     )
 
 

@@ -11,7 +11,7 @@ from vitrina.adapters.readers.arrow import StagesTables
 from vitrina.adapters.transforms import landing
 from vitrina.adapters.transforms.landing import Landing
 from vitrina.adapters.transforms.sources import OpenSource
-from vitrina.ports import Filled, Position, Stopwatch
+from vitrina.ports import Filled, Position, Stopwatch, delivered_in
 
 
 class PythonSource:
@@ -35,7 +35,17 @@ class PythonSource:
                 staged = self._stager.stage(rows, number)
             failpoints.hit("batch.filled")
             seconds, position = time.monotonic() - started, (json.dumps(checkpoint),)
-            yield Filled(number, batch.num_rows, position, seconds, staged.rows, staged.letters, watch.laps)
+            delivered = delivered_in(staged.letters, staged.delivered)
+            yield Filled(
+                number,
+                batch.num_rows,
+                position,
+                seconds,
+                staged.rows,
+                staged.letters,
+                watch.laps,
+                delivered=delivered,
+            )
             number += 1
             started, watch = time.monotonic(), Stopwatch()
 

@@ -114,6 +114,8 @@ class Passed:
 
     batch: pa.RecordBatch
     letters: tuple[DeadLetter, ...] = ()
+    # Of the rows that are watched for, those that came through.
+    delivered: frozenset[str] = frozenset()
 
 
 class Chain:
@@ -122,17 +124,31 @@ class Chain:
     def __init__(self, steps: Sequence[PlannedStep], context: StepContext, *, key: Sequence[str] = ()) -> None:
         self.steps = list(steps)
         self.key = tuple(key)
+        # Rows that were left behind, by name. None: nobody wants to know whether they come again.
+        self.watched: set[str] | None = None
         self._context = context
 
     def apply(self, table: pa.Table, number: int) -> Passed:
         """One batch through every step."""
         self._context.batch_no = number
-        batch = forms.one_batch(table)
+        batch = came = forms.one_batch(table)
         letters: list[DeadLetter] = []
         for step in self.steps:
             batch = self._run(step, batch, number, letters)
         self._check_key(batch, number)
-        return Passed(batch, tuple(letters))
+        return Passed(batch, tuple(letters), self._delivered(came, batch, letters))
+
+    def _delivered(self, came: pa.RecordBatch, made: pa.RecordBatch, letters: Sequence[DeadLetter]) -> frozenset[str]:
+        """A row is named by the part of the key that it had where it was left behind: steps may make the rest."""
+        if self.watched is None:
+            return frozenset()
+        found = self.watched & (self._names_of(came) | self._names_of(made)) if self.watched else set()
+        self.watched.update(letter.document_id for letter in letters)
+        return frozenset(found)
+
+    def _names_of(self, batch: pa.RecordBatch) -> set[str]:
+        key = [name for name in self.key if name in batch.schema.names]
+        return {self._name_of(row, 0, 0) for row in pythonic.rows_of(batch.select(key))} if key else set()
 
     def trace(self, table: pa.Table, letters: list[DeadLetter] | None = None) -> list[pa.RecordBatch]:
         """What comes in, and what comes out of each step; rows are left behind only where `letters` takes them."""

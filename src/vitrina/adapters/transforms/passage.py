@@ -20,6 +20,7 @@ class Taken:
 
     table: pa.Table
     letters: tuple[DeadLetter, ...] = ()
+    delivered: frozenset[str] = frozenset()
 
 
 class Passage:
@@ -80,4 +81,4 @@ class Passage:
             )
         if not passed.batch.num_rows:
             return Taken(pa.table({}), passed.letters)
-        return Taken(landing.to_stage(passed.batch, self.landings), passed.letters)
+        return Taken(landing.to_stage(passed.batch, self.landings), passed.letters, passed.delivered)

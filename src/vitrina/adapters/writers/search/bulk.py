@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Protocol
 
 from vitrina import errors
+from vitrina.adapters.writers.search import objects
 from vitrina.adapters.writers.search.circuit import Circuit
 from vitrina.adapters.writers.search.client import Reply, ReplyLost, translate
 from vitrina.adapters.writers.search.verdicts import Item, Verdict, all_results, judge_item, judge_request
@@ -24,18 +25,19 @@ class BulkInterrupted(errors.RunError):
 class BulkTransport(Protocol):
     """The part of `SearchClient` that the engine needs."""
 
-    @property
-    def where(self) -> str: ...
-
-    def bulk(self, target: str, body: bytes) -> Reply: ...
+    def bulk(self, target: str, body: bytes, returned: Sequence[str] = ()) -> Reply: ...
 
 
 @dataclass(frozen=True)
 class Actions:
-    """Prepared bulk actions: ids, all different, and at the same positions the NDJSON lines of the actions."""
+    """Prepared bulk actions: ids, all different, and at the same positions the NDJSON lines of the actions.
+
+    `objects` names the fields of updates that hold an object in at least one of the documents.
+    """
 
     ids: Sequence[str]
     lines: Sequence[bytes]
+    objects: Sequence[str] = ()
 
     @cached_property
     def id_set(self) -> frozenset[str]:
@@ -68,6 +70,8 @@ class Outcome:
     rejected: list[Rejected] = field(default_factory=list)
     requests: int = 0
     sent_again: int = 0
+    # Sent a second time behind an action that clears objects in it.
+    cleared: int = 0
 
     def add(self, results: Mapping[str, int]) -> None:
         """Count results in the servers' words; `not_found` is a delete of what was not there."""
@@ -124,6 +128,8 @@ class _Request:
     chunk: _Chunk
     target: str
     actions: Actions
+    # What goes before the actions at some positions.
+    clearings: Mapping[int, bytes]
     answers: "queue.SimpleQueue[tuple[_Request, _Answer]]"
 
 
@@ -202,11 +208,12 @@ class BulkEngine:
             request.answers.put((request, self._ask(request)))
 
     def _ask(self, request: _Request) -> _Answer:
-        lines = request.actions.lines
         if self.closed:
             return BulkInterrupted("closed before the request was sent")
+        lines, clearings = request.actions.lines, request.clearings
+        parts = [clearings.get(i, b"") + lines[i] if clearings else lines[i] for i in request.chunk.positions]
         try:
-            return self.transport.bulk(request.target, b"".join([lines[i] for i in request.chunk.positions]))
+            return self.transport.bulk(request.target, b"".join(parts), request.actions.objects)
         except Exception as exc:  # noqa: BLE001  the thread's loop ends here; the delivery raises it again
             return exc
 
@@ -228,6 +235,9 @@ class Delivery:
             patience_seconds=engine.limits.patience_seconds,
             threshold=engine.limits.circuit_threshold,
         )
+        # Updates that left something in an object: from then on each is a pair of actions, clearing and update, which
+        # are sent, judged and sent again together.
+        self._clearings: dict[int, bytes] = {}
         self._internal_errors: Counter[int] = Counter()
         self._refused_alone = 0
         self._reply_lost = False
@@ -270,7 +280,7 @@ class Delivery:
             chunk = self._ready.popleft()
             self._in_flight += 1
             self._outcome.requests += 1
-            self._engine.jobs.put(_Request(chunk, self._engine.target, self.actions, self._answers))
+            self._engine.jobs.put(_Request(chunk, self._engine.target, self.actions, self._clearings, self._answers))
 
     def _cut(self, positions: Sequence[int]) -> list[Sequence[int]]:
         """Pieces of about the same size within the limits, enough to occupy all connections when there is enough."""
@@ -337,33 +347,50 @@ class Delivery:
         elif verdict in (Verdict.RETRY, Verdict.RETRY_FEW, Verdict.BLOCKED):
             # A gateway that gave up waiting (502, 504) does not know what became of the request either.
             self._reply_lost |= reply.status in (502, 504)
-            self._wait_for_server(translate("bulk request not taken", reply, self._engine.transport.where))
+            self._wait_for_server(translate("bulk request not taken", reply))
             self._send_again(positions, request.chunk.attempt + 1, halves=True)
         else:
-            raise translate(f"cannot write to {request.target}", reply, self._engine.transport.where)
+            raise translate(f"cannot write to {request.target}", reply)
 
     def _settle_items(self, request: _Request, reply: Reply) -> None:
         positions = request.chunk.positions
         entries = reply.body.get("items", [])
-        if len(entries) != len(positions):
-            problem = f"{len(positions)} documents were sent and the reply speaks of {len(entries)}"
+        sent = len(positions) + sum(position in self._clearings for position in positions)
+        if len(entries) != sent:
+            problem = f"{sent} actions were sent and the reply speaks of {len(entries)}"
             self._settle_disconnected(request, ReplyLost(problem))
             return
-        results = all_results(entries)
+        results = None if self.actions.objects else all_results(entries)
         if results is not None:
             self._outcome.add(results)
             self._say_that_it_moves()
             return
-        self._settle_each(request, [Item.parse(entry) for entry in entries])
+        self._settle_each(request, self._words_on(positions, [Item.parse(entry) for entry in entries]))
+
+    def _words_on(self, positions: Sequence[int], items: Sequence[Item]) -> list[Item]:
+        """One for each document: of a pair the second, unless the first says that it was not done."""
+        if len(items) == len(positions):
+            return list(items)
+        words, rest = [], iter(items)
+        for position in positions:
+            item = next(rest)
+            if position in self._clearings:
+                second = next(rest)
+                item = second if self._engine.judge_item(item) is Verdict.DONE else item
+            words.append(item)
+        return words
 
     def _settle_each(self, request: _Request, items: Sequence[Item]) -> None:
         settled_before = self._outcome.settled
         again: list[int] = []
         fenced: list[int] = []
+        unclear: list[int] = []
         problem_item: Item | None = None
         for position, item in zip(request.chunk.positions, items, strict=True):
             verdict = self._engine.judge_item(item)
-            if verdict is Verdict.DONE:
+            if verdict is Verdict.DONE and self._left_something(position, item):
+                unclear.append(position)
+            elif verdict is Verdict.DONE:
                 self._outcome.add({item.result: 1})
             elif verdict is Verdict.SUPERSEDED:
                 self._outcome.conflicts += 1
@@ -375,13 +402,27 @@ class Delivery:
             elif verdict is Verdict.REJECT or verdict is Verdict.RETRY_FEW:
                 self._reject(position, item.reason, item.status)
             else:
-                raise _refusal(item, request.target, self._engine.transport.where)
-        if self._outcome.settled > settled_before:
+                raise _refusal(item, request.target)
+        if self._outcome.settled > settled_before or unclear:
             self._say_that_it_moves()
+        if unclear:
+            self._outcome.cleared += len(unclear)
+            self._ready.extendleft(_Chunk(part, request.chunk.attempt) for part in reversed(self._cut(unclear)))
         if problem_item:
             self._delay_items(request.chunk, again, problem_item)
         if fenced:
             self._fenced(request, fenced)
+
+    def _left_something(self, position: int, item: Item) -> bool:
+        """Whether the document holds more than was sent, because objects were merged into those that were there."""
+        if not self.actions.objects or item.action != "update" or item.result == "created":
+            return False
+        if position in self._clearings:
+            return False
+        names = objects.leftovers(self.actions.document(position), item.returned)
+        if names:
+            self._clearings[position] = objects.clearing(self.actions.ids[position], names)
+        return bool(names)
 
     def _is_worth_another_try(self, verdict: Verdict, position: int) -> bool:
         if verdict is Verdict.RETRY_FEW:
@@ -390,7 +431,7 @@ class Delivery:
         return verdict in (Verdict.RETRY, Verdict.BLOCKED)
 
     def _delay_items(self, chunk: _Chunk, positions: list[int], item: Item) -> None:
-        error = _refusal(item, self._engine.target, self._engine.transport.where)
+        error = _refusal(item, self._engine.target)
         none_taken = len(positions) == len(chunk.positions)
         self._wait_for_server(error, attempt=None if none_taken else chunk.attempt)
         self._send_again(positions, chunk.attempt + 1, halves=none_taken)
@@ -409,7 +450,7 @@ class Delivery:
         (position,) = chunk.positions
         self._refused_alone += 1
         if self._refused_alone > 100 and not self._outcome.acknowledged:
-            raise translate("the server takes none of the documents", reply, self._engine.transport.where)
+            raise translate("the server takes none of the documents", reply)
         size = len(self.actions.lines[position])
         too_large = f"the server takes no request of {size:,} bytes (http.max_content_length, or a proxy's limit)"
         self._reject(position, too_large if reply.status == 413 else reply.reason, reply.status)
@@ -468,5 +509,5 @@ class Delivery:
             time.sleep(0.05)
 
 
-def _refusal(item: Item, target: str, where: str) -> errors.RunError:
-    return translate(f"cannot write to {target}", Reply(item.status, {"error": item.error or {}}), where)
+def _refusal(item: Item, target: str) -> errors.RunError:
+    return translate(f"cannot write to {target}", Reply(item.status, {"error": item.error or {}}))

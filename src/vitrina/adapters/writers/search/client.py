@@ -2,12 +2,14 @@
 
 import base64
 import logging
+import re
+import ssl
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import elastic_transport
@@ -27,14 +29,30 @@ NDJSON_TYPE = "application/x-ndjson"
 BULK_FILTER = (
     "error,status,items.*.status,items.*.result,items.*.error.type,items.*.error.reason,items.*.error.caused_by"
 )
+# For updates whose documents come back, as far as they were asked for.
+BULK_FILTER_RETURNING = BULK_FILTER + ",items.*.get._source"
 # How long the server keeps its place between two pages.
 SCROLL_KEPT = "5m"
 # A reply of one of these says that the server, or something in front of it, cannot take the request now.
 BUSY_STATUSES = frozenset({429, 502, 503, 504})
-FLOOD_STAGE_HELP = (
-    "the server made it read-only, as it does when its disk passes the flood-stage watermark: free disk space; "
-    "if the block stays, clear index.blocks.read_only_allow_delete"
+# An index, or the whole cluster, that takes nothing for the time being.
+BLOCK_TYPES = frozenset({"cluster_block_exception", "index_create_block_exception"})
+_FLOOD_STAGE = (
+    "the server does that when a disk passes its flood-stage watermark: free disk space; if the block stays, clear {}"
 )
+_BY_HAND = "somebody set {}: clear it"
+# By the servers' words: the setting that holds the block, and what to do about it.
+_BLOCKS = (
+    ("index has read-only-allow-delete", "index.blocks.read_only_allow_delete", _FLOOD_STAGE),
+    ("cluster read-only / allow delete", "cluster.blocks.read_only_allow_delete", _FLOOD_STAGE),
+    ("create-index", "cluster.blocks.create_index", _FLOOD_STAGE),
+    ("index read-only", "index.blocks.read_only", _BY_HAND),
+    ("cluster read-only", "cluster.blocks.read_only", _BY_HAND),
+    ("index write", "index.blocks.write", _BY_HAND),
+    ("index metadata", "index.blocks.metadata", _BY_HAND),
+)
+# Servers name each other by address in their errors; who may see a run need not know it.
+_NODE_ADDRESS = re.compile(r"\[(?:[\w.-]+|\[?[0-9a-f:]+\]?):\d{4,5}\]")
 
 
 class Unreachable(errors.Disconnected):
@@ -43,6 +61,10 @@ class Unreachable(errors.Disconnected):
 
 class ReplyLost(errors.Disconnected):
     """The request went out and no whole reply came back: the server may have carried it out or still be at it."""
+
+
+class Blocked(errors.TransientError):
+    """The index or the cluster refuses writes, or new indexes, until somebody or something lifts the block."""
 
 
 class Missing(errors.FatalError):
@@ -121,7 +143,7 @@ class SearchClient:
         self.options = options
         self._headers = _login_headers(options)
         self._transport = elastic_transport.Transport(
-            [_node(host, options) for host in options.hosts],
+            [_node(host, options, number) for number, host in enumerate(options.hosts, start=1)],
             serializers=dict.fromkeys((JSON_TYPE, NDJSON_TYPE, "application/*", "text/*"), _Untouched()),
             max_retries=0,
             retry_on_status=(),
@@ -231,9 +253,14 @@ class SearchClient:
             with suppress(errors.RunError):  # it ends by itself, only later
                 self.request("DELETE", "/_search/scroll", body={"scroll_id": scroll_id})
 
-    def bulk(self, target: str, body: bytes) -> Reply:
-        """Send NDJSON action lines to an alias. Whatever status comes back is the caller's to judge, item by item."""
+    def bulk(self, target: str, body: bytes, returned: Sequence[str] = ()) -> Reply:
+        """Send NDJSON action lines to an alias. Whatever status comes back is the caller's to judge, item by item.
+
+        `returned` names fields that each updated document is asked for.
+        """
         parameters = {"require_alias": "true", "filter_path": BULK_FILTER}
+        if returned:
+            parameters |= {"filter_path": BULK_FILTER_RETURNING, "_source_includes": ",".join(returned)}
         reply = self.request(
             "POST",
             _path(target, "_bulk"),
@@ -243,7 +270,7 @@ class SearchClient:
             timeout_seconds=self.options.bulk_timeout_seconds,
         )
         if reply.status == 200 and not isinstance(reply.body, dict):
-            raise ReplyLost(f"{self.where} answered a bulk request with something that is not JSON")
+            raise ReplyLost("the search server answered a bulk request with something that is not JSON")
         return reply
 
     # --- one request ---
@@ -275,13 +302,8 @@ class SearchClient:
                 request_timeout=timeout_seconds or self.options.timeout_seconds,
             )
         except elastic_transport.TransportError as exc:
-            self._raise_disconnected(exc)
+            raise _disconnected(exc) from exc
         return Reply(response.meta.status, _decoded(response.body))
-
-    @property
-    def where(self) -> str:
-        """The servers' addresses, for messages."""
-        return ", ".join(self.options.hosts)
 
     def _get(
         self, path: str, parameters: Mapping[str, str] | None = None, *, timeout_seconds: float | None = None
@@ -291,20 +313,37 @@ class SearchClient:
     def _expect(self, verb: str, name: str, reply: Reply) -> Json:
         if 200 <= reply.status < 300 and isinstance(reply.body, dict):
             return reply.body
-        raise translate(f"cannot {verb} {name}".rstrip(), reply, self.where)
+        raise translate(f"cannot {verb} {name}".rstrip(), reply)
 
-    def _raise_disconnected(self, exc: elastic_transport.TransportError) -> NoReturn:
-        cause = exc.__cause__
-        if isinstance(exc, elastic_transport.TlsError):
-            raise errors.FatalError(
-                f"{self.where} did not prove its identity: {exc.message}; "
-                "check ELASTICSEARCH_CA_FILE or ELASTICSEARCH_FINGERPRINT"
-            ) from exc
-        if isinstance(cause, urllib3.exceptions.NewConnectionError | urllib3.exceptions.ConnectTimeoutError):
-            raise Unreachable(
-                f"no search server answers at {self.where}: start it or correct ELASTICSEARCH_URL"
-            ) from exc
-        raise ReplyLost(f"the connection to {self.where} was lost before the reply came: {exc.message}") from exc
+
+def _disconnected(exc: elastic_transport.TransportError) -> errors.RunError:
+    """In our own words: the transport's repeat the server's address."""
+    if isinstance(exc, elastic_transport.TlsError):
+        return errors.FatalError(
+            f"the search server did not prove its identity ({_tls_problem(exc)}): "
+            "check ELASTICSEARCH_CA_FILE or ELASTICSEARCH_FINGERPRINT"
+        )
+    if isinstance(exc.__cause__, urllib3.exceptions.NewConnectionError | urllib3.exceptions.ConnectTimeoutError):
+        return Unreachable("no search server answers: start it or correct ELASTICSEARCH_URL")
+    if isinstance(exc, elastic_transport.ConnectionTimeout):
+        return ReplyLost("the search server's reply did not come in time")
+    return ReplyLost("the connection to the search server was lost before the reply came")
+
+
+def _tls_problem(exc: BaseException) -> str:
+    """What OpenSSL calls it."""
+    cause: BaseException | None = exc
+    while cause is not None:
+        found = cause if isinstance(cause, ssl.SSLError) else next(_tls_errors_in(cause), None)
+        if found is not None:
+            return str(found.reason or type(found).__name__).replace("_", " ").lower()
+        cause = cause.__cause__ or cause.__context__
+    return "its certificate is not the expected one"
+
+
+def _tls_errors_in(exc: BaseException) -> Iterator[ssl.SSLError]:
+    """urllib3 hands the original on as an argument."""
+    return (argument for argument in exc.args if isinstance(argument, ssl.SSLError))
 
 
 def _whole_page(name: str, page: Json) -> list[Json]:
@@ -316,20 +355,25 @@ def _whole_page(name: str, page: Json) -> list[Json]:
     return hits
 
 
-def translate(what: str, reply: Reply, where: str) -> errors.RunError:
+def translate(what: str, reply: Reply) -> errors.RunError:
     """The error for a whole request that the server refused, sorted by what to do next."""
     message = f"{what}: {reply.reason}"
-    if reply.error_type == "cluster_block_exception":  # of one index or, while a server starts, of all
-        return errors.TransientError(f"{message}; {FLOOD_STAGE_HELP}" if "read-only" in message else message)
+    if reply.error_type in BLOCK_TYPES:
+        return Blocked("; ".join(filter(None, [message.rstrip("; "), _about_block(message)])))
     if reply.status in BUSY_STATUSES:
-        return errors.TransientError(f"{message} (status {reply.status} from {where})")
+        return errors.TransientError(f"{message} (status {reply.status})")
     if reply.status in (401, 403):
         return errors.FatalError(
-            f"{message}; {where} did not accept the login (status {reply.status}): "
+            f"{message}; the search server did not accept the login (status {reply.status}): "
             "check user and password in ELASTICSEARCH_URL or ELASTICSEARCH_API_KEY, and the role's rights"
         )
     kind = Missing if reply.status == 404 else errors.FatalError
-    return kind(f"{message} (status {reply.status} from {where})")
+    return kind(f"{message} (status {reply.status})")
+
+
+def _about_block(message: str) -> str:
+    """Nothing while a server starts, when it takes nothing either."""
+    return next((help_.format(setting) for words, setting, help_ in _BLOCKS if words in message), "")
 
 
 def describe_error(error: Mapping[str, Any]) -> str:
@@ -341,7 +385,7 @@ def describe_error(error: Mapping[str, Any]) -> str:
         if reason and not any(reason in said for said in reasons):
             reasons.append(reason)
         level = level.get("caused_by")
-    return ": ".join(reasons) or "no reason given"
+    return _NODE_ADDRESS.sub("", ": ".join(reasons)) or "no reason given"
 
 
 class _Untouched(elastic_transport.Serializer):
@@ -380,16 +424,15 @@ def _without_login(address: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
-def _node(host: str, options: ConnectionOptions) -> elastic_transport.NodeConfig:
+def _node(host: str, options: ConnectionOptions, number: int) -> elastic_transport.NodeConfig:
+    wrong = f"address {number} in ELASTICSEARCH_URL is wrong"
     try:
         parts = urlsplit(host)
         port = parts.port
     except ValueError as exc:
-        raise errors.ConfigError(f"ELASTICSEARCH_URL has a wrong address {host!r}: {exc}") from exc
+        raise errors.ConfigError(f"{wrong}: write http://host:9200 or https://host, the port a number") from exc
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise errors.ConfigError(
-            f"ELASTICSEARCH_URL has a wrong address {host!r}: write http://host:9200 or https://host"
-        )
+        raise errors.ConfigError(f"{wrong}: write http://host:9200 or https://host")
     secure = parts.scheme == "https"
     return elastic_transport.NodeConfig(
         scheme=parts.scheme,

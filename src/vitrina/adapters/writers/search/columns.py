@@ -3,7 +3,7 @@
 import base64
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import orjson
 import pyarrow as pa
@@ -33,12 +33,17 @@ class Texts:
     plain: bool = True
     # Why the value at a position cannot be in a document.
     problems: dict[int, str] = field(default_factory=dict)
+    # Whether values may be JSON objects.
+    objects: bool = False
     # The value in an id, when `texts` already has JSON's quotes or brackets in it.
     in_id: pa.StringArray | None = None
 
     def tokens(self) -> pa.StringArray:
         """JSON, with NULL where the column has NULL."""
         return json_strings(self.texts, plain=self.plain) if self.quoted else self.texts
+
+    def has_objects(self) -> bool:
+        return self.objects and _any(pc.match_substring_regex(self.texts, r"^\s*\{"))
 
 
 def encode(column: pa.Array, pg_type: str, field_type: str) -> Texts:
@@ -106,7 +111,7 @@ def _strings(column: pa.Array, pg_type: str, field_type: str) -> Texts:
     if pg_type == "numeric" or (pg_type.startswith("numeric(") and not values.is_array(pg_type)):
         return _numerics(texts, field_type)
     if pg_type in ("json", "jsonb"):
-        return Texts(_without_line_breaks(texts))
+        return Texts(_without_line_breaks(texts), objects=True)
     if values.base_type(pg_type) in _PLAIN_DATES and not values.is_array(pg_type):
         return _dates_from_text(texts, values.base_type(pg_type))
     if values.base_type(pg_type) in ("character", "bpchar") and not values.is_array(pg_type):
@@ -116,7 +121,7 @@ def _strings(column: pa.Array, pg_type: str, field_type: str) -> Texts:
     token = values.text_token(pg_type, field_type)
     if token is values.quoted:
         return Texts(texts, quoted=True, plain=False)
-    return _one_by_one(texts, token)
+    return replace(_one_by_one(texts, token), objects=values.is_range(pg_type))
 
 
 def _numerics(texts: pa.StringArray, field_type: str) -> Texts:
@@ -304,7 +309,7 @@ def _structs(column: pa.StructArray, pg_type: str, field_type: str) -> Texts:
     members = {part.name: column.field(part.name) for part in column.type}
     encoded = {name: encode(member, "", "") for name, member in members.items()}
     problems = {position: reason for member in encoded.values() for position, reason in member.problems.items()}
-    return Texts(_null_where(column, objects(encoded)), problems=problems)
+    return Texts(_null_where(column, objects(encoded)), problems=problems, objects=True)
 
 
 def objects(members: Mapping[str, Texts]) -> pa.StringArray:

@@ -32,6 +32,8 @@ class Prepared:
     # Rows whose id comes again later in the batch: only the last one counts.
     duplicates: int = 0
     hashed_ids: int = 0
+    # Columns that hold an object in some row, which `update` does not replace but merge.
+    objects: set[str] = field(default_factory=set)
 
 
 class DocumentEncoder:
@@ -78,6 +80,8 @@ class DocumentEncoder:
             name: columns.encode(column, self._types.get(name, ""), self._field_types.get(name, ""))
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
         }
+        if self._action == "update":
+            prepared.objects |= {name for name, texts in encoded.items() if texts.has_objects()}
         ids, problems = self._ids(encoded, prepared)
         deleted = self._deleted(batch)
         lines = self._lines(encoded, ids, deleted, version).cast(pa.binary()).to_pylist()
@@ -155,10 +159,11 @@ class DocumentEncoder:
 
     def _last_of_each(self, ids: list[str], lines: list[bytes], prepared: Prepared) -> Actions:
         last = dict(zip(ids, range(len(ids)), strict=True))
+        objects = sorted(prepared.objects)
         if len(last) == len(ids):
-            return Actions(ids, lines)
+            return Actions(ids, lines, objects)
         prepared.duplicates = len(ids) - len(last)
-        return Actions(list(last), [lines[position] for position in last.values()])
+        return Actions(list(last), [lines[position] for position in last.values()], objects)
 
 
 def _versioned(version: int | None) -> str:

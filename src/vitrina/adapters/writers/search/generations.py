@@ -30,8 +30,8 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A complete generation, and how many documents the target has now: what the shrink guard compares."""
+class Checked:
+    """A generation that holds what it should, and how many documents the target has now: what the guard compares."""
 
     documents: int
     documents_before: int
@@ -90,20 +90,24 @@ class Generations:
         standing = self.standing()
         if standing.concrete:
             return standing.concrete
-        name = self._create(pipeline, mappings, _flat_settings(settings or {}), filling=False, now=None)
-        self._mark_complete(name)
-        return name
+        return self._create(pipeline, mappings, _flat_settings(settings or {}), filling=False, now=None)
 
     def is_resumable(self, name: str, pipeline: str) -> bool:
-        """Whether the generation that an interrupted load left is still there and still unfinished."""
-        found = self._client.find_index(name)
-        if not found or name not in found:
-            return False
-        ours = _ours(found[name])
-        return ours.get("pipeline") == pipeline and not ours.get("complete")
+        """Whether the generation that an interrupted load left is still there.
 
-    def finish(self, name: str, acknowledged: int) -> Finished:
-        """Make the generation searchable and check that it holds every acknowledged document."""
+        Also when it is complete: the load may have been interrupted just before, or behind, the swap.
+        """
+        found = self._client.find_index(name)
+        return bool(found and name in found and _ours(found[name]).get("pipeline") == pipeline)
+
+    def was_written_by(self, pipeline: str) -> bool:
+        """Whether the index that has the target's name is one that this pipeline has written to before."""
+        (entry,) = (self._client.find_index(self.index) or {"": {}}).values()
+        aliases = (WriteAlias.parse(self.index, name) for name in entry.get("aliases", {}))
+        return _ours(entry).get("pipeline") == pipeline or any(a and a.pipeline == pipeline for a in aliases)
+
+    def check(self, name: str, acknowledged: int) -> Checked:
+        """Make the generation searchable; it must hold every acknowledged document."""
         self._client.refresh(name)
         documents = self._client.count(name)
         if documents != acknowledged:
@@ -111,17 +115,26 @@ class Generations:
                 f"generation {name} holds {documents:,} documents and {acknowledged:,} were acknowledged: either the "
                 f"target_key is not unique in the source, or the server lost documents. es:{self.index} stays as it was"
             )
+        before = self._client.count(self.index) if self.standing().concrete else 0
+        return Checked(documents, before)
+
+    def finish(self, name: str) -> None:
+        """Give the generation the settings that it is to be searched with, and note that it is complete."""
         wanted = _ours(self._get_index(name)).get("settings", {})
         self._client.put_settings(name, {setting: wanted.get(setting) for setting in _FILLING})
         self._mark_complete(name)
-        before = self._client.count(self.index) if self.standing().concrete else 0
-        return Finished(documents, before)
 
-    def discard(self, name: str) -> None:
-        """Remove a generation that will not be published."""
-        if self.standing().concrete == name:
-            raise errors.FatalError(f"{name} is what es:{self.index} shows: it is not removed")
-        self._client.delete_index(name)
+    def discard_unfinished(self, pipeline: str) -> list[str]:
+        """Remove what loads of this pipeline left that were given up: each would keep its disk space for good."""
+        shown = self.standing().concrete
+        left = [
+            name
+            for name, ours in self._generations()
+            if ours.get("pipeline") == pipeline and not ours.get("complete") and name != shown
+        ]
+        for name in left:
+            self._client.delete_index(name)
+        return left
 
     # --- publishing ---
 
@@ -158,14 +171,18 @@ class Generations:
         current = self.standing().concrete
         complete: list[str] = []
         unfinished: list[str] = []
-        for name, entry in self._client.list_indexes(f"{self.index}-*").items():
-            ours = _ours(entry)
-            if ours.get("index") == self.index and name not in (current, in_progress):
+        for name, ours in self._generations():
+            if name not in (current, in_progress):
                 (complete if ours.get("complete") else unfinished).append(name)
         removed = sorted(complete, reverse=True)[keep:] + unfinished
         for name in removed:
             self._client.delete_index(name)
         return removed
+
+    def _generations(self) -> list[tuple[str, Json]]:
+        """Those that we made for this target, each with what we noted in it."""
+        found = ((name, _ours(entry)) for name, entry in self._client.list_indexes(f"{self.index}-*").items())
+        return [(name, ours) for name, ours in found if ours.get("index") == self.index]
 
     def _removal(self, seen: Standing, on_concrete_index: OnConcreteIndex) -> list[Json]:
         if seen.concrete is None:
@@ -186,12 +203,16 @@ class Generations:
 
     # --- fencing ---
 
-    def claim_writes(self, concrete: str, alias: WriteAlias) -> None:
-        """Make `alias` the only name under which this target can be written; late bulks under older names get 404."""
+    def claim_writes(self, concrete: str, alias: WriteAlias, *, shared: bool = False) -> None:
+        """Make `alias` the only name under which this target can be written; late bulks under older names get 404.
+
+        A `shared` target is written by other pipelines at the same time, whose names stay.
+        """
         for _ in range(3):
             existing = self._write_aliases()
             self._leave_if_late(alias, existing)
-            removals = [_remove(index, str(other)) for other, index in existing if (other, index) != (alias, concrete)]
+            older = [(other, index) for other, index in existing if not shared or other.pipeline == alias.pipeline]
+            removals = [_remove(index, str(other)) for other, index in older if (other, index) != (alias, concrete)]
             try:
                 self._client.update_aliases([*removals, {"add": {"index": concrete, "alias": str(alias)}}])
                 break
@@ -237,7 +258,7 @@ class Generations:
     def _create(self, pipeline: str, mappings: Json, settings: Json, *, filling: bool, now: datetime | None) -> str:
         name = f"{self.index}-{_timestamp(now or datetime.now(UTC))}"
         remembered = {setting: settings[setting] for setting in _FILLING if setting in settings}
-        ours = {"index": self.index, "pipeline": pipeline, "settings": remembered}
+        ours = {"index": self.index, "pipeline": pipeline, "settings": remembered, "complete": not filling}
         meta = {**mappings.get("_meta", {}), "vitrina": ours}
         body = {
             "settings": {**settings, **_FILLING} if filling else settings,

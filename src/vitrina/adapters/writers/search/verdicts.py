@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from vitrina.adapters.writers.search.client import BUSY_STATUSES, Reply, describe_error
+from vitrina.adapters.writers.search.client import BLOCK_TYPES, BUSY_STATUSES, Reply, describe_error
 
 
 class Verdict(Enum):
@@ -30,11 +30,14 @@ class Item(NamedTuple):
     status: int
     result: str
     error: Mapping[str, Any] | None
+    # Fields of the document as it is now, when they were asked for.
+    returned: Mapping[str, Any] | None = None
 
     @classmethod
     def parse(cls, entry: Mapping[str, Any]) -> "Item":
         ((action, answer),) = entry.items()
-        return cls(action, answer["status"], answer.get("result", ""), answer.get("error"))
+        returned = answer.get("get", {}).get("_source")
+        return cls(action, answer["status"], answer.get("result", ""), answer.get("error"), returned)
 
     @property
     def error_type(self) -> str:
@@ -77,7 +80,7 @@ def judge_request(reply: Reply) -> Verdict:
 # Errors that say more than their status, which differs between the servers and their versions.
 _BY_ERROR_TYPE = {
     "index_not_found_exception": Verdict.FENCED,
-    "cluster_block_exception": Verdict.BLOCKED,
+    **dict.fromkeys(BLOCK_TYPES, Verdict.BLOCKED),
     "index_closed_exception": Verdict.BROKEN,
 }
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.writers.search import mapping
 from vitrina.adapters.writers.search.bulk import Actions, BulkEngine, Limits, Outcome, Rejected
-from vitrina.adapters.writers.search.client import ConnectionOptions, SearchClient
+from vitrina.adapters.writers.search.client import Blocked, ConnectionOptions, SearchClient
 from vitrina.adapters.writers.search.documents import Action, DocumentEncoder, Prepared
 from vitrina.adapters.writers.search.generations import Generations, Standing, WriteAlias, write_version
 from vitrina.definition import Options
@@ -97,7 +97,7 @@ class ElasticsearchWriter:
         """As long as nothing is written, an outage costs nobody anything: the run waits and tries again."""
         try:
             return self.generations.standing()
-        except Disconnected as exc:
+        except (Disconnected, Blocked) as exc:  # blocked: as while a server starts
             raise CannotConnect(exc.message) from exc
 
     @property
@@ -136,9 +136,14 @@ class ElasticsearchWriter:
             self._client.put_mapping(name, mapping.additions(missing))
         return name
 
+    def is_new_here(self) -> bool:
+        """Whether the index is not the one that this pipeline has filled so far, if it exists at all."""
+        return not self.generations.was_written_by(self._pipeline)
+
     def new_generation(self) -> str:
         assert self.seen is not None
         self.generations.refuse_concrete(self.seen, self._options.on_concrete_index)
+        self.generations.discard_unfinished(self._pipeline)
         return self.generations.create(self._pipeline, self._mappings, self._options.index.get("settings"))
 
     def can_continue(self, generation: str) -> bool:
@@ -147,8 +152,9 @@ class ElasticsearchWriter:
     def publish(self, generation: str, documents: int, alias: WriteAlias) -> str:
         """Check the generation, let the target's name show it, remove the ones that are no longer kept."""
         assert self.seen is not None
-        finished = self.generations.finish(generation, documents)
-        self._refuse_shrinking(finished.documents, finished.documents_before)
+        checked = self.generations.check(generation, documents)
+        self._refuse_shrinking(checked.documents, checked.documents_before)
+        self.generations.finish(generation)
         told = self.generations.swap(generation, self.seen, alias, on_concrete_index=self._options.on_concrete_index)
         self.generations.remove_old(self._options.keep_generations)
         return told
@@ -178,13 +184,20 @@ class ElasticsearchWriter:
     def claim_writes(self, concrete: str) -> WriteAlias:
         """From here on a bulk of an older claim is refused by the server, and so is one of an earlier try of ours."""
         alias = self.generations.next_alias(self._pipeline, self._claim.epoch)
-        self.generations.claim_writes(concrete, alias)
+        self.generations.claim_writes(concrete, alias, shared=self._options.shared_target)
         return alias
 
     def sender(self, concrete: str, alias: WriteAlias, waiting: Waiting) -> "DocumentSender":
         encoder = self.encoder(self._options.action)
         return DocumentSender(
-            self._client, self.generations, encoder, self.columns, concrete=concrete, alias=alias, waiting=waiting
+            self._client,
+            self.generations,
+            encoder,
+            self.columns,
+            concrete=concrete,
+            alias=alias,
+            shared=self._options.shared_target,
+            waiting=waiting,
         )
 
     def encoder(self, action: Action) -> DocumentEncoder:
@@ -215,6 +228,7 @@ class DocumentSender:
         *,
         concrete: str,
         alias: WriteAlias,
+        shared: bool,
         waiting: Waiting,
     ) -> None:
         self.target = f"es:{generations.index}"
@@ -222,10 +236,13 @@ class DocumentSender:
         self.outcomes: dict[int, Outcome] = {}
         # Rows that came before another one with their key: in a pass they are history.
         self.duplicates = 0
+        # Ids of documents that were refused before. None: nobody wants to know whether they are taken now.
+        self.watched: set[str] | None = None
         self._encoder = encoder
         self._columns = columns
         self._generations = generations
         self._concrete = concrete
+        self._shared = shared
         self._engine = BulkEngine(
             client,
             str(alias),
@@ -239,14 +256,18 @@ class DocumentSender:
         outcome = self.outcomes.setdefault(number, Outcome())  # a batch may come in several pieces
         before = outcome.acknowledged
         letters: list[DeadLetter] = []
+        delivered: set[str] = set()
         under_way = [(prepared, self._engine.start(prepared.actions)) for prepared in self.prepare(table, number)]
         self._count_duplicates([prepared for prepared, _ in under_way])
         for prepared, delivery in under_way:
             sent = delivery.finish()
             letters += letters_of([*prepared.rejected, *sent.rejected])
+            delivered |= self.watched.intersection(prepared.actions.ids) if self.watched else set()
             outcome.add({"created": sent.created, "updated": sent.updated, "deleted": sent.deleted, "noop": sent.noop})
             outcome.conflicts += sent.conflicts
-        return Staged(outcome.acknowledged - before, tuple(letters))
+        if self.watched is not None:
+            self.watched.update(letter.document_id for letter in letters)
+        return Staged(outcome.acknowledged - before, tuple(letters), frozenset(delivered))
 
     def prepare(self, table: pa.Table, number: int) -> Iterator[Prepared]:
         """The actions that write these rows as a part of batch `number`.
@@ -283,7 +304,7 @@ class DocumentSender:
 
     def _renew_alias(self) -> str:
         self.alias = replace(self.alias, renewal=self.alias.renewal + 1)
-        self._generations.claim_writes(self._concrete, self.alias)
+        self._generations.claim_writes(self._concrete, self.alias, shared=self._shared)
         return str(self.alias)
 
 

@@ -1,0 +1,45 @@
+"""What `update` leaves in objects that lost members, and how that is cleared: the server merges objects."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+
+def leftovers(document: bytes, found: Mapping[str, Any] | None) -> list[str]:
+    """Fields that hold members which were not sent, or of which nobody can tell; `found` is what is there now."""
+    sent: Mapping[str, Any] = parsed(document)["doc"]
+    found = found or {}
+    return [
+        name
+        for name, value in sent.items()
+        if isinstance(value, dict) and (name not in found or _has_more(found[name], value))
+    ]
+
+
+def clearing(document_id: str, names: Sequence[str]) -> bytes:
+    """The action to send right before an update, so that its objects are taken as they are."""
+    action = {"update": {"_id": document_id}}
+    return orjson.dumps(action) + b"\n" + orjson.dumps({"doc": dict.fromkeys(names), "doc_as_upsert": True}) + b"\n"
+
+
+def parsed(document: bytes) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = orjson.loads(document)
+    except orjson.JSONDecodeError:  # a number that no double can hold
+        found = json.loads(document)
+    return found
+
+
+def _has_more(found: Any, sent: Any) -> bool:
+    """Only objects within objects are merged: anything else was replaced. Not by recursion: json may be deep."""
+    pairs = [(found, sent)]
+    while pairs:
+        there, wanted = pairs.pop()
+        if not (isinstance(there, dict) and isinstance(wanted, dict)):
+            continue
+        if there.keys() - wanted.keys():
+            return True
+        pairs += [(member, wanted[name]) for name, member in there.items()]
+    return False

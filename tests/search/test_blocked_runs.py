@@ -1,0 +1,142 @@
+"""Runs that begin while the server takes nothing: they say so, wait, and go on when the block is lifted."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from tests.search.conftest import Target
+from tests.support.waiting import until
+from tests.support.workbench import Workbench
+from vitrina.adapters.writers.search.client import SearchClient
+from vitrina.runner.control import RunControl
+from vitrina.runner.dispatcher import PipelineDispatcher
+
+FILMS = """
+CREATE TABLE content.film_work (
+    id int PRIMARY KEY, title text, payload jsonb, modified timestamptz NOT NULL DEFAULT clock_timestamp());
+INSERT INTO content.film_work (id, title) SELECT i, 'Film ' || i FROM generate_series(1, 50) AS i;
+"""
+QUERY = "SELECT id, title, modified FROM content.film_work"
+INCREMENTAL = {"mode": "incremental", "incremental_key": "modified", "incremental_id_key": "id"}
+
+
+@pytest.fixture
+def bench(workbench: Workbench, search: Target) -> Workbench:
+    workbench.source(FILMS)
+    workbench.settings = workbench.settings.model_copy(
+        update={"elasticsearch_url": SecretStr(search.url), "allowed_targets": "es:vitrina-test-*"}
+    )
+    return workbench
+
+
+def pipeline(bench: Workbench, index: str, **fields: Any) -> None:
+    bench.pipeline("films", QUERY, **{"target_table": f"es:{index}", "target_key": ["id"]} | fields)
+
+
+@contextmanager
+def blocked_index(client: SearchClient, index: str) -> Iterator[None]:
+    client.put_settings(index, {"index.blocks.read_only_allow_delete": True})
+    try:
+        yield
+    finally:
+        client.put_settings(index, {"index.blocks.read_only_allow_delete": None})
+
+
+@contextmanager
+def blocked_cluster(client: SearchClient, setting: str) -> Iterator[None]:
+    def put(value: bool | None) -> None:
+        reply = client.request("PUT", "/_cluster/settings", body={"persistent": {f"cluster.blocks.{setting}": value}})
+        assert reply.status == 200, reply.reason
+
+    put(True)
+    try:
+        yield
+    finally:
+        put(None)
+
+
+def run_until_it_waits(bench: Workbench, shutdown: threading.Event | None = None) -> threading.Thread:
+    bench.request("films")
+    control = RunControl(3600, shutdown or threading.Event())
+    dispatcher = PipelineDispatcher(bench.settings)
+    running = threading.Thread(target=dispatcher.work, args=[bench.claim(), control])
+    running.start()
+    until(lambda: "flood-stage" in str(bench.last_run("films")["metrics"].get("waiting")))
+    return running
+
+
+def test_an_index_that_is_blocked_when_a_pass_begins(bench: Workbench, client: SearchClient, index: str) -> None:
+    pipeline(bench, index, **INCREMENTAL, options={"on_schema_change": "add_columns"})
+    bench.run("films")
+    # A new field as well: the mapping has to be extended before anything is sent.
+    bench.change("films", source_query=QUERY.replace(" FROM", ", payload FROM"))
+    bench.sql("UPDATE content.film_work SET title = 'New', payload = '{}', modified = clock_timestamp()")
+    with blocked_index(client, index):
+        running = run_until_it_waits(bench)
+    running.join(timeout=60)
+
+    run = bench.last_run("films")
+    assert (run["status"], run["error_message"], run["metrics"]["waiting"]) == ("SUCCESS", None, None)
+    assert run["rows_written"] == 50
+
+
+@pytest.mark.parametrize("mode", [{"mode": "full"}, INCREMENTAL], ids=["full", "incremental"])
+def test_a_cluster_that_takes_no_new_index(
+    bench: Workbench, client: SearchClient, search: Target, index: str, mode: dict[str, Any]
+) -> None:
+    pipeline(bench, index, **mode)
+    # Only OpenSearch has a block for this alone.
+    setting = "create_index" if "opensearch" in search.kind else "read_only_allow_delete"
+    with blocked_cluster(client, setting):
+        running = run_until_it_waits(bench)
+    running.join(timeout=60)
+
+    run = bench.last_run("films")
+    assert (run["status"], run["rows_written"], run["metrics"]["waiting"]) == ("SUCCESS", 50, None)
+
+
+def test_a_generation_that_is_blocked_when_it_is_to_be_shown(
+    bench: Workbench, client: SearchClient, index: str
+) -> None:
+    """Elasticsearch moves aliases of a blocked index, OpenSearch does not: both end with the new generation."""
+    pipeline(bench, index)
+    bench.run("films")
+    [first] = client.find_index(index) or {}
+    bench.sql("UPDATE content.film_work SET title = 'New'")
+    client.put_settings(first, {"index.blocks.read_only_allow_delete": True})
+    lifting = threading.Timer(1, lambda: client.put_settings(first, {"index.blocks.read_only_allow_delete": None}))
+    lifting.start()
+
+    run = bench.run("films")
+
+    lifting.join()
+    [second] = client.find_index(index) or {}
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert second != first
+
+
+@pytest.mark.one_server
+def test_a_run_that_waits_obeys_a_pause(bench: Workbench, client: SearchClient, index: str) -> None:
+    pipeline(bench, index)
+    with blocked_cluster(client, "read_only_allow_delete"):
+        running = run_until_it_waits(bench)
+        bench.sql("UPDATE etl.etl_pipelines SET status = 'PAUSE_REQUESTED'")
+        running.join(timeout=20)
+
+        assert bench.last_run("films")["status"] == "PAUSED"
+
+
+@pytest.mark.one_server
+def test_a_runner_that_leaves_does_not_wait(bench: Workbench, client: SearchClient, index: str) -> None:
+    pipeline(bench, index)
+    shutdown = threading.Event()
+    with blocked_cluster(client, "read_only_allow_delete"):
+        running = run_until_it_waits(bench, shutdown)
+        shutdown.set()
+        running.join(timeout=20)
+
+        assert bench.last_run("films")["status"] == "CANCELLED"

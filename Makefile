@@ -111,9 +111,9 @@ docs: setup ## Build the documentation's site into site/; broken links and other
 	@PYTHONPATH=.docs NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs build --strict --site-dir site
 
 .PHONY: test-docs
-test-docs: setup ## Type every command of tutorial, guides, README and demo script on a platform of its own
+test-docs: setup ## The part of `make test` that types every command of tutorial, guides, README and demo script
 	@./scripts/install-system-packages java
-	@.venv/bin/python -m pytest tests/docs/run_pages.py tests/search/run_pages.py
+	@$(PYTEST) tests/docs tests/search/test_tutorial.py
 
 .PHONY: reference
 reference: setup ## Write the pages of docs/reference that come from the code

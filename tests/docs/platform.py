@@ -1,4 +1,4 @@
-"""A reader's checkout: an own directory with the Makefile, the environment that is there already, and a shell."""
+"""A reader's checkout: an own directory with the Makefile, an environment, and a shell."""
 
 import contextlib
 import os
@@ -12,12 +12,15 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tests.docs import forks
 from tests.docs.blocks import ROOT, Block
 
 BLOCK_SECONDS = 100
 START_SECONDS = 90
-READY = re.compile(r"API docs +http://(127\.0\.0\.1:\d+)/docs|api\.started|runner\.started")
+# `make dev` is ready when it has said where everything is, which comes after the lines of its processes.
+READY = re.compile(r"API docs +http://127\.0\.0\.1:\d+/docs|^(?!\w+ +\|).*(?:api|runner)\.started", re.MULTILINE)
 STATE = ".shell"
+PROGRAMS = Path(".venv/bin")
 
 
 class Checkout:
@@ -27,9 +30,13 @@ class Checkout:
         self.directory = directory
         self._beside: list[tuple[subprocess.Popen[bytes], Path]] = []
         self._addresses = {"8000": f"127.0.0.1:{_free_port()}"}
-        self._search = {"ELASTICSEARCH_URL": search_url} if search_url else {}
+        self._search: dict[str, str] = {}
         if search_url:
             self._addresses["9200"] = urlsplit(search_url).netloc
+            # What `make dev SEARCH=1` says to its own processes.
+            self._search = {"ELASTICSEARCH_URL": search_url, "VITRINA_ALLOWED_TARGETS": "analytics.*,es:*"}
+        self._open = contextlib.ExitStack()
+        self._open.enter_context(forks.ready(directory / PROGRAMS))
         _furnish(directory)
 
     def run(self, block: Block) -> str:
@@ -46,8 +53,8 @@ class Checkout:
         return self._start(block) if block.keeps_running else self._do(block)
 
     def close(self) -> None:
-        while self._beside:
-            self._end(*self._beside.pop())
+        with self._open:
+            self.end_all_but(0)
 
     def end_all_but(self, count: int) -> None:
         """What a page left behind in its shell and running, when the first `count` belong to everybody."""
@@ -119,11 +126,7 @@ class Checkout:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("VITRINA_", "ELASTICSEARCH_", "PG"))}
         port = self._addresses["8000"].rpartition(":")[2]
         programs = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
-        return (
-            kept
-            | self._search
-            | {"PATH": programs, "PORT": port, "VITRINA_API_URL": f"http://{self._addresses['8000']}"}
-        )
+        return kept | self._search | {"PATH": programs, "PORT": port}
 
 
 def check_syntax(block: Block) -> None:
@@ -133,7 +136,8 @@ def check_syntax(block: Block) -> None:
 
 def _furnish(directory: Path) -> None:
     """What a clone has after `make setup`, without making another environment."""
-    (directory / ".venv").symlink_to(sys.prefix)
+    (directory / PROGRAMS / "activate").write_text(f'PATH="{directory / PROGRAMS}:$PATH"\n')
+    (directory / PROGRAMS / "python").symlink_to(sys.executable)
     for name in ("Makefile", "sql", "infra", ".env.sample"):
         source = ROOT / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, directory / name)

@@ -37,6 +37,15 @@ def test_the_russian_readme_is_in_step() -> None:
     assert all(link.startswith(("README", "docs/images/", "docs/demo_script.md")) for link in differing), differing
 
 
+def test_the_demo_script_types_the_same_commands_in_both_languages() -> None:
+    page = ROOT / "docs" / "demo_script.md"
+    border = page.read_text(encoding="utf-8").partition("\n## На русском\n")[0].count("\n") + 2
+    found = blocks.of(page)
+    english = [block.text for block in found if block.line < border]
+    assert english
+    assert english == [block.text for block in found if block.line > border]
+
+
 def leads_somewhere(page: Path, link: str) -> bool:
     path, _, anchor = link.partition("#")
     target = page.parent / path if path else page

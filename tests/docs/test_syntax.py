@@ -27,9 +27,11 @@ BODY = re.compile(
 COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#[^\n]*$")
 OPERATORS = frozenset("();<>|&\n")
 ASSIGNMENT = re.compile(r"\w+=")
-# What the examples have beside the demo.
+# What the examples have beside the demo; the targets are those of `make dev SEARCH=1`.
 SETTINGS = Settings(
-    allowed_source_schemas="content,ugc,sales", connections={"shop": SecretStr("postgresql://shop/shop")}
+    allowed_source_schemas="content,ugc,sales",
+    allowed_targets="analytics.*,es:*",
+    connections={"shop": SecretStr("postgresql://shop/shop")},
 )
 REFUSED = ("evil", "nope")
 

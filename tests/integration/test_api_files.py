@@ -200,6 +200,11 @@ def test_every_mistake_has_its_place(client: Client, old: str, new: str, message
     assert client.list_pipelines() == []
 
 
+def test_plain_fields_are_told_from_a_document(client: Client) -> None:
+    with pytest.raises(Invalid, match=r"^f\.yaml:1:1: a document has apiVersion: .* `vitrina pipelines create -f`"):
+        client.apply({"f.yaml": "name: films\nsource_query: SELECT id FROM content.films\n"})
+
+
 def test_every_mistake_in_every_file_is_said_at_once(client: Client) -> None:
     with pytest.raises(Invalid) as caught:
         client.apply(

@@ -152,7 +152,12 @@ def test_unknown_pipeline(api: httpx.Client) -> None:
             assert response.status_code == 404, (method, path, response.text)
     found = problem(api.get(f"{PIPELINES}/nobody"))
     assert found["code"] == "not_found"
-    assert found["detail"] == "there is no pipeline 'nobody'; `GET /pipelines` lists the ones there are"
+    assert found["detail"] == (
+        "there is no pipeline 'nobody'; `vitrina pipelines` or GET /pipelines lists the ones there are"
+    )
+    create(api, name="film_cards")
+    found = problem(api.get(f"{PIPELINES}/film_card"))
+    assert found["detail"] == "there is no pipeline 'film_card': did you mean 'film_cards'?"
 
 
 def test_duplicate_name(api: httpx.Client) -> None:
@@ -278,8 +283,13 @@ def test_a_hostile_query_inside_a_task_is_named_by_its_place(api: httpx.Client) 
         ),
         ({"name": "11111111-1111-1111-1111-111111111111"}, "name", None),
         ({"schedule_interval": "whenever"}, "schedule_interval", None),
-        ({"bach_size": 5}, "bach_size", "bach_size is not a field that can be set here"),
-        ({"options": {"alow_shrink": True}}, "options.alow_shrink", None),
+        ({"bach_size": 5}, "bach_size", "bach_size is not a field that can be set here: did you mean batch_size?"),
+        (
+            {"options": {"alow_shrink": True}},
+            "options.alow_shrink",
+            "options.alow_shrink is not a field that can be set here: did you mean allow_shrink?",
+        ),
+        ({"target_key": "id"}, "target_key", 'target_key must be a list, such as ["a", "b"]'),
         ({"status": "RUNNING"}, "status", "status is not a field that can be set here"),
     ],
 )

@@ -100,7 +100,7 @@ def test_dev_serves_until_ctrl_c_and_leaves_nothing(checkout: Path, start: Calla
     asked = subprocess.run(
         [*VITRINA, "pipelines", "-o", "json"],
         cwd=checkout,
-        env=environment(VITRINA_API_URL=url),
+        env=environment(),  # the port is not the usual one, and still found
         capture_output=True,
         text=True,
         check=False,
@@ -121,6 +121,7 @@ def test_dev_leaves_a_busy_port_to_its_owner_and_ends_on_sigterm(
         url = dev.await_url()
         assert url != f"http://127.0.0.1:{port}"
         assert f"port {port} is busy: the API listens on {url.removeprefix('http://')} instead" in dev.said
+        assert f"export VITRINA_API_URL={url}" in dev.said
         assert dev.end(signal.SIGTERM) == 0
     assert dev.family() == set()
     assert not (checkout / ".vitrina").exists()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,7 @@ import structlog
 from psycopg.sql import SQL
 from pydantic import SecretStr
 
+from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina import logs, sqlguard
 from vitrina.adapters.readers.sql import SqlReader
@@ -135,6 +137,25 @@ def test_a_query_that_only_computes_is_not_slowed_down(workbench: Workbench) -> 
     assert run["status"] == "SUCCESS", run["error_message"]
     if workbench.admin.info.server_version >= 180_000:
         assert "read-only first" not in json.dumps(run["metrics"])
+
+
+def test_a_source_that_is_away_is_waited_for_and_the_run_says_so(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = {"crm": SecretStr("postgresql://crm@127.0.0.1:1/crm")}
+    workbench.settings = workbench.settings.model_copy(update={"connections": away, "backoff_seconds": (0.2,)})
+    workbench.pipeline("films", "SELECT 1 AS id", target_key=["id"], source_connection="crm")
+    monkeypatch.setattr(dispatcher, "OUTAGE_PATIENCE_SECONDS", 3600.0)
+    running = threading.Thread(target=workbench.run, args=["films"])
+    running.start()
+    try:
+        until(lambda: workbench.status("films") == "RUNNING")
+        until(lambda: "'crm'" in str(workbench.last_run("films")["metrics"].get("waiting")))
+    finally:
+        monkeypatch.setattr(dispatcher, "OUTAGE_PATIENCE_SECONDS", 0.0)
+        running.join(timeout=30)
+    run = workbench.last_run("films")
+    assert (run["status"], run["metrics"]["waiting"]) == ("FAILED", None)
 
 
 # --- what errors tell ------------------------------------------------------------------------------------------------

@@ -119,6 +119,13 @@ def test_refusals_name_the_thing_and_the_reason(client: SearchClient, index: str
         client.count(f"{index}-missing")
 
 
+def test_an_analyzer_that_the_server_lacks_is_explained(client: SearchClient, index: str) -> None:
+    for part in ({"filter": ["no_such"]}, {"tokenizer": "no_such"}):
+        analyzer = {"type": "custom", "tokenizer": "standard", **part}
+        with pytest.raises(errors.FatalError, match=r"no_such.*misspelled in options\.index, or belongs to a module"):
+            client.create_index(index, {"settings": {"analysis": {"analyzer": {"own": analyzer}}}})
+
+
 def test_index_and_alias_calls(client: SearchClient, index: str) -> None:
     assert client.find_index(index) is None
     assert client.list_aliases(f"{index}.w.*") == {}

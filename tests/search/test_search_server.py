@@ -1,6 +1,7 @@
 """The search server for tests and developers: what it needs, how it is found again, and what it says when it cannot."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,18 @@ def test_another_kind_does_not_take_over_the_directory(search: Target) -> None:
 
     with pytest.raises(ConfigError, match="holds another kind of server"):
         SearchServer(other, search.process.directory)
+
+
+def test_a_server_is_stopped_when_it_has_ended_and_its_starter_has_not_looked_yet(tmp_path: Path) -> None:
+    server = SearchServer("elasticsearch-8", tmp_path)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as started:
+        server._write_state(started.pid)
+        assert server.running
+        assert started.stdin
+        started.stdin.close()
+        os.waitid(os.P_PID, started.pid, os.WEXITED | os.WNOWAIT)
+
+        assert not server.running
 
 
 def test_unknown_kind(tmp_path: Path) -> None:

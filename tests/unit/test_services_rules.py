@@ -85,7 +85,7 @@ def test_secrets_are_masked_wherever_they_stand() -> None:
 
 def test_every_error_has_a_next_step() -> None:
     assert reports.next_step("bad_key").startswith("Make target_key unique")
-    assert reports.next_step("never heard of").startswith("Read the message")
+    assert reports.next_step("never heard of").startswith("Do what the message says")
 
 
 @given(st.datetimes(timezones=st.just(UTC)), st.uuids())

@@ -102,7 +102,8 @@ def _on_validation(request: Request, error: Exception) -> JSONResponse:
     details = [{**detail, "loc": _place(detail["loc"])} for detail in error.errors()]
     if any(detail["type"] == "json_invalid" for detail in details):
         reason = details[0].get("ctx", {}).get("error", "it cannot be parsed")
-        return answer(request, 400, "malformed_json", f"the body is not valid JSON: {reason}")
+        place = f" (at character {details[0]['loc'][0]})" if details[0]["loc"] else ""
+        return answer(request, 400, "malformed_json", f"the body is not valid JSON: {reason}{place}")
     found = policy.invalid(policy.field_errors(details))
     return answer(request, 422, _code(found, found.fields), found.message, fields=found.fields)
 

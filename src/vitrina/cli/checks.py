@@ -38,7 +38,7 @@ def validate(
         raise typer.BadParameter("give the name of a pipeline, or a file with -f")
     with remote.api() as client:
         if file is not None:
-            report = client.validate_definition(files.read_definition(file))
+            report = client.validate_definition(files.read_definition(file, also_documents=True))
         else:
             report = client.validate(str(pipeline))
         if report.deep is not None and not report.deep.is_finished:
@@ -49,6 +49,8 @@ def validate(
         show_data(report, output)
     if _problems(report):
         raise typer.Exit(ExitCode.INVALID_CONFIG)
+    if file is not None:
+        local.say("its query was not tried on the source: save the pipeline, then `vitrina validate NAME` does")
 
 
 def preview(

@@ -2,11 +2,15 @@
 
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrina.cli import exits, local, processes, servers, stack
+from vitrina.cli import exits, local, processes, remote, servers, stack
+
+if TYPE_CHECKING:
+    from vitrina.embedded.postgres import EmbeddedPostgres
 
 COLOURS = {"api": "\x1b[36m", "runner": "\x1b[35m", "search": "\x1b[33m"}
 RESET = "\x1b[0m"
@@ -37,17 +41,21 @@ def _work(port: int, with_search: bool) -> None:
     with (
         stack.migrated_database(settings) as (found, server),
         stack.running(found, port, _line_printer(), with_search=with_search) as running,
+        remote.announced(running.url) if server else nullcontext(),
     ):
-        _say_where(running, local.psql_command(server) if server else None)
+        _say_where(running, server)
         running.children.wait_for_an_end()
 
 
-def _say_where(running: stack.Stack, psql: str | None) -> None:
+def _say_where(running: stack.Stack, server: "EmbeddedPostgres | None") -> None:
+    # Beside an embedded database the commands find the API by themselves.
+    told = server or running.port == servers.DEFAULT_PORT
     places = {
         "console": f"{running.url}/",
         "API docs": f"{running.url}/docs",
+        "commands": None if told else f"export VITRINA_API_URL={running.url}",
         "search": running.search_url,
-        "psql": psql,
+        "psql": local.psql_command(server) if server else None,
     }
     lines = [f"  {name:<9} {place}" for name, place in places.items() if place]
     local.say("\n".join(["", *lines, "  Ctrl-C stops everything", ""]))

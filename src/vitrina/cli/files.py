@@ -25,8 +25,8 @@ def read(path: str) -> str:
         raise ConfigError(f"{path} is not UTF-8 text: {exc.reason} at byte {exc.start}") from exc
 
 
-def read_definition(path: str) -> dict[str, Any]:
-    """A pipeline's definition, as YAML or JSON (which is YAML)."""
+def read_definition(path: str, *, also_documents: bool = False) -> dict[str, Any]:
+    """A pipeline's definition, as YAML or JSON (which is YAML); on request also out of a document for `apply`."""
     import yaml
 
     try:
@@ -35,6 +35,8 @@ def read_definition(path: str) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid YAML or JSON: {' '.join(str(exc).split())}") from exc
     if not isinstance(found, dict):
         raise ConfigError(f"{path} does not hold a pipeline: expected fields such as name, source_query, target_table")
+    if "apiVersion" in found and also_documents:
+        return {"name": (found.get("metadata") or {}).get("name"), **(found.get("spec") or {})}
     if "apiVersion" in found:
         raise ConfigError(f"{path} is a document for `vitrina apply -f {path}`, which creates or updates pipelines")
     return found

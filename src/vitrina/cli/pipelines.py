@@ -175,7 +175,7 @@ def _status_fields(seen: "PipelineStatus") -> dict[str, object]:
         "checkpoint": _checkpoint_line(seen.checkpoint),
         "guarantee": seen.guarantee,
         "held back by": seen.hold,
-        "waiting": run and run.metrics.get("waiting"),
+        "waiting": seen.progress and run and run.metrics.get("waiting"),
         "last run": run and f"{run.status} {duration(run.duration_seconds)}, {run.rows_read:,} rows read",
         "last success": lag.last_success_at,
         "next run": seen.next_run_at,

@@ -56,10 +56,11 @@ class Lines:
             return
         status, rows, at = self._told.get(seen.pipeline, ("", 0, 0.0))
         now, rows_now = time.monotonic(), seen.progress.rows_read if seen.progress else 0
-        if seen.status == status and (rows_now == rows or now - at < LINE_SECONDS):
+        words = f"{seen.status}{_waiting(seen)}"
+        if words == status and (rows_now == rows or now - at < LINE_SECONDS):
             return
-        self._told[seen.pipeline] = (seen.status, rows_now, now)
-        local.say(f"{seen.pipeline}: {seen.status}{f' {rows_now:,} rows' if rows_now else ''}")
+        self._told[seen.pipeline] = (words, rows_now, now)
+        local.say(f"{seen.pipeline}: {words}{f' {rows_now:,} rows' if rows_now else ''}")
 
     def finish(self, run: "Run") -> None:
         local.say(f"{run.pipeline}: {run.status} {run.rows_read:,} rows in {run.duration_seconds:.2f} s")
@@ -74,7 +75,7 @@ class Bars:
 
     def see(self, seen: "PipelineStatus") -> None:
         task, progress = self._task(seen.pipeline), seen.progress
-        self._bars.update(task, status=seen.status)
+        self._bars.update(task, status=f"{seen.status}{_waiting(seen)}")
         if progress is not None:
             total = progress.rows_estimate if progress.percent is not None else None
             self._bars.update(
@@ -103,3 +104,9 @@ class Bars:
         if pipeline not in self._tasks:
             self._tasks[pipeline] = self._bars.add_task(pipeline, total=None, rows="", speed="", status="")
         return self._tasks[pipeline]
+
+
+def _waiting(seen: "PipelineStatus") -> str:
+    """Why nothing moves just now: an unreachable server is waited for."""
+    reason = seen.run.metrics.get("waiting") if seen.run and seen.progress else None
+    return f", waiting: {reason}" if reason else ""

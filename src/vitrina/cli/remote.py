@@ -1,7 +1,7 @@
 """Talking to the API: the client of the configured address, and pipeline names for the shell's completion."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,17 +10,40 @@ from vitrina.cli import local
 
 if TYPE_CHECKING:
     from vitrina.client import Client
+    from vitrina.settings import Settings
 
 COMPLETION_SECONDS = 1.0
+# Where `vitrina dev` says that its API listens: the port may be another than the usual one.
+ADDRESS = local.HOME / "api-url"
 
 
 @contextmanager
 def api() -> Iterator["Client"]:
-    """The client of VITRINA_API_URL with VITRINA_TOKEN."""
+    """The client of VITRINA_API_URL, or of the `vitrina dev` of this directory, with VITRINA_TOKEN."""
     from vitrina.client import Client
 
-    with Client.from_settings(local.load_settings()) as client:
+    with Client.from_settings(_settings()) as client:
         yield client
+
+
+@contextmanager
+def announced(url: str) -> Iterator[None]:
+    """Other commands of this directory find the API while the block lasts."""
+    ADDRESS.write_text(url)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if ADDRESS.read_text() == url:  # a second `vitrina dev` may have come
+                ADDRESS.unlink()
+
+
+def _settings() -> "Settings":
+    settings = local.load_settings()
+    if "api_url" not in settings.model_fields_set:
+        with suppress(OSError):
+            return settings.model_copy(update={"api_url": ADDRESS.read_text()})
+    return settings
 
 
 def complete_pipeline(incomplete: str) -> list[str]:
@@ -29,7 +52,7 @@ def complete_pipeline(incomplete: str) -> list[str]:
     from vitrina.errors import VitrinaError
 
     try:
-        settings = local.load_settings()
+        settings = _settings()
         token = settings.token.get_secret_value() if settings.token else None
         with Client(settings.api_url, token, timeout_seconds=COMPLETION_SECONDS) as client:
             found = client.list_pipelines(name=incomplete or None, limit=100)

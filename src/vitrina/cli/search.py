@@ -1,6 +1,5 @@
 """Search servers on this machine: started and stopped by hand, or beside `vitrina dev` and gone with it."""
 
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from vitrina.embedded.search_server import SearchServer
 
 DIRECTORY = local.HOME / "search"
+LOOK_SECONDS = 1.0
 
 group = typer.Typer(help="Search servers on this machine.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -101,11 +101,23 @@ def search_server(
         try:
             server.start()
             local.say(f"{kind} answers on {server.url}")
-            threading.Event().wait()
+            _stay(server)
         except KeyboardInterrupt:
             local.say(f"{kind} is stopping")
         finally:
             server.stop(timeout_seconds=processes.ORPHAN_SECONDS / 2)
+
+
+def _stay(server: "SearchServer") -> None:
+    """Somebody else may stop the server and start it again; looking at it is what lets its process go."""
+    was_running = True
+    while True:
+        if was_running and not server.running:
+            local.say(f"{server.kind} has ended: `vitrina search start` starts it again")
+        elif server.running and not was_running:
+            local.say(f"{server.kind} answers on {server.url} again")
+        was_running = server.running
+        time.sleep(LOOK_SECONDS)
 
 
 def start_beside(children: "Children") -> str:

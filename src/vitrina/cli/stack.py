@@ -61,6 +61,8 @@ def running(
     with Children(on_line) as children:
         if with_search:
             environment["ELASTICSEARCH_URL"] = search.start_beside(children)
+            if "allowed_targets" not in settings.model_fields_set:  # a server of our own, nobody else's indexes
+                environment["VITRINA_ALLOWED_TARGETS"] = f"{settings.allowed_targets},es:*"
         with listen_on_free_port(wanted_port) as listener:
             port = listener.getsockname()[1]
             # The API gets the socket itself: nobody can take the port between our look and its start.

@@ -218,8 +218,6 @@ class SearchServer:
 
     def _find_pid(self) -> int | None:
         """The leader of the server's process group while any member of it lives."""
-        if self._process is not None:
-            self._process.poll()  # reap it, a zombie would count as alive
         state = self._read_state()
         pid = state.get("pid")
         if pid is None:
@@ -227,7 +225,11 @@ class SearchServer:
         started = _process_start(pid)
         if started is not None and started != state.get("started"):
             return None  # the number belongs to somebody else by now
-        return pid if _group_alive(pid) else None
+        if _group_alive(pid):
+            return pid
+        if self._process is not None:
+            self._process.poll()  # ours to ask how it ended, or it stays in the process table
+        return None
 
     def _read_state(self) -> dict[str, int]:
         try:
@@ -421,4 +423,22 @@ def _group_alive(group: int) -> bool:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
-    return True
+    return not _only_zombies(group)
+
+
+def _only_zombies(group: int) -> bool:
+    """Ended processes stay in their group until whoever started them has asked how they ended."""
+    members = [fields for fields in _process_table() if int(fields[2]) == group]
+    return bool(members) and all(_has_ended(fields) for fields in members)
+
+
+def _has_ended(fields: list[str]) -> bool:
+    """The first thread of a process may end before the others, which looks the same but for their number."""
+    return fields[0] in "ZX" and int(fields[17]) <= 1
+
+
+def _process_table() -> Iterator[list[str]]:
+    """State, parent, group and more of every process, where there is such a table."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            yield path.read_text().rpartition(")")[2].split()

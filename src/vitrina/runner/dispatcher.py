@@ -124,7 +124,7 @@ class PipelineDispatcher:
             log.warning("run.retrying", attempt=meter.attempt, wait_seconds=wait, error=message, sqlstate=state)
             meter.retrying(message)
             try:
-                with self._pause_asked(claim, control) as pause_asked:
+                with self._pause_asked(claim, control, meter) as pause_asked:
                     control.wait(wait, pause_asked)
             except Paused:
                 return self._pause(claim, control, meter)
@@ -157,8 +157,8 @@ class PipelineDispatcher:
     # --- a pause while waiting ------------------------------------------------------------------------------------
 
     @contextmanager
-    def _pause_asked(self, claim: Claim, control: RunControl) -> Iterator[Callable[[], bool]]:
-        """A question to the metastore; while it is out of reach, nobody can have asked."""
+    def _pause_asked(self, claim: Claim, control: RunControl, meter: RunMeter) -> Iterator[Callable[[], bool]]:
+        """A question to the metastore, which is told why we wait; while it is out of reach, nobody can have asked."""
         try:
             connection = self._metastore(control)
         except CannotConnect:
@@ -171,6 +171,8 @@ class PipelineDispatcher:
             return False
 
         with connection:
+            with suppress(psycopg.OperationalError):
+                meter.record(connection, claim)
             yield asked
 
     def _pause(self, claim: Claim, control: RunControl, meter: RunMeter) -> Status:
@@ -228,6 +230,7 @@ def _trace_id(claim: Claim, onlookers: Sequence[Onlooker]) -> str | None:
 
 def _failing(claim: Claim, meter: RunMeter, code: str, message: str) -> Callable[[database.Connection], None]:
     def fail(connection: database.Connection) -> None:
+        meter.no_longer_waiting()
         meter.record(connection, claim)
         if leases.fail_run(connection, claim, code, message):
             _tell_move(Status.RUNNING, Status.FAILED)

@@ -54,6 +54,7 @@ class RunMeter:
             "plan": plan.as_dict(),
             "rows_estimate": job.estimated_rows,
         }
+        self.no_longer_waiting()
         for onlooker in self._onlookers:
             onlooker.planned(job, _lap(seconds))
 
@@ -132,8 +133,13 @@ class RunMeter:
     def retrying(self, error: str) -> None:
         self.tally.retried()
         self.attempt += 1
+        self.note("waiting", error)
         for onlooker in self._onlookers:
             onlooker.retrying(self.attempt, error)
+
+    def no_longer_waiting(self) -> None:
+        if "waiting" in self.counters.metrics:
+            self.note("waiting", None)
 
     def ended(self, outcome: Outcome) -> None:
         self.tally.ended(outcome.status)

@@ -9,7 +9,7 @@ import psycopg
 
 from vitrina.answers import ApplyReport, FieldChange, ManifestChange
 from vitrina.definition import Definition
-from vitrina.errors import Conflict, FieldError, Invalid, NotFound
+from vitrina.errors import Conflict, FieldError, Invalid
 from vitrina.services import manifest_files, pipelines, policy, versions
 from vitrina.services.callers import Caller
 from vitrina.services.manifest_files import API_VERSION, KIND, Document, Path
@@ -70,8 +70,7 @@ def export(connection: Connection, names: Sequence[str]) -> str:
     found = rows.list_by_name(connection, names or None)
     missing = sorted(set(names) - {row["name"] for row in found})
     if missing:
-        named = ", ".join(map(repr, missing))
-        raise NotFound(f"there is no pipeline {named}; `GET /pipelines` lists the ones there are")
+        raise pipelines.no_such(connection, missing[0])
     return manifest_files.write([manifest_of(row) for row in found])
 
 
@@ -140,6 +139,13 @@ def _read(files: Files, settings: Settings) -> list[Manifest]:
     return list(manifests.values())
 
 
+_PARTS = ("apiVersion", "kind", "metadata", "spec")
+_FORM = (
+    f"a document has apiVersion: {API_VERSION}, kind: {KIND}, the pipeline's name in metadata and its fields in spec;"
+    " `vitrina export` shows the form (fields without it are what `vitrina pipelines create -f` takes)"
+)
+
+
 class _WrongDocument(Exception):
     """What is wrong with one document."""
 
@@ -164,9 +170,12 @@ def _manifest(document: Document, settings: Settings) -> Manifest:
 
 def _form_errors(document: Document) -> list[FieldError]:
     content = document.content
+    strange = [name for name in content if name not in _PARTS]
+    if len(strange) == len(content):
+        return [_at(document, (), _FORM, "invalid")]
     found = [
-        _at(document, (name,), f"{name} is not a part of a document", "unknown_field")
-        for name in content.keys() - {"apiVersion", "kind", "metadata", "spec"}
+        _at(document, (name,), f"{name} is not a part of a document: fields stand in spec", "unknown_field")
+        for name in strange
     ]
     for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
         if content.get(name) != expected:

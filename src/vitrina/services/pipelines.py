@@ -1,5 +1,6 @@
 """The rules of pipelines: who may define, change, remove, start and stop one, and when."""
 
+import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
@@ -31,8 +32,15 @@ def get(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) -
     # Postgres has no such character, so nothing can have such a name.
     row = None if "\x00" in str(id_or_name) else pipelines.find(connection, id_or_name, lock=lock)
     if row is None:
-        raise NotFound(f"there is no pipeline {str(id_or_name)!r}; `GET /pipelines` lists the ones there are")
+        raise no_such(connection, str(id_or_name))
     return row
+
+
+def no_such(connection: Connection, name: str) -> NotFound:
+    near = difflib.get_close_matches(name, pipelines.list_names(connection), 1)
+    if near:
+        return NotFound(f"there is no pipeline {name!r}: did you mean {near[0]!r}?")
+    return NotFound(f"there is no pipeline {name!r}; `vitrina pipelines` or GET /pipelines lists the ones there are")
 
 
 def create(

@@ -1,12 +1,13 @@
 """What a definition may say here: allowed target, allowed query, known connection, a sound task plan."""
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from vitrina import sqlguard, taskplan
-from vitrina.definition import Definition, Unfit
+from vitrina.definition import Definition, Options, Task, Unfit
 from vitrina.errors import FieldError, ForbiddenTarget, Invalid, InvalidQuery
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import SqlPolicy
@@ -78,14 +79,25 @@ def _words(path: str, detail: Mapping[str, Any]) -> str:
     if detail["type"] == "value_error":
         return message.removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":
-        return f"{path} is not a field that can be set here"
+        return f"{path} is not a field that can be set here{_meant(path)}"
     path = path or "the body"
+    if detail["type"] == "list_type":
+        return f'{path} must be a list, such as ["a", "b"]'
     if detail["type"] == "string_pattern_mismatch" and path == "name":
         return "name needs 1 to 100 letters, digits, dots, dashes or underscores, the first a letter or a digit"
     if detail["type"] == "missing":
         return f"{path} is required"
     said = message.replace("Input should", "must", 1) if message.startswith("Input should") else f": {message}"
     return f"{path} {said}{_shown(detail.get('input'))}".replace(" : ", ": ", 1)
+
+
+def _meant(path: str) -> str:
+    """A field of the same part of a definition whose name is nearly this one."""
+    outer, _, name = path.rpartition(".")
+    parts: dict[str, type[BaseModel]] = {"options": Options, "tasks": Task}
+    model = parts.get(outer.partition(".")[0], Definition)
+    near = difflib.get_close_matches(name, model.model_fields, 1)
+    return f": did you mean {near[0]}?" if near else ""
 
 
 def _shown(value: object) -> str:

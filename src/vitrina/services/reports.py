@@ -60,14 +60,15 @@ def run_answer(run: Row) -> answers.Run:
 
 def next_step(code: str | None) -> str:
     """What a person does about an error, by its code (`vitrina.errors`)."""
-    return _NEXT_STEPS.get(code or "", "Read the message and the runner's log, then run the pipeline again.")
+    return _NEXT_STEPS.get(code or "", "Do what the message says, then run again; the run's log shows more.")
 
 
 _NEXT_STEPS = {
     "source_query_failed": "Correct source_query (a validation tries it against the source), then run again.",
     "invalid_query": "Correct source_query: the message says what is not allowed and where, then run again.",
     "forbidden_target": "Choose an allowed target (GET /targets), or ask the operator to allow this one.",
-    "target_mismatch": "Change the query or the table so that names and types agree, or set on_schema_change.",
+    "target_mismatch": "Change the definition, the query or the target as the message says, then run again;"
+    " options.on_schema_change: add_columns lets a target gain columns by itself.",
     "bad_key": "Make target_key unique and not NULL in the source, or choose other columns, then run again.",
     "shrink_refused": "If so many rows are really gone, run once with options.allow_shrink (or allow_empty) set.",
     "cannot_connect": "Check that the database or server is up and that its address and login are right.",

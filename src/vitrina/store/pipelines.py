@@ -113,6 +113,11 @@ def find(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) 
     ).fetchone()
 
 
+def list_names(connection: Connection, *, limit: int = 1000) -> list[str]:
+    found = connection.execute("SELECT name FROM etl.etl_pipelines ORDER BY name LIMIT %s", [limit])
+    return [row["name"] for row in found]
+
+
 def list_page(
     connection: Connection,
     narrowed: Filter,

@@ -35,6 +35,12 @@ BULK_FILTER_RETURNING = BULK_FILTER + ",items.*.get._source"
 SCROLL_KEPT = "5m"
 # A reply of one of these says that the server, or something in front of it, cannot take the request now.
 BUSY_STATUSES = frozenset({429, 502, 503, 504})
+# A part of an analyzer that the server does not know.
+LACKING = re.compile(r"failed to find (?:\w+ )*(?:filter|tokenizer|analyzer)|Unknown (?:\w+ )+type \[")
+LACKING_HELP = (
+    "it is misspelled in options.index, or belongs to a module or plugin that the server does not have (the server"
+    " of `vitrina search start` has the core alone)"
+)
 # An index, or the whole cluster, that takes nothing for the time being.
 BLOCK_TYPES = frozenset({"cluster_block_exception", "index_create_block_exception"})
 _FLOOD_STAGE = (
@@ -367,6 +373,8 @@ def translate(what: str, reply: Reply) -> errors.RunError:
             f"{message}; the search server did not accept the login (status {reply.status}): "
             "check user and password in ELASTICSEARCH_URL or ELASTICSEARCH_API_KEY, and the role's rights"
         )
+    if LACKING.search(message):
+        message += f"; {LACKING_HELP}"
     kind = Missing if reply.status == 404 else errors.FatalError
     return kind(f"{message} (status {reply.status})")
 

@@ -112,11 +112,12 @@ def _stay(server: "SearchServer") -> None:
     """Somebody else may stop the server and start it again; looking at it is what lets its process go."""
     was_running = True
     while True:
-        if was_running and not server.running:
+        running = server.running
+        if was_running and not running:
             local.say(f"{server.kind} has ended: `vitrina search start` starts it again")
-        elif server.running and not was_running:
-            local.say(f"{server.kind} answers on {server.url} again")
-        was_running = server.running
+        elif running and not was_running:
+            local.say(f"{server.kind} runs again on {server.url}")
+        was_running = running
         time.sleep(LOOK_SECONDS)
 
 

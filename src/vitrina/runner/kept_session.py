@@ -16,6 +16,7 @@ from vitrina.store.database import Connection
 CONNECT_SECONDS = 3
 STATEMENT_SECONDS = 4
 PATIENCE_SECONDS = 6.0
+CLOSE_SECONDS = 1.0
 
 
 class KeptSession:
@@ -45,7 +46,7 @@ class KeptSession:
             self._taken.release()
 
     def close(self) -> None:
-        if self._taken.acquire(timeout=PATIENCE_SECONDS):
+        if self._taken.acquire(timeout=CLOSE_SECONDS):
             self._leave()
             self._taken.release()
         else:

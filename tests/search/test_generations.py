@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from vitrina import errors
-from vitrina.adapters.writers.search.bulk import Actions, BulkEngine
+from vitrina.adapters.writers.search.batch import Actions
+from vitrina.adapters.writers.search.bulk import BulkEngine
 from vitrina.adapters.writers.search.client import SearchClient
 from vitrina.adapters.writers.search.generations import (
     Generations,
@@ -220,11 +221,12 @@ def test_what_loads_left_that_were_given_up_is_removed(client: SearchClient, gen
     kept = publish(client, generations, 1, epoch=1, now=FIRST)
     shown = publish(client, generations, 1, epoch=2, now=FIRST + timedelta(days=1))
     elsewhere = generations.create(OTHER_PIPELINE, MAPPING, now=FIRST + timedelta(days=2))
-    given_up = generations.create(PIPELINE, MAPPING, now=FIRST + timedelta(days=3))
+    given_up = generations.create(PIPELINE, MAPPING, epoch=3, now=FIRST + timedelta(days=3))
+    successors = generations.create(PIPELINE, MAPPING, epoch=5, now=FIRST + timedelta(days=4))
 
-    assert generations.discard_unfinished(PIPELINE) == [given_up]
+    assert generations.discard_unfinished(PIPELINE, epoch=4) == [given_up]
 
-    assert set(client.list_indexes(f"{generations.index}-*")) == {kept, shown, elsewhere}
+    assert set(client.list_indexes(f"{generations.index}-*")) == {kept, shown, elsewhere, successors}
 
 
 def test_incremental_pipelines_get_an_index_made(client: SearchClient, generations: Generations) -> None:

@@ -24,7 +24,8 @@ from tests.support.http_fault_proxy import (
 )
 from tests.support.workbench import Workbench
 from vitrina.adapters.writers.search import objects
-from vitrina.adapters.writers.search.bulk import BulkEngine, Delivery, Outcome
+from vitrina.adapters.writers.search.batch import Outcome
+from vitrina.adapters.writers.search.bulk import BulkEngine, Delivery
 from vitrina.adapters.writers.search.client import ConnectionOptions, SearchClient
 from vitrina.adapters.writers.search.documents import DocumentEncoder
 from vitrina.adapters.writers.search.generations import Generations, WriteAlias

@@ -293,3 +293,14 @@ def test_a_row_that_is_refused_and_taken_in_one_run_leaves_no_open_letter(bench:
     assert bench.run("films")["status"] == "SUCCESS"
 
     assert resolutions(bench) == {"3": "delivered", "5": None, "7": None}
+
+
+@pytest.mark.one_server
+def test_a_repair_that_delivers_a_document_resolves_its_letter(bench: Workbench, index: str) -> None:
+    pipeline(bench, index, **INCREMENTAL, options=DATES)
+    bench.run("films")
+    bench.sql("UPDATE content.film_work SET title = '2025-05-05' WHERE id = 3")
+
+    bench.reconcile("films", repair=True)
+
+    assert resolutions(bench) == {"3": "delivered", "5": None, "7": None}

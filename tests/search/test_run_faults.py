@@ -33,7 +33,8 @@ from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina import failpoints
 from vitrina.adapters.writers.search import writer
-from vitrina.adapters.writers.search.bulk import BulkEngine, Limits, Outcome
+from vitrina.adapters.writers.search.batch import Outcome
+from vitrina.adapters.writers.search.bulk import BulkEngine, Limits
 from vitrina.adapters.writers.search.client import SearchClient
 from vitrina.adapters.writers.search.generations import Generations, WriteAlias
 from vitrina.ports import Staged

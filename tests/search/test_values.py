@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vitrina.adapters.writers.search import mapping
-from vitrina.adapters.writers.search.bulk import BulkEngine, Outcome
+from vitrina.adapters.writers.search.batch import Outcome
+from vitrina.adapters.writers.search.bulk import BulkEngine
 from vitrina.adapters.writers.search.client import SearchClient
 from vitrina.adapters.writers.search.documents import DocumentEncoder
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from vitrina.adapters.writers.search.bulk import Actions, Outcome
+from vitrina.adapters.writers.search.batch import Actions, Outcome
 from vitrina.adapters.writers.search.writer import DocumentSender, Waiting, counts_of, letters_of
 from vitrina.errors import RunError
 from vitrina.ports import DeadLetter
@@ -79,6 +79,8 @@ class _DocumentMender:
         self._checkpoint = job.checkpoint
         self._pause_asked = False
         self._written: set[str] = set()
+        # Documents that were refused before.
+        self._letters = dead_letters.open_ids(job.metastore, job.claim.pipeline_id)
         self._size = min(job.definition.batch_size, BATCH_DOCUMENTS)
 
     def mend(self, wanted: Mapping[str, Kind]) -> Repaired:
@@ -127,7 +129,7 @@ class _DocumentMender:
         actions = Actions(list(batch.lines), list(batch.lines.values()), sorted(batch.objects))
         outcome = self._sender.deliver(actions)
         letters = [*batch.letters, *letters_of(outcome.rejected)]
-        self._fence(outcome, letters)
+        self._fence(outcome, letters, self._letters & batch.lines.keys() - {letter.document_id for letter in letters})
         counts = counts_of(outcome)
         done.inserted += counts["inserted"]
         done.updated += counts["updated"]
@@ -138,7 +140,7 @@ class _DocumentMender:
         self._written |= batch.lines.keys() - {letter.document_id for letter in letters}
         done.keys = len(self._written)
 
-    def _fence(self, outcome: Outcome, letters: Sequence[DeadLetter]) -> None:
+    def _fence(self, outcome: Outcome, letters: Sequence[DeadLetter], delivered: Collection[str]) -> None:
         job, counts = self._job, counts_of(outcome)
         self._counters.rows_read += outcome.settled
         self._counters.rows_written += counts["inserted"] + counts["updated"]
@@ -149,6 +151,8 @@ class _DocumentMender:
         with database.translated(f"repairing {job.target}"), job.target_connection.transaction():
             if letters:
                 dead_letters.record(job.metastore, job.claim.pipeline_id, job.claim.run_id, letters)
+            if delivered:
+                dead_letters.resolve_delivered(job.metastore, job.claim.pipeline_id, delivered)
             job.ledger.fence(self._checkpoint, self._counters, attempt=1)
             self._control.require_lease()
         status = job.ledger.settle(self._checkpoint, self._counters, attempt=1)

@@ -114,7 +114,7 @@ class SearchRun(Run):
         begun_at = self._checkpoint.load_started_at
         self._checkpoint = self._checkpoint.without_load()
         with self._transaction("publishing"):
-            self._resolve_older_letters(begun_at)
+            self._letters.rebuilt(begun_at)
             self._meter.published(MergeCounts(), time.monotonic() - started)
             self._fence()
         self._log.info("run.published", told=told)
@@ -179,8 +179,8 @@ class SearchRun(Run):
     def _watching_sender(self) -> DocumentSender:
         """For what is written into the index that is shown: letters of documents that are taken now are resolved."""
         sender = self._current_sender()
-        sender.watched = self._open_letters
-        self._watch_for_letters()
+        sender.watched = self._letters.open
+        self._letters.watch_steps()
         return sender
 
     def _current_sender(self) -> DocumentSender:
@@ -258,7 +258,7 @@ class SearchRun(Run):
         counts = MergeCounts(**counts_of(sender.outcomes.pop(filled.number)))
         too_many = self._too_many_letters(len(filled.letters))
         with self._transaction("counting a batch"):
-            self._leave_behind(filled)
+            self._letters.leave_behind(filled)
             self._checkpoint = self._before_refusal() if too_many else self._after_documents(filled)
             self._meter.batch(filled, counts, 0.0)
             self._meter.merged(counts)

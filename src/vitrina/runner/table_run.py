@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -29,10 +28,11 @@ from vitrina.runner.ahead import Ahead
 from vitrina.runner.control import Paused, RunControl
 from vitrina.runner.filling import Filling
 from vitrina.runner.job import Job
+from vitrina.runner.letters import Letters
 from vitrina.runner.metrics import RunMeter
 from vitrina.runner.plan import Plan
 from vitrina.status import Status
-from vitrina.store import database, dead_letters, leases
+from vitrina.store import database, leases
 from vitrina.store.database import Connection
 from vitrina.store.state import Checkpoint
 
@@ -60,6 +60,7 @@ class Run:
         self._log = log
         self._sessions = sessions
         self._checkpoint = job.checkpoint
+        self._letters = Letters(job, meter)
         # A load or pass that was begun before the request may have passed by what the request is about.
         self.answers_request = True
 
@@ -172,7 +173,7 @@ class Run:
         after = json.dumps(filled.last) if filled.last else None
         started = time.monotonic()
         with self._transaction("counting a batch"):
-            self._leave_behind(filled)
+            self._letters.leave_behind(filled)
             self._checkpoint = self._checkpoint.next_batch(self._job.claim.epoch, filled.staged_rows, after, None)
             self._meter.batch(filled, MergeCounts(), time.monotonic() - started)
             self._fence()
@@ -187,8 +188,7 @@ class Run:
             with self._transaction(f"publishing to {job.target}"):
                 counts = job.writer.publish(stage, self._checkpoint, deletes=self._plan.deletes)
                 self._check_constraints()
-                if self._letters_are_here:
-                    self._resolve_older_letters(begun_at)
+                self._letters.rebuilt(begun_at)
                 self._checkpoint = self._after_load()
                 self._meter.published(counts, time.monotonic() - started)
                 self._fence()
@@ -197,8 +197,7 @@ class Run:
             self._forget_load()
             raise
         failpoints.hit("publish.committed")
-        if not self._letters_are_here:
-            self._resolve_older_letters(begun_at)
+        self._letters.rebuilt(begun_at, committed=True)
         self._log.info("run.published", **vars(counts), duration_ms=round((time.monotonic() - started) * 1000))
         self._settle(obey_pause=False)
         stage.drop(job.writer.connection)
@@ -225,7 +224,7 @@ class Run:
         upto = self._begin_pass()
         self._meter.rejected(jobs.null_cursors(job))
         stages = self._pass_stages()
-        self._watch_for_letters()
+        self._letters.watch_steps()
         self._meter.started_from(self._checkpoint.last_key or self._checkpoint.safe_upto)
         source = self._source(stages, self._pass_bounds(), self._pass_paging())
         after = self._pass_position()
@@ -310,7 +309,7 @@ class Run:
         job = self._job
         with self._transaction(f"merging into {job.target}"):
             counts = job.writer.merge_batch(stage, filled.number)
-            self._leave_behind(filled)
+            self._letters.leave_behind(filled)
             stage.truncate(job.writer.connection)
             self._check_constraints()
             self._checkpoint = self._after_merge(filled)
@@ -441,43 +440,9 @@ class Run:
             self._checkpoint, self._meter.counters, attempt=self._meter.attempt, progressed=progressed
         )
 
-    def _leave_behind(self, filled: Filled) -> None:
-        """Rows that a step gave up, on record with the checkpoint that passes them by."""
-        if filled.letters:
-            claim = self._job.claim
-            dead_letters.record(self._job.metastore, claim.pipeline_id, claim.run_id, filled.letters)
-            self._meter.left_behind(len(filled.letters))
-        if self._letters_are_here:
-            self._resolve_delivered(filled)
-
-    @property
-    def _letters_are_here(self) -> bool:
-        """In the database of the target: they are resolved in its transaction, otherwise right behind it."""
-        return self._job.target_connection is self._job.metastore
-
-    def _watch_for_letters(self) -> None:
-        """From now on the steps tell which rows come through that were left behind before."""
-        if self._job.passage:
-            self._job.passage.chain.watched = self._open_letters
-
-    @cached_property
-    def _open_letters(self) -> set[str]:
-        """One look for a run."""
-        return dead_letters.open_ids(self._job.metastore, self._job.claim.pipeline_id)
-
-    def _resolve_delivered(self, filled: Filled) -> None:
-        if filled.delivered:
-            dead_letters.resolve_delivered(self._job.metastore, self._job.claim.pipeline_id, filled.delivered)
-
-    def _resolve_older_letters(self, begun_at: datetime | None) -> None:
-        """What was left behind before a full load began is in what it publishes, or was left behind again."""
-        if begun_at is not None:
-            dead_letters.resolve_rebuilt(self._job.metastore, self._job.claim.pipeline_id, before=begun_at)
-
     def _after_batch(self, filled: Filled) -> None:
         failpoints.hit("batch.committed")
-        if not self._letters_are_here:
-            self._resolve_delivered(filled)
+        self._letters.delivered(filled, committed=True)
         self._log.info(
             "batch.done",
             batch_no=filled.number,

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from vitrina import errors
 from vitrina.adapters.writers.search import columns
-from vitrina.adapters.writers.search.bulk import Actions, Rejected
+from vitrina.adapters.writers.search.batch import Actions, Rejected
 
 Action = Literal["update", "index"]
 

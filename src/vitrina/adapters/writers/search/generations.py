@@ -80,17 +80,24 @@ class Generations:
     # --- building ---
 
     def create(
-        self, pipeline: str, mappings: Json, settings: Mapping[str, Any] | None = None, *, now: datetime | None = None
+        self,
+        pipeline: str,
+        mappings: Json,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        epoch: int = 0,
+        now: datetime | None = None,
     ) -> str:
         """A new, empty generation that nobody sees yet, set up for being filled."""
-        return self._create(pipeline, mappings, _flat_settings(settings or {}), filling=True, now=now)
+        flat = _flat_settings(settings or {})
+        return self._create(pipeline, mappings, flat, filling=True, epoch=epoch, now=now)
 
     def ensure_current(self, pipeline: str, mappings: Json, settings: Mapping[str, Any] | None = None) -> str:
         """The index that has the target's name, made on the spot when there is none: for pipelines that only add."""
         standing = self.standing()
         if standing.concrete:
             return standing.concrete
-        return self._create(pipeline, mappings, _flat_settings(settings or {}), filling=False, now=None)
+        return self._create(pipeline, mappings, _flat_settings(settings or {}), filling=False)
 
     def is_resumable(self, name: str, pipeline: str) -> bool:
         """Whether the generation that an interrupted load left is still there.
@@ -124,13 +131,19 @@ class Generations:
         self._client.put_settings(name, {setting: wanted.get(setting) for setting in _FILLING})
         self._mark_complete(name)
 
-    def discard_unfinished(self, pipeline: str) -> list[str]:
-        """Remove what loads of this pipeline left that were given up: each would keep its disk space for good."""
+    def discard_unfinished(self, pipeline: str, epoch: int) -> list[str]:
+        """Remove what loads of this pipeline left that were given up: each would keep its disk space for good.
+
+        A runner that lost its lease comes late, with an older epoch: what its successor is building stays.
+        """
         shown = self.standing().concrete
         left = [
             name
             for name, ours in self._generations()
-            if ours.get("pipeline") == pipeline and not ours.get("complete") and name != shown
+            if ours.get("pipeline") == pipeline
+            and not ours.get("complete")
+            and name != shown
+            and ours.get("epoch", 0) <= epoch
         ]
         for name in left:
             self._client.delete_index(name)
@@ -255,10 +268,25 @@ class Generations:
 
     # --- one index ---
 
-    def _create(self, pipeline: str, mappings: Json, settings: Json, *, filling: bool, now: datetime | None) -> str:
+    def _create(
+        self,
+        pipeline: str,
+        mappings: Json,
+        settings: Json,
+        *,
+        filling: bool,
+        epoch: int = 0,
+        now: datetime | None = None,
+    ) -> str:
         name = f"{self.index}-{_timestamp(now or datetime.now(UTC))}"
         remembered = {setting: settings[setting] for setting in _FILLING if setting in settings}
-        ours = {"index": self.index, "pipeline": pipeline, "settings": remembered, "complete": not filling}
+        ours = {
+            "index": self.index,
+            "pipeline": pipeline,
+            "epoch": epoch,
+            "settings": remembered,
+            "complete": not filling,
+        }
         meta = {**mappings.get("_meta", {}), "vitrina": ours}
         body = {
             "settings": {**settings, **_FILLING} if filling else settings,

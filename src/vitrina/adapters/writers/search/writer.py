@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.writers.search import mapping
-from vitrina.adapters.writers.search.bulk import Actions, BulkEngine, Limits, Outcome, Rejected
+from vitrina.adapters.writers.search.batch import Actions, Outcome, Rejected
+from vitrina.adapters.writers.search.bulk import BulkEngine, Limits
 from vitrina.adapters.writers.search.client import Blocked, ConnectionOptions, SearchClient
 from vitrina.adapters.writers.search.documents import Action, DocumentEncoder, Prepared
 from vitrina.adapters.writers.search.generations import Generations, Standing, WriteAlias, write_version
@@ -143,8 +144,9 @@ class ElasticsearchWriter:
     def new_generation(self) -> str:
         assert self.seen is not None
         self.generations.refuse_concrete(self.seen, self._options.on_concrete_index)
-        self.generations.discard_unfinished(self._pipeline)
-        return self.generations.create(self._pipeline, self._mappings, self._options.index.get("settings"))
+        self.generations.discard_unfinished(self._pipeline, self._claim.epoch)
+        settings = self._options.index.get("settings")
+        return self.generations.create(self._pipeline, self._mappings, settings, epoch=self._claim.epoch)
 
     def can_continue(self, generation: str) -> bool:
         return self.generations.is_resumable(generation, self._pipeline)

@@ -1,0 +1,66 @@
+"""Documents on their way to an index as a batch, and what became of each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Actions:
+    """Prepared bulk actions: ids, all different, and at the same positions the NDJSON lines of the actions.
+
+    `objects` names the fields of updates that hold an object in at least one of the documents.
+    """
+
+    ids: Sequence[str]
+    lines: Sequence[bytes]
+    objects: Sequence[str] = ()
+
+    @cached_property
+    def id_set(self) -> frozenset[str]:
+        return frozenset(self.ids)
+
+    def document(self, position: int) -> bytes:
+        """What follows the action line; empty for a delete."""
+        return self.lines[position].partition(b"\n")[2].rstrip(b"\n")
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A document that the server, or we before it, refused for good."""
+
+    id: str
+    reason: str
+    document: bytes
+    status: int = 400
+
+
+@dataclass
+class Outcome:
+    """What became of a batch: every document is in exactly one of these numbers."""
+
+    created: int = 0
+    updated: int = 0
+    noop: int = 0
+    deleted: int = 0
+    conflicts: int = 0
+    rejected: list[Rejected] = field(default_factory=list)
+    requests: int = 0
+    sent_again: int = 0
+    # Sent a second time behind an action that clears objects in it.
+    cleared: int = 0
+
+    def add(self, results: Mapping[str, int]) -> None:
+        """Count results in the servers' words; `not_found` is a delete of what was not there."""
+        self.created += results.get("created", 0)
+        self.updated += results.get("updated", 0)
+        self.deleted += results.get("deleted", 0)
+        self.noop += sum(results.values()) - sum(results.get(word, 0) for word in ("created", "updated", "deleted"))
+
+    @property
+    def acknowledged(self) -> int:
+        return self.created + self.updated + self.noop + self.deleted + self.conflicts
+
+    @property
+    def settled(self) -> int:
+        return self.acknowledged + len(self.rejected)

@@ -232,6 +232,7 @@ def test_keys_that_servers_do_not_take_as_they_are(bench: Workbench, client: Sea
     rows = {(row["k"], row["l"]) for row in bench.sql(query)}
     found = documents(client, index)
     assert {(document["k"], document["l"]) for document in found.values()} == rows
+    assert run["metrics"]["hashed_ids"] == 3
     assert len(found) == len(rows)
 
 

@@ -263,6 +263,8 @@ class SearchRun(Run):
             self._meter.batch(filled, counts, 0.0)
             self._meter.merged(counts)
             self._meter.note("waiting", self._waits_because)
+            if sender.hashed_ids:
+                self._meter.note("hashed_ids", sender.hashed_ids)
             self._fence()
             failpoints.hit("batch.fenced")
         if too_many:

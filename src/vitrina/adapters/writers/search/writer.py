@@ -238,6 +238,8 @@ class DocumentSender:
         self.outcomes: dict[int, Outcome] = {}
         # Rows that came before another one with their key: in a pass they are history.
         self.duplicates = 0
+        # Documents whose key is too long to be their id.
+        self.hashed_ids = 0
         # Ids of documents that were refused before. None: nobody wants to know whether they are taken now.
         self.watched: set[str] | None = None
         self._encoder = encoder
@@ -260,7 +262,7 @@ class DocumentSender:
         letters: list[DeadLetter] = []
         delivered: set[str] = set()
         under_way = [(prepared, self._engine.start(prepared.actions)) for prepared in self.prepare(table, number)]
-        self._count_duplicates([prepared for prepared, _ in under_way])
+        self._count_ids([prepared for prepared, _ in under_way])
         for prepared, delivery in under_way:
             sent = delivery.finish()
             letters += letters_of([*prepared.rejected, *sent.rejected])
@@ -300,9 +302,10 @@ class DocumentSender:
         self._engine.close()
         self._engine.drain()
 
-    def _count_duplicates(self, parts: Sequence[Prepared]) -> None:
+    def _count_ids(self, parts: Sequence[Prepared]) -> None:
         ids = [identity for part in parts for identity in part.actions.ids]
         self.duplicates += sum(part.duplicates for part in parts) + len(ids) - len(set(ids))
+        self.hashed_ids += sum(part.hashed_ids for part in parts)
 
     def _renew_alias(self) -> str:
         self.alias = replace(self.alias, renewal=self.alias.renewal + 1)

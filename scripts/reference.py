@@ -125,7 +125,8 @@ CLI_HEAD = """\
 # Command line
 
 Standard output is data (`-o table|json|yaml`), standard error is for people. `VITRINA_API_URL` and `VITRINA_TOKEN`
-say where the API is and who asks. How a command ends: [exit codes](exit-codes.md).
+say where the API is and who asks; without the first, commands ask the `vitrina dev` of their directory. How a
+command ends: [exit codes](exit-codes.md).
 """
 
 

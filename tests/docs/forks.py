@@ -9,6 +9,7 @@ import contextlib
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -41,13 +42,11 @@ def ready(directory: Path) -> Iterator[Path]:
     program.write_text(PROGRAM.format(python=sys.executable, servers=SERVERS, address=str(address)))
     program.chmod(0o755)
     command = [sys.executable, "-m", __name__, str(address)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as waiting:
+    # It ends when its standard input does: with the block, or with us, however that comes.
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as waiting:
         assert waiting.stdout
         assert waiting.stdout.readline() == b"ready\n"
-        try:
-            yield program
-        finally:
-            waiting.terminate()
+        yield program
 
 
 def serve(address: str) -> None:
@@ -55,7 +54,7 @@ def serve(address: str) -> None:
     gc.freeze()  # what is here stays here: forks need not look at it again
     with socket.create_server(address, family=socket.AF_UNIX) as listener:
         os.write(1, b"ready\n")
-        while True:
+        while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
             line, _ = listener.accept()
             with line:
                 if os.fork() == 0:

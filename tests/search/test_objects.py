@@ -102,7 +102,7 @@ AGES: dict[str | None, Any] = {
 
 
 @given(versions=st.lists(st.tuples(PAYLOADS, st.sampled_from(list(AGES))), min_size=2, max_size=4))
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_was_written_last_is_what_is_there(written: Index, versions: list[tuple[Any, str | None]]) -> None:
     key = uuid4().hex
     for payload, ages in versions:
@@ -198,6 +198,7 @@ def test_mutant_that_counts_the_second_of_a_pair_alone_is_caught(
     assert {"a": 1, "b": 2} in [document["payload"] for document in written.documents().values()]
 
 
+@pytest.mark.one_server
 def test_an_update_never_asks_for_what_it_does_not_need(written: Index, proxy: HttpFaultProxy) -> None:
     written.write([{"id": "1", "title": "x"}])
     written.write([{"id": "1", "payload": "[1]", "title": "x"}])

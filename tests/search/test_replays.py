@@ -239,6 +239,7 @@ def test_a_key_that_steps_make_does_not_lead_back_to_a_row(bench: Workbench, ind
     assert bench.status("films") == Status.IDLE
 
 
+@pytest.mark.one_server
 @pytest.mark.parametrize("action", ["update", "index"])
 def test_a_pass_that_delivers_a_document_resolves_its_letter(
     bench: Workbench, client: SearchClient, index: str, action: str

@@ -39,6 +39,7 @@ def run_again(bench: Workbench) -> dict[str, Any]:
 # --- an index that is gone -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_server
 def test_an_index_that_was_deleted_between_passes_is_filled_anew(
     bench: Workbench, client: SearchClient, index: str
 ) -> None:
@@ -108,6 +109,7 @@ class DeleteIndex(HttpFault):
         return forward(request)
 
 
+@pytest.mark.one_server
 @pytest.mark.parametrize("mode", [{"mode": "full"}, INCREMENTAL], ids=["full", "incremental"])
 def test_an_index_that_is_deleted_in_the_middle_of_a_run(
     bench: Workbench, client: SearchClient, index: str, proxy: HttpFaultProxy, mode: dict[str, Any]

@@ -22,9 +22,11 @@ from vitrina.ports import Filled, Lap
 from vitrina.runner import traces as runner_traces
 from vitrina.runner.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
+from vitrina.runner.onlookers import Outcome
 from vitrina.runner.traces import RunTrace
 from vitrina.status import Trigger
 from vitrina.store import pipelines
+from vitrina.store.runs import Counters
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 FILMS = """
@@ -117,9 +119,10 @@ def test_stages_that_nobody_could_see_are_left_out(workbench: Workbench, collect
     run = RunTrace(traces, workbench.claim())
     filled = Filled(number=1, rows=10, last=None, seconds=1.0)
     run.batch_done(filled, {"read": Lap(100.0, 0.5), "stage": Lap(100.5, 0.0009), "merge": Lap(100.6, 0.001)})
+    run.ended(Outcome("SUCCESS"), Counters())
     traces.stop()
     spans = spans_at(collector)
-    assert sorted(spans) == ["batch", "merge", "read"]
+    assert sorted(spans) == ["batch", "merge", "read", "run films"]
     assert spans["read"][0].parent_span_id == spans["batch"][0].span_id
     assert (spans["read"][0].end_time_unix_nano - spans["read"][0].start_time_unix_nano) / 1e9 == 0.5
 

@@ -14,10 +14,13 @@ from vitrina.tracing import Tracing
 MAX_BATCHES = 1000
 # Nobody can see what is shorter beside the rest of its batch; how long all of them took is in the metrics.
 SHORTEST_STAGE_SECONDS = 0.001
+# Spans of many batches are made in one go: in between, each takes several times as long.
+DRAW_BATCHES = 50
+DRAW_SECONDS = 5.0
 
 
 class RunTrace(Onlooker):
-    """Spans are made when what they tell is over, so a run's own thread only notes the time."""
+    """Spans are made when what they tell is over, so between batches a run only notes the time."""
 
     def __init__(self, tracing: Tracing, claim: Claim) -> None:
         self._span = tracing.begin(
@@ -33,20 +36,18 @@ class RunTrace(Onlooker):
         )
         self.trace_id = self._span.trace_id
         self._batches = 0
+        self._undrawn: list[tuple[int, int, Mapping[str, Lap], float]] = []
 
     def planned(self, job: Job, lap: Lap) -> None:
         self._span.part("plan", began=lap.began, ended=lap.began + lap.seconds)
 
     def batch_done(self, filled: Filled, laps: Mapping[str, Lap]) -> None:
         self._batches += 1
-        if self._batches > MAX_BATCHES:
-            return
-        attributes = {"vitrina.batch_no": filled.number, "vitrina.rows": filled.rows}
-        began = min(lap.began for lap in laps.values())
-        batch = self._span.part("batch", began=began, ended=time.time(), attributes=attributes)
-        for stage, lap in laps.items():
-            if lap.seconds >= SHORTEST_STAGE_SECONDS:
-                self._span.part(stage, began=lap.began, ended=lap.began + lap.seconds, of=batch)
+        if self._batches <= MAX_BATCHES:
+            now = time.time()
+            self._undrawn.append((filled.number, filled.rows, laps, now))
+            if len(self._undrawn) >= DRAW_BATCHES or now - self._undrawn[0][3] > DRAW_SECONDS:
+                self._draw()
 
     def published(self, lap: Lap) -> None:
         self._span.part("publish", began=lap.began, ended=lap.began + lap.seconds)
@@ -55,6 +56,7 @@ class RunTrace(Onlooker):
         self._span.event("retrying", {"vitrina.attempt": attempt, "exception.message": error})
 
     def ended(self, outcome: Outcome, counters: Counters) -> None:
+        self._draw()
         self._span.end(
             attributes={
                 "vitrina.outcome": outcome.status,
@@ -66,3 +68,13 @@ class RunTrace(Onlooker):
             },
             error=outcome.message,
         )
+
+    def _draw(self) -> None:
+        undrawn, self._undrawn = self._undrawn, []
+        for number, rows, laps, ended in undrawn:
+            attributes = {"vitrina.batch_no": number, "vitrina.rows": rows}
+            began = min(lap.began for lap in laps.values())
+            batch = self._span.part("batch", began=began, ended=ended, attributes=attributes)
+            for stage, lap in laps.items():
+                if lap.seconds >= SHORTEST_STAGE_SECONDS:
+                    self._span.part(stage, began=lap.began, ended=lap.began + lap.seconds, of=batch)

@@ -297,7 +297,7 @@ def test_a_stopped_runner_that_wakes_after_the_takeover_changes_nothing(
     assert (found == []) == fenced, "a late bulk under an alias that nobody took away must be noticed"
 
 
-def _leave_older_aliases(generations: Generations, concrete: str, alias: WriteAlias) -> None:
+def _leave_older_aliases(generations: Generations, concrete: str, alias: WriteAlias, *, shared: bool) -> None:
     generations._client.update_aliases([{"add": {"index": concrete, "alias": str(alias)}}])
 
 

@@ -1,6 +1,7 @@
 """Fixtures for everybody: one real PostgreSQL a session, one fresh migrated database a test."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ structlog.configure(
         structlog.processors.KeyValueRenderer(key_order=["event"]),
     ]
 )
+
+
+# Whoever starts the tests in the background of a script has Ctrl-C ignored; processes that they start must not inherit it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class ByFileAndServer(LoadScopeScheduling):  # type: ignore[misc]  # has no types

@@ -39,7 +39,7 @@ structlog.configure(
 )
 
 
-# Whoever starts the tests in the background of a script has Ctrl-C ignored; processes that they start must not inherit it.
+# Started in the background of a script, tests have Ctrl-C ignored; processes that they start must not inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -41,12 +41,15 @@ PAIRS = int(os.environ.get("PAIRS", "10"))
 WANTED_PERCENT = 2.0
 SCRAPE_SECONDS = 1.0
 
-SOURCE = """
+# As in the other benchmarks.
+ROWS = 1_000_000
+
+SOURCE = f"""
 CREATE SCHEMA IF NOT EXISTS content; CREATE SCHEMA IF NOT EXISTS ugc;
 CREATE TABLE content.rating (id bigint PRIMARY KEY, film uuid NOT NULL, score int NOT NULL, note text NOT NULL,
                              modified timestamptz NOT NULL);
 INSERT INTO content.rating
-SELECT n, gen_random_uuid(), n % 10, 'note ' || n, now() FROM generate_series(1, 500000) AS n;
+SELECT n, gen_random_uuid(), n % 10, 'note ' || n, now() FROM generate_series(1, {ROWS}) AS n;
 """
 QUERY = "SELECT id, film, score, note, modified FROM content.rating"
 
@@ -147,8 +150,8 @@ def _percent(pairs: list[tuple[float, float]]) -> float:
 
 
 LOADS = [
-    Load("pushdown", "500,000 rows inside the database, one statement", 5000, {}),
-    Load("batches", "500,000 rows through Arrow, a checkpoint every 5,000", 5000, {"route": "arrow"}),
+    Load("pushdown", f"{ROWS:,} rows inside the database, one statement", 5000, {}),
+    Load("batches", f"{ROWS:,} rows through Arrow, a checkpoint every 5,000", 5000, {"route": "arrow"}),
 ]
 
 
@@ -252,7 +255,7 @@ class Bench:
         after = self._clocks()
         run = runs.find(self._metastore, claim.run_id)
         assert run is not None
-        assert (run["status"], run["rows_written"]) == ("SUCCESS", 500_000), run["error_message"]
+        assert (run["status"], run["rows_written"]) == ("SUCCESS", ROWS), run["error_message"]
         load.batches = run["batches"]
         ours, postgres, watcher = (b - a for a, b in zip(before, after, strict=True))
         return Turn(took, ours, postgres, watcher, alone)

@@ -55,7 +55,7 @@ def delivered_in(letters: Iterable[DeadLetter], *parts: frozenset[str]) -> froze
     return frozenset().union(*parts) - {letter.document_id for letter in letters}
 
 
-# Where a row stands in the order of reading: values as text, for each column that is read by. Only an id may be NULL.
+# Where a row stands in the order of reading: values as text, for each column that is read by. NULL comes last.
 Position = tuple[str | None, ...]
 
 

@@ -53,7 +53,12 @@ def _warnings(cursor: Cursor, found: dict[str, Any]) -> Iterator[str]:
 def _find_column(source: Connection, origin: tuple[int, int]) -> dict[str, Any] | None:
     return source.execute(
         """
-        SELECT c.oid::regclass::text AS table, a.attnotnull AS not_null,
+        SELECT c.oid::regclass::text AS table,
+               -- A constraint may be there for new rows only, or not for the tables that inherit.
+               a.attnotnull AND NOT (c.relhassubclass AND c.relkind = 'r') AND NOT EXISTS (
+                   SELECT FROM pg_catalog.pg_constraint n
+                   WHERE n.conrelid = c.oid AND n.contype = 'n' AND n.conkey = ARRAY[a.attnum] AND NOT n.convalidated
+               ) AS not_null,
                (SELECT coalesce(sum(pg_catalog.pg_relation_size(t.relid)), 0)
                 FROM pg_catalog.pg_partition_tree(c.oid) t) + pg_catalog.pg_relation_size(c.oid) AS bytes,
                -- Whatever the application may do, a default counts once and a trigger each time.

@@ -128,12 +128,7 @@ class PushdownSource:
         outputs: list[Composable] = [column(name) for name in (c.name for c in stage.columns)]
         outputs += [SQL("q.{}").format(Identifier(name)) for name in self._cursor_names(stage)]
         bounds = Bounds(self._bounds.since, self._bounds.until, after)
-        return self._query.select(
-            outputs,
-            bounds,
-            order=self._paging.order,
-            limit=limit,
-        )
+        return self._query.select(outputs, bounds, order=self._paging.order, limit=limit)
 
     def _cursor_names(self, stage: Stage) -> list[str]:
         cursor = self._query.cursor

@@ -48,25 +48,47 @@ class Order:
     @property
     def places(self) -> list[Composable]:
         """The columns, written so that what is equal has one text: 1.0 and 1.00 are one place in the order."""
+        numeric = [kind.partition("(")[0] == "numeric" and "[" not in kind for kind in self.types]
         return [
-            SQL("trim_scale({})").format(column) if kind.partition("(")[0] == "numeric" and "[" not in kind else column
-            for column, kind in zip(self.columns, self.types, strict=True)
+            SQL("pg_catalog.trim_scale({})").format(column) if is_number else column
+            for column, is_number in zip(self.columns, numeric, strict=True)
         ]
 
     def behind(self, after: Position) -> Composable:
         """The rows that come later. NULL comes last, and Postgres calls it neither greater nor smaller."""
-        known = [
-            (column, SQL("{}::{}").format(Literal(value), SQL(kind)))
-            for column, value, kind in zip(self.columns, after, self.types, strict=True)
-            if value is not None  # all rows of such a place have been read with it
-        ]
-        columns, values = (SQL(", ").join(part) for part in zip(*known, strict=True))
+        if None not in after:
+            return self._greater(after)
+        # Behind what comes before the first NULL; or there, and also NULL, and behind the rest.
+        place = after.index(None)
+        before, rest = self._part(0, place), self._part(place + 1, len(after))
+        alternatives = []
+        if place:
+            alternatives.append(before._greater(after[:place]))
+        if rest.columns:
+            same = [SQL("{} = {}").format(*pair) for pair in before._pairs(after[:place])]
+            same.append(SQL("{} IS NULL").format(self.columns[place]))
+            alternatives.append(SQL(" AND ").join([*same, SQL("({})").format(rest.behind(after[place + 1 :]))]))
+        return SQL("({})").format(SQL(" OR ").join(alternatives)) if alternatives else SQL("FALSE")
+
+    def _greater(self, after: Position) -> Composable:
+        pairs = self._pairs(after)
+        columns, values = (SQL(", ").join(part) for part in zip(*pairs, strict=True))
         later = SQL("({}) > ({})").format(columns, values)
-        if not any(self.nullable[: len(known)]):
+        if not any(self.nullable):
             return later
         # The first of two conditions is for the index, which the second one cannot use.
-        first = SQL("") if self.nullable[0] else SQL("{} >= {} AND ").format(*known[0])
+        first = SQL("") if self.nullable[0] else SQL("{} >= {} AND ").format(*pairs[0])
         return SQL("{}({}) IS NOT FALSE").format(first, later)
+
+    def _pairs(self, after: Position) -> list[tuple[Composable, Composable]]:
+        """Each column with the value of a place, in its type."""
+        values = (
+            SQL("{}::{}").format(Literal(value), SQL(kind)) for value, kind in zip(after, self.types, strict=True)
+        )
+        return list(zip(self.columns, values, strict=True))
+
+    def _part(self, start: int, end: int) -> "Order":
+        return Order(self.columns[start:end], self.types[start:end], self.nullable[start:end])
 
 
 NO_ORDER = Order()

@@ -293,12 +293,17 @@ class Arena:
         (self.plans / "go").touch()
 
     def disarm(self) -> None:
-        for plan in self.plans.iterdir():
+        for plan in self.plans.glob("[!.]*"):  # a file with a dot is still being written, and its writer's
             plan.unlink(missing_ok=True)
 
     @property
     def fired(self) -> bool:
         return (self.plans / "fired").exists()
+
+    @property
+    def victim(self) -> int:
+        """The process that came by the failpoint."""
+        return int((self.plans / "fired").read_text())
 
     def wake_stopped(self) -> int:
         stopped = [runner for runner in self.runners if runner.is_stopped]

@@ -25,8 +25,15 @@ def hit(name: str) -> None:
             plan.unlink()
         except FileNotFoundError:
             continue  # another runner was faster
-        (DIRECTORY / "fired").write_text(f"{os.getpid()}")
+        announce()
         perform(name, action)
+
+
+def announce() -> None:
+    """Leave our process id in `fired`, by a rename: whoever sees the file can read it whole."""
+    written = DIRECTORY / f".fired.{os.getpid()}"
+    written.write_text(f"{os.getpid()}")
+    written.rename(DIRECTORY / "fired")
 
 
 def perform(name: str, action: str) -> None:

@@ -69,8 +69,7 @@ class Scene:
         self.arena.let_go()
         self.arena.await_true(lambda: late.happened, 30, "a bulk is on its way")
         epoch = self.arena.epoch("documents")
-        victim = int((self.arena.plans / "fired").read_text())
-        os.kill(victim, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+        os.kill(self.arena.victim, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
         self.proxy.heal()
         self.arena.disarm()
         # What the successor writes is newer than what is on its way.

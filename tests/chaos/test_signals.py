@@ -118,8 +118,7 @@ def test_a_pause_survives_the_runner_that_should_have_performed_it(make_arena: M
     arena.start_runners(2)
     arena.hold("full_pages", "batch.filled", 2)
     pipelines.request_pause(arena.admin, arena.ids["full_pages"])
-    victim = int((arena.plans / "fired").read_text())
-    [runner] = [runner for runner in arena.runners if runner.process.pid == victim]
+    [runner] = [runner for runner in arena.runners if runner.process.pid == arena.victim]
     runner.process.kill()
 
     arena.await_true(lambda: arena.status("full_pages") == "PAUSED", 15, "PAUSED")

@@ -12,7 +12,8 @@ MODULES = sorted((ROOT / "src" / "vitrina").rglob("*.py"))
 
 WEB = {"fastapi", "sse_starlette", "starlette", "uvicorn"}
 DATA = {"adbc_driver_manager", "adbc_driver_postgresql", "elastic_transport", "pyarrow"}
-SQL = {"alembic", "psycopg", "psycopg_pool", "sqlalchemy"}
+MIGRATIONS = {"alembic", "sqlalchemy"}
+SQL = MIGRATIONS | {"psycopg", "psycopg_pool"}
 
 # Imports a package with everything in it; a package whose __init__ is empty would prove nothing.
 IMPORT_WHOLE_PACKAGE = """
@@ -49,6 +50,11 @@ def test_the_control_plane_loads_nothing_that_moves_data() -> None:
     loaded = loaded_by(IMPORT_WHOLE_PACKAGE, "vitrina.api")
     assert "fastapi" in loaded
     assert not loaded & DATA
+
+
+@pytest.mark.parametrize("package", ["vitrina.runner", "vitrina.api"])
+def test_what_serves_does_not_wait_for_what_migrates(package: str) -> None:
+    assert not loaded_by(IMPORT_WHOLE_PACKAGE, package) & MIGRATIONS
 
 
 def test_asking_for_help_loads_nothing_heavy() -> None:

@@ -28,7 +28,12 @@ help: ## List the commands
 
 .PHONY: setup
 setup: ## Make .venv with everything in it, and the console (done by the other commands when needed)
+	@$(MAKE) --jobs=2 environment bundle
+
+.PHONY: environment bundle
+environment:
 	@./scripts/setup-environment
+bundle:
 	@./scripts/build-console
 
 .PHONY: demo

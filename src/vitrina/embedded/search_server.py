@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import http.client
 import json
 import os
@@ -24,6 +25,7 @@ from vitrina.errors import CannotConnect, ConfigError
 
 HEAP = "512m"
 STATE_FILE = "server.json"
+LOCK_FILE = "server.lock"
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,7 @@ class SearchServer:
         self.distribution = DISTRIBUTIONS[kind]
         self.directory = directory.resolve()
         self.settings = dict(settings or {})
-        state = self._read_state()
-        self.http_port: int = state.get("http_port") or _free_port()
-        self.transport_port: int = state.get("transport_port") or _free_port()
+        self._find_ports()
         self._tied = tied
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
@@ -96,18 +96,30 @@ class SearchServer:
 
     def start(self, *, timeout_seconds: float = 240) -> None:
         """Start the server and wait until it answers; does nothing when it already runs."""
-        if self.running:
-            self._wait_until_healthy(timeout_seconds)
-            return
-        home = install(self.kind)
-        java_home = find_java(self.distribution)
+        if not self.running:
+            home, java_home = install(self.kind), find_java(self.distribution)
+            self.directory.mkdir(parents=True, exist_ok=True)
+            # Of two commands that start the server of one directory, the second finds it running.
+            with _alone(self.directory / LOCK_FILE), _kept(self.http_port, self.transport_port):
+                if not self.running:
+                    self._start(home, java_home, timeout_seconds)
+        self._find_ports()
+        self._wait_until_healthy(timeout_seconds)
+
+    def _start(self, home: Path, java_home: Path, timeout_seconds: float) -> None:
         self._prepare_directory(home)
         self._launch(home, java_home)
         try:
             self._wait_until_healthy(timeout_seconds)
-        except CannotConnect:
+        except (CannotConnect, ConfigError):
             self.kill()
             raise
+
+    def _find_ports(self) -> None:
+        """Those of the server that runs, if there is one, else any."""
+        state = self._read_state()
+        self.http_port: int = state.get("http_port") or _free_port()
+        self.transport_port: int = state.get("transport_port") or _free_port()
 
     def stop(self, *, timeout_seconds: float = 30) -> None:
         """End the server in an orderly way, by force when it does not go."""
@@ -118,7 +130,7 @@ class SearchServer:
     def kill(self) -> None:
         """End the server at once, as a power cut would (SIGKILL to the launcher and the server it started)."""
         self._signal(signal.SIGKILL)
-        if not self._wait_until_gone(10):
+        if not self._wait_until_gone(60):
             raise CannotConnect(f"{self.kind} (process {self._find_pid()}) is still there after SIGKILL")
 
     def restart(self, *, timeout_seconds: float = 240) -> None:
@@ -250,7 +262,10 @@ class SearchServer:
             "http_port": self.http_port,
             "transport_port": self.transport_port,
         }
-        (self.directory / STATE_FILE).write_text(json.dumps(state))
+        # Whole or not at all: another command may be reading it.
+        written = self.directory / f".{STATE_FILE}.{os.getpid()}"
+        written.write_text(json.dumps(state))
+        written.rename(self.directory / STATE_FILE)
 
 
 @contextlib.contextmanager
@@ -275,11 +290,14 @@ def install(kind: str) -> Path:
         return home
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache, prefix=".fetching-") as scratch:
-            archive = _fetch(distribution, Path(scratch))
-            unpacked = _unpack(archive, Path(scratch)) / home.name
-            with contextlib.suppress(OSError):  # somebody else was faster: theirs is as good
-                unpacked.rename(home)
+        # One at a time: Maven's own files are not made for two of it.
+        with (
+            _alone(cache.with_name(f"{cache.name}.lock")),
+            tempfile.TemporaryDirectory(dir=cache, prefix=".fetching-") as scratch,
+        ):
+            if not home.exists():
+                archive = _fetch(distribution, Path(scratch))
+                (_unpack(archive, Path(scratch)) / home.name).rename(home)
     except PermissionError as exc:
         raise ConfigError(f"cannot write to the cache {cache}: {exc.strerror}; set XDG_CACHE_HOME") from exc
     return home
@@ -396,6 +414,28 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@contextlib.contextmanager
+def _alone(lock_file: Path) -> Iterator[None]:
+    with lock_file.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _kept(*ports: int) -> Iterator[None]:
+    """Nobody else is given these ports while the server, which needs its time, is on its way to them.
+
+    Bound, but not listened on: the server asks for SO_REUSEADDR as well, so it alone may share them with us.
+    """
+    with contextlib.ExitStack() as keepers:
+        for port in ports:
+            keeper = keepers.enter_context(socket.socket())
+            keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):  # somebody has it already, and the server will say so
+                keeper.bind(("127.0.0.1", port))
+        yield
 
 
 def _answers(port: int) -> bool:

@@ -109,7 +109,7 @@ class PipelineManager:
                         self._sleep(connection)
             except (CannotConnect, psycopg.Error) as exc:
                 self._log.warning("runner.metastore_lost", error=" ".join(str(exc).split()))
-                self._shutdown.wait(self._settings.poll_seconds)
+                self._await_bell()
 
     def _tick(self, connection: Connection) -> None:
         """One look around: claim what is asked for, recover, schedule, perform requests."""
@@ -126,7 +126,11 @@ class PipelineManager:
         """Until somebody asks for something, a slot is free, or the poll interval is over."""
         if list(connection.notifies(timeout=0)):
             return  # something was asked for while we looked around
-        ready, _, _ = select.select([connection.fileno(), self._bell.fileno()], [], [], self._settings.poll_seconds)
+        self._await_bell(connection.fileno())
+
+    def _await_bell(self, *others: int) -> None:
+        """Not `_shutdown.wait`: a signal that comes while this thread holds the event's lock would never get it."""
+        ready, _, _ = select.select([self._bell.fileno(), *others], [], [], self._settings.poll_seconds)
         if self._bell.fileno() in ready:
             self._bell.recv(4096)
 

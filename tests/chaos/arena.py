@@ -103,6 +103,12 @@ CREATE TRIGGER put_on_record BEFORE INSERT OR UPDATE ON analytics.{name}
 """
 
 
+# Whatever else a runner says of a run, one of these comes last.
+ENDS_OF_A_RUN = ("run.ended", "run.given_back", "run.lease_lost", "run.disconnected", "run.failed", "run.crashed")
+# Only bounds a hang: on a busy machine everything takes its time.
+PATIENCE_SECONDS = 120.0
+
+
 class Stuck(AssertionError):
     """Nothing came to rest in time."""
 
@@ -123,8 +129,13 @@ class Runner:
         return stat.rpartition(")")[2].split()[0] == "T"
 
     def events(self) -> list[dict[str, Any]]:
-        lines = self.log.read_text(errors="replace").splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        whole, _, _ = self.log.read_text(errors="replace").rpartition("\n")  # the last line may still be on its way
+        return [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
+
+    @property
+    def runs_ended(self) -> int:
+        """How often it said what became of a run."""
+        return sum(event["event"] in ENDS_OF_A_RUN for event in self.events())
 
 
 @dataclass
@@ -235,7 +246,7 @@ class Arena:
     def start_runners(self, count: int) -> None:
         for _ in range(count):
             self.start_runner()
-        self.await_true(lambda: self._registered() >= count, 60, f"{count} runners registered")
+        self.await_true(lambda: self._registered() >= count, PATIENCE_SECONDS, f"{count} runners registered")
 
     def _registered(self) -> int:
         return int(self.sql("SELECT count(*) AS n FROM etl.etl_runners")[0]["n"])
@@ -287,7 +298,7 @@ class Arena:
         """Start a run and stop the clock when it comes by the point; `let_go` lets it go on."""
         self.arm(point, "hold", count)
         self.request(kind)
-        self.await_true(lambda: self.fired, 60, f"{kind} reached {point}")
+        self.await_true(lambda: self.fired, PATIENCE_SECONDS, f"{kind} reached {point}")
 
     def let_go(self) -> None:
         (self.plans / "go").touch()
@@ -305,13 +316,19 @@ class Arena:
         """The process that came by the failpoint."""
         return int((self.plans / "fired").read_text())
 
-    def wake_stopped(self) -> int:
-        stopped = [runner for runner in self.runners if runner.is_stopped]
-        for runner in stopped:
+    def wake_stopped(self) -> None:
+        """Stopped runners go on, until each has found out what became of its run: what it does late, it has done."""
+        stopped = [(runner, runner.runs_ended) for runner in self.runners if runner.is_stopped]
+        for runner, _ in stopped:
             os.kill(runner.process.pid, signal.SIGCONT)
-        return len(stopped)
+        for runner, ended in stopped:
+            self.await_true(lambda r=runner, n=ended: r.runs_ended > n, PATIENCE_SECONDS, "a late runner's last word")
 
-    def strike(self, kind: str, point: str, action: str, count: int = 1, *, patience: float = 60) -> None:
+    def expire_leases(self) -> None:
+        """Of runners that are dead: nobody has to wait until time takes them away."""
+        self.sql("UPDATE etl.etl_pipelines SET lease_until = clock_timestamp() WHERE claim_id IS NOT NULL")
+
+    def strike(self, kind: str, point: str, action: str, count: int = 1, *, patience: float = PATIENCE_SECONDS) -> None:
         """One fault in one run, then everything comes to rest by itself."""
         self.change_source()
         self.arm(point, action, count)
@@ -319,7 +336,7 @@ class Arena:
         self.await_true(lambda: self.fired, patience, f"{kind} reached {point}")
         if action == "stop":
             epoch = self.epoch(kind)
-            self.await_true(lambda: any(r.is_stopped for r in self.runners), 5, "a runner stopped")
+            self.await_true(lambda: any(r.is_stopped for r in self.runners), patience, "a runner stopped")
             self.await_true(
                 lambda: self.epoch(kind) > epoch or self.status(kind) in ("IDLE", "FAILED"), patience, "a takeover"
             )
@@ -345,7 +362,7 @@ class Arena:
         assert row is not None
         return row
 
-    def await_quiet(self, seconds: float = 60) -> None:
+    def await_quiet(self, seconds: float = PATIENCE_SECONDS) -> None:
         """Every pipeline has come to rest; runners that died are replaced meanwhile, as a supervisor would."""
         self.await_true(self._is_quiet, seconds, "everything IDLE")
 

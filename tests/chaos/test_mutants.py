@@ -34,7 +34,7 @@ def a_run_outlasts_its_lease(arena: Arena) -> list[str]:
     arena.prepare(["full_once"], seconds_per_row=0.015)
     arena.start_runners(2)
     arena.request("full_once")
-    arena.await_quiet(60)
+    arena.await_quiet()
     taken = arena.takeovers()
     return [*arena.violations(), *([f"{taken} runs were taken from a healthy runner"] if taken else [])]
 

@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 from pydantic import SecretStr
 
-from tests.chaos.arena import Arena
+from tests.chaos.arena import PATIENCE_SECONDS, Arena
 from tests.chaos.conftest import LONG, findings, say
 from tests.conftest import admin, settings_for
 from tests.support.fault_proxy import BlackHole, CutReply, Fault, Link, Refuse, ResetAfter, Slow, TcpFaultProxy
@@ -65,11 +65,13 @@ def test_a_bad_line_delays_a_run_and_nothing_else(lines: "Lines", tmp_path: Path
 def behind_a_batch(arena: Arena, kind: str, lines: "Lines", line: str, fault: str) -> list[str]:
     arena.change_source()
     arena.hold(kind, "batch.committed", 2)
-    lines.misbehave(line, fault)
+    happening = lines.misbehave(line, fault)
     arena.let_go()
     time.sleep(3.0)
+    if isinstance(happening, LostFence):
+        arena.await_true(lambda: happening.happened, PATIENCE_SECONDS, "a checkpoint's reply is lost")
     lines.proxies[line].heal()
-    arena.await_quiet(60)
+    arena.await_quiet()
     arena.disarm()
     return arena.violations(kind)
 
@@ -81,7 +83,7 @@ def in_a_publish_longer_than_the_lease(arena: Arena, kind: str, lines: "Lines", 
     arena.change_source()
     lines.misbehave(line, fault)
     arena.request(kind)
-    arena.await_quiet(60)
+    arena.await_quiet()
     lines.proxies[line].heal()
     return arena.violations(kind)
 
@@ -95,11 +97,11 @@ def comes_back_when_another_runner_is_done(arena: Arena, kind: str, lines: "Line
     arena.environment = {**lines.environment, **lines.past_the_proxies}
     other = arena.start_runner()
     arena.environment = lines.environment
-    arena.await_true(lambda: arena.epoch(kind) > epoch and arena.status(kind) == "IDLE", 60, "a takeover")
+    arena.await_true(lambda: arena.epoch(kind) > epoch and arena.status(kind) == "IDLE", PATIENCE_SECONDS, "a takeover")
     lines.proxies[line].heal()
     arena.let_go()
     time.sleep(3.0)
-    arena.await_quiet(60)
+    arena.await_quiet()
     arena.dismiss(other)
     arena.disarm()
     return arena.violations(kind)
@@ -181,10 +183,11 @@ class Lines:
                 arena.prepare(kinds, seconds_per_row=seconds_per_row)
             yield arena
 
-    def misbehave(self, line: str, fault: str) -> None:
-        self.proxies[line].fault = FAULTS[fault]()
+    def misbehave(self, line: str, fault: str) -> Fault:
+        happening = self.proxies[line].fault = FAULTS[fault]()
         if fault == "cut":
             self.proxies[line].reset_all()
+        return happening
 
 
 @pytest.fixture

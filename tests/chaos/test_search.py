@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.chaos.arena import Arena
+from tests.chaos.arena import PATIENCE_SECONDS, Arena
 from tests.chaos.conftest import LONG, say
 from tests.support.http_fault_proxy import Hold, HttpFaultProxy
 from tests.support.search_servers import Target, kinds
@@ -67,14 +67,14 @@ class Scene:
         self.arena.hold("documents", "batch.committed")
         self.proxy.fault = late
         self.arena.let_go()
-        self.arena.await_true(lambda: late.happened, 30, "a bulk is on its way")
+        self.arena.await_true(lambda: late.happened, PATIENCE_SECONDS, "a bulk is on its way")
         epoch = self.arena.epoch("documents")
         os.kill(self.arena.victim, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
         self.proxy.heal()
         self.arena.disarm()
         # What the successor writes is newer than what is on its way.
         self.arena.change_source()
-        self.arena.await_true(lambda: self.arena.epoch("documents") > epoch, 60, "a takeover")
+        self.arena.await_true(lambda: self.arena.epoch("documents") > epoch, PATIENCE_SECONDS, "a takeover")
         return late
 
     def wrong(self) -> list[str]:
@@ -94,7 +94,8 @@ def scene(search: Target, database: Settings, tmp_path: Path) -> Iterator[Scene]
     index = f"vitrina-test-{uuid4().hex[:12]}"
     with HttpFaultProxy(urlsplit(search.url).port or 9200) as proxy:
         environment = {"ELASTICSEARCH_URL": proxy.url, "VITRINA_ALLOWED_TARGETS": "analytics.*,es:vitrina-test-*"}
-        with Arena(database, tmp_path, environment=environment, lease_seconds=2.0) as arena:
+        # No shorter: whose lease a busy machine takes away is not the runner that this is about.
+        with Arena(database, tmp_path, environment=environment, lease_seconds=4.0) as arena:
             arena.prepare_index("documents", f"es:{index}")
             yield Scene(arena, proxy, client, index)
     for concrete in client.list_indexes(f"{index}*"):

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.ports import kept_port
 from vitrina.api.app import create_app
 from vitrina.api.server import make_server
 from vitrina.client import Client
@@ -30,11 +31,11 @@ def serving(settings: Settings, **options: Any) -> Iterator[httpx.Client]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
-        with httpx.Client(base_url=url, timeout=20, trust_env=False) as client:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
             yield client
     finally:
         server.should_exit = True
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         listener.close()
     assert not thread.is_alive(), "the API did not stop"
 
@@ -42,15 +43,13 @@ def serving(settings: Settings, **options: Any) -> Iterator[httpx.Client]:
 @contextmanager
 def api_process(settings: Settings, directory: Path, **more: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """`vitrina api`, which wants tokens, and its URL; with `more` in its environment; its output goes to `api.log`."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     environment = {
         "PATH": os.environ["PATH"],
         "VITRINA_DATABASE_URL": settings.require_database_url(),
         "VITRINA_LOG_FORMAT": "json",
     }
     log = directory / "api.log"
-    with log.open("w") as output:
+    with kept_port() as port, log.open("w") as output:
         process = subprocess.Popen(
             [str(Path(sys.executable).with_name("vitrina")), "api", "--port", str(port)],
             env=environment | more,

@@ -18,11 +18,14 @@ import psycopg
 import pytest
 import yaml
 
+from tests.support.ports import kept_port
 from vitrina.client import Client
 from vitrina.embedded.temporary import TemporaryServer
 
 VITRINA = [sys.executable, "-m", "vitrina.cli"]
 FILMS = 2_000
+
+pytestmark = pytest.mark.timeout(300)
 
 
 @dataclass
@@ -40,7 +43,7 @@ class Installation:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
 
@@ -87,11 +90,15 @@ def installation(
     name = f"cli_{uuid4().hex[:8]}"
     with psycopg.connect(server.urls.admin, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}".encode())
-    port = free_port()
+    with kept_port() as port:
+        yield from install(name, server, tmp_path_factory.mktemp("cli"), port)
+
+
+def install(name: str, server: TemporaryServer, directory: Path, port: int) -> Iterator[Installation]:
     urls = {"DATABASE": server.urls.app, "ADMIN": server.urls.admin, "READER": server.urls.reader}
     variables = {f"VITRINA_{role}_URL": url.rpartition("/")[0] + f"/{name}" for role, url in urls.items()}
     found = Installation(
-        tmp_path_factory.mktemp("cli"),
+        directory,
         {**variables, "VITRINA_API_URL": f"http://127.0.0.1:{port}", "VITRINA_POLL_SECONDS": "0.2"},
     )
     found.ask(
@@ -113,9 +120,10 @@ def installation(
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Installation:
+def alone(tmp_path: Path) -> Iterator[Installation]:
     """A command line without anything to talk to."""
-    return Installation(tmp_path, {"VITRINA_API_URL": f"http://127.0.0.1:{free_port()}"})
+    with kept_port() as port:
+        yield Installation(tmp_path, {"VITRINA_API_URL": f"http://127.0.0.1:{port}"})
 
 
 def test_without_an_api_it_says_how_to_start_one(alone: Installation) -> None:
@@ -161,7 +169,8 @@ def test_wrong_usage_is_2_and_says_how(alone: Installation, arguments: Sequence[
 
 @pytest.mark.parametrize("command", [["migrate"], ["api"], ["runner"], ["tokens", "list"]])
 def test_a_database_that_is_not_there_is_named_without_its_password(alone: Installation, command: list[str]) -> None:
-    ended = alone.vitrina(*command, VITRINA_DATABASE_URL=f"postgresql://app:hidden-word@127.0.0.1:{free_port()}/cinema")
+    with kept_port() as port:
+        ended = alone.vitrina(*command, VITRINA_DATABASE_URL=f"postgresql://app:hidden-word@127.0.0.1:{port}/cinema")
     assert ended.returncode == 4
     assert "cannot connect to app@127.0.0.1:" in ended.stderr
     assert "hidden-word" not in ended.stdout + ended.stderr
@@ -455,11 +464,10 @@ def test_prune_deletes_what_its_owner_no_longer_declares(installation: Installat
 # --- shells -------------------------------------------------------------------------------------------------------
 
 
-def test_the_shell_completes_commands_and_pipelines(installation: Installation) -> None:
+def test_the_shell_completes_commands_and_pipelines(installation: Installation, alone: Installation) -> None:
     name = installation.create()
     assert "runner" in complete(installation, "vitrina runn")
     assert name in complete(installation, f"vitrina run {name[:10]}")
-    alone = Installation(installation.directory, {"VITRINA_API_URL": f"http://127.0.0.1:{free_port()}"})
     assert complete(alone, "vitrina run fi").strip() == ""
 
 
@@ -521,7 +529,7 @@ class running:  # noqa: N801 - reads like the context manager it is
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        code = self._process.wait(30)
+        code = self._process.wait(60)
         self._log.close()
         assert code == 0
 
@@ -532,12 +540,6 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def await_port(port: int) -> None:
     def answers() -> bool:
         with socket.socket() as probe:
@@ -546,7 +548,7 @@ def await_port(port: int) -> None:
     wait_until(answers)
 
 
-def wait_until(condition: Any, seconds: float = 30.0) -> None:
+def wait_until(condition: Any, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not so after {seconds} s"

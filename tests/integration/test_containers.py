@@ -1,10 +1,8 @@
 """The containers' processes, started here with the variables and secrets that the compose file gives them."""
 
 import re
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -20,6 +18,8 @@ import yaml
 from psycopg import sql
 
 from tests.conftest import admin, url_of
+from tests.support.ports import kept_port
+from tests.support.waiting import until
 from vitrina.embedded.temporary import TemporaryServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,10 +30,10 @@ VITRINA = str(Path(sys.executable).with_name("vitrina"))
 class Stand:
     """A fresh database, and the secrets that infra/make-secrets makes for it."""
 
-    def __init__(self, folder: Path, server: TemporaryServer, database: str) -> None:
+    def __init__(self, folder: Path, server: TemporaryServer, database: str, metrics_port: str) -> None:
         self._folder = folder
         # Each container has its own; here all share one machine.
-        self.metrics_port = free_port()
+        self.metrics_port = metrics_port
         self._make_secrets(server)
         self._point_at(server, database)
 
@@ -87,8 +87,15 @@ class Stand:
 def stand(server: TemporaryServer, template: str, tmp_path: Path) -> Iterator[Stand]:
     name = f"stand_{uuid4().hex[:12]}"
     admin(server, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-    yield Stand(tmp_path, server, name)
+    with kept_port() as port:
+        yield Stand(tmp_path, server, name, str(port))
     admin(server, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def api_port() -> Iterator[int]:
+    with kept_port() as port:
+        yield port
 
 
 def test_the_migration_prepares_what_api_and_runner_log_in_to(stand: Stand) -> None:
@@ -101,24 +108,20 @@ def test_the_runner_is_healthy_while_it_works_and_not_before_or_after(stand: Sta
     stand.migrate()
     assert not is_healthy(stand)
     with stand.running("etl_runner"):
-        deadline = time.monotonic() + 30
-        while not is_healthy(stand):
-            assert time.monotonic() < deadline, "the runner has not become healthy"
+        until(lambda: is_healthy(stand))
     assert not is_healthy(stand)
 
 
-def test_the_api_becomes_healthy_and_answers_nobody_without_a_token(stand: Stand) -> None:
+def test_the_api_becomes_healthy_and_answers_nobody_without_a_token(stand: Stand, api_port: int) -> None:
     stand.migrate()
-    port = free_port()
+    port = str(api_port)
     command = [port if part == "8000" else part for part in SERVICES["etl_api"]["command"]]
     _, python, *probe = [part.replace(":8000/", f":{port}/") for part in SERVICES["etl_api"]["healthcheck"]["test"]]
     assert python == "python"
     with stand.running("etl_api", *command):
-        deadline = time.monotonic() + 30
-        while subprocess.run([sys.executable, *probe], capture_output=True, check=False).returncode:
-            assert time.monotonic() < deadline, "the API has not become healthy"
+        until(lambda: subprocess.run([sys.executable, *probe], capture_output=True, check=False).returncode == 0)
         with pytest.raises(HTTPError) as refused:
-            urlopen(f"http://127.0.0.1:{port}/api/v1/pipelines", timeout=10)
+            urlopen(f"http://127.0.0.1:{port}/api/v1/pipelines", timeout=60)
         with refused.value as answer:
             assert answer.code == HTTPStatus.UNAUTHORIZED
 
@@ -129,11 +132,6 @@ def is_healthy(stand: Stand) -> bool:
     assert python == "python"
     here = [part.replace(f":{port}/", f":{stand.metrics_port}/") for part in probe]
     return subprocess.run([sys.executable, *here], capture_output=True, check=False).returncode == 0
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
 
 
 def default_of(value: str) -> str:

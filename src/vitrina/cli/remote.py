@@ -1,5 +1,6 @@
 """Talking to the API: the client of the configured address, and pipeline names for the shell's completion."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
@@ -29,7 +30,10 @@ def api() -> Iterator["Client"]:
 @contextmanager
 def announced(url: str) -> Iterator[None]:
     """Other commands of this directory find the API while the block lasts."""
-    ADDRESS.write_text(url)
+    # Whole or not at all: another command may be reading it.
+    written = ADDRESS.with_name(f".{ADDRESS.name}.{os.getpid()}")
+    written.write_text(url)
+    written.replace(ADDRESS)
     try:
         yield
     finally:

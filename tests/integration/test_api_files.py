@@ -300,7 +300,7 @@ def definitions(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(definitions(), st.dictionaries(NAMES, TEXTS, max_size=2))
 def test_any_definition_survives_being_written_and_read(fields: dict[str, Any], labels: dict[str, str]) -> None:
     definition = Definition.model_validate(fields)
@@ -313,7 +313,9 @@ def test_any_definition_survives_being_written_and_read(fields: dict[str, Any], 
     assert manifest_files.write([manifests.manifest_of(versions.snapshot_of(again) | {"labels": labels})]) == text
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.lists(definitions(), min_size=1, max_size=3, unique_by=lambda fields: fields["name"].lower()))
 def test_export_and_apply_are_each_other_s_inverse(client: Client, wanted: list[dict[str, Any]]) -> None:
     text = manifest_files.write(

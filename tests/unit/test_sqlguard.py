@@ -174,7 +174,7 @@ def test_nesting_of_real_queries_is_far_from_the_limit() -> None:
 def test_long_queries_are_judged_quickly(sql: str) -> None:
     started = time.process_time()
     accepted(sql)
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 5
 
 
 def test_a_typical_query_is_judged_within_milliseconds() -> None:

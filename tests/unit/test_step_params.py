@@ -4,7 +4,7 @@ from enum import Enum
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -153,7 +153,7 @@ def cases(draw: st.DrawFn) -> tuple[type[BaseModel], dict[str, Any]]:
 CERTAIN = {"missing", "extra_forbidden", "literal_error", "too_short", "greater_than_equal", "string_type", "list_type"}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases())
 def test_nothing_is_refused_that_the_step_would_take(case: tuple[type[BaseModel], dict[str, Any]]) -> None:
     model, given = case

@@ -10,7 +10,9 @@ import httpx
 import pytest
 
 from tests.integration.api import DEFINITION, serving
+from tests.support.waiting import until
 from vitrina import answers, errors
+from vitrina.api import feed
 from vitrina.client import Client
 from vitrina.services import tokens
 from vitrina.services.callers import Caller, Role
@@ -142,18 +144,21 @@ def test_waiting_for_a_run_follows_it_through_a_lost_runner(client: Client, api_
     client.create_pipeline(DEFINITION)
     accepted = client.run("films")
 
+    seen: list[Status] = []
+
     def lose_one_then_finish(metastore: Connection) -> None:
+        """Each time when whoever waits has seen how it stands."""
+        until(lambda: seen[-1:] == [Status.RUN_REQUESTED])
         leases.claim_next(metastore, uuid4(), 30)
-        time.sleep(0.2)
+        until(lambda: seen[-1:] == [Status.RUNNING])
         metastore.execute("UPDATE etl.etl_pipelines SET lease_until = now() - interval '1 minute'")
         recovery.recover_expired(metastore, max_attempts=3)
-        time.sleep(0.2)
+        until(lambda: seen[-1:] == [Status.RUN_REQUESTED])
         claim = leases.claim_next(metastore, uuid4(), 30)
         assert claim
-        time.sleep(0.2)
+        until(lambda: seen[-1:] == [Status.RUNNING])
         leases.conclude_run(metastore, claim)
 
-    seen: list[Status] = []
     with in_background(api_metastore, lose_one_then_finish):
         run = client.wait_for_run(
             "films",
@@ -162,7 +167,6 @@ def test_waiting_for_a_run_follows_it_through_a_lost_runner(client: Client, api_
             poll_seconds=0.02,
         )
     assert run.status == RunStatus.SUCCESS
-    assert Status.RUNNING in seen
     assert [r.status for r in client.list_runs("films")] == [RunStatus.SUCCESS, RunStatus.FAILED]
     assert client.get_run(run.id) == run
 
@@ -226,17 +230,22 @@ def test_events_arrive_as_they_happen_and_are_replayed(client: Client, api_metas
 
 
 def test_events_come_in_order_whatever_order_they_are_committed_in(
-    client: Client, api_settings: Settings, api_metastore: Connection
+    client: Client, api_settings: Settings, api_metastore: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = events.newest_id(api_metastore)
     stream = client.events(last_event_id=start)
     url = api_settings.require_database_url()
+    events.publish(api_metastore, "before", {})
+    assert next(stream).topic == "before"
+    held_back = feed._GAP_SECONDS
+    monkeypatch.setattr(feed, "_GAP_SECONDS", 60.0)  # however long this machine takes from one line to the next
     with postgres.connect(url, "vitrina:late", autocommit=False) as late:
         events.publish(late, "first", {})  # takes its number, commits last
         events.publish(api_metastore, "second", {})
         time.sleep(0.3)
         late.commit()
     assert [next(stream).topic, next(stream).topic] == ["first", "second"]
+    monkeypatch.setattr(feed, "_GAP_SECONDS", held_back)
 
     with postgres.connect(url, "vitrina:gone", autocommit=False) as gone:
         events.publish(gone, "never", {})

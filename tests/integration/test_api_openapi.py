@@ -97,10 +97,10 @@ def test_the_document_is_true(case: Any, sessions: dict[Role, requests.Session])
     if any(part in operation for part in JUDGED):
         excluded.append(positive_data_acceptance)
     admin = sessions[Role.ADMIN]
-    case.call_and_validate(base_url=admin.base_url, session=admin, excluded_checks=excluded)  # type: ignore[attr-defined]
+    case.call_and_validate(base_url=admin.base_url, session=admin, excluded_checks=excluded, timeout=60)  # type: ignore[attr-defined]
     for role in (Role.VIEWER, Role.OPERATOR) if played[operation] <= EXAMPLES else ():
         session = sessions[role]
-        case.call_and_validate(base_url=session.base_url, session=session, checks=FORM)  # type: ignore[attr-defined]
+        case.call_and_validate(base_url=session.base_url, session=session, checks=FORM, timeout=60)  # type: ignore[attr-defined]
 
 
 def test_every_operation_has_a_name_of_its_own_and_a_summary() -> None:

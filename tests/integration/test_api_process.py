@@ -33,7 +33,7 @@ def test_a_real_process_serves_survives_a_lost_database_and_stops_cleanly(
             assert database.admin_url
             with psycopg.connect(database.admin_url.get_secret_value(), autocommit=True) as admin:
                 admin.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                    "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity"
                     " WHERE application_name LIKE 'vitrina:%' AND datname = current_database()"
                 )
             assert [client.get_pipeline("films").name for _ in range(5)] == ["films"] * 5
@@ -43,7 +43,7 @@ def test_a_real_process_serves_survives_a_lost_database_and_stops_cleanly(
             listening = client.events(last_event_id=0)
             assert next(listening).topic == "status"
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout=15)
+            process.wait(timeout=60)
             with pytest.raises(CannotConnect):
                 list(listening)
     log = (tmp_path / "api.log").read_text()

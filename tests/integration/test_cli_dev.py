@@ -18,8 +18,10 @@ import pytest
 from vitrina.settings import Settings
 
 VITRINA = [sys.executable, "-m", "vitrina.cli"]
-START_SECONDS = 60.0
-STOP_SECONDS = 30.0
+START_SECONDS = 120.0
+STOP_SECONDS = 90.0
+
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
@@ -193,7 +195,7 @@ def variables_of(settings: Settings) -> dict[str, str]:
 
 
 def get(url: str) -> int:
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         status: int = response.status
         return status
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
-from tests.support.workbench import Workbench
+from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
 from vitrina.runner.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.store import pipelines
@@ -142,7 +142,7 @@ def run_with_pauses(bench: Workbench, pauses: int) -> None:
         bench.request("things")
         claim = bench.claim()
         assert pipelines.request_pause(bench.metastore, row["id"])
-        PipelineDispatcher(bench.settings).work(claim, RunControl(30, threading.Event()))
+        PipelineDispatcher(bench.settings).work(claim, RunControl(NO_HEARTBEAT_SECONDS, threading.Event()))
         assert bench.status("things") == "PAUSED", bench.last_run("things")["error_message"]
     run = bench.run("things")
     assert run["status"] == "SUCCESS", run["error_message"]

@@ -1,11 +1,11 @@
 """Marts that people have built things on: what hangs on the table survives every load, or is refused by name."""
 
 import threading
-import time
 
 import psycopg
 import pytest
 
+from tests.support.waiting import until
 from tests.support.workbench import Workbench
 
 FILMS = """
@@ -206,9 +206,10 @@ def test_readers_see_the_old_mart_or_the_new_one(bench: Workbench) -> None:
     reader = threading.Thread(target=poll, args=(bench.settings.admin_url.get_secret_value(),))
     reader.start()
     try:
+        until(lambda: (100, 100) in seen)
         bench.sql("UPDATE content.film_work SET rating = 0; INSERT INTO content.film_work VALUES (200, 'x', 0)")
         bench.run("films")
-        time.sleep(0.1)
+        until(lambda: (101, 1) in seen)
     finally:
         stop.set()
         reader.join()

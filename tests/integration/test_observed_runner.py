@@ -55,12 +55,12 @@ def observed(settings: Settings) -> Iterator[Observed]:
     thread = threading.Thread(target=manager.run_forever, daemon=True)
     thread.start()
     port = manager._lookout.port
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as http:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False) as http:
         try:
             yield Observed(manager, http)
         finally:
             manager.stop()
-            thread.join(timeout=20)
+            thread.join(timeout=60)
     assert not thread.is_alive(), "the runner did not stop"
     manager._bell.close()
     manager._ringer.close()
@@ -119,7 +119,8 @@ def test_four_pipelines_in_trouble(workbench: Workbench, told: tuple[Settings, R
         until(lambda: runner.value("vitrina_runs_total", pipeline="slow", status="SUCCESS") == 1)
         until(lambda: runner.value("vitrina_runs_total", pipeline="good", status="SUCCESS") == 1)
         until(lambda: runner.value("vitrina_runs_total", pipeline="paused", status="PAUSED") == 1)
-        time.sleep(1.1)
+        until(lambda: runner.value("vitrina_notifications_total", channel="webhook", outcome="delivered") == 1)
+        until(lambda: (runner.value("vitrina_lag_seconds", pipeline="slow") or 0) > 1)
 
         series = runner.series()
 
@@ -147,7 +148,8 @@ def test_four_pipelines_in_trouble(workbench: Workbench, told: tuple[Settings, R
         assert value("vitrina_lag_seconds", pipeline="failing") is None
         assert value("vitrina_pipeline_failed", pipeline="failing", code="source_query_failed") == 1
         assert (
-            abs((value("vitrina_pipeline_failing_since_timestamp_seconds", pipeline="failing") or 0) - time.time()) < 60
+            abs((value("vitrina_pipeline_failing_since_timestamp_seconds", pipeline="failing") or 0) - time.time())
+            < 600
         )
         assert value("vitrina_errors_total", pipeline="failing", code="source_query_failed") == 1
         assert (value("vitrina_run_progress_age_seconds", pipeline="stuck") or 0) > 3000
@@ -161,8 +163,7 @@ def test_four_pipelines_in_trouble(workbench: Workbench, told: tuple[Settings, R
 
         # Lag goes on while nothing runs.
         earlier = runner.value("vitrina_lag_seconds", pipeline="good") or 0
-        time.sleep(0.3)
-        assert (runner.value("vitrina_lag_seconds", pipeline="good") or 0) >= earlier + 0.3
+        until(lambda: (runner.value("vitrina_lag_seconds", pipeline="good") or 0) >= earlier + 0.3)
 
         good = lines_of(workbench, "good")
         assert [line["topic"] for line in good] == [
@@ -214,7 +215,8 @@ def test_four_pipelines_in_trouble(workbench: Workbench, told: tuple[Settings, R
 
 
 def test_probes_tell_what_is_wrong(workbench: Workbench, told: tuple[Settings, Receiver]) -> None:
-    settings, _ = told
+    # A long lease: the next heartbeat must not come between what is broken here and the look at it.
+    settings = told[0].model_copy(update={"lease_ttl_seconds": 3600.0})
     with observed(settings) as runner:
         assert runner.http.get("/livez").json() == {"status": "ok"}
         ready = runner.http.get("/readyz?verbose")

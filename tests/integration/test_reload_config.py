@@ -1,12 +1,12 @@
 """A run is pinned to the version it started with, until `reload-config` moves it on."""
 
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina import failpoints
 from vitrina.errors import Conflict
@@ -24,7 +24,7 @@ def bench(workbench: Workbench, request: pytest.FixtureRequest) -> Workbench:
         "CREATE TABLE content.films AS SELECT i AS id, now() - make_interval(secs => 1000 - i) AS modified"
         " FROM generate_series(1, 100) AS i"
     )
-    workbench.settings = workbench.settings.model_copy(update={"backoff_seconds": (2.0,)})
+
     workbench.pipeline("films", QUERY, batch_size=10, options={"route": request.param}, **INCREMENTAL)
     workbench.run("films")  # the first load is one piece; what follows comes in batches
     workbench.sql("UPDATE content.films SET modified = clock_timestamp()")
@@ -33,16 +33,26 @@ def bench(workbench: Workbench, request: pytest.FixtureRequest) -> Workbench:
 
 @contextmanager
 def run_that_waits_after_two_batches(bench: Workbench) -> Iterator[None]:
-    failpoints.configure("batch.committed:error:2")
+    """The run stands still behind its second batch until the block is left."""
+    commits = itertools.count(1)
+    reached, go_on = threading.Event(), threading.Event()
+
+    def hit(name: str) -> None:
+        if name == "batch.committed" and next(commits) == 2:
+            reached.set()
+            go_on.wait(60)
+
     bench.request("films")
     run = threading.Thread(target=bench.perform, args=[bench.claim()])
-    run.start()
-    try:
-        until(lambda: bench.last_run("films")["batches"] == 2)
-        yield
-    finally:
-        run.join()
-        failpoints.configure("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(failpoints, "hit", hit)
+        run.start()
+        try:
+            assert reached.wait(60)
+            yield
+        finally:
+            go_on.set()
+            run.join()
 
 
 def test_a_change_waits_for_the_next_run(bench: Workbench) -> None:

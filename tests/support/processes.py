@@ -30,7 +30,7 @@ def runner_process(settings: Settings, directory: Path, **more: str) -> Iterator
             yield process
         finally:
             process.terminate()
-            process.wait(timeout=30)
+            process.wait(timeout=60)
 
 
 def command(directory: Path, environment: Mapping[str, str], *words: str) -> str:
@@ -42,6 +42,6 @@ def command(directory: Path, environment: Mapping[str, str], *words: str) -> str
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     return done.stdout + done.stderr

@@ -55,7 +55,7 @@ class Receiver:
     def at(self, path: str) -> list[Received]:
         return [one for one in self.received if one.path == path]
 
-    def wait_for(self, enough: Callable[["Receiver"], bool], *, seconds: float = 20) -> None:
+    def wait_for(self, enough: Callable[["Receiver"], bool], *, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while not enough(self):
             assert time.monotonic() < deadline, f"only {len(self.received)} requests came"

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def until(true: Callable[[], bool], *, seconds: float = 30) -> None:
+def until(true: Callable[[], bool], *, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "it did not come to that"

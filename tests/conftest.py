@@ -15,7 +15,7 @@ from psycopg import sql
 from pydantic import SecretStr
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.support.search_servers import EXISTING, Target, kinds
+from tests.support.search_servers import EXISTING, QUICK_START, Target, kinds
 from tests.support.workbench import Workbench
 from vitrina.embedded import search_server
 from vitrina.embedded.temporary import TemporaryServer
@@ -69,7 +69,7 @@ def search(request: pytest.FixtureRequest) -> Iterator[Target]:
     if request.param == EXISTING:
         yield Target(EXISTING, os.environ[EXISTING], None)
         return
-    with search_server.running(request.param) as process:
+    with search_server.running(request.param, java_options=QUICK_START) as process:
         yield Target(request.param, process.url, process)
 
 

@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 from vitrina.embedded import search_server as embedded
 
 EXISTING = "ELASTICSEARCH_URL"
+# Compiled quickly instead of well: half of what a server costs that lives for minutes is Java's work on getting faster.
+QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:-UseG1GC", "-XX:+UseSerialGC")
 NEEDS_NEWER_JAVA = ("elasticsearch-9", "opensearch-3")
 NOT_RUN = [kind for kind in NEEDS_NEWER_JAVA if not embedded.has_java(kind) and not os.environ.get("CI")]
 

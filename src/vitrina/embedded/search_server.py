@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,7 +69,13 @@ class SearchServer:
     """
 
     def __init__(
-        self, kind: str, directory: Path, *, settings: Mapping[str, str] | None = None, tied: bool = False
+        self,
+        kind: str,
+        directory: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        java_options: Sequence[str] = (),
+        tied: bool = False,
     ) -> None:
         if kind not in DISTRIBUTIONS:
             raise ConfigError(f"unknown search server {kind!r}: choose one of {', '.join(KINDS)}")
@@ -77,6 +83,7 @@ class SearchServer:
         self.distribution = DISTRIBUTIONS[kind]
         self.directory = directory.resolve()
         self.settings = dict(settings or {})
+        self.java_options = tuple(java_options)
         self._find_ports()
         self._tied = tied
         self._process: subprocess.Popen[bytes] | None = None
@@ -145,7 +152,7 @@ class SearchServer:
             "LANG": "C.UTF-8",
             "HOME": str(self.directory),
             f"{prefix}_JAVA_HOME": str(java_home),
-            f"{prefix}_JAVA_OPTS": f"-Xms{HEAP} -Xmx{HEAP}",
+            f"{prefix}_JAVA_OPTS": " ".join([f"-Xms{HEAP}", f"-Xmx{HEAP}", *self.java_options]),
             f"{prefix}_PATH_CONF": str(self.directory / "config"),
             f"{prefix}_TMPDIR": str(self.directory / "tmp"),
         }
@@ -269,10 +276,12 @@ class SearchServer:
 
 
 @contextlib.contextmanager
-def running(kind: str, *, settings: Mapping[str, str] | None = None) -> Iterator[SearchServer]:
+def running(
+    kind: str, *, settings: Mapping[str, str] | None = None, java_options: Sequence[str] = ()
+) -> Iterator[SearchServer]:
     """A server for the time of a `with` block, its directory removed afterwards; a failed start leaves its log."""
     directory = Path(tempfile.mkdtemp(prefix=f"vitrina-{kind}-"))
-    server = SearchServer(kind, directory, settings=settings, tied=True)
+    server = SearchServer(kind, directory, settings=settings, java_options=java_options, tied=True)
     server.start()
     try:
         yield server

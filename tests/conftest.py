@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from vitrina.store.migrate import migrate
 
 TEMPLATE = "vitrina_template"
 
+# What takes minutes, what takes half a minute a file; everything else is short.
+LONG_FIRST = (*search_server.KINDS, "tests/chaos/", "tests/docs/", "tests/acceptance/", "tests/integration/")
+
 # `make test-frames` runs these, with pandas and polars at hand.
 collect_ignore = [] if os.environ.get("VITRINA_TEST_FRAMES") else ["frames"]
 
@@ -47,12 +51,30 @@ class ByFileAndServer(LoadScopeScheduling):  # type: ignore[misc]  # has no type
     """Several processes share the work: a file's tests stay together, and so do those of one search server."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file, _, name = nodeid.partition("::")
-        return next((kind for kind in search_server.KINDS if kind in name), file)
+        return share_of(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFileAndServer:
+    config.option.loadscopereorder = False  # the order below stays
     return ByFileAndServer(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long shares first, so that no process begins with one when the other has nothing left to do."""
+    sizes = Counter(share_of(item.nodeid) for item in items)
+
+    def place(item: pytest.Item) -> tuple[int, int, str]:
+        share = share_of(item.nodeid)
+        return next((n for n, name in enumerate(LONG_FIRST) if name in share), len(LONG_FIRST)), -sizes[share], share
+
+    items.sort(key=place)
+
+
+def share_of(nodeid: str) -> str:
+    """What one process does whole: the tests of a search server, wherever they are, or of a file."""
+    file, _, name = nodeid.partition("::")
+    return next((kind for kind in search_server.KINDS if kind in name), file)
 
 
 @pytest.fixture(scope="session")

@@ -16,11 +16,13 @@ from psycopg import sql
 from pydantic import SecretStr
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.quick_logins import quick_login
 from tests.support.search_servers import EXISTING, QUICK_START, Target, kinds
 from tests.support.workbench import Workbench
 from vitrina.embedded import search_server
+from vitrina.embedded.cluster import SUPERUSER
 from vitrina.embedded.temporary import TemporaryServer
-from vitrina.settings import Settings
+from vitrina.settings import APP_ROLE, READER_ROLE, Settings
 from vitrina.store import database as postgres
 from vitrina.store.migrate import migrate
 
@@ -82,6 +84,7 @@ def server() -> Iterator[TemporaryServer]:
     """The embedded server, or the one whose programs are in VITRINA_TEST_PG_BINDIR."""
     bindir = os.environ.get("VITRINA_TEST_PG_BINDIR")
     with TemporaryServer(Path(bindir) if bindir else None) as running:
+        admin(running, quick_login(SUPERUSER, running.cluster.passwords.superuser))
         yield running
 
 
@@ -103,6 +106,8 @@ def template(server: TemporaryServer) -> str:
     with psycopg.connect(url_of(server.urls.admin, TEMPLATE), autocommit=True) as connection:
         connection.execute("CREATE SCHEMA content; CREATE SCHEMA ugc")
     migrate(settings)
+    admin(server, quick_login(APP_ROLE, server.urls.app_password))
+    admin(server, quick_login(READER_ROLE, server.urls.reader_password))
     return TEMPLATE
 
 

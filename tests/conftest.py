@@ -16,6 +16,7 @@ from psycopg import sql
 from pydantic import SecretStr
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support.ahead import Ahead
 from tests.support.quick_logins import quick_login
 from tests.support.search_servers import EXISTING, QUICK_START, Target, kinds
 from tests.support.workbench import Workbench
@@ -111,11 +112,23 @@ def template(server: TemporaryServer) -> str:
     return TEMPLATE
 
 
+@pytest.fixture(scope="session")
+def copies(server: TemporaryServer, template: str) -> Iterator[Ahead[str]]:
+    """Names of fresh copies of the template."""
+
+    def copy() -> str:
+        name = f"test_{uuid4().hex[:12]}"
+        admin(server, sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
+        return name
+
+    with Ahead(copy) as copies:
+        yield copies
+
+
 @pytest.fixture
-def database(server: TemporaryServer, template: str) -> Iterator[Settings]:
+def database(server: TemporaryServer, copies: Ahead[str]) -> Iterator[Settings]:
     """Settings for a fresh, migrated database of the test's own."""
-    name = f"test_{uuid4().hex[:12]}"
-    admin(server, sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
+    name = copies.take()
     yield settings_for(server, name)
     admin(server, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 

@@ -1,5 +1,6 @@
 """What a table looks like in Postgres's catalog, and whether a query's result fits into it."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ class TableColumn(Column):
     default: str | None = None
     generated: bool = False
     identity: bool = False
+    always_identity: bool = False  # an UPDATE may not set it
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,11 @@ class Table:
     columns: tuple[TableColumn, ...]
     primary_key: tuple[str, ...]
     unique_keys: tuple[tuple[str, ...], ...]
+    # Columns of these keys whose values may be equal and yet differ: 1.0 and 1.00, 0 and -0.
+    loosely_equal: frozenset[str]
     cascading: tuple[str, ...]
+    # What its rows are kept in, partitions included: others when it was truncated or rewritten.
+    files: str = ""
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -89,20 +95,42 @@ def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
         columns=_columns(connection, head["oid"]),
         primary_key=next((tuple(key["columns"]) for key in keys if key["primary"]), ()),
         unique_keys=tuple(tuple(key["columns"]) for key in keys),
+        loosely_equal=_loosely_equal(connection, head["oid"]),
         cascading=_cascading(connection, head["oid"]),
+        files=files_of(connection, target),
     )
+
+
+def files_of(connection: Connection, target: PostgresTarget) -> str:
+    """Where the rows of a table are kept; nothing when it is gone."""
+    row = connection.execute(
+        """
+        SELECT concat_ws(',', c.oid, pg_catalog.pg_relation_filenode(c.oid), (
+                   SELECT string_agg(pg_catalog.pg_relation_filenode(t.relid)::text, ',' ORDER BY t.relid)
+                   FROM pg_catalog.pg_partition_tree(c.oid) t WHERE c.relkind = 'p')) AS files
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = %s AND c.relname = %s
+        """,
+        [target.schema, target.table],
+    ).fetchone()
+    return str(row["files"]) if row else ""
 
 
 def _columns(connection: Connection, oid: int) -> tuple[TableColumn, ...]:
     rows = connection.execute(
         """
         SELECT a.attname AS name, pg_catalog.format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS not_null,
-               CASE t.typtype WHEN 'd' THEN pg_catalog.format_type(t.typbasetype, t.typtypmod)
-                    ELSE pg_catalog.format_type(a.atttypid, a.atttypmod) END AS base_type,
+               (WITH RECURSIVE base (oid, typmod) AS ( -- a domain may be made of a domain
+                    SELECT a.atttypid, a.atttypmod
+                    UNION ALL
+                    SELECT d.typbasetype, d.typtypmod
+                    FROM base JOIN pg_catalog.pg_type d ON d.oid = base.oid AND d.typtype = 'd')
+                SELECT pg_catalog.format_type(base.oid, base.typmod)
+                FROM base JOIN pg_catalog.pg_type t ON t.oid = base.oid AND t.typtype <> 'd') AS base_type,
                CASE WHEN a.attgenerated = '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END AS default,
-               a.attgenerated <> '' AS generated, a.attidentity <> '' AS identity
+               a.attgenerated <> '' AS generated, a.attidentity <> '' AS identity,
+               a.attidentity = 'a' AS always_identity
         FROM pg_catalog.pg_attribute a
-        JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
         LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
         WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
         ORDER BY a.attnum
@@ -146,6 +174,26 @@ def _unique_keys(connection: Connection, oid: int) -> list[dict[str, Any]]:
         """,
         [oid],
     ).fetchall()
+
+
+def _loosely_equal(connection: Connection, oid: int) -> frozenset[str]:
+    """Postgres knows of a type, as of a collation, whether what is equal is also the same (deduplication needs it)."""
+    rows = connection.execute(
+        """
+        SELECT a.attname AS name
+        FROM pg_catalog.pg_index i
+        CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
+            AS k(attnum, opclass, ordered_by)
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+        JOIN pg_catalog.pg_opclass o ON o.oid = k.opclass
+        LEFT JOIN pg_catalog.pg_amproc p
+            ON p.amprocfamily = o.opcfamily AND p.amproclefttype = o.opcintype AND p.amprocnum = 4
+        LEFT JOIN pg_catalog.pg_collation c ON c.oid = k.ordered_by
+        WHERE i.indrelid = %s AND i.indisunique AND (p.oid IS NULL OR NOT coalesce(c.collisdeterministic, true))
+        """,
+        [oid],
+    ).fetchall()
+    return frozenset(row["name"] for row in rows)
 
 
 def _cascading(connection: Connection, oid: int) -> tuple[str, ...]:
@@ -224,7 +272,7 @@ def choose_key(table: Table | None, wanted: Sequence[str] | None, result: Sequen
     return table.primary_key
 
 
-def compare(table: Table, result: Sequence[Column], *, ignorable: frozenset[str]) -> list[Column]:
+def compare(table: Table, result: Sequence[Column], *, key: Sequence[str], ignorable: frozenset[str]) -> list[Column]:
     """Check every result column against the table; returns the columns that the table lacks.
 
     `ignorable` columns (cursors) may be missing from the table without anybody minding.
@@ -237,6 +285,10 @@ def compare(table: Table, result: Sequence[Column], *, ignorable: frozenset[str]
                 missing.append(column)
         elif found.generated:
             problems.append(f"{column.name} is generated in the table and cannot be written")
+        elif found.always_identity and column.name not in key:
+            problems.append(
+                f"{column.name} is GENERATED ALWAYS AS IDENTITY in the table and could not be updated (BY DEFAULT can)"
+            )
         elif not fits(column.type, found.base_type):
             problems.append(f"{column.name} is {found.type} in the table, {column.type} in the query")
     names = {column.name for column in result}
@@ -261,6 +313,7 @@ _WIDER = {
     "name": {"text"},
 }
 _TEXTS = ("text", "character varying")
+_CONSTRAINT = re.compile(r"\([\d,]+\)")
 
 
 def fits(source: str, target: str) -> bool:
@@ -268,9 +321,9 @@ def fits(source: str, target: str) -> bool:
     if source == target or target in _WIDER.get(source, ()):
         return True
     if source.startswith(_TEXTS) and target.startswith(_TEXTS):
-        return True
+        return source.endswith("[]") == target.endswith("[]")
     # The same type with the target unconstrained: numeric(3,1) into numeric.
-    return source.partition("(")[0] == target and not source.endswith("[]")
+    return _CONSTRAINT.sub("", source) == target
 
 
 def create_table(connection: Connection, target: PostgresTarget, result: Sequence[Column], key: Sequence[str]) -> None:

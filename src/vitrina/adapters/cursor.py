@@ -58,6 +58,13 @@ class Cursor:
         )
 
     @property
+    def family(self) -> str:
+        """Types that read each other's values: a checkpoint survives a change between them."""
+        if self.is_text:
+            return "text"
+        return "integer" if self.base_type in ("smallint", "integer", "bigint") else self.base_type
+
+    @property
     def is_clock(self) -> bool:
         return self.base_type in _CLOCKS
 
@@ -107,6 +114,9 @@ def cursor_of(definition: Definition, types: dict[str, str]) -> Cursor:
         if name is not None and name not in types:
             raise FatalError(f"{field} {name!r} is not in the query's result (it has: {', '.join(types)})")
     assert key is not None
+    if identity and not _orders_exactly(types[identity]):
+        # Of 0 and -0, or 1 month and 30 days, one would be passed by: rows of one key stay together instead.
+        identity = None
     cursor = Cursor(key, types[key], identity, types[identity] if identity else None)
     if cursor.base_type in ("real", "double precision"):
         raise FatalError(
@@ -116,6 +126,11 @@ def cursor_of(definition: Definition, types: dict[str, str]) -> Cursor:
     if not (cursor.is_clock or cursor.is_number or _is_text(types[key]) or cursor.base_type == "uuid"):
         raise FatalError(f"incremental_key {key!r} is {types[key]}, which has no order to resume from")
     return cursor
+
+
+def _orders_exactly(kind: str) -> bool:
+    """Whether values of the type that are equal are also written alike, or can be."""
+    return "[" not in kind and kind.startswith((*_CLOCKS, *_NUMBERS, *_TEXTS, "timestamp(", "uuid", "boolean", "bytea"))
 
 
 @dataclass(frozen=True)
@@ -201,6 +216,7 @@ def _clock_watermark(source: Connection, cursor: Cursor, options: Options, safe:
             FROM pg_catalog.pg_stat_activity
             WHERE datname = current_database() AND usesysid IS NOT NULL AND pid <> pg_catalog.pg_backend_pid()
               AND state IS DISTINCT FROM 'idle' AND usename <> ALL(%(readers)s)
+              AND backend_type <> 'walsender' -- sends what others wrote, for as long as it lives
         ) a ON true
         """,
         {"margin": VISIBILITY_SECONDS + options.lookback_seconds, "readers": [READER]},

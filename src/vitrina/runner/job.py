@@ -1,8 +1,10 @@
 """Everything that one run needs, found out and opened: definition, query, target, sessions, plan."""
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -68,6 +70,7 @@ class Job:
     key: tuple[str, ...] = ()
     on_standby: bool = False
     estimated_rows: int = 0
+    starts_over_because: str | None = None
 
     @property
     def table(self) -> PostgresTarget:
@@ -278,6 +281,7 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
         job.on_standby = cursors.is_standby(job.reader.connection)
         if job.on_standby:
             cursors.refuse_on_standby(job.cursor, job.definition.options)
+        _refuse_unreadable_cursor(job)
     elif job.judged.parameters:
         raise SourceQueryFailed(
             f":{sorted(job.judged.parameters)[0]} is for incremental pipelines; this one is in mode 'full'"
@@ -298,7 +302,64 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
     )
     if job.passage:
         job.passage.chain.key = job.key
+    _forget_useless_checkpoint(job)
     return plan(job.definition, _capabilities(job, relations))
+
+
+def _refuse_unreadable_cursor(job: Job) -> None:
+    """Values that people gave: the checkpoint that `reset-state` set, or the ends of a range."""
+    assert job.cursor is not None
+    if _cursor_was_another(job):
+        return
+    asked = job.backfill or {}
+    given = {"the checkpoint": job.checkpoint.safe_upto, "since": asked.get("since"), "until": asked.get("until")}
+    for what, value in given.items():
+        try:
+            if value is not None:
+                job.reader.connection.execute(SQL("SELECT {}").format(job.cursor.literal(value)))
+        except psycopg.DataError as exc:
+            raise FatalError(
+                f"{what} is {value!r}, which is no value of incremental_key {job.cursor.key} ({job.cursor.key_type}):"
+                " ask with one that is; a checkpoint is set with `vitrina state NAME --reset --cursor VALUE`"
+            ) from exc
+
+
+def _forget_useless_checkpoint(job: Job) -> None:
+    """A checkpoint that says nothing about this cursor, or about this mart, would pass rows by."""
+    found = job.checkpoint
+    if job.cursor is None or job.backfill or found.stage is not None:
+        return
+    if _cursor_was_another(job):
+        job.starts_over_because = "the cursor, its source or the target is another one than at the last checkpoint"
+    elif job.steps and found.rows and isinstance(job.target, PostgresTarget) and job.target_writer.is_empty():
+        job.starts_over_because = f"{job.target} was emptied or recreated by hand"
+    if job.starts_over_because:
+        job.checkpoint = Checkpoint(batch_no=found.batch_no)
+    elif found.fingerprint not in (None, cursor_identity(job)):
+        # Another id: where the pass was interrupted says nothing now. It begins again at what is safe.
+        job.checkpoint = replace(found, last_key=None, last_id=None)
+
+
+def _cursor_was_another(job: Job) -> bool:
+    """One that was reset, or that an earlier version of the platform wrote, does not say whose it is."""
+    found = job.checkpoint
+    if found.stage is not None or found.fingerprint is None:
+        return False
+    return found.fingerprint.partition("/")[0] != cursor_identity(job).partition("/")[0]
+
+
+def cursor_identity(job: Job) -> str:
+    """What the values of a checkpoint are values of: the key's, a slash, the id's."""
+    assert job.cursor is not None
+    definition, zone = job.definition, None
+    if job.cursor.is_clock and job.cursor.base_type != "timestamp with time zone":
+        zone = definition.options.cursor_timezone or "UTC"
+    parts = (definition.source_connection, job.cursor.key, job.cursor.family, zone, str(job.target))
+    return f"{_digest(*parts)}/{_digest(job.cursor.id, job.cursor.id_type)}"
+
+
+def _digest(*parts: str | None) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def _explain(job: Job) -> list[dict[str, Any]]:
@@ -332,6 +393,7 @@ def _capabilities(job: Job, explained: list[dict[str, Any]]) -> Capabilities:
         key_is_read=bool(job.reading_key),
         guarantee=_guarantee(job),
         warnings=tuple(_warnings(job)),
+        starts_over_because=job.starts_over_because,
     )
 
 
@@ -392,9 +454,12 @@ def null_cursors(job: Job) -> int:
 def newest_cursor(job: Job) -> str | None:
     assert job.cursor is not None
     head, source = job.query.wrapped(Bounds())
+    column = job.cursor.columns("q")[0]
+    # Nothing comes behind NaN and Infinity: a checkpoint there would pass all later rows by.
+    finite = SQL("{} < 'Infinity'").format(column) if job.cursor.base_type == "numeric" else SQL("true")
     found = job.reader.value(
-        SQL("{0} SELECT ({1})::text FROM {2} AS q WHERE {1} IS NOT NULL ORDER BY {1} DESC LIMIT 1").format(
-            head, job.cursor.columns("q")[0], source
+        SQL("{0} SELECT ({1})::text FROM {2} AS q WHERE {1} IS NOT NULL AND {3} ORDER BY {1} DESC LIMIT 1").format(
+            head, column, source, finite
         )
     )
     return None if found is None else str(found)

@@ -36,6 +36,9 @@ class RunMeter:
         self.counters = Counters()
         self.attempt = 1
         self.attempts_without_progress = 0
+        # Rows of the load or pass at work, and how many an earlier try of it had come to.
+        self._rows_since_start = 0
+        self._rows_to_surpass = 0
         self._batch_seconds: list[float] = []
         self._stage_seconds = dict.fromkeys(STAGES, 0.0)
         self._counts = MergeCounts()
@@ -63,6 +66,11 @@ class RunMeter:
         self.counters.metrics.setdefault("continued", []).append(
             {"rows": checkpoint.rows, "batches": checkpoint.batch_no, "after": checkpoint.last_key}
         )
+
+    def starts_over(self) -> None:
+        """What was done before is done again: it is no progress until it comes further."""
+        self._rows_to_surpass = max(self._rows_to_surpass, self._rows_since_start)
+        self._rows_since_start = 0
 
     def note(self, name: str, value: Any) -> None:
         self.counters.metrics[name] = value
@@ -126,7 +134,9 @@ class RunMeter:
 
     def progressed(self, filled: Filled) -> None:
         """A committed batch: tries start counting anew."""
-        self.attempts_without_progress = 0
+        self._rows_since_start += filled.rows
+        if self._rows_since_start > self._rows_to_surpass:
+            self.attempts_without_progress = 0
         for onlooker in self._onlookers:
             onlooker.batch_done(filled, {**filled.laps, **self._laps})
 

@@ -29,6 +29,7 @@ class Capabilities:
     key_is_read: bool = True
     guarantee: str | None = None
     warnings: tuple[str, ...] = ()
+    starts_over_because: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Plan:
 def plan(definition: Definition, known: Capabilities) -> Plan:
     """Choose route and paging."""
     reasons: list[str] = []
+    if known.starts_over_because:
+        reasons.append(f"starts from the beginning: {known.starts_over_because}")
     route = _route(definition, known, reasons)
     at_once = _loads_at_once(definition, known, reasons)
     paging, page_rows = _paging(definition, known, route, at_once, reasons)

@@ -17,7 +17,7 @@ from vitrina.adapters import cursor as cursors
 from vitrina.adapters.cursor import Watermark
 from vitrina.adapters.readers.pushdown import Paging, SharedSnapshot
 from vitrina.adapters.readers.sql import Bounds, Order
-from vitrina.adapters.writers.postgres import MergeCounts, StageLost
+from vitrina.adapters.writers.postgres import DuplicateKeys, MergeCounts, StageLost
 from vitrina.adapters.writers.stage import Stage, stage_name
 from vitrina.definition import fingerprint
 from vitrina.errors import TransientError
@@ -65,6 +65,8 @@ class Run:
         self.answers_request = True
 
     def move_data(self) -> None:
+        if self._job.starts_over_because:
+            self._say_started_over(self._job.starts_over_because)
         if self._plan.loads_at_once:
             self._load_at_once()
         else:
@@ -81,7 +83,19 @@ class Run:
             with self._ahead(source, self._resume_point()) as batches:
                 for filled in batches:
                     self._count_batch(filled)
-        self._publish(stage)
+        try:
+            self._publish(stage)
+        except DuplicateKeys:
+            if not self._job.cursor:
+                raise
+            self._merge_instead()
+
+    def _merge_instead(self) -> None:
+        """The source has several versions of a row: batch by batch the latest wins, as in every later pass."""
+        self._say_started_over("the source has several versions of a row, which are merged in the order of the cursor")
+        self._meter.starts_over()
+        self._checkpoint = replace(self._checkpoint.without_load(), safe_upto=None, held_upto=None)
+        self._merge_batches()
 
     def _continue_load(self) -> Stage | None:
         """The stage of an interrupted load, when it may still be used; says why when it may not."""
@@ -91,8 +105,9 @@ class Run:
         stage = self._stage(found.stage)
         obstacle = self._obstacle_to_continue(found, stage)
         if obstacle:
-            self._log.info("load.started_over", reason=obstacle)
-            self._meter.note("started_over", obstacle)
+            self._say_started_over(obstacle)
+            if job.cursor:  # it may be another one by now, and all rows are read anyway
+                self._checkpoint = replace(found.without_load(), safe_upto=None, held_upto=None)
             return None
         with self._transaction("cleaning the stage"):
             stage.discard_uncounted(job.writer.connection, found.segments)
@@ -101,6 +116,10 @@ class Run:
         self._log.info("load.continued", rows=found.rows, batches=found.batch_no)
         self._meter.continued(found)
         return stage
+
+    def _say_started_over(self, reason: str) -> None:
+        self._log.info("load.started_over", reason=reason)
+        self._meter.note("started_over", reason)
 
     def _obstacle_to_continue(self, found: Checkpoint, stage: Stage) -> str | None:
         job, options = self._job, self._job.definition.options
@@ -119,6 +138,7 @@ class Run:
 
     def _begin_load(self) -> Stage:
         job = self._job
+        self._meter.starts_over()
         stage = self._stage(job.writer.new_stage_name())
         upto = self._watermark() if job.cursor else None
         self._checkpoint = replace(
@@ -176,7 +196,7 @@ class Run:
             self._letters.leave_behind(filled)
             self._checkpoint = self._checkpoint.next_batch(self._job.claim.epoch, filled.staged_rows, after, None)
             self._meter.batch(filled, MergeCounts(), time.monotonic() - started)
-            self._fence()
+            self._fence(progressed=self._keeps_progress)
             failpoints.hit("batch.fenced")
         self._after_batch(filled)
 
@@ -208,7 +228,13 @@ class Run:
             return done
         upto = Watermark.recalled(self._checkpoint.held_upto)
         # That rows were delivered is how a mart that somebody emptied by hand is told from one that is still empty.
-        return replace(done, safe_upto=upto.upto, held_upto=upto.held_upto, rows=self._checkpoint.rows)
+        return replace(
+            done,
+            safe_upto=upto.upto,
+            held_upto=upto.held_upto,
+            rows=self._checkpoint.rows,
+            fingerprint=jobs.cursor_identity(self._job),
+        )
 
     def _forget_load(self) -> None:
         self._checkpoint = self._checkpoint.without_load()
@@ -240,8 +266,16 @@ class Run:
             return Watermark.recalled(self._checkpoint.held_upto)
         leases.answer_request(self._job.metastore, self._job.claim)
         upto = self._watermark()
-        if not self._job.backfill:
-            self._checkpoint = replace(self._checkpoint, held_upto=upto.remembered, last_key=None, last_id=None)
+        if self._job.backfill:
+            self._meter.starts_over()
+        else:
+            self._checkpoint = replace(
+                self._checkpoint,
+                held_upto=upto.remembered,
+                last_key=None,
+                last_id=None,
+                fingerprint=jobs.cursor_identity(self._job),
+            )
         leases.note_hold(self._job.metastore, self._job.claim, upto.hold)
         return upto
 
@@ -308,6 +342,7 @@ class Run:
         started = time.monotonic()
         job = self._job
         with self._transaction(f"merging into {job.target}"):
+            self._refuse_emptied()
             counts = job.writer.merge_batch(stage, filled.number)
             self._letters.leave_behind(filled)
             stage.truncate(job.writer.connection)
@@ -315,9 +350,14 @@ class Run:
             self._checkpoint = self._after_merge(filled)
             self._meter.batch(filled, counts, time.monotonic() - started)
             self._meter.merged(counts)
-            self._fence()
+            self._fence(progressed=self._keeps_progress)
             failpoints.hit("batch.fenced")
         self._after_batch(filled)
+
+    def _refuse_emptied(self) -> None:
+        """What earlier batches brought is gone, and nobody would notice once this one is merged: begin again."""
+        if self._checkpoint.rows and self._job.writer.was_emptied():
+            raise TransientError(f"{self._job.target} was emptied or made anew by hand during the run")
 
     def _after_merge(self, filled: Filled) -> Checkpoint:
         last = filled.last or ()
@@ -325,7 +365,7 @@ class Run:
         identity = last[1] if len(last) > 1 else None
         if self._job.backfill:
             return replace(self._checkpoint, batch_no=filled.number)
-        rows = self._checkpoint.rows + filled.rows
+        rows = self._checkpoint.rows + filled.staged_rows
         return replace(self._checkpoint, batch_no=filled.number, rows=rows, last_key=key, last_id=identity)
 
     def _end_pass(self, upto: Watermark) -> None:
@@ -357,6 +397,12 @@ class Run:
             silence_limit_seconds=self._control.silence_limit_seconds,
             on_wait=self._meter.waited,
         )
+
+    @property
+    def _keeps_progress(self) -> bool:
+        """Whether an interrupted run goes on behind its last batch. If not, its batches must not excuse every loss."""
+        whole = self._plan.loads_at_once and self._job.definition.options.consistency == "snapshot"
+        return not whole and not self._job.backfill
 
     def _while_waiting(self) -> None:
         """Several times a second, as long as no batch comes."""
@@ -427,6 +473,9 @@ class Run:
                 with self._job.target_connection.transaction():
                     yield
                     self._control.require_lease()
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as exc:
+                # Changed by hand under the run: the next try looks at it anew, and makes it or names what is wrong.
+                raise TransientError(f"{what}: {database.sql_message(exc)}") from exc
             except psycopg.errors.UniqueViolation as exc:
                 # The merge itself checked the key: somebody else wrote the row, or another unique key is in the way.
                 raise TransientError(f"{what}: {database.sql_message(exc)}") from exc
@@ -464,7 +513,9 @@ class Run:
             self._job.definition = self._job.definition.model_copy(update={"batch_size": size})
 
     def _settle(self, *, obey_pause: bool = True) -> None:
-        status = self._job.ledger.settle(self._checkpoint, self._meter.counters, attempt=self._meter.attempt)
+        status = self._job.ledger.settle(
+            self._checkpoint, self._meter.counters, attempt=self._meter.attempt, progressed=self._keeps_progress
+        )
         self._meter.announce(self._job.metastore, self._job.claim)
         self._take_batch_size()
         if status is Status.PAUSE_REQUESTED and obey_pause:

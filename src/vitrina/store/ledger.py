@@ -55,11 +55,13 @@ class Ledger:
             self._status = leases.touch(self._home, self._claim, progressed=progressed)
         state.advance(self._home, self._claim, checkpoint, self._table)
 
-    def settle(self, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int) -> Status:
+    def settle(
+        self, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int, progressed: bool = True
+    ) -> Status:
         """After the commit: what was asked of the pipeline meanwhile."""
         if self._remote:
             with self._metastore.transaction():
                 self.batch_size = runs.record_progress(self._metastore, self._claim.run_id, counters, attempts=attempt)
-                self._status = leases.touch(self._metastore, self._claim, progressed=True)
+                self._status = leases.touch(self._metastore, self._claim, progressed=progressed)
                 state.mirror(self._metastore, self._claim, checkpoint)
         return self._status

@@ -23,6 +23,9 @@ class DetachedIndexes:
             connection.execute(statement)
 
     def restore(self, connection: Connection) -> None:
+        if self.restores:
+            # A table that a deferred check still has to look at cannot be altered.
+            connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
         for statement in self.restores:
             connection.execute(statement)
 

@@ -26,8 +26,13 @@ class Merge:
         return tuple(name for name in self.columns if name not in self.key)
 
     @property
+    def written(self) -> tuple[str, ...]:
+        """What an update writes. A key whose value may be equal and yet differ, such as 1.0 and 1.00, too."""
+        return tuple(name for name in self.columns if name not in self.key or name in self.target.loosely_equal)
+
+    @property
     def compared(self) -> tuple[str, ...]:
-        return tuple(name for name in self.others if name not in self.not_compared)
+        return tuple(name for name in self.written if name not in self.not_compared)
 
     @property
     def finds_by_position(self) -> bool:
@@ -84,8 +89,9 @@ def create_diff(merge: Merge, *, deletes: bool) -> Composed:
         WHERE {target_absent} OR {stage_absent} OR {differs}
         """
     ).format(
-        target_absent=SQL("t.{} IS NULL").format(Identifier(merge.key[0])),
-        stage_absent=SQL("s.{} IS NULL").format(Identifier(merge.key[0])),
+        # Not the key: a mart's own rows may lack it, and a composite of NULLs "is NULL".
+        target_absent=SQL("t.ctid IS NULL"),
+        stage_absent=SQL("s.{} IS NOT DISTINCT FROM NULL").format(Identifier(merge.key[0])),
         position=SQL("t.ctid AS {}, ").format(POSITION) if merge.finds_by_position else SQL(""),
         key_columns=_comma(SQL("coalesce(s.{0}, t.{0}) AS {0}").format(Identifier(name)) for name in merge.key),
         other_columns=SQL("").join(SQL(", s.{}").format(Identifier(name)) for name in merge.others),
@@ -117,7 +123,7 @@ def delete_rows(merge: Merge) -> Composed:
 
 def update_rows(merge: Merge) -> Composed | None:
     """None when a row is nothing but its key: there is nothing to update."""
-    if not merge.others:
+    if not merge.written:
         return None
     return SQL("UPDATE {} AS t SET {} FROM {} AS d WHERE d.\"_op\" = 'U' AND {}").format(
         merge.target.identifier,
@@ -128,7 +134,7 @@ def update_rows(merge: Merge) -> Composed | None:
 
 
 def _assignments(merge: Merge, alias: str) -> Iterator[Composed]:
-    for name in merge.others:
+    for name in merge.written:
         yield SQL("{0} = {1}.{0}").format(Identifier(name), SQL(alias))
     for name in merge.touched:
         yield SQL("{} = DEFAULT").format(Identifier(name))
@@ -138,7 +144,13 @@ def _same_row(merge: Merge) -> Composable:
     """By position it costs one page, no index. If somebody else moved the row, the counts will not agree."""
     if merge.finds_by_position:
         return SQL("t.ctid = d.{}").format(POSITION)
-    return _all(SQL("t.{0} = d.{0}").format(Identifier(name)) for name in merge.key)
+    return _all(_same_value(merge.target, name) for name in merge.key)
+
+
+def _same_value(target: Table, name: str) -> Composed:
+    column = target.column(name)
+    equal = "t.{0} = d.{0}" if column and column.not_null else "t.{0} IS NOT DISTINCT FROM d.{0}"
+    return SQL(equal).format(Identifier(name))
 
 
 def insert_rows(merge: Merge) -> Composed:

@@ -12,7 +12,7 @@ from vitrina.adapters import carriage, catalog
 from vitrina.adapters.catalog import Column, Table
 from vitrina.adapters.writers import bulk_load, merge
 from vitrina.adapters.writers.merge import Merge
-from vitrina.adapters.writers.stage import CURSOR_ID, CURSOR_KEY, Stage, StageColumn, stage_name
+from vitrina.adapters.writers.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOCH, Stage, StageColumn, stage_name
 from vitrina.definition import Options
 from vitrina.errors import BadKey, FatalError, ShrinkRefused, TargetMismatch, TransientError
 from vitrina.store import database
@@ -79,6 +79,7 @@ class PostgresWriter:
         create: bool = True,
     ) -> tuple[str, ...]:
         """Find or create the target, settle the key and the columns that will be written; returns the key."""
+        _refuse_reserved(result)
         table = catalog.find_table(self.connection, self._target)
         if table is None:
             self._key = catalog.choose_key(None, wanted_key, result)
@@ -88,7 +89,7 @@ class PostgresWriter:
             table = self._require_table()
         catalog.refuse_unusable(table)
         self._key = catalog.choose_key(table, wanted_key, result)
-        missing = catalog.compare(table, result, ignorable=ignorable)
+        missing = catalog.compare(table, result, key=self._key, ignorable=ignorable)
         if missing:
             table = self._add_missing(table, missing, alter=create)
         self._table = table
@@ -103,8 +104,15 @@ class PostgresWriter:
             pass  # another pipeline or person was faster: compare with theirs
         except psycopg.errors.InsufficientPrivilege as exc:
             raise FatalError(
-                f"cannot create {self._target}: {database.sql_message(exc)}; GRANT CREATE ON SCHEMA"
-                f" {self._target.schema} TO {self.connection.info.user}, or create the table by hand"
+                f"cannot create {self._target}: {database.sql_message(exc)}; {self.connection.info.user} needs CREATE"
+                f" ON SCHEMA {self._target.schema}, and USAGE on the schemas of the columns' types: grant it, or create"
+                " the table by hand"
+            ) from exc
+        except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidTableDefinition) as exc:
+            # A key of json, which has no order; a column of type record, which no table can have.
+            raise TargetMismatch(
+                f"cannot create {self._target} from the query's result: {exc.diag.message_primary}; cast the column in"
+                " the query, or choose another target_key"
             ) from exc
         except psycopg.errors.InvalidSchemaName as exc:
             raise FatalError(f"cannot create {self._target}: schema {self._target.schema} does not exist") from exc
@@ -152,6 +160,16 @@ class PostgresWriter:
             SQL("SELECT NOT EXISTS (SELECT FROM {}) AS empty").format(self.table.identifier)
         ).fetchone()
         return bool(row and row["empty"])
+
+    def was_emptied(self) -> bool:
+        """Whether somebody has truncated the table or made it anew since the run looked at it."""
+        # Held until the transaction ends, so that it cannot happen between this look and the merge.
+        self.connection.execute(SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self.table.identifier))
+        files = catalog.files_of(self.connection, self._target)
+        if files == self.table.files:
+            return False
+        self._table = replace(self.table, files=files)
+        return self.is_empty()
 
     # --- the stage -------------------------------------------------------------------------------------------
 
@@ -328,8 +346,8 @@ class PostgresWriter:
         if row and row["keys"]:
             raise self._duplicate_keys(row["keys"], row["example"])
 
-    def _duplicate_keys(self, keys: int, example: str) -> BadKey:
-        return BadKey(
+    def _duplicate_keys(self, keys: int, example: str) -> "DuplicateKeys":
+        return DuplicateKeys(
             f"{keys} key(s) come more than once in the source, for example ({', '.join(self._key)}) = ({example});"
             f" {self._target} needs one row per key: aggregate or deduplicate in the query, or change target_key"
         )
@@ -347,10 +365,34 @@ class PostgresWriter:
             )
 
 
+class DuplicateKeys(BadKey):
+    """Several rows of the source have one key."""
+
+
 class StageLost(TransientError):
     """The stage no longer holds what the checkpoint counted: the load starts over."""
 
     code = "stage_lost"
+
+
+# Names of our own in stages and in what is compared with them.
+_RESERVED = frozenset((EPOCH, BATCH, CURSOR_KEY, CURSOR_ID, "_op"))
+POSITION = "_position"
+# Postgres's limit for a table, less our own columns of a stage.
+MAX_COLUMNS = 1_600 - 4
+
+
+def _refuse_reserved(result: Sequence[Column]) -> None:
+    taken = [name for name in (column.name for column in result) if name in _RESERVED or name.startswith(POSITION)]
+    if taken:
+        raise TargetMismatch(
+            f"the result has a column named {taken[0]}, a name that stages need themselves: give it another with AS"
+        )
+    if len(result) > MAX_COLUMNS:
+        raise TargetMismatch(
+            f"the result has {len(result):,} columns; {MAX_COLUMNS:,} fit into a table of Postgres beside the stage's"
+            " own: select fewer, or split them between two marts"
+        )
 
 
 def null_key_error(column: str | None, target: PostgresTarget) -> BadKey:

@@ -1,0 +1,285 @@
+"""What a checkpoint is worth when something else changed meanwhile: the cursor, the mart, the patience of a run."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.workbench import Workbench
+from vitrina import failpoints
+from vitrina.runner import table_run
+from vitrina.services import pipelines as service
+from vitrina.services.callers import Caller, Role
+from vitrina.store import pipelines, recovery
+
+EVENTS = """
+CREATE TABLE content.events (id int PRIMARY KEY, at {kind} NOT NULL, rev int NOT NULL DEFAULT 0, note text);
+INSERT INTO content.events SELECT i, {value}, 0, 'first' FROM generate_series(1, 50) AS i;
+"""
+QUERY = "SELECT id, at, rev, note FROM content.events"
+FIELDS = {"target_key": ["id"], "mode": "incremental", "incremental_key": "at", "batch_size": 10}
+ROUTES = pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
+
+
+def make(bench: Workbench, *, kind: str = "int", value: str = "1000 + i", query: str = QUERY, **fields: Any) -> None:
+    bench.settings = bench.settings.model_copy(update={"backoff_seconds": (0.01,)})
+    bench.source(EVENTS.format(kind=kind, value=value))
+    bench.pipeline("events", query, **FIELDS | fields)
+
+
+def run(bench: Workbench, **asked: Any) -> dict[str, Any]:
+    found = bench.run("events", **asked)
+    assert (found["status"], found["error_message"]) == ("SUCCESS", None)
+    return found
+
+
+def after_the_first_batch(monkeypatch: pytest.MonkeyPatch, bench: Workbench, statement: str) -> None:
+    """Somebody at a prompt of psql, while a run is at work."""
+    behind = table_run.Run._after_batch
+    done: list[Any] = []
+
+    def after_batch(self: table_run.Run, filled: Any) -> None:
+        behind(self, filled)
+        if not done:
+            done.append(bench.sql(statement))
+
+    monkeypatch.setattr(table_run.Run, "_after_batch", after_batch)
+
+
+# --- the cursor ---------------------------------------------------------------------------------------------------
+
+
+def test_another_cursor_starts_from_the_beginning(workbench: Workbench) -> None:
+    make(workbench)
+    run(workbench)
+    workbench.change("events", incremental_key="rev")
+    workbench.sql("UPDATE content.events SET rev = 1, note = 'new' WHERE id <= 10")
+
+    found = run(workbench)
+
+    assert "the cursor" in found["metrics"]["started_over"]
+    assert workbench.differences(QUERY, "analytics.events") == 0
+    assert run(workbench)["rows_read"] == 10, "and goes on from its own checkpoint"
+
+
+def test_a_cursor_of_another_type_starts_from_the_beginning(workbench: Workbench) -> None:
+    """What was safe in Tokyo's time lies nine hours ahead when it is read as UTC."""
+    make(
+        workbench,
+        kind="timestamp",
+        value="now() AT TIME ZONE 'Asia/Tokyo' - interval '1 hour'",
+        options={"cursor_timezone": "Asia/Tokyo"},
+    )
+    workbench.sql("CREATE TABLE analytics.events (id int PRIMARY KEY, rev int, note text)")
+    workbench.sql("ALTER TABLE analytics.events OWNER TO vitrina_app")
+    run(workbench)
+    workbench.sql("ALTER TABLE content.events ALTER at TYPE timestamptz USING at AT TIME ZONE 'Asia/Tokyo'")
+    workbench.sql("UPDATE content.events SET at = now(), note = 'new' WHERE id <= 10")
+
+    run(workbench)
+
+    assert workbench.differences("SELECT id, rev, note FROM content.events", "analytics.events") == 0
+
+
+def test_a_wider_cursor_keeps_its_checkpoint(workbench: Workbench) -> None:
+    make(workbench, query="SELECT id, at::bigint AS at, rev, note FROM content.events")
+    run(workbench)
+    workbench.sql("ALTER TABLE content.events ALTER at TYPE bigint")
+    workbench.change("events", source_query=QUERY)
+    workbench.sql("UPDATE content.events SET at = at + 1000 WHERE id <= 10")
+
+    assert run(workbench)["rows_read"] <= 11
+
+
+def test_another_id_begins_the_interrupted_pass_again(workbench: Workbench) -> None:
+    """Where it stood between rows of one key was said in terms of the old one."""
+    make(workbench, value="1", incremental_id_key="id")
+    run(workbench)
+    workbench.sql("UPDATE content.events SET at = 2, note = 'new'")
+    workbench.request("events")
+    claim = workbench.claim()
+    assert pipelines.request_pause(workbench.metastore, claim.pipeline_id)
+    workbench.perform(claim)
+    assert workbench.last_run("events")["rows_read"] == 10
+    workbench.change("events", incremental_id_key=None)
+
+    run(workbench)
+
+    assert workbench.differences(QUERY, "analytics.events") == 0
+
+
+@pytest.mark.parametrize("odd", ["NaN", "Infinity"])
+def test_a_number_that_nothing_follows_is_no_checkpoint(workbench: Workbench, odd: str) -> None:
+    make(workbench, kind="numeric", value="i")
+    workbench.sql(f"INSERT INTO content.events VALUES (100, '{odd}', 0, 'odd')")
+    run(workbench)
+    workbench.sql("INSERT INTO content.events VALUES (51, 51, 0, 'later')")
+
+    run(workbench)
+
+    assert workbench.differences(QUERY, "analytics.events") == 0
+
+
+@pytest.mark.parametrize(
+    ("route", "kind", "values"), [("copy", "interval", ("1 mon", "30 days")), ("arrow", "float8", ("-0", "0"))]
+)
+def test_ids_that_are_equal_and_yet_differ_stay_together(
+    workbench: Workbench, route: str, kind: str, values: tuple[str, str]
+) -> None:
+    make(
+        workbench,
+        query="SELECT id, at, part FROM content.events",
+        incremental_id_key="part",
+        batch_size=1,
+        options={"route": route, "max_attempts": 20},
+    )
+    workbench.sql(f"ALTER TABLE content.events ADD part {kind} NOT NULL DEFAULT '{values[0]}'")
+    run(workbench)
+    one, other = values
+    workbench.sql(
+        f"INSERT INTO content.events (id, at, part) VALUES (101, 2000, '{one}'), (102, 2000, '{other}'),"
+        f" (103, 2000, '{one}'), (104, 3000, '{one}')"
+    )
+
+    assert workbench.run_interrupted("events")["status"] == "SUCCESS"
+
+    assert workbench.differences("SELECT id, at, part FROM content.events", "analytics.events") == 0
+
+
+def test_a_checkpoint_that_is_no_value_of_the_cursor_is_named(workbench: Workbench) -> None:
+    make(workbench, kind="timestamptz", value="now()")
+    run(workbench)
+    service.reset_state(workbench.metastore, Caller("somebody", Role.OPERATOR), "events", cursor="yesterday-ish")
+    found = workbench.run("events")
+    assert (found["status"], found["attempts"]) == ("FAILED", 1)
+    assert "the checkpoint is 'yesterday-ish'" in found["error_message"]
+    assert "at (timestamp with time zone)" in found["error_message"]
+
+    service.reset_state(workbench.metastore, Caller("somebody", Role.OPERATOR), "events")
+    found = workbench.run("events", since="2024-13-01")
+    assert "since is '2024-13-01'" in found["error_message"]
+
+
+# --- the mart -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["TRUNCATE analytics.events", "DROP TABLE analytics.events"])
+def test_a_mart_emptied_between_two_batches_is_loaded_again(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """What is merged after that would hide that the rest is gone."""
+    make(workbench)
+    run(workbench)
+    workbench.sql("UPDATE content.events SET at = at + 1000")
+    after_the_first_batch(monkeypatch, workbench, how)
+
+    run(workbench)
+
+    assert workbench.differences(QUERY, "analytics.events") == 0
+
+
+def test_a_mart_rewritten_between_two_batches_is_left_alone(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(workbench)
+    run(workbench)
+    workbench.sql("UPDATE content.events SET at = at + 1000")
+    after_the_first_batch(monkeypatch, workbench, "VACUUM FULL analytics.events")
+
+    assert (run(workbench)["attempts"], workbench.differences(QUERY, "analytics.events")) == (1, 0)
+
+
+def test_a_column_dropped_between_two_batches_is_named(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(workbench)
+    run(workbench)
+    workbench.sql("UPDATE content.events SET at = at + 1000")
+    after_the_first_batch(monkeypatch, workbench, "ALTER TABLE analytics.events DROP COLUMN note")
+
+    found = workbench.run("events")
+
+    assert (found["status"], found["error_code"]) == ("FAILED", "target_mismatch")
+    assert "analytics.events lacks note text" in found["error_message"]
+
+
+def test_a_mart_emptied_behind_steps_is_filled_again(workbench: Workbench) -> None:
+    make(
+        workbench,
+        tasks=[
+            {"order_index": 0, "task_type": "SQL", "body": QUERY},
+            {"order_index": 1, "task_type": "PYTHON", "body": "normalise_text", "params": {"columns": ["note"]}},
+        ],
+    )
+    run(workbench)
+    workbench.sql("TRUNCATE analytics.events")
+
+    found = run(workbench)
+
+    assert "by hand" in found["metrics"]["started_over"]
+    assert workbench.differences(QUERY, "analytics.events") == 0
+
+
+@ROUTES
+def test_the_first_load_of_a_history_keeps_the_latest_version(workbench: Workbench, route: str) -> None:
+    """As every later pass does: a mart that somebody empties must come back."""
+    query = "SELECT id % 5 AS id, at, note FROM content.events"
+    make(workbench, query=query, options={"route": route})
+    workbench.sql("UPDATE content.events SET note = 'v' || id")
+    latest = [{"note": f"v{number}"} for number in (50, 46, 47, 48, 49)]
+
+    for _ in range(2):
+        run(workbench)
+        assert workbench.sql("SELECT note FROM analytics.events ORDER BY id") == latest
+        workbench.sql("TRUNCATE analytics.events")
+
+
+# --- patience -------------------------------------------------------------------------------------------------------
+
+
+def test_a_backfill_that_cannot_end_well_ends(workbench: Workbench) -> None:
+    """It begins anew each time: batches that it has merged before are no progress."""
+    workbench.sql("CREATE TABLE analytics.events (id int PRIMARY KEY, at int, rev int, note text UNIQUE)")
+    workbench.sql("ALTER TABLE analytics.events OWNER TO vitrina_app")
+    make(workbench)
+    workbench.sql("UPDATE content.events SET note = id::text")
+    run(workbench)
+    workbench.sql("UPDATE content.events SET note = '45' WHERE id = 30; DELETE FROM content.events WHERE id = 45")
+
+    found = workbench.run("events", since="1", until="2000")
+
+    assert (found["status"], found["attempts"], found["batches"]) == ("FAILED", 3, 6)
+    assert "events_note_key" in found["error_message"]
+
+
+def test_a_backfill_that_no_runner_survives_ends(workbench: Workbench) -> None:
+    make(workbench)
+    run(workbench)
+    workbench.request("events", since="1", until="2000")
+    for _ in range(3):
+        failpoints.configure("batch.committed:crash:2")
+        try:
+            with pytest.raises(failpoints.Crashed):
+                workbench.perform(workbench.claim())
+        finally:
+            failpoints.configure("")
+        workbench.sql("UPDATE etl.etl_pipelines SET lease_until = '-infinity'")
+        assert recovery.recover_expired(workbench.metastore, max_attempts=3)
+
+    assert workbench.status("events") == "FAILED"
+
+
+def test_a_load_in_one_snapshot_that_cannot_end_well_ends(workbench: Workbench) -> None:
+    workbench.sql(
+        """
+        CREATE FUNCTION content.refuse(i int) RETURNS int LANGUAGE plpgsql STABLE AS $$
+        BEGIN IF i = 35 THEN RAISE 'conflict with recovery' USING ERRCODE = '40001'; END IF; RETURN i; END $$;
+        GRANT EXECUTE ON FUNCTION content.refuse TO vitrina_reader
+        """
+    )
+    query = "SELECT id, content.refuse(id) AS at FROM content.events"
+    options = {"route": "copy", "consistency": "snapshot"}
+    make(workbench, query=query, mode="full", incremental_key=None, options=options)
+    workbench.settings = workbench.settings.model_copy(update={"allowed_functions": "content.refuse"})
+
+    found = workbench.run("events")
+
+    assert (found["status"], found["attempts"]) == ("FAILED", 3)
+    assert "conflict with recovery" in found["error_message"]

@@ -29,8 +29,13 @@ from vitrina.store.migrate import migrate
 
 TEMPLATE = "vitrina_template"
 
-# What takes minutes, what takes half a minute a file; everything else is short.
-LONG_FIRST = (*search_server.KINDS, "tests/chaos/", "tests/docs/", "tests/acceptance/", "tests/integration/")
+# What takes minutes, then files with few tests of many seconds each; what is left is short.
+LONG_FIRST = (
+    *search_server.KINDS,
+    *("tests/chaos/", "tests/docs/", "tests/acceptance/"),
+    *(f"tests/integration/test_{name}" for name in ("cli", "security_layers", "step_properties", "late_commits")),
+    "tests/integration/",
+)
 
 # `make test-frames` runs these, with pandas and polars at hand.
 collect_ignore = [] if os.environ.get("VITRINA_TEST_FRAMES") else ["frames"]

@@ -118,6 +118,32 @@ def test_composite_keys_and_long_ones_are_found_again(bench: Workbench, client: 
     assert len(documents(client, index)) == 20
 
 
+PAYLOADS = {3: r'{"a": "\u0000"}', 5: '{"a": 1e999999}', 7: r'{"a": "\ud800"}', 9: '{"a": 1}'}
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("action", ["update", "index"])
+def test_a_document_that_jsonb_cannot_hold_is_on_record_all_the_same(
+    bench: Workbench, client: SearchClient, index: str, action: str
+) -> None:
+    bench.sql("ALTER TABLE content.film_work ADD payload json")
+    for number, payload in PAYLOADS.items():
+        bench.sql(f"UPDATE content.film_work SET payload = $${payload}$$ WHERE id = {number}")
+    query = "SELECT id, payload, modified FROM content.film_work WHERE payload IS NOT NULL"
+    options = {"index": {"mappings": {"properties": {"payload": {"type": "long"}}}}, "action": action}
+    pipeline(bench, index, query, **INCREMENTAL, options=options)
+
+    run = bench.run("films")
+
+    assert (run["status"], run["rows_rejected"]) == ("SUCCESS", 4)
+    found = bench.sql("SELECT document_id AS id, document, jsonb_typeof(document) AS kind FROM etl.etl_dead_letters")
+    assert {int(one["id"]): one["kind"] for one in found} == dict.fromkeys((3, 5, 7), "string") | {9: "object"}
+    assert all(PAYLOADS[int(one["id"])] in one["document"] for one in found if one["kind"] == "string")
+    bench.sql("UPDATE content.film_work SET payload = '5'")
+    assert bench.replay("films")["sent"] == 4
+    assert {document["payload"] for document in documents(client, index).values()} == {5}
+
+
 @pytest.mark.one_server
 def test_documents_of_a_rebuild_are_replayed_into_what_is_shown(
     bench: Workbench, client: SearchClient, index: str

@@ -1,9 +1,12 @@
 """Statements on `etl_dead_letters`: documents that a target refused, rows that a step failed on."""
 
+import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
+
+import psycopg
 
 from vitrina.ports import DeadLetter
 from vitrina.store.database import Connection
@@ -68,9 +71,39 @@ def open_ids(connection: Connection, pipeline_id: UUID) -> set[str]:
     return {row["document_id"] for row in rows}
 
 
-def record(connection: Connection, pipeline_id: UUID, run_id: UUID, letters: Iterable[DeadLetter]) -> None:
+def record(connection: Connection, pipeline_id: UUID, run_id: UUID, letters: Sequence[DeadLetter]) -> None:
     """One open letter for each document and reason: a run that meets it again renews it."""
-    with connection.cursor() as cursor:
+    rows = [
+        {
+            "pipeline": pipeline_id,
+            "run": run_id,
+            "id": letter.document_id,
+            "error": sayable(letter.error),
+            "document": letter.document,
+        }
+        for letter in letters
+    ]
+    try:
+        _keep(connection, rows)
+    except _NO_JSONB:
+        for row in rows:
+            _keep_as_it_can_be(connection, row)
+
+
+# jsonb has no form for the character 0, half a surrogate pair, numbers of any size, and objects without end.
+_NO_JSONB = (psycopg.DataError, psycopg.errors.StatementTooComplex)
+
+
+def _keep_as_it_can_be(connection: Connection, row: Row) -> None:
+    try:
+        _keep(connection, [row])
+    except _NO_JSONB:
+        _keep(connection, [row | {"document": json.dumps(row["document"])}])  # its JSON, as one text
+
+
+def _keep(connection: Connection, rows: Sequence[Row]) -> None:
+    """All of them or none."""
+    with connection.transaction(), connection.cursor() as cursor:
         cursor.executemany(
             """
             WITH renewed AS (
@@ -81,17 +114,13 @@ def record(connection: Connection, pipeline_id: UUID, run_id: UUID, letters: Ite
             INSERT INTO etl.etl_dead_letters (pipeline_id, run_id, document_id, error, document)
             SELECT %(pipeline)s, %(run)s, %(id)s, %(error)s, %(document)s::jsonb WHERE NOT EXISTS (SELECT FROM renewed)
             """,
-            [
-                {
-                    "pipeline": pipeline_id,
-                    "run": run_id,
-                    "id": letter.document_id,
-                    "error": letter.error,
-                    "document": letter.document,
-                }
-                for letter in letters
-            ],
+            rows,
         )
+
+
+def sayable(error: str) -> str:
+    """A reason may quote what Postgres's text cannot hold."""
+    return error.replace("\0", "\\u0000").encode(errors="backslashreplace").decode()
 
 
 def resolve(connection: Connection, numbers: Sequence[int], how: Resolution) -> None:

@@ -119,6 +119,37 @@ def test_a_generation_that_is_blocked_when_it_is_to_be_shown(
     assert second != first
 
 
+@pytest.fixture
+def spoilt(bench: Workbench, client: SearchClient, index: str) -> str:
+    """An index with one document too few and one too many; both are found by a comparison."""
+    pipeline(bench, index)
+    bench.run("films")
+    [concrete] = client.find_index(index) or {}
+    client.request("DELETE", f"/{concrete}/_doc/1")
+    client.request("PUT", f"/{concrete}/_doc/0", {"refresh": "true"}, body={"id": 0})
+    return concrete
+
+
+def repairing(bench: Workbench) -> tuple[threading.Thread, dict[str, Any]]:
+    """A repair that has said that it waits, and what it reports in the end."""
+    found: dict[str, Any] = {}
+    running = threading.Thread(target=lambda: found.update(bench.reconcile("films", repair=True)))
+    running.start()
+    repair = "SELECT metrics FROM etl.etl_runs WHERE metrics ? 'repair'"
+    until(lambda: "flood-stage" in str(bench.sql(repair)))
+    return running, found
+
+
+def test_a_repair_waits_as_well(bench: Workbench, client: SearchClient, spoilt: str, index: str) -> None:
+    with blocked_index(client, spoilt):
+        running, found = repairing(bench)
+    running.join(timeout=60)
+
+    assert (found["repair"]["inserted"], found["repair"]["deleted"], found["remaining"]) == (1, 1, 0)
+    assert bench.last_run("films")["metrics"]["waiting"] is None
+    assert bench.reconcile("films")["equal"]
+
+
 @pytest.mark.one_server
 def test_a_run_that_waits_obeys_a_pause(bench: Workbench, client: SearchClient, index: str) -> None:
     pipeline(bench, index)

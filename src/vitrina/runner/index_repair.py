@@ -2,6 +2,9 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import structlog
 
 from vitrina.adapters.writers.search.batch import Actions, Outcome
 from vitrina.adapters.writers.search.writer import DocumentSender, Waiting, counts_of, letters_of
@@ -10,11 +13,14 @@ from vitrina.ports import DeadLetter
 from vitrina.reconcile.compare import Kind, Verdict
 from vitrina.reconcile.repair import Repaired
 from vitrina.runner import index_comparison, made_rows
-from vitrina.runner.control import RunControl
+from vitrina.runner.control import Paused, RunControl
 from vitrina.runner.job import Job
+from vitrina.runner.patience import patiently
 from vitrina.status import Status
-from vitrina.store import database, dead_letters
+from vitrina.store import database, dead_letters, leases, runs
 from vitrina.store.runs import Counters
+
+T = TypeVar("T")
 
 BATCH_DOCUMENTS = 5_000
 
@@ -22,12 +28,14 @@ BATCH_DOCUMENTS = 5_000
 def mend(job: Job, verdict: Verdict, control: RunControl, counters: Counters, *, ignores_pause: bool) -> Repaired:
     """One reading of the source writes what it has now; what was not met in it is deleted."""
     index_comparison.inspect(job)
-    concrete = job.index.current_index()
-    deletes = 0 if job.definition.options.shared_target else verdict.counts[Kind.EXTRA]
-    if deletes:
-        job.index.client.refresh(concrete)
-        job.index.refuse_shrinking(deletes, job.index.client.count(concrete))
-    sender = job.index.sender(concrete, job.index.claim_writes(concrete), Waiting(_say_nothing, _stopper(control)))
+    wait = _Wait(job, control, counters, ignores_pause=ignores_pause)
+    try:
+        concrete = wait.until_free(job.index.current_index)
+        _refuse_shrinking(job, concrete, verdict, wait)
+        alias = wait.until_free(lambda: job.index.claim_writes(concrete))
+    except Paused:
+        return Repaired(paused=True)
+    sender = job.index.sender(concrete, alias, Waiting(wait.tell, _stopper(control)))
     try:
         mender = _DocumentMender(job, sender, control, counters, ignores_pause=ignores_pause)
         done = mender.mend({difference.key[0]: difference.kind for difference in verdict.confirmed})
@@ -37,8 +45,34 @@ def mend(job: Job, verdict: Verdict, control: RunControl, counters: Counters, *,
         sender.close()
 
 
-def _say_nothing(reason: str | None) -> None:
-    """Whoever asked for the repair waits for its end."""
+def _refuse_shrinking(job: Job, concrete: str, verdict: Verdict, wait: "_Wait") -> None:
+    deletes = 0 if job.definition.options.shared_target else verdict.counts[Kind.EXTRA]
+    if deletes:
+        wait.until_free(lambda: job.index.client.refresh(concrete))
+        job.index.refuse_shrinking(deletes, job.index.client.count(concrete))
+
+
+class _Wait:
+    """A repair that meets a block waits like a run does, and says so in its row."""
+
+    def __init__(self, job: Job, control: RunControl, counters: Counters, *, ignores_pause: bool) -> None:
+        self._job = job
+        self._control = control
+        self._counters = counters
+        self._ignores_pause = ignores_pause
+
+    def until_free(self, move: Callable[[], T]) -> T:
+        return patiently(move, self.tell, lambda seconds: self._control.wait(seconds, self._is_pause_asked))
+
+    def tell(self, reason: str | None) -> None:
+        if reason:
+            structlog.get_logger().warning("search.waiting", pipeline=self._job.claim.name, reason=reason)
+        self._counters.metrics["waiting"] = reason
+        runs.record_progress(self._job.metastore, self._job.claim.run_id, self._counters, attempts=1)
+
+    def _is_pause_asked(self) -> bool:
+        status = leases.find_status(self._job.metastore, self._job.claim)
+        return status is Status.PAUSE_REQUESTED and not self._ignores_pause
 
 
 def _stopper(control: RunControl) -> Callable[[], bool]:

@@ -11,14 +11,12 @@ from vitrina import failpoints
 from vitrina.adapters.readers.pushdown import Paging
 from vitrina.adapters.readers.sql import Bounds
 from vitrina.adapters.writers.postgres import MergeCounts
-from vitrina.adapters.writers.search.bulk import Limits
-from vitrina.adapters.writers.search.circuit import Circuit
-from vitrina.adapters.writers.search.client import Blocked
 from vitrina.adapters.writers.search.generations import IncompleteGeneration, WriteAlias
 from vitrina.adapters.writers.search.writer import DocumentSender, ElasticsearchWriter, Waiting, counts_of
 from vitrina.errors import BadKey, FatalError, RunError, ShrinkRefused
 from vitrina.ports import Filled
 from vitrina.runner import job as jobs
+from vitrina.runner.patience import patiently
 from vitrina.runner.table_run import Run
 from vitrina.status import Status, Trigger
 from vitrina.store import database, dead_letters, leases
@@ -199,28 +197,14 @@ class SearchRun(Run):
         return sender
 
     def _patiently(self, move: Callable[[], T], *, may_pause: bool = True) -> T:
-        """A block (flood stage) also refuses what comes before and after documents: waited for in the same way."""
-        limits = Limits()
-        circuit = Circuit(
-            first_delay_seconds=limits.first_delay_seconds,
-            longest_delay_seconds=limits.longest_delay_seconds,
-            patience_seconds=limits.patience_seconds,
-            threshold=limits.circuit_threshold,
-        )
-        while True:
-            try:
-                done = move()
-            except Blocked as exc:
-                circuit.fail(exc)
-                circuit.check_patience()
-                self._on_wait(exc.message)
-                self._while_waiting()
-                self._control.wait(circuit.seconds_to_wait, self._is_pause_asked if may_pause else lambda: False)
-                continue
-            if self._waits_because:
-                self._on_wait(None)
-                self._while_waiting()
-            return done
+        """A pause is obeyed while nothing moves, where the run can be continued from."""
+        pause_asked = self._is_pause_asked if may_pause else lambda: False
+
+        def tell(reason: str | None) -> None:
+            self._on_wait(reason)
+            self._while_waiting()
+
+        return patiently(move, tell, lambda seconds: self._control.wait(seconds, pause_asked))
 
     def _is_pause_asked(self) -> bool:
         return leases.find_status(self._job.metastore, self._job.claim) is Status.PAUSE_REQUESTED

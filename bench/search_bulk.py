@@ -29,7 +29,8 @@ from bench.peers import Peer
 from bench.report import Line, timed, write
 from vitrina.adapters.writers.search import mapping
 from vitrina.adapters.writers.search.bulk import BulkEngine, Delivery, Limits
-from vitrina.adapters.writers.search.client import ConnectionOptions, SearchClient
+from vitrina.adapters.writers.search.client import SearchClient
+from vitrina.adapters.writers.search.connection import ConnectionOptions
 from vitrina.adapters.writers.search.documents import Action, DocumentEncoder
 from vitrina.adapters.writers.search.generations import write_version
 from vitrina.embedded import search_server

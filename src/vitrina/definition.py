@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
@@ -113,6 +114,29 @@ class Options(Strict):
     on_concrete_index: Literal["take_over", "refuse"] = Field(
         "take_over", description="Whether a full load may replace an index of the target's name by an alias."
     )
+
+    @field_validator("index")
+    @classmethod
+    def _index_has_parts(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """As far as we read it ourselves: the rest is the server's to judge."""
+        unknown = sorted(value.keys() - {"settings", "mappings"})
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)}: an index has `settings` and `mappings`")
+        for name, part in _parts_of_index(value):
+            if not isinstance(part, dict):
+                raise ValueError(f"{name} is {part!r:.80}: write an object, for a field such as {{'type': 'keyword'}}")
+        return value
+
+
+def _parts_of_index(index: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from index.items()
+    mappings = index.get("mappings")
+    if not isinstance(mappings, dict):
+        return
+    yield from ((f"mappings.{name}", mappings[name]) for name in ("_meta", "properties") if name in mappings)
+    fields = mappings.get("properties")
+    if isinstance(fields, dict):
+        yield from ((f"mappings.properties.{name}", field) for name, field in fields.items())
 
 
 class Task(Strict):

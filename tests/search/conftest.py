@@ -8,7 +8,8 @@ import pytest
 
 from tests.support.http_fault_proxy import HttpFaultProxy
 from tests.support.search_servers import EXISTING, NOT_RUN, Target, kinds
-from vitrina.adapters.writers.search.client import ConnectionOptions, SearchClient
+from vitrina.adapters.writers.search.client import SearchClient
+from vitrina.adapters.writers.search.connection import ConnectionOptions
 from vitrina.adapters.writers.search.generations import Generations
 
 __all__ = ["Target"]

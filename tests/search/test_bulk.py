@@ -24,7 +24,8 @@ from tests.support.http_fault_proxy import (
 from vitrina import errors
 from vitrina.adapters.writers.search.batch import Actions
 from vitrina.adapters.writers.search.bulk import BulkEngine, BulkInterrupted, Limits
-from vitrina.adapters.writers.search.client import ConnectionOptions, Reply, SearchClient
+from vitrina.adapters.writers.search.client import Reply, SearchClient
+from vitrina.adapters.writers.search.connection import ConnectionOptions
 from vitrina.adapters.writers.search.generations import Generations, WriteAlias
 from vitrina.adapters.writers.search.verdicts import Item, Verdict, judge_item
 

@@ -7,6 +7,7 @@ import pytest
 
 from vitrina.adapters.writers.search import mapping
 from vitrina.adapters.writers.search.client import SearchClient
+from vitrina.adapters.writers.search.generations import Generations
 
 TEXT = pa.string()
 EVERY_TYPE = {
@@ -102,12 +103,13 @@ def test_differences_are_named_field_by_field_and_missing_fields_added(client: S
     schema = pa.schema([("title", TEXT), ("rating", TEXT), ("genres", pa.list_(TEXT))])
     wanted = mapping.derive(schema, {"title": "text", "rating": "numeric(3,1)", "genres": "text[]"})
 
-    differences = mapping.compare(wanted, client.get_mapping(index))
+    found = client.get_mapping(index)
+    differences = mapping.compare(wanted, found)
 
     assert [difference.field for difference in differences] == ["title", "genres"]
     assert str(differences[0]).startswith("title: is keyword, wanted text")
     assert str(differences[1]).startswith("genres: not in the index, wanted text")
-    client.put_mapping(index, mapping.additions(differences))
+    client.put_mapping(index, mapping.additions(wanted, found, differences))
     assert [d.field for d in mapping.compare(wanted, client.get_mapping(index))] == ["title"]
 
 
@@ -133,3 +135,50 @@ def test_overrides_replace_a_field_as_a_whole() -> None:
 
 def test_fields_that_only_the_index_has_are_no_difference() -> None:
     assert mapping.compare({"properties": {}}, {"properties": {"x": {"type": "long"}}}) == []
+
+
+# What servers show in another form, or leave out because it is their default.
+IN_OTHER_WORDS: dict[str, Any] = {
+    "copied": {"type": "text", "copy_to": "everything"},
+    "everything": {"type": "text", "norms": True, "analyzer": "standard", "search_analyzer": "standard"},
+    "short": {"type": "keyword", "ignore_above": "256", "eager_global_ordinals": False},
+    "moment": {"type": "date", "format": "strict_date_optional_time||epoch_millis"},
+    "open": {"type": "object", "dynamic": True},
+    "person": {"type": "object", "properties": {"name": {"type": "keyword", "norms": False}}},
+}
+
+
+def test_fields_are_as_they_were_asked_for_whatever_the_server_makes_of_the_words(
+    client: SearchClient, generations: Generations, index: str
+) -> None:
+    """Else a pass would refuse the index that it has just made."""
+    wanted = {"dynamic": "strict", "properties": IN_OTHER_WORDS}
+    first = {"dynamic": "strict", "properties": {"short": IN_OTHER_WORDS["short"]}}
+    generations.ensure_current("pipeline", first)
+    found = client.get_mapping(index)
+    client.put_mapping(index, mapping.additions(wanted, found, mapping.compare(wanted, found)))
+    client.request("PUT", f"/{index}/_doc/1", {"refresh": "true"}, body={"open": {"by": {"others": 1}}})
+
+    found = client.get_mapping(index)
+
+    assert found["properties"]["copied"] != IN_OTHER_WORDS["copied"]
+    assert mapping.compare(wanted, found) == []
+    assert generations.was_written_by("pipeline"), "the other notes stay"
+    changed = {**IN_OTHER_WORDS, "short": {"type": "keyword", "ignore_above": 100}, "open": {"type": "nested"}}
+    assert [d.field for d in mapping.compare({"properties": changed}, found)] == ["short", "open"]
+
+
+def test_nested_is_told_from_object_and_members_are_added_to_it(client: SearchClient, index: str) -> None:
+    def cast(kind: str, *members: str) -> dict[str, Any]:
+        return {"properties": {"cast": {"type": kind, "properties": {name: {"type": "keyword"} for name in members}}}}
+
+    client.create_index(index, {"mappings": {"dynamic": "strict"}})
+    for members in (["actor"], ["actor", "role"]):
+        wanted, found = cast("nested", *members), client.get_mapping(index)
+        client.put_mapping(index, mapping.additions(wanted, found, mapping.compare(wanted, found)))
+        assert mapping.compare(wanted, client.get_mapping(index)) == []
+
+    assert client.get_mapping(index)["properties"] == cast("nested", "actor", "role")["properties"]
+    assert list(map(str, mapping.compare(cast("object", "actor"), client.get_mapping(index)))) == [
+        "cast: is nested, wanted object"
+    ]

@@ -23,21 +23,29 @@ from tests.support.http_fault_proxy import (
     split_actions,
 )
 from tests.support.workbench import Workbench
-from vitrina.adapters.writers.search import objects
+from vitrina.adapters.writers.search import mapping, objects
 from vitrina.adapters.writers.search.batch import Outcome
 from vitrina.adapters.writers.search.bulk import BulkEngine, Delivery
-from vitrina.adapters.writers.search.client import ConnectionOptions, SearchClient
+from vitrina.adapters.writers.search.client import SearchClient
+from vitrina.adapters.writers.search.connection import ConnectionOptions
 from vitrina.adapters.writers.search.documents import DocumentEncoder
 from vitrina.adapters.writers.search.generations import Generations, WriteAlias
 from vitrina.adapters.writers.search.verdicts import Item
 
-TYPES = {"id": "text", "payload": "jsonb", "ages": "int4range", "title": "text"}
+TYPES = {
+    "id": "text", "payload": "jsonb", "ages": "int4range", "title": "text",
+    "place": "jsonb", "person": "jsonb", "cast": "jsonb",
+}  # fmt: skip
 FIELDS: dict[str, Any] = {
     "id": {"type": "keyword"},
     "payload": {"type": "object", "enabled": False},
     "ages": {"type": "integer_range"},
     "title": {"type": "text"},
     "rating": {"type": "double"},
+    # As somebody may map json by option.
+    "place": {"type": "geo_point"},
+    "person": {"properties": {"name": {"type": "keyword"}, "born": {"properties": {"year": {"type": "long"}}}}},
+    "cast": {"type": "nested", "properties": {"name": {"type": "keyword"}, "role": {"type": "keyword"}}},
 }
 DOCUMENTS = 200
 
@@ -60,7 +68,7 @@ class Index:
 
         self.engine = BulkEngine(proxied, str(self._alias), limits=LIMITS, renew_target=renew)
         self._encoder = DocumentEncoder(
-            types=TYPES, field_types={name: field["type"] for name, field in FIELDS.items()}, key=["id"]
+            types=TYPES, field_types=mapping.field_types({"properties": FIELDS}), key=["id"]
         )
 
     def write(self, rows: list[dict[str, Any]]) -> Outcome:
@@ -112,6 +120,46 @@ def test_what_was_written_last_is_what_is_there(written: Index, versions: list[t
 
         assert (outcome.acknowledged, outcome.rejected) == (1, [])
         assert written.document(key) == {"id": key, "payload": payload, "ages": AGES[ages], "title": "same"}
+
+
+MAPPED: dict[str, tuple[list[Any], str]] = {
+    "person": (
+        [
+            {"name": "A", "born": {"year": 1}},
+            {"born": {"year": 2}},
+            {},
+            {"name": "A"},
+            None,
+            [{"name": "A"}],
+            {"born": {}},
+        ],
+        "person.name",
+    ),
+    "cast": (
+        [[{"name": "A"}, {"name": "B"}], [{"role": "R"}], {"name": "A", "role": "R"}, {"role": "R"}, None, []],
+        "cast.name",
+    ),
+    "place": (
+        [{"lat": 1.5, "lon": 2}, {"lat": 3, "lon": 4}, None, [5, 6], {"lat": 7, "lon": 8}, "9,10", None],
+        "place",
+    ),
+}
+
+
+@pytest.mark.parametrize("column", MAPPED)
+def test_fields_that_are_indexed_find_what_was_written_last(written: Index, column: str) -> None:
+    versions, searched = MAPPED[column]
+    for version in versions:
+        outcome = written.write([{"id": "1", column: json.dumps(version), "title": "same"}])
+
+        assert (outcome.acknowledged, outcome.rejected) == (1, [])
+        assert written.document("1") == {"id": "1", column: version, "title": "same"}
+        written.client.refresh(written.name)
+        query: dict[str, Any] = {"exists": {"field": searched}}
+        if column == "cast":
+            query = {"nested": {"path": "cast", "query": query}}
+        found = written.client.search(written.name, {"query": query})["hits"]["hits"]
+        assert bool(found) == (version is not None if column == "place" else '"name"' in json.dumps(version))
 
 
 def rows(payload: Any, count: int = DOCUMENTS) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Pipelines into search indexes: rebuilt by generations, kept up to date by passes, every document accounted for."""
 
+import socket
 from typing import Any
 
 import pytest
@@ -146,6 +147,20 @@ def test_an_interrupted_rebuild_goes_on(bench: Workbench, client: SearchClient, 
     assert len(documents(client, index)) == 200
 
 
+@pytest.mark.one_server
+def test_one_host_that_is_down_disturbs_no_run(bench: Workbench, index: str, search: Target) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        hosts = f"http://127.0.0.1:{reserved.getsockname()[1]},{search.url}"
+        bench.settings = bench.settings.model_copy(update={"elasticsearch_url": SecretStr(hosts)})
+        pipeline(bench, index)
+
+        run = bench.run("films")
+
+    assert (run["status"], run["attempts"], run["rows_written"]) == ("SUCCESS", 1, 200)
+
+
+@pytest.mark.one_server
 def test_without_a_server_the_setting_is_named(bench: Workbench, index: str) -> None:
     pipeline(bench, index)
     bench.settings = bench.settings.model_copy(update={"elasticsearch_url": None})

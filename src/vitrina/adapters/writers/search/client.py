@@ -1,22 +1,22 @@
 """Talks HTTP to Elasticsearch or OpenSearch: the few calls Vitrina needs, and every failure in Vitrina's own words."""
 
-import base64
+import json
 import logging
 import re
 import ssl
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import elastic_transport
 import orjson
 import urllib3.exceptions
 
 from vitrina import errors
+from vitrina.adapters.writers.search.connection import ConnectionOptions, login_headers, node_config
 
 Json = dict[str, Any]
 
@@ -80,47 +80,6 @@ class Missing(errors.FatalError):
 
 
 @dataclass(frozen=True)
-class ConnectionOptions:
-    """Which servers, and how to prove who we and they are."""
-
-    hosts: tuple[str, ...]
-    username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    api_key: str | None = field(default=None, repr=False)
-    ca_file: Path | None = None
-    fingerprint: str | None = None
-    timeout_seconds: float = 30
-    bulk_timeout_seconds: float = 120
-    gzip: bool = True
-    connections: int = 8
-
-    @classmethod
-    def from_url(
-        cls,
-        url: str,
-        *,
-        api_key: str | None = None,
-        ca_file: Path | None = None,
-        fingerprint: str | None = None,
-    ) -> "ConnectionOptions":
-        """From `ELASTICSEARCH_URL`: one address or several with commas between, user and password inside the first."""
-        addresses = [part.strip() for part in url.split(",") if part.strip()]
-        if not addresses:
-            raise errors.ConfigError(
-                "ELASTICSEARCH_URL is empty: set it to http://host:9200, several with commas between"
-            )
-        first = urlsplit(_with_scheme(addresses[0]))
-        return cls(
-            hosts=tuple(_without_login(address) for address in addresses),
-            username=unquote(first.username) if first.username else None,
-            password=unquote(first.password) if first.password else None,
-            api_key=api_key,
-            ca_file=ca_file,
-            fingerprint=fingerprint,
-        )
-
-
-@dataclass(frozen=True)
 class Reply:
     """What the server answered: a status and decoded JSON (None when it was something else)."""
 
@@ -147,9 +106,9 @@ class SearchClient:
 
     def __init__(self, options: ConnectionOptions) -> None:
         self.options = options
-        self._headers = _login_headers(options)
+        self._headers = login_headers(options)
         self._transport = elastic_transport.Transport(
-            [_node(host, options, number) for number, host in enumerate(options.hosts, start=1)],
+            [node_config(host, options, number) for number, host in enumerate(options.hosts, start=1)],
             serializers=dict.fromkeys((JSON_TYPE, NDJSON_TYPE, "application/*", "text/*"), _Untouched()),
             max_retries=0,
             retry_on_status=(),
@@ -291,7 +250,7 @@ class SearchClient:
         content_type: str = JSON_TYPE,
         timeout_seconds: float | None = None,
     ) -> Reply:
-        """One HTTP request, sent once; connection failures become `Disconnected`."""
+        """One HTTP request, seen by one server at most once; connection failures become `Disconnected`."""
         headers = {"accept": JSON_TYPE, **self._headers}
         payload = orjson.dumps(body) if isinstance(body, dict) else body
         if payload is not None:
@@ -299,17 +258,26 @@ class SearchClient:
             if self.options.gzip:
                 headers["content-encoding"] = "gzip"
                 payload = _gzip(payload)
-        try:
-            response = self._transport.perform_request(
-                method,
-                f"{path}?{urlencode(parameters)}" if parameters else path,
-                body=payload,
-                headers=headers,
-                request_timeout=timeout_seconds or self.options.timeout_seconds,
-            )
-        except elastic_transport.TransportError as exc:
-            raise _disconnected(exc) from exc
+        response = self._ask_a_host(
+            method,
+            f"{path}?{urlencode(parameters)}" if parameters else path,
+            body=payload,
+            headers=headers,
+            request_timeout=timeout_seconds or self.options.timeout_seconds,
+        )
         return Reply(response.meta.status, _decoded(response.body))
+
+    def _ask_a_host(self, method: str, target: str, **request: Any) -> elastic_transport.TransportApiResponse:
+        """A host that cannot be reached has not seen the request: the next one is asked, each at most once."""
+        left = len(self.options.hosts)
+        while True:
+            try:
+                return self._transport.perform_request(method, target, **request)
+            except elastic_transport.TransportError as exc:
+                left -= 1
+                error = _disconnected(exc)
+                if not left or not isinstance(error, Unreachable):
+                    raise error from exc
 
     def _get(
         self, path: str, parameters: Mapping[str, str] | None = None, *, timeout_seconds: float | None = None
@@ -416,47 +384,16 @@ def _decoded(body: Any) -> Any:
     try:
         return orjson.loads(body) if body else None
     except orjson.JSONDecodeError:
+        return _decoded_leniently(body)
+
+
+def _decoded_leniently(body: bytes) -> Any:
+    """Documents that come back may hold half a surrogate pair, or a number past all doubles: JSON knows no better."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
         return None
 
 
 def _path(*parts: str) -> str:
     return "".join("/" + quote(part, safe="*,") for part in parts)
-
-
-def _with_scheme(address: str) -> str:
-    return address if "://" in address else f"http://{address}"
-
-
-def _without_login(address: str) -> str:
-    scheme, _, rest = _with_scheme(address).partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
-
-
-def _node(host: str, options: ConnectionOptions, number: int) -> elastic_transport.NodeConfig:
-    wrong = f"address {number} in ELASTICSEARCH_URL is wrong"
-    try:
-        parts = urlsplit(host)
-        port = parts.port
-    except ValueError as exc:
-        raise errors.ConfigError(f"{wrong}: write http://host:9200 or https://host, the port a number") from exc
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise errors.ConfigError(f"{wrong}: write http://host:9200 or https://host")
-    secure = parts.scheme == "https"
-    return elastic_transport.NodeConfig(
-        scheme=parts.scheme,
-        host=parts.hostname,
-        port=port or (443 if secure else 9200),
-        path_prefix=parts.path.rstrip("/"),
-        connections_per_node=options.connections,
-        ca_certs=str(options.ca_file) if secure and options.ca_file else None,
-        ssl_assert_fingerprint=options.fingerprint if secure else None,
-    )
-
-
-def _login_headers(options: ConnectionOptions) -> dict[str, str]:
-    if options.api_key:
-        return {"authorization": f"ApiKey {options.api_key}"}
-    if options.username is not None:
-        login = f"{options.username}:{options.password or ''}".encode()
-        return {"authorization": "Basic " + base64.b64encode(login).decode()}
-    return {}

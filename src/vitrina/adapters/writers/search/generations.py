@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from vitrina import errors
 from vitrina.adapters.writers.search.client import Json, Missing, SearchClient
+from vitrina.adapters.writers.search.mapping import NOTES
 
 OnConcreteIndex = Literal["take_over", "refuse"]
 
@@ -286,8 +287,10 @@ class Generations:
             "epoch": epoch,
             "settings": remembered,
             "complete": not filling,
+            # As they were asked for, which is not always how the server shows them.
+            "fields": mappings.get("properties", {}),
         }
-        meta = {**mappings.get("_meta", {}), "vitrina": ours}
+        meta = {**mappings.get("_meta", {}), NOTES: ours}
         body = {
             "settings": {**settings, **_FILLING} if filling else settings,
             "mappings": {**mappings, "_meta": meta},
@@ -298,7 +301,7 @@ class Generations:
 
     def _mark_complete(self, name: str) -> None:
         meta = self._get_index(name).get("mappings", {}).get("_meta", {})
-        meta["vitrina"]["complete"] = True
+        meta[NOTES]["complete"] = True
         self._client.put_mapping(name, {"_meta": meta})
 
     def _get_index(self, name: str) -> Json:
@@ -322,7 +325,7 @@ def _remove(index: str, alias: str) -> Json:
 
 def _ours(entry: Mapping[str, Any]) -> Json:
     """What we noted in an index when we made it; empty for indexes that are not ours."""
-    noted = entry.get("mappings", {}).get("_meta", {}).get("vitrina", {})
+    noted = entry.get("mappings", {}).get("_meta", {}).get(NOTES, {})
     return noted if isinstance(noted, dict) else {}
 
 

@@ -1,7 +1,7 @@
 """Which index mapping a query's result asks for, and how an existing one differs from it."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,9 @@ import pyarrow as pa
 from vitrina.adapters.writers.search.values import base_type, is_array, range_type
 
 Json = dict[str, Any]
+
+# Under `_meta` of an index: who made it, for what, and with which fields.
+NOTES = "vitrina"
 
 # The longest keyword that Lucene takes has 32,766 bytes; a character has four at most.
 KEYWORD_LIMIT = 8191
@@ -87,16 +90,24 @@ def derive(schema: pa.Schema, types: Mapping[str, str], overrides: Mapping[str, 
 def compare(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Difference]:
     """Field by field; fields that only the index has are nobody's fault: other pipelines may fill them."""
     existing = dict(_flatten(found.get("properties", {})))
+    asked = dict(_flatten(_noted(found).get("fields", {})))
     return [
         Difference(path, field, existing.get(path))
         for path, field in _flatten(wanted.get("properties", {}))
-        if _without_defaults(existing.get(path)) != _without_defaults(field)
+        if not _is_as_wanted(field, existing.get(path), asked.get(path))
     ]
 
 
-def additions(differences: Sequence[Difference]) -> Json:
+def additions(wanted: Mapping[str, Any], found: Mapping[str, Any], differences: Sequence[Difference]) -> Json:
     """The mapping to put so that missing fields come to be; the existing ones cannot be changed."""
-    return {"properties": {item.field: item.wanted for item in differences if item.found is None}}
+    missing = {item.field for item in differences if item.found is None}
+    properties = _only(wanted.get("properties", {}), missing)
+    noted = _noted(found)
+    return {
+        "properties": properties,
+        # The server takes the whole of it, or keeps what is there.
+        "_meta": {**found.get("_meta", {}), NOTES: {**noted, "fields": {**noted.get("fields", {}), **properties}}},
+    }
 
 
 def field_types(mapping: Mapping[str, Any]) -> dict[str, str]:
@@ -155,22 +166,48 @@ def _field_by_arrow_type(arrow_type: pa.DataType, *, known: bool) -> Json:
     return TEXT if is_text and not known else KEYWORD
 
 
+def _noted(mapping: Mapping[str, Any]) -> Json:
+    """What we noted in an index when we made it; empty for indexes that are not ours."""
+    noted = mapping.get("_meta", {}).get(NOTES, {})
+    return noted if isinstance(noted, dict) else {}
+
+
 def _flatten(properties: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Json]]:
+    """Every field by its path; an object, or nested, comes before its members and without them."""
     for name, field in properties.items():
         path = f"{prefix}{name}"
-        if "properties" in field:
-            yield from _flatten(field["properties"], f"{path}.")
-        else:
-            yield path, field
+        yield path, {"type": "object", **{key: value for key, value in field.items() if key != "properties"}}
+        yield from _flatten(field.get("properties", {}), f"{path}.")
+
+
+def _is_as_wanted(wanted: Json, found: Json | None, asked: Json | None) -> bool:
+    """Servers show parameters in a form of their own and leave defaults out: what an index was made with counts too."""
+    if found is None:
+        return False
+    if asked == wanted and found["type"] == wanted["type"]:
+        return True
+    # Whether others may add members to an object is theirs to say.
+    shown = {name: value for name, value in found.items() if name != "dynamic" or name in wanted}
+    return _without_defaults(shown) == _without_defaults(wanted)
+
+
+def _only(properties: Mapping[str, Any], missing: Collection[str], prefix: str = "") -> Json:
+    """The fields at these paths, each inside of the objects that it is a member of."""
+    kept: Json = {}
+    for name, field in properties.items():
+        path = f"{prefix}{name}"
+        if path in missing:
+            kept[name] = field
+        elif members := _only(field.get("properties", {}), missing, f"{path}."):
+            kept[name] = {"type": field.get("type", "object"), "properties": members}
+    return kept
 
 
 # What the servers leave out when they show a mapping, because it is the default.
 _DEFAULTS: Json = {"index": True, "store": False, "doc_values": True, "coerce": True, "ignore_malformed": False}
 
 
-def _without_defaults(field: Mapping[str, Any] | None) -> Json | None:
-    if field is None:
-        return None
+def _without_defaults(field: Mapping[str, Any]) -> Json:
     kept = {name: value for name, value in field.items() if _DEFAULTS.get(name, ...) != value}
     if "fields" in kept:
         kept["fields"] = {name: _without_defaults(sub) for name, sub in kept["fields"].items()}

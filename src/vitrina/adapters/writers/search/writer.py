@@ -10,7 +10,8 @@ from vitrina.adapters.catalog import Column
 from vitrina.adapters.writers.search import mapping
 from vitrina.adapters.writers.search.batch import Actions, Outcome, Rejected
 from vitrina.adapters.writers.search.bulk import BulkEngine, Limits
-from vitrina.adapters.writers.search.client import Blocked, ConnectionOptions, SearchClient
+from vitrina.adapters.writers.search.client import Blocked, SearchClient
+from vitrina.adapters.writers.search.connection import ConnectionOptions
 from vitrina.adapters.writers.search.documents import Action, DocumentEncoder, Prepared
 from vitrina.adapters.writers.search.generations import Generations, Standing, WriteAlias, write_version
 from vitrina.definition import Options
@@ -124,7 +125,8 @@ class ElasticsearchWriter:
     def current_index(self) -> str:
         """The index that incremental pipelines add to, created when missing, its mapping compared field by field."""
         name = self.generations.ensure_current(self._pipeline, self._mappings, self._options.index.get("settings"))
-        differences = mapping.compare(self._mappings, self._client.get_mapping(name))
+        found = self._client.get_mapping(name)
+        differences = mapping.compare(self._mappings, found)
         missing = [item for item in differences if item.found is None]
         if len(missing) < len(differences) or (missing and self._options.on_schema_change != "add_columns"):
             told = "; ".join(map(str, differences))
@@ -134,7 +136,7 @@ class ElasticsearchWriter:
                 " 'add_columns' for fields that are only missing"
             )
         if missing:
-            self._client.put_mapping(name, mapping.additions(missing))
+            self._client.put_mapping(name, mapping.additions(self._mappings, found, missing))
         return name
 
     def is_new_here(self) -> bool:

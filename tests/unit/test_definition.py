@@ -1,0 +1,31 @@
+"""What a definition refuses before it is saved, where the server's own words would come late and help nobody."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from vitrina.definition import Options
+
+
+@pytest.mark.parametrize(
+    ("index", "told"),
+    [
+        ({"mapping": {}}, "mapping: an index has `settings` and `mappings`"),
+        ({"mappings": {}, "aliases": {"films": {}}}, "aliases: an index has `settings` and `mappings`"),
+        ({"settings": None}, "settings is None: write an object"),
+        ({"mappings": []}, r"mappings is \[\]: write an object"),
+        ({"mappings": {"properties": None}}, "mappings.properties is None: write an object"),
+        ({"mappings": {"_meta": "x"}}, "mappings._meta is 'x': write an object"),
+        ({"mappings": {"properties": {"title": "keyword"}}}, "title is 'keyword': .* such as {'type': 'keyword'}"),
+    ],
+)
+def test_parts_of_an_index_are_named_when_they_are_wrong(index: Any, told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        Options(index=index)
+
+
+def test_the_rest_of_an_index_is_the_servers_to_judge() -> None:
+    index = {"settings": {"anything": 1}, "mappings": {"dynamic": False, "properties": {"a": {"type": "no_such"}}}}
+
+    assert Options(index=index).index == index

@@ -27,8 +27,9 @@ def test_addresses_and_login_come_from_one_variable() -> None:
 
 
 def test_the_login_may_stand_in_any_of_the_addresses() -> None:
-    options = ConnectionOptions.from_url(f"http://one:9200,http://user:{SECRET}@two:9200")
+    options = ConnectionOptions.from_url(f"http://one:9200,http://user:{SECRET}@two:9200,http://one:9200")
 
+    assert options.hosts == ("http://one:9200", "http://two:9200")
     assert (options.username, options.password) == ("user", SECRET)
 
 
@@ -132,6 +133,30 @@ def test_refusals_name_the_thing_and_the_reason(client: SearchClient, index: str
         client.count(f"{index}-missing")
 
 
+def test_an_index_that_was_closed_is_told_as_such(client: SearchClient, index: str) -> None:
+    client.create_index(index, {})
+    client.request("POST", f"/{index}/_close")
+
+    with pytest.raises(errors.FatalError, match="somebody closed the index: open or delete it"):
+        client.count(index)
+
+
+class Elsewhere(HttpFault):
+    """Something that is no search server."""
+
+    def handle(self, request: Request, forward: Forward) -> Answer:
+        return Answer(404, b"<html>welcome to our proxy</html>")
+
+
+@pytest.mark.one_server
+def test_what_is_no_search_server_is_told_as_such(search: Target, proxy: HttpFaultProxy) -> None:
+    proxy.fault = Elsewhere()
+    with pytest.raises(errors.FatalError, match="no answer of a search server: check ELASTICSEARCH_URL"):
+        SearchClient(ConnectionOptions(hosts=(proxy.url,))).health()
+    with pytest.raises(errors.FatalError, match="speaks no TLS: write http:// in ELASTICSEARCH_URL"):
+        SearchClient(ConnectionOptions(hosts=(search.url.replace("http:", "https:"),))).health()
+
+
 def test_an_analyzer_that_the_server_lacks_is_explained(client: SearchClient, index: str) -> None:
     for part in ({"filter": ["no_such"]}, {"tokenizer": "no_such"}):
         analyzer = {"type": "custom", "tokenizer": "standard", **part}
@@ -199,7 +224,7 @@ def test_tls_with_a_ca_file_or_a_fingerprint(search: Target, certificate: Path) 
 
 @pytest.mark.parametrize("fingerprint", ["abc", "z" * 64, "0" * 40])
 def test_a_fingerprint_that_is_none_is_named(fingerprint: str) -> None:
-    with pytest.raises(errors.ConfigError, match=f"ELASTICSEARCH_FINGERPRINT is '{fingerprint}': .* openssl x509"):
+    with pytest.raises(errors.ConfigError, match=f"ELASTICSEARCH_FINGERPRINT is '{fingerprint}': .*openssl x509"):
         SearchClient(ConnectionOptions(("https://127.0.0.1:1",), fingerprint=fingerprint))
 
 

@@ -148,6 +148,34 @@ def test_an_interrupted_rebuild_goes_on(bench: Workbench, client: SearchClient, 
 
 
 @pytest.mark.one_server
+def test_a_rebuild_leaves_out_rows_that_are_gone(bench: Workbench, client: SearchClient, index: str) -> None:
+    bench.sql("UPDATE content.film_work SET gone = id % 2 = 0")
+    pipeline(bench, index, QUERY.replace(" FROM", ", gone FROM"), options={"delete_when": "gone"})
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_message"], run["rows_written"]) == ("SUCCESS", None, 100)
+    assert set(documents(client, index)) == {str(number) for number in range(1, 201, 2)}
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_rebuild_that_is_interrupted_among_rows_without_a_key(
+    bench: Workbench, client: SearchClient, index: str, batch_size: int
+) -> None:
+    query = "SELECT CASE WHEN id <= 3 THEN id END AS id, title FROM content.film_work WHERE id <= 6"
+    options = {"max_dead_letters": 3, "max_attempts": 20}
+    pipeline(bench, index, query, batch_size=batch_size, options=options)
+
+    run = bench.run_interrupted("films")
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert set(documents(client, index)) == {"1", "2", "3"}
+    letters = bench.sql("SELECT document ->> 'title' AS title FROM etl.etl_dead_letters ORDER BY title")
+    assert [letter["title"] for letter in letters] == ["Film 4", "Film 5", "Film 6"]
+
+
+@pytest.mark.one_server
 def test_one_host_that_is_down_disturbs_no_run(bench: Workbench, index: str, search: Target) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused

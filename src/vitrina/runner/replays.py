@@ -1,6 +1,5 @@
 """A runner sends refused rows again: each is read anew from the source by its key, and its letter marked resolved."""
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -201,7 +200,7 @@ def _send_some(run: "MartReplay | SearchReplay", letters: Sequence[Letter], repo
 
 
 def _as_row(letter: DeadLetter) -> Letter:
-    return {"document_id": letter.document_id, "document": json.loads(letter.document)}
+    return {"document_id": letter.document_id, "document": dead_letters.as_kept(letter.document)}
 
 
 def key_of(letter: Letter, names: Sequence[str]) -> Key | None:

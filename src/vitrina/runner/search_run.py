@@ -55,6 +55,7 @@ class SearchRun(Run):
         generation = self._continue_generation() or self._begin_generation()
         alias = self._patiently(lambda: self._index.claim_writes(generation))
         sender = self._sender(generation, alias)
+        sender.made_anew = True
         with self._ahead(self._stream_into(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
             for filled in batches:
                 self._count_documents(sender, filled)

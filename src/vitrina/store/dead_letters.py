@@ -1,8 +1,10 @@
 """Statements on `etl_dead_letters`: documents that a target refused, rows that a step failed on."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from itertools import accumulate
 from typing import Any, Literal
 from uuid import UUID
 
@@ -12,6 +14,10 @@ from vitrina.ports import DeadLetter
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
+
+LONGEST_ERROR = 4_000
+# Objects and lists within each other that a letter shows as such.
+DEEPEST = 200
 # `sent`: again, and not refused. `gone`: the source no longer has the row. `superseded`: refused again for another
 # reason, which has a letter of its own. `rebuilt`: a later full load holds it. `delivered`: by a later run of the
 # pipeline, because the row changed.
@@ -79,7 +85,7 @@ def record(connection: Connection, pipeline_id: UUID, run_id: UUID, letters: Seq
             "run": run_id,
             "id": letter.document_id,
             "error": sayable(letter.error),
-            "document": letter.document,
+            "document": json.dumps(letter.document) if _is_deep(letter.document) else letter.document,
         }
         for letter in letters
     ]
@@ -110,6 +116,8 @@ def _keep(connection: Connection, rows: Sequence[Row]) -> None:
                 UPDATE etl.etl_dead_letters
                 SET run_id = %(run)s, document = %(document)s::jsonb, created_at = clock_timestamp()
                 WHERE pipeline_id = %(pipeline)s AND document_id = %(id)s AND error = %(error)s AND resolved_at IS NULL
+                  -- Rows without a key are told apart by what they hold.
+                  AND (document_id <> '' OR document = %(document)s::jsonb)
                 RETURNING id)
             INSERT INTO etl.etl_dead_letters (pipeline_id, run_id, document_id, error, document)
             SELECT %(pipeline)s, %(run)s, %(id)s, %(error)s, %(document)s::jsonb WHERE NOT EXISTS (SELECT FROM renewed)
@@ -119,8 +127,20 @@ def _keep(connection: Connection, rows: Sequence[Row]) -> None:
 
 
 def sayable(error: str) -> str:
-    """A reason may quote what Postgres's text cannot hold."""
-    return error.replace("\0", "\\u0000").encode(errors="backslashreplace").decode()
+    """A reason may quote the whole of a value, and in it what Postgres's text cannot hold."""
+    shown = error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR]}..."
+    return shown.replace("\0", "\\u0000").encode(errors="backslashreplace").decode()
+
+
+def as_kept(document: str) -> Any:
+    """The document as it is read from its letter."""
+    return document if _is_deep(document) else json.loads(document)
+
+
+def _is_deep(document: str) -> bool:
+    """Postgres would take it and print it, but whoever reads the letter would run out of stack."""
+    brackets = re.findall(r"[\[{\]}]", re.sub(r'"(?:[^"\\]|\\.)*"', "", document))
+    return max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0) > DEEPEST
 
 
 def resolve(connection: Connection, numbers: Sequence[int], how: Resolution) -> None:

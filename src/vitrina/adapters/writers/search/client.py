@@ -293,10 +293,11 @@ class SearchClient:
 def _disconnected(exc: elastic_transport.TransportError) -> errors.RunError:
     """In our own words: the transport's repeat the server's address."""
     if isinstance(exc, elastic_transport.TlsError):
-        return errors.FatalError(
-            f"the search server did not prove its identity ({_tls_problem(exc)}): "
-            "check ELASTICSEARCH_CA_FILE or ELASTICSEARCH_FINGERPRINT"
-        )
+        problem = _tls_problem(exc)
+        advice = "check ELASTICSEARCH_CA_FILE or ELASTICSEARCH_FINGERPRINT"
+        if problem == "wrong version number":
+            advice = "it speaks no TLS: write http:// in ELASTICSEARCH_URL, or let it"
+        return errors.FatalError(f"the search server did not prove its identity ({problem}): {advice}")
     if isinstance(exc.__cause__, urllib3.exceptions.NewConnectionError | urllib3.exceptions.ConnectTimeoutError):
         return Unreachable("no search server answers: start it or correct ELASTICSEARCH_URL")
     if isinstance(exc, elastic_transport.ConnectionTimeout):
@@ -343,6 +344,10 @@ def translate(what: str, reply: Reply) -> errors.RunError:
         )
     if LACKING.search(message):
         message += f"; {LACKING_HELP}"
+    if reply.error_type == "index_closed_exception":
+        message += "; somebody closed the index: open or delete it"
+    if not isinstance(reply.body, dict):
+        message += "; that is no answer of a search server: check ELASTICSEARCH_URL and what stands in front of it"
     kind = Missing if reply.status == 404 else errors.FatalError
     return kind(f"{message} (status {reply.status})")
 

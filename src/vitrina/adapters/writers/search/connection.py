@@ -45,7 +45,7 @@ class ConnectionOptions:
             )
         username, password = _login_of(addresses)
         return cls(
-            hosts=tuple(_without_login(address) for address in addresses),
+            hosts=tuple(dict.fromkeys(map(_without_login, addresses))),
             username=username,
             password=password,
             api_key=api_key,

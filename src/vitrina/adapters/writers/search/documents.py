@@ -115,7 +115,12 @@ class DocumentEncoder:
         prepared.hashed_ids += len(hashed)
         return pc.replace_with_mask(ids, mask, pa.array(hashed, pa.string()))
 
-    def _deleted(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
+    def without_deleted(self, table: pa.Table) -> pa.Table:
+        """For an index that is made anew, in which there is nothing to delete."""
+        deleted = self._deleted(table)
+        return table if deleted is None else table.filter(pc.invert(deleted))
+
+    def _deleted(self, batch: pa.RecordBatch | pa.Table) -> pa.BooleanArray | None:
         if self._delete_when is None:
             return None
         if self._delete_when not in batch.schema.names:

@@ -240,6 +240,8 @@ class DocumentSender:
         self.outcomes: dict[int, Outcome] = {}
         # Rows that came before another one with their key: in a pass they are history.
         self.duplicates = 0
+        # Whether the index was empty when the load began: rows that say they are gone are then left out.
+        self.made_anew = False
         # Documents whose key is too long to be their id.
         self.hashed_ids = 0
         # Ids of documents that were refused before. None: nobody wants to know whether they are taken now.
@@ -282,6 +284,8 @@ class DocumentSender:
         """
         if not table.num_rows:  # it may come without its columns
             return
+        if self.made_anew:
+            table = self._encoder.without_deleted(table)
         version = write_version(self.alias.epoch, number)
         rows = max(-(-table.num_rows // _PARTS), _PART_ROWS)
         for batch in table.select(self._columns).combine_chunks().to_batches():

@@ -77,7 +77,7 @@ def test_an_index_that_is_blocked_when_a_pass_begins(bench: Workbench, client: S
     bench.sql("UPDATE content.film_work SET title = 'New', payload = '{}', modified = clock_timestamp()")
     with blocked_index(client, index):
         running = run_until_it_waits(bench)
-    running.join(timeout=60)
+    running.join(timeout=120)
 
     run = bench.last_run("films")
     assert (run["status"], run["error_message"], run["metrics"]["waiting"]) == ("SUCCESS", None, None)
@@ -93,7 +93,7 @@ def test_a_cluster_that_takes_no_new_index(
     setting = "create_index" if "opensearch" in search.kind else "read_only_allow_delete"
     with blocked_cluster(client, setting):
         running = run_until_it_waits(bench)
-    running.join(timeout=60)
+    running.join(timeout=120)
 
     run = bench.last_run("films")
     assert (run["status"], run["rows_written"], run["metrics"]["waiting"]) == ("SUCCESS", 50, None)
@@ -156,7 +156,7 @@ def test_a_run_that_waits_obeys_a_pause(bench: Workbench, client: SearchClient, 
     with blocked_cluster(client, "read_only_allow_delete"):
         running = run_until_it_waits(bench)
         bench.sql("UPDATE etl.etl_pipelines SET status = 'PAUSE_REQUESTED'")
-        running.join(timeout=20)
+        running.join(timeout=120)
 
         assert bench.last_run("films")["status"] == "PAUSED"
 
@@ -168,6 +168,6 @@ def test_a_runner_that_leaves_does_not_wait(bench: Workbench, client: SearchClie
     with blocked_cluster(client, "read_only_allow_delete"):
         running = run_until_it_waits(bench, shutdown)
         shutdown.set()
-        running.join(timeout=20)
+        running.join(timeout=120)
 
         assert bench.last_run("films")["status"] == "CANCELLED"

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -19,8 +19,10 @@ from tests.support.http_fault_proxy import (
     HttpFaultProxy,
     LoseReply,
     Stall,
+    Together,
     TooLarge,
 )
+from tests.support.waiting import until
 from vitrina import errors
 from vitrina.adapters.writers.search.batch import Actions
 from vitrina.adapters.writers.search.bulk import BulkEngine, BulkInterrupted, Limits
@@ -76,7 +78,7 @@ class Writing:
 
 @pytest.fixture
 def writing(client: SearchClient, index: str, proxy: HttpFaultProxy) -> Iterator[Writing]:
-    options = ConnectionOptions(hosts=(proxy.url,), bulk_timeout_seconds=15)
+    options = ConnectionOptions(hosts=(proxy.url,), bulk_timeout_seconds=60)
     proxied = SearchClient(options)
     yield Writing(client, proxied, index)
     proxied.close()
@@ -280,13 +282,12 @@ def test_requests_stay_within_the_limits(writing: Writing, proxy: HttpFaultProxy
 
 @pytest.mark.one_server
 def test_several_requests_are_in_flight(writing: Writing, proxy: HttpFaultProxy) -> None:
-    proxy.fault = Stall(0.5, times=3)
-    started = time.monotonic()
+    proxy.fault = together = Together(3)
 
     writing.engine(limits=Limits(in_flight=3, small_request_bytes=100)).send(updates(300))
 
     assert len(proxy.bulk_requests) == 3
-    assert time.monotonic() - started < 1.4, "three stalls of half a second, one after the other"
+    assert together.met, "one after the other"
 
 
 def test_read_only_index_is_named_and_waited_for(writing: Writing) -> None:
@@ -338,7 +339,7 @@ def test_stopping_ends_the_wait(writing: Writing, proxy: HttpFaultProxy) -> None
 
     with pytest.raises(BulkInterrupted, match="10 documents not settled"):
         writing.engine(should_stop=lambda: time.monotonic() > stop_at).send(updates(10))
-    assert time.monotonic() < stop_at + 2
+    assert time.monotonic() < stop_at + LIMITS.patience_seconds / 2
 
 
 @pytest.mark.one_server
@@ -421,15 +422,14 @@ def test_unchanged_documents_are_noops(writing: Writing) -> None:
 @pytest.mark.one_server
 def test_batches_of_other_documents_travel_together(writing: Writing, proxy: HttpFaultProxy) -> None:
     """No connection waits for the last request of a batch."""
-    proxy.fault = Stall(0.5, times=2)
+    proxy.fault = together = Together(2)
     engine = writing.engine(limits=Limits(in_flight=2))
-    started = time.monotonic()
 
     first = engine.start(Actions(["a"], [_lines({"update": {"_id": "a"}}, {"doc": {"n": 1}, "doc_as_upsert": True})]))
     second = engine.start(Actions(["b"], [_lines({"update": {"_id": "b"}}, {"doc": {"n": 2}, "doc_as_upsert": True})]))
 
     assert [first.finish().created, second.finish().created] == [1, 1]
-    assert time.monotonic() - started < 0.95, "the second waited for the first"
+    assert together.met, "the second waited for the first"
     assert first.finish().created == 1, "asked again, the same answer"
 
 
@@ -490,12 +490,12 @@ def test_faults_below_http(search: Target, writing: Writing, fault: fault_proxy.
 @pytest.mark.one_server
 def test_black_hole_and_refused_connections_are_waited_out(search: Target, writing: Writing) -> None:
     with fault_proxy.TcpFaultProxy(search.port) as tcp:
-        client = SearchClient(ConnectionOptions(hosts=(f"http://127.0.0.1:{tcp.port}",), bulk_timeout_seconds=1))
+        client = SearchClient(ConnectionOptions(hosts=(f"http://127.0.0.1:{tcp.port}",), bulk_timeout_seconds=2))
         engine = BulkEngine(
             client, str(writing.alias), limits=LIMITS, renew_target=writing.renew, on_wait=writing.waits.append
         )
         tcp.fault = fault_proxy.BlackHole()
-        healing = threading.Timer(2.5, lambda: _heal(tcp))
+        healing = threading.Thread(target=_heal_when, args=(lambda: bool(writing.waits), tcp))
         healing.start()
         outcome = engine.send(updates(DOCUMENTS))
         healing.join()
@@ -507,6 +507,7 @@ def test_black_hole_and_refused_connections_are_waited_out(search: Target, writi
     assert len(writing.stored()) == DOCUMENTS
 
 
-def _heal(tcp: fault_proxy.TcpFaultProxy) -> None:
+def _heal_when(noticed: Callable[[], bool], tcp: fault_proxy.TcpFaultProxy) -> None:
+    until(noticed)
     tcp.heal()
     tcp.reset_all()

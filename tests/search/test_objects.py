@@ -110,7 +110,9 @@ AGES: dict[str | None, Any] = {
 
 
 @given(versions=st.lists(st.tuples(PAYLOADS, st.sampled_from(list(AGES))), min_size=2, max_size=4))
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_what_was_written_last_is_what_is_there(written: Index, versions: list[tuple[Any, str | None]]) -> None:
     key = uuid4().hex
     for payload, ages in versions:

@@ -38,6 +38,7 @@ from vitrina.adapters.writers.search.bulk import BulkEngine, Limits
 from vitrina.adapters.writers.search.client import SearchClient
 from vitrina.adapters.writers.search.generations import Generations, WriteAlias
 from vitrina.ports import Staged
+from vitrina.runner import dispatcher
 from vitrina.store import recovery
 
 ROWS = 300
@@ -177,7 +178,7 @@ def test_a_server_that_is_down_at_the_start_is_waited_for(
             update={"elasticsearch_url": SecretStr(f"http://127.0.0.1:{tcp.port}"), "backoff_seconds": (0.2,)}
         )
         tcp.fault = Refuse()
-        healing = threading.Timer(0.5, tcp.heal)
+        healing = threading.Thread(target=heal_after_one_try, args=(bench, tcp))
         healing.start()
 
         run = bench.run("films")
@@ -188,10 +189,22 @@ def test_a_server_that_is_down_at_the_start_is_waited_for(
     assert violations(bench, client, index) == []
 
 
+def heal_after_one_try(bench: Workbench, tcp: TcpFaultProxy) -> None:
+    until(lambda: bool(bench.sql("SELECT 1 FROM etl.etl_runs WHERE attempts > 1")))
+    tcp.heal()
+
+
 @pytest.mark.chaos
 def test_server_killed_and_restarted_in_mid_load(
-    bench: Workbench, client: SearchClient, index: str, search: Target, proxy: HttpFaultProxy
+    *,
+    bench: Workbench,
+    client: SearchClient,
+    index: str,
+    search: Target,
+    proxy: HttpFaultProxy,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(dispatcher, "OUTAGE_PATIENCE_SECONDS", 240.0)  # a server needs its time where many things run
     if search.process is None:
         pytest.fail(f"this test kills the server: run it without ELASTICSEARCH_URL ({search.url})")
     make(bench, index, "incremental", batch_size=20)
@@ -223,7 +236,7 @@ class StopSender(HttpFault):
     def spoil(self, request: Request, forward: Forward) -> Answer:
         os.kill(self.pid, signal.SIGSTOP)
         self.reached.set()
-        self.go_on.wait(60)
+        self.go_on.wait(240)
         answer = forward(request)
         self.answered.set()
         return answer
@@ -254,7 +267,7 @@ def runner(bench: Workbench) -> Iterator[Callable[[], "subprocess.Popen[bytes]"]
     yield start
     for process in started:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.mark.one_server
@@ -278,7 +291,7 @@ def test_a_stopped_runner_that_wakes_after_the_takeover_changes_nothing(
     proxy.fault = stopped
     process = runner()
     stopped.pid = process.pid
-    assert stopped.reached.wait(60)
+    assert stopped.reached.wait(120)
     change_source(bench, 3)
     if not fenced:
         monkeypatch.setattr(Generations, "claim_writes", _leave_older_aliases)
@@ -288,7 +301,7 @@ def test_a_stopped_runner_that_wakes_after_the_takeover_changes_nothing(
     assert bench.last_run("films")["status"] == "SUCCESS"
 
     stopped.go_on.set()
-    assert stopped.answered.wait(30)
+    assert stopped.answered.wait(60)
     os.kill(process.pid, signal.SIGCONT)
     lost = "SELECT count(*) AS runs FROM etl.etl_runs WHERE status = 'RUNNING'"
     until(lambda: bench.sql(lost)[0]["runs"] == 0)

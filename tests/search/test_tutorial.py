@@ -15,7 +15,7 @@ GUIDES = sorted((ROOT / "docs" / "how-to").glob("*.md"))
 
 
 @pytest.mark.one_server
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_the_tutorial_can_be_followed_and_so_can_what_is_said_about_search(search: Target) -> None:
     followed = blocks.of(TUTORIAL)
     assert sum(block.is_command for block in followed) > 10

@@ -1,5 +1,6 @@
 """An HTTP proxy in front of a search server that answers for it, holds requests back or changes its bulk replies."""
 
+import contextlib
 import gzip
 import http.client
 import json
@@ -124,6 +125,23 @@ class Stall(HttpFault):
         answer = forward(request)
         time.sleep(self._seconds)
         return answer
+
+
+class Together(HttpFault):
+    """So many requests have to be on their way at once before any of them is answered; `met` says that they were."""
+
+    PATIENCE_SECONDS = 30.0  # less than a client's, and more than any client that sends them together needs
+
+    def __init__(self, count: int) -> None:
+        super().__init__(times=count)
+        self._meeting = threading.Barrier(count)
+        self.met = False
+
+    def spoil(self, request: Request, forward: Forward) -> Answer:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self._meeting.wait(self.PATIENCE_SECONDS)
+            self.met = True
+        return forward(request)
 
 
 class Hold(HttpFault):

@@ -1,11 +1,16 @@
 """What a checkpoint is worth when something else changed meanwhile: the cursor, the mart, the patience of a run."""
 
+from contextlib import closing
+from datetime import datetime
 from typing import Any
 
+import psycopg
 import pytest
 
+from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina import failpoints
+from vitrina.adapters import cursor as cursors
 from vitrina.runner import table_run
 from vitrina.services import pipelines as service
 from vitrina.services.callers import Caller, Role
@@ -283,3 +288,45 @@ def test_a_load_in_one_snapshot_that_cannot_end_well_ends(workbench: Workbench) 
 
     assert (found["status"], found["attempts"]) == ("FAILED", 3)
     assert "conflict with recovery" in found["error_message"]
+
+
+# --- who holds it ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "value"), [("timestamptz", "now()"), ("int", "i")])
+@pytest.mark.parametrize("first", [True, False])
+def test_who_holds_the_checkpoint_back_is_named(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch, kind: str, value: str, first: bool
+) -> None:
+    monkeypatch.setattr(cursors, "VISIBILITY_SECONDS", 0.0)  # younger ones hold nothing that is not held anyway
+    make(workbench, kind=kind, value=value)
+    if not first:
+        run(workbench)
+    with psycopg.connect(admin_url(workbench)) as late:
+        late.execute("UPDATE content.events SET note = 'late' WHERE id = 1")
+        run(workbench)
+        [row] = workbench.sql("SELECT hold FROM etl.etl_pipelines")
+        assert (row["hold"]["pid"], row["hold"]["user"]) == (late.info.backend_pid, late.info.user)
+        assert datetime.fromisoformat(row["hold"]["since"]) < workbench.now()
+    run(workbench)
+    assert workbench.sql("SELECT hold FROM etl.etl_pipelines") == [{"hold": None}]
+
+
+def test_a_sender_of_the_log_holds_nothing(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is active for as long as somebody follows, and writes nothing."""
+    monkeypatch.setattr(cursors, "VISIBILITY_SECONDS", 0.0)
+    make(workbench, kind="timestamptz", value="now()")
+    with closing(psycopg.connect(admin_url(workbench), replication="database", autocommit=True)) as follower:
+        position = follower.pgconn.exec_(b"IDENTIFY_SYSTEM").get_value(0, 2)
+        assert position is not None
+        follower.pgconn.exec_(b"START_REPLICATION PHYSICAL " + position)
+        until(lambda: bool(workbench.sql("SELECT 1 FROM pg_stat_activity WHERE backend_type = 'walsender'")))
+
+        run(workbench)
+
+        assert workbench.sql("SELECT hold FROM etl.etl_pipelines") == [{"hold": None}]
+
+
+def admin_url(bench: Workbench) -> str:
+    assert bench.settings.admin_url is not None
+    return bench.settings.admin_url.get_secret_value()

@@ -13,6 +13,9 @@ from psycopg.sql import SQL
 from tests.support.workbench import Workbench
 from vitrina.adapters import cursor as cursors
 from vitrina.adapters.cursor import Watermark
+from vitrina.adapters.readers.sql import Bounds
+from vitrina.runner import table_run
+from vitrina.runner.table_run import Run
 
 WRITERS = 6
 SECONDS = 2.0
@@ -141,15 +144,23 @@ def checkpoint_not_held_back(
     return Watermark(row["now"])
 
 
-@pytest.mark.parametrize("mutant", ["checkpoint not held back", "plain cursor"])
+@pytest.mark.parametrize("mutant", ["checkpoint not held back", "plain cursor", "upper bound that starves"])
 def test_mutants_lose_rows(workbench: Workbench, monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
-    if mutant == "checkpoint not held back":
+    if mutant == "upper bound that starves":
+        monkeypatch.setattr(table_run.Run, "_pass_bounds", only_what_is_safe)
+    elif mutant == "checkpoint not held back":
         monkeypatch.setattr(cursors, "watermark", checkpoint_not_held_back)
     else:
         highest = checkpoint_is_the_highest_value_seen(workbench)
         monkeypatch.setattr(cursors, "watermark", highest)
 
     assert lost_rows(workbench, seed=1) > 0
+
+
+def only_what_is_safe(run: Run) -> Bounds:
+    """A closed range: a row that is updated faster than the passes come is ahead of each of them."""
+    found = run._checkpoint
+    return Bounds(since=found.safe_upto, until=Watermark.recalled(found.held_upto).upto)
 
 
 def checkpoint_is_the_highest_value_seen(bench: Workbench) -> Callable[..., Watermark]:

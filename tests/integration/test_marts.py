@@ -200,6 +200,18 @@ def test_what_no_mart_can_be_made_of_is_named(bench: Workbench, query: str, word
     assert words in run["error_message"]
 
 
+def test_policies_that_would_hide_rows_are_named(bench: Workbench) -> None:
+    bench.sql("CREATE TABLE analytics.films (id int PRIMARY KEY, title text, rating numeric)")
+    bench.sql("GRANT ALL ON analytics.films TO vitrina_app; ALTER TABLE analytics.films ENABLE ROW LEVEL SECURITY")
+    bench.pipeline("films", QUERY)
+    run = bench.run("films")
+    assert run["error_code"] == "target_mismatch"
+    assert "analytics.films has row-level security" in run["error_message"]
+
+    make_mart(bench, "ALTER TABLE content.film_work ENABLE ROW LEVEL SECURITY")
+    assert "BYPASSRLS" in bench.run("films")["error_message"]
+
+
 def test_an_identity_beside_the_key_that_no_update_could_set_is_refused(bench: Workbench) -> None:
     make_mart(
         bench,

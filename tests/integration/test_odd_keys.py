@@ -121,3 +121,19 @@ def test_a_mart_of_domains_over_domains(workbench: Workbench) -> None:
     workbench.sql("UPDATE content.things SET n = 0")
 
     assert "positive_check" in workbench.run("things")["error_message"]
+
+
+def test_chunks_of_a_load_follow_the_order_of_the_query(workbench: Workbench) -> None:
+    """The mart's own column may be ordered in another way: then the last row of a chunk is not its greatest there."""
+    workbench.source("CREATE TABLE content.things (id text PRIMARY KEY)")
+    workbench.sql("INSERT INTO content.things SELECT chr(65 + i) FROM generate_series(0, 25) AS i")
+    workbench.sql("INSERT INTO content.things SELECT chr(97 + i) FROM generate_series(0, 25) AS i")
+    query = "SELECT i.id COLLATE {} AS id FROM content.things AS i"
+    other = workbench.sql("SELECT collname FROM pg_collation WHERE collname = 'en-x-icu'")
+    make_mart(workbench, 'CREATE TABLE analytics.things (id text COLLATE "C" PRIMARY KEY)')
+    collation = '"en-x-icu"' if other else '"ucs_basic"'
+    workbench.pipeline("things", query.format(collation), options={"checkpoint_rows": 5})
+
+    assert run(workbench)["batches"] == 11
+
+    assert workbench.differences("SELECT id FROM content.things", "analytics.things") == 0

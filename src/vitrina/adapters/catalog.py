@@ -44,7 +44,7 @@ class Table:
     oid: int
     kind: str
     owned: bool
-    forces_row_security: bool
+    has_policies: bool  # that apply to us
     # A plain table whose rows must differ in one way only, by its key: they may be written in any order.
     has_one_key: bool
     columns: tuple[TableColumn, ...]
@@ -71,7 +71,7 @@ def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
     """The table, or None when there is none of that name."""
     head = connection.execute(
         """
-        SELECT c.oid, c.relkind::text AS kind, c.relrowsecurity AND c.relforcerowsecurity AS forces_row_security,
+        SELECT c.oid, c.relkind::text AS kind, pg_catalog.row_security_active(c.oid) AS has_policies,
                pg_catalog.pg_has_role(c.relowner, 'USAGE') AS owned,
                c.relkind = 'r' AND NOT c.relhasrules AND 1 = (
                    SELECT count(*) FROM pg_catalog.pg_index i
@@ -90,7 +90,7 @@ def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
         oid=head["oid"],
         kind=head["kind"],
         owned=head["owned"],
-        forces_row_security=head["forces_row_security"],
+        has_policies=head["has_policies"],
         has_one_key=head["has_one_key"],
         columns=_columns(connection, head["oid"]),
         primary_key=next((tuple(key["columns"]) for key in keys if key["primary"]), ()),
@@ -237,10 +237,11 @@ def refuse_unusable(table: Table) -> None:
     """Things that carry the right name but cannot be merged into."""
     if table.kind in _KINDS:
         raise TargetMismatch(f"target {table.schema}.{table.name} is {_KINDS[table.kind]}, not a table")
-    if table.forces_row_security:
+    if table.has_policies:
         raise TargetMismatch(
-            f"target {table.schema}.{table.name} forces row-level security on its owner, so a load could not see all of"
-            " its rows; use NO FORCE ROW LEVEL SECURITY, or another table"
+            f"target {table.schema}.{table.name} has row-level security that applies to the application's own login, so"
+            " a load could not see all of its rows: let that login own it, with NO FORCE ROW LEVEL SECURITY, or use"
+            " another table"
         )
 
 

@@ -1,6 +1,7 @@
 """The incremental cursor: how its values are written in SQL, and how far a pass may move the checkpoint."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -10,6 +11,9 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 from vitrina.definition import Definition, Options
 from vitrina.errors import FatalError
 from vitrina.store.database import Connection
+
+# Who keeps a transaction open: pid, user, since.
+Holder = dict[str, Any]
 
 # A transaction's start time is taken a moment before other sessions can see it.
 VISIBILITY_SECONDS = 1.0
@@ -83,6 +87,11 @@ class Cursor:
             SQL("{}.{}{}").format(SQL(alias), Identifier(name), SQL(' COLLATE "C"' if _is_text(kind) else ""))
             for name, kind in names
         ]
+
+    @property
+    def collations(self) -> tuple[str | None, ...]:
+        kinds = (self.key_type, *([self.id_type or ""] if self.id else []))
+        return tuple('"C"' if _is_text(kind) else None for kind in kinds)
 
     def literal(self, value: str, kind: str | None = None) -> Composed:
         return SQL("{}::{}").format(Literal(value), SQL(kind or self.key_type))
@@ -293,27 +302,35 @@ def _sequence_watermark(source: Connection, safe: str | None, held: str | None, 
     open_now = _open_transactions(source)
     if held is not None:
         value, _, waiting = held.partition("|")
-        still_open = open_now & set(filter(None, waiting.split(",")))
+        still_open = open_now.keys() & set(filter(None, waiting.split(",")))
         if still_open:
-            hold = {"reason": "open transactions", "transactions": sorted(still_open)}
-            return Watermark(safe, held_upto=f"{value}|{','.join(sorted(still_open))}", hold=hold)
+            return _waiting_for(open_now, still_open, safe, value)
         safe = value
     if newest is None or not open_now:
         return Watermark(newest if newest is not None else safe)
-    hold = {"reason": "open transactions", "transactions": sorted(open_now)}
-    return Watermark(safe, held_upto=f"{newest}|{','.join(sorted(open_now))}", hold=hold)
+    return _waiting_for(open_now, open_now, safe, newest)
 
 
-def _open_transactions(source: Connection) -> set[str]:
+def _waiting_for(open_now: dict[str, Holder], ids: Collection[str], safe: str | None, value: str) -> Watermark:
+    """`value` is safe when these transactions are gone; the longest of them is shown."""
+    oldest = min((open_now[name] for name in ids), key=lambda holder: holder["since"])
+    hold = {"reason": "open transactions", **oldest, "transactions": sorted(ids)}
+    return Watermark(safe, held_upto=f"{value}|{','.join(sorted(ids))}", hold=hold)
+
+
+def _open_transactions(source: Connection) -> dict[str, Holder]:
+    """By their id: who has them, and since when."""
     rows = source.execute(
         """
-        SELECT l.virtualtransaction AS id FROM pg_catalog.pg_locks l
+        SELECT l.virtualtransaction AS id, a.pid, a.usename AS user, coalesce(a.xact_start, clock_timestamp()) AS since
+        FROM pg_catalog.pg_locks l
         LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
         WHERE l.locktype = 'virtualxid' AND l.pid <> pg_catalog.pg_backend_pid()
           AND a.datname = current_database() AND a.usename <> ALL(%s)
         UNION ALL
-        SELECT 'prepared:' || gid FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()
+        SELECT 'prepared:' || gid, NULL, owner, prepared
+        FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()
         """,
         [[READER]],
     ).fetchall()
-    return {row["id"] for row in rows}
+    return {row.pop("id"): row | {"since": row["since"].isoformat()} for row in rows}

@@ -434,6 +434,19 @@ def order_of_key(job: Job) -> Order:
     )
 
 
+def collation(job: Job, name: str) -> str | None:
+    """In which order the query gives a column of text: not always in that of the mart's own column."""
+    if not job.types[name].startswith(("text", "character", "name")):
+        return None
+    head, source = job.query.wrapped(Bounds())
+    found = job.reader.value(
+        SQL("{} SELECT pg_catalog.pg_collation_for((SELECT q.{} FROM {} AS q LIMIT 0))").format(
+            head, Identifier(name), source
+        )
+    )
+    return None if found is None else str(found)
+
+
 def may_be_null(job: Job, name: str) -> bool:
     """Whether a column of the query's result can be NULL, for all that is known."""
     assert job.judged is not None

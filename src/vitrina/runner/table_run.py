@@ -149,6 +149,7 @@ class Run:
             load_started_at=database.now(job.metastore),
             held_upto=upto.remembered if upto else None,
         )
+        leases.note_hold(job.metastore, job.claim, upto.hold if upto else None)
         with self._transaction("preparing the stage"):
             job.writer.drop_other_stages(keep=[])
             stage.create(job.writer.connection, fillable_by=self._reader_role())
@@ -168,8 +169,11 @@ class Run:
     def _load_paging(self) -> Paging:
         if self._plan.paging == "one statement":
             return Paging()
-        rows = self._plan.page_rows
-        return Paging(jobs.order_of_key(self._job), self._job.reading_key, (lambda: rows) if rows else None)
+        job, order, rows = self._job, jobs.order_of_key(self._job), self._plan.page_rows
+        if not rows:
+            return Paging(order, job.reading_key)
+        order = replace(order, collations=tuple(jobs.collation(job, name) for name in job.reading_key))
+        return Paging(order, job.reading_key, lambda: rows)
 
     def _snapshot(self) -> SharedSnapshot | None:
         """Chunks of one load see one state of the source."""
@@ -327,7 +331,7 @@ class Run:
         names = ("_cursor_key", "_cursor_id")[: len(types)]
         pages = self._plan.paging == "keyset pages"
         nullable = (False, *([jobs.may_be_null(self._job, cursor.id)] if cursor.id else []))
-        order = Order(tuple(cursor.columns("q")), types, nullable)
+        order = Order(tuple(cursor.columns("q")), types, nullable, cursor.collations)
         return Paging(order, names, self._batch_size if pages else None)
 
     def _pass_position(self) -> Position | None:
@@ -478,7 +482,10 @@ class Run:
                 raise TransientError(f"{what}: {database.sql_message(exc)}") from exc
             except psycopg.errors.UniqueViolation as exc:
                 # The merge itself checked the key: somebody else wrote the row, or another unique key is in the way.
-                raise TransientError(f"{what}: {database.sql_message(exc)}") from exc
+                raise TransientError(
+                    f"{what}: {database.sql_message(exc)} Rows may exchange values of a unique constraint that is"
+                    " DEFERRABLE."
+                ) from exc
 
     def _check_constraints(self) -> None:
         """Before the fence, not in COMMIT: the heartbeat waits for the row that the fence locks."""

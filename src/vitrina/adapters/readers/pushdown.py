@@ -141,8 +141,8 @@ class PushdownSource:
         if not self._paging.staged_as:
             return None
         names = [Identifier(name) for name in self._paging.staged_as]
-        columns = self._paging.order.columns
-        collations = [SQL(' COLLATE "C"' if 'COLLATE "C"' in c.as_string(None) else "") for c in columns]
+        known = self._paging.order.collations or (None,) * len(names)
+        collations = [SQL(f" COLLATE {name}" if name else "") for name in known]
         row = self._probe.execute(
             SQL("SELECT {} FROM {} WHERE {} = {} AND {} = {} ORDER BY {} LIMIT 1").format(
                 SQL(", ").join(SQL("{0}::text AS {0}").format(name) for name in names),

@@ -44,6 +44,8 @@ class Order:
     columns: tuple[Composable, ...] = ()
     types: tuple[str, ...] = ()
     nullable: tuple[bool, ...] = ()
+    # How text among them is ordered, where that is not as everywhere in the database.
+    collations: tuple[str | None, ...] = ()
 
     @property
     def places(self) -> list[Composable]:
@@ -205,7 +207,10 @@ class SqlReader:
         if position:
             line, column = sqlguard.place(judged, _placeholders(judged), int(position) - 1)
             where = f" at line {line}, column {column}"
-        return SourceQueryFailed(f"the source query is refused{where}: {database.sql_message(exc)}")
+        said = database.sql_message(exc)
+        if "row-level security" in said:
+            said += ". Rows would be left out without a word: give the reader's login BYPASSRLS, or a view of its own"
+        return SourceQueryFailed(f"the source query is refused{where}: {said}")
 
     def _refuse_unnamed(self, names: Sequence[str]) -> None:
         if not names:

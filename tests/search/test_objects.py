@@ -23,6 +23,7 @@ from tests.support.http_fault_proxy import (
     split_actions,
 )
 from tests.support.workbench import Workbench
+from vitrina import failpoints
 from vitrina.adapters.writers.search import mapping, objects
 from vitrina.adapters.writers.search.batch import Outcome
 from vitrina.adapters.writers.search.bulk import BulkEngine, Delivery
@@ -273,14 +274,46 @@ def test_deep_json_is_compared_too(written: Index) -> None:
     assert found == {"x": 1}
 
 
+FILMS = """
+CREATE TABLE content.film (id int PRIMARY KEY, payload jsonb, ages int4range,
+                           modified timestamptz NOT NULL DEFAULT clock_timestamp());
+INSERT INTO content.film SELECT i, '{"a": {"x": 1, "y": 2}, "b": 1}', '[1,5)' FROM generate_series(1, 30) AS i;
+"""
+
+
+@pytest.mark.one_server
+def test_a_rebuild_asks_for_nothing_unless_it_was_interrupted(
+    workbench: Workbench, proxy: HttpFaultProxy, client: SearchClient, index: str
+) -> None:
+    """What an interrupted one has sent may be there already, as the source had it then."""
+    workbench.source(FILMS)
+    workbench.settings = workbench.settings.model_copy(
+        update={"elasticsearch_url": SecretStr(proxy.url), "allowed_targets": "es:vitrina-test-*"}
+    )
+    query = "SELECT id, payload FROM content.film"
+    options = {"max_attempts": 1}
+    workbench.pipeline("films", query, target_table=f"es:{index}", target_key=["id"], options=options)
+    failpoints.configure("batch.fenced:error:1")  # everything is sent, and nothing counts yet
+    try:
+        assert workbench.run("films")["status"] == "FAILED"
+    finally:
+        failpoints.configure("")
+    assert not [request for request in proxy.bulk_requests if "_source_includes" in request.path]
+    workbench.sql("""UPDATE content.film SET payload = '{"a": {"y": 3}}'""")
+
+    run = workbench.run("films")
+
+    assert (run["status"], run["metrics"].get("started_over")) == ("SUCCESS", None)
+    assert "_source_includes" in proxy.bulk_requests[-1].path
+    client.refresh(index)
+    hits = client.search(index, {"size": 100, "_source": ["payload"]})["hits"]["hits"]
+    assert [hit["_source"]["payload"] for hit in hits] == [{"a": {"y": 3}}] * 30
+
+
 def test_a_pass_leaves_nothing_in_json_and_ranges(
     workbench: Workbench, search: Target, client: SearchClient, index: str
 ) -> None:
-    workbench.source("""
-        CREATE TABLE content.film (id int PRIMARY KEY, payload jsonb, ages int4range,
-                                   modified timestamptz NOT NULL DEFAULT clock_timestamp());
-        INSERT INTO content.film SELECT i, '{"a": {"x": 1, "y": 2}, "b": 1}', '[1,5)' FROM generate_series(1, 30) AS i;
-    """)
+    workbench.source(FILMS)
     workbench.settings = workbench.settings.model_copy(
         update={"elasticsearch_url": SecretStr(search.url), "allowed_targets": "es:vitrina-test-*"}
     )

@@ -52,10 +52,13 @@ class SearchRun(Run):
     # --- full: a generation built aside, then shown in one step --------------------------------------------------
 
     def _rebuild(self) -> None:
-        generation = self._continue_generation() or self._begin_generation()
+        continued = self._continue_generation()
+        generation = continued or self._begin_generation()
         alias = self._patiently(lambda: self._index.claim_writes(generation))
         sender = self._sender(generation, alias)
         sender.made_anew = True
+        if continued is None:
+            sender.meet_no_documents()
         with self._ahead(self._stream_into(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
             for filled in batches:
                 self._count_documents(sender, filled)

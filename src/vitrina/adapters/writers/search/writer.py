@@ -296,6 +296,10 @@ class DocumentSender:
         version = write_version(self.alias.epoch, number)
         return Actions(ids, [self._encoder.deletion(one, version=version) for one in ids])
 
+    def meet_no_documents(self) -> None:
+        """For an index that this very try has made: the server need not be asked for what it has merged."""
+        self._encoder.merges = False
+
     def deliver(self, actions: Actions) -> Outcome:
         return self._engine.send(actions)
 

@@ -17,6 +17,8 @@ import pytest
 from vitrina.settings import Settings
 
 VITRINA = [sys.executable, "-m", "vitrina.cli"]
+pytestmark = pytest.mark.timeout(400)
+
 PIPELINES = ["film_dim_full", "film_rating_agg_full", "daily_views", "user_activity", "film_cards"]
 
 
@@ -113,7 +115,7 @@ def test_a_demo_that_loses_a_process_says_what_it_said_last(checkout: Path, data
         text=True,
     ) as process:
         os.kill(await_child(process.pid, victim), signal.SIGKILL)
-        said, complaint = process.communicate(timeout=100)
+        said, complaint = process.communicate(timeout=180)
     assert (process.returncode, said) == (1, "")
     assert f"error: the {victim} was killed by SIGKILL" in complaint
 
@@ -125,7 +127,7 @@ def demo(checkout: Path, *arguments: str, settings: dict[str, str] | None = None
         env=environment(settings),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=180,
         check=False,
     )
 
@@ -136,7 +138,7 @@ def environment(settings: dict[str, str] | None) -> dict[str, str]:
 
 
 def await_child(parent: int, command: str) -> int:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         for entry in Path("/proc").glob("[0-9]*"):
             try:

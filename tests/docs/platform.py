@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,9 +13,10 @@ from urllib.parse import urlsplit
 
 from tests.docs import forks
 from tests.docs.blocks import ROOT, Block
+from tests.support.ports import kept_port
 
-BLOCK_SECONDS = 100
-START_SECONDS = 90
+BLOCK_SECONDS = 200
+START_SECONDS = 150
 # `make dev` is ready when it has said where everything is, which comes after the lines of its processes.
 READY = re.compile(r"API docs +http://127\.0\.0\.1:\d+/docs|^(?!\w+ +\|).*(?:api|runner)\.started", re.MULTILINE)
 STATE = ".shell"
@@ -29,13 +29,13 @@ class Checkout:
     def __init__(self, directory: Path, search_url: str | None = None) -> None:
         self.directory = directory
         self._beside: list[tuple[subprocess.Popen[bytes], Path]] = []
-        self._addresses = {"8000": f"127.0.0.1:{_free_port()}"}
+        self._open = contextlib.ExitStack()
+        self._addresses = {"8000": f"127.0.0.1:{self._open.enter_context(kept_port())}"}
         self._search: dict[str, str] = {}
         if search_url:
             self._addresses["9200"] = urlsplit(search_url).netloc
             # What `make dev SEARCH=1` says to its own processes.
             self._search = {"ELASTICSEARCH_URL": search_url, "VITRINA_ALLOWED_TARGETS": "analytics.*,es:*"}
-        self._open = contextlib.ExitStack()
         self._open.enter_context(forks.ready(directory / PROGRAMS))
         _furnish(directory)
 
@@ -109,7 +109,7 @@ class Checkout:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGINT)
         try:
-            process.wait(40)
+            process.wait(90)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -147,9 +147,3 @@ def _furnish(directory: Path) -> None:
         if path.suffix == "" and path.is_file():
             (scripts / path.name).write_text("#!/bin/sh\n")  # the environment is there already
             (scripts / path.name).chmod(0o755)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

@@ -40,7 +40,7 @@ def checkout() -> Iterator[Checkout]:
             found.close()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_the_commands_of_a_guide_work(page: Path, checkout: Checkout) -> None:
     done: set[str] = set()  # a page in two languages says some things twice

@@ -179,7 +179,7 @@ def believed(text: str, policy: SqlPolicy | None = None) -> Judged:
 def stopped_by_roles(place: Place, hostile: Hostile) -> bool:
     """Layer 1 alone: the reader's login, a session that may write, the protocol that takes many statements."""
     said = ""
-    with psycopg.connect(place.reader_url, autocommit=True, options=_LOOSE) as session:
+    with psycopg.connect(place.reader_url, autocommit=True, options=f"{_LOOSE} {_patience(hostile, 200)}") as session:
         with suppress(psycopg.Error, UnicodeEncodeError):
             cursor = session.execute(hostile.sql.encode())
             said = str(cursor.fetchall()) if cursor.description else ""
@@ -188,7 +188,12 @@ def stopped_by_roles(place: Place, hostile: Hostile) -> bool:
     return place.is_as_seen() and CANARY not in said
 
 
-_LOOSE = "-c default_transaction_read_only=off -c statement_timeout=200 -c search_path="
+_LOOSE = "-c default_transaction_read_only=off -c search_path="
+
+
+def _patience(hostile: Hostile, milliseconds: int) -> str:
+    """Only those that wait run into it: what does harm counts as harm, however busy the machine is."""
+    return f"-c statement_timeout={milliseconds if 'sleep' in hostile.sql else 5_000}"
 
 
 def stopped_by_session(place: Place, hostile: Hostile) -> bool:

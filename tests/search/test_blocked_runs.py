@@ -143,7 +143,7 @@ def repairing(bench: Workbench) -> tuple[threading.Thread, dict[str, Any]]:
 def test_a_repair_waits_as_well(bench: Workbench, client: SearchClient, spoilt: str, index: str) -> None:
     with blocked_index(client, spoilt):
         running, found = repairing(bench)
-    running.join(timeout=60)
+    running.join(timeout=120)
 
     assert (found["repair"]["inserted"], found["repair"]["deleted"], found["remaining"]) == (1, 1, 0)
     assert bench.last_run("films")["metrics"]["waiting"] is None

@@ -138,7 +138,7 @@ class Workbench:
 @contextmanager
 def _hold(claim: Claim, claimed_at: float) -> Iterator[RunControl]:
     """A lease without a heartbeat: tests are over before it is."""
-    control = RunControl(claim.row["lease_seconds"], threading.Event(), claimed_at=claimed_at)
+    control = RunControl(NO_HEARTBEAT_SECONDS, threading.Event(), claimed_at=claimed_at)
     try:
         yield control
     finally:

@@ -4,8 +4,8 @@ import { defineConfig } from "vitest/config";
 export default defineConfig({
   test: {
     include: [process.env["CONSOLE_TESTS"] ?? "tests/*.browser.ts"],
-    testTimeout: 90_000,
-    hookTimeout: 240_000,
+    testTimeout: 300_000,
+    hookTimeout: 400_000,
     fileParallelism: false,
     bail: 1,
   },

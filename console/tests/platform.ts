@@ -31,7 +31,7 @@ export async function startPlatform(): Promise<Platform> {
     spawn(program, ["dev", "--port", String(port)], { cwd: home, env: environment, stdio: "ignore" }),
     spawn(program, ["api", "--port", String(guardedPort)], { cwd: home, env: { ...environment, VITRINA_AUTH: "token" }, stdio: "ignore" }),
   ];
-  await until(async () => (await fetch(`${url}/readyz`)).ok && (await fetch(`${guardedUrl}/readyz`)).ok, 90);
+  await until(async () => (await fetch(`${url}/readyz`)).ok && (await fetch(`${guardedUrl}/readyz`)).ok, 180);
   return { url, guardedUrl, api: caller(url), stop: () => stop(children, home) };
 }
 
@@ -46,7 +46,7 @@ async function stop(children: ChildProcess[], home: string): Promise<void> {
     children.map(
       (child) =>
         new Promise<void>((done) => {
-          if (child.exitCode !== null) return done();
+          if (child.exitCode !== null || child.signalCode !== null) return done();
           child.once("exit", () => done());
           child.kill("SIGTERM");
         }),
@@ -88,7 +88,7 @@ function freePort(): Promise<number> {
 /** Asks for a run and waits for its end. */
 export async function runToItsEnd({ api }: Pick<Platform, "api">, name: string): Promise<void> {
   await api("POST", `/pipelines/${name}/run`, { trigger: "manual" });
-  await until(async () => !["RUN_REQUESTED", "RUNNING"].includes((await api<{ status: string }>("GET", `/pipelines/${name}`)).status), 60);
+  await until(async () => !["RUN_REQUESTED", "RUNNING"].includes((await api<{ status: string }>("GET", `/pipelines/${name}`)).status), 120);
 }
 
 /** Fills the mart by another query than its own, as somebody might by hand. */
@@ -112,7 +112,7 @@ export function launch(): Promise<Browser> {
 export async function openPage(browser: Browser, options: BrowserContextOptions = {}): Promise<{ page: Page; misdeeds: string[] }> {
   const context = await browser.newContext({ viewport: { width: 1280, height: 860 }, locale: "en-GB", reducedMotion: "reduce", ...options });
   const page = await context.newPage();
-  page.setDefaultTimeout(20_000);
+  page.setDefaultTimeout(60_000); // only bounds a hang: the machine may have other things to do
   const misdeeds: string[] = [];
   page.on("console", (message) => {
     if (isExpected(message)) return;
@@ -131,5 +131,5 @@ function isExpected(message: ConsoleMessage): boolean {
   return /status of 412/.test(message.text()) || (/status of 404/.test(message.text()) && message.location().url.endsWith("/reconcile"));
 }
 
-export const see = async (page: Page, text: string | RegExp, seconds = 30): Promise<void> =>
+export const see = async (page: Page, text: string | RegExp, seconds = 60): Promise<void> =>
   void (await page.getByText(text).first().waitFor({ timeout: seconds * 1000 }));

@@ -210,11 +210,14 @@ export function useTables(connection: string) {
     queryKey: ["tables", connection],
     queryFn: async ({ signal }): Promise<Table[]> => {
       const asked = await get<RunnerRequest>(`/connections/${encodeURIComponent(connection)}/tables`, signal);
-      const done = await awaitRequest(asked, 30);
-      return (done.result?.["tables"] as Table[] | undefined) ?? [];
+      const { result } = await awaitRequest(asked, 30);
+      if (!result) throw new Error("no runner has told which tables there are");
+      return result["tables"] as Table[];
     },
     staleTime: 60_000,
     retry: false,
+    // The runner may come later than the page.
+    refetchInterval: ({ state }) => (state.data ? false : 5_000),
   });
 }
 

@@ -259,7 +259,7 @@ test("whoever saves second sees what the first one changed", async () => {
   await dialog.getByText("theirs", { exact: true }).waitFor();
   await dialog.getByRole("button", { name: "Save mine on top" }).click();
   await page.getByRole("heading", { name: "ratings_copy" }).waitFor();
-  expect((await platform.api<{ description: string }>("GET", "/pipelines/ratings_copy")).description).toBe("mine");
+  await until(async () => (await platform.api<{ description: string }>("GET", "/pipelines/ratings_copy")).description === "mine", 60);
 });
 
 // --- getting around ---------------------------------------------------------------------------------------------

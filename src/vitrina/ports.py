@@ -67,7 +67,7 @@ class Filled:
     rows: int
     # Where the next batch starts. None: not resumable.
     last: Position | None
-    seconds: float
+    seconds: float = 0.0
     # What is in the stage, when steps have changed the number of rows.
     staged: int | None = None
     letters: tuple[DeadLetter, ...] = ()

@@ -126,14 +126,13 @@ def _normal(value: Any) -> Any:
 
 
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(
     st.lists(
         st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6))
-        | st.lists(
-            st.none() | st.sampled_from(["drama", "null", "NULL", "{", '"', "\\", "a,b", "", " ", "\t", "\x01"])
-        ),
+        | st.lists(st.none() | st.sampled_from(["drama", "null", "NULL", "{", '"', "\\", "a,b", "", " ", "\t", "\x01"]))
+        | st.lists(st.none() | st.sampled_from(["drama", "film noir", "NULL", "a,NULL,b", "{}", ""]), max_size=4),
         min_size=1,
         max_size=20,
     )

@@ -1,5 +1,6 @@
 """`vitrina api`, `vitrina runner`, `vitrina migrate`: the processes that stay, and the database made ready for them."""
 
+import gc
 import signal
 import socket
 from typing import TYPE_CHECKING, Annotated
@@ -46,7 +47,16 @@ def runner(
         _require_migrated(settings)
         from vitrina.runner.manager import PipelineManager
 
+        _collect_garbage_rarely()
         PipelineManager(settings).run_forever()
+
+
+def _collect_garbage_rarely() -> None:
+    """Batches are containers by the ten thousand, none in a cycle; with Python's own threshold of 700, looking through
+    them time and again took a fifth of a search load's CPU.
+    """
+    gc.freeze()
+    gc.set_threshold(100_000, 20)
 
 
 def migrate() -> None:

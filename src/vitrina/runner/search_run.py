@@ -52,13 +52,9 @@ class SearchRun(Run):
     # --- full: a generation built aside, then shown in one step --------------------------------------------------
 
     def _rebuild(self) -> None:
-        continued = self._continue_generation()
-        generation = continued or self._begin_generation()
+        generation = self._continue_generation() or self._begin_generation()
         alias = self._patiently(lambda: self._index.claim_writes(generation))
-        sender = self._sender(generation, alias)
-        sender.made_anew = True
-        if continued is None:
-            sender.meet_no_documents()
+        sender = self._sender(generation, alias, made_anew=True)
         with self._ahead(self._stream_into(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
             for filled in batches:
                 self._count_documents(sender, filled)
@@ -187,16 +183,18 @@ class SearchRun(Run):
 
     def _current_sender(self) -> DocumentSender:
         concrete = self._patiently(self._index.current_index)
-        return self._sender(concrete, self._patiently(lambda: self._index.claim_writes(concrete)))
+        alias = self._patiently(lambda: self._index.claim_writes(concrete))
+        return self._sender(concrete, alias, made_anew=False)
 
     def _drop_stages(self) -> None:
         """There are none."""
 
     # --- shared ----------------------------------------------------------------------------------------------------
 
-    def _sender(self, concrete: str, alias: WriteAlias) -> DocumentSender:
+    def _sender(self, concrete: str, alias: WriteAlias, *, made_anew: bool) -> DocumentSender:
         self._wait_out_lost_runner()
-        sender = self._index.sender(concrete, alias, Waiting(self._on_wait, self._should_stop))
+        waiting = Waiting(self._on_wait, self._should_stop)
+        sender = self._index.sender(concrete, alias, waiting, made_anew=made_anew)
         self._sessions.callback(sender.drain)
         return sender
 

@@ -1,8 +1,10 @@
 """Rows that travel: read as Arrow, passed through the steps, copied into the stage."""
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import adbc_driver_manager
@@ -61,8 +63,18 @@ class ArrowSource:
 
     def batches(self, first_number: int, after: Position | None) -> Iterator[Filled]:
         """Without an order to continue from, all rows are one batch, however many pieces they come in."""
-        number, position, reopened = first_number, after, False
         pieces: list[Filled] = []
+        with closing(self._under_way(first_number, after)) as under_way:
+            for filled in _arriving(under_way, self._stager.batches_ahead):
+                if filled.last is None:
+                    pieces.append(filled)
+                else:
+                    yield filled
+        if pieces:
+            yield _together(pieces)
+
+    def _under_way(self, first_number: int, after: Position | None) -> Generator["_UnderWay", None, None]:
+        number, position, reopened = first_number, after, False
         while True:
             age, is_complete = Age(self._max_snapshot_seconds), True
             # The tables are closed before the stream is: their thread reads from there.
@@ -70,33 +82,28 @@ class ArrowSource:
                 watch = Stopwatch()
                 while (table := watch.next_of("read", tables)) is not None:
                     position = self._position(table)
-                    filled = replace(self._fill(table, number, position, watch), reopened=reopened)
+                    yield self._begin(table, number, position, watch, reopened=reopened)
                     if position is None:
-                        pieces.append(filled)
                         continue
-                    yield filled
                     number, watch = number + 1, Stopwatch()
                     if age.is_over:
                         is_complete = False
                         break
             if is_complete:
-                break
+                return
             reopened = True
-        if pieces:
-            yield _together(pieces)
 
     def _cut(self, stream: Iterator[pa.RecordBatch]) -> Generator[pa.Table, None, None]:
         return cut(prefetched(stream), self._batch_size, ordered_by=self._position_names())
 
-    def _fill(self, table: pa.Table, number: int, position: Position | None, watch: Stopwatch) -> Filled:
+    def _begin(
+        self, table: pa.Table, number: int, position: Position | None, watch: Stopwatch, *, reopened: bool
+    ) -> "_UnderWay":
         taken = self._take(table, number, watch)
         with watch.lap(self._stager.timed_as):
-            staged = self._stager.stage(taken.table, number)
-        failpoints.hit("batch.filled")
-        letters = (*taken.letters, *staged.letters)
-        seconds = sum(lap.seconds for lap in watch.laps.values())
-        delivered = delivered_in(letters, taken.delivered, staged.delivered)
-        return Filled(number, table.num_rows, position, seconds, staged.rows, letters, watch.laps, delivered=delivered)
+            arrive = self._stager.begin(taken.table, number)
+        filled = Filled(number, table.num_rows, position, reopened=reopened)
+        return _UnderWay(filled, taken, table.nbytes, watch, self._stager.timed_as, arrive)
 
     def close(self) -> None:
         self._reader.cancel_stream()
@@ -136,6 +143,42 @@ class ArrowSource:
 def outputs_of(result: Sequence[Column]) -> list[Composable]:
     """How columns are selected that travel through Arrow and pass no step."""
     return [column(c.name, None if travels_natively(c.type) else "text") for c in result]
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """A batch that has been sent off: what is known of it, and how to wait for the rest."""
+
+    filled: Filled
+    taken: Taken
+    size: int
+    watch: Stopwatch
+    timed_as: str
+    arrive: Callable[[], Staged]
+
+    def arrived(self) -> Filled:
+        with self.watch.lap(self.timed_as):
+            staged = self.arrive()
+        failpoints.hit("batch.filled")
+        letters = (*self.taken.letters, *staged.letters)
+        return replace(
+            self.filled,
+            seconds=sum(lap.seconds for lap in self.watch.laps.values()),
+            staged=staged.rows,
+            letters=letters,
+            laps=self.watch.laps,
+            delivered=delivered_in(letters, self.taken.delivered, staged.delivered),
+        )
+
+
+def _arriving(under_way: Iterator[_UnderWay], ahead: int) -> Iterator[Filled]:
+    """Batches in their order, each once that many more, or as many as memory has room for, were sent off behind it."""
+    waiting: deque[_UnderWay] = deque()
+    for batch in under_way:
+        waiting.append(batch)
+        while len(waiting) > ahead or sum(one.size for one in waiting) > MAX_BATCH_BYTES:
+            yield waiting.popleft().arrived()
+    yield from (batch.arrived() for batch in waiting)
 
 
 def _together(pieces: list[Filled]) -> Filled:
@@ -190,11 +233,19 @@ class StagesTables(Protocol):
 
     # What the time spent there is called: `stage` or `index`.
     timed_as: str
+    # How many batches may be sent off behind one that has not arrived yet.
+    batches_ahead: int
 
     @property
     def target(self) -> object: ...
 
-    def stage(self, table: pa.Table, number: int) -> Staged: ...
+    def begin(self, table: pa.Table, number: int) -> Callable[[], Staged]:
+        """Send a batch off; what is returned waits until it has arrived. Called in the order of the batches."""
+        ...
+
+    def stage(self, table: pa.Table, number: int) -> Staged:
+        """Send a batch and wait until it has arrived."""
+        ...
 
     def close(self) -> None: ...
 
@@ -203,6 +254,7 @@ class Stager:
     """Copies Arrow tables into a stage, tagged, outside of the merge's transaction: untagged rows never count."""
 
     timed_as = "stage"
+    batches_ahead = 0  # the stages take turns: one is filled while the other is merged, and there is no third
 
     def __init__(
         self, url: str, application_name: str, stages: tuple[Stage, ...], *, epoch: int, target: PostgresTarget
@@ -217,6 +269,9 @@ class Stager:
         except adbc_driver_manager.Error as exc:
             # The driver's words repeat host and login; who may see a run need not know them.
             raise Disconnected(f"the database of {target} took no second connection of the same login") from exc
+
+    def begin(self, table: pa.Table, number: int) -> Callable[[], Staged]:
+        return partial(self.stage, table, number)
 
     def stage(self, table: pa.Table, number: int) -> Staged:
         if not table.num_rows:

@@ -140,8 +140,10 @@ def _without_line_breaks(texts: pa.StringArray) -> pa.StringArray:
     return pc.replace_substring_regex(texts, r"[\r\n]", " ")
 
 
-# One dimension, nothing quoted or escaped: what most arrays of words look like.
-_PLAIN_ARRAY = r'^\{[^{}"\\\x00-\x1f]*\}$'
+# One dimension, nothing escaped: what most arrays of words look like.
+_ELEMENT = r'(?:"[^"\\\x00-\x1f]*"|[^{},"\\\x00-\x1f]+)'
+_SIMPLE_ARRAY = rf"^\{{(?:{_ELEMENT}(?:,{_ELEMENT})*)?\}}$"
+_NULL_ELEMENT = r"[{,]NULL[,}]"
 _ARRAY_WITH_BOUNDS = r"^\[-?\d+:"
 
 
@@ -150,20 +152,24 @@ def _arrays_from_text(texts: pa.StringArray, pg_type: str, field_type: str) -> T
     if _all(pc.starts_with(texts, "[")) and not _any(pc.match_substring_regex(texts, _ARRAY_WITH_BOUNDS)):
         return Texts(_without_line_breaks(texts), in_id=texts)
     token = values.text_token(pg_type, field_type)
-    plain = pc.match_substring_regex(texts, _PLAIN_ARRAY)
-    if values.text_token(pg_type.removesuffix("[]"), field_type) is not values.quoted or not _any(plain):
+    if values.text_token(pg_type.removesuffix("[]"), field_type) is not values.quoted:
         return _one_by_one(texts, token)
-    if _all(plain):
-        return Texts(_plain_arrays(texts), in_id=texts)
-    others = _one_by_one(pc.if_else(plain, None, texts), token)
-    return Texts(pc.coalesce(others.texts, _plain_arrays(texts)), problems=others.problems, in_id=texts)
+    # Among quoted elements, NULL may be a word of one of them.
+    unclear = pc.and_(pc.match_substring_regex(texts, _NULL_ELEMENT), pc.match_substring(texts, '"'))
+    simple = pc.and_not(pc.match_substring_regex(texts, _SIMPLE_ARRAY), unclear)
+    if _all(simple):
+        return Texts(_simple_arrays(texts), in_id=texts)
+    others = _one_by_one(pc.if_else(simple, None, texts), token)
+    return Texts(pc.coalesce(others.texts, _simple_arrays(texts)), problems=others.problems, in_id=texts)
 
 
-def _plain_arrays(texts: pa.StringArray) -> pa.StringArray:
+def _simple_arrays(texts: pa.StringArray) -> pa.StringArray:
     inner = pc.utf8_slice_codeunits(texts, 1, -1)
-    quoted = _join('["', pc.replace_substring(inner, ",", '","'), '"]')
-    with_nulls = pc.replace_substring(quoted, '"NULL"', "null")  # the word itself would be quoted in Postgres's text
-    return pc.if_else(pc.equal(inner, ""), "[]", with_nulls)
+    elements = pc.replace_substring_regex(inner, r'"([^"]*)"|([^,"]+)', r'"\1\2"')
+    nulls = pc.match_substring_regex(texts, _NULL_ELEMENT)
+    if _any(nulls):
+        elements = pc.if_else(nulls, pc.replace_substring(elements, '"NULL"', "null"), elements)
+    return _join("[", elements, "]")
 
 
 def _all(mask: pa.BooleanArray) -> bool:

@@ -57,8 +57,6 @@ class DocumentEncoder:
         self._key = tuple(key)
         self._action = action
         self._delete_when = delete_when
-        # Whether a document may be there already, whose objects the server then merges with ours.
-        self.merges = action == "update"
 
     def encode(self, batch: pa.RecordBatch, *, version: int | None = None) -> Prepared:
         """`version` is needed for `index`: the server refuses a document older than the one that is there."""
@@ -82,7 +80,7 @@ class DocumentEncoder:
             name: columns.encode(column, self._types.get(name, ""), self._field_types.get(name, ""))
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
         }
-        if self.merges:
+        if self._action == "update":
             prepared.objects |= {name for name, texts in encoded.items() if texts.has_objects()}
         ids, problems = self._ids(encoded, prepared)
         deleted = self._deleted(batch)

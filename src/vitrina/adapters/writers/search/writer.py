@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pyarrow as pa
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.writers.search import mapping
 from vitrina.adapters.writers.search.batch import Actions, Outcome, Rejected
-from vitrina.adapters.writers.search.bulk import BulkEngine, Limits
+from vitrina.adapters.writers.search.bulk import BulkEngine, Delivery, Limits
 from vitrina.adapters.writers.search.client import Blocked, SearchClient
 from vitrina.adapters.writers.search.connection import ConnectionOptions
 from vitrina.adapters.writers.search.documents import Action, DocumentEncoder, Prepared
@@ -21,8 +22,6 @@ from vitrina.settings import Settings
 from vitrina.store.leases import Claim
 from vitrina.targets import SearchTarget
 
-# A batch is made ready in so many parts, unless they would be smaller than this.
-_PARTS, _PART_ROWS = 3, 1000
 # A rebuild that would show fewer than this part of the documents is refused.
 SHRINK_LIMIT = 0.5
 
@@ -191,8 +190,11 @@ class ElasticsearchWriter:
         self.generations.claim_writes(concrete, alias, shared=self._options.shared_target)
         return alias
 
-    def sender(self, concrete: str, alias: WriteAlias, waiting: Waiting) -> "DocumentSender":
-        encoder = self.encoder(self._options.action)
+    def sender(
+        self, concrete: str, alias: WriteAlias, waiting: Waiting, *, made_anew: bool = False
+    ) -> "DocumentSender":
+        """In an index made anew there is nothing to be updated, and whole documents cost the server less."""
+        encoder = self.encoder("index" if made_anew else self._options.action)
         return DocumentSender(
             self._client,
             self.generations,
@@ -202,6 +204,7 @@ class ElasticsearchWriter:
             alias=alias,
             shared=self._options.shared_target,
             waiting=waiting,
+            made_anew=made_anew,
         )
 
     def encoder(self, action: Action) -> DocumentEncoder:
@@ -222,6 +225,9 @@ class DocumentSender:
     """Sends batches and answers for every document of them: acknowledged, or a dead letter."""
 
     timed_as = "index"
+    # Further batches are on their way before the last one is acknowledged: the server does not wait for us, and one
+    # request that it lets wait, while it writes a segment, does not hold up the others.
+    batches_ahead = 3
 
     def __init__(
         self,
@@ -234,14 +240,13 @@ class DocumentSender:
         alias: WriteAlias,
         shared: bool,
         waiting: Waiting,
+        made_anew: bool,
     ) -> None:
         self.target = f"es:{generations.index}"
         self.alias = alias
         self.outcomes: dict[int, Outcome] = {}
         # Rows that came before another one with their key: in a pass they are history.
         self.duplicates = 0
-        # Whether the index was empty when the load began: rows that say they are gone are then left out.
-        self.made_anew = False
         # Documents whose key is too long to be their id.
         self.hashed_ids = 0
         # Ids of documents that were refused before. None: nobody wants to know whether they are taken now.
@@ -251,6 +256,8 @@ class DocumentSender:
         self._generations = generations
         self._concrete = concrete
         self._shared = shared
+        # Whether the index was empty when the load began: rows that say they are gone are then left out.
+        self._made_anew = made_anew
         self._engine = BulkEngine(
             client,
             str(alias),
@@ -261,12 +268,18 @@ class DocumentSender:
 
     def stage(self, table: pa.Table, number: int) -> Staged:
         """Returns when every document of the batch is acknowledged or rejected."""
+        return self.begin(table, number)()
+
+    def begin(self, table: pa.Table, number: int) -> Callable[[], Staged]:
+        under_way = [(prepared, self._engine.start(prepared.actions)) for prepared in self.prepare(table, number)]
+        self._count_ids([prepared for prepared, _ in under_way])
+        return partial(self._arrive, number, under_way)
+
+    def _arrive(self, number: int, under_way: Sequence[tuple[Prepared, Delivery]]) -> Staged:
         outcome = self.outcomes.setdefault(number, Outcome())  # a batch may come in several pieces
         before = outcome.acknowledged
         letters: list[DeadLetter] = []
         delivered: set[str] = set()
-        under_way = [(prepared, self._engine.start(prepared.actions)) for prepared in self.prepare(table, number)]
-        self._count_ids([prepared for prepared, _ in under_way])
         for prepared, delivery in under_way:
             sent = delivery.finish()
             letters += letters_of([*prepared.rejected, *sent.rejected])
@@ -278,27 +291,18 @@ class DocumentSender:
         return Staged(outcome.acknowledged - before, tuple(letters), frozenset(delivered))
 
     def prepare(self, table: pa.Table, number: int) -> Iterator[Prepared]:
-        """The actions that write these rows as a part of batch `number`.
-
-        In several parts: one is made ready while the server is at work on the one before.
-        """
+        """The actions that write these rows as a part of batch `number`."""
         if not table.num_rows:  # it may come without its columns
             return
-        if self.made_anew:
+        if self._made_anew:
             table = self._encoder.without_deleted(table)
         version = write_version(self.alias.epoch, number)
-        rows = max(-(-table.num_rows // _PARTS), _PART_ROWS)
         for batch in table.select(self._columns).combine_chunks().to_batches():
-            for start in range(0, batch.num_rows, rows):
-                yield self._encoder.encode(batch.slice(start, rows), version=version)
+            yield self._encoder.encode(batch, version=version)
 
     def deletions(self, ids: Sequence[str], number: int) -> Actions:
         version = write_version(self.alias.epoch, number)
         return Actions(ids, [self._encoder.deletion(one, version=version) for one in ids])
-
-    def meet_no_documents(self) -> None:
-        """For an index that this very try has made: the server need not be asked for what it has merged."""
-        self._encoder.merges = False
 
     def deliver(self, actions: Actions) -> Outcome:
         return self._engine.send(actions)

@@ -14,7 +14,8 @@ from pydantic import SecretStr
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina import logs, sqlguard
-from vitrina.adapters.readers.sql import SqlReader
+from vitrina.adapters.readers.copy import copy_out
+from vitrina.adapters.readers.sql import Bounds, SqlReader
 from vitrina.definition import Definition
 from vitrina.errors import CannotConnect, RunError, SourceQueryFailed
 from vitrina.runner import dispatcher
@@ -80,6 +81,23 @@ def test_streams_have_the_timeouts_of_their_session(workbench: Workbench) -> Non
         reader.stream(SQL("SELECT pg_sleep(30)::text AS slept")) as rows,
     ):
         list(rows)
+
+
+def test_who_reads_everything_in_order_counts_on_a_small_cache(workbench: Workbench) -> None:
+    """So that a random key is sorted by, and not looked up row by row; an index along the table is taken as before."""
+    asked = SQL("SELECT current_setting('effective_cache_size') AS size")
+    with careless_reader(workbench) as reader:
+        default = reader.value(asked)
+        for bounds, size in (
+            (Bounds(after=("7",)), "64MB"),
+            (Bounds(since="7"), default),
+            (Bounds(only=SQL("true")), default),
+        ):
+            with reader.stream(asked, bounds.settings) as rows:
+                assert [row["size"] for batch in rows for row in batch.to_pylist()] == [size]
+            with copy_out(reader, asked, bounds.settings) as pieces:
+                assert b"".join(line for piece in pieces for line in piece) == f"{size}\n".encode()
+        assert reader.value(asked) == default
 
 
 def test_positions_are_those_of_the_authors_text(workbench: Workbench) -> None:

@@ -78,7 +78,10 @@ class ArrowSource:
         while True:
             age, is_complete = Age(self._max_snapshot_seconds), True
             # The tables are closed before the stream is: their thread reads from there.
-            with self._reader.stream(self._select(position)) as stream, closing(self._cut(stream)) as tables:
+            with (
+                self._reader.stream(self._select(position), self._bounds.settings) as stream,
+                closing(self._cut(stream)) as tables,
+            ):
                 watch = Stopwatch()
                 while (table := watch.next_of("read", tables)) is not None:
                     position = self._position(table)

@@ -2,7 +2,7 @@
 
 import select
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -65,7 +65,7 @@ class CopySource:
         number, position, reopened = first_number, after, False
         while True:
             age = Age(self._max_snapshot_seconds)
-            with copy_out(self._reader, self._select(self._stages[0], position)) as pieces:
+            with copy_out(self._reader, self._select(self._stages[0], position), self._bounds.settings) as pieces:
                 lines = Lines(pieces, self._places(self._stages[0]))
                 while lines.waiting:
                     started, watch = time.monotonic(), Stopwatch()
@@ -165,11 +165,11 @@ class Lines:
 
 
 @contextmanager
-def copy_out(reader: SqlReader, statement: Composable) -> Iterator[Iterator[list[bytes]]]:
+def copy_out(reader: SqlReader, statement: Composable, settings: Mapping[str, str]) -> Iterator[Iterator[list[bytes]]]:
     """The query's rows as COPY writes them, in pieces. It may be left in the middle."""
     connection = reader.connection
     text = SQL("COPY ({}) TO STDOUT").format(statement).as_string(connection)
-    with reader.reading():
+    with reader.reading(settings):
         try:
             yield _translated(_pieces(connection, text))
         finally:

@@ -62,10 +62,10 @@ class Scene:
         return [*found, *self.wrong(), *([] if refused else ["a late bulk was not refused"])]
 
     def lose_a_runner(self, action: str) -> Hold:
-        """The second bulk of a run stays on its way; the runner that waits for the answer is lost, taken over from."""
+        """All bulks of a run but one stay on their way; the runner that waits for them is lost, taken over from."""
         self.arena.change_source()
-        late = Hold(times=1_000_000)  # every try of it, until the runner is lost
-        self.arena.hold("documents", "batch.committed")
+        late = Hold(times=1_000_000, passing=1)  # every try of them, until the runner is lost
+        self.arena.hold("documents", "run.planned")
         self.proxy.fault = late
         self.arena.let_go()
         self.arena.await_true(lambda: late.happened, PATIENCE_SECONDS, "a bulk is on its way")

@@ -85,7 +85,7 @@ def test_streams_have_the_timeouts_of_their_session(workbench: Workbench) -> Non
 
 def test_who_reads_everything_in_order_counts_on_a_small_cache(workbench: Workbench) -> None:
     """So that a random key is sorted by, and not looked up row by row; an index along the table is taken as before."""
-    asked = SQL("SELECT current_setting('effective_cache_size') AS size")
+    asked = SQL("SELECT current_setting({}) AS size").format("effective_cache_size")
     with careless_reader(workbench) as reader:
         default = reader.value(asked)
         for bounds, size in (

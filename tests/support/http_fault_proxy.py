@@ -46,9 +46,10 @@ Forward = Callable[[Request], Answer]
 
 
 class HttpFault:
-    """Decides about bulk requests while it has any left to spoil; everything else passes."""
+    """Decides about bulk requests, behind the first few, while it has any left to spoil; everything else passes."""
 
-    def __init__(self, times: int = 1_000_000_000) -> None:
+    def __init__(self, times: int = 1_000_000_000, *, passing: int = 0) -> None:
+        self._passing = passing
         self._left = times
         self._lock = threading.Lock()
         self.happened = 0
@@ -63,6 +64,9 @@ class HttpFault:
 
     def _takes(self) -> bool:
         with self._lock:
+            if self._passing > 0:
+                self._passing -= 1
+                return False
             if self._left <= 0:
                 return False
             self._left -= 1
@@ -147,8 +151,8 @@ class Together(HttpFault):
 class Hold(HttpFault):
     """A request that is stuck on its way: the client's connection breaks, and the server gets it on `release`."""
 
-    def __init__(self, times: int = 1) -> None:
-        super().__init__(times)
+    def __init__(self, times: int = 1, *, passing: int = 0) -> None:
+        super().__init__(times, passing=passing)
         self._held: list[tuple[Request, Forward]] = []
 
     def spoil(self, request: Request, forward: Forward) -> Answer:

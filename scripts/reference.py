@@ -237,13 +237,15 @@ also be given as `<NAME>_FILE=/path`, a file that holds the value. A wrong value
 name. `.env.sample` is the same list, ready to be copied.
 
 `VITRINA_CONN_<NAME>` adds a source database under the name that pipelines give in `source_connection`.
+`VITRINA_CONN_<NAME>_MAX_CONNECTIONS` and `VITRINA_CONN_<NAME>_STATEMENT_TIMEOUT_SECONDS` are
+[its own limits](../how-to/other-source.md#limit-it); no connection's name may end like that, or in `_FILE`.
 """
 
 
 def settings_page() -> str:
     lines = [SETTINGS_HEAD, "| variable | default | |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
-        if name == "connections":
+        if name in ("connections", "connection_limits"):
             continue
         variable = name.upper() if name.startswith("elasticsearch") else f"VITRINA_{name.upper()}"
         default = "" if field.default in (None, "") else f"`{_plain(field.default)}`"

@@ -5,10 +5,10 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from dotenv import dotenv_values
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from vitrina import dsn
 from vitrina.errors import ConfigError
@@ -18,7 +18,18 @@ READER_ROLE = "vitrina_reader"
 APP_ROLE = "vitrina_app"
 DEFAULT_CONNECTION = "default"
 
-_CONNECTION_VARIABLE = re.compile(r"VITRINA_CONN_([A-Z0-9_]+?)(_FILE)?")
+_CONNECTION_VARIABLE = re.compile(r"VITRINA_CONN_([A-Z0-9_]+?)(_MAX_CONNECTIONS|_STATEMENT_TIMEOUT_SECONDS)?(_FILE)?")
+
+
+class ConnectionLimits(BaseModel):
+    """What `VITRINA_CONN_<NAME>_<LIMIT>` says of one named connection; no connection's name ends like that."""
+
+    model_config = ConfigDict(frozen=True)
+
+    # A run needs two at once where it reads, and two where it writes.
+    max_connections: int | None = Field(None, ge=2)
+    # Postgres counts in whole milliseconds, and zero would be no limit.
+    statement_timeout_seconds: float | None = Field(None, ge=0.001, le=2_147_483, allow_inf_nan=False)
 
 
 class Settings(BaseModel):
@@ -92,6 +103,9 @@ class Settings(BaseModel):
 
     # `VITRINA_CONN_<NAME>`: named source (and target) databases, operator only. Filled by `load`.
     connections: dict[str, SecretStr] = Field(default_factory=dict)
+    connection_limits: dict[str, ConnectionLimits] = Field(
+        default_factory=dict, description="Their own limits, by name: `VITRINA_CONN_<NAME>_<LIMIT>`."
+    )
 
     @field_validator("database_url", "admin_url", "reader_url")
     @classmethod
@@ -109,6 +123,14 @@ class Settings(BaseModel):
             if found:
                 raise ValueError(f"VITRINA_CONN_{name.upper()}: {found}")
         return connections
+
+    @model_validator(mode="after")
+    def _limits_are_of_connections(self) -> Self:
+        for name, limits in self.connection_limits.items():
+            if name not in self.connections:
+                variable = limit_variable(name, next(iter(limits.model_fields_set)))
+                raise ValueError(f"{variable}: there is no connection to limit, set VITRINA_CONN_{name.upper()}")
+        return self
 
     @cached_property
     def target_policy(self) -> TargetPolicy:
@@ -142,6 +164,20 @@ class Settings(BaseModel):
             )
         return found.get_secret_value()
 
+    def statement_timeout_on(self, connection: str | None) -> float:
+        """Longest single statement there, in seconds, for pipelines that do not say otherwise."""
+        limits = self.connection_limits.get((connection or DEFAULT_CONNECTION).lower(), ConnectionLimits())
+        return limits.statement_timeout_seconds or self.statement_timeout_seconds
+
+    @property
+    def max_connections(self) -> dict[str, int]:
+        """Sessions that runs may have open at a time, by connection; those that are not limited are left out."""
+        return {name: at.max_connections for name, at in self.connection_limits.items() if at.max_connections}
+
+
+def limit_variable(connection: str, limit: str) -> str:
+    return f"VITRINA_CONN_{connection.upper()}_{limit.upper()}"
+
 
 def load(environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path(".env"), **overrides: Any) -> Settings:
     """Settings from the environment, over `.env`, with `<VAR>_FILE` read from disk; `overrides` win."""
@@ -157,7 +193,7 @@ def load(environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path
     }
     if isinstance(values.get("backoff_seconds"), str):
         values["backoff_seconds"] = tuple(float(part) for part in _listed(values["backoff_seconds"]))
-    values["connections"] = _connections(variables)
+    values["connections"], values["connection_limits"] = _connections(variables)
     try:
         return Settings(**(values | overrides))
     except ValidationError as exc:
@@ -168,6 +204,8 @@ def load(environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path
 def _words(location: tuple[int | str, ...], message: str) -> str:
     """A validator's own words name the variable where the field's name would not."""
     message = message.removeprefix("Value error, ")
+    if location[:1] == ("connection_limits",):
+        return f"{limit_variable(str(location[1]), str(location[2]))}: {message} (no connection's name ends like that)"
     return message if message.startswith("VITRINA_") else f"VITRINA_{str(location[0]).upper()}: {message}"
 
 
@@ -186,13 +224,20 @@ def _with_files(variables: Mapping[str, str]) -> dict[str, str]:
     return merged
 
 
-def _connections(variables: Mapping[str, str]) -> dict[str, str]:
-    found = {}
-    for name, value in variables.items():
-        match = _CONNECTION_VARIABLE.fullmatch(name)
-        if match and not match[2] and value:
-            found[match[1].lower()] = value
-    return found
+def _connections(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """URLs by the names of connections, and their limits."""
+    urls: dict[str, str] = {}
+    limits: dict[str, dict[str, str]] = {}
+    for variable, value in variables.items():
+        match = _CONNECTION_VARIABLE.fullmatch(variable)
+        if not match or match[3] or not value:
+            continue
+        name, limit = match[1].lower(), match[2]
+        if limit:
+            limits.setdefault(name, {})[limit.removeprefix("_").lower()] = value
+        else:
+            urls[name] = value
+    return urls, limits
 
 
 def _listed(text: str) -> list[str]:

@@ -30,3 +30,46 @@ def test_everything_about_the_search_server_may_stand_in_files(tmp_path: Path) -
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ELASTICSEARCH_API_KEY_FILE=.*missing cannot be read: No such file"):
         settings.load({"ELASTICSEARCH_API_KEY_FILE": str(tmp_path / "missing")}, dotenv=None)
+
+
+CRM = "postgresql://reader:secret@crm.internal/crm"
+
+
+def test_a_connection_has_its_own_limits(tmp_path: Path) -> None:
+    (tmp_path / "seconds").write_text("2.5\n")
+    environment = {
+        "VITRINA_CONN_CRM": CRM,
+        "VITRINA_CONN_CRM_MAX_CONNECTIONS": "4",
+        "VITRINA_CONN_CRM_STATEMENT_TIMEOUT_SECONDS_FILE": str(tmp_path / "seconds"),
+        "VITRINA_CONN_MAX_CONNECTIONS": CRM,
+        "VITRINA_STATEMENT_TIMEOUT_SECONDS": "60",
+    }
+
+    found = settings.load(environment, dotenv=None)
+
+    assert set(found.connections) == {"crm", "max_connections"}
+    assert found.max_connections == {"crm": 4}
+    limits = {name: found.statement_timeout_on(name) for name in ("crm", "max_connections", "default", None)}
+    assert limits == {"crm": 2.5, "max_connections": 60, "default": 60, None: 60}
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [
+        ("MAX_CONNECTIONS", "1"),
+        ("MAX_CONNECTIONS", "many"),
+        ("MAX_CONNECTIONS", CRM),
+        ("STATEMENT_TIMEOUT_SECONDS", "0"),
+        ("STATEMENT_TIMEOUT_SECONDS", "nan"),
+        ("STATEMENT_TIMEOUT_SECONDS", "1e9"),
+    ],
+)
+def test_a_wrong_limit_is_named_and_not_repeated(limit: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"VITRINA_CONN_CRM_{limit}: Input should .*no connection's name") as refused:
+        settings.load({"VITRINA_CONN_CRM": CRM, f"VITRINA_CONN_CRM_{limit}": value}, dotenv=None)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_limit_of_no_connection_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"VITRINA_CONN_CRN_MAX_CONNECTIONS: .* set VITRINA_CONN_CRN$"):
+        settings.load({"VITRINA_CONN_CRM": CRM, "VITRINA_CONN_CRN_MAX_CONNECTIONS": "4"}, dotenv=None)

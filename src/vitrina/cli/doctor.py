@@ -274,7 +274,7 @@ def _stuck(row: dict[str, Any], now: Any, lease_ttl_seconds: float) -> Finding |
         return problem(
             f"pipeline {name}",
             f"{row['status']} for {waited:.0f} s and nobody has taken it up",
-            "look at the runners above; another pipeline may hold the same target",
+            "look at the runners above; another pipeline may hold the same target, or its connection be full",
         )
     return None
 

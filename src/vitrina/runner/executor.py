@@ -32,10 +32,10 @@ class PipelineExecutor:
         )
         control.silence_limit_seconds = silence_limit(self._settings.statement_timeout_seconds)
         started = time.monotonic()
-        with ExitStack() as sessions:
-            job = jobs.open_job(claim, self._settings, sessions, guard=control.guard)
-            if job.definition.options.statement_timeout_seconds:
-                control.silence_limit_seconds = silence_limit(job.definition.options.statement_timeout_seconds)
+        with ExitStack() as conclusion, ExitStack() as sessions:
+            job = jobs.open_job(claim, self._settings, sessions, guard=control.guard, conclusion=conclusion)
+            used = (None, job.definition.source_connection, job.definition.options.target_connection)
+            control.silence_limit_seconds = silence_limit(jobs.statement_timeout(job.definition, self._settings, *used))
             failpoints.hit("run.seized")
             with database.translated(f"writing to {job.target}"):
                 plan = jobs.inspect(job)
@@ -46,7 +46,10 @@ class PipelineExecutor:
             try:
                 run.move_data()
             except Paused:
+                sessions.close()
                 return self._conclude(job, meter, boundary=True)
+            # Before anybody hears of the end: the next run may need the room that these took on a limited connection.
+            sessions.close()
             return self._conclude(job, meter, answered=run.answers_request)
 
     def _conclude(self, job: Job, meter: RunMeter, *, boundary: bool = False, answered: bool = False) -> Status:

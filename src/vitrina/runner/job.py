@@ -25,7 +25,7 @@ from vitrina.runner import admission, logins, sources, steps
 from vitrina.runner.plan import Capabilities, Plan, plan
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged, SqlPolicy
-from vitrina.store import database, pipelines, state
+from vitrina.store import database, pipelines, room, state
 from vitrina.store import sessions as older_sessions
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
@@ -148,16 +148,26 @@ def judge(definition: Definition, settings: Settings) -> Judged | None:
 
 
 def open_job(
-    claim: Claim, settings: Settings, sessions: ExitStack, *, guard: Callable[[Connection], object] | None = None
+    claim: Claim,
+    settings: Settings,
+    sessions: ExitStack,
+    *,
+    guard: Callable[[Connection], object] | None = None,
+    conclusion: ExitStack | None = None,
 ) -> Job:
-    """Judge, connect, seize. From here on an older epoch of this pipeline cannot commit."""
+    """Judge, connect, seize. From here on an older epoch of this pipeline cannot commit.
+
+    `conclusion` closes the metastore's session, for who needs it when the others are closed.
+    """
     definition = definition_of(claim)
+    room.require_room(definition, settings)
     judged = judge(definition, settings)
     planned = steps.planned(definition, settings)
     source = sources.open_source(definition, settings, claim)
     target = parse_target(definition.final_target, settings.target_policy)
     connect = _connector(claim, settings, definition, sessions, guard)
-    metastore = connect(settings.require_database_url(), None, {})
+    connect_last = _connector(claim, settings, definition, conclusion, guard) if conclusion else connect
+    metastore = connect_last(settings.require_database_url(), None, {})
     target_name = definition.options.target_connection
     target_url = settings.connection_url(target_name)
     remote = target_name not in (None, DEFAULT_CONNECTION)
@@ -216,21 +226,26 @@ def _connector(
     guard: Callable[[Connection], object] | None = None,
 ) -> Callable[[str, str | None, Mapping[str, str]], Connection]:
     """Fresh sessions for each run, named after the claim: one failure cannot poison another."""
-    timeout = definition.options.statement_timeout_seconds or settings.statement_timeout_seconds
     limits = {
-        "statement_timeout": str(int(timeout * 1000)),
         "lock_timeout": "30000",
         "idle_in_transaction_session_timeout": str(int(settings.lease_ttl_seconds * 1000)),
     }
 
     def connect(url: str, name: str | None, session: Mapping[str, str]) -> Connection:
-        connection = logins.connect(settings, url, name, claim.session_name, limits | dict(session))
+        timeout = {"statement_timeout": str(int(statement_timeout(definition, settings, name) * 1000))}
+        connection = logins.connect(settings, url, name, claim.session_name, limits | timeout | dict(session))
         sessions.callback(_close_quietly, connection)
         if guard:
             guard(connection)
         return connection
 
     return connect
+
+
+def statement_timeout(definition: Definition, settings: Settings, *connections: str | None) -> float:
+    """Longest single statement, in seconds, on any of these connections."""
+    own = definition.options.statement_timeout_seconds
+    return own or max(settings.statement_timeout_on(name) for name in connections)
 
 
 def _close_quietly(connection: Connection) -> None:

@@ -13,8 +13,8 @@ from vitrina.store import database
 from vitrina.store.database import Connection
 
 # Somebody waits for a preview, or for names to complete.
+_WAITED_FOR_SECONDS = 30.0
 _WAITED_FOR_LIMITS = {
-    "statement_timeout": "30000",
     "lock_timeout": "5000",
     "idle_in_transaction_session_timeout": "60000",
 }
@@ -60,6 +60,7 @@ def preview_reader(definition: Definition, settings: Settings) -> AbstractContex
 def waited_for(source_connection: str | None, settings: Settings, name: str) -> Iterator[SqlReader]:
     """A reader on the named connection for somebody who waits for the answer."""
     url = database.reader_url(settings, source_connection)
-    session = _WAITED_FOR_LIMITS | database.READ_ONLY
+    seconds = min(_WAITED_FOR_SECONDS, settings.statement_timeout_on(source_connection))
+    session = _WAITED_FOR_LIMITS | {"statement_timeout": str(int(seconds * 1000))} | database.READ_ONLY
     with connect(settings, url, source_connection, name, session) as connection:
         yield SqlReader(connection, url, name)

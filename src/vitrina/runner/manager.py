@@ -27,7 +27,7 @@ from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.runner.lookout import Lookout
 from vitrina.runner.watch import SILENCE_SECONDS, Watch, silence_limit
 from vitrina.settings import Settings
-from vitrina.store import database, leases, migrate, pipelines, recovery, requests, runners
+from vitrina.store import database, leases, migrate, pipelines, recovery, requests, room, runners
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 
@@ -52,6 +52,7 @@ class PipelineManager:
         self._claims: dict[UUID, RunControl] = {}
         self._requests: set[UUID] = set()
         self._claims_lock = threading.Lock()
+        self._waiting: set[tuple[str, str]] = set()
         self._workers = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="run")
         self._slots = threading.Semaphore(settings.concurrency)
         self._desk = threading.Semaphore(1)
@@ -143,15 +144,25 @@ class PipelineManager:
                     self.runner_id,
                     self._settings.lease_ttl_seconds,
                     per_source=self._settings.source_concurrency,
+                    max_connections=self._settings.max_connections,
                 )
             except BaseException:
                 self._slots.release()
                 raise
             if claim is None:
                 self._slots.release()
+                self._tell_waiting(connection)
                 return
             failpoints.hit("claim.taken")
             self._start(claim, asked_at)
+
+    def _tell_waiting(self, connection: Connection) -> None:
+        """Once for each wait: why a slot is free and yet a pipeline is not taken up."""
+        limits = self._settings.max_connections
+        waiting = {tuple(row.values()) for row in room.list_waiting(connection, limits)} if limits else set()
+        for pipeline, full in sorted(waiting - self._waiting):
+            self._log.info("pipeline.waiting", pipeline=pipeline, connection=full, max_connections=limits[full])
+        self._waiting = waiting
 
     def _leave_cancelled(self, connection: Connection) -> None:
         """A claim that somebody voided is left now, not at the next heartbeat."""

@@ -59,6 +59,8 @@ class Run:
         self._meter = meter
         self._log = log
         self._sessions = sessions
+        # What fills stages: one session at a time.
+        self._filler = sessions.enter_context(ExitStack())
         self._checkpoint = job.checkpoint
         self._letters = Letters(job, meter)
         # A load or pass that was begun before the request may have passed by what the request is about.
@@ -94,6 +96,7 @@ class Run:
         """The source has several versions of a row: batch by batch the latest wins, as in every later pass."""
         self._say_started_over("the source has several versions of a row, which are merged in the order of the cursor")
         self._meter.starts_over()
+        self._filler.close()
         self._checkpoint = replace(self._checkpoint.without_load(), safe_upto=None, held_upto=None)
         self._merge_batches()
 
@@ -427,7 +430,7 @@ class Run:
         job = self._job
         name = job.definition.options.target_connection
         session = logins.connect(job.settings, job.target_url, name, job.claim.session_name, {})
-        self._sessions.callback(session.close)
+        self._filler.callback(session.close)
         self._control.guard(session)
         return session
 
@@ -443,7 +446,7 @@ class Run:
 
         job = self._job
         stager = Stager(job.target_url, job.claim.session_name, stages, epoch=job.claim.epoch, target=job.table)
-        self._sessions.callback(stager.close)
+        self._filler.callback(stager.close)
         return self._stream_into(stager, bounds, paging)
 
     def _stream_into(self, stager: "StagesTables", bounds: Bounds, paging: Paging) -> Source:

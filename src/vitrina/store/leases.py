@@ -1,6 +1,6 @@
 """A runner's right to work on a pipeline: claim, heartbeat, conclude, fail, give back, cancel."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -12,7 +12,7 @@ from psycopg.types.json import Jsonb
 from vitrina import status
 from vitrina.errors import Conflict, LeaseLost, NotFound
 from vitrina.status import RunStatus, Status
-from vitrina.store import pipelines
+from vitrina.store import pipelines, room
 from vitrina.store.database import Connection
 
 MAX_ERROR_LENGTH = 4000
@@ -44,19 +44,25 @@ class Claim:
 
 
 def claim_next(
-    connection: Connection, runner_id: UUID, ttl_seconds: float, *, per_source: int | None = None
+    connection: Connection,
+    runner_id: UUID,
+    ttl_seconds: float,
+    *,
+    per_source: int | None = None,
+    max_connections: Mapping[str, int] | None = None,
 ) -> Claim | None:
     """Take the longest-waiting requested pipeline whose target nobody holds, and open its run.
 
-    `per_source`: pipelines of a connection that so many runs read from already wait.
+    `per_source`: pipelines of a connection that so many runs read from already wait. `max_connections`: so do those
+    that need more sessions on a connection than the runs at work leave free there.
     """
     while True:
         try:
             with connection.transaction():
-                if per_source is not None:
+                if per_source is not None or max_connections:
                     # Two runners that count at the same time would both find room for the last one.
                     connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", [_COUNTING])
-                found = _lock_next(connection, per_source)
+                found = _lock_next(connection, per_source, max_connections or {})
                 return _take(connection, found, runner_id, ttl_seconds) if found else None
         except psycopg.errors.UniqueViolation:
             # Another runner took the same target in the same instant, and has committed: the next look sees it.
@@ -67,7 +73,9 @@ def claim_next(
 _COUNTING = 0x5649_5452_434E_54
 
 
-def _lock_next(connection: Connection, per_source: int | None) -> dict[str, Any] | None:
+def _lock_next(
+    connection: Connection, per_source: int | None, max_connections: Mapping[str, int]
+) -> dict[str, Any] | None:
     return connection.execute(
         sql.SQL(
             """
@@ -79,12 +87,13 @@ def _lock_next(connection: Connection, per_source: int | None) -> dict[str, Any]
                    OR %(per_source)s > (SELECT count(*) FROM etl.etl_pipelines b
                                         WHERE b.status IN ('RUNNING', 'PAUSE_REQUESTED') AND b.claim_id IS NOT NULL
                                           AND b.source_connection = p.source_connection))
+              AND NOT EXISTS ({full})
             ORDER BY p.run_requested_at NULLS FIRST, p.id
             LIMIT 1
             FOR UPDATE OF p SKIP LOCKED
             """
-        ).format(target=HELD_TARGET),
-        {"per_source": per_source},
+        ).format(target=HELD_TARGET, full=room.FULL_CONNECTIONS),
+        {"per_source": per_source, "max_connections": Jsonb(dict(max_connections))},
     ).fetchone()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from vitrina.embedded import search_server
 from vitrina.settings import Settings
 
 VITRINA = [sys.executable, "-m", "vitrina.cli"]
@@ -104,10 +105,26 @@ def test_a_larger_cinema_is_generated(checkout: Path, database: Settings) -> Non
     assert json.loads(done.stdout)["runs"][0]["rows_read"] == 2000
 
 
+@pytest.mark.parametrize("at_hand", [False, True])
+def test_the_demo_searches_when_a_server_is_at_hand(checkout: Path, database: Settings, *, at_hand: bool) -> None:
+    found = search_server.install(search_server.KINDS[0])
+    base = checkout.parent / "cache"
+    cache = base / "vitrina" / "search"
+    cache.mkdir(parents=True)
+    if at_hand:
+        (cache / found.name).symlink_to(found)
+
+    done = demo(checkout, settings={**variables(database), "XDG_CACHE_HOME": str(base)})
+
+    assert done.returncode == 0, done.stderr
+    assert ("Star Wars" in done.stdout.partition('search for "star wars"')[2]) == at_hand
+    assert ("search: `make demo SEARCH=1`" in done.stderr) != at_hand
+
+
 @pytest.mark.parametrize("victim", ["api", "runner"])
 def test_a_demo_that_loses_a_process_says_what_it_said_last(checkout: Path, database: Settings, victim: str) -> None:
     with subprocess.Popen(
-        [*VITRINA, "demo"],
+        [*VITRINA, "demo", "--no-search"],
         cwd=checkout,
         env=environment(variables(database)),
         stdout=subprocess.PIPE,
@@ -121,8 +138,10 @@ def test_a_demo_that_loses_a_process_says_what_it_said_last(checkout: Path, data
 
 
 def demo(checkout: Path, *arguments: str, settings: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    """Without search, unless it is asked for: a server may be at hand."""
+    chosen = () if "--search" in arguments or "XDG_CACHE_HOME" in (settings or {}) else ("--no-search",)
     return subprocess.run(
-        [*VITRINA, "demo", *arguments],
+        [*VITRINA, "demo", *chosen, *arguments],
         cwd=checkout,
         env=environment(settings),
         capture_output=True,

@@ -127,7 +127,14 @@ def demo(
     ratings: Annotated[int | None, typer.Option(help="Generate this many ratings. [default: 50 a film]", min=0)] = None,
     seed: Annotated[int, typer.Option(help="The same seed generates the same cinema.")] = 1,
     *,
-    search: Annotated[bool, typer.Option("--search", help="Start a search server and fill its indexes too.")] = False,
+    search: Annotated[
+        bool | None,
+        typer.Option(
+            "--search/--no-search",
+            help="Start a search server and fill its indexes too."
+            " [default: if ELASTICSEARCH_URL is not set, and nothing has to be fetched for it]",
+        ),
+    ] = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Make a demo cinema, run its pipelines, show the marts."""
@@ -135,7 +142,7 @@ def demo(
         settings = local.load_settings(auth="off")
         with stack.migrated_database(settings) as (found, _):
             _load_cinema(found, films, ratings, seed)
-            ended, hits = _run_pipelines(found, with_search=search)
+            ended, hits = _run_pipelines(found, with_search=_is_search_wanted(found) if search is None else search)
             marts = _first_rows(found) | ({f'search for "{SEARCHED_FOR}"': hits} if hits is not None else {})
     _show(ended, marts, output)
     if not all(map(succeeded, ended)):
@@ -143,6 +150,12 @@ def demo(
     if hits is None:
         local.say("search: `make demo SEARCH=1` fills Elasticsearch indexes too, or set ELASTICSEARCH_URL")
     local.say("next: `make dev` serves this cinema with the console and the API documentation")
+
+
+def _is_search_wanted(settings: "Settings") -> bool:
+    from vitrina.cli.search import is_at_hand
+
+    return settings.elasticsearch_url is None and is_at_hand()
 
 
 def _load_cinema(settings: "Settings", films: int | None, ratings: int | None, seed: int) -> None:

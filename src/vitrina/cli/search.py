@@ -137,14 +137,25 @@ def start_beside(children: "Children") -> str:
         time.sleep(0.2)
 
 
+def is_at_hand() -> bool:
+    """Whether `start_beside` would have nothing to fetch."""
+    from vitrina.embedded.search_server import is_installed
+
+    return bool(_usable_kinds()) and is_installed(_kind_for_this_machine())
+
+
 def _kind_for_this_machine() -> str:
     """The one that was used here before, else the first that the installed Java can run."""
-    from vitrina.embedded.search_server import KINDS, has_java
-
-    usable = [kind for kind in KINDS if has_java(kind)]
+    usable = _usable_kinds()
     if not usable:
         raise ConfigError("a search server needs Java 17 or later: apt-get install -y openjdk-17-jre-headless")
     return next((kind for kind in usable if _directory_of(kind).exists()), usable[0])
+
+
+def _usable_kinds() -> list[str]:
+    from vitrina.embedded.search_server import KINDS, has_java
+
+    return [kind for kind in KINDS if has_java(kind)]
 
 
 def _directory_of(kind: str) -> Path:

@@ -294,9 +294,7 @@ def running(
 
 def install(kind: str) -> Path:
     """The unpacked server in the cache, fetched from Maven Central when it is not there yet."""
-    distribution = DISTRIBUTIONS[kind]
-    cache = cache_directory()
-    home = cache / f"{distribution.name}-{distribution.version}"
+    distribution, cache, home = DISTRIBUTIONS[kind], cache_directory(), _home(kind)
     if home.exists():
         return home
     try:
@@ -312,6 +310,16 @@ def install(kind: str) -> Path:
     except PermissionError as exc:
         raise ConfigError(f"cannot write to the cache {cache}: {exc.strerror}; set XDG_CACHE_HOME") from exc
     return home
+
+
+def is_installed(kind: str) -> bool:
+    """Whether a server of that kind can be started without fetching anything."""
+    return _home(kind).exists()
+
+
+def _home(kind: str) -> Path:
+    distribution = DISTRIBUTIONS[kind]
+    return cache_directory() / f"{distribution.name}-{distribution.version}"
 
 
 def cache_directory() -> Path:

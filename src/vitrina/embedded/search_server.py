@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitrina.embedded import accounts
+from vitrina.embedded import accounts, process_groups
 from vitrina.errors import CannotConnect, ConfigError
 
 HEAP = "512m"
@@ -173,7 +173,7 @@ class SearchServer:
             )
         self._write_state(self._process.pid)
         if self._tied:
-            self._watchdog = _end_with_us(self._process.pid)
+            self._watchdog = process_groups.end_with_us(self._process.pid)
 
     def _all_settings(self) -> dict[str, str]:
         settings = {
@@ -243,10 +243,10 @@ class SearchServer:
         pid = state.get("pid")
         if pid is None:
             return None
-        started = _process_start(pid)
+        started = process_groups.started_at(pid)
         if started is not None and started != state.get("started"):
             return None  # the number belongs to somebody else by now
-        if _group_alive(pid):
+        if process_groups.is_alive(pid):
             return pid
         if self._process is not None:
             self._process.poll()  # ours to ask how it ended, or it stays in the process table
@@ -267,7 +267,7 @@ class SearchServer:
         state = {
             "kind": self.kind,
             "pid": pid,
-            "started": _process_start(pid),
+            "started": process_groups.started_at(pid),
             "http_port": self.http_port,
             "transport_port": self.transport_port,
         }
@@ -410,12 +410,6 @@ def _unpack(archive: Path, into: Path) -> Path:
     return into
 
 
-def _end_with_us(group: int) -> subprocess.Popen[bytes]:
-    """A process that ends the group once we are gone: the kernel closes its standard input whichever way we go."""
-    command = ["/bin/sh", "-c", 'read -r _; kill -9 "-$1"', "sh", str(group)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
-
-
 def _drop_paths_inside_the_installation(jvm_options: Path) -> None:
     """The shared installation is read-only: garbage collector logs and heap dumps must not go there."""
     lines = jvm_options.read_text().splitlines()
@@ -466,38 +460,3 @@ def _answers(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _process_start(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot: tells a reused process number apart."""
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
-    except OSError:
-        return None
-    return int(after_name.split()[19])
-
-
-def _group_alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return not _only_zombies(group)
-
-
-def _only_zombies(group: int) -> bool:
-    """Ended processes stay in their group until whoever started them has asked how they ended."""
-    members = [fields for fields in _process_table() if int(fields[2]) == group]
-    return bool(members) and all(_has_ended(fields) for fields in members)
-
-
-def _has_ended(fields: list[str]) -> bool:
-    """The first thread of a process may end before the others, which looks the same but for their number."""
-    return fields[0] in "ZX" and int(fields[17]) <= 1
-
-
-def _process_table() -> Iterator[list[str]]:
-    """State, parent, group and more of every process, where there is such a table."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            yield path.read_text().rpartition(")")[2].split()

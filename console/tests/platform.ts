@@ -23,7 +23,7 @@ export async function startPlatform(): Promise<Platform> {
   if (running && guarded) return { url: running, guardedUrl: guarded, api: caller(running), stop: () => Promise.resolve() };
   const home = mkdtempSync(join(tmpdir(), "vitrina-console-"));
   const environment = cleanEnvironment();
-  execFileSync(program, ["demo"], { cwd: home, env: environment, stdio: "pipe" });
+  execFileSync(program, ["demo", "--no-search"], { cwd: home, env: environment, stdio: "pipe" });
   const [port, guardedPort] = [await freePort(), await freePort()];
   const url = `http://127.0.0.1:${port}`;
   const guardedUrl = `http://127.0.0.1:${guardedPort}`;

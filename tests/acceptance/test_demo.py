@@ -105,20 +105,24 @@ def test_a_larger_cinema_is_generated(checkout: Path, database: Settings) -> Non
     assert json.loads(done.stdout)["runs"][0]["rows_read"] == 2000
 
 
-@pytest.mark.parametrize("at_hand", [False, True])
-def test_the_demo_searches_when_a_server_is_at_hand(checkout: Path, database: Settings, *, at_hand: bool) -> None:
-    found = search_server.install(search_server.KINDS[0])
+@pytest.mark.parametrize("found", ["nothing", "a server", "a server that does not start"])
+def test_the_demo_searches_when_a_server_is_at_hand(checkout: Path, database: Settings, found: str) -> None:
+    installed = search_server.install(search_server.KINDS[0])
     base = checkout.parent / "cache"
     cache = base / "vitrina" / "search"
     cache.mkdir(parents=True)
-    if at_hand:
-        (cache / found.name).symlink_to(found)
+    if found == "a server":
+        (cache / installed.name).symlink_to(installed)
+    elif found == "a server that does not start":
+        (cache / installed.name / "config").mkdir(parents=True)
+        (cache / installed.name / "config" / "jvm.options").touch()
 
     done = demo(checkout, settings={**variables(database), "XDG_CACHE_HOME": str(base)})
 
     assert done.returncode == 0, done.stderr
-    assert ("Star Wars" in done.stdout.partition('search for "star wars"')[2]) == at_hand
-    assert ("search: `make demo SEARCH=1`" in done.stderr) != at_hand
+    assert ("Star Wars" in done.stdout.partition('search for "star wars"')[2]) == (found == "a server")
+    assert ("search: `make demo SEARCH=1`" in done.stderr) == (found != "a server")
+    assert ("search: left out" in done.stderr) == (found == "a server that does not start")
 
 
 @pytest.mark.parametrize("victim", ["api", "runner"])

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vitrina.cli import local, processes, stack
+from vitrina.cli import search as search_servers
 from vitrina.cli.exits import ExitCode
 from vitrina.cli.output import Format, Output, as_plain, show_data, show_table
 from vitrina.cli.progress import Watcher, watching
@@ -142,7 +143,7 @@ def demo(
         settings = local.load_settings(auth="off")
         with stack.migrated_database(settings) as (found, _):
             _load_cinema(found, films, ratings, seed)
-            ended, hits = _run_pipelines(found, with_search=_is_search_wanted(found) if search is None else search)
+            ended, hits = _run_pipelines(found, search)
             marts = _first_rows(found) | ({f'search for "{SEARCHED_FOR}"': hits} if hits is not None else {})
     _show(ended, marts, output)
     if not all(map(succeeded, ended)):
@@ -150,12 +151,6 @@ def demo(
     if hits is None:
         local.say("search: `make demo SEARCH=1` fills Elasticsearch indexes too, or set ELASTICSEARCH_URL")
     local.say("next: `make dev` serves this cinema with the console and the API documentation")
-
-
-def _is_search_wanted(settings: "Settings") -> bool:
-    from vitrina.cli.search import is_at_hand
-
-    return settings.elasticsearch_url is None and is_at_hand()
 
 
 def _load_cinema(settings: "Settings", films: int | None, ratings: int | None, seed: int) -> None:
@@ -179,11 +174,21 @@ def _load_cinema(settings: "Settings", films: int | None, ratings: int | None, s
     local.say(f"cinema: {', '.join(f'{rows[table]:,} {name}' for name, table in COUNTED.items())}")
 
 
-def _run_pipelines(settings: "Settings", *, with_search: bool) -> "tuple[list[Run], list[dict[str, Any]] | None]":
+def _run_pipelines(settings: "Settings", search: bool | None) -> "tuple[list[Run], list[dict[str, Any]] | None]":
+    """`search`: whether to start a search server. None: if there is nothing to be fetched, and if it starts."""
+    wanted = settings.elasticsearch_url is None and search_servers.is_at_hand() if search is None else search
+    try:
+        return _run_beside(settings, with_search=wanted, is_search_vital=search is not None)
+    except search_servers.NotStarted as exc:
+        local.say(f"search: left out, since the server does not start: {exc.message}")
+        return _run_beside(settings)
+
+
+def _run_beside(settings: "Settings", **search: bool) -> "tuple[list[Run], list[dict[str, Any]] | None]":
     from vitrina.client import Client
 
     with (
-        stack.running(settings, ANY_PORT, _keep_quiet, with_search=with_search) as running,
+        stack.running(settings, ANY_PORT, _keep_quiet, **search) as running,
         Client(running.url) as client,
     ):
         local.say(f"API and runner: up on {running.url}")

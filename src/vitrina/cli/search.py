@@ -8,7 +8,7 @@ import typer
 
 from vitrina.cli import local, processes
 from vitrina.cli.output import Column, Format, Output, show_list
-from vitrina.errors import ConfigError
+from vitrina.errors import CannotConnect, ConfigError
 
 if TYPE_CHECKING:
     from vitrina.cli.processes import Children
@@ -119,6 +119,10 @@ def _stay(server: "SearchServer") -> None:
             local.say(f"{server.kind} runs again on {server.url}")
         was_running = running
         time.sleep(LOOK_SECONDS)
+
+
+class NotStarted(CannotConnect):
+    """There is no search server to be had; everything else may go on without it."""
 
 
 def start_beside(children: "Children") -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vitrina.cli import local, search
 from vitrina.cli.processes import Children
-from vitrina.errors import CannotConnect, ConfigError
+from vitrina.errors import CannotConnect, ConfigError, VitrinaError
 
 if TYPE_CHECKING:
     from vitrina.embedded.postgres import EmbeddedPostgres
@@ -52,15 +52,29 @@ def migrated_database(settings: "Settings") -> Iterator[tuple["Settings", "Embed
 
 @contextmanager
 def running(
-    settings: "Settings", wanted_port: int, on_line: Callable[[str, str], None], *, with_search: bool = False
+    settings: "Settings",
+    wanted_port: int,
+    on_line: Callable[[str, str], None],
+    *,
+    with_search: bool = False,
+    is_search_vital: bool = True,
 ) -> Iterator[Stack]:
-    """A real API process and a real runner process, without auth, on loopback only."""
+    """A real API process and a real runner process, without auth, on loopback only.
+
+    A search server that is not vital and does not start makes it `NotStarted`, whatever the reason.
+    """
     environment = {**local.database_environment(settings), "VITRINA_AUTH": "off"}
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
         environment["FORCE_COLOR"] = "1"
     with Children(on_line) as children:
         if with_search:
-            environment["ELASTICSEARCH_URL"] = search.start_beside(children)
+            try:
+                environment["ELASTICSEARCH_URL"] = search.start_beside(children)
+            except VitrinaError as exc:
+                if is_search_vital:
+                    raise
+                told = exc.message.rpartition("\n")[2].strip().removeprefix("error: ")
+                raise search.NotStarted(told) from exc
             if "allowed_targets" not in settings.model_fields_set:  # a server of our own, nobody else's indexes
                 environment["VITRINA_ALLOWED_TARGETS"] = f"{settings.allowed_targets},es:*"
         with listen_on_free_port(wanted_port) as listener:

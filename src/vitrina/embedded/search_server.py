@@ -204,6 +204,11 @@ class SearchServer:
         account = accounts.server_account(self.directory)  # not root: both servers refuse that
         for path in (self.directory, *self.directory.rglob("*")):
             account.own(path)
+        if account.run(["test", "-w", self.directory.resolve()]).returncode:
+            raise ConfigError(
+                f"{self.directory.resolve()} cannot be entered by the account that {self.kind} runs as, which is not"
+                " root: let everybody pass through the directories above it (chmod o+x), or work in another one"
+            )
 
     def _wait_until_healthy(self, timeout_seconds: float) -> None:
         deadline = time.monotonic() + timeout_seconds

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from vitrina.adapters.writers.search.bulk import Limits
-from vitrina.adapters.writers.search.circuit import Circuit
 from vitrina.adapters.writers.search.client import Blocked
 
 T = TypeVar("T")
@@ -15,14 +14,7 @@ def patiently(move: Callable[[], T], tell: Callable[[str | None], None], rest: C
 
     `tell` hears why nothing moves, and None when it moves again; `rest` sleeps, or raises when it should not.
     """
-    limits = Limits()
-    circuit = Circuit(
-        first_delay_seconds=limits.first_delay_seconds,
-        longest_delay_seconds=limits.longest_delay_seconds,
-        patience_seconds=limits.patience_seconds,
-        threshold=limits.circuit_threshold,
-    )
-    waited = False
+    circuit, waited = Limits().circuit(), False
     while True:
         try:
             done = move()

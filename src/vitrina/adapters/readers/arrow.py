@@ -246,10 +246,6 @@ class StagesTables(Protocol):
         """Send a batch off; what is returned waits until it has arrived. Called in the order of the batches."""
         ...
 
-    def stage(self, table: pa.Table, number: int) -> Staged:
-        """Send a batch and wait until it has arrived."""
-        ...
-
     def close(self) -> None: ...
 
 

@@ -32,7 +32,7 @@ class PythonSource:
             batch, checkpoint = made
             with watch.lap(self._stager.timed_as):
                 rows = landing.to_stage(batch, self._landings) if batch.num_rows else pa.table({})
-                staged = self._stager.stage(rows, number)
+                staged = self._stager.begin(rows, number)()
             failpoints.hit("batch.filled")
             seconds, position = time.monotonic() - started, (json.dumps(checkpoint),)
             delivered = delivered_in(staged.letters, staged.delivered)

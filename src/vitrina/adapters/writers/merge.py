@@ -8,7 +8,7 @@ from psycopg.sql import SQL, Composable, Composed, Identifier
 from vitrina.adapters.catalog import Table
 
 DIFF = Identifier("pg_temp", "vitrina_diff")
-POSITION = Identifier("_position")
+POSITION = "_position"
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def create_diff(merge: Merge, *, deletes: bool) -> Composed:
         # Not the key: a mart's own rows may lack it, and a composite of NULLs "is NULL".
         target_absent=SQL("t.ctid IS NULL"),
         stage_absent=SQL("s.{} IS NOT DISTINCT FROM NULL").format(Identifier(merge.key[0])),
-        position=SQL("t.ctid AS {}, ").format(POSITION) if merge.finds_by_position else SQL(""),
+        position=SQL("t.ctid AS {}, ").format(Identifier(POSITION)) if merge.finds_by_position else SQL(""),
         key_columns=_comma(SQL("coalesce(s.{0}, t.{0}) AS {0}").format(Identifier(name)) for name in merge.key),
         other_columns=SQL("").join(SQL(", s.{}").format(Identifier(name)) for name in merge.others),
         staged=merge.staged,
@@ -143,7 +143,7 @@ def _assignments(merge: Merge, alias: str) -> Iterator[Composed]:
 def _same_row(merge: Merge) -> Composable:
     """By position it costs one page, no index. If somebody else moved the row, the counts will not agree."""
     if merge.finds_by_position:
-        return SQL("t.ctid = d.{}").format(POSITION)
+        return SQL("t.ctid = d.{}").format(Identifier(POSITION))
     return _all(_same_value(merge.target, name) for name in merge.key)
 
 

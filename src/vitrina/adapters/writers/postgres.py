@@ -377,13 +377,13 @@ class StageLost(TransientError):
 
 # Names of our own in stages and in what is compared with them.
 _RESERVED = frozenset((EPOCH, BATCH, CURSOR_KEY, CURSOR_ID, "_op"))
-POSITION = "_position"
 # Postgres's limit for a table, less our own columns of a stage.
 MAX_COLUMNS = 1_600 - 4
 
 
 def _refuse_reserved(result: Sequence[Column]) -> None:
-    taken = [name for name in (column.name for column in result) if name in _RESERVED or name.startswith(POSITION)]
+    names = [column.name for column in result]
+    taken = [name for name in names if name in _RESERVED or name.startswith(merge.POSITION)]
     if taken:
         raise TargetMismatch(
             f"the result has a column named {taken[0]}, a name that stages need themselves: give it another with AS"

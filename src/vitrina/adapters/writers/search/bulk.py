@@ -50,6 +50,15 @@ class Limits:
     # A request that was on its way when its alias was taken away has ended by then.
     fence_grace_seconds: float = 2.0
 
+    def circuit(self) -> Circuit:
+        """A new one, closed."""
+        return Circuit(
+            first_delay_seconds=self.first_delay_seconds,
+            longest_delay_seconds=self.longest_delay_seconds,
+            patience_seconds=self.patience_seconds,
+            threshold=self.circuit_threshold,
+        )
+
 
 @dataclass(frozen=True)
 class _Chunk:
@@ -168,12 +177,7 @@ class Delivery:
         self._ready = deque(_Chunk(positions) for positions in self._cut(range(len(actions.lines))))
         self._in_flight = 0
         self._answers: queue.SimpleQueue[tuple[_Request, _Answer]] = queue.SimpleQueue()
-        self._circuit = Circuit(
-            first_delay_seconds=engine.limits.first_delay_seconds,
-            longest_delay_seconds=engine.limits.longest_delay_seconds,
-            patience_seconds=engine.limits.patience_seconds,
-            threshold=engine.limits.circuit_threshold,
-        )
+        self._circuit = engine.limits.circuit()
         # Updates that left something in an object: from then on each is a pair of actions, clearing and update, which
         # are sent, judged and sent again together.
         self._clearings: dict[int, bytes] = {}

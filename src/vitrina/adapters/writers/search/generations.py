@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from vitrina import errors
 from vitrina.adapters.writers.search.client import Json, Missing, SearchClient
-from vitrina.adapters.writers.search.mapping import NOTES
+from vitrina.adapters.writers.search.mapping import NOTES, noted
 
 OnConcreteIndex = Literal["take_over", "refuse"]
 
@@ -324,9 +324,7 @@ def _remove(index: str, alias: str) -> Json:
 
 
 def _ours(entry: Mapping[str, Any]) -> Json:
-    """What we noted in an index when we made it; empty for indexes that are not ours."""
-    noted = entry.get("mappings", {}).get("_meta", {}).get(NOTES, {})
-    return noted if isinstance(noted, dict) else {}
+    return noted(entry.get("mappings", {}))
 
 
 def _timestamp(now: datetime) -> str:

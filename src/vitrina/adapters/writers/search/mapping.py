@@ -90,7 +90,7 @@ def derive(schema: pa.Schema, types: Mapping[str, str], overrides: Mapping[str, 
 def compare(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Difference]:
     """Field by field; fields that only the index has are nobody's fault: other pipelines may fill them."""
     existing = dict(_flatten(found.get("properties", {})))
-    asked = dict(_flatten(_noted(found).get("fields", {})))
+    asked = dict(_flatten(noted(found).get("fields", {})))
     return [
         Difference(path, field, existing.get(path))
         for path, field in _flatten(wanted.get("properties", {}))
@@ -102,11 +102,11 @@ def additions(wanted: Mapping[str, Any], found: Mapping[str, Any], differences: 
     """The mapping to put so that missing fields come to be; the existing ones cannot be changed."""
     missing = {item.field for item in differences if item.found is None}
     properties = _only(wanted.get("properties", {}), missing)
-    noted = _noted(found)
+    notes = noted(found)
     return {
         "properties": properties,
         # The server takes the whole of it, or keeps what is there.
-        "_meta": {**found.get("_meta", {}), NOTES: {**noted, "fields": {**noted.get("fields", {}), **properties}}},
+        "_meta": {**found.get("_meta", {}), NOTES: {**notes, "fields": {**notes.get("fields", {}), **properties}}},
     }
 
 
@@ -166,10 +166,10 @@ def _field_by_arrow_type(arrow_type: pa.DataType, *, known: bool) -> Json:
     return TEXT if is_text and not known else KEYWORD
 
 
-def _noted(mapping: Mapping[str, Any]) -> Json:
+def noted(mapping: Mapping[str, Any]) -> Json:
     """What we noted in an index when we made it; empty for indexes that are not ours."""
-    noted = mapping.get("_meta", {}).get(NOTES, {})
-    return noted if isinstance(noted, dict) else {}
+    notes = mapping.get("_meta", {}).get(NOTES, {})
+    return notes if isinstance(notes, dict) else {}
 
 
 def _flatten(properties: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Json]]:

@@ -266,11 +266,8 @@ class DocumentSender:
             renew_target=self._renew_alias,
         )
 
-    def stage(self, table: pa.Table, number: int) -> Staged:
-        """Returns when every document of the batch is acknowledged or rejected."""
-        return self.begin(table, number)()
-
     def begin(self, table: pa.Table, number: int) -> Callable[[], Staged]:
+        """What is returned waits until every document of the batch is acknowledged or rejected."""
         under_way = [(prepared, self._engine.start(prepared.actions)) for prepared in self.prepare(table, number)]
         self._count_ids([prepared for prepared, _ in under_way])
         return partial(self._arrive, number, under_way)

@@ -9,9 +9,8 @@ from typing import Any, Protocol
 import pytest
 
 from tests.support.workbench import Workbench
-from vitrina import failpoints
 from vitrina.status import Status
-from vitrina.store import pipelines, recovery
+from vitrina.store import pipelines
 
 SOURCE = """
 CREATE TABLE content.film_work (
@@ -146,14 +145,8 @@ class WriterContract:
     def test_a_crash_is_recovered_from(self, mart: Mart, mode: str, where: str) -> None:
         mart.define(mode, options={"route": "arrow"})
         mart.bench.request("films")
-        failpoints.configure(f"{where}:crash:2")
-        try:
-            with pytest.raises(failpoints.Crashed):
-                mart.bench.perform(mart.bench.claim())
-        finally:
-            failpoints.configure("")
-        mart.bench.sql("UPDATE etl.etl_pipelines SET lease_until = '-infinity'")
-        assert recovery.recover_expired(mart.bench.metastore, max_attempts=5)
+        mart.bench.lose_a_runner(f"{where}:crash:2")
+        mart.bench.recover()
 
         mart.bench.perform(mart.bench.claim())
 

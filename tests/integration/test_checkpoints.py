@@ -9,12 +9,11 @@ import pytest
 
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
-from vitrina import failpoints
 from vitrina.adapters import cursor as cursors
 from vitrina.runner import table_run
 from vitrina.services import pipelines as service
 from vitrina.services.callers import Caller, Role
-from vitrina.store import pipelines, recovery
+from vitrina.store import pipelines
 
 EVENTS = """
 CREATE TABLE content.events (id int PRIMARY KEY, at {kind} NOT NULL, rev int NOT NULL DEFAULT 0, note text);
@@ -259,14 +258,8 @@ def test_a_backfill_that_no_runner_survives_ends(workbench: Workbench) -> None:
     run(workbench)
     workbench.request("events", since="1", until="2000")
     for _ in range(3):
-        failpoints.configure("batch.committed:crash:2")
-        try:
-            with pytest.raises(failpoints.Crashed):
-                workbench.perform(workbench.claim())
-        finally:
-            failpoints.configure("")
-        workbench.sql("UPDATE etl.etl_pipelines SET lease_until = '-infinity'")
-        assert recovery.recover_expired(workbench.metastore, max_attempts=3)
+        workbench.lose_a_runner("batch.committed:crash:2")
+        workbench.recover(max_attempts=3)
 
     assert workbench.status("events") == "FAILED"
 

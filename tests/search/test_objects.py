@@ -281,15 +281,19 @@ INSERT INTO content.film SELECT i, '{"a": {"x": 1, "y": 2}, "b": 1}', '[1,5)' FR
 """
 
 
+def search_at(workbench: Workbench, url: str) -> None:
+    workbench.source(FILMS)
+    workbench.settings = workbench.settings.model_copy(
+        update={"elasticsearch_url": SecretStr(url), "allowed_targets": "es:vitrina-test-*"}
+    )
+
+
 @pytest.mark.one_server
 def test_a_rebuild_sends_whole_documents_and_asks_for_nothing(
     workbench: Workbench, proxy: HttpFaultProxy, client: SearchClient, index: str
 ) -> None:
     """Also behind an interruption, where what was sent before is there already, as the source had it then."""
-    workbench.source(FILMS)
-    workbench.settings = workbench.settings.model_copy(
-        update={"elasticsearch_url": SecretStr(proxy.url), "allowed_targets": "es:vitrina-test-*"}
-    )
+    search_at(workbench, proxy.url)
     query = "SELECT id, payload FROM content.film"
     options = {"max_attempts": 1}
     workbench.pipeline("films", query, target_table=f"es:{index}", target_key=["id"], options=options)
@@ -312,10 +316,7 @@ def test_a_rebuild_sends_whole_documents_and_asks_for_nothing(
 def test_a_pass_leaves_nothing_in_json_and_ranges(
     workbench: Workbench, search: Target, client: SearchClient, index: str
 ) -> None:
-    workbench.source(FILMS)
-    workbench.settings = workbench.settings.model_copy(
-        update={"elasticsearch_url": SecretStr(search.url), "allowed_targets": "es:vitrina-test-*"}
-    )
+    search_at(workbench, search.url)
     workbench.pipeline(
         "films",
         "SELECT id, payload, ages, modified FROM content.film",

@@ -8,7 +8,6 @@ from pydantic import SecretStr
 from tests.search.conftest import Target
 from tests.search.test_search_runs import INCREMENTAL, QUERY, documents, pipeline
 from tests.support.workbench import Workbench
-from vitrina import failpoints
 from vitrina.adapters.writers.search.client import SearchClient
 from vitrina.errors import Conflict, FatalError
 from vitrina.status import Status
@@ -308,12 +307,7 @@ def test_a_letter_is_resolved_with_the_checkpoint_or_not_at_all(bench: Workbench
     bench.run("films")
     bench.sql("UPDATE content.film_work SET title = '2025-05-05', modified = clock_timestamp() WHERE id = 3")
     bench.request("films")
-    failpoints.configure("batch.fenced:crash:1")
-    try:
-        with pytest.raises(failpoints.Crashed):
-            bench.perform(bench.claim())
-    finally:
-        failpoints.configure("")
+    bench.lose_a_runner("batch.fenced:crash:1")
 
     assert resolutions(bench) == {"3": None, "5": None, "7": None}
 

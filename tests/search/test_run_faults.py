@@ -356,14 +356,8 @@ def test_a_crash_behind_a_checkpoint_loses_nothing(
         monkeypatch.setattr(writer.DocumentSender, "begin", _send_late(writer.DocumentSender.begin))
     make(bench, index, "incremental")
     bench.request("films")
-    failpoints.configure("batch.committed:crash:2")
-    try:
-        with pytest.raises(failpoints.Crashed):
-            bench.perform(bench.claim())
-    finally:
-        failpoints.configure("")
-    bench.sql("UPDATE etl.etl_pipelines SET lease_until = '-infinity'")
-    assert recovery.recover_expired(bench.metastore, max_attempts=5)
+    bench.lose_a_runner("batch.committed:crash:2")
+    bench.recover()
     bench.perform(bench.claim())
 
     assert bench.last_run("films")["status"] == "SUCCESS"

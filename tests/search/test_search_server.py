@@ -52,6 +52,15 @@ def test_a_server_is_stopped_when_it_has_ended_and_its_starter_has_not_looked_ye
         assert not server.running
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's servers run as somebody else")
+def test_a_directory_that_the_servers_account_may_not_enter_is_named(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+
+    with pytest.raises(ConfigError, match="closed/search cannot be entered by the account that elasticsearch-8 runs"):
+        SearchServer("elasticsearch-8", closed / "search").start()
+
+
 def test_unknown_kind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown search server 'solr': choose one of elasticsearch-8"):
         SearchServer("solr", tmp_path)

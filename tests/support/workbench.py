@@ -8,6 +8,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
+import pytest
+
 from vitrina import failpoints
 from vitrina.definition import Definition
 from vitrina.runner import reconciliation, replays
@@ -15,7 +17,7 @@ from vitrina.runner.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.settings import Settings
 from vitrina.status import Trigger
-from vitrina.store import database, leases, pipelines, runs, state
+from vitrina.store import database, leases, pipelines, recovery, runs, state
 from vitrina.store.leases import Claim
 from vitrina.store.state import Checkpoint
 
@@ -68,6 +70,20 @@ class Workbench:
             return self.run(name)
         finally:
             failpoints.configure("")
+
+    def lose_a_runner(self, at: str) -> None:
+        """It takes up what was asked for, and is lost at a failpoint, such as `batch.committed:crash:2`."""
+        failpoints.configure(at)
+        try:
+            with pytest.raises(failpoints.Crashed):
+                self.perform(self.claim())
+        finally:
+            failpoints.configure("")
+
+    def recover(self, *, max_attempts: int = 5) -> None:
+        """The lost runner's lease is over, and somebody sees it."""
+        self.sql("UPDATE etl.etl_pipelines SET lease_until = '-infinity' WHERE claim_id IS NOT NULL")
+        assert recovery.recover_expired(self.metastore, max_attempts=max_attempts)
 
     def request(self, name: str, **asked: Any) -> None:
         row = pipelines.find(self.metastore, name)

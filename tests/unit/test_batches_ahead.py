@@ -1,0 +1,42 @@
+"""How many batches are under way at once: so many as the target takes, and never more than memory has room for."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import pyarrow as pa
+import pytest
+
+from vitrina.adapters.readers.arrow import MAX_BATCH_BYTES, _arriving, _UnderWay
+from vitrina.adapters.transforms.passage import Taken
+from vitrina.ports import Filled, Staged, Stopwatch
+
+
+@pytest.mark.parametrize(
+    ("ahead", "size", "most"),
+    [
+        (0, 1_000, 1),
+        (3, 1_000, 4),
+        (3, MAX_BATCH_BYTES // 2, 3),
+        (3, MAX_BATCH_BYTES, 2),
+        (3, MAX_BATCH_BYTES + 1, 1),
+    ],
+)
+def test_each_arrives_in_its_turn(ahead: int, size: int, most: int) -> None:
+    on_the_way: list[int] = []
+    numbers: list[int] = []
+
+    def arrive(number: int) -> Staged:
+        assert on_the_way.pop(0) == number, "in the order in which they were sent off"
+        return Staged(number)
+
+    def departures() -> Iterator[_UnderWay]:
+        for number in range(10):
+            on_the_way.append(number)
+            numbers.append(len(on_the_way))
+            taken = Taken(pa.table({}))
+            yield _UnderWay(Filled(number, 1, ("x",)), taken, size, Stopwatch(), "index", partial(arrive, number))
+
+    arrived = list(_arriving(departures(), ahead))
+
+    assert [(filled.number, filled.staged_rows) for filled in arrived] == [(number, number) for number in range(10)]
+    assert max(numbers) == most

@@ -323,3 +323,16 @@ def test_a_sender_of_the_log_holds_nothing(workbench: Workbench, monkeypatch: py
 def admin_url(bench: Workbench) -> str:
     assert bench.settings.admin_url is not None
     return bench.settings.admin_url.get_secret_value()
+
+
+# --- what it was taken of ------------------------------------------------------------------------------------------
+
+
+def test_what_a_checkpoint_was_taken_of_stays_with_it(workbench: Workbench) -> None:
+    make(workbench)
+    run(workbench)
+    workbench.sql("""UPDATE etl.etl_state SET identity = identity || '{"sample": [1, 2]}'""")
+
+    run(workbench)
+
+    assert workbench.checkpoint("events").identity["sample"] == [1, 2]

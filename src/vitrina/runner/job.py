@@ -349,7 +349,7 @@ def _forget_useless_checkpoint(job: Job) -> None:
     elif job.steps and found.rows and isinstance(job.target, PostgresTarget) and job.target_writer.is_empty():
         job.starts_over_because = f"{job.target} was emptied or recreated by hand"
     if job.starts_over_because:
-        job.checkpoint = Checkpoint(batch_no=found.batch_no)
+        job.checkpoint = found.blank()
     elif found.fingerprint not in (None, cursor_identity(job)):
         # Another id: where the pass was interrupted says nothing now. It begins again at what is safe.
         job.checkpoint = replace(found, last_key=None, last_id=None)

@@ -16,6 +16,11 @@ METASTORE_TABLE = sql.Identifier("etl", "etl_state")
 # The same row in a target database that is not the metastore; `etl_state` mirrors it.
 LEDGER_TABLE = sql.Identifier("etl_stage", "ledger")
 
+# Keys of `Checkpoint.identity` that say something of the unfinished load only: they go with it.
+OF_THE_LOAD: tuple[str, ...] = ()
+# Keys that say what is in the target: a checkpoint that is reset keeps them.
+OF_THE_TARGET: tuple[str, ...] = ()
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -32,6 +37,8 @@ class Checkpoint:
     stage: str | None = None
     fingerprint: str | None = None
     load_started_at: datetime | None = None
+    # What all this was taken of. Each key belongs to one part of the platform; an unknown one is kept as it is.
+    identity: dict[str, Any] = field(default_factory=dict)
 
     def next_batch(self, epoch: int, rows: int, last_key: str | None, last_id: str | None) -> "Checkpoint":
         """After one more batch of this epoch."""
@@ -48,8 +55,25 @@ class Checkpoint:
     def without_load(self) -> "Checkpoint":
         """No unfinished load: the stage no longer counts."""
         return replace(
-            self, segments={}, rows=0, stage=None, fingerprint=None, load_started_at=None, last_key=None, last_id=None
+            self,
+            segments={},
+            rows=0,
+            stage=None,
+            fingerprint=None,
+            load_started_at=None,
+            last_key=None,
+            last_id=None,
+            identity={name: value for name, value in self.identity.items() if name not in OF_THE_LOAD},
         )
+
+    def identified(self, **keys: Any) -> "Checkpoint":
+        """With these keys of the identity set, the others as they were."""
+        return replace(self, identity=self.identity | keys)
+
+    def blank(self) -> "Checkpoint":
+        """From the beginning. Batches are numbered on, and what the target holds is still known."""
+        kept = {name: value for name, value in self.identity.items() if name in OF_THE_TARGET}
+        return Checkpoint(batch_no=self.batch_no, identity=kept)
 
 
 def seize(connection: Connection, claim: Claim, table: sql.Identifier = METASTORE_TABLE) -> Checkpoint:
@@ -84,13 +108,14 @@ def advance(
                 safe_upto = %(safe_upto)s, held_upto = %(held_upto)s,
                 batch_no = %(batch_no)s, segments = %(segments)s, rows = %(rows)s,
                 stage = %(stage)s, fingerprint = %(fingerprint)s, load_started_at = %(load_started_at)s,
-                run_id = %(run)s, updated_at = clock_timestamp()
+                identity = %(identity)s, run_id = %(run)s, updated_at = clock_timestamp()
             WHERE pipeline_id = %(id)s AND epoch = %(epoch)s AND claim_id = %(claim)s
             """
         ).format(table=table),
         {
             **vars(checkpoint),
             "segments": Jsonb({str(epoch): number for epoch, number in checkpoint.segments.items()}),
+            "identity": Jsonb(checkpoint.identity),
             "id": claim.pipeline_id,
             "epoch": claim.epoch,
             "claim": claim.claim_id,
@@ -135,9 +160,11 @@ def reset(connection: Connection, pipeline_id: UUID, *, cursor: str | None = Non
         ON CONFLICT (pipeline_id) DO UPDATE
         SET safe_upto = %(cursor)s, held_upto = NULL, last_processed_key = NULL, last_processed_id = NULL,
             segments = '{}', rows = 0, stage = NULL, fingerprint = NULL, load_started_at = NULL,
+            identity = (SELECT coalesce(jsonb_object_agg(key, value), '{}') FROM jsonb_each(s.identity)
+                        WHERE key = ANY(%(kept)s)),
             claim_id = NULL, updated_at = clock_timestamp()
         """,
-        {"id": pipeline_id, "cursor": cursor},
+        {"id": pipeline_id, "cursor": cursor, "kept": list(OF_THE_TARGET)},
     )
 
 
@@ -148,13 +175,13 @@ def discard_loads_of_others(connection: Connection, claim: Claim) -> int:
             """
             UPDATE etl.etl_state s
             SET segments = '{{}}', rows = 0, stage = NULL, fingerprint = NULL, load_started_at = NULL,
-                last_processed_key = NULL, last_processed_id = NULL
+                last_processed_key = NULL, last_processed_id = NULL, identity = s.identity - %s::text[]
             FROM etl.etl_pipelines p
             WHERE s.pipeline_id = p.id AND s.stage IS NOT NULL AND p.id <> %s AND p.claim_id IS NULL
               AND {target} = %s
             """
         ).format(target=HELD_TARGET),
-        [claim.pipeline_id, claim.row["holds_target"]],
+        [list(OF_THE_LOAD), claim.pipeline_id, claim.row["holds_target"]],
     ).rowcount
 
 
@@ -170,4 +197,5 @@ def _checkpoint(row: dict[str, Any]) -> Checkpoint:
         stage=row["stage"],
         fingerprint=row["fingerprint"],
         load_started_at=row["load_started_at"],
+        identity=row["identity"],
     )

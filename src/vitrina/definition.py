@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from vitrina import schedule
 from vitrina.errors import InvalidField
+from vitrina.json_values import BoundedObject
 
 MAX_BATCH_SIZE = 1_000_000
 DEFAULT_BATCH_SIZE = 5_000
@@ -99,14 +100,14 @@ class Options(Strict):
     notify: list[Literal["failed", "recovered", "drift"]] | None = Field(
         None, description="What the operator's webhooks are told about this pipeline; everything unless said."
     )
-    params: dict[str, Any] = Field(default_factory=dict, description="Parameters of `python_task`.")
+    params: BoundedObject = Field(default_factory=dict, description="Parameters of `python_task`.")
     reconcile: ReconcileSchedule | None = Field(None, description="Compare mart and source regularly.")
     # search targets
     action: Literal["update", "index"] = Field(
         "update", description="`update` merges into a document, `index` replaces it unless a newer version is there."
     )
     delete_when: ColumnName | None = Field(None, description="Boolean result column: true deletes the document.")
-    index: dict[str, Any] = Field(default_factory=dict, description="`settings` and `mappings` of a new index.")
+    index: BoundedObject = Field(default_factory=dict, description="`settings` and `mappings` of a new index.")
     keep_generations: int = Field(1, ge=0, le=100, description="Replaced generations of an index that are kept.")
     max_dead_letters: int | None = Field(
         None, ge=0, description="Refused documents before a run stops; default 0 for full, 100 for incremental."
@@ -147,7 +148,7 @@ class Task(Strict):
     body: str = Field(
         min_length=1, max_length=MAX_QUERY_LENGTH, description="The query, or the name of a registered step."
     )
-    params: dict[str, Any] = Field(default_factory=dict, description="Of the step, checked against its model.")
+    params: BoundedObject = Field(default_factory=dict, description="Of the step, checked against its model.")
     source_table: str | None = Field(None, description="For people: where the task reads.")
     target_table: str | None = Field(None, description="The last task may override the pipeline's target.")
 

@@ -32,6 +32,7 @@ def make_pool(settings: Settings, *, max_connections: int = 16, timeout_seconds:
         timeout=timeout_seconds,
         # A connection may have died while it lay in the pool: the server was restarted.
         check=ConnectionPool.check_connection,
+        configure=database.read_json_cut,
         open=False,
         name="vitrina-api",
     )

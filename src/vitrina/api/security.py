@@ -15,8 +15,9 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from vitrina import json_values
 from vitrina.api.state import AppState, state_of
-from vitrina.errors import ConfigError, Forbidden, TooManyRequests, Unauthenticated
+from vitrina.errors import ConfigError, FieldError, Forbidden, Invalid, TooManyRequests, Unauthenticated
 from vitrina.services import tokens
 from vitrina.services.callers import Caller, Role
 from vitrina.settings import Settings
@@ -72,14 +73,25 @@ class GuardedRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
+        takes_body = self.body_field is not None
         guards = [part.call for part in self.dependant.dependencies if isinstance(part.call, Needs)]
 
         async def guarded(request: Request) -> Response:
             for guard in guards:
                 await run_in_threadpool(guard.check, request)
+            if takes_body:
+                await _refuse_deep_body(request)
             return await handle(request)
 
         return guarded
+
+
+async def _refuse_deep_body(request: Request) -> None:
+    """Nothing behind the door recurses deeper than this; a text of a few kilobytes could exhaust the stack."""
+    body = await request.body()
+    if await run_in_threadpool(json_values.text_is_deeper, body, json_values.MAX_DEPTH_WRAPPED):
+        said = f"the body is nested deeper than {json_values.MAX_DEPTH_WRAPPED} levels: send flatter values"
+        raise Invalid(said, (FieldError("", said, "nested_too_deeply"),))
 
 
 Viewer = Annotated[Caller, Depends(Needs(Role.VIEWER))]

@@ -1,15 +1,21 @@
 """What the routes of one application share: settings, the connection pool, the event feed."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
+from pydantic import BaseModel
 
 from vitrina.api.feed import EventFeed
 from vitrina.api.pool import Pool
 from vitrina.settings import Settings
+from vitrina.store.database import Connection
 from vitrina.tracing import Tracing
+
+Model = TypeVar("Model", bound=BaseModel)
 
 if TYPE_CHECKING:
     from vitrina.api.security import FailedAttempts
@@ -27,6 +33,18 @@ class AppState:
     schema_version: str
     tracing: Tracing | None = None
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+
+    @contextmanager
+    def changing(self) -> Iterator[Connection]:
+        """One transaction around a change and the building of its answer: see `sendable`."""
+        with self.pool.connection() as connection, connection.transaction():
+            yield connection
+
+
+def sendable(answer: Model) -> Model:
+    """Write the answer once before the commit: what cannot be shown must not be stored."""
+    answer.model_dump_json()
+    return answer
 
 
 def state_of(request: Request) -> AppState:

@@ -358,6 +358,7 @@ class PipelineManager:
             ) as connection,
             self._watch.over(connection, silence_limit_seconds),
         ):
+            database.read_json_cut(connection)
             yield connection
 
 

@@ -9,8 +9,9 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import psycopg
 from psycopg import conninfo
 from psycopg.rows import DictRow, dict_row
+from psycopg.types.json import set_json_loads
 
-from vitrina import errors
+from vitrina import errors, json_values
 from vitrina.settings import READER_ROLE, Settings
 
 Connection = psycopg.Connection[DictRow]
@@ -64,6 +65,11 @@ def connect(
         )
     except (psycopg.OperationalError, psycopg.ProgrammingError) as exc:
         raise errors.CannotConnect(f"cannot connect to {describe(url)}: {reason(exc, url)}") from None
+
+
+def read_json_cut(connection: Connection) -> None:
+    """For sessions on the metastore: what was stored nested too deeply is cut, so that no reader breaks on it."""
+    set_json_loads(json_values.loads_cut, connection)
 
 
 def now(connection: Connection) -> datetime:

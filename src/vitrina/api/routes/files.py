@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from vitrina import answers
 from vitrina.api import bodies
 from vitrina.api.security import GuardedRoute, Operator, Viewer
-from vitrina.api.state import State
+from vitrina.api.state import State, sendable
 from vitrina.services import manifests, requests
 
 router = APIRouter(tags=["files"], route_class=GuardedRoute)
@@ -24,15 +24,17 @@ def apply(state: State, caller: Operator, wish: bodies.ApplyWish) -> answers.App
     files: list[tuple[str | None, str]] = [(file.path, file.text) for file in wish.files]
     if wish.documents is not None:
         files.append((None, wish.documents))
-    with state.pool.connection() as connection:
-        return manifests.apply(
-            connection,
-            state.settings,
-            caller,
-            files,
-            managed_by=wish.managed_by,
-            prune=wish.prune,
-            dry_run=wish.dry_run,
+    with state.changing() as connection:
+        return sendable(
+            manifests.apply(
+                connection,
+                state.settings,
+                caller,
+                files,
+                managed_by=wish.managed_by,
+                prune=wish.prune,
+                dry_run=wish.dry_run,
+            )
         )
 
 

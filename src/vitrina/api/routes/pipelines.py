@@ -10,7 +10,7 @@ from vitrina import answers
 from vitrina.answers import Page
 from vitrina.api import bodies, paging
 from vitrina.api.security import GuardedRoute, Operator, Viewer
-from vitrina.api.state import State
+from vitrina.api.state import State, sendable
 from vitrina.definition import Definition
 from vitrina.errors import InvalidField
 from vitrina.services import pipelines, versions
@@ -79,10 +79,10 @@ def create_pipeline(
     response: Response,
     definition: Annotated[Definition, Body(openapi_examples=bodies.DEFINITION_EXAMPLES)],
 ) -> answers.Pipeline:
-    with state.pool.connection() as connection:
+    with state.changing() as connection:
         row = pipelines.create(connection, state.settings, caller, definition)
-    response.headers["Location"] = f"/api/v1/pipelines/{row['id']}"
-    return _answer(response, row)
+        response.headers["Location"] = f"/api/v1/pipelines/{row['id']}"
+        return _answer(response, row)
 
 
 @router.get("/pipelines/{pipeline}")
@@ -108,11 +108,11 @@ def update_pipeline(
     if_match: IfMatch = None,
 ) -> answers.Pipeline:
     """Sets the given fields; `options` are merged key by key, null takes one back to its default."""
-    with state.pool.connection() as connection:
+    with state.changing() as connection:
         row = pipelines.change(
             connection, state.settings, caller, pipeline, changes, expected_version=version_in(if_match)
         )
-    return _answer(response, row)
+        return _answer(response, row)
 
 
 @router.post("/pipelines/{pipeline}/update-config")
@@ -156,11 +156,11 @@ def replace_tasks(
 ) -> answers.TaskPlan:
     """An empty plan gives the word back to `source_query`."""
     tasks = [task.model_dump() for task in plan.items]
-    with state.pool.connection() as connection:
+    with state.changing() as connection:
         row = pipelines.replace_tasks(
             connection, state.settings, caller, pipeline, tasks, expected_version=version_in(if_match)
         )
-    return _plan(response, row)
+        return _plan(response, row)
 
 
 @router.get("/pipelines/{pipeline}/versions")
@@ -221,11 +221,11 @@ def roll_back(
     if_match: IfMatch = None,
 ) -> answers.Pipeline:
     """Makes the definition of an older version the newest one."""
-    with state.pool.connection() as connection:
+    with state.changing() as connection:
         row = pipelines.roll_back(
             connection, state.settings, caller, pipeline, version, expected_version=version_in(if_match)
         )
-    return _answer(response, row)
+        return _answer(response, row)
 
 
 def version_in(if_match: str | None) -> int | None:
@@ -235,12 +235,12 @@ def version_in(if_match: str | None) -> int | None:
 
 def _answer(response: Response, row: Row) -> answers.Pipeline:
     response.headers["ETag"] = etag(row)
-    return answers.Pipeline.model_validate(row)
+    return sendable(answers.Pipeline.model_validate(row))
 
 
 def _plan(response: Response, row: Row) -> answers.TaskPlan:
     response.headers["ETag"] = etag(row)
-    return answers.TaskPlan(items=[answers.Task.model_validate(task) for task in row["tasks"]])
+    return sendable(answers.TaskPlan(items=[answers.Task.model_validate(task) for task in row["tasks"]]))
 
 
 def etag(row: Row) -> str:

@@ -41,7 +41,7 @@ def run(
 ) -> answers.RunAccepted:
     """Asks for a run. Asking twice is the same request; while one works, the wish for another is remembered."""
     wish = wish or bodies.RunWish()
-    with state.pool.connection() as connection:
+    with state.changing() as connection:
         if key is None:
             return _run(connection, caller, pipeline, wish)
         row = pipelines.get(connection, pipeline)
@@ -56,42 +56,42 @@ def run(
 @router.post("/pipelines/{pipeline}/pause", status_code=202)
 def pause(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
     """Asks for a pause at the next batch boundary; the schedule stops too."""
-    with state.pool.connection() as connection:
+    with state.changing() as connection:
         row = pipelines.request_pause(connection, caller, pipeline)
-    done = "is paused" if row["status"] == Status.PAUSED else "will pause at the next batch boundary"
-    return _accepted(row, f"pipeline {row['name']} {done}; `run` continues it")
+        done = "is paused" if row["status"] == Status.PAUSED else "will pause at the next batch boundary"
+        return _accepted(row, f"pipeline {row['name']} {done}; `run` continues it")
 
 
 @router.post("/pipelines/{pipeline}/cancel", status_code=202)
 def cancel(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
     """Takes back a run that waits, or ends the one at work without waiting for its batch: what is committed stays."""
-    with state.pool.connection() as connection:
+    with state.changing() as connection:
         row = pipelines.cancel(connection, caller, pipeline)
-    return _accepted(row, f"the run of pipeline {row['name']} is cancelled; `run` starts from the checkpoint")
+        return _accepted(row, f"the run of pipeline {row['name']} is cancelled; `run` starts from the checkpoint")
 
 
 @router.post("/pipelines/{pipeline}/enable")
 def enable(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
-    with state.pool.connection() as connection:
+    with state.changing() as connection:
         row = pipelines.enable(connection, caller, pipeline)
-    return _accepted(row, f"pipeline {row['name']} is enabled")
+        return _accepted(row, f"pipeline {row['name']} is enabled")
 
 
 @router.post("/pipelines/{pipeline}/disable")
 def disable(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
     """Nothing starts it any more; a run at work goes on to its end."""
-    with state.pool.connection() as connection:
+    with state.changing() as connection:
         row = pipelines.disable(connection, caller, pipeline)
-    return _accepted(row, f"pipeline {row['name']} is disabled")
+        return _accepted(row, f"pipeline {row['name']} is disabled")
 
 
 @router.post("/pipelines/{pipeline}/reload-config")
 def reload_config(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
     """Takes the pipeline as it stands in the metastore, also when it was edited there by hand."""
-    with state.pool.connection() as connection:
+    with state.changing() as connection:
         row = pipelines.reload_config(connection, state.settings, caller, pipeline)
-    when = "the next batch" if row["status"] == Status.RUNNING else "the next run"
-    return _accepted(row, f"pipeline {row['name']} uses version {row['version']} from {when} on")
+        when = "the next batch" if row["status"] == Status.RUNNING else "the next run"
+        return _accepted(row, f"pipeline {row['name']} uses version {row['version']} from {when} on")
 
 
 @router.post("/pipelines/{pipeline}/reset-state")
@@ -99,9 +99,9 @@ def reset_state(
     *, state: State, caller: Operator, pipeline: PipelineId, wish: Annotated[bodies.NewState | None, Body()] = None
 ) -> answers.Checkpoint:
     """Forgets the checkpoint, so that the next run starts over, or starts at a cursor value."""
-    with state.pool.connection() as connection:
+    with state.changing() as connection:
         row = pipelines.reset_state(connection, caller, pipeline, cursor=wish.cursor if wish else None)
-    return answers.Checkpoint.model_validate(row)
+        return answers.Checkpoint.model_validate(row)
 
 
 @router.post("/pipelines/{pipeline}/validate", responses={202: {"model": answers.ValidationReport}})

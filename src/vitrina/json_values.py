@@ -1,0 +1,93 @@
+"""How deep and how large a JSON value may be that somebody else wrote, and how one is read that is larger already."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+# Of one value of a definition (parameters of a step, settings of an index). Everything that walks or writes JSON,
+# here and at clients, manages far more than this.
+MAX_DEPTH = 32
+MAX_CHARACTERS = 262_144
+# Of a whole request, and of what is read back from the metastore: a definition is wrapped in a few levels of ours.
+MAX_DEPTH_WRAPPED = 64
+CUT = "(nested too deeply to be shown)"
+
+
+def is_deeper(value: object, most: int) -> bool:
+    """Tell whether objects and lists stand in each other deeper than that, without recursion."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return False
+    return True
+
+
+def text_is_deeper(text: bytes, most: int) -> bool:
+    """Tell the same of a text; one that is no JSON is somebody else's to refuse."""
+    if text.count(b"[") + text.count(b"{") <= most:
+        return False
+    try:
+        return is_deeper(json.loads(text), most)
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+
+
+def loads_cut(text: bytes | str) -> Any:
+    """Read a stored value; what is nested too deeply for an answer becomes a text that says so."""
+    data = text.encode() if isinstance(text, str) else bytes(text)
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        return json.loads(_cut(data))
+    return json.loads(_cut(data)) if is_deeper(value, MAX_DEPTH_WRAPPED) else value
+
+
+def _cut(data: bytes) -> bytes:
+    kept, depth, begins = [], 0, 0
+    for match in _STRING_OR_BRACKET.finditer(data):
+        if match[0] in b"[{":
+            depth += 1
+            if depth == MAX_DEPTH_WRAPPED + 1:
+                kept.append(data[begins : match.start()])
+        elif match[0] in b"]}":
+            if depth == MAX_DEPTH_WRAPPED + 1:
+                kept.append(json.dumps(CUT).encode())
+                begins = match.end()
+            depth -= 1
+    return b"".join([*kept, data[begins:]])
+
+
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"|[][{}]')
+
+
+def _inside(value: object) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _bounded(value: dict[str, Any]) -> dict[str, Any]:
+    if is_deeper(value, MAX_DEPTH):
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels: keep parameters flat, or name a file")
+    if any(isinstance(leaf, float) and leaf - leaf != 0 for leaf in _leaves(value)):
+        raise ValueError("it holds NaN or an infinite number, which JSON does not have: write a text or null")
+    if len(json.dumps(value, ensure_ascii=False, default=str)) > MAX_CHARACTERS:
+        raise ValueError(f"it is longer than {MAX_CHARACTERS} characters of JSON: keep large tables in the database")
+    return value
+
+
+def _leaves(value: object) -> Iterator[object]:
+    level = [value]
+    while level:
+        yield from level
+        level = [inner for outer in level for inner in _inside(outer)]
+
+
+# What an author writes freely: an object of any shape, within the limits above.
+BoundedObject = Annotated[dict[str, Any], AfterValidator(_bounded)]

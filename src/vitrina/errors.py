@@ -131,6 +131,8 @@ class RunError(VitrinaError):
     """A run cannot go on."""
 
     code = "run_error"
+    # The rows themselves were refused: an unfinished load of them is given up with the run, and read again.
+    discards_load: bool = False
 
 
 class TransientError(RunError):
@@ -167,6 +169,7 @@ class BadKey(FatalError):
     """The key of the target is missing, NULL or not unique in the source."""
 
     code = "bad_key"
+    discards_load = True
 
 
 class StepFailed(FatalError):
@@ -185,6 +188,7 @@ class ShrinkRefused(FatalError):
     """Publishing would delete more of the mart than the guard allows."""
 
     code = "shrink_refused"
+    discards_load = True
 
 
 class RecordError(RunError):

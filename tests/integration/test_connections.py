@@ -127,6 +127,20 @@ def test_reset_state_reaches_a_ledger_in_another_database(bench: Workbench, curs
     assert bench.run("films")["rows_read"] == 0
 
 
+def test_rows_refused_by_a_mart_in_another_database_are_read_again(
+    bench: Workbench, warehouse: postgres.Connection
+) -> None:
+    bench.source(FILMS)
+    bench.pipeline("films", QUERY, target_key=["rating"], options={"target_connection": "warehouse"})
+    assert bench.run("films")["error_message"].endswith("the next run reads the source again")
+
+    bench.sql("DELETE FROM content.film_work WHERE id > 10")
+
+    assert (bench.run("films")["status"], bench.last_run("films")["rows_read"]) == ("SUCCESS", 10)
+    [row] = warehouse.execute("SELECT count(*) AS rows FROM analytics.films").fetchall()
+    assert row["rows"] == 10
+
+
 def test_a_connection_nobody_configured_is_named(bench: Workbench) -> None:
     bench.pipeline("films", "SELECT 1 AS id", source_connection="nowhere", target_key=["id"])
 

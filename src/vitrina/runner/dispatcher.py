@@ -16,7 +16,7 @@ from vitrina.runner.metrics import RunMeter
 from vitrina.runner.onlookers import Invitation, Onlooker, Outcome, nobody
 from vitrina.settings import Settings
 from vitrina.status import Status
-from vitrina.store import database, leases, recovery
+from vitrina.store import database, leases, recovery, state
 from vitrina.store.leases import Claim
 
 # A server that cannot be reached is given this long to come back before the run fails.
@@ -86,7 +86,8 @@ class PipelineDispatcher:
                 rows=meter.counters.rows_read,
                 duration_ms=round((time.monotonic() - started) * 1000),
             )
-            self._insist(_failing(claim, meter, exc.code, exc.message), control, log)
+            discards = isinstance(exc, RunError) and exc.discards_load
+            self._insist(_failing(claim, meter, exc.code, exc.message, discards_load=discards), control, log)
         except Exception as exc:
             # A run ends here whatever happened to it; a bug in one pipeline must not stop the others.
             message = f"internal error: {type(exc).__name__}: {exc}"
@@ -228,11 +229,17 @@ def _trace_id(claim: Claim, onlookers: Sequence[Onlooker]) -> str | None:
     return next(made, None) or tracing.trace_id_of(claim.row.get("traceparent"))
 
 
-def _failing(claim: Claim, meter: RunMeter, code: str, message: str) -> Callable[[database.Connection], None]:
+def _failing(
+    claim: Claim, meter: RunMeter, code: str, message: str, *, discards_load: bool = False
+) -> Callable[[database.Connection], None]:
     def fail(connection: database.Connection) -> None:
         meter.no_longer_waiting()
         meter.record(connection, claim)
-        if leases.fail_run(connection, claim, code, message):
+        with connection.transaction():
+            failed = leases.fail_run(connection, claim, code, message)
+            if failed and discards_load:
+                state.discard_load(connection, claim)
+        if failed:
             _tell_move(Status.RUNNING, Status.FAILED)
 
     return fail

@@ -23,7 +23,7 @@ from vitrina.definition import fingerprint
 from vitrina.errors import TransientError
 from vitrina.ports import Filled, Position, Source
 from vitrina.runner import job as jobs
-from vitrina.runner import logins
+from vitrina.runner import logins, refusals
 from vitrina.runner.ahead import Ahead
 from vitrina.runner.control import Paused, RunControl
 from vitrina.runner.filling import Filling
@@ -81,16 +81,21 @@ class Run:
         if self._job.cursor:
             self._meter.rejected(jobs.null_cursors(self._job))
         if not self._is_complete():
-            source = self._source((stage,), self._load_bounds(), self._load_paging(), snapshot=self._snapshot())
-            with self._ahead(source, self._resume_point()) as batches:
-                for filled in batches:
-                    self._count_batch(filled)
+            with refusals.of_reading():
+                self._fill(stage)
         try:
-            self._publish(stage)
+            with refusals.of_publish(self._checkpoint.load_started_at):
+                self._publish(stage)
         except DuplicateKeys:
             if not self._job.cursor:
                 raise
             self._merge_instead()
+
+    def _fill(self, stage: Stage) -> None:
+        source = self._source((stage,), self._load_bounds(), self._load_paging(), snapshot=self._snapshot())
+        with self._ahead(source, self._resume_point()) as batches:
+            for filled in batches:
+                self._count_batch(filled)
 
     def _merge_instead(self) -> None:
         """The source has several versions of a row: batch by batch the latest wins, as in every later pass."""

@@ -168,21 +168,40 @@ def reset(connection: Connection, pipeline_id: UUID, *, cursor: str | None = Non
     )
 
 
+def discard_load(connection: Connection, claim: Claim) -> bool:
+    """Give up this claim's unfinished load. Beside a remote target, the ledger is told so by the next claim."""
+    return bool(
+        connection.execute(
+            sql.SQL(
+                "UPDATE etl.etl_state s SET {no_load} WHERE pipeline_id = %s AND claim_id = %s AND stage IS NOT NULL"
+            ).format(no_load=_NO_LOAD),
+            [list(OF_THE_LOAD), claim.pipeline_id, claim.claim_id],
+        ).rowcount
+    )
+
+
 def discard_loads_of_others(connection: Connection, claim: Claim) -> int:
     """Unfinished loads of other pipelines on this target are older than what we are about to write."""
     return connection.execute(
         sql.SQL(
             """
-            UPDATE etl.etl_state s
-            SET segments = '{{}}', rows = 0, stage = NULL, fingerprint = NULL, load_started_at = NULL,
-                last_processed_key = NULL, last_processed_id = NULL, identity = s.identity - %s::text[]
+            UPDATE etl.etl_state s SET {no_load}
             FROM etl.etl_pipelines p
             WHERE s.pipeline_id = p.id AND s.stage IS NOT NULL AND p.id <> %s AND p.claim_id IS NULL
               AND {target} = %s
             """
-        ).format(target=HELD_TARGET),
+        ).format(no_load=_NO_LOAD, target=HELD_TARGET),
         [list(OF_THE_LOAD), claim.pipeline_id, claim.row["holds_target"]],
     ).rowcount
+
+
+# `Checkpoint.without_load`, in SQL; its parameter is the list of the keys that go.
+_NO_LOAD = sql.SQL(
+    """
+    segments = '{}', rows = 0, stage = NULL, fingerprint = NULL, load_started_at = NULL,
+    last_processed_key = NULL, last_processed_id = NULL, identity = s.identity - %s::text[]
+    """
+)
 
 
 def _checkpoint(row: dict[str, Any]) -> Checkpoint:

@@ -354,7 +354,7 @@ class PostgresWriter:
 
     def _refuse_shrinking(self, removed: int, target_rows: int) -> None:
         if self.table.cascading and not self._options.allow_cascade:
-            raise FatalError(
+            raise ShrinkRefused(
                 f"{removed} row(s) left the source, but deleting them from {self._target} would cascade through"
                 f" {', '.join(self.table.cascading)}; set options.allow_cascade if that is wanted"
             )
@@ -373,6 +373,7 @@ class StageLost(TransientError):
     """The stage no longer holds what the checkpoint counted: the load starts over."""
 
     code = "stage_lost"
+    discards_load = True
 
 
 # Names of our own in stages and in what is compared with them.

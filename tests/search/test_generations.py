@@ -46,7 +46,7 @@ def write(client: SearchClient, claimed: WriteAlias, count: int) -> None:
 
 def publish(client: SearchClient, generations: Generations, count: int, epoch: int, now: datetime) -> str:
     seen = generations.standing()
-    name = generations.create(PIPELINE, MAPPING, now=now)
+    name = generations.create(PIPELINE, MAPPING, epoch=epoch, now=now)
     claimed = fill(client, generations, name, count, epoch)
     generations.check(name, count)
     generations.finish(name)
@@ -133,9 +133,9 @@ def test_old_generations_are_kept_and_then_removed(client: SearchClient, generat
         publish(client, generations, 1, epoch=number + 1, now=FIRST + timedelta(days=number)) for number in range(4)
     ]
     abandoned = generations.create(PIPELINE, MAPPING, now=FIRST + timedelta(days=9))
-    in_progress = generations.create(PIPELINE, MAPPING, now=FIRST + timedelta(days=10))
+    in_progress = generations.create(PIPELINE, MAPPING, epoch=5, now=FIRST + timedelta(days=10))
 
-    removed = generations.remove_old(keep=1, in_progress=in_progress)
+    removed = generations.remove_old(names[3], epoch=4, keep=1, still_held=lambda: None)
 
     assert set(removed) == {names[0], names[1], abandoned}
     left = set(client.list_indexes(f"{generations.index}-*"))
@@ -228,9 +228,12 @@ def test_what_loads_left_that_were_given_up_is_removed(client: SearchClient, gen
     given_up = generations.create(PIPELINE, MAPPING, epoch=3, now=FIRST + timedelta(days=3))
     successors = generations.create(PIPELINE, MAPPING, epoch=5, now=FIRST + timedelta(days=4))
 
-    assert generations.discard_unfinished(PIPELINE, epoch=4) == [given_up]
+    ours = generations.create(PIPELINE, MAPPING, epoch=4, now=FIRST + timedelta(days=5))
+    claimed = fill(client, generations, ours, 1, epoch=4)
 
-    assert set(client.list_indexes(f"{generations.index}-*")) == {kept, shown, elsewhere, successors}
+    assert generations.discard_unfinished(ours, claimed, still_held=lambda: None) == [given_up]
+
+    assert set(client.list_indexes(f"{generations.index}-*")) == {kept, shown, elsewhere, successors, ours}
 
 
 def test_incremental_pipelines_get_an_index_made(client: SearchClient, generations: Generations) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -32,7 +33,8 @@ def mend(job: Job, verdict: Verdict, control: RunControl, counters: Counters, *,
     try:
         concrete = wait.until_free(job.index.current_index)
         _refuse_shrinking(job, concrete, verdict, wait)
-        alias = wait.until_free(lambda: job.index.claim_writes(concrete))
+        still_held = partial(leases.require_held, job.metastore, job.claim)
+        alias = wait.until_free(lambda: job.index.claim_writes(concrete, still_held))
     except Paused:
         return Repaired(paused=True)
     sender = job.index.sender(concrete, alias, Waiting(wait.tell, _stopper(control)))

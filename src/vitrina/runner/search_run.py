@@ -13,7 +13,7 @@ from vitrina.adapters.readers.sql import Bounds
 from vitrina.adapters.writers.postgres import MergeCounts
 from vitrina.adapters.writers.search.generations import IncompleteGeneration, WriteAlias
 from vitrina.adapters.writers.search.writer import DocumentSender, ElasticsearchWriter, Waiting, counts_of
-from vitrina.errors import BadKey, FatalError, RunError, ShrinkRefused
+from vitrina.errors import BadKey, FatalError, LeaseLost, RunError, ShrinkRefused
 from vitrina.ports import Filled
 from vitrina.runner import job as jobs
 from vitrina.runner.patience import patiently
@@ -53,12 +53,18 @@ class SearchRun(Run):
 
     def _rebuild(self) -> None:
         generation = self._continue_generation() or self._begin_generation()
-        alias = self._patiently(lambda: self._index.claim_writes(generation))
+        alias = self._claim_writes(generation)
+        self._clean(lambda: self._index.discard_unfinished(generation, alias, self._require_claim))
+        # Interrupted behind the swap: whoever searches sees it already, and shall not see it change.
+        is_shown = self._patiently(lambda: self._index.shows(generation))
+        self._show(generation, alias if is_shown else self._fill(generation, alias))
+
+    def _fill(self, generation: str, alias: WriteAlias) -> WriteAlias:
         sender = self._sender(generation, alias, made_anew=True)
         with self._ahead(self._stream_into(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
             for filled in batches:
                 self._count_documents(sender, filled)
-        self._show(generation, sender.alias)
+        return sender.alias
 
     def _continue_generation(self) -> str | None:
         found = self._checkpoint
@@ -117,6 +123,8 @@ class SearchRun(Run):
             self._fence()
         self._log.info("run.published", told=told)
         self._meter.note("published", told)
+        failpoints.hit("publish.committed")
+        self._clean(lambda: self._index.clean(generation, self._require_claim))
         self._settle(obey_pause=False)
 
     def _publish_generation(self, generation: str, alias: WriteAlias) -> str:
@@ -183,13 +191,29 @@ class SearchRun(Run):
 
     def _current_sender(self) -> DocumentSender:
         concrete = self._patiently(self._index.current_index)
-        alias = self._patiently(lambda: self._index.claim_writes(concrete))
-        return self._sender(concrete, alias, made_anew=False)
+        return self._sender(concrete, self._claim_writes(concrete), made_anew=False)
 
     def _drop_stages(self) -> None:
         """There are none."""
 
     # --- shared ----------------------------------------------------------------------------------------------------
+
+    def _claim_writes(self, concrete: str) -> WriteAlias:
+        return self._patiently(lambda: self._index.claim_writes(concrete, self._require_claim))
+
+    def _require_claim(self) -> None:
+        """Asked right before what the fence of a transaction does not cover."""
+        self._control.require_lease()
+        leases.require_held(self._job.metastore, self._job.claim)
+
+    def _clean(self, clean: Callable[[], object]) -> None:
+        """What cannot be removed now, as while a snapshot of it is taken, is removed by a later load."""
+        try:
+            clean()
+        except LeaseLost:
+            raise
+        except RunError as exc:
+            self._log.warning("search.not_cleaned", reason=exc.message)
 
     def _sender(self, concrete: str, alias: WriteAlias, *, made_anew: bool) -> DocumentSender:
         self._wait_out_lost_runner()

@@ -20,7 +20,7 @@ class SearchSourceRun(SourceRun, SearchRun):
         full = self._job.definition.mode == "full"
         if full and not options.shared_target and self._index.prepare_nothing():
             generation = self._begin_generation()
-            self._show(generation, self._patiently(lambda: self._index.claim_writes(generation)))
+            self._show(generation, self._claim_writes(generation))
         else:
             super()._keep_checkpoint()
 

@@ -249,6 +249,12 @@ def find_status(connection: Connection, claim: Claim) -> Status | None:
     return Status(row["status"]) if row else None
 
 
+def require_held(connection: Connection, claim: Claim) -> None:
+    """For what no transaction can carry: asked right before it is done."""
+    if find_status(connection, claim) is None:
+        raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
+
+
 def answer_request(connection: Connection, claim: Claim) -> None:
     """Before the first read of a load or pass: it will see everything that was committed before the request.
 

@@ -1,7 +1,7 @@
 """The indexes behind a search target: generations built aside and swapped in, and aliases that fence writers."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -14,6 +14,9 @@ OnConcreteIndex = Literal["take_over", "refuse"]
 
 # While a generation is filled nobody searches it, and it can be built again.
 _FILLING = {"index.refresh_interval": "-1", "index.number_of_replicas": 0}
+
+# The server refuses a second index that has the name with this: whoever makes one late, makes none.
+_ONLY_ONE = {"is_write_index": True}
 
 
 class IncompleteGeneration(errors.FatalError):
@@ -36,6 +39,15 @@ class Checked:
 
     documents: int
     documents_before: int
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """An index that we made for the target, with our notes in it and the aliases that it has."""
+
+    name: str
+    notes: Json
+    aliases: frozenset[str]
 
 
 @dataclass(frozen=True, order=True)
@@ -98,7 +110,14 @@ class Generations:
         standing = self.standing()
         if standing.concrete:
             return standing.concrete
-        return self._create(pipeline, mappings, _flat_settings(settings or {}), filling=False)
+        try:
+            return self._create(pipeline, mappings, _flat_settings(settings or {}), filling=False)
+        except errors.FatalError:
+            # The server lets a name write to one index only: somebody made one since we looked.
+            made = self.standing().concrete
+            if made is None:
+                raise
+            return made
 
     def is_resumable(self, name: str, pipeline: str) -> bool:
         """Whether the generation that an interrupted load left is still there.
@@ -132,24 +151,6 @@ class Generations:
         self._client.put_settings(name, {setting: wanted.get(setting) for setting in _FILLING})
         self._mark_complete(name)
 
-    def discard_unfinished(self, pipeline: str, epoch: int) -> list[str]:
-        """Remove what loads of this pipeline left that were given up: each would keep its disk space for good.
-
-        A runner that lost its lease comes late, with an older epoch: what its successor is building stays.
-        """
-        shown = self.standing().concrete
-        left = [
-            name
-            for name, ours in self._generations()
-            if ours.get("pipeline") == pipeline
-            and not ours.get("complete")
-            and name != shown
-            and ours.get("epoch", 0) <= epoch
-        ]
-        for name in left:
-            self._client.delete_index(name)
-        return left
-
     # --- publishing ---
 
     def swap(
@@ -166,11 +167,13 @@ class Generations:
         a runner that lost its lease meanwhile publishes nothing. Asking again after a lost reply is safe.
         """
         if self.standing() == Standing(name, is_alias=True):
+            if write_alias:
+                self.release_writes(write_alias)
             return f"es:{self.index} shows {name}"
         actions = [_remove(name, str(write_alias))] if write_alias else []
         actions += self._removal(seen, on_concrete_index)
         try:
-            self._client.update_aliases([*actions, {"add": {"index": name, "alias": self.index}}])
+            self._client.update_aliases([*actions, {"add": {"index": name, "alias": self.index, **_ONLY_ONE}}])
         except Missing as exc:
             raise errors.LeaseLost(
                 f"generation {name} is not published: another runner took the pipeline over, or es:{self.index} no "
@@ -179,24 +182,6 @@ class Generations:
         if seen.concrete and not seen.is_alias:
             return f"{self.index} was an index of its own; it was replaced by an alias of {name} and deleted"
         return f"es:{self.index} shows {name} instead of {seen.concrete or 'nothing'}"
-
-    def remove_old(self, keep: int, *, in_progress: str | None = None) -> list[str]:
-        """Delete generations of ours past the `keep` newest ones that were shown before, and what failed loads left."""
-        current = self.standing().concrete
-        complete: list[str] = []
-        unfinished: list[str] = []
-        for name, ours in self._generations():
-            if name not in (current, in_progress):
-                (complete if ours.get("complete") else unfinished).append(name)
-        removed = sorted(complete, reverse=True)[keep:] + unfinished
-        for name in removed:
-            self._client.delete_index(name)
-        return removed
-
-    def _generations(self) -> list[tuple[str, Json]]:
-        """Those that we made for this target, each with what we noted in it."""
-        found = ((name, _ours(entry)) for name, entry in self._client.list_indexes(f"{self.index}-*").items())
-        return [(name, ours) for name, ours in found if ours.get("index") == self.index]
 
     def _removal(self, seen: Standing, on_concrete_index: OnConcreteIndex) -> list[Json]:
         if seen.concrete is None:
@@ -214,6 +199,68 @@ class Generations:
                 'Set options.on_concrete_index to "take_over" to let the load delete it once the new one is complete, '
                 "or move it away"
             )
+
+    # --- cleaning ---
+
+    def discard_unfinished(self, generation: str, alias: WriteAlias, *, still_held: Callable[[], object]) -> list[str]:
+        """Remove what loads of this pipeline left that were given up: each would keep its disk space for good.
+
+        `generation` is what this claim fills under `alias`. With that name a later claim takes away the right to
+        remove anything.
+        """
+        left = [
+            one.name
+            for one in self._unseen(alias.epoch, but=generation)
+            if one.notes.get("pipeline") == alias.pipeline and not one.notes.get("complete")
+        ]
+        return self._remove_while(_stays(generation, str(alias)), left, still_held)
+
+    def remove_old(self, current: str, epoch: int, keep: int, *, still_held: Callable[[], object]) -> list[str]:
+        """Delete generations of ours past the `keep` newest ones that were shown before, and what failed loads left.
+
+        `current` is what the claim with this `epoch` has published. Once the name shows something else, also by hand,
+        nothing is deleted.
+        """
+        entry = (self._client.find_index(current) or {}).get(current, {})
+        if self.index not in entry.get("aliases", {}):
+            return []
+        found = self._unseen(epoch, but=current)
+        complete = sorted((one.name for one in found if one.notes.get("complete")), reverse=True)
+        unfinished = [one.name for one in found if not one.notes.get("complete")]
+        shown = _stays(current, self.index, entry["aliases"][self.index])
+        return self._remove_while(shown, complete[keep:] + unfinished, still_held)
+
+    def _unseen(self, epoch: int, *, but: str) -> list[_Generation]:
+        """Generations that no alias shows and no later claim made; those of this claim are of its earlier tries."""
+        return [
+            one
+            for one in self._generations()
+            if one.name != but
+            and one.notes.get("epoch", 0) <= epoch
+            and all(WriteAlias.parse(self.index, name) for name in one.aliases)
+        ]
+
+    def _remove_while(self, stays: Sequence[Json], names: Sequence[str], still_held: Callable[[], object]) -> list[str]:
+        """Delete each in one step with a look at what must not have changed; `still_held` asks the metastore first.
+
+        A runner may be stopped behind any question that it asks: only the server can look and delete at once.
+        """
+        removed = []
+        for name in names:
+            still_held()
+            try:
+                self._client.update_aliases([*stays, {"remove_index": {"index": name}}])
+            except Missing:
+                if self._client.find_index(name):  # so it is what must stay that has changed
+                    break
+            removed.append(name)
+        return removed
+
+    def _generations(self) -> list[_Generation]:
+        """Those that we made for this target, each with what we noted in it."""
+        found = self._client.list_indexes(f"{self.index}-*").items()
+        made = (_Generation(name, _ours(entry), frozenset(entry.get("aliases", {}))) for name, entry in found)
+        return [one for one in made if one.notes.get("index") == self.index]
 
     # --- fencing ---
 
@@ -294,7 +341,7 @@ class Generations:
         body = {
             "settings": {**settings, **_FILLING} if filling else settings,
             "mappings": {**mappings, "_meta": meta},
-            "aliases": {} if filling else {self.index: {}},
+            "aliases": {} if filling else {self.index: _ONLY_ONE},
         }
         self._client.create_index(name, body)
         return name
@@ -321,6 +368,11 @@ def write_version(epoch: int, batch: int) -> int:
 
 def _remove(index: str, alias: str) -> Json:
     return {"remove": {"index": index, "alias": alias, "must_exist": True}}
+
+
+def _stays(index: str, alias: str, properties: Mapping[str, Any] | None = None) -> list[Json]:
+    """Changes nothing, and is refused, with all that comes along with it, when the index does not have the alias."""
+    return [_remove(index, alias), {"add": {"index": index, "alias": alias, **(properties or {})}}]
 
 
 def _ours(entry: Mapping[str, Any]) -> Json:

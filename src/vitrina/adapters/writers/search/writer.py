@@ -16,7 +16,7 @@ from vitrina.adapters.writers.search.connection import ConnectionOptions
 from vitrina.adapters.writers.search.documents import Action, DocumentEncoder, Prepared
 from vitrina.adapters.writers.search.generations import Generations, Standing, WriteAlias, write_version
 from vitrina.definition import Options
-from vitrina.errors import CannotConnect, ConfigError, Disconnected, ShrinkRefused, TargetMismatch
+from vitrina.errors import CannotConnect, ConfigError, Disconnected, LeaseLost, ShrinkRefused, TargetMismatch
 from vitrina.ports import DeadLetter, Staged
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
@@ -145,22 +145,29 @@ class ElasticsearchWriter:
     def new_generation(self) -> str:
         assert self.seen is not None
         self.generations.refuse_concrete(self.seen, self._options.on_concrete_index)
-        self.generations.discard_unfinished(self._pipeline, self._claim.epoch)
         settings = self._options.index.get("settings")
         return self.generations.create(self._pipeline, self._mappings, settings, epoch=self._claim.epoch)
 
     def can_continue(self, generation: str) -> bool:
         return self.generations.is_resumable(generation, self._pipeline)
 
+    def shows(self, generation: str) -> bool:
+        """Whether an interrupted load was interrupted behind its swap: then the generation was whole."""
+        return self.generations.standing() == Standing(generation, is_alias=True)
+
     def publish(self, generation: str, documents: int, alias: WriteAlias) -> str:
-        """Check the generation, let the target's name show it, remove the ones that are no longer kept."""
+        """Check the generation and let the target's name show it."""
         assert self.seen is not None
-        checked = self.generations.check(generation, documents)
-        self._refuse_shrinking(checked.documents, checked.documents_before)
-        self.generations.finish(generation)
-        told = self.generations.swap(generation, self.seen, alias, on_concrete_index=self._options.on_concrete_index)
-        self.generations.remove_old(self._options.keep_generations)
-        return told
+        if not self.shows(generation):
+            checked = self.generations.check(generation, documents)
+            self._refuse_shrinking(checked.documents, checked.documents_before)
+            self.generations.finish(generation)
+        return self.generations.swap(generation, self.seen, alias, on_concrete_index=self._options.on_concrete_index)
+
+    def clean(self, current: str, still_held: Callable[[], object]) -> list[str]:
+        """Remove the generations that are no longer kept."""
+        keep = self._options.keep_generations
+        return self.generations.remove_old(current, self._claim.epoch, keep, still_held=still_held)
 
     def refuse_shrinking(self, deletes: int, before: int) -> None:
         """The guard of a publish, for whoever deletes documents in another way."""
@@ -184,11 +191,23 @@ class ElasticsearchWriter:
 
     # --- sending -----------------------------------------------------------------------------------------------
 
-    def claim_writes(self, concrete: str) -> WriteAlias:
-        """From here on a bulk of an older claim is refused by the server, and so is one of an earlier try of ours."""
+    def claim_writes(self, concrete: str, still_held: Callable[[], object]) -> WriteAlias:
+        """From here on a bulk of an older claim is refused by the server, and so is one of an earlier try of ours.
+
+        In this order: a runner that comes late takes the name, and leaves it when `still_held` tells it to. The other
+        way round it could be stopped behind the question and write to what its successor has published.
+        """
         alias = self.generations.next_alias(self._pipeline, self._claim.epoch)
         self.generations.claim_writes(concrete, alias, shared=self._options.shared_target)
+        try:
+            still_held()
+        except LeaseLost:
+            self.generations.release_writes(alias)
+            raise
         return alias
+
+    def discard_unfinished(self, generation: str, alias: WriteAlias, still_held: Callable[[], object]) -> None:
+        self.generations.discard_unfinished(generation, alias, still_held=still_held)
 
     def sender(
         self, concrete: str, alias: WriteAlias, waiting: Waiting, *, made_anew: bool = False

@@ -57,9 +57,9 @@ class SearchRun(Run):
         self._clean(lambda: self._index.discard_unfinished(generation, alias, self._require_claim))
         # Interrupted behind the swap: whoever searches sees it already, and shall not see it change.
         is_shown = self._patiently(lambda: self._index.shows(generation))
-        self._show(generation, alias if is_shown else self._fill(generation, alias))
+        self._show(generation, alias if is_shown else self._fill_generation(generation, alias))
 
-    def _fill(self, generation: str, alias: WriteAlias) -> WriteAlias:
+    def _fill_generation(self, generation: str, alias: WriteAlias) -> WriteAlias:
         sender = self._sender(generation, alias, made_anew=True)
         with self._ahead(self._stream_into(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
             for filled in batches:

@@ -1,21 +1,36 @@
 """What the runner's parts promise each other: how staged batches are announced, whoever filled them."""
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
+# Of a refused document, in its letter.
+LONGEST_DOCUMENT = 100_000
+
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A row that was left out, whole, with the reason."""
+    """A row that was left out, with the reason: whole, or as much of it as a letter holds."""
 
     document_id: str
     error: str
     document: str  # JSON
+
+    @classmethod
+    def about(cls, document_id: str, error: str, document: bytes) -> "DeadLetter":
+        """`document` is JSON. Of a long one the letter holds the beginning, as a text that says so."""
+        if len(document) <= LONGEST_DOCUMENT:
+            return cls(document_id, error, document.decode(errors="replace") or "null")
+        beginning = document[:LONGEST_DOCUMENT].decode(errors="replace")
+        # The digest tells two rows without a key apart that begin in the same way.
+        cut = f"{beginning}... (cut: {len(document):,} bytes in all, sha256 {sha256(document).hexdigest()})"
+        return cls(document_id, error, json.dumps(cut, ensure_ascii=False))
 
 
 @dataclass(frozen=True)

@@ -276,3 +276,10 @@ def test_addresses_of_nodes_in_the_servers_own_words_are_left_out() -> None:
     error = {"type": "remote", "reason": "[node-1][10.0.0.5:9300][indices:data/write/bulk[s]] on [search-1.lan:9300]"}
 
     assert describe_error(error) == "[node-1][indices:data/write/bulk[s]] on "
+
+
+def test_a_search_that_all_shards_refuse_says_why(client: SearchClient, index: str) -> None:
+    client.request("PUT", f"/{index}/_doc/1", {"refresh": "true"}, body={"title": "x"})
+
+    with pytest.raises(errors.FatalError, match=r"all shards failed: .*[Ii]ds can't be empty"):
+        client.search(index, {"query": {"ids": {"values": [""]}}})

@@ -254,3 +254,29 @@ def test_an_empty_key_is_a_dead_letter(bench: Workbench, client: SearchClient, i
     assert (run["status"], run["rows_rejected"]) == ("SUCCESS", 1)
     assert set(documents(client, index)) == {"a"}
     assert Generations(client, index).standing().concrete
+
+
+@pytest.mark.parametrize("mode", [{"mode": "full"}, INCREMENTAL | {"incremental_id_key": "k"}], ids=["full", "passes"])
+def test_an_empty_key_is_a_difference_that_a_comparison_names(
+    bench: Workbench, client: SearchClient, index: str, mode: dict[str, Any]
+) -> None:
+    """No document can have it: the comparison says so, and a repair goes on to the others."""
+    bench.source("""
+        CREATE TABLE content.strange (k text PRIMARY KEY, modified timestamptz NOT NULL DEFAULT '2024-01-01');
+        INSERT INTO content.strange VALUES (''), ('a'), ('b')
+    """)
+    target = {"target_table": f"es:{index}", "target_key": ["k"]}
+    options = {"max_dead_letters": 1}
+    bench.pipeline("films", "SELECT k, modified FROM content.strange", **target, **mode, options=options)
+    assert bench.run("films")["status"] == "SUCCESS"
+    [concrete] = client.find_index(index) or {}
+    client.request("DELETE", f"/{concrete}/_doc/a", {"refresh": "true"})
+
+    for level in ("quick", "sample", "full"):
+        assert bench.reconcile("films", level=level)["equal"] is False, level
+
+    found = bench.reconcile("films", repair=True)
+
+    assert {one["key"]["_id"]: one["kind"] for one in found["keys"]} == {"": "missing", "a": "missing"}
+    assert (found["repair"]["inserted"], found["repair"]["rejected"]) == (1, 1)
+    assert set(documents(client, index)) == {"a", "b"}

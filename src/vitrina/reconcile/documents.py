@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
-import orjson
-
+from vitrina import deep_json
 from vitrina.errors import BadKey
 from vitrina.reconcile.sides import Extent, Key, RowImage
 
@@ -139,13 +138,13 @@ class DocumentSide:
     def _text(self, document: Document) -> dict[str, str | None]:
         """As JSON, which tells a number from its digits; null is no text."""
         texts: dict[str, str | None] = {
-            name: orjson.dumps(value).decode() for name, value in self._said(document).items()
+            name: deep_json.dumps(value).decode() for name, value in self._said(document).items()
         }
         return texts | ({"(cannot be a document)": document.problem} if document.problem else {})
 
     def _image(self, document: Document) -> int:
         """The same for documents that say the same, whatever the order and the spelling of their fields."""
-        return _hash(orjson.dumps([self._said(document), document.problem], option=orjson.OPT_SORT_KEYS))
+        return _hash(deep_json.dumps([self._said(document), document.problem]))
 
     def _said(self, document: Document) -> dict[str, Any]:
         content = document.content or {}

@@ -217,7 +217,7 @@ class IndexShelf:
             yield from map(_document, hits)
 
     def with_ids(self, ids: Collection[str]) -> Iterator[Document]:
-        wanted = sorted(ids)
+        wanted = sorted(filter(None, ids))  # a server takes no empty id, and fails when it is asked for one
         for start in range(0, len(wanted), IDS_AT_ONCE):
             part = wanted[start : start + IDS_AT_ONCE]
             query = {"size": len(part), "query": {"ids": {"values": part}}}

@@ -184,14 +184,16 @@ def _send_some(run: "MartReplay | SearchReplay", letters: Sequence[Letter], repo
     refused = run.send(_side(run.job).has_key(sorted(present))) if present else []
     again = [key for letter in refused if (key := key_of(_as_row(letter), run.job.key))]
     refused_keys = set(_in_one_form(run.job, again)) if again else set()
-    reasons = {(letter.document_id, dead_letters.sayable(letter.error)) for letter in refused}
+    reasons = {
+        (letter.document_id, dead_letters.without_numbers(dead_letters.sayable(letter.error))) for letter in refused
+    }
     outcome: dict[dead_letters.Resolution, list[int]] = {"sent": [], "gone": [], "superseded": []}
     for (letter, _), key in zip(told, keys, strict=True):
         if key not in present:
             outcome["gone"].append(letter["id"])
         elif key not in refused_keys:
             outcome["sent"].append(letter["id"])
-        elif (letter["document_id"], letter["error"]) not in reasons:
+        elif (letter["document_id"], dead_letters.without_numbers(letter["error"])) not in reasons:
             outcome["superseded"].append(letter["id"])
     run.resolve(outcome)
     report.sent += len(outcome["sent"])

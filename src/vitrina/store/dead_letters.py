@@ -4,12 +4,12 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from itertools import accumulate
 from typing import Any, Literal
 from uuid import UUID
 
 import psycopg
 
+from vitrina import deep_json
 from vitrina.ports import DeadLetter
 from vitrina.store.database import Connection
 
@@ -85,6 +85,7 @@ def record(connection: Connection, pipeline_id: UUID, run_id: UUID, letters: Seq
             "run": run_id,
             "id": letter.document_id,
             "error": sayable(letter.error),
+            "reason": without_numbers(sayable(letter.error)),
             "document": json.dumps(letter.document) if _is_deep(letter.document) else letter.document,
         }
         for letter in letters
@@ -114,8 +115,9 @@ def _keep(connection: Connection, rows: Sequence[Row]) -> None:
             """
             WITH renewed AS (
                 UPDATE etl.etl_dead_letters
-                SET run_id = %(run)s, document = %(document)s::jsonb, created_at = clock_timestamp()
-                WHERE pipeline_id = %(pipeline)s AND document_id = %(id)s AND error = %(error)s AND resolved_at IS NULL
+                SET run_id = %(run)s, error = %(error)s, document = %(document)s::jsonb, created_at = clock_timestamp()
+                WHERE pipeline_id = %(pipeline)s AND document_id = %(id)s AND resolved_at IS NULL
+                  AND regexp_replace(error, '[0-9]+', '#', 'g') = %(reason)s
                   -- Rows without a key are told apart by what they hold.
                   AND (document_id <> '' OR document = %(document)s::jsonb)
                 RETURNING id)
@@ -132,6 +134,11 @@ def sayable(error: str) -> str:
     return shown.replace("\0", "\\u0000").encode(errors="backslashreplace").decode()
 
 
+def without_numbers(error: str) -> str:
+    """What makes two reasons one: places and sizes that a reason quotes move when the row changes."""
+    return re.sub("[0-9]+", "#", error)
+
+
 def as_kept(document: str) -> Any:
     """The document as it is read from its letter."""
     return document if _is_deep(document) else json.loads(document)
@@ -139,8 +146,7 @@ def as_kept(document: str) -> Any:
 
 def _is_deep(document: str) -> bool:
     """Postgres would take it and print it, but whoever reads the letter would run out of stack."""
-    brackets = re.findall(r"[\[{\]}]", re.sub(r'"(?:[^"\\]|\\.)*"', "", document))
-    return max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0) > DEEPEST
+    return deep_json.is_deeper(document, DEEPEST)
 
 
 def resolve(connection: Connection, numbers: Sequence[int], how: Resolution) -> None:

@@ -223,7 +223,8 @@ class Chain:
         for position, exc in rejected:
             row = _row(batch, position)
             words = masking.scrubbed(f"{type(exc).__name__}: {exc}", row)
-            letters.append(DeadLetter(self._name_of(row, number, position), f"{step}: {words}", _json(row)))
+            name = self._name_of(row, number, position)
+            letters.append(DeadLetter.about(name, f"{step}: {words}", _json(row).encode(errors="replace")))
 
     def _name_of(self, row: dict[str, Any], number: int, position: int) -> str:
         parts = [str(row[name]) for name in self.key if name in row]

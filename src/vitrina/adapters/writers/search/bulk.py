@@ -394,9 +394,15 @@ class Delivery:
         self._refused_alone += 1
         if self._refused_alone > 100 and not self._outcome.acknowledged:
             raise translate("the server takes none of the documents", reply)
-        size = len(self.actions.lines[position])
-        too_large = f"the server takes no request of {size:,} bytes (http.max_content_length, or a proxy's limit)"
-        self._reject(position, too_large if reply.status == 413 else reply.reason, reply.status)
+        self._reject(position, self._why_refused_alone(position, reply), reply.status)
+
+    def _why_refused_alone(self, position: int, reply: Reply) -> str:
+        too_large = f"the server takes no document of {len(self.actions.lines[position]):,} bytes"
+        if reply.status == 413:
+            return f"{too_large} (http.max_content_length, or a proxy's limit)"
+        if reply.status == 429:
+            return f"{too_large} (indexing_pressure.memory.limit, or its heap): {reply.reason}"
+        return reply.reason
 
     def _fenced(self, request: _Request, positions: Sequence[int]) -> None:
         if request.target == self._engine.target:

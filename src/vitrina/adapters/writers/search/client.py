@@ -15,7 +15,7 @@ import elastic_transport
 import orjson
 import urllib3.exceptions
 
-from vitrina import errors
+from vitrina import deep_json, errors
 from vitrina.adapters.writers.search.connection import ConnectionOptions, login_headers, node_config
 
 Json = dict[str, Any]
@@ -31,6 +31,8 @@ BULK_FILTER = (
 )
 # For updates whose documents come back, as far as they were asked for.
 BULK_FILTER_RETURNING = BULK_FILTER + ",items.*.get._source"
+# A server quotes a value that it refuses, whole and several times, and the quick reader takes twelve times the reply.
+LARGE_REPLY_BYTES = 8 * 1024 * 1024
 # How long the server keeps its place between two pages.
 SCROLL_KEPT = "5m"
 # A reply of one of these says that the server, or something in front of it, cannot take the request now.
@@ -265,7 +267,7 @@ class SearchClient:
             headers=headers,
             request_timeout=timeout_seconds or self.options.timeout_seconds,
         )
-        return Reply(response.meta.status, _decoded(response.body))
+        return Reply(response.meta.status, _decoded(response.body, frugally=content_type == NDJSON_TYPE))
 
     def _ask_a_host(self, method: str, target: str, **request: Any) -> elastic_transport.TransportApiResponse:
         """A host that cannot be reached has not seen the request: the next one is asked, each at most once."""
@@ -365,7 +367,8 @@ def describe_error(error: Mapping[str, Any]) -> str:
         reason = str(level.get("reason") or level.get("type") or "")
         if reason and not any(reason in said for said in reasons):
             reasons.append(reason)
-        level = level.get("caused_by")
+        # "all shards failed": why, only the word on one of them says.
+        level = level.get("caused_by") or next((one.get("reason") for one in level.get("failed_shards", ())), None)
     return _NODE_ADDRESS.sub("", ": ".join(reasons)) or "no reason given"
 
 
@@ -385,19 +388,16 @@ def _gzip(payload: bytes) -> bytes:
     return compressor.compress(payload) + compressor.flush()
 
 
-def _decoded(body: Any) -> Any:
-    try:
-        return orjson.loads(body) if body else None
-    except orjson.JSONDecodeError:
-        return _decoded_leniently(body)
-
-
-def _decoded_leniently(body: bytes) -> Any:
-    """Documents that come back may hold half a surrogate pair, or a number past all doubles: JSON knows no better."""
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
+def _decoded(body: Any, *, frugally: bool) -> Any:
+    """Documents that come back may be as strange and as deep as somebody could write them."""
+    if not body:
         return None
+    with suppress(ValueError):
+        if frugally and len(body) > LARGE_REPLY_BYTES:
+            with suppress(RecursionError):
+                return json.loads(body)
+        return deep_json.loads(body)
+    return None
 
 
 def _path(*parts: str) -> str:

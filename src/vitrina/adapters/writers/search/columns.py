@@ -9,7 +9,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vitrina import errors
+from vitrina import deep_json, errors
 from vitrina.adapters.writers.search import values
 
 # Everything but control characters, the quote and the backslash may stand in a JSON string as it is.
@@ -21,6 +21,9 @@ _FIRST_PLAIN_DAY, _LAST_PLAIN_DAY = -719_528, 2_932_896
 _DAY_MICROSECONDS = 86_400_000_000
 # What Postgres's types can hold; 'infinity' arrives as a number outside of it.
 _FIRST_DAY, _LAST_DATE_DAY, _LAST_TIMESTAMP_DAY = -2_440_588, 2_145_042_905, 106_751_990
+# Objects and lists within each other.
+DEEPEST = 500
+TOO_DEEP = f"the JSON is more than {DEEPEST} levels deep, which search servers do not survive: flatten it in the query"
 INFINITE = "infinity is not a date that a document can hold: turn it into NULL in the query"
 
 
@@ -111,7 +114,7 @@ def _strings(column: pa.Array, pg_type: str, field_type: str) -> Texts:
     if pg_type == "numeric" or (pg_type.startswith("numeric(") and not values.is_array(pg_type)):
         return _numerics(texts, field_type)
     if pg_type in ("json", "jsonb"):
-        return Texts(_without_line_breaks(texts), objects=True)
+        return Texts(_without_line_breaks(texts), objects=True, problems=_too_deep(texts))
     if values.base_type(pg_type) in _PLAIN_DATES and not values.is_array(pg_type):
         return _dates_from_text(texts, values.base_type(pg_type))
     if values.base_type(pg_type) in ("character", "bpchar") and not values.is_array(pg_type):
@@ -138,6 +141,15 @@ def _without_line_breaks(texts: pa.StringArray) -> pa.StringArray:
     if not _any(pc.match_substring_regex(texts, r"[\r\n]")):
         return texts
     return pc.replace_substring_regex(texts, r"[\r\n]", " ")
+
+
+def _too_deep(texts: pa.StringArray) -> dict[int, str]:
+    """A server takes it, and runs out of stack, as a process, when somebody asks for a part of the document."""
+    brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
+    candidates = pc.greater(brackets, DEEPEST)
+    if not _any(candidates):
+        return {}
+    return {i: TOO_DEEP for i in _positions(candidates) if deep_json.is_deeper(texts[i].as_py(), DEEPEST)}
 
 
 # One dimension, nothing escaped: what most arrays of words look like.

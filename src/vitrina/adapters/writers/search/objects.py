@@ -1,10 +1,11 @@
 """What `update` leaves in objects that lost members, and how that is cleared: the server merges objects."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
+
+from vitrina import deep_json
 
 
 def leftovers(document: bytes, found: Mapping[str, Any] | None) -> list[str]:
@@ -25,10 +26,7 @@ def clearing(document_id: str, names: Sequence[str]) -> bytes:
 
 
 def parsed(document: bytes) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = orjson.loads(document)
-    except orjson.JSONDecodeError:  # a number that no double can hold
-        found = json.loads(document)
+    found: dict[str, Any] = deep_json.loads(document)
     return found
 
 

@@ -1,5 +1,6 @@
 """What an answer to a bulk request means for each document in it, and what to do next."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -64,13 +65,34 @@ def judge_item(item: Item) -> Verdict:
         return Verdict.SUPERSEDED
     if item.status == 409:  # somebody else wrote the document between the server's read and write: nothing was applied
         return Verdict.RETRY
+    if item.status == 429 and is_past_limit(item.reason):
+        return Verdict.REJECT
     return _judge_refusal(item.status, item.error_type) or Verdict.REJECT
+
+
+# What an operation needs, and what the server has for all of them at once, in the words of its two guards.
+_LIMITS = (
+    re.compile(r"operation_bytes=(\d+), max_\w+_bytes=(\d+)"),
+    re.compile(r"larger than the limit of \[(?P<limit>\d+)/.*new bytes reserved: \[(?P<needed>\d+)/"),
+)
+
+
+def is_past_limit(reason: str) -> bool:
+    """Whether a server that says it is busy would say so to the same request when it had nothing else to do."""
+    for pattern in _LIMITS:
+        if found := pattern.search(reason):
+            named = found.groupdict()
+            needed, limit = (named["needed"], named["limit"]) if named else found.groups()
+            return int(needed) > int(limit)
+    return False
 
 
 def judge_request(reply: Reply) -> Verdict:
     """For a request that was answered as a whole; DONE means: look at the items."""
     if reply.status == 200:
         return Verdict.DONE
+    if reply.status == 429 and is_past_limit(reply.reason):
+        return Verdict.SPLIT
     # One document that cannot be parsed makes the server refuse all of them (a broken `update` does).
     if reply.status in (400, 413):
         return _judge_refusal(reply.status, reply.error_type) or Verdict.SPLIT

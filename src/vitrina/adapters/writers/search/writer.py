@@ -344,7 +344,7 @@ class DocumentSender:
 
 
 def letters_of(refused: Sequence[Rejected]) -> list[DeadLetter]:
-    return [DeadLetter(one.id, one.reason, one.document.decode(errors="replace") or "null") for one in refused]
+    return [DeadLetter.about(one.id, one.reason, one.document) for one in refused]
 
 
 def counts_of(outcome: Outcome) -> Mapping[str, int]:

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -47,7 +48,16 @@ class Settings(BaseModel):
         "analytics.*,es:film_dim,es:film_rating_agg", description="Where pipelines may write, comma-separated."
     )
     allowed_source_schemas: str = Field("content,ugc", description="Schemas that users' SQL may read, comma-separated.")
-    allowed_functions: str = Field("", description="Functions users' SQL may call beyond the built-in list.")
+    allowed_functions: str = Field(
+        "", description="Functions users' SQL may call beyond the built-in list: `public.f`, `public.st_*`."
+    )
+    trusted_extensions: str = Field(
+        "", description="Extensions whose functions, types and operators users' SQL may use, comma-separated."
+    )
+    allowed_relations: str = Field(
+        "",
+        description="Relations elsewhere that views and partitions of source schemas may lead to: `raw.films, old.*`.",
+    )
     transforms: str = Field("", description="Modules with registered Python steps, comma-separated.")
     hash_key: SecretStr | None = Field(None, description="Key of the step hash_columns; the same key, the same hashes.")
 
@@ -143,6 +153,33 @@ class Settings(BaseModel):
     @cached_property
     def extra_functions(self) -> frozenset[str]:
         return frozenset(_listed(self.allowed_functions))
+
+    @cached_property
+    def extensions(self) -> frozenset[str]:
+        return frozenset(_listed(self.trusted_extensions))
+
+    @field_validator("allowed_relations")
+    @classmethod
+    def _relations_are_not_the_server_s(cls, value: str) -> str:
+        for pattern in _listed(value):
+            schema, dot, name = pattern.partition(".")
+            if not dot or not name or "*" in schema:
+                raise ValueError(f"{pattern} is not schema.name or schema.*")
+            if cls.is_never_reached(schema):
+                raise ValueError(f"{pattern}: the server's catalogs and the metastore cannot be opened to queries")
+        return value
+
+    @staticmethod
+    def is_never_reached(schema: str) -> bool:
+        """Whether no setting opens it: the server's catalogs, and what Vitrina itself keeps."""
+        return schema.startswith("pg_") or schema in ("information_schema", "etl", "etl_stage", "")
+
+    def may_be_reached(self, schema: str, name: str) -> bool:
+        """Whether a query may lead there, by itself or by way of views, partitions and SQL functions."""
+        if schema in self.source_schemas:
+            return True
+        patterns = _listed(self.allowed_relations)
+        return not self.is_never_reached(schema) and any(fnmatchcase(f"{schema}.{name}", p) for p in patterns)
 
     def require_database_url(self) -> str:
         if self.database_url is None:

@@ -228,7 +228,7 @@ def _stream(place: Place, reader: SqlReader, judged: Judged) -> None:
 def _fill(place: Place, reader: SqlReader, judged: Judged) -> None:
     """As a run does: beside the stage when the plan is known to compute only, else read-only first."""
     query = Query(judged)
-    plan = reader.explain(query.select([SQL("q.*")], Bounds()))
+    plan = reader.explain(query.select([SQL("q.*")], Bounds())).plan
     source = PushdownSource(
         reader,
         reader.connection,
@@ -276,7 +276,7 @@ def stopped_by_plan(place: Place, hostile: Hostile) -> bool:
     with database.connect(url.get_secret_value(), "vitrina:test") as connection:
         reader = SqlReader(connection, url.get_secret_value(), "vitrina:test")
         try:
-            admission.admit(reader, Query(believed(hostile.sql)).select([SQL("q.*")], Bounds()), place.settings, "it")
+            admission.admit(reader, Query(believed(hostile.sql)), place.settings, "it")
         except (SourceQueryFailed, UnicodeEncodeError):
             refused = True
     return place.is_as_seen() and refused

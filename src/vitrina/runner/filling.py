@@ -9,7 +9,7 @@ from vitrina.adapters.readers.pushdown import Paging, PushdownSource, SharedSnap
 from vitrina.adapters.readers.sql import Bounds
 from vitrina.adapters.writers.stage import Stage
 from vitrina.ports import Source
-from vitrina.runner.job import Job
+from vitrina.runner.job import Job, admit_pass
 from vitrina.store.database import Connection
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ class Filling:
     paging: Paging
     batch_size: Callable[[], int]
     max_snapshot_seconds: float | None
+
+    def __post_init__(self) -> None:
+        admit_pass(self.job, self.bounds)
 
     def by_postgres(
         self, stages: tuple[Stage, ...], probe: Connection, *, isolate: bool, snapshot: SharedSnapshot | None

@@ -301,7 +301,7 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
         raise SourceQueryFailed(
             f":{sorted(job.judged.parameters)[0]} is for incremental pipelines; this one is in mode 'full'"
         )
-    relations = _explain(job)
+    admitted = _admit(job)
     job.output, stamps = job.result, job.judged.volatile_columns
     if job.steps:
         job.passage, job.output = steps.fit(job)
@@ -318,7 +318,7 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
     if job.passage:
         job.passage.chain.key = job.key
     _forget_useless_checkpoint(job)
-    return plan(job.definition, _capabilities(job, relations))
+    return plan(job.definition, _capabilities(job, admitted))
 
 
 def _refuse_unreadable_cursor(job: Job) -> None:
@@ -377,27 +377,33 @@ def _digest(*parts: str | None) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def _explain(job: Job) -> list[dict[str, Any]]:
-    found = admission.admit(
-        job.reader,
-        job.query.select([SQL("q.*")], Bounds()),
-        job.settings,
-        "the source query",
-        max_cost=job.definition.options.max_cost,
-    )
-    job.estimated_rows = int(found[0]["Plan"]["Plan Rows"])
+def _admit(job: Job) -> admission.Admitted:
+    found = admission.admit(job.reader, job.query, job.settings, max_cost=job.definition.options.max_cost)
+    job.estimated_rows = int(found.plan[0]["Plan"]["Plan Rows"])
     return found
 
 
-def _capabilities(job: Job, explained: list[dict[str, Any]]) -> Capabilities:
+def admit_pass(job: Job, bounds: Bounds) -> None:
+    """Ask again about what is about to be read: `:since` and `:until` may change what a query reads, and its cost."""
+    if job.judged is not None:
+        admission.admit(
+            job.reader,
+            job.query,
+            job.settings,
+            statement=job.query.select([SQL("q.*")], bounds),
+            max_cost=job.definition.options.max_cost,
+        )
+
+
+def _capabilities(job: Job, admitted: admission.Admitted) -> Capabilities:
     same = (job.definition.options.target_connection or DEFAULT_CONNECTION) == job.definition.source_connection
     return Capabilities(
         same_database=same and job.definition.source_connection == DEFAULT_CONNECTION,
         target_is_table=isinstance(job.target, PostgresTarget),
         has_steps=bool(job.steps),
         estimated_rows=job.estimated_rows,
-        pageable=explain.is_pageable(explained),
-        foreign_functions=frozenset(admission.functions_of_unknown_effect(explained)),
+        pageable=explain.is_pageable(admitted.plan),
+        foreign_functions=frozenset(admitted.functions_of_unknown_effect),
         target_is_empty=job.target_writer.is_empty(),
         has_checkpoint=job.checkpoint.safe_upto is not None
         or job.checkpoint.last_key is not None

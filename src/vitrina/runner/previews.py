@@ -118,5 +118,5 @@ def _reading(definition: Definition, settings: Settings, extra: Sequence[Task]) 
         types = {column.name: column.type for column in result}
         cursor = cursors.cursor_of(definition, types) if definition.mode == "incremental" else None
         reading = Reading(settings, definition, reader, Query(judged, cursor), result, planned)
-        admission.admit(reader, steps.sample_of(reading, limit=1), settings, "the source query")
+        admission.admit(reader, reading.query, settings, statement=steps.sample_of(reading, limit=1))
         yield reading

@@ -13,7 +13,7 @@ from vitrina.adapters import catalog
 from vitrina.adapters import cursor as cursors
 from vitrina.adapters.readers.sql import Bounds, Query
 from vitrina.definition import Definition
-from vitrina.errors import NotFound, VitrinaError
+from vitrina.errors import NotFound, SourceQueryFailed, VitrinaError
 from vitrina.runner import admission, logins, previews, reconciliation, replays
 from vitrina.runner import job as jobs
 from vitrina.runner.repairs import Hold
@@ -21,6 +21,7 @@ from vitrina.settings import Settings
 from vitrina.store import pipelines
 from vitrina.store.database import Connection
 
+MAX_PREVIEW_CHARACTERS = 8 << 20
 PREVIEW_ROWS = 20
 # More than anybody completes by typing.
 MAX_TABLES = 2_000
@@ -76,12 +77,19 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
         types = {column.name: column.type for column in columns}
         cursor = cursors.cursor_of(definition, types) if definition.mode == "incremental" else None
         query = Query(judged, cursor)
-        admission.admit(reader, query.select([SQL("q.*")], Bounds()), settings, "the source query")
+        admission.admit(reader, query, settings)
         head, source = query.wrapped(Bounds())
+        # The server looks at the length: what is fetched has to be held, and written down, whole.
         rows = reader.value(
-            SQL("{} SELECT coalesce(jsonb_agg(to_jsonb(q)), '[]') FROM (SELECT * FROM {} AS r LIMIT {}) AS q").format(
-                head, source, Literal(limit)
-            )
+            SQL(
+                "{} SELECT CASE WHEN pg_catalog.length(shown.rows::text) <= {} THEN shown.rows END FROM ("
+                "SELECT coalesce(jsonb_agg(to_jsonb(q)), '[]') AS rows FROM (SELECT * FROM {} AS r LIMIT {}) AS q"
+                ") AS shown"
+            ).format(head, Literal(MAX_PREVIEW_CHARACTERS), source, Literal(limit))
+        )
+    if rows is None:
+        raise SourceQueryFailed(
+            f"the first {limit} rows are larger than {MAX_PREVIEW_CHARACTERS >> 20} MB: ask for fewer, or shorten texts"
         )
     return {"columns": [{"name": c.name, "type": c.type} for c in columns], "rows": rows}
 

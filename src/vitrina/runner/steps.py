@@ -131,7 +131,7 @@ class References:
             raise SourceQueryFailed("a reference query has no :since or :until")
         columns = self._job.reader.describe(judged)
         statement = Query(judged).select(natural.outputs(columns), Bounds())
-        admission.admit(self._job.reader, statement, settings, "a reference query")
+        admission.admit(self._job.reader, Query(judged), settings, "a reference query", statement=statement)
         table = _read(self._job, statement, limit_bytes=MAX_REFERENCE_BYTES)
         schema = natural.schema_of(columns)
         return natural.naturalise(table, schema) if table.num_columns else schema.empty_table()

@@ -1,5 +1,6 @@
 """Reading a pipeline's SQL: describing its result, asking how it would run, and fetching its rows as Arrow."""
 
+import json
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -24,6 +25,35 @@ from vitrina.store.database import Connection
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# A plan of a hundred joins has a fifth of this. Reading it must not take the runner's memory, nor its attention.
+MAX_PLAN_CHARACTERS = 4 << 20
+_TOO_LONG = "the plan is too long"
+# libpq keeps a row whole, so that the server has to look at its length. A cursor takes one statement, never two; an
+# error's text may be as long as a plan.
+_EXPLAIN_BOUNDED = f"""
+DO $vitrina$
+DECLARE
+    shown text;
+    detail text;
+    hint text;
+BEGIN
+    FOR shown IN EXECUTE pg_catalog.current_setting('vitrina.statement') LOOP
+        IF pg_catalog.length(shown) > {MAX_PLAN_CHARACTERS} THEN
+            RAISE program_limit_exceeded USING MESSAGE = '{_TOO_LONG}';
+        END IF;
+        PERFORM pg_catalog.set_config('vitrina.plan', shown, true);
+    END LOOP;
+EXCEPTION WHEN OTHERS THEN
+    GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+    RAISE EXCEPTION USING ERRCODE = SQLSTATE, MESSAGE = pg_catalog."left"(SQLERRM, 10000),
+        DETAIL = pg_catalog."left"(detail, 10000), HINT = pg_catalog."left"(hint, 10000);
+END $vitrina$
+"""
+_EXPLAINED = """
+SELECT pg_catalog.current_setting('vitrina.plan') AS plan,
+       ARRAY(SELECT DISTINCT relation::int8 FROM pg_catalog.pg_lock_status()
+             WHERE pid = pg_catalog.pg_backend_pid() AND locktype = 'relation') AS opened
+"""
 # Arrow batches come in about this size from the driver; a batch of the run is assembled from them.
 _FETCH_BYTES = 2 << 20
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
@@ -247,18 +277,28 @@ class SqlReader:
         ).fetchall()
         return [Column(name, row["type"]) for (name, _, _), row in zip(columns, rows, strict=True)]
 
-    def explain(self, statement: Composed) -> list[dict[str, Any]]:
-        """EXPLAIN (VERBOSE, FORMAT JSON) of a statement that may itself hold the user's query."""
+    def explain(self, statement: Composed) -> "Explained":
+        """EXPLAIN (VERBOSE, FORMAT JSON) of a statement that may itself hold the user's query, and what it opened.
+
+        The server locks each relation that it reads a statement to name, those behind views included, before it plans:
+        what the planner leaves out has been opened all the same.
+        """
+        text = SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(statement).as_string(self.connection)
         try:
-            with self.reading():
-                row = self.connection.execute(
-                    SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(statement), prepare=True
-                ).fetchone()
+            with self.reading({"vitrina.statement": text, "vitrina.plan": ""}):
+                self.connection.execute(_EXPLAIN_BOUNDED)
+                row = self.connection.execute(_EXPLAINED).fetchone()
+        except psycopg.errors.ProgramLimitExceeded as exc:
+            if exc.diag.message_primary != _TOO_LONG:
+                raise translate_read(exc) from exc
+            raise SourceQueryFailed(
+                f"the plan of the source query is longer than {MAX_PLAN_CHARACTERS >> 20} MB, so it is not run: it"
+                " computes a constant of that size, or lists as many values; leave that out, or keep them in a table"
+            ) from None
         except psycopg.Error as exc:
             raise translate_read(exc) from exc
         assert row is not None
-        plan: list[dict[str, Any]] = row["QUERY PLAN"]
-        return plan
+        return Explained(_parsed(row["plan"]), tuple(row["opened"]))
 
     def volatile_functions_of_catalog(self, names: Collection[str]) -> set[str]:
         """Which of these names the server has a volatile function for."""
@@ -327,6 +367,22 @@ class SqlReader:
         options = self.connection.info.get_parameters().get("options", "")
         more = database.options_of({**database.READ_ONLY, **settings})
         return arrow_url(self._url, self._application_name, f"{options} {more}")
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What the server would do: the plan, and the relations (by oid) that it opened to make it."""
+
+    plan: list[dict[str, Any]]
+    opened: tuple[int, ...]
+
+
+def _parsed(plan: str) -> list[dict[str, Any]]:
+    try:
+        found: list[dict[str, Any]] = json.loads(plan)
+    except RecursionError:
+        raise SourceQueryFailed("the plan of the source query is nested too deeply: join or union less") from None
+    return found
 
 
 def _placeholders(judged: Judged) -> dict[str, str]:

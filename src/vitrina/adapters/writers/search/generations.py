@@ -83,6 +83,10 @@ class Generations:
         found = self._client.find_index(self.index)
         if not found:
             return Standing(None, is_alias=False)
+        if any(name != self.index and self.index not in entry.get("aliases", {}) for name, entry in found.items()):
+            raise errors.TargetMismatch(
+                f"es:{self.index} is a data stream, which only takes more: name an index, or an alias of one"
+            )
         if len(found) > 1:
             raise errors.TargetMismatch(
                 f"es:{self.index} is an alias of several indexes ({', '.join(sorted(found))}): leave it on one of them"
@@ -142,7 +146,9 @@ class Generations:
                 f"generation {name} holds {documents:,} documents and {acknowledged:,} were acknowledged: either the "
                 f"target_key is not unique in the source, or the server lost documents. es:{self.index} stays as it was"
             )
-        before = self._client.count(self.index) if self.standing().concrete else 0
+        # By the index: a filter of the alias would hide what is there.
+        shown = self.standing().concrete
+        before = self._client.count(shown) if shown else 0
         return Checked(documents, before)
 
     def finish(self, name: str) -> None:
@@ -172,16 +178,34 @@ class Generations:
             return f"es:{self.index} shows {name}"
         actions = [_remove(name, str(write_alias))] if write_alias else []
         actions += self._removal(seen, on_concrete_index)
+        aliases = self._aliases_for(name, seen)
+        moved = sorted(aliases.keys() - {self.index})
+        if seen.is_alias:
+            # One that is gone by now is no reason to show nothing.
+            actions += [{"remove": {"index": seen.concrete, "alias": one, "must_exist": False}} for one in moved]
+        actions += [{"add": {"index": name, "alias": one, **how}} for one, how in aliases.items()]
         try:
-            self._client.update_aliases([*actions, {"add": {"index": name, "alias": self.index, **_ONLY_ONE}}])
+            self._client.update_aliases(actions)
         except Missing as exc:
             raise errors.LeaseLost(
                 f"generation {name} is not published: another runner took the pipeline over, or es:{self.index} no "
                 f"longer shows {seen.concrete or 'nothing'}"
             ) from exc
+        along = f"; so do {', '.join(moved)}" if moved else ""
         if seen.concrete and not seen.is_alias:
-            return f"{self.index} was an index of its own; it was replaced by an alias of {name} and deleted"
-        return f"es:{self.index} shows {name} instead of {seen.concrete or 'nothing'}"
+            return f"{self.index} was an index of its own; it was replaced by an alias of {name} and deleted{along}"
+        return f"es:{self.index} shows {name} instead of {seen.concrete or 'nothing'}{along}"
+
+    def _aliases_for(self, name: str, seen: Standing) -> dict[str, Json]:
+        """What shows the generation from now on, each with its filter and routing: the target's name, the aliases that
+        people gave to what is shown so far, and those of a template.
+        """
+        given: dict[str, Json] = dict(_ours(self._get_index(name)).get("aliases", {}))
+        shown = (self._client.find_index(seen.concrete) or {}).get(seen.concrete, {}) if seen.concrete else {}
+        given |= {
+            alias: how for alias, how in shown.get("aliases", {}).items() if not WriteAlias.parse(self.index, alias)
+        }
+        return given | {self.index: given.get(self.index, {}) | _ONLY_ONE}
 
     def _removal(self, seen: Standing, on_concrete_index: OnConcreteIndex) -> list[Json]:
         if seen.concrete is None:
@@ -327,24 +351,37 @@ class Generations:
         now: datetime | None = None,
     ) -> str:
         name = f"{self.index}-{_timestamp(now or datetime.now(UTC))}"
-        remembered = {setting: settings[setting] for setting in _FILLING if setting in settings}
         ours = {
             "index": self.index,
             "pipeline": pipeline,
             "epoch": epoch,
-            "settings": remembered,
             "complete": not filling,
             # As they were asked for, which is not always how the server shows them.
             "fields": mappings.get("properties", {}),
         }
         meta = {**mappings.get("_meta", {}), NOTES: ours}
         body = {
-            "settings": {**settings, **_FILLING} if filling else settings,
+            "settings": settings,
             "mappings": {**mappings, "_meta": meta},
             "aliases": {} if filling else {self.index: _ONLY_ONE},
         }
         self._client.create_index(name, body)
+        if filling:
+            self._set_up_for_filling(name)
         return name
+
+    def _set_up_for_filling(self, name: str) -> None:
+        """What a template has given it, nobody else can tell: that is noted, and comes back when it is complete."""
+        entry, found = self._get_index(name), self._client.get_settings(name)
+        meta = entry["mappings"]["_meta"]
+        meta[NOTES] |= {
+            "settings": {setting: found.get(setting) for setting in _FILLING},
+            "aliases": entry.get("aliases", {}),
+        }
+        self._client.put_mapping(name, {"_meta": meta})
+        if entry.get("aliases"):
+            self._client.update_aliases([_remove(name, alias) for alias in entry["aliases"]])
+        self._client.put_settings(name, _FILLING)
 
     def _mark_complete(self, name: str) -> None:
         meta = self._get_index(name).get("mappings", {}).get("_meta", {})

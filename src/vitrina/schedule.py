@@ -2,21 +2,26 @@
 
 import hashlib
 import re
+import zoneinfo
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from functools import cache
+from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
 from vitrina.errors import InvalidField
 
-_SHORT = re.compile(r"(?P<count>\d{1,6})\s*(?P<unit>[smhd])")
+_SHORT = re.compile(r"(?P<count>[0-9]{1,6})\s*(?P<unit>[smhd])")
 _ISO = re.compile(
-    r"P(?:(?P<weeks>\d+)W)?(?:(?P<days>\d+)D)?"
-    r"(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+)S)?)?"
+    r"P(?:(?P<weeks>[0-9]{1,9})W)?(?:(?P<days>[0-9]{1,9})D)?"
+    r"(?:T(?:(?P<hours>[0-9]{1,9})H)?(?:(?P<minutes>[0-9]{1,9})M)?(?:(?P<seconds>[0-9]{1,9})S)?)?"
 )
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _SHORTEST, _LONGEST = timedelta(seconds=1), timedelta(days=3660)
 _CRON_FIELDS = 5
+# These mean something else on every machine, or nothing.
+_NO_ZONES = {"localtime", "posixrules", "Factory"}
 
 HELP = "30s, 15m, 1h, 1d, an ISO-8601 duration such as PT15M, or cron such as '0 3 * * *' or '0 3 * * * Europe/Moscow'"
 
@@ -33,12 +38,17 @@ def next_after(
 
     An interval keeps the rhythm of the last `due` time. `offset` moves every tick: it spreads pipelines that share one.
     """
+    if not schedule.isascii():
+        raise InvalidField("schedule_interval", f"schedule_interval {schedule!r} is not understood; write {HELP}")
     interval = _interval(schedule)
-    if interval is None:
-        return _next_cron(schedule, moment - offset) + offset
-    if due is None:
-        return moment + interval + offset
-    return due + interval * (max(0, (moment - due) // interval) + 1)
+    try:
+        if interval is None:
+            return _next_cron(schedule, moment - offset) + offset
+        if due is None:
+            return moment + interval + offset
+        return due + interval * (max(0, (moment - due) // interval) + 1)
+    except OverflowError as exc:
+        raise InvalidField("schedule_interval", f"schedule_interval {schedule!r} is next due after year 9999") from exc
 
 
 def offset_of(identity: str, jitter_seconds: float) -> timedelta:
@@ -70,12 +80,72 @@ def _next_cron(schedule: str, moment: datetime) -> datetime:
     zone_name = fields.pop() if len(fields) == _CRON_FIELDS + 1 else "UTC"
     if len(fields) != _CRON_FIELDS:
         raise InvalidField("schedule_interval", f"schedule_interval {schedule!r} is not understood; write {HELP}")
+    if zone_name not in _zones():
+        raise InvalidField("schedule_interval", f"time zone {zone_name!r} in {schedule!r} is unknown")
+    zone = ZoneInfo(zone_name)
+    follows_clock = fields[0].startswith("*") or fields[1].startswith("*")
     try:
-        zone = ZoneInfo(zone_name)
-    except (ZoneInfoNotFoundError, ValueError) as exc:
-        raise InvalidField("schedule_interval", f"time zone {zone_name!r} in {schedule!r} is unknown") from exc
-    try:
-        due = next(CronSim(" ".join(fields), moment.astimezone(zone)))
-    except (CronSimError, StopIteration) as exc:
+        due = _next_of_clock(fields, zone, moment) if follows_clock else _next_of_day(fields, zone, moment)
+    except CronSimError as exc:
         raise InvalidField("schedule_interval", f"cron {schedule!r} is not valid or never fires; write {HELP}") from exc
-    return due.astimezone(UTC)
+    return due
+
+
+# --- cron and clocks that go back and forth ------------------------------------------------------------------------
+#
+# The library is asked about the time on the wall only; which moment that is, is decided here. Its own way of passing
+# a change of the clocks may lead back in time.
+
+
+def _next_of_day(fields: list[str], zone: ZoneInfo, moment: datetime) -> datetime:
+    """Fixed times, as cron has always done: once where the hour is repeated, and once where it is missing."""
+    for wall in _walls(fields, _wall(moment, zone)):
+        due = wall.replace(tzinfo=zone).astimezone(UTC)
+        if _wall(due, zone) != wall:
+            due = _end_of_gap(wall, zone)
+        if due > moment:
+            return due
+    raise CronSimError("no such time in the next fifty years")
+
+
+def _next_of_clock(fields: list[str], zone: ZoneInfo, moment: datetime) -> datetime:
+    """`*` among the minutes or hours: whenever the clock shows such a time, be it for the second time or never."""
+    # What the clock shows now may be shown again, if it goes back within a day.
+    again = max(timedelta(0), _offset(moment, zone) - _offset(moment + timedelta(days=1), zone))
+    best: datetime | None = None
+    for wall in _walls(fields, _wall(moment, zone) - again):
+        first, second = (wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
+        shown = [due for due in (first, second) if due > moment and _wall(due, zone) == wall]
+        best = min([*shown, best] if best else shown, default=None)
+        if best and first > moment:
+            return best
+    raise CronSimError("no such time in the next fifty years")
+
+
+def _walls(fields: list[str], after: datetime) -> Iterator[datetime]:
+    """The times that the expression means, by a clock that is never changed."""
+    return CronSim(" ".join(fields), after)
+
+
+def _wall(moment: datetime, zone: ZoneInfo) -> datetime:
+    return moment.astimezone(zone).replace(tzinfo=None, fold=0)
+
+
+def _offset(moment: datetime, zone: ZoneInfo) -> timedelta:
+    return moment.astimezone(zone).utcoffset() or timedelta(0)
+
+
+def _end_of_gap(wall: datetime, zone: ZoneInfo) -> datetime:
+    """The moment at which the clock jumped over a time that it never showed."""
+    # By the offset of before the jump the time lies behind it, by that of after the jump before it.
+    early, late = sorted(wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
+    before = _offset(early, zone)
+    while late - early > timedelta(seconds=1):
+        middle = (early + (late - early) / 2).replace(microsecond=0)
+        early, late = (middle, late) if _offset(middle, zone) == before else (early, middle)
+    return late
+
+
+@cache
+def _zones() -> frozenset[str]:
+    return frozenset(zoneinfo.available_timezones() - _NO_ZONES)

@@ -65,7 +65,13 @@ def test_jitter_moves_every_tick_by_the_same_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0s", "15 minutes", "P", "PT", "99999999d", "P999999W", "* * * *", "61 * * * *", "0 3 * * * Mars/Base"]
+    "text",
+    [
+        *("", "0s", "15 minutes", "P", "PT", "99999999d", "P999999W", f"P{'9' * 5000}W", "* * * *", "61 * * * *"),
+        *("0 3 * * * Mars/Base", "0 3 * * * localtime", "0 3 * * * posix/Europe/Berlin", "0 3 * * * Factory"),
+        # Digits of other scripts are digits to Python, not to a reader of a crontab; nor is a long s an S.
+        *("١٥m", "PT١٥M", "０ 3 * * *", "0 3 * * ſUN", "0 3 30 2 *"),
+    ],
 )
 def test_what_is_not_understood_is_refused(text: str) -> None:
     with pytest.raises(InvalidField, match=r"schedule_interval|time zone|cron"):

@@ -100,6 +100,9 @@ class Pipeline(Answer):
     run_requested_at: datetime | None = None
     next_run_at: datetime | None = None
     last_error: str | None = None
+    needs_attention: dict[str, str] = Field(
+        default_factory=dict, description="Why the platform leaves a part of the row alone: schedule, claim."
+    )
     created_at: datetime
     updated_at: datetime
 
@@ -176,10 +179,12 @@ class Run(Answer):
     error_message: str | None
     next_step: str | None = Field(None, description="What to do about the error.")
     metrics: dict[str, Any] = Field(default_factory=dict)
+    reason: str | None = Field(None, description="Why there is this run, where the trigger alone does not say it.")
+    backfill: dict[str, Any] | None = Field(None, description="The range that was read again.")
 
 
 class RunAccepted(Accepted):
-    """A run was asked for. The run that answers it is the first one that starts after `run_requested_at`."""
+    """A run was asked for. The run that answers it starts after `run_requested_at`; `message` says what comes before it."""
 
     run_requested_at: datetime
     run: Run | None = Field(None, description="The run at work, when there is one.")
@@ -268,6 +273,9 @@ class PipelineStatus(Answer):
     version: int
     run_requested_at: datetime | None
     next_run_at: datetime | None
+    needs_attention: dict[str, str] = Field(
+        default_factory=dict, description="Why the platform leaves a part of the row alone: schedule, claim."
+    )
     runner: RunnerName | None
     lease_until: datetime | None
     run: Run | None = Field(None, description="The run at work, else the latest one.")

@@ -134,6 +134,10 @@ class Client:
             repeatable=bool(idempotency_key),
         )
 
+    def resume(self, pipeline: str | UUID) -> answers.RunAccepted:
+        """Let a paused pipeline go on where it stopped; nothing else is asked for."""
+        return self._ask(answers.RunAccepted, "POST", self._of(pipeline, "resume"))
+
     def pause(self, pipeline: str | UUID) -> answers.Accepted:
         return self._ask(answers.Accepted, "POST", self._of(pipeline, "pause"))
 
@@ -213,7 +217,9 @@ class Client:
                 on_progress(seen)
             run = seen.run if seen.run and seen.run.started_at >= requested_at else None
             goes_on = seen.status in (Status.RUN_REQUESTED, Status.RUNNING, Status.PAUSE_REQUESTED)
-            if run and run.status != RunStatus.RUNNING and not (goes_on and _was_interrupted(run)):
+            # What was continued or read again first is no answer: another run follows.
+            waits = seen.run_requested_at is not None and seen.run_requested_at <= requested_at
+            if run and run.status != RunStatus.RUNNING and not (goes_on and (waits or _was_interrupted(run))):
                 return run
             if run is None and not goes_on:
                 raise errors.Conflict(f"pipeline {seen.pipeline} is {seen.status} and the run did not start")

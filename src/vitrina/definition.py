@@ -17,6 +17,8 @@ MAX_BATCH_SIZE = 1_000_000
 DEFAULT_BATCH_SIZE = 5_000
 MAX_QUERY_LENGTH = 100_000
 MAX_TASKS = 50
+# Ten years: no time that anybody means is longer, and every program can count with it.
+MAX_SECONDS = 315_360_000
 
 # The name stands in URLs, metrics and file names. A uuid is refused because `{id}` takes either.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$")]
@@ -63,10 +65,17 @@ class Options(Strict):
     consistency: Literal["mixed", "snapshot"] = Field(
         "mixed", description="`snapshot`: an interrupted full load starts over instead of continuing."
     )
-    checkpoint_rows: int = Field(20_000_000, ge=1, description="A pushdown load larger than this is cut into chunks.")
-    max_stage_age_seconds: int = Field(86_400, ge=1, description="An interrupted load older than this starts over.")
+    checkpoint_rows: int = Field(
+        20_000_000, ge=1, le=10**12, description="A pushdown load larger than this is cut into chunks."
+    )
+    max_stage_age_seconds: int = Field(
+        86_400, ge=1, le=MAX_SECONDS, description="An interrupted load older than this starts over."
+    )
     max_snapshot_seconds: int = Field(
-        3_600, ge=1, description="A read longer than this goes on in a new snapshot, unless `consistency: snapshot`."
+        3_600,
+        ge=1,
+        le=MAX_SECONDS,
+        description="A read longer than this goes on in a new snapshot, unless `consistency: snapshot`.",
     )
     allow_shrink: bool = Field(False, description="Let a full load delete more than half of the mart.")
     allow_empty: bool = Field(False, description="Let a full load publish a source without rows.")
@@ -78,24 +87,38 @@ class Options(Strict):
         "fail", description="What happens when the query gives a column that the target lacks."
     )
     stamps: list[ColumnName] = Field(default_factory=list, description="Result columns that are not compared.")
-    lookback_seconds: float = Field(0, ge=0, description="Re-read this much before the checkpoint on each pass.")
+    lookback_seconds: float = Field(
+        0,
+        ge=0,
+        le=MAX_SECONDS,
+        allow_inf_nan=False,
+        description="Re-read this much before the checkpoint on each pass.",
+    )
     cursor_clock: Literal["database", "application"] | None = Field(
         None, description="Who stamps the cursor column; `database` allows the guarantee `exact`."
     )
     cursor_timezone: str | None = Field(None, description="Zone of a cursor of type timestamp without time zone.")
     schedule_after_failure: bool = Field(False, description="Let the schedule start a FAILED pipeline again.")
-    schedule_jitter_seconds: float = Field(0, ge=0, description="Spread of pipelines that share a schedule.")
+    schedule_jitter_seconds: float = Field(
+        0, ge=0, le=86_400, allow_inf_nan=False, description="Spread of pipelines that share a schedule; a day at most."
+    )
     target_connection: str | None = Field(None, description="Named connection that holds the target table.")
     route: Literal["auto", "copy", "arrow"] = Field(
         "auto", description="`copy`, `arrow`: rows pass through the runner, as they come or as Arrow."
     )
     max_attempts: int | None = Field(None, ge=1, le=20, description="Instead of VITRINA_MAX_ATTEMPTS.")
     statement_timeout_seconds: float | None = Field(
-        None, gt=0, description="Instead of VITRINA_STATEMENT_TIMEOUT_SECONDS."
+        None, ge=0.001, le=2_000_000, allow_inf_nan=False, description="Instead of VITRINA_STATEMENT_TIMEOUT_SECONDS."
     )
-    max_cost: float | None = Field(None, gt=0, description="Refuse a query whose EXPLAIN cost is higher.")
+    max_cost: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="Refuse a query whose EXPLAIN cost is higher."
+    )
     max_lag_seconds: float | None = Field(
-        None, gt=0, description="Older than this, the mart is late: monitoring alerts."
+        None,
+        gt=0,
+        le=MAX_SECONDS,
+        allow_inf_nan=False,
+        description="Older than this, the mart is late: monitoring alerts.",
     )
     notify: list[Literal["failed", "recovered", "drift"]] | None = Field(
         None, description="What the operator's webhooks are told about this pipeline; everything unless said."
@@ -110,7 +133,10 @@ class Options(Strict):
     index: BoundedObject = Field(default_factory=dict, description="`settings` and `mappings` of a new index.")
     keep_generations: int = Field(1, ge=0, le=100, description="Replaced generations of an index that are kept.")
     max_dead_letters: int | None = Field(
-        None, ge=0, description="Refused documents before a run stops; default 0 for full, 100 for incremental."
+        None,
+        ge=0,
+        le=10**9,
+        description="Refused documents before a run stops; default 0 for full, 100 for incremental.",
     )
     on_concrete_index: Literal["take_over", "refuse"] = Field(
         "take_over", description="Whether a full load may replace an index of the target's name by an alias."
@@ -149,15 +175,17 @@ class Task(Strict):
         min_length=1, max_length=MAX_QUERY_LENGTH, description="The query, or the name of a registered step."
     )
     params: BoundedObject = Field(default_factory=dict, description="Of the step, checked against its model.")
-    source_table: str | None = Field(None, description="For people: where the task reads.")
-    target_table: str | None = Field(None, description="The last task may override the pipeline's target.")
+    source_table: str | None = Field(None, max_length=200, description="For people: where the task reads.")
+    target_table: str | None = Field(
+        None, max_length=200, description="The last task may override the pipeline's target."
+    )
 
 
 class ErrorRule(Strict):
     """What becomes of rows that a Python step fails on; stands among the step's own params."""
 
     on_error: Literal["fail", "dead_letter"] = "fail"
-    max_dead_letters: int = Field(1000, ge=1)
+    max_dead_letters: int = Field(1000, ge=1, le=10**9)
 
 
 class Definition(Strict):

@@ -36,6 +36,8 @@ POINTS = (
     "run.concluding",
     "run.concluded",
 )
+# And what is done beside runs.
+OTHER_POINTS = ("schedule.fired",)
 
 _lock = threading.Lock()
 _reached: Counter[str] = Counter()
@@ -52,8 +54,8 @@ def configure(text: str) -> None:
     _reached.clear()
     for entry in filter(None, text.split(",")):
         name, action, count = entry.split(":")
-        if name not in POINTS:
-            raise ValueError(f"there is no failpoint {name!r} (there are: {', '.join(POINTS)})")
+        if name not in (*POINTS, *OTHER_POINTS):
+            raise ValueError(f"there is no failpoint {name!r} (there are: {', '.join((*POINTS, *OTHER_POINTS))})")
         _plan[(name, int(count))] = action
 
 

@@ -26,6 +26,7 @@ class Trigger(StrEnum):
     SCHEDULE = "schedule"
     API = "api"
     RECOVERY = "recovery"
+    FOLLOW_UP = "follow-up"
 
 
 class Actor(StrEnum):
@@ -54,8 +55,11 @@ _S = Status
 # The whole machine. Each move is one guarded UPDATE with the old status in its WHERE.
 MOVES: tuple[Move, ...] = (
     *_moves("request_run", (_S.IDLE, _S.PAUSED, _S.FAILED), _S.RUN_REQUESTED, Actor.API, "a person asked for a run"),
+    *_moves("request_backfill", (_S.IDLE, _S.FAILED), _S.RUN_REQUESTED, Actor.API, "a person asked for a backfill"),
+    *_moves("resume", (_S.PAUSED,), _S.RUN_REQUESTED, Actor.API, "a person asked to go on"),
     *_moves("fire_schedule", (_S.IDLE, _S.FAILED), _S.RUN_REQUESTED, Actor.SCHEDULER, "the schedule is due"),
     *_moves("claim_next", (_S.RUN_REQUESTED,), _S.RUNNING, Actor.RUNNER, "a runner took the lease"),
+    *_moves("set_aside", (_S.RUN_REQUESTED,), _S.FAILED, Actor.RUNNER, "its row cannot be handled"),
     *_moves("claim_idle", (_S.IDLE,), _S.RUNNING, Actor.RUNNER, "a runner took the lease to repair the target"),
     *_moves("claim_idle", (_S.PAUSED,), _S.PAUSE_REQUESTED, Actor.RUNNER, "the same; it will be PAUSED again"),
     *_moves(
@@ -71,6 +75,9 @@ MOVES: tuple[Move, ...] = (
         "conclude_run", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "batch boundary or end of data, then pause"
     ),
     *_moves("fail_run", (_S.RUNNING, _S.PAUSE_REQUESTED), _S.FAILED, Actor.RUNNER, "error after retries"),
+    *_moves("fail_run", (_S.RUNNING,), _S.IDLE, Actor.RUNNER, "a backfill failed; the schedule goes on"),
+    *_moves("fail_run", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "the same; a run was asked for as well"),
+    *_moves("fail_run", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "a backfill failed that was to pause"),
     *_moves("pause_unclaimed", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "nobody was working on it"),
     *_moves("give_back", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "the runner is shutting down"),
     *_moves(
@@ -78,9 +85,11 @@ MOVES: tuple[Move, ...] = (
     ),
     *_moves("surrender", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "the runner lost a connection"),
     *_moves("surrender", (_S.RUNNING, _S.PAUSE_REQUESTED), _S.PAUSED, Actor.RUNNER, "lost a connection, paused"),
+    *_moves("surrender", (_S.RUNNING,), _S.IDLE, Actor.RUNNER, "a backfill lost too many connections"),
     *_moves("surrender", (_S.RUNNING,), _S.FAILED, Actor.RUNNER, "too many losses without progress"),
     *_moves("recover_expired", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "the lease expired"),
     *_moves("recover_expired", (_S.RUNNING, _S.PAUSE_REQUESTED), _S.PAUSED, Actor.RUNNER, "the lease expired, paused"),
+    *_moves("recover_expired", (_S.RUNNING,), _S.IDLE, Actor.RUNNER, "the lease of a repair or a backfill expired"),
     *_moves("recover_expired", (_S.RUNNING,), _S.FAILED, Actor.RUNNER, "too many losses without progress"),
     *_moves("disable", (_S.RUN_REQUESTED,), _S.IDLE, Actor.API, "disabled before anybody took it"),
     *_moves("cancel", (_S.RUN_REQUESTED,), _S.IDLE, Actor.API, "the request was taken back"),

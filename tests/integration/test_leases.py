@@ -14,7 +14,7 @@ from vitrina import status
 from vitrina.errors import LeaseLost
 from vitrina.runner import housekeeping
 from vitrina.status import Status, Trigger
-from vitrina.store import database, leases, pipelines, recovery, requests, runners, sessions, stages, state
+from vitrina.store import database, leases, pipelines, recovery, requests, runners, schedules, sessions, stages, state
 from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
 
@@ -75,6 +75,8 @@ def perform(bench: Workbench, move: str, held: Claim) -> None:
         expire(bench)
     actions: dict[str, Callable[[], object]] = {
         "request_run": lambda: pipelines.request_run(metastore, films["id"], trigger=Trigger.API),
+        "request_backfill": lambda: pipelines.request_backfill(metastore, films["id"], {}, trigger=Trigger.API),
+        "resume": lambda: pipelines.resume(metastore, films["id"], trigger=Trigger.API, traceparent=None),
         "fire_schedule": lambda: fire(bench),
         "claim_next": lambda: leases.claim_next(metastore, uuid4(), 30),
         "request_pause": lambda: pipelines.request_pause(metastore, films["id"]),
@@ -97,11 +99,11 @@ def fire(bench: Workbench) -> None:
         "UPDATE etl.etl_pipelines SET schedule_interval = '1h', next_run_at = now() - interval '1 minute',"
         """ options = '{"schedule_after_failure": true}'"""
     )
-    for due in pipelines.list_due(bench.metastore):
-        pipelines.fire_schedule(bench.metastore, due, due["now"] + timedelta(hours=1))
+    for due in schedules.list_due(bench.metastore):
+        schedules.fire(bench.metastore, due, due["now"] + timedelta(hours=1))
 
 
-MOVES = sorted({move.name for move in status.MOVES} - {"claim_idle"})
+MOVES = sorted({move.name for move in status.MOVES} - {"claim_idle", "set_aside"})
 
 
 @pytest.mark.parametrize("source", list(Status))
@@ -247,7 +249,7 @@ def test_one_nonsensical_row_does_not_stop_the_recovery_and_schedule_of_others(b
     bench.sql("""UPDATE etl.etl_pipelines SET options = '{"max_attempts": "x", "schedule_after_failure": "y"}'""")
     expire(bench)
     assert len(recover(bench)) == 2
-    assert pipelines.list_due(bench.metastore) == []
+    assert schedules.list_due(bench.metastore) == []
 
 
 # --- requests ------------------------------------------------------------------------------------------------------
@@ -332,14 +334,14 @@ def test_a_request_whose_runner_died_is_given_to_another_and_not_for_ever(bench:
 
 def test_two_runners_fire_a_schedule_once(bench: Workbench) -> None:
     bench.change("films", schedule_interval="1h")
-    [first] = pipelines.list_due(bench.metastore)
-    assert pipelines.fire_schedule(bench.metastore, first, first["now"] + timedelta(hours=1))
+    [first] = schedules.list_due(bench.metastore)
+    assert schedules.fire(bench.metastore, first, first["now"] + timedelta(hours=1))
     assert (bench.status("films"), row(bench)["next_run_at"]) == ("IDLE", first["now"] + timedelta(hours=1))
     bench.sql("UPDATE etl.etl_pipelines SET next_run_at = now() - interval '5 hours'")
-    [seen] = [*pipelines.list_due(bench.metastore)]
-    [also] = pipelines.list_due(bench.metastore)
-    assert pipelines.fire_schedule(bench.metastore, seen, seen["now"] + timedelta(hours=1))
-    assert not pipelines.fire_schedule(bench.metastore, also, also["now"] + timedelta(hours=1))
+    [seen] = [*schedules.list_due(bench.metastore)]
+    [also] = schedules.list_due(bench.metastore)
+    assert schedules.fire(bench.metastore, seen, seen["now"] + timedelta(hours=1))
+    assert not schedules.fire(bench.metastore, also, also["now"] + timedelta(hours=1))
     assert bench.status("films") == "RUN_REQUESTED"
 
 
@@ -351,7 +353,7 @@ def test_what_may_not_fire_does_not(bench: Workbench, change: str) -> None:
     bench.sql(
         f"UPDATE etl.etl_pipelines SET schedule_interval = '1h', next_run_at = now() - interval '1 day', {change}"
     )
-    assert pipelines.list_due(bench.metastore) == []
+    assert schedules.list_due(bench.metastore) == []
 
 
 # --- tidying up ----------------------------------------------------------------------------------------------------

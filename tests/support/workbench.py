@@ -88,7 +88,10 @@ class Workbench:
     def request(self, name: str, **asked: Any) -> None:
         row = pipelines.find(self.metastore, name)
         assert row is not None, name
-        assert pipelines.request_run(self.metastore, row["id"], trigger=Trigger.API, backfill=asked or None)
+        if asked:
+            assert pipelines.request_backfill(self.metastore, row["id"], asked, trigger=Trigger.API)
+        else:
+            assert pipelines.request_run(self.metastore, row["id"], trigger=Trigger.API)
 
     def claim(self) -> Claim:
         claim = self.claim_or_none()

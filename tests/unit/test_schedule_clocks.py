@@ -3,42 +3,12 @@
 import zoneinfo
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from zoneinfo import ZoneInfo
 
 import pytest
-from croniter import croniter
 
+from tests.support.clocks import FIXED, FOLLOWING, FROM, HOUR, MINUTE, ZONES, offset, predicted, transitions
 from vitrina import schedule
-
-FROM, TO = datetime(2026, 1, 1, tzinfo=UTC), datetime(2028, 1, 1, tzinfo=UTC)
-MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
-# Changes of an hour and of half an hour, at midnight and at three, both halves of the globe, and Ramadan.
-ZONES = (
-    *("Europe/Berlin", "America/New_York", "America/Santiago", "Australia/Lord_Howe", "Africa/Casablanca"),
-    *("Asia/Beirut", "Pacific/Auckland", "America/Havana", "Europe/London", "Antarctica/Troll"),
-)
-FIXED = ("30 2 * * *", "0 0 * * *", "15,45 1-3 * * *", "0 3 * * SUN", "59 1 25 10 *")
-FOLLOWING = ("*/5 2 * * *", "0 * * * *", "*/20 * * * *", "* 1-2 * * SUN", "30 */2 * * *")
-
-
-@cache
-def transitions(zone: str) -> list[datetime]:
-    """The moments of 2026 and 2027 at which a clock is changed, to the second."""
-    info, found, day = ZoneInfo(zone), [], FROM
-    while day < TO:
-        early, late = day, day + timedelta(days=1)
-        if _offset(early, info) != _offset(late, info):
-            while late - early > timedelta(seconds=1):
-                middle = (early + (late - early) / 2).replace(microsecond=0)
-                early, late = (middle, late) if _offset(middle, info) == _offset(early, info) else (early, middle)
-            found.append(late)
-        day += timedelta(days=1)
-    return found
-
-
-def _offset(moment: datetime, zone: ZoneInfo) -> timedelta | None:
-    return moment.astimezone(zone).utcoffset()
 
 
 def ticks(expression: str, zone: str, start: datetime, end: datetime) -> Iterator[datetime]:
@@ -46,41 +16,6 @@ def ticks(expression: str, zone: str, start: datetime, end: datetime) -> Iterato
     while moment <= end:
         yield moment
         moment = schedule.next_after(f"{expression} {zone}", moment)
-
-
-def predicted(expression: str, zone: str, start: datetime, end: datetime) -> list[datetime]:
-    """What croniter says of the time on the wall, under the documented rule of which moment that is."""
-    meant = set(_walls(expression, _wall(start, zone) - 3 * HOUR, _wall(end, zone) + 3 * HOUR))
-    if expression in FOLLOWING:
-        found = {at for at in _minutes(start, end) if _wall(at, zone) in meant}
-    else:
-        found = {_first_at_or_behind(wall, zone) for wall in meant}
-    return sorted(at for at in found if start < at <= end)
-
-
-def _walls(expression: str, start: datetime, end: datetime) -> Iterator[datetime]:
-    times = croniter(expression, start)
-    while (wall := times.get_next(datetime)) <= end:
-        yield wall
-
-
-def _minutes(start: datetime, end: datetime) -> Iterator[datetime]:
-    at = start + MINUTE
-    while at <= end:
-        yield at
-        at += MINUTE
-
-
-def _wall(moment: datetime, zone: str) -> datetime:
-    return moment.astimezone(ZoneInfo(zone)).replace(tzinfo=None)
-
-
-def _first_at_or_behind(wall: datetime, zone: str) -> datetime:
-    """The first moment at which the clock shows that time or has jumped over it: minute by minute."""
-    at = wall.replace(tzinfo=ZoneInfo(zone)).astimezone(UTC) - 3 * HOUR
-    while _wall(at, zone) < wall:
-        at += MINUTE
-    return at
 
 
 @pytest.mark.parametrize("zone", ZONES)
@@ -96,7 +31,7 @@ def test_the_ticks_around_every_change_of_the_clocks_are_those_of_another_librar
 def test_the_next_tick_is_ahead_before_at_and_behind_every_change_of_every_zone() -> None:
     clocks: dict[tuple[datetime | timedelta | None, ...], str] = {}
     for zone in zoneinfo.available_timezones() - {"localtime", "posixrules", "Factory"}:
-        clocks.setdefault((_offset(FROM, ZoneInfo(zone)), *transitions(zone)), zone)
+        clocks.setdefault((offset(FROM, ZoneInfo(zone)), *transitions(zone)), zone)
     assert len(clocks) > 50
     for zone in clocks.values():
         for change in transitions(zone):

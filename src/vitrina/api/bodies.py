@@ -88,6 +88,10 @@ class RunWish(Strict):
         None, max_length=1000, description="Backfill up to, but not including, this value.", examples=[None]
     )
 
+    @property
+    def is_plain(self) -> bool:
+        return self.since is None and self.until is None
+
 
 class NewState(Strict):
     """Where the next run shall start."""

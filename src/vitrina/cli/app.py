@@ -45,6 +45,7 @@ app.command(rich_help_panel=START, context_settings={"allow_extra_args": True, "
 app.add_typer(pipelines.group, name="pipelines", rich_help_panel=WORK)
 app.command(rich_help_panel=WORK)(runs.run)
 app.command(rich_help_panel=WORK)(pipelines.pause)
+app.command(rich_help_panel=WORK)(runs.resume)
 app.command(rich_help_panel=WORK)(pipelines.cancel)
 app.command(rich_help_panel=WORK)(pipelines.enable)
 app.command(rich_help_panel=WORK)(pipelines.disable)

@@ -1,4 +1,4 @@
-"""Verbs on runs: run, runs, logs."""
+"""Verbs on runs: run, resume, runs, logs."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -48,11 +48,15 @@ HISTORY_COLUMNS = [
 ]
 
 
+Wait = Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end; the exit code is the outcome.")]
+Timeout = Annotated[float | None, typer.Option(help="With --wait: give up after this many seconds.")]
+
+
 def run(
     pipeline: PipelineName,
     *,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait for the end; the exit code is the outcome.")] = False,
-    timeout: Annotated[float | None, typer.Option(help="With --wait: give up after this many seconds.")] = None,
+    wait: Wait = False,
+    timeout: Timeout = None,
     since: Annotated[str | None, typer.Option(help="Backfill: read again from this cursor value on.")] = None,
     until: Annotated[str | None, typer.Option(help="Backfill: up to, but not including, this cursor value.")] = None,
     output: Output = Format.TABLE,
@@ -64,6 +68,23 @@ def run(
             show_accepted(accepted, output)
             return
         ended = _watch(client, accepted, timeout)
+    _show_outcome(ended, output)
+
+
+def resume(
+    pipeline: PipelineName, *, wait: Wait = False, timeout: Timeout = None, output: Output = Format.TABLE
+) -> None:
+    """Let a paused pipeline go on where it stopped. Nothing else is asked for."""
+    with remote.api() as client:
+        accepted = client.resume(pipeline)
+        if not wait:
+            show_accepted(accepted, output)
+            return
+        ended = _watch(client, accepted, timeout)
+    _show_outcome(ended, output)
+
+
+def _show_outcome(ended: "Run", output: Format) -> None:
     if output is Format.TABLE:
         show_runs([ended])
     else:

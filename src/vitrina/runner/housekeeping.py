@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import psycopg
@@ -54,18 +54,37 @@ def tidy_up(settings: Settings) -> None:
         row = metastore.execute("SELECT pg_try_advisory_lock(%s) AS ours", [_LOCK]).fetchone()
         if not (row and row["ours"]):
             return
-        recovery.close_abandoned_runs(metastore)
-        runs.prune(metastore, older_than_days=settings.runs_retention_days)
-        events.prune(metastore, older_than_hours=settings.events_retention_hours)
-        run_logs.prune(metastore, older_than_days=settings.logs_retention_days)
-        notifications.prune(metastore, older_than_days=settings.logs_retention_days)
-        reconciliation.request_due(metastore)
-        requests.expire(metastore, older_than_seconds=REQUEST_EXPIRY_SECONDS)
-        requests.prune(metastore, older_than_days=settings.runs_retention_days)
-        runners.forget_stale(metastore, older_than_seconds=settings.lease_ttl_seconds * FORGET_AFTER_LEASES)
-        stages.drop_orphans(metastore, metastore)
-        for name in stages.list_target_connections(metastore):
-            _drop_remote_orphans(metastore, settings, name)
+        days, stale = settings.runs_retention_days, settings.lease_ttl_seconds * FORGET_AFTER_LEASES
+        duties: dict[str, Callable[[], object]] = {
+            "abandoned runs": lambda: recovery.close_abandoned_runs(metastore),
+            "old runs": lambda: runs.prune(metastore, older_than_days=days),
+            "events": lambda: events.prune(metastore, older_than_hours=settings.events_retention_hours),
+            "logs": lambda: run_logs.prune(metastore, older_than_days=settings.logs_retention_days),
+            "notifications": lambda: notifications.prune(metastore, older_than_days=settings.logs_retention_days),
+            "reconciliations": lambda: reconciliation.request_due(metastore),
+            "unanswered requests": lambda: requests.expire(metastore, older_than_seconds=REQUEST_EXPIRY_SECONDS),
+            "old requests": lambda: requests.prune(metastore, older_than_days=days),
+            "runners": lambda: runners.forget_stale(metastore, older_than_seconds=stale),
+            "stages": lambda: stages.drop_orphans(metastore, metastore),
+            "other databases": lambda: _drop_all_remote_orphans(metastore, settings),
+        }
+        for duty, perform in duties.items():
+            _do(duty, perform, metastore)
+
+
+def _do(duty: str, perform: Callable[[], object], metastore: Connection) -> None:
+    """One duty. Whatever stands in a row, the others are done."""
+    try:
+        perform()
+    except Exception as exc:
+        if metastore.closed:
+            raise
+        structlog.get_logger().exception("housekeeping.duty_failed", duty=duty, error=" ".join(str(exc).split()))
+
+
+def _drop_all_remote_orphans(metastore: Connection, settings: Settings) -> None:
+    for name in stages.list_target_connections(metastore):
+        _drop_remote_orphans(metastore, settings, name)
 
 
 def _drop_remote_orphans(metastore: Connection, settings: Settings, name: str) -> None:

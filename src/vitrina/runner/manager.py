@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -17,17 +17,17 @@ import psycopg
 import structlog
 
 import vitrina
-from vitrina import failpoints, schedule
+from vitrina import failpoints
 from vitrina.adapters.transforms import registry
-from vitrina.errors import CannotConnect, InvalidField
-from vitrina.runner import housekeeping
+from vitrina.errors import CannotConnect
+from vitrina.runner import housekeeping, scheduler
 from vitrina.runner import requests as runner_requests
 from vitrina.runner.control import RunControl, clock
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.runner.lookout import Lookout
 from vitrina.runner.watch import SILENCE_SECONDS, Watch, silence_limit
 from vitrina.settings import Settings
-from vitrina.store import database, leases, migrate, pipelines, recovery, requests, room, runners
+from vitrina.store import database, leases, migrate, recovery, requests, room, runners
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 
@@ -116,12 +116,24 @@ class PipelineManager:
         """One look around: claim what is asked for, recover, schedule, perform requests."""
         self._lookout.looked_around()
         self._lookout.instruments.running.set(len(self._claims))
-        self._leave_cancelled(connection)
-        self._claim(connection)
-        if self._recover(connection) + self._fire_schedules(connection):
-            self._claim(connection)
-        self._perform_requests(connection)
+        for part in (self._leave_cancelled, self._claim, self._recover, self._fire_schedules, self._claim):
+            self._do(part, connection)
+        self._do(self._perform_requests, connection)
         self._housekeeper.look(self._shutdown)
+
+    def _do(self, part: Callable[[Connection], object], connection: Connection) -> None:
+        """One part of a look around. Whatever stands in a row, the other parts are done and the runner goes on."""
+        try:
+            part(connection)
+        except psycopg.Error as exc:
+            if connection.closed or database.is_passing(exc):
+                raise
+            self._log.exception("runner.part_failed", part=part.__name__)
+        except Exception:  # noqa: BLE001 - a process of many pipelines must not end at one of them
+            self._log.exception("runner.part_failed", part=part.__name__)
+
+    def _fire_schedules(self, connection: Connection) -> int:
+        return scheduler.fire_due(connection)
 
     def _sleep(self, connection: Connection) -> None:
         """Until somebody asks for something, a slot is free, or the poll interval is over."""
@@ -214,24 +226,6 @@ class PipelineManager:
                 lost_runner=str(row["runner_id"]),
             )
         return len(recovered) + recovery.pause_unclaimed(connection)
-
-    def _fire_schedules(self, connection: Connection) -> int:
-        fired = 0
-        for due in pipelines.list_due(connection):
-            try:
-                next_run_at = schedule.next_after(
-                    due["schedule_interval"],
-                    due["now"],
-                    due=due["next_run_at"],
-                    offset=schedule.offset_of(str(due["id"]), _jitter(due["options"])),
-                )
-            except InvalidField as exc:
-                self._log.error("schedule.invalid", pipeline=due["name"], error=exc.message)
-                continue
-            if pipelines.fire_schedule(connection, due, next_run_at) and due["next_run_at"] is not None:
-                fired += 1
-                self._log.info("schedule.fired", pipeline=due["name"], next_run_at=next_run_at.isoformat())
-        return fired
 
     # --- previews and the like -------------------------------------------------------------------------------------
 
@@ -360,9 +354,3 @@ class PipelineManager:
         ):
             database.read_json_cut(connection)
             yield connection
-
-
-def _jitter(options: Any) -> float:
-    """A row may have been edited by hand: nonsense means none."""
-    seconds = options.get("schedule_jitter_seconds", 0) if isinstance(options, dict) else 0
-    return float(seconds) if isinstance(seconds, int | float) and seconds > 0 else 0.0

@@ -57,6 +57,9 @@ class RunMeter:
             "plan": plan.as_dict(),
             "rows_estimate": job.estimated_rows,
         }
+        if job.cursor:
+            # Ranges that people ask for are judged by it.
+            self.counters.metrics["cursor"] = {"key": job.cursor.key, "type": job.cursor.base_type}
         self.no_longer_waiting()
         for onlooker in self._onlookers:
             onlooker.planned(job, _lap(seconds))

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from vitrina import schedule
 from vitrina.adapters import cursor as cursors
 from vitrina.definition import ReconcileSchedule
-from vitrina.errors import Conflict, NotFound
+from vitrina.errors import Conflict, InvalidField, NotFound
 from vitrina.reconcile import compare, repair
 from vitrina.reconcile.compare import Difference, Look, Verdict
 from vitrina.reconcile.report import Report
@@ -65,10 +65,11 @@ def request_due(metastore: Connection) -> int:
     for found in requests.list_reconcile_schedules(metastore):
         try:
             wish = ReconcileSchedule.model_validate(found["wish"])
-        except ValidationError:
-            structlog.get_logger().error("reconcile.schedule_invalid", pipeline=found["name"])
+            is_due = schedule.next_after(wish.interval, found["last_at"]) <= found["now"]
+        except (ValidationError, InvalidField) as exc:
+            structlog.get_logger().error("reconcile.schedule_invalid", pipeline=found["name"], error=str(exc))
             continue
-        if schedule.next_after(wish.interval, found["last_at"]) <= found["now"]:
+        if is_due:
             requests.insert(metastore, "reconcile", found["id"], {"level": wish.level}, "schedule")
             asked += 1
     return asked

@@ -11,7 +11,7 @@ import structlog
 from vitrina import status
 from vitrina.definition import LOCKED_WHILE_RUNNING, Definition
 from vitrina.errors import Conflict, InvalidField, NotFound, PreconditionFailed
-from vitrina.services import audit, policy, steps, versions
+from vitrina.services import audit, backfills, policy, schedules, steps, versions
 from vitrina.services.callers import Caller
 from vitrina.settings import Settings
 from vitrina.status import Status, Trigger
@@ -75,6 +75,7 @@ def insert(
     policy.check(definition, settings)
     steps.check(connection, settings, definition)
     pipeline_id = pipelines.insert(connection, definition, pipeline_id=None, managed_by=managed_by)
+    schedules.renew(connection, pipeline_id)
     pipelines.set_owner(connection, pipeline_id, managed_by=managed_by, labels=dict(labels or {}))
     row = get(connection, pipeline_id)
     versions.record(connection, caller, row, action="create", before=None, summary="created")
@@ -127,7 +128,7 @@ def redefine(
         policy.check(definition, settings)
     if _STEP_FIELDS & changed or ("options" in changed and definition.options.params):
         steps.check(connection, settings, definition)
-    _write(connection, row, definition, changed)
+    _write(connection, row, definition)
     after = get(connection, row["id"])
     said = summary or "changed " + ", ".join(sorted(changed))
     versions.record(connection, caller, after, action=action, before=before, summary=said)
@@ -210,26 +211,33 @@ def request_run(
     asked = {name: value for name, value in (("since", since), ("until", until)) if value is not None}
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
+        by: dict[str, Any] = {"trigger": trigger, "traceparent": caller.traceparent}
         if asked:
-            _refuse_backfill(row)
-        moved = pipelines.request_run(
-            connection, row["id"], trigger=trigger, backfill=asked or None, traceparent=caller.traceparent
-        )
+            backfills.refuse(connection, row, asked)
+            moved = pipelines.request_backfill(connection, row["id"], asked, **by)
+        else:
+            moved = pipelines.request_run(connection, row["id"], **by)
         if moved is None:
             raise Conflict(_why_not_run(row))
-        if row["status"] != Status.RUN_REQUESTED:
+        if row["status"] != Status.RUN_REQUESTED or row["run_requested_at"] is None:
             _record_move(connection, caller, "run", row, moved)
         return row | moved
 
 
-def _refuse_backfill(row: Row) -> None:
-    if row["mode"] != "incremental":
-        raise InvalidField("since", f"pipeline {row['name']} is in mode 'full': it has no cursor to backfill by")
-    if row["status"] not in (Status.IDLE, Status.FAILED):
-        raise Conflict(
-            f"pipeline {row['name']} is {row['status']}: a backfill starts from IDLE or FAILED; wait for the run to"
-            " end, or cancel it"
-        )
+def resume(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:
+    """Let a paused pipeline go on where it stopped: one run, and none behind it that nobody asked for."""
+    with connection.transaction():
+        row = get(connection, id_or_name, lock=True)
+        if not row["enabled"]:
+            raise Conflict(f"pipeline {row['name']} is disabled: enable it, then resume it")
+        moved = pipelines.resume(connection, row["id"], trigger=Trigger.API, traceparent=caller.traceparent)
+        if moved is None:
+            raise Conflict(
+                f"pipeline {row['name']} is {row['status']}: only a PAUSED one is resumed;"
+                f" `run` asks for a run in any other status"
+            )
+        _record_move(connection, caller, "resume", row, moved)
+        return row | moved
 
 
 def request_pause(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:
@@ -291,7 +299,9 @@ def reload_config(connection: Connection, settings: Settings, caller: Caller, id
         else:
             audit.record(connection, caller, "reload_config", versions.object_name(row))
         runs.move_to_version(connection, row["id"], row["version"])
-        pipelines.clear_due_time(connection, row["id"])
+        # A schedule that stayed the same keeps its due time, however often it is asked to be read again.
+        if row["next_run_at"] is None or row["needs_attention"] or schedules.moves_ticks(known, versions.snapshot(row)):
+            schedules.renew(connection, row["id"])
         return get(connection, row["id"])
 
 
@@ -387,12 +397,12 @@ def _merged(row: Row, fields: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _write(connection: Connection, row: Row, definition: Definition, changed: set[str]) -> None:
+def _write(connection: Connection, row: Row, definition: Definition) -> None:
     versions.keep_baseline(connection, row)
     if not pipelines.update(connection, row["id"], definition, version=row["version"]):
         raise PreconditionFailed(f"pipeline {row['name']} was changed at the same moment; read it again, then repeat")
-    if {"schedule_interval", "enabled"} & changed:
-        pipelines.clear_due_time(connection, row["id"])
+    if schedules.moves_ticks(versions.snapshot(row), versions.snapshot_of(definition)):
+        schedules.renew(connection, row["id"])
     if not definition.enabled:
         pipelines.withdraw_request(connection, row["id"], "disable")
 
@@ -404,6 +414,7 @@ def _set_enabled(connection: Connection, caller: Caller, id_or_name: str | UUID,
             return row
         versions.keep_baseline(connection, row)
         pipelines.set_enabled(connection, row["id"], enabled)
+        schedules.renew(connection, row["id"])
         after = get(connection, row["id"])
         action = "enable" if enabled else "disable"
         before = versions.snapshot(row)

@@ -24,6 +24,7 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
         version=row["version"],
         run_requested_at=row["run_requested_at"],
         next_run_at=row["next_run_at"],
+        needs_attention=row["needs_attention"],
         runner=_runner(connection, settings, row),
         lease_until=row["lease_until"],
         run=run_answer(run) if run else None,

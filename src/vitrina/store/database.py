@@ -165,6 +165,8 @@ def sqlstate_of(error: BaseException | None) -> str | None:
 _TRANSIENT_STATES = ("40", "53", "55P03", "58030")
 # 08xxx: connection; 57P0x: the server is going down or threw us out; 25P03: idle too long in a transaction.
 _DISCONNECT_STATES = ("08", "57P", "25P03")
+# 55: object in use or not ready; 57: cancelled, out of time; 58: the system; 25006: a standby; 42501: no right to it.
+_MOMENTARY_STATES = ("55", "57", "58", "25006", "42501")
 
 
 def is_disconnect(exc: psycopg.Error) -> bool:
@@ -172,6 +174,11 @@ def is_disconnect(exc: psycopg.Error) -> bool:
     if exc.sqlstate is None:
         return isinstance(exc, psycopg.OperationalError)
     return is_disconnect_state(exc.sqlstate)
+
+
+def is_passing(exc: psycopg.Error) -> bool:
+    """It says something about the server or the moment, not about the row that was being handled."""
+    return is_disconnect(exc) or is_transient(exc) or (exc.sqlstate or "").startswith(_MOMENTARY_STATES)
 
 
 def is_transient(exc: psycopg.Error) -> bool:

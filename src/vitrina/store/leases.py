@@ -6,13 +6,14 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
+import structlog
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from vitrina import status
 from vitrina.errors import Conflict, LeaseLost, NotFound
-from vitrina.status import RunStatus, Status
-from vitrina.store import pipelines, room
+from vitrina.status import RunStatus, Status, Trigger
+from vitrina.store import database, notifications, pipelines, room
 from vitrina.store.database import Connection
 
 MAX_ERROR_LENGTH = 4000
@@ -39,6 +40,16 @@ class Claim:
     def session_name(self) -> str:
         return f"vitrina:{self.pipeline_id}:{self.epoch}"
 
+    @property
+    def is_backfill(self) -> bool:
+        """Reads a range again: no answer to whoever asked for a run."""
+        return self.row.get("requested_range") is not None and self.row.get("mode") == "incremental"
+
+    @property
+    def is_repair(self) -> bool:
+        """Corrects some rows of the target: leaves all requests to the runs they were made for."""
+        return self.row.get("claim_returns") is not None
+
 
 # --- taking --------------------------------------------------------------------------------------------------------
 
@@ -57,6 +68,7 @@ def claim_next(
     that need more sessions on a connection than the runs at work leave free there.
     """
     while True:
+        found: dict[str, Any] | None = None
         try:
             with connection.transaction():
                 if per_source is not None or max_connections:
@@ -67,6 +79,30 @@ def claim_next(
         except psycopg.errors.UniqueViolation:
             # Another runner took the same target in the same instant, and has committed: the next look sees it.
             continue
+        except Exception as exc:
+            # One row ends here, whatever stands in it; the others wait behind it.
+            if found is None or (isinstance(exc, psycopg.Error) and database.is_passing(exc)):
+                raise
+            _set_aside(connection, found["id"], exc)
+
+
+def _set_aside(connection: Connection, pipeline_id: UUID, problem: Exception) -> None:
+    said = database.sql_message(problem) if isinstance(problem, psycopg.Error) else f"{problem}"
+    reason = cut(
+        f"no runner can take it up, because its row in etl.etl_pipelines cannot be handled: {type(problem).__name__}:"
+        f" {said}; correct the row, then run it"
+    )
+    connection.execute(
+        """
+        UPDATE etl.etl_pipelines
+        SET status = 'FAILED', last_error = %(reason)s, run_requested_at = NULL, attempts = 0,
+            requested_range = NULL, range_requested_at = NULL,
+            needs_attention = needs_attention || jsonb_build_object('claim', %(reason)s::text)
+        WHERE id = %(id)s AND status = ANY(%(from)s)
+        """,
+        {"id": pipeline_id, "reason": reason, "from": list(status.sources_of("set_aside"))},
+    )
+    structlog.get_logger().error("pipeline.set_aside", pipeline_id=str(pipeline_id), error=reason)
 
 
 # The key of the lock under which runs of a source are counted.
@@ -79,7 +115,8 @@ def _lock_next(
     return connection.execute(
         sql.SQL(
             """
-            SELECT p.id, coalesce(p.requested_trigger, 'manual') AS trigger, p.requested_trace AS trace
+            SELECT p.id, coalesce(p.requested_trigger, 'manual') AS trigger, p.requested_trace AS trace,
+                   p.requested_reason AS reason
             FROM etl.etl_pipelines p
             WHERE p.status = 'RUN_REQUESTED' AND p.enabled
               AND NOT EXISTS (SELECT FROM etl.etl_pipelines h WHERE h.holds_target = {target})
@@ -88,7 +125,7 @@ def _lock_next(
                                         WHERE b.status IN ('RUNNING', 'PAUSE_REQUESTED') AND b.claim_id IS NOT NULL
                                           AND b.source_connection = p.source_connection))
               AND NOT EXISTS ({full})
-            ORDER BY p.run_requested_at NULLS FIRST, p.id
+            ORDER BY least(p.run_requested_at, p.range_requested_at) NULLS FIRST, p.id
             LIMIT 1
             FOR UPDATE OF p SKIP LOCKED
             """
@@ -103,7 +140,7 @@ def claim_idle(connection: Connection, pipeline_id: UUID, runner_id: UUID, ttl_s
         with connection.transaction():
             found = connection.execute(
                 """
-                SELECT id, name, status, 'api' AS trigger, NULL AS trace
+                SELECT id, name, status, 'api' AS trigger, NULL AS trace, NULL AS reason
                 FROM etl.etl_pipelines WHERE id = %s FOR UPDATE
                 """,
                 [pipeline_id],
@@ -115,7 +152,8 @@ def claim_idle(connection: Connection, pipeline_id: UUID, runner_id: UUID, ttl_s
                     f"pipeline {found['name']} became {found['status']} meanwhile; wait until it is IDLE, ask again"
                 )
             taken = Status.PAUSE_REQUESTED if found["status"] == Status.PAUSED else Status.RUNNING
-            return _take(connection, found, runner_id, ttl_seconds, becomes=taken)
+            returns = Status(found["status"])
+            return _take(connection, found, runner_id, ttl_seconds, becomes=taken, returns=returns)
     except psycopg.errors.UniqueViolation as exc:
         raise Conflict("another pipeline writes to the same target just now: wait until it is done, ask again") from exc
 
@@ -127,6 +165,7 @@ def _take(
     ttl_seconds: float,
     *,
     becomes: Status = Status.RUNNING,
+    returns: Status | None = None,
 ) -> Claim:
     """In a statement of its own: the definition may have changed until the moment in which its row was locked."""
     connection.execute(
@@ -143,20 +182,26 @@ def _take(
                 holds_target = {target},
                 requested_trigger = NULL,
                 requested_trace = NULL,
+                requested_reason = NULL,
+                needs_attention = p.needs_attention - 'claim',
                 attempts = p.attempts + 1,
+                claim_returns = %(returns)s,
                 hold = NULL
             WHERE p.id = %(id)s
             """
         ).format(target=HELD_TARGET),
-        {"runner": runner_id, "ttl": ttl_seconds, "id": found["id"], "status": becomes},
+        {"runner": runner_id, "ttl": ttl_seconds, "id": found["id"], "status": becomes, "returns": returns},
     )
     row = pipelines.find(connection, found["id"])
     assert row is not None
+    if returns is not None:
+        row["requested_range"] = None  # of a backfill that is paused; what is done under this claim is none
+    backfill = row["requested_range"] if row["mode"] == "incremental" else None
     run = connection.execute(
         """
         INSERT INTO etl.etl_runs
-            (pipeline_id, pipeline_version, trigger, status, runner_id, epoch, attempts, traceparent)
-        VALUES (%(pipeline)s, %(version)s, %(trigger)s, 'RUNNING', %(runner)s, %(epoch)s, 1,
+            (pipeline_id, pipeline_version, trigger, reason, backfill, status, runner_id, epoch, attempts, traceparent)
+        VALUES (%(pipeline)s, %(version)s, %(trigger)s, %(reason)s, %(backfill)s, 'RUNNING', %(runner)s, %(epoch)s, 1,
                 -- What goes on with an interrupted run belongs to the same trace.
                 CASE WHEN %(trigger)s::text = 'recovery' AND %(trace)s::text IS NULL
                      THEN (SELECT r.traceparent FROM etl.etl_runs r WHERE r.pipeline_id = %(pipeline)s
@@ -168,6 +213,8 @@ def _take(
             "pipeline": row["id"],
             "version": row["version"],
             "trigger": found["trigger"],
+            "reason": found["reason"],
+            "backfill": Jsonb(backfill) if backfill else None,
             "runner": runner_id,
             "epoch": row["epoch"],
             "trace": found["trace"],
@@ -258,8 +305,11 @@ def require_held(connection: Connection, claim: Claim) -> None:
 def answer_request(connection: Connection, claim: Claim) -> None:
     """Before the first read of a load or pass: it will see everything that was committed before the request.
 
-    A request that comes later stays on record, and so does one that a continued load was too early for.
+    A request that comes later stays on record, and so does one that a continued load was too early for. A backfill
+    answers nobody who asked for a run: it reads a range, not what is new.
     """
+    if claim.is_backfill:
+        return
     connection.execute(
         """
         UPDATE etl.etl_pipelines SET run_requested_at = NULL
@@ -295,10 +345,16 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
                                   WHEN p.enabled AND (%(boundary)s OR {another}) THEN 'RUN_REQUESTED'
                                   ELSE 'IDLE' END,
                     run_requested_at = CASE WHEN {another} THEN p.run_requested_at END,
-                    -- A range that was asked for meanwhile stays; the one that is done is done.
-                    requested_range = CASE WHEN %(boundary)s OR p.requested_range IS DISTINCT FROM %(range)s::jsonb
-                                           THEN p.requested_range END,
-                    claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL,
+                    -- Whoever asked gave their trigger to the run that just ended: this one follows it.
+                    requested_trigger = CASE WHEN {another} AND NOT %(boundary)s
+                                             THEN coalesce(p.requested_trigger, %(follows)s)
+                                             ELSE p.requested_trigger END,
+                    requested_reason = CASE WHEN {another} AND NOT %(boundary)s AND p.requested_trigger IS NULL
+                                            THEN format(%(reason)s, p.run_requested_at)
+                                            ELSE p.requested_reason END,
+                    requested_range = CASE WHEN %(keeps_range)s THEN p.requested_range END,
+                    range_requested_at = CASE WHEN %(keeps_range)s THEN p.range_requested_at END,
+                    claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL,
                     attempts = 0, last_error = NULL
                 WHERE p.id = %(id)s AND p.claim_id = %(claim)s AND p.epoch = %(epoch)s
                 RETURNING p.status
@@ -306,9 +362,11 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
             ).format(another=_ANOTHER_RUN),
             {
                 "boundary": boundary,
-                "answered": answered and not boundary,
+                "answered": answered and not boundary and not claim.is_backfill and not claim.is_repair,
                 "seen": claim.row["run_requested_at"],
-                "range": Jsonb(claim.row["requested_range"]) if claim.row["requested_range"] else None,
+                "keeps_range": boundary or claim.is_repair,
+                "follows": Trigger.FOLLOW_UP,
+                "reason": _WHY_BEHIND_A_BACKFILL if claim.is_backfill else _WHY_BEHIND_A_LOAD,
                 "id": claim.pipeline_id,
                 "claim": claim.claim_id,
                 "epoch": claim.epoch,
@@ -320,6 +378,12 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
         return Status(row["status"])
 
 
+_WHY_BEHIND_A_BACKFILL = "a run was asked for at %s, and the backfill before this one was no answer to that"
+_WHY_BEHIND_A_LOAD = (
+    "a run was asked for at %s, and the run before this one went on with an interrupted load, which may have read the"
+    " source earlier"
+)
+
 _ANOTHER_RUN = sql.SQL(
     """
     (p.run_requested_at IS NOT NULL
@@ -329,21 +393,59 @@ _ANOTHER_RUN = sql.SQL(
 
 
 def fail_run(connection: Connection, claim: Claim, code: str, message: str) -> bool:
-    """An error that retries did not cure: FAILED until a person acts. A lost lease leaves everything alone."""
-    text = cut(message)
+    """An error that retries did not cure: FAILED until a person acts. A lost lease leaves everything alone.
+
+    A backfill that failed stops nothing but itself: the pipeline is what it was before.
+    """
+    text = cut(f"the backfill failed: {message}" if claim.is_backfill else message)
     with connection.transaction():
-        changed = connection.execute(
-            """
-            UPDATE etl.etl_pipelines
-            SET status = 'FAILED', last_error = %s, run_requested_at = NULL, attempts = 0,
-                claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
-            WHERE id = %s AND claim_id = %s AND epoch = %s AND status = ANY(%s)
-            """,
-            [text, claim.pipeline_id, claim.claim_id, claim.epoch, list(status.sources_of("fail_run"))],
-        ).rowcount
-        if changed:
+        row = connection.execute(
+            sql.SQL(
+                """
+                UPDATE etl.etl_pipelines p
+                SET status = CASE WHEN %(backfill)s THEN {after_backfill} ELSE 'FAILED' END,
+                    run_requested_at = CASE WHEN %(backfill)s AND p.failing_since IS NULL THEN p.run_requested_at END,
+                    requested_trigger = CASE WHEN %(backfill)s AND p.run_requested_at IS NOT NULL
+                                             THEN coalesce(p.requested_trigger, %(follows)s)
+                                             ELSE p.requested_trigger END,
+                    requested_reason = CASE WHEN %(backfill)s AND p.run_requested_at IS NOT NULL
+                                             AND p.requested_trigger IS NULL
+                                            THEN format(%(reason)s, p.run_requested_at)
+                                            ELSE p.requested_reason END,
+                    requested_range = NULL, range_requested_at = NULL,
+                    last_error = %(error)s, attempts = 0, claim_returns = NULL,
+                    claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
+                WHERE id = %(id)s AND claim_id = %(claim)s AND epoch = %(epoch)s AND status = ANY(%(from)s)
+                RETURNING p.status
+                """
+            ).format(after_backfill=AFTER_FAILED_BACKFILL),
+            {
+                "backfill": claim.is_backfill,
+                "follows": Trigger.FOLLOW_UP,
+                "reason": _WHY_BEHIND_A_BACKFILL,
+                "error": text,
+                "id": claim.pipeline_id,
+                "claim": claim.claim_id,
+                "epoch": claim.epoch,
+                "from": list(status.sources_of("fail_run")),
+            },
+        ).fetchone()
+        if row is not None:
             finish_run(connection, claim.run_id, RunStatus.FAILED, code, text)
-        return bool(changed)
+            if row["status"] != Status.FAILED:
+                notifications.tell_failed(connection, claim.pipeline_id, claim.run_id, text or code)
+        return row is not None
+
+
+# One that came from FAILED goes back there: its schedule was stopped, and nothing has shown that it works again.
+AFTER_FAILED_BACKFILL = sql.SQL(
+    """
+    CASE WHEN p.failing_since IS NOT NULL THEN 'FAILED'
+         WHEN p.status = 'PAUSE_REQUESTED' THEN 'PAUSED'
+         WHEN p.enabled AND p.run_requested_at IS NOT NULL THEN 'RUN_REQUESTED'
+         ELSE 'IDLE' END
+    """
+)
 
 
 def give_back(connection: Connection, claim: Claim) -> bool:
@@ -353,7 +455,7 @@ def give_back(connection: Connection, claim: Claim) -> bool:
             """
             UPDATE etl.etl_pipelines
             SET status = CASE WHEN status = 'PAUSE_REQUESTED' OR NOT enabled THEN 'PAUSED' ELSE 'RUN_REQUESTED' END,
-                requested_trigger = 'recovery', attempts = greatest(attempts - 1, 0),
+                requested_trigger = 'recovery', attempts = greatest(attempts - 1, 0), claim_returns = NULL,
                 claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
             WHERE id = %s AND claim_id = %s AND epoch = %s
             """,
@@ -371,7 +473,8 @@ def cancel_run(connection: Connection, pipeline_id: UUID, message: str) -> bool:
             """
             UPDATE etl.etl_pipelines
             SET status = CASE WHEN status = 'PAUSE_REQUESTED' THEN 'PAUSED' ELSE 'IDLE' END,
-                run_requested_at = NULL, requested_trigger = NULL, requested_range = NULL, attempts = 0,
+                run_requested_at = NULL, requested_trigger = NULL, requested_reason = NULL,
+                requested_range = NULL, range_requested_at = NULL, claim_returns = NULL, attempts = 0,
                 claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
             WHERE id = %s AND status = ANY(%s) AND claim_id IS NOT NULL
             RETURNING id

@@ -35,6 +35,17 @@ def claim_due(connection: Connection, *, lease_seconds: float, limit: int = 20) 
     ).fetchall()
 
 
+def tell_failed(connection: Connection, pipeline_id: UUID, run_id: UUID, error: str) -> None:
+    """Of a run whose pipeline goes on; what becomes FAILED is told by a trigger."""
+    connection.execute(
+        """
+        INSERT INTO etl.etl_notifications (kind, pipeline_id, run_id, payload)
+        VALUES ('failed', %s, %s, jsonb_build_object('error', %s::text))
+        """,
+        [pipeline_id, run_id, error],
+    )
+
+
 def mark_delivered(connection: Connection, notification_id: UUID, channel: str) -> None:
     connection.execute(
         "UPDATE etl.etl_notifications SET delivered = array_append(delivered, %s) WHERE id = %s",

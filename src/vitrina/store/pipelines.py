@@ -225,38 +225,68 @@ def delete(connection: Connection, pipeline_id: UUID) -> bool:
 
 
 def request_run(
-    connection: Connection,
-    pipeline_id: UUID,
-    *,
-    trigger: Trigger,
-    backfill: dict[str, Any] | None = None,
-    traceparent: str | None = None,
+    connection: Connection, pipeline_id: UUID, *, trigger: Trigger, traceparent: str | None = None
 ) -> Row | None:
     """Ask for a run. While one works, the wish is remembered; None when the pipeline is disabled or pausing."""
     return connection.execute(
         """
         UPDATE etl.etl_pipelines
         SET status = CASE WHEN status = ANY(%(from)s) THEN 'RUN_REQUESTED' ELSE status END,
-            -- None is set while a run is to be continued: the wish for one behind it is new.
+            -- None is set while a load is to be continued or a backfill waits: the wish for a run behind it is new.
             run_requested_at = CASE WHEN status = 'RUN_REQUESTED' THEN coalesce(run_requested_at, clock_timestamp())
                                     ELSE clock_timestamp() END,
             requested_trigger = CASE WHEN status = 'RUN_REQUESTED' THEN requested_trigger ELSE %(trigger)s END,
+            requested_reason = CASE WHEN status = 'RUN_REQUESTED' THEN requested_reason END,
             requested_trace = CASE WHEN status = 'RUN_REQUESTED' THEN requested_trace ELSE %(trace)s END,
-            -- A paused backfill goes on as what it was; every other request says itself what it wants.
-            requested_range = CASE WHEN status = 'PAUSED' THEN coalesce(%(range)s, requested_range)
-                                   WHEN status = ANY(%(from)s) THEN %(range)s
-                                   ELSE requested_range END,
+            -- A backfill that waits, works or is paused goes on as what it is, and the run follows it.
+            requested_range = CASE WHEN status NOT IN ('IDLE', 'FAILED') THEN requested_range END,
+            range_requested_at = CASE WHEN status NOT IN ('IDLE', 'FAILED') THEN range_requested_at END,
             attempts = CASE WHEN status = ANY(%(from)s) THEN 0 ELSE attempts END
         WHERE id = %(id)s AND enabled AND status <> 'PAUSE_REQUESTED'
         RETURNING id, name, status, run_requested_at
         """,
+        {"id": pipeline_id, "from": list(status.sources_of("request_run")), "trigger": trigger, "trace": traceparent},
+    ).fetchone()
+
+
+def request_backfill(
+    connection: Connection,
+    pipeline_id: UUID,
+    asked: dict[str, Any],
+    *,
+    trigger: Trigger,
+    traceparent: str | None = None,
+) -> Row | None:
+    """Ask for a range to be read again: a request of its own, beside that for a run."""
+    return connection.execute(
+        """
+        UPDATE etl.etl_pipelines
+        SET status = 'RUN_REQUESTED', requested_range = %(range)s, range_requested_at = clock_timestamp(),
+            requested_trigger = %(trigger)s, requested_reason = NULL, requested_trace = %(trace)s, attempts = 0
+        WHERE id = %(id)s AND enabled AND status = ANY(%(from)s)
+        RETURNING id, name, status, range_requested_at AS run_requested_at
+        """,
         {
             "id": pipeline_id,
-            "from": list(status.sources_of("request_run")),
+            "from": list(status.sources_of("request_backfill")),
             "trigger": trigger,
             "trace": traceparent,
-            "range": Jsonb(backfill) if backfill else None,
+            "range": Jsonb(asked),
         },
+    ).fetchone()
+
+
+def resume(connection: Connection, pipeline_id: UUID, *, trigger: Trigger, traceparent: str | None) -> Row | None:
+    """Let a paused pipeline go on; nothing is asked for beyond what was before. None unless it is paused."""
+    return connection.execute(
+        """
+        UPDATE etl.etl_pipelines
+        SET status = 'RUN_REQUESTED', requested_trigger = %(trigger)s, requested_trace = %(trace)s,
+            requested_reason = 'resumed', attempts = 0
+        WHERE id = %(id)s AND enabled AND status = ANY(%(from)s)
+        RETURNING id, name, status, clock_timestamp() AS run_requested_at
+        """,
+        {"id": pipeline_id, "from": list(status.sources_of("resume")), "trigger": trigger, "trace": traceparent},
     ).fetchone()
 
 
@@ -279,7 +309,10 @@ def set_enabled(connection: Connection, pipeline_id: UUID, enabled: bool) -> Row
         UPDATE etl.etl_pipelines
         SET enabled = %(enabled)s,
             status = CASE WHEN NOT %(enabled)s AND status = ANY(%(from)s) THEN 'IDLE' ELSE status END,
-            next_run_at = CASE WHEN %(enabled)s THEN next_run_at END,
+            run_requested_at = CASE WHEN %(enabled)s OR status <> ALL(%(from)s) THEN run_requested_at END,
+            requested_range = CASE WHEN %(enabled)s OR status <> ALL(%(from)s) THEN requested_range END,
+            range_requested_at = CASE WHEN %(enabled)s OR status <> ALL(%(from)s) THEN range_requested_at END,
+            next_run_at = NULL,
             version = version + (enabled <> %(enabled)s)::int,
             updated_at = now()
         WHERE id = %(id)s
@@ -294,7 +327,9 @@ def withdraw_request(connection: Connection, pipeline_id: UUID, move: str) -> bo
     return bool(
         connection.execute(
             """
-            UPDATE etl.etl_pipelines SET status = 'IDLE', run_requested_at = NULL, requested_range = NULL
+            UPDATE etl.etl_pipelines
+            SET status = 'IDLE', run_requested_at = NULL, requested_range = NULL, range_requested_at = NULL,
+                requested_reason = NULL
             WHERE id = %s AND status = ANY(%s)
             """,
             [pipeline_id, list(status.sources_of(move))],
@@ -323,67 +358,6 @@ def source_connections(connection: Connection) -> list[str]:
     """The names of the databases that pipelines read from."""
     rows = connection.execute("SELECT DISTINCT source_connection AS name FROM etl.etl_pipelines ORDER BY name")
     return [row["name"] for row in rows]
-
-
-def list_due(connection: Connection, *, limit: int = 100) -> list[Row]:
-    """Scheduled pipelines that are due or have no due time yet."""
-    return connection.execute(
-        sql.SQL(
-            """
-            (SELECT {columns} FROM etl.etl_pipelines
-             WHERE next_run_at IS NOT NULL AND next_run_at <= now() AND {may_fire} ORDER BY next_run_at LIMIT %(limit)s)
-            UNION ALL
-            (SELECT {columns} FROM etl.etl_pipelines
-             WHERE next_run_at IS NULL AND {may_fire} LIMIT %(limit)s)
-            """
-        ).format(columns=_DUE_COLUMNS, may_fire=_MAY_FIRE),
-        {"limit": limit},
-    ).fetchall()
-
-
-_DUE_COLUMNS = sql.SQL("id, name, status, schedule_interval, next_run_at, options, clock_timestamp() AS now")
-# A value that was edited by hand into nonsense must not stop everybody's schedule: compared, not cast.
-_MAY_FIRE = sql.SQL(
-    """
-    enabled AND schedule_interval IS NOT NULL
-    AND (status = 'IDLE' OR status = 'FAILED' AND options -> 'schedule_after_failure' = 'true')
-    """
-)
-
-
-def fire_schedule(connection: Connection, due: Row, next_run_at: datetime) -> bool:
-    """Request the scheduled run, unless another runner did so first: guarded by everything that was seen.
-
-    The first look at a new schedule only sets the due time.
-    """
-    return bool(
-        connection.execute(
-            """
-            UPDATE etl.etl_pipelines
-            SET status = CASE WHEN next_run_at IS NULL THEN status ELSE 'RUN_REQUESTED' END,
-                run_requested_at = CASE WHEN next_run_at IS NULL THEN run_requested_at ELSE clock_timestamp() END,
-                requested_trigger = CASE WHEN next_run_at IS NULL THEN requested_trigger ELSE 'schedule' END,
-                requested_trace = CASE WHEN next_run_at IS NULL THEN requested_trace END,
-                attempts = CASE WHEN next_run_at IS NULL THEN attempts ELSE 0 END,
-                next_run_at = %(next)s
-            WHERE id = %(id)s AND enabled AND next_run_at IS NOT DISTINCT FROM %(seen)s
-              AND schedule_interval = %(schedule)s AND status = %(status)s AND status = ANY(%(from)s)
-            """,
-            {
-                "id": due["id"],
-                "seen": due["next_run_at"],
-                "next": next_run_at,
-                "schedule": due["schedule_interval"],
-                "status": due["status"],
-                "from": list(status.sources_of("fire_schedule")),
-            },
-        ).rowcount
-    )
-
-
-def clear_due_time(connection: Connection, pipeline_id: UUID) -> None:
-    """After the schedule changed: the next runner that looks computes it anew."""
-    connection.execute("UPDATE etl.etl_pipelines SET next_run_at = NULL WHERE id = %s", [pipeline_id])
 
 
 def definition_of(row: Row) -> Definition:

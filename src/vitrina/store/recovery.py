@@ -3,8 +3,12 @@
 from typing import Any
 from uuid import UUID
 
+import psycopg
+import structlog
+from psycopg import sql
+
 from vitrina.status import RunStatus, Status
-from vitrina.store import leases
+from vitrina.store import database, leases, notifications
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 
@@ -20,14 +24,27 @@ def recover_expired(connection: Connection, *, max_attempts: int) -> list[dict[s
               AND (lease_until IS NULL
                    OR lease_until < clock_timestamp()
                    -- The clock stepped back: a lease that far ahead would never end.
-                   OR lease_until > clock_timestamp() + 2 * make_interval(secs => coalesce(lease_seconds, 60)))
+                   OR lease_until > clock_timestamp() + 2 * make_interval(
+                        secs => CASE WHEN lease_seconds BETWEEN 0 AND 86400 THEN lease_seconds ELSE 60 END))
             FOR UPDATE SKIP LOCKED
             """
         ).fetchall()
         if not lost:
             return []
         reason = "the runner fell silent; the next one continues from the checkpoint"
-        return _take_away(connection, [row["id"] for row in lost], max_attempts, reason)
+        return [row for found in lost for row in _take_one_away(connection, found["id"], max_attempts, reason)]
+
+
+def _take_one_away(connection: Connection, pipeline_id: UUID, max_attempts: int, reason: str) -> list[dict[str, Any]]:
+    """One by one: a row that cannot be handled must not keep the others with a runner that is gone."""
+    try:
+        with connection.transaction():
+            return _take_away(connection, [pipeline_id], max_attempts, reason)
+    except psycopg.Error as exc:
+        if database.is_passing(exc):
+            raise
+        structlog.get_logger().error("pipeline.unrecoverable", pipeline_id=str(pipeline_id), error=str(exc))
+        return []
 
 
 def surrender(connection: Connection, claim: Claim, *, max_attempts: int, reason: str) -> Status | None:
@@ -49,29 +66,46 @@ def surrender(connection: Connection, claim: Claim, *, max_attempts: int, reason
 def _take_away(connection: Connection, ids: list[UUID], max_attempts: int, reason: str) -> list[dict[str, Any]]:
     """The rows are locked. Losses are counted from one committed batch to the next."""
     rows = connection.execute(
-        """
-        WITH lost AS (
-            SELECT id, claim_id, runner_id, epoch,
-                   status = 'PAUSE_REQUESTED' OR NOT enabled AS pauses,
-                   -- A row may have been edited by hand: one bad value must not stop the recovery of all the others.
-                   attempts >= CASE WHEN jsonb_typeof(options -> 'max_attempts') = 'number'
-                                    THEN (options ->> 'max_attempts')::numeric ELSE %(max)s END AS gives_up
-            FROM etl.etl_pipelines WHERE id = ANY(%(ids)s)
-        )
-        UPDATE etl.etl_pipelines p
-        SET status = CASE WHEN lost.pauses THEN 'PAUSED' WHEN lost.gives_up THEN 'FAILED' ELSE 'RUN_REQUESTED' END,
-            last_error = CASE WHEN lost.gives_up AND NOT lost.pauses
-                              THEN left(format('lost %%s runners in a row without a committed batch, the last time'
-                                               ' because %%s; look at the runners'' logs, then run it again',
-                                               p.attempts, %(reason)s::text), %(length)s)
-                              ELSE p.last_error END,
-            attempts = CASE WHEN lost.gives_up AND NOT lost.pauses THEN 0 ELSE p.attempts END,
-            requested_trigger = 'recovery',
-            claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
-        FROM lost
-        WHERE p.id = lost.id
-        RETURNING p.id, p.name, p.status, p.attempts, p.last_error, lost.epoch, lost.claim_id, lost.runner_id
-        """,
+        sql.SQL(
+            """
+            WITH lost AS (
+                SELECT id, claim_id, runner_id, epoch, claim_returns AS returns,
+                       requested_range IS NOT NULL AND mode = 'incremental' AS is_backfill,
+                       status = 'PAUSE_REQUESTED' OR NOT enabled AS pauses,
+                       -- A row may have been edited by hand: one bad value must not stop the recovery of the others.
+                       attempts >= CASE WHEN jsonb_typeof(options -> 'max_attempts') = 'number'
+                                        THEN (options ->> 'max_attempts')::numeric ELSE %(max)s END AS gives_up
+                FROM etl.etl_pipelines WHERE id = ANY(%(ids)s)
+            ), next AS (
+                SELECT *, returns IS NULL AND gives_up AND NOT pauses AS fails FROM lost
+            )
+            UPDATE etl.etl_pipelines p
+            SET status = CASE WHEN next.returns = 'PAUSED' THEN 'PAUSED'
+                              -- What was repaired half is not continued by a run that nobody asked for.
+                              WHEN next.returns = 'IDLE' AND p.status = 'PAUSE_REQUESTED' THEN 'PAUSED'
+                              WHEN next.returns = 'IDLE' AND p.enabled AND p.run_requested_at IS NOT NULL
+                                  THEN 'RUN_REQUESTED'
+                              WHEN next.returns = 'IDLE' THEN 'IDLE'
+                              WHEN next.pauses THEN 'PAUSED'
+                              WHEN next.fails AND next.is_backfill THEN {after_backfill}
+                              WHEN next.fails THEN 'FAILED'
+                              ELSE 'RUN_REQUESTED' END,
+                last_error = CASE WHEN next.fails
+                                  THEN left(format('lost %%s runners in a row without a committed batch, the last time'
+                                                   ' because %%s; look at the runners'' logs, then run it again',
+                                                   p.attempts, %(reason)s::text), %(length)s)
+                                  ELSE p.last_error END,
+                attempts = CASE WHEN next.fails OR next.returns IS NOT NULL THEN 0 ELSE p.attempts END,
+                requested_trigger = CASE WHEN next.returns IS NULL THEN 'recovery' ELSE p.requested_trigger END,
+                requested_range = CASE WHEN next.fails THEN NULL ELSE p.requested_range END,
+                range_requested_at = CASE WHEN next.fails THEN NULL ELSE p.range_requested_at END,
+                claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL
+            FROM next
+            WHERE p.id = next.id
+            RETURNING p.id, p.name, p.status, p.attempts, p.last_error, next.epoch, next.claim_id, next.runner_id,
+                      next.fails
+            """
+        ).format(after_backfill=leases.AFTER_FAILED_BACKFILL),
         {"ids": ids, "max": max_attempts, "reason": reason, "length": leases.MAX_ERROR_LENGTH},
     ).fetchall()
     for row in rows:
@@ -80,13 +114,14 @@ def _take_away(connection: Connection, ids: list[UUID], max_attempts: int, reaso
 
 
 def _close_lost_runs(connection: Connection, taken: dict[str, Any], reason: str) -> None:
-    failed = taken["status"] == Status.FAILED
-    connection.execute(
+    failed = taken["fails"]
+    closed = connection.execute(
         """
         UPDATE etl.etl_runs
         SET status = %s, finished_at = clock_timestamp(), updated_at = clock_timestamp(),
             error_code = %s, error_message = %s
         WHERE pipeline_id = %s AND status = 'RUNNING'
+        RETURNING id
         """,
         [
             RunStatus.PAUSED if taken["status"] == Status.PAUSED else RunStatus.FAILED,
@@ -94,7 +129,10 @@ def _close_lost_runs(connection: Connection, taken: dict[str, Any], reason: str)
             taken["last_error"] if failed else leases.cut(reason),
             taken["id"],
         ],
-    )
+    ).fetchall()
+    if failed and taken["status"] != Status.FAILED:
+        for run in closed:
+            notifications.tell_failed(connection, taken["id"], run["id"], taken["last_error"])
 
 
 def pause_unclaimed(connection: Connection) -> int:

@@ -165,10 +165,14 @@ def claim_next(connection: Connection, runner_id: UUID, ttl_seconds: float) -> R
         SET status = 'WORKING', runner_id = %(runner)s, attempts = attempts + 1,
             lease_until = clock_timestamp() + make_interval(secs => %(ttl)s)
         WHERE id = (
-            SELECT id FROM etl.etl_requests
-            WHERE status IN ('QUEUED', 'WORKING')
-              AND (status = 'QUEUED' OR lease_until < clock_timestamp() AND attempts < %(tries)s)
-            ORDER BY created_at LIMIT 1 FOR UPDATE SKIP LOCKED)
+            SELECT r.id FROM etl.etl_requests r
+            WHERE r.status IN ('QUEUED', 'WORKING')
+              AND (r.status = 'QUEUED' OR r.lease_until < clock_timestamp() AND r.attempts < %(tries)s
+                   -- A repair whose runner is gone still holds the pipeline, until recovery has taken it away.
+                   AND NOT EXISTS (SELECT FROM etl.etl_pipelines p
+                                   WHERE p.id = r.pipeline_id AND p.claim_id IS NOT NULL
+                                     AND p.runner_id = r.runner_id AND p.claim_returns IS NOT NULL))
+            ORDER BY r.created_at LIMIT 1 FOR UPDATE OF r SKIP LOCKED)
         RETURNING *
         """,
         {"runner": runner_id, "ttl": ttl_seconds, "tries": MAX_TRIES},

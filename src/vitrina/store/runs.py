@@ -75,6 +75,18 @@ def find_current(connection: Connection, pipeline_id: UUID) -> Row | None:
     ).fetchone()
 
 
+def find_cursor_type(connection: Connection, pipeline_id: UUID, key: str | None) -> str | None:
+    """The type of the cursor column, as the latest run that looked found it."""
+    row = connection.execute(
+        """
+        SELECT metrics -> 'cursor' ->> 'type' AS type FROM etl.etl_runs
+        WHERE pipeline_id = %s AND metrics -> 'cursor' ->> 'key' = %s ORDER BY started_at DESC LIMIT 1
+        """,
+        [pipeline_id, key],
+    ).fetchone()
+    return row["type"] if row else None
+
+
 def find_last_success(connection: Connection, pipeline_id: UUID) -> Row | None:
     """The latest run that brought the target up to date. Repairs and replays do not: they correct some rows only."""
     return connection.execute(

@@ -59,7 +59,18 @@ def pause(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accep
     with state.changing() as connection:
         row = pipelines.request_pause(connection, caller, pipeline)
         done = "is paused" if row["status"] == Status.PAUSED else "will pause at the next batch boundary"
-        return _accepted(row, f"pipeline {row['name']} {done}; `run` continues it")
+        return _accepted(row, f"pipeline {row['name']} {done}; `resume` continues it")
+
+
+@router.post("/pipelines/{pipeline}/resume", status_code=202)
+def resume(state: State, caller: Operator, pipeline: PipelineId) -> answers.RunAccepted:
+    """Lets a paused pipeline go on where it stopped. Asks for nothing else: one run; 409 unless it is PAUSED."""
+    with state.changing() as connection:
+        row = pipelines.resume(connection, caller, pipeline)
+        message = f"pipeline {row['name']} goes on where it stopped"
+        return answers.RunAccepted(
+            **_accepted(row, message).model_dump(), run_requested_at=row["run_requested_at"], run=None
+        )
 
 
 @router.post("/pipelines/{pipeline}/cancel", status_code=202)
@@ -181,6 +192,7 @@ def differences(
 
 
 def _run(connection: Connection, caller: Caller, pipeline: str, wish: bodies.RunWish) -> answers.RunAccepted:
+    before = pipelines.get(connection, pipeline)
     row = pipelines.request_run(
         connection, caller, pipeline, trigger=Trigger(wish.trigger), since=wish.since, until=wish.until
     )
@@ -188,6 +200,14 @@ def _run(connection: Connection, caller: Caller, pipeline: str, wish: bodies.Run
     message = f"pipeline {row['name']} waits for a runner"
     if row["status"] == Status.RUNNING:
         message = f"pipeline {row['name']} is at work; another run follows this one"
+    elif before["requested_range"] is not None and before["status"] != Status.FAILED and wish.is_plain:
+        message = f"pipeline {row['name']} has a backfill to do first; the run that was asked for follows it"
+    elif before["status"] == Status.PAUSED:
+        message = (
+            f"pipeline {row['name']} waits for a runner; a load that was paused is continued first, and a second run"
+            " follows it, with the trigger `follow-up`, for what it could not see (`resume` continues it and asks for"
+            " nothing else)"
+        )
     return answers.RunAccepted(
         **_accepted(row, message).model_dump(),
         run_requested_at=row["run_requested_at"],

@@ -1,0 +1,66 @@
+"""Whether a range may be read again: looked at when it is asked for, because a typing error helps nobody at night."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from vitrina.errors import Conflict, InvalidField
+from vitrina.status import Status
+from vitrina.store import runs
+from vitrina.store.database import Connection
+from vitrina.store.pipelines import Row
+
+# Types whose values are written alike on every server; of others the run itself judges.
+_KNOWN_TYPES = {
+    *("timestamp with time zone", "timestamp without time zone", "date"),
+    *("smallint", "integer", "bigint", "numeric", "double precision", "real", "uuid"),
+}
+
+
+def refuse(connection: Connection, row: Row, asked: Mapping[str, str]) -> None:
+    """Raise unless the pipeline may be asked for this range now."""
+    if row["mode"] != "incremental":
+        raise InvalidField("since", f"pipeline {row['name']} is in mode 'full': it has no cursor to backfill by")
+    _refuse_values(connection, row, asked)
+    if row["status"] not in (Status.IDLE, Status.FAILED):
+        raise Conflict(
+            f"pipeline {row['name']} is {row['status']}: a backfill starts from IDLE or FAILED; wait for the run to"
+            " end, or cancel it"
+        )
+
+
+def _refuse_values(connection: Connection, row: Row, asked: Mapping[str, str]) -> None:
+    kind = runs.find_cursor_type(connection, row["id"], row["incremental_key"])
+    if kind not in _KNOWN_TYPES:
+        return
+    for name, value in asked.items():
+        if not _is_value(connection, value, kind):
+            raise InvalidField(
+                name,
+                f"{name} is {value!r}, which is no value of incremental_key {row['incremental_key']} ({kind});"
+                " nothing was started: write it as the source does",
+            )
+    if {"since", "until"} <= asked.keys() and not _is_before(connection, asked["since"], asked["until"], kind):
+        raise InvalidField(
+            "until", f"until is {asked['until']!r}, which is not behind since, {asked['since']!r}: nothing lies between"
+        )
+
+
+def _is_value(connection: Connection, value: str, kind: str) -> bool:
+    try:
+        with connection.transaction():
+            connection.execute(sql.SQL("SELECT {}::{}").format(sql.Literal(value), sql.SQL(kind)))
+    except psycopg.DataError:
+        return False
+    return True
+
+
+def _is_before(connection: Connection, since: str, until: str, kind: str) -> bool:
+    found: dict[str, Any] | None = connection.execute(
+        sql.SQL("SELECT {}::{kind} < {}::{kind} AS before").format(
+            sql.Literal(since), sql.Literal(until), kind=sql.SQL(kind)
+        )
+    ).fetchone()
+    return bool(found and found["before"])

@@ -1,0 +1,31 @@
+"""When a pipeline is due, as soon as its author says so."""
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from vitrina import schedule
+from vitrina.errors import InvalidField
+from vitrina.services import versions
+from vitrina.store import schedules
+from vitrina.store.database import Connection
+
+
+def moves_ticks(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether two snapshots of a definition are due at other times."""
+    changed = {change.path for change in versions.compare(before, after)}
+    return bool(changed & {"schedule_interval", "enabled", "options.schedule_jitter_seconds"})
+
+
+def renew(connection: Connection, pipeline_id: UUID) -> None:
+    """Set the next due time now, not when a runner looks: the first tick counts also while no runner is there."""
+    schedules.set_due_time(connection, pipeline_id, None)
+    found = schedules.find_scheduled(connection, pipeline_id)
+    if found is None:
+        return
+    offset = schedule.offset_of(str(pipeline_id), found["jitter_seconds"])
+    try:
+        due = schedule.next_after(found["schedule_interval"], found["now"], offset=offset)
+    except InvalidField:
+        return  # edited by hand: the runner that looks says what is wrong with it
+    schedules.set_due_time(connection, pipeline_id, due)

@@ -184,7 +184,7 @@ class Run(Answer):
 
 
 class RunAccepted(Accepted):
-    """A run was asked for. The run that answers it starts after `run_requested_at`; `message` says what comes before it."""
+    """A run was asked for. The one that answers starts after `run_requested_at`; `message` says what comes before."""
 
     run_requested_at: datetime
     run: Run | None = Field(None, description="The run at work, when there is one.")

@@ -29,3 +29,18 @@ def test_the_rest_of_an_index_is_the_servers_to_judge() -> None:
     index = {"settings": {"anything": 1}, "mappings": {"dynamic": False, "properties": {"a": {"type": "no_such"}}}}
 
     assert Options(index=index).index == index
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("schedule_jitter_seconds", "lookback_seconds", "statement_timeout_seconds", "max_lag_seconds", "max_cost"),
+        *("max_snapshot_seconds", "max_stage_age_seconds", "checkpoint_rows", "max_dead_letters", "max_attempts"),
+    ],
+)
+@pytest.mark.parametrize("value", [1e400, -1e13, 10**19, float("nan")])
+def test_no_number_of_a_definition_is_beyond_what_programs_count_with(option: str, value: float) -> None:
+    if option == "max_cost" and value == 10**19:
+        return  # EXPLAIN has such costs
+    with pytest.raises(ValidationError, match=option):
+        Options.model_validate({option: value})

@@ -36,7 +36,8 @@ def _fire(connection: Connection, due: Row) -> bool:
             offset=schedule.offset_of(str(due["id"]), due["jitter_seconds"]),
         )
         moved = schedules.fire(connection, due, next_run_at)
-    except Exception as exc:  # noqa: BLE001 - one row ends here, whatever stands in it; the others are due as well
+    except Exception as exc:
+        # One row ends here, whatever stands in it; the others are due as well.
         if isinstance(exc, psycopg.Error) and database.is_passing(exc):
             raise
         reason = exc.message if isinstance(exc, InvalidField) else f"{type(exc).__name__}: {exc}"

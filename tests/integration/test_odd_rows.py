@@ -1,0 +1,150 @@
+"""Whatever stands in a row of the metastore, written by hand: the other pipelines are scheduled, run and recovered."""
+
+import random
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from tests.support.processes import runner_process
+from tests.support.waiting import until
+from tests.support.workbench import Workbench
+from vitrina.runner import housekeeping
+from vitrina.store import leases, pipelines
+
+LONG = "x" * 20_000
+DEEP = "[" * 3000 + "]" * 3000
+HUGE = "9" * 5000
+EXTREMES: dict[str, list[Any]] = {
+    "epoch": [2**63 - 1, -(2**63)],
+    "attempts": [2**31 - 1, -5],
+    "version": [2**31 - 1],
+    "lease_seconds": ["NaN", "Infinity", 1e308, -1e308],
+    "lease_until": ["infinity", "-infinity", "9999-12-31"],
+    "next_run_at": ["infinity", "-infinity", "0001-01-01", "250000-01-01"],
+    "run_requested_at": ["infinity", "-infinity", "9999-12-31"],
+    "schedule_interval": [
+        "",
+        "often",
+        "0 3 * * * localtime",
+        "0 3 * * * Mars/Base",
+        "P999999999W",
+        LONG,
+        "١٥m",
+        "\u0000",
+    ],
+    "options": [
+        *('{"schedule_jitter_seconds": 1e13}', '{"schedule_jitter_seconds": "soon"}', '{"max_attempts": 1e400}'),
+        *('{"max_attempts": -1}', '{"target_connection": 7}', '{"reconcile": {"interval": "P999999999W"}}', "[]", "7"),
+        *(f'{{"params": {DEEP}}}', f'{{"reconcile": {DEEP}}}', f'{{"max_attempts": {HUGE}}}', '{"notify": {}}'),
+        f'{{"reconcile": {{"interval": {HUGE}}}}}',
+    ],
+    "target_table": ["", LONG, "no.such.thing", "es:", "pg_catalog.pg_class"],
+    "source_query": ["", None, "DROP TABLE x", LONG],
+    "source_connection": ["", LONG, "nowhere"],
+    "requested_range": ["7", "[]", '{"since": []}', DEEP],
+    "requested_trigger": ["", "nonsense", LONG],
+    "requested_trace": ["", LONG],
+    "mode": ["incremental"],
+    "holds_target": ["|analytics.odd"],
+    "claim_id": [str(uuid4())],
+    "hold": ["7", DEEP],
+}
+STATUSES = ("IDLE", "RUN_REQUESTED", "RUNNING", "PAUSE_REQUESTED", "PAUSED", "FAILED")
+
+
+@pytest.fixture
+def bench(workbench: Workbench) -> Workbench:
+    workbench.source("CREATE TABLE content.films (id int PRIMARY KEY); INSERT INTO content.films VALUES (1)")
+    return workbench
+
+
+def odd_rows(bench: Workbench, seed: int) -> int:
+    """A row for each extreme value, in some status, and as many with several at random; how many could be written."""
+    chance = random.Random(seed)
+    singles = [{column: value} for column, values in EXTREMES.items() for value in values]
+    several = [
+        {column: chance.choice(EXTREMES[column]) for column in chance.sample(sorted(EXTREMES), 3)} for _ in range(60)
+    ]
+    return sum(insert(bench, number, odd, chance) for number, odd in enumerate(singles + several))
+
+
+def insert(bench: Workbench, number: int, odd: dict[str, Any], chance: random.Random) -> bool:
+    values = {
+        "name": f"odd{number}",
+        "source_query": "SELECT id FROM content.films",
+        "target_table": f"analytics.odd{number}",
+        "target_key": ["id"],
+        "incremental_key": "id",
+        "status": chance.choice(STATUSES),
+        "schedule_interval": "1h",
+        "next_run_at": "2020-01-01",
+    } | odd
+    statement = sql.SQL("INSERT INTO etl.etl_pipelines ({}) VALUES ({})").format(
+        sql.SQL(", ").join(map(sql.Identifier, values)), sql.SQL(", ").join([sql.Placeholder()] * len(values))
+    )
+    try:
+        bench.admin.execute(statement, list(values.values()))
+    except (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.StatementTooComplex):
+        return False  # the database has refused it, and said so to whoever tried
+    return True
+
+
+def test_other_pipelines_run_whatever_stands_in_the_rows_beside_them(bench: Workbench, tmp_path: Path) -> None:
+    assert odd_rows(bench, seed=1) > 60
+    bench.pipeline("films", "SELECT id FROM content.films", target_key=["id"], schedule_interval="1h")
+    bench.pipeline("asked", "SELECT id FROM content.films", target_key=["id"])
+    bench.pipeline("lost", "SELECT id FROM content.films", target_key=["id"])
+    bench.sql("UPDATE etl.etl_pipelines SET next_run_at = now() - interval '1 s' WHERE name = 'films'")
+    bench.sql("UPDATE etl.etl_pipelines SET status = 'RUNNING', lease_until = now() WHERE name = 'lost'")
+    bench.request("asked")
+
+    with runner_process(bench.settings, tmp_path, VITRINA_POLL_SECONDS="0.2") as runner:
+        until(lambda: all(succeeded(bench, name) for name in ("films", "asked", "lost")), seconds=240)
+        assert runner.poll() is None, "the runner ended"
+
+
+def succeeded(bench: Workbench, name: str) -> bool:
+    return bool(
+        bench.sql(
+            "SELECT r.id FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id"
+            f" WHERE p.name = '{name}' AND r.status = 'SUCCESS'"
+        )
+    )
+
+
+def test_a_row_that_cannot_be_claimed_is_set_aside_and_says_why(bench: Workbench) -> None:
+    bench.pipeline("odd", "SELECT id FROM content.films", target_key=["id"])
+    bench.pipeline("films", "SELECT id FROM content.films", target_key=["id"])
+    bench.request("odd")
+    bench.request("films")
+    bench.sql("UPDATE etl.etl_pipelines SET epoch = 9223372036854775807 WHERE name = 'odd'")
+
+    assert bench.claim().name == "films"
+
+    odd = pipelines.find(bench.metastore, "odd")
+    assert odd is not None
+    assert (odd["status"], odd["claim_id"]) == ("FAILED", None)
+    assert "bigint out of range" in odd["needs_attention"]["claim"]
+    bench.sql("UPDATE etl.etl_pipelines SET epoch = 0 WHERE name = 'odd'")
+    bench.request("odd")
+    assert leases.claim_next(bench.metastore, uuid4(), 30) is not None
+    again = pipelines.find(bench.metastore, "odd")
+    assert again is not None
+    assert again["needs_attention"] == {}
+
+
+def test_housekeeping_does_its_other_duties_when_one_fails(bench: Workbench) -> None:
+    odd_rows(bench, seed=2)
+    bench.sql("ALTER TABLE etl.etl_events RENAME TO somewhere_else")  # one duty cannot be done at all
+    bench.pipeline("films", "SELECT id FROM content.films", target_key=["id"])
+    bench.sql("UPDATE etl.etl_pipelines SET holds_target = '|analytics.films' WHERE name = 'films'")
+
+    housekeeping.tidy_up(bench.settings)
+
+    films = pipelines.find(bench.metastore, "films")
+    assert films is not None
+    assert films["holds_target"] is None

@@ -19,7 +19,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVERS = ("api", "demo", "dev", "runner", "search")
-PROGRAM = """#!{python} -IS
+# A shell starts it: the kernel takes no path with a space for an interpreter. Python reads the second line as a string.
+PROGRAM = """#!/bin/sh
+'''exec' "{python}" -IS "$0" "$@"
+' '''
 import json, os, socket, sys
 if sys.argv[1:] and sys.argv[1] in {servers}:
     os.execv({python!r}, [{python!r}, "-m", "vitrina.cli", *sys.argv[1:]])

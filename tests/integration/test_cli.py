@@ -232,6 +232,32 @@ def test_doctor_finds_an_installation_well(installation: Installation) -> None:
     ]
 
 
+def test_smoke_runs_and_compares_a_probe_and_leaves_no_pipeline(installation: Installation) -> None:
+    findings = installation.data("smoke")
+    assert [found["check"] for found in findings] == ["api", "runners", "create", "run", "reconcile", "delete"]
+    assert {found["status"] for found in findings} == {"OK"}
+    assert installation.ask("SELECT count(*) FROM analytics.vitrina_smoke") == 100
+    assert installation.ask("SELECT count(*) FROM etl.etl_pipelines WHERE name LIKE 'smoke-%'") == 0
+
+
+def test_smoke_says_which_step_did_not_work_and_deletes_its_probe(installation: Installation) -> None:
+    mart = "analytics.smoke_in_the_way"
+    installation.ask(f"CREATE TABLE {mart} (id text PRIMARY KEY)")
+    installation.ask(f"ALTER TABLE {mart} OWNER TO vitrina_app")
+    ended = installation.vitrina("smoke", "--target", mart)
+    assert ended.returncode == 1
+    assert re.search(r"PROBLEM +run +the run ended as FAILED: .*smoke_in_the_way", ended.stdout), ended.stdout
+    assert "next step:" in ended.stdout
+    assert installation.ask("SELECT count(*) FROM etl.etl_pipelines WHERE name LIKE 'smoke-%'") == 0
+
+
+def test_smoke_with_a_viewers_token_says_which_role_it_needs(installation: Installation) -> None:
+    token = installation.done("tokens", "create", "onlooker", "--role", "viewer").strip()
+    ended = installation.vitrina("smoke", VITRINA_TOKEN=token)
+    assert ended.returncode == 1
+    assert re.search(r"PROBLEM +create .*\n +next step: the token needs the role", ended.stdout), ended.stdout
+
+
 def test_doctor_names_what_is_wrong_and_the_next_step(installation: Installation) -> None:
     installation.ask("CREATE TABLE content.secret (id int); REVOKE ALL ON content.secret FROM vitrina_reader")
     try:

@@ -5,7 +5,21 @@ from typing import Annotated
 import typer
 
 from vitrina import __version__
-from vitrina.cli import catalog, checks, demo, dev, doctor, manifests, pipelines, psql, runs, search, servers, tokens
+from vitrina.cli import (
+    catalog,
+    checks,
+    demo,
+    dev,
+    doctor,
+    manifests,
+    pipelines,
+    psql,
+    runs,
+    search,
+    servers,
+    smoke,
+    tokens,
+)
 from vitrina.cli.help import CommandsUnderHeadings
 
 START, WORK, FILES, SERVERS = "Start here", "Pipelines and runs", "Pipelines as files", "Servers"
@@ -38,6 +52,7 @@ def _vitrina(
 app.command(rich_help_panel=START)(demo.demo)
 app.command(rich_help_panel=START)(dev.dev)
 app.command(rich_help_panel=START)(doctor.doctor)
+app.command(rich_help_panel=START)(smoke.smoke)
 app.command(rich_help_panel=START, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     psql.psql
 )

@@ -39,7 +39,7 @@ def doctor(output: Output = Format.TABLE) -> None:
     """Check settings, database, roles, clock, runners, pipelines."""
     findings = list(examine())
     if output is Format.TABLE:
-        _print(findings)
+        print_findings(findings)
     else:
         show_data([asdict(found) for found in findings], output)
     if any(found.status != "OK" for found in findings):
@@ -75,7 +75,7 @@ def problem(check: str, finding: str, next_step: str) -> Finding:
     return Finding(check, "PROBLEM", finding, next_step)
 
 
-def _print(findings: list[Finding]) -> None:
+def print_findings(findings: list[Finding]) -> None:
     """Lines instead of a table: findings are sentences."""
     from rich.text import Text
 

@@ -20,7 +20,7 @@ from vitrina.settings import Settings
 VITRINA = [sys.executable, "-m", "vitrina.cli"]
 pytestmark = pytest.mark.timeout(400)
 
-PIPELINES = ["film_dim_full", "film_rating_agg_full", "daily_views", "user_activity", "film_cards"]
+PIPELINES = ["film_dim_full", "film_rating_agg_full", "daily_views", "user_activity", "audience_segments", "film_cards"]
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_the_demo_fills_the_marts_and_running_it_again_changes_nothing(checkout:
         assert metrics["inserted"] + metrics["updated"] + metrics["deleted"] == run["rows_written"] == 0
         assert metrics["unchanged"] == run["rows_read"]
     assert second["runs"][0]["metrics"]["unchanged"] >= 200
-    assert [len(rows) for rows in second["marts"].values()] == [5, 5, 5]
+    assert [len(rows) for rows in second["marts"].values()] == [5, 5, 4, 5]
 
 
 def test_the_demo_works_on_a_database_of_ones_own(checkout: Path, database: Settings) -> None:
@@ -74,8 +74,12 @@ def test_the_demo_works_on_a_database_of_ones_own(checkout: Path, database: Sett
     assert ask(database, "SELECT sum(ratings) FROM analytics.user_activity") == ask(
         database, "SELECT count(*) FROM ugc.ratings"
     )
+    assert ask(database, "SELECT count(*) FROM analytics.audience_segments") == ask(
+        database, "SELECT count(*) FROM auth.users"
+    )
+    assert ask(database, "SELECT count(DISTINCT segment) FROM analytics.audience_segments") == 4
     assert ask(database, "SELECT array_agg(name ORDER BY name) FROM etl.etl_pipelines") == sorted(PIPELINES)
-    assert ask(database, "SELECT count(*) FROM etl.etl_runs WHERE status = 'SUCCESS'") == 10
+    assert ask(database, "SELECT count(*) FROM etl.etl_runs WHERE status = 'SUCCESS'") == 12
     assert ask(database, "SELECT count(*) FROM etl.etl_runners") == 0
 
 

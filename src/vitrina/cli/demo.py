@@ -69,6 +69,51 @@ GROUP BY a.user_id""",
     },
 )
 
+# Three services in one mart: accounts and logins from auth, watching from ugc, genres from content. Days are counted up
+# to the last sign of life in the cinema, so that a rerun finds nothing to change.
+SEGMENT_PIPELINES: tuple[dict[str, Any], ...] = (
+    {
+        "name": "audience_segments",
+        "description": "Every account with what it watches, how often it logs in, and the segment that follows.",
+        "source_query": """\
+SELECT
+    u.id AS user_id,
+    u.country,
+    u.subscription,
+    coalesce(s.logins, 0) AS logins,
+    coalesce(v.views, 0) AS views,
+    coalesce(v.hours_watched, 0) AS hours_watched,
+    v.favourite_genre,
+    CASE
+        WHEN v.views IS NULL THEN 'never watched'
+        WHEN v.last_viewed_at < latest.at - INTERVAL '90 days' THEN 'lapsed'
+        WHEN v.views >= 40 THEN 'devoted'
+        ELSE 'regular'
+    END AS segment
+FROM auth.users u
+CROSS JOIN (SELECT max(viewed_at) AS at FROM ugc.views) latest
+LEFT JOIN (SELECT user_id, count(*) AS logins FROM auth.sessions GROUP BY user_id) s ON s.user_id = u.id
+LEFT JOIN (
+    SELECT
+        w.user_id,
+        count(DISTINCT w.id) AS views,
+        CAST(sum(w.seconds) / 3600.0 AS numeric(12, 2)) AS hours_watched,
+        max(w.viewed_at) AS last_viewed_at,
+        mode() WITHIN GROUP (ORDER BY w.genre) AS favourite_genre
+    FROM (
+        SELECT view.id, view.user_id, view.seconds, view.viewed_at, min(genre.name) AS genre
+        FROM ugc.views view
+        LEFT JOIN content.genre_film_work gfw ON gfw.film_work_id = view.film_id
+        LEFT JOIN content.genre ON genre.id = gfw.genre_id
+        GROUP BY view.id, view.user_id, view.seconds, view.viewed_at
+    ) w
+    GROUP BY w.user_id
+) v ON v.user_id = u.id""",
+        "target_table": "analytics.audience_segments",
+        "target_key": ["user_id"],
+    },
+)
+
 # A task plan: the query, then two Python steps, then the mart.
 STEP_PIPELINES: tuple[dict[str, Any], ...] = (
     {
@@ -104,6 +149,8 @@ LEFT JOIN (
     },
 )
 
+OTHER_PIPELINES = (*INCREMENTAL_PIPELINES, *SEGMENT_PIPELINES, *STEP_PIPELINES)
+
 # The same queries as the marts of the seeds, into search indexes; films pass a Python step on the way.
 SEARCH_PIPELINES: dict[str, tuple[str, str, list[str]]] = {
     "film_dim_search": ("film_dim_full", "es:film_dim", ["demo_film_dim"]),
@@ -116,6 +163,9 @@ MARTS = {
     " FROM analytics.film_dim ORDER BY title, film_id LIMIT %s",
     "analytics.film_rating_agg": "SELECT film_id, avg_rating, rating_count, updated_at"
     " FROM analytics.film_rating_agg ORDER BY rating_count DESC, film_id LIMIT %s",
+    "analytics.audience_segments": "SELECT segment, count(*) AS accounts, sum(views) AS views,"
+    " round(avg(logins), 1) AS logins, mode() WITHIN GROUP (ORDER BY favourite_genre) AS favourite_genre"
+    " FROM analytics.audience_segments GROUP BY segment ORDER BY accounts DESC, segment LIMIT %s",
     "analytics.film_cards": "SELECT title, rating, genres, votes FROM analytics.film_cards"
     " ORDER BY votes DESC NULLS LAST, title LIMIT %s",
 }
@@ -140,7 +190,7 @@ def demo(
 ) -> None:
     """Make a demo cinema, run its pipelines, show the marts."""
     with processes.ending_like_ctrl_c():
-        settings = local.load_settings(auth="off")
+        settings = _with_cinema(local.load_settings(auth="off"))
         with stack.migrated_database(settings) as (found, _):
             _load_cinema(found, films, ratings, seed)
             ended, hits = _run_pipelines(found, search)
@@ -151,6 +201,17 @@ def demo(
     if hits is None:
         local.say("search: `make demo SEARCH=1` fills Elasticsearch indexes too, or set ELASTICSEARCH_URL")
     local.say("next: `make dev` serves this cinema with the console and the API documentation")
+
+
+def _with_cinema(settings: "Settings") -> "Settings":
+    """Settings that let the demo's pipelines read their sources, unless somebody has chosen otherwise."""
+    from vitrina.embedded import cinema
+
+    if "allowed_source_schemas" in settings.model_fields_set:
+        return settings
+    if settings.database_url is not None:
+        local.say(f"sources: to go on with this cinema later, set VITRINA_ALLOWED_SOURCE_SCHEMAS={cinema.SCHEMAS}")
+    return settings.model_copy(update={"allowed_source_schemas": cinema.SCHEMAS})
 
 
 def _load_cinema(settings: "Settings", films: int | None, ratings: int | None, seed: int) -> None:
@@ -210,7 +271,7 @@ def _keep_quiet(name: str, line: str) -> None:
 
 def _create_missing(client: "Client", *, searchable: bool) -> None:
     existing = {pipeline.name: pipeline for pipeline in client.list_pipelines()}
-    wanted = [*INCREMENTAL_PIPELINES, *STEP_PIPELINES]
+    wanted = [*OTHER_PIPELINES]
     for name, (model, target, steps) in SEARCH_PIPELINES.items() if searchable else ():
         definition = {"name": name, "target_table": target, "target_key": ["film_id"]}
         wanted.append(definition | _query_and_steps(existing[model].source_query, steps))
@@ -233,7 +294,7 @@ def _query_and_steps(query: str | None, steps: list[str]) -> dict[str, Any]:
 def _run_all(client: "Client", running: stack.Stack, *, searchable: bool) -> "list[Run]":
     from concurrent.futures import ThreadPoolExecutor
 
-    names = [*SEED_PIPELINES, *(definition["name"] for definition in (*INCREMENTAL_PIPELINES, *STEP_PIPELINES))]
+    names = [*SEED_PIPELINES, *(definition["name"] for definition in OTHER_PIPELINES)]
     names += SEARCH_PIPELINES if searchable else ()
     with watching() as watcher, ThreadPoolExecutor(len(names)) as pool:
         return list(pool.map(lambda name: _run_one(client, running, watcher, name), names))

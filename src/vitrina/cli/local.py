@@ -48,8 +48,11 @@ def embedded(settings: "Settings") -> Iterator[tuple["EmbeddedPostgres", "Settin
     """The embedded server of the current directory, shared with other commands there; as it is, not migrated."""
     from pydantic import SecretStr
 
+    from vitrina.embedded import cinema
     from vitrina.embedded.postgres import EmbeddedPostgres
 
+    if "allowed_source_schemas" not in settings.model_fields_set:  # the demo's own server, nobody's accounts
+        settings = settings.model_copy(update={"allowed_source_schemas": cinema.SCHEMAS})
     server = EmbeddedPostgres(HOME, say=say)
     with server:
         urls = server.urls
@@ -70,7 +73,9 @@ def database_environment(settings: "Settings") -> dict[str, str]:
     """The same database for a child process. Variables, because arguments can be read by every user of the machine."""
     names = ("database_url", "admin_url", "reader_url", "app_password", "reader_password")
     values = {f"VITRINA_{name.upper()}": getattr(settings, name) for name in names}
-    return {variable: value.get_secret_value() for variable, value in values.items() if value is not None}
+    return {variable: value.get_secret_value() for variable, value in values.items() if value is not None} | {
+        "VITRINA_ALLOWED_SOURCE_SCHEMAS": settings.allowed_source_schemas
+    }
 
 
 def psql_command(server: "EmbeddedPostgres") -> str:

@@ -20,7 +20,12 @@ TABLES = (
     "ugc.ratings",
     "ugc.reviews",
     "ugc.views",
+    "auth.users",
+    "auth.sessions",
 )
+# What pipelines must be allowed to read for the demo's marts. `auth` is no default of an installation: there it may
+# hold what only its own service should see.
+SCHEMAS = "content,ugc,auth"
 
 # A viewer rates this many films, half of them among the popular ones: one film in fifty.
 RATINGS_PER_VIEWER = 20
@@ -47,6 +52,7 @@ def generate(connection: Connection, films: int, ratings: int, seed: int) -> Non
         connection.execute(_CREATE_DICE)
         _fill_up(connection, "content.film_work", films, _add_films, seed)
         _fill_up(connection, "ugc.ratings", ratings, _add_ratings, seed)
+        _register_viewers(connection)
         connection.execute("DROP FUNCTION pg_temp.dice")
     for table in TABLES:
         connection.execute(sql.SQL("ANALYZE {}").format(_table(table)))
@@ -250,6 +256,18 @@ def _add_ratings(connection: Connection, first: int, number: int, seed: int) -> 
             values,
         )
     connection.execute("DROP TABLE film_by_position")
+
+
+def _register_viewers(connection: Connection) -> None:
+    """Whoever rates has an account."""
+    connection.execute(
+        """
+        INSERT INTO auth.users (id, login, country, birth_year, subscription, created)
+        SELECT user_id, 'viewer-' || user_id, 'RU', 1950 + pg_temp.dice(hashtext(user_id::text), 40, 60), 'free', since
+        FROM (SELECT user_id, min(created) AS since FROM ugc.ratings GROUP BY user_id) AS viewers
+        ON CONFLICT DO NOTHING
+        """
+    )
 
 
 @contextmanager

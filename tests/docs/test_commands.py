@@ -17,7 +17,7 @@ GUIDES = [
     ROOT / "README.md",
     *sorted((DOCS / "how-to").glob("*.md")),
     DOCS / "API.md",
-    DOCS / "demo_script.md",
+    *sorted(DOCS.glob("demo_*.md")),
 ]
 START = [
     Block(TUTORIAL, 0, "bash", None, "make demo\n", None),

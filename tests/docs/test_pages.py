@@ -46,6 +46,12 @@ def test_the_demo_script_types_the_same_commands_in_both_languages() -> None:
     assert english == [block.text for block in found if block.line > border]
 
 
+def test_the_short_demo_and_its_words_type_the_same_commands() -> None:
+    shown, spoken = (blocks.of(ROOT / "docs" / name) for name in ("demo_short.md", "demo_short_script_v2.md"))
+    assert shown
+    assert [block.text for block in shown] == [block.text for block in spoken]
+
+
 def leads_somewhere(page: Path, link: str) -> bool:
     path, _, anchor = link.partition("#")
     target = page.parent / path if path else page

@@ -214,6 +214,27 @@ def test_four_pipelines_in_trouble(workbench: Workbench, told: tuple[Settings, R
         assert len(receiver.at("/hook")) == 2
 
 
+def test_a_runner_that_starts_says_how_many_pipelines_it_took_over(
+    workbench: Workbench, told: tuple[Settings, Receiver]
+) -> None:
+    for name in ("one", "two"):
+        workbench.pipeline(name, "SELECT 1 AS id", target_key=["id"])
+        workbench.request(name)
+        workbench.claim()
+    workbench.sql("UPDATE etl.etl_pipelines SET lease_until = now() - interval '1 second'")
+    heard: list[dict[str, Any]] = []
+
+    def listen(level: str, fields: dict[str, Any]) -> None:
+        heard.append(fields)
+
+    logs.add_listener(listen)
+    with observed(told[0]):
+        until(lambda: any(line["event"] == "recovery.done" for line in heard))
+    logs.remove_listener(listen)
+    [done] = [line for line in heard if line["event"] == "recovery.done"]
+    assert done["pipelines"] == 2
+
+
 def test_probes_tell_what_is_wrong(workbench: Workbench, told: tuple[Settings, Receiver]) -> None:
     # A long lease: the next heartbeat must not come between what is broken here and the look at it.
     settings = told[0].model_copy(update={"lease_ttl_seconds": 3600.0})

@@ -95,7 +95,8 @@ class PipelineManager:
             migrate.require_current(connection)
             database.reader_url(self._settings, None)
             self._register(connection)
-            self._recover(connection)
+            recovered = self._recover(connection)
+        self._log.info("recovery.done", pipelines=recovered)
 
     # --- the loop ------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from uuid import uuid4
 
 import typer
@@ -78,8 +78,7 @@ def _try(client: "Client", target: str | None, timeout: float) -> Iterator[Findi
 
 
 def _try_probe(client: "Client", name: str, target: str, timeout: float) -> Iterator[Finding]:
-    probe = {"name": name, "description": "Made by `vitrina smoke`.", "source_query": QUERY, "target_table": target}
-    probe |= {"target_key": ["id"]}
+    probe: dict[str, Any] = {"name": name, "source_query": QUERY, "target_table": target, "target_key": ["id"]}
     yield _step("create", lambda: _create(client, probe), "the token needs the role operator or admin")
     yield _step("run", lambda: _run(client, name, timeout), "see the runner's log, and `vitrina doctor` beside it")
     yield _step("reconcile", lambda: _compare(client, name, timeout), f"does something else write to {target}?")
@@ -117,7 +116,7 @@ def _choose_target(client: "Client") -> str:
     raise ConfigError(f"the allowed targets are {', '.join(allowed)}, none of which has room for {TABLE}")
 
 
-def _create(client: "Client", probe: dict[str, object]) -> Finding:
+def _create(client: "Client", probe: dict[str, Any]) -> Finding:
     client.create_pipeline(probe)
     return ok("create", f"pipeline {probe['name']} into {probe['target_table']}")
 

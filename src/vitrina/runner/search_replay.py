@@ -17,7 +17,7 @@ class SearchReplay(Replaying, SearchRun):
 
     @cached_property
     def _open_sender(self) -> DocumentSender:
-        self._start_over_in_new_index()  # the letters' rows alone would make it look like the one of before
+        self._judge_index()  # the letters' rows alone would make it look like the one of before
         return self._current_sender()
 
     def send(self, only: Composable) -> list[DeadLetter]:

@@ -1,5 +1,6 @@
 """Moving rows into a search index: documents are sent, the checkpoint follows when each is accounted for."""
 
+import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from vitrina.adapters.readers.sql import Bounds
 from vitrina.adapters.writers.postgres import MergeCounts
 from vitrina.adapters.writers.search.generations import IncompleteGeneration, WriteAlias
 from vitrina.adapters.writers.search.writer import DocumentSender, ElasticsearchWriter, Waiting, counts_of
-from vitrina.errors import BadKey, FatalError, LeaseLost, RunError, ShrinkRefused
+from vitrina.errors import BadKey, FatalError, LeaseLost, RunError, ShrinkRefused, TransientError
 from vitrina.ports import Filled
 from vitrina.runner import job as jobs
 from vitrina.runner.patience import patiently
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 # How many rows may be left behind before a run is stopped: none of a rebuild, some of a long-running flow.
 DEFAULT_BUDGET = {"full": 0, "incremental": 100}
+
+SNAPSHOT_OBSTACLE = "options.consistency asks for one snapshot"
 
 
 class SearchRun(Run):
@@ -61,20 +64,41 @@ class SearchRun(Run):
 
     def _fill_generation(self, generation: str, alias: WriteAlias) -> WriteAlias:
         sender = self._sender(generation, alias, made_anew=True)
+        self._discard_uncounted(sender, generation)
         with self._ahead(self._stream_into(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
             for filled in batches:
                 self._count_documents(sender, filled)
         return sender.alias
 
+    def _discard_uncounted(self, sender: DocumentSender, generation: str) -> None:
+        """Rows that were sent and not counted are read again; one that left the source meanwhile must not be shown."""
+        rows = self._checkpoint.rows
+        if not self._checkpoint.segments or self._index.count(generation) == rows:
+            return
+        ids = self._index.uncounted(generation, self._checkpoint.segments)
+        for start in range(0, len(ids), self._batch_size()):
+            self._control.check()
+            sender.deliver(sender.deletions(ids[start : start + self._batch_size()], self._checkpoint.batch_no + 1))
+        self._log.info("load.uncounted_discarded", documents=len(ids))
+        if (left := self._index.count(generation)) != rows:
+            self._forget_load()
+            raise TransientError(
+                f"the unfinished generation {generation} holds {left:,} of {rows:,} acknowledged documents: the"
+                " server lost some, so the load begins anew"
+            )
+
     def _continue_generation(self) -> str | None:
         found = self._checkpoint
         if found.stage is None:
             return None
-        obstacle = self._obstacle_to_go_on(found, found.stage)
+        obstacle = self._obstacle_to_go_on(found) or self._obstacle_in_generation(found.stage)
         if obstacle:
-            self._log.info("load.started_over", reason=obstacle)
-            self._meter.note("started_over", obstacle)
+            self._say_started_over(obstacle)
             return None
+        self._go_on(found)
+        return found.stage
+
+    def _go_on(self, found: Checkpoint) -> None:
         self.answers_request = False
         if found.load_started_at:
             self._letters_before = dead_letters.count_open(
@@ -82,17 +106,31 @@ class SearchRun(Run):
             )
         self._meter.continued(found)
         self._log.info("load.continued", rows=found.rows, batches=found.batch_no)
-        return found.stage
 
-    def _obstacle_to_go_on(self, found: Checkpoint, generation: str) -> str | None:
+    def _obstacle_to_go_on(self, found: Checkpoint) -> str | None:
         age = datetime.now(UTC) - (found.load_started_at or datetime.now(UTC))
         if found.fingerprint != self._fingerprint():
             return "the definition changed"
         if age > timedelta(seconds=self._job.definition.options.max_stage_age_seconds):
-            return "the unfinished generation is too old"
+            return "the unfinished load is too old"
+        return None
+
+    def _obstacle_in_generation(self, generation: str) -> str | None:
         if not self._index.can_continue(generation):
             return "the unfinished generation is gone"
+        if self._wants_snapshot and not self._index.shows(generation):
+            return SNAPSHOT_OBSTACLE
         return None
+
+    @property
+    def _wants_snapshot(self) -> bool:
+        return self._job.definition.options.consistency == "snapshot"
+
+    def _fingerprint(self) -> str:
+        """Also of what decides which documents there are, where they go, and how they are indexed."""
+        options = self._job.definition.options
+        ours = json.dumps([options.shared_target, options.delete_when, options.index], sort_keys=True)
+        return hashlib.sha256((super()._fingerprint() + ours).encode()).hexdigest()[:32]
 
     def _begin_generation(self) -> str:
         leases.answer_request(self._job.metastore, self._job.claim)
@@ -116,7 +154,8 @@ class SearchRun(Run):
         told = self._publish_generation(generation, alias)
         failpoints.hit("publish.applied")
         begun_at = self._checkpoint.load_started_at
-        self._checkpoint = self._checkpoint.without_load()
+        shown = self._patiently(lambda: self._index.identity(generation), may_pause=False)
+        self._checkpoint = self._checkpoint.without_load().identified(index=shown)
         with self._transaction("publishing"):
             self._letters.rebuilt(begun_at)
             self._meter.published(MergeCounts(), time.monotonic() - started)
@@ -144,7 +183,9 @@ class SearchRun(Run):
     # --- full, into an index that other pipelines fill too ---------------------------------------------------------
 
     def _send_everything(self) -> None:
-        leases.answer_request(self._job.metastore, self._job.claim)
+        self._judge_index()
+        if not self._continues_sending():
+            self._begin_sending()
         sender = self._watching_sender()
         with self._ahead(self._stream_into(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
             for filled in batches:
@@ -154,11 +195,31 @@ class SearchRun(Run):
             self._fence()
         self._settle(obey_pause=False)
 
+    def _continues_sending(self) -> bool:
+        found = self._checkpoint
+        if found.last_key is None:
+            return False
+        obstacle = self._obstacle_to_go_on(found) or (SNAPSHOT_OBSTACLE if self._wants_snapshot else None)
+        if obstacle:
+            self._say_started_over(obstacle)
+            return False
+        self._go_on(found)
+        return True
+
+    def _begin_sending(self) -> None:
+        leases.answer_request(self._job.metastore, self._job.claim)
+        self._checkpoint = replace(
+            self._checkpoint.without_load(),
+            fingerprint=self._fingerprint(),
+            load_started_at=database.now(self._job.metastore),
+        )
+
     # --- incremental -----------------------------------------------------------------------------------------------
 
     def _send_pass(self) -> None:
         job = self._job
-        self._start_over_in_new_index()
+        self._forget_full_load()
+        self._judge_index()
         upto = self._begin_pass()
         self._meter.rejected(jobs.null_cursors(job))
         self._meter.started_from(self._checkpoint.last_key or self._checkpoint.safe_upto)
@@ -169,15 +230,33 @@ class SearchRun(Run):
                 self._count_documents(sender, filled)
         self._end_pass(upto)
 
-    def _start_over_in_new_index(self) -> None:
-        """An index that somebody deleted or made anew lacks what earlier passes delivered."""
+    def _forget_full_load(self) -> None:
+        """It was begun before the mode changed: where it stood says nothing of where a pass stands."""
+        if self._checkpoint.stage is not None:
+            self._say_started_over("the definition changed")
+            self._checkpoint = replace(self._checkpoint.without_load(), safe_upto=None, held_upto=None)
+
+    def _judge_index(self) -> None:
+        """What earlier passes or batches delivered is in the index that they wrote to, and in no other."""
         found = self._checkpoint
-        if not (found.safe_upto or found.last_key) or not self._index.is_new_here():
-            return
-        reason = f"{self._job.target} was deleted or replaced by hand"
-        self._log.info("load.started_over", reason=reason)
-        self._meter.note("started_over", reason)
-        self._checkpoint = replace(found, safe_upto=None, held_upto=None, last_key=None, last_id=None, rows=0)
+        shown = self._patiently(self._index.identity)
+        if not (found.safe_upto or found.last_key):
+            self._checkpoint = found.identified(index=None)
+        elif self._is_another_index(found, shown):
+            self._start_over_in_new_index(found)
+        else:
+            self._checkpoint = found.identified(index=shown)
+
+    def _is_another_index(self, found: Checkpoint, shown: str | None) -> bool:
+        """Deleted, made anew, or a generation that somebody moved the name back to."""
+        known = found.identity.get("index")
+        # A checkpoint that was reset, or that an earlier version of the platform wrote, does not say.
+        return known != shown if known else self._index.is_new_here()
+
+    def _start_over_in_new_index(self, found: Checkpoint) -> None:
+        self._say_started_over(f"{self._job.target} was deleted or replaced by hand")
+        forgotten = replace(found, safe_upto=None, held_upto=None, last_key=None, last_id=None, rows=0)
+        self._checkpoint = forgotten.identified(index=None)
         # On record before the index is claimed, from when on it would look like the one that was filled so far.
         with self._transaction("starting over"):
             self._fence(progressed=False)
@@ -191,6 +270,13 @@ class SearchRun(Run):
 
     def _current_sender(self) -> DocumentSender:
         concrete = self._patiently(self._index.current_index)
+        judged, current = (
+            self._checkpoint.identity.get("index"),
+            self._patiently(lambda: self._index.identity(concrete)),
+        )
+        if judged not in (None, current):
+            raise TransientError(f"{self._job.target} was replaced by hand at this moment")
+        self._checkpoint = self._checkpoint.identified(index=current)
         return self._sender(concrete, self._claim_writes(concrete), made_anew=False)
 
     def _drop_stages(self) -> None:

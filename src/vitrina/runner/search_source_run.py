@@ -24,13 +24,14 @@ class SearchSourceRun(SourceRun, SearchRun):
         else:
             super()._keep_checkpoint()
 
-    def _obstacle_to_go_on(self, found: Checkpoint, generation: str) -> str | None:
+    def _obstacle_to_go_on(self, found: Checkpoint) -> str | None:
         if has_no_checkpoint(found):
             return "the source sets no checkpoint"
-        return super()._obstacle_to_go_on(found, generation)
+        return super()._obstacle_to_go_on(found)
 
     def _send_pass(self) -> None:
-        self._start_over_in_new_index()
+        self._forget_full_load()
+        self._judge_index()
         leases.answer_request(self._job.metastore, self._job.claim)
         self._meter.started_from(self._checkpoint.safe_upto)
         sender = self._watching_sender()

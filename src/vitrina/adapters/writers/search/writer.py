@@ -142,6 +142,18 @@ class ElasticsearchWriter:
         """Whether the index is not the one that this pipeline has filled so far, if it exists at all."""
         return not self.generations.was_written_by(self._pipeline)
 
+    def identity(self, concrete: str | None = None) -> str | None:
+        """What no other index has, also not one of the same name: of this one, or of what the target shows, if any."""
+        return self.generations.identity(concrete)
+
+    def count(self, concrete: str) -> int:
+        """Documents that were acknowledged, whether searches see them yet or not."""
+        self._client.refresh(concrete)
+        return self._client.count(concrete)
+
+    def uncounted(self, generation: str, segments: Mapping[int, int]) -> list[str]:
+        return self.generations.uncounted(generation, segments)
+
     def new_generation(self) -> str:
         assert self.seen is not None
         self.generations.refuse_concrete(self.seen, self._options.on_concrete_index)

@@ -16,8 +16,8 @@ from vitrina.adapters.writers.search.generations import (
     IncompleteGeneration,
     Standing,
     WriteAlias,
-    write_version,
 )
+from vitrina.adapters.writers.search.versions import write_version
 
 PIPELINE = "11111111-1111-1111-1111-111111111111"
 OTHER_PIPELINE = "22222222-2222-2222-2222-222222222222"

@@ -43,7 +43,6 @@ class Outcome:
     updated: int = 0
     noop: int = 0
     deleted: int = 0
-    conflicts: int = 0
     rejected: list[Rejected] = field(default_factory=list)
     requests: int = 0
     sent_again: int = 0
@@ -59,7 +58,7 @@ class Outcome:
 
     @property
     def acknowledged(self) -> int:
-        return self.created + self.updated + self.noop + self.deleted + self.conflicts
+        return self.created + self.updated + self.noop + self.deleted
 
     @property
     def settled(self) -> int:

@@ -5,15 +5,17 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from vitrina import errors
-from vitrina.adapters.writers.search import objects
+from vitrina.adapters.writers.search import objects, versions
 from vitrina.adapters.writers.search.batch import Actions, Outcome, Rejected
 from vitrina.adapters.writers.search.circuit import Circuit
 from vitrina.adapters.writers.search.client import Reply, ReplyLost, translate
 from vitrina.adapters.writers.search.verdicts import Item, Verdict, all_results, judge_item, judge_request
+
+BEATEN = "the index holds a version of this document that a later claim than this run's wrote"
 
 
 class BulkInterrupted(errors.RunError):
@@ -335,8 +337,8 @@ class Delivery:
                 unclear.append(position)
             elif verdict is Verdict.DONE:
                 self._outcome.add({item.result: 1})
-            elif verdict is Verdict.SUPERSEDED:
-                self._outcome.conflicts += 1
+            elif verdict is Verdict.SUPERSEDED and self._beaten_by_later_claim(position):
+                self._reject(position, f"{BEATEN}: {item.reason}", item.status)
             elif verdict is Verdict.FENCED:
                 fenced.append(position)
             elif self._is_worth_another_try(verdict, position):
@@ -371,7 +373,21 @@ class Delivery:
         if verdict is Verdict.RETRY_FEW:
             self._internal_errors[position] += 1
             return self._internal_errors[position] < self._limits.few_attempts
-        return verdict in (Verdict.RETRY, Verdict.BLOCKED)
+        return verdict in (Verdict.RETRY, Verdict.BLOCKED, Verdict.SUPERSEDED)
+
+    def _beaten_by_later_claim(self, position: int) -> bool:
+        """A version that another writer's update has lifted past our batch says nothing about who is newer.
+
+        What is sent again with the highest version of our claim, and is refused still, has met a later claim's.
+        """
+        line = self.actions.lines[position]
+        higher = versions.raised(line)
+        if higher is None:
+            return versions.is_versioned(line)
+        lines = list(self.actions.lines)
+        lines[position] = higher
+        self.actions = replace(self.actions, lines=lines)
+        return False
 
     def _delay_items(self, chunk: _Chunk, positions: list[int], item: Item) -> None:
         error = _refusal(item, self._engine.target)

@@ -132,7 +132,13 @@ class DocumentEncoder:
 
     def deletion(self, document_id: str, *, version: int | None = None) -> bytes:
         """The action that deletes one document, whatever row it came from."""
-        return b'{"delete":{"_id":%s%s}}\n' % (orjson.dumps(document_id), _versioned(version).encode())
+        return b'{"delete":{"_id":%s%s}}\n' % (orjson.dumps(document_id), self._versioned(version).encode())
+
+    def _versioned(self, version: int | None) -> str:
+        """Not beside `update`, which carries none and lifts the document's own past that of any batch."""
+        if version is None or self._action == "update":
+            return ""
+        return f',"version":{version},"version_type":"external_gte"'
 
     def _lines(
         self,
@@ -143,7 +149,7 @@ class DocumentEncoder:
     ) -> pa.StringArray:
         documents = columns.objects({name: texts for name, texts in encoded.items() if name != self._delete_when})
         id_tokens = pc.fill_null(columns.json_strings(ids, plain=False), "null")
-        versioned = _versioned(version)
+        versioned = self._versioned(version)
         if self._action == "update":
             before, between, after = '{"update":{"_id":', '}}\n{"doc":', ',"doc_as_upsert":true}\n'
         else:
@@ -169,10 +175,6 @@ class DocumentEncoder:
             return Actions(ids, lines, objects)
         prepared.duplicates = len(ids) - len(last)
         return Actions(list(last), [lines[position] for position in last.values()], objects)
-
-
-def _versioned(version: int | None) -> str:
-    return "" if version is None else f',"version":{version},"version_type":"external_gte"'
 
 
 def _slices(batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:

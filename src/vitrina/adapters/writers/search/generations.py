@@ -9,14 +9,13 @@ from typing import Any, Literal
 from vitrina import errors
 from vitrina.adapters.writers.search.client import Json, Missing, SearchClient
 from vitrina.adapters.writers.search.mapping import NOTES, noted
+from vitrina.adapters.writers.search.versions import is_counted
 
 OnConcreteIndex = Literal["take_over", "refuse"]
 
 # While a generation is filled nobody searches it, and it can be built again.
 _FILLING = {"index.refresh_interval": "-1", "index.number_of_replicas": 0}
 
-# Of a document's version: the batch. The claim's epoch stands before it.
-_BATCH_BITS = 22
 # The server refuses a second index that has the name with this: whoever makes one late, makes none.
 _ONLY_ONE = {"is_write_index": True}
 
@@ -142,8 +141,9 @@ class Generations:
     def identity(self, name: str | None = None) -> str | None:
         """The uuid of the index behind the name, the target's unless another is given; None when nothing has it."""
         concrete = name or self.standing().concrete
-        found = self._client.find_index(concrete) if concrete else None
-        return str(found[concrete]["settings"]["index"]["uuid"]) if found else None
+        if concrete is None or not (found := self._client.find_index(concrete)):
+            return None
+        return str(found[concrete]["settings"]["index"]["uuid"])
 
     def uncounted(self, name: str, segments: Mapping[int, int]) -> list[str]:
         """Ids of documents that are not of the batches that count: those up to a number, for each claim that filled it.
@@ -152,7 +152,7 @@ class Generations:
         """
         pages = self._client.scroll(name, {"size": 10_000, "_source": False, "version": True})
         hits = (hit for page in pages for hit in page)
-        return [hit["_id"] for hit in hits if not _counts(hit["_version"], segments)]
+        return [hit["_id"] for hit in hits if not is_counted(hit["_version"], segments)]
 
     def check(self, name: str, acknowledged: int) -> Checked:
         """Make the generation searchable; it must hold every acknowledged document."""
@@ -411,18 +411,6 @@ class Generations:
             raise errors.FatalError(f"generation {name} is gone: somebody deleted it")
         entry: Json = found[name]
         return entry
-
-
-def write_version(epoch: int, batch: int) -> int:
-    """The external version of documents written by `index`: grows with the claim, then with the batch."""
-    if not 0 <= batch < 1 << _BATCH_BITS:
-        raise errors.FatalError(f"batch {batch:,} does not fit a document version: raise batch_size")
-    return epoch << _BATCH_BITS | batch
-
-
-def _counts(version: int, segments: Mapping[int, int]) -> bool:
-    epoch, batch = divmod(version, 1 << _BATCH_BITS)
-    return batch <= segments.get(epoch, -1)
 
 
 def _remove(index: str, alias: str) -> Json:

@@ -13,7 +13,7 @@ class Verdict(Enum):
     """What to do with a document, or with all documents of a request."""
 
     DONE = "applied, or already there"
-    SUPERSEDED = "a newer version is there"
+    SUPERSEDED = "a higher version is there: send again with the highest one of this claim"
     RETRY = "send again a little later"
     RETRY_FEW = "send again, but not for ever"
     BLOCKED = "the index is read-only: wait until it is not"

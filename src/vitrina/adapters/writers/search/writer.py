@@ -14,7 +14,8 @@ from vitrina.adapters.writers.search.bulk import BulkEngine, Delivery, Limits
 from vitrina.adapters.writers.search.client import Blocked, SearchClient
 from vitrina.adapters.writers.search.connection import ConnectionOptions
 from vitrina.adapters.writers.search.documents import Action, DocumentEncoder, Prepared
-from vitrina.adapters.writers.search.generations import Generations, Standing, WriteAlias, write_version
+from vitrina.adapters.writers.search.generations import Generations, Standing, WriteAlias
+from vitrina.adapters.writers.search.versions import write_version
 from vitrina.definition import Options
 from vitrina.errors import CannotConnect, ConfigError, Disconnected, LeaseLost, ShrinkRefused, TargetMismatch
 from vitrina.ports import DeadLetter, Staged
@@ -313,7 +314,6 @@ class DocumentSender:
             letters += letters_of([*prepared.rejected, *sent.rejected])
             delivered |= self.watched.intersection(prepared.actions.ids) if self.watched else set()
             outcome.add({"created": sent.created, "updated": sent.updated, "deleted": sent.deleted, "noop": sent.noop})
-            outcome.conflicts += sent.conflicts
         if self.watched is not None:
             self.watched.update(letter.document_id for letter in letters)
         return Staged(outcome.acknowledged - before, tuple(letters), frozenset(delivered))
@@ -360,10 +360,10 @@ def letters_of(refused: Sequence[Rejected]) -> list[DeadLetter]:
 
 
 def counts_of(outcome: Outcome) -> Mapping[str, int]:
-    """In the words of a merge: a conflict means that a newer version is there already."""
+    """In the words of a merge."""
     return {
         "inserted": outcome.created,
         "updated": outcome.updated,
         "deleted": outcome.deleted,
-        "unchanged": outcome.noop + outcome.conflicts,
+        "unchanged": outcome.noop,
     }

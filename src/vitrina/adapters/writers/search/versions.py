@@ -1,0 +1,38 @@
+"""Versions of documents that are written whole: the claim's epoch, then the batch, so that later ones win."""
+
+import re
+from collections.abc import Mapping
+
+from vitrina import errors
+
+_BATCH_BITS = 22
+_BATCHES = 1 << _BATCH_BITS
+# Quotes within an id are escaped: this is found nowhere else in an action's first line.
+_VERSION = re.compile(rb'"version": ?(\d+)(?=, ?"version_type")')
+
+
+def write_version(epoch: int, batch: int) -> int:
+    """The external version of documents written by `index`: grows with the claim, then with the batch."""
+    if not 0 <= batch < _BATCHES:
+        raise errors.FatalError(f"batch {batch:,} does not fit a document version: raise batch_size")
+    return epoch << _BATCH_BITS | batch
+
+
+def is_counted(version: int, segments: Mapping[int, int]) -> bool:
+    """Whether a document is of the batches that count: those up to a number, for each epoch."""
+    epoch, batch = divmod(version, _BATCHES)
+    return batch <= segments.get(epoch, -1)
+
+
+def raised(line: bytes) -> bytes | None:
+    """The action with the highest version that its claim has; None when it carries that already, or none at all."""
+    action, newline, document = line.partition(b"\n")
+    found = _VERSION.search(action)
+    if found is None or int(found[1]) % _BATCHES == _BATCHES - 1:
+        return None
+    highest = b'"version":%d' % (int(found[1]) | _BATCHES - 1)
+    return action[: found.start()] + highest + action[found.end() :] + newline + document
+
+
+def is_versioned(line: bytes) -> bool:
+    return _VERSION.search(line.partition(b"\n")[0]) is not None

@@ -191,9 +191,14 @@ class Arena:
 
     def prepare_index(self, kind: str, target: str) -> None:
         """A pipeline that keeps a search index up to date; what is in it, the test has to look up itself."""
-        self._make_source()
         query = "SELECT id, version, updated_at FROM content.item"
         fields = KINDS["inc_pages"] | {"source_query": query, "target_table": target, "target_key": ["id"]}
+        self.prepare_pipeline(kind, fields)
+
+    def prepare_pipeline(self, kind: str, fields: dict[str, Any]) -> None:
+        """One of the test's own, over the same source."""
+        if not self.ids:
+            self._make_source()
         self._define(kind, fields)
 
     def _make_source(self) -> None:

@@ -13,10 +13,9 @@ from vitrina.errors import BadKey, FatalError
 from vitrina.reconcile.sides import Extent, Key, RowImage
 from vitrina.store.database import Connection
 
-# A session that compares is idle while the other side works; values are written alike on every server.
+# A session that compares is idle while the other side works.
 SESSION = {
     "idle_in_transaction_session_timeout": "0",
-    "lc_monetary": "C",
     "cursor_tuple_fraction": "1",
 }
 _FETCH_ROWS = 5_000

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from vitrina import explain, sqlguard, taskplan
 from vitrina.adapters import cursor as cursors
+from vitrina.adapters import money
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.cursor import Cursor
 from vitrina.adapters.readers import advice
@@ -306,6 +307,8 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
     if job.steps:
         job.passage, job.output = steps.fit(job)
         stamps, job.landings = job.passage.stamps, job.passage.landings
+    if isinstance(job.target, PostgresTarget):
+        money.refuse_unlike(job.reader.connection, job.target_connection, job.result)
     job.key = job.target_writer.prepare(
         job.output,
         wanted_key=job.definition.target_key,

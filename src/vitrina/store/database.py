@@ -27,18 +27,35 @@ TRANSPORT: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
 }
 
-# Values travel as text in places (cursors, checkpoints): every session must write and read them alike.
+# What a server, a database or a login may be set to, and what values or sessions depend on. `pg_settings` was gone
+# through once, as of PostgreSQL 18: docs/reliability.md ("What every session is set to") also says what is left alone,
+# and why. Two more are set once the session is there: see `settle`.
 SESSION = {
+    # Values travel as text in places (COPY, cursors, checkpoints): every session must write and read them alike.
     "timezone": "UTC",
     "datestyle": "ISO, YMD",
     "intervalstyle": "postgres",
     "extra_float_digits": "1",
     "bytea_output": "hex",
+    "xmlbinary": "base64",
+    "xmloption": "content",
+    "array_nulls": "on",
+    # Statements mean the same everywhere, ours and users': the guard reads them by these rules.
     "search_path": "",
     "row_security": "off",
     "standard_conforming_strings": "on",
+    "backslash_quote": "safe_encoding",
+    "transform_null_equals": "off",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_deferrable": "off",
+    # Names of types and definitions of indexes are asked of the catalog, compared, and used again.
+    "quote_all_identifiers": "off",
+    # A run's sessions wait for each other for as long as it takes. Who needs a limit says so when it connects.
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
 }
-
 
 # Whatever else the login has been set to: users' SQL begins read-only.
 READ_ONLY = {"default_transaction_read_only": "on"}
@@ -54,17 +71,50 @@ def connect(
 ) -> Connection:
     """A fresh session with our settings; `CannotConnect` (without the password) when there is none to be had."""
     try:
-        return psycopg.connect(
+        connection = psycopg.connect(
             url,
-            autocommit=autocommit,
+            autocommit=True,
             row_factory=dict_row,
             connect_timeout=connect_timeout_seconds,
             application_name=application_name[:63],
             options=options_of(SESSION | (settings or {})),
             **TRANSPORT,
         )
+        settle(connection)
+        connection.autocommit = autocommit
     except (psycopg.OperationalError, psycopg.ProgrammingError) as exc:
         raise errors.CannotConnect(f"cannot connect to {describe(url)}: {reason(exc, url)}") from None
+    return connection
+
+
+_TRANSACTION_TIMEOUT = 17_00_00
+
+# Two digits behind the point are what C counts too. Where there are more or fewer, C would read another amount.
+SETTLE = """
+    SELECT pg_catalog.set_config('lc_monetary', 'C', false) WHERE pg_catalog.scale(1::numeric::money::numeric) = 2
+    UNION ALL
+    SELECT pg_catalog.set_config('transaction_timeout', '0', false)
+    WHERE pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL -- since PostgreSQL 17
+"""
+
+
+def settle(connection: Connection) -> None:
+    """What cannot be said when a session begins: it depends on the database, or on the server's version."""
+    connection.execute(SETTLE)
+
+
+def settled(connection: Connection) -> dict[str, str]:
+    """The same as settings of a further session on this database, of a driver that takes them when it connects."""
+    row = connection.execute("SELECT pg_catalog.current_setting('lc_monetary') AS lc_monetary").fetchone()
+    assert row is not None
+    has_timeout = connection.info.server_version >= _TRANSACTION_TIMEOUT
+    return {"lc_monetary": row["lc_monetary"], **({"transaction_timeout": "0"} if has_timeout else {})}
+
+
+def reset(connection: Connection) -> None:
+    """Back to the settings that the session began with, whatever a query has set since."""
+    connection.execute("RESET ALL")
+    settle(connection)
 
 
 def read_json_cut(connection: Connection) -> None:

@@ -265,6 +265,8 @@ class Stager:
             self._connection: Any = adbc.connect(
                 arrow_url(url, application_name, database.options_of(database.SESSION)), autocommit=True
             )
+            with self._connection.cursor() as cursor:
+                cursor.execute(database.SETTLE)
         except adbc_driver_manager.Error as exc:
             # The driver's words repeat host and login; who may see a run need not know them.
             raise Disconnected(f"the database of {target} took no second connection of the same login") from exc

@@ -13,7 +13,7 @@ from vitrina.adapters.readers.sql import NO_ORDER, Age, Bounds, Order, Query, Sq
 from vitrina.adapters.writers.postgres import null_key_error
 from vitrina.adapters.writers.stage import BATCH, EPOCH, Stage
 from vitrina.ports import Filled, Position, Stopwatch
-from vitrina.store import sessions
+from vitrina.store import database, sessions
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
 
@@ -87,7 +87,7 @@ class PushdownSource:
         select = self._select(stage, after, limit)
         try:
             # A query may have called set_config: each fill begins with the settings that the session began with.
-            connection.execute("RESET ALL")
+            database.reset(connection)
             with connection.transaction():
                 if self._snapshot:
                     connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE")

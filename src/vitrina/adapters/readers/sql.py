@@ -365,7 +365,7 @@ class SqlReader:
         One user's statement is all that such a session ever runs, so nothing that it changes outlives it.
         """
         options = self.connection.info.get_parameters().get("options", "")
-        more = database.options_of({**database.READ_ONLY, **settings})
+        more = database.options_of({**database.settled(self.connection), **database.READ_ONLY, **settings})
         return arrow_url(self._url, self._application_name, f"{options} {more}")
 
 

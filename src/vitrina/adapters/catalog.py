@@ -73,7 +73,10 @@ def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
         """
         SELECT c.oid, c.relkind::text AS kind, pg_catalog.row_security_active(c.oid) AS has_policies,
                pg_catalog.pg_has_role(c.relowner, 'USAGE') AS owned,
-               c.relkind = 'r' AND NOT c.relhasrules AND 1 = (
+               c.relkind = 'r' AND NOT c.relhasrules AND NOT EXISTS (
+                   SELECT FROM pg_catalog.pg_trigger t -- BEFORE ROW: it may leave a row out without a word
+                   WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 3 = 3
+               ) AND 1 = (
                    SELECT count(*) FROM pg_catalog.pg_index i
                    WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) AS has_one_key
         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -99,6 +102,33 @@ def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
         cascading=_cascading(connection, head["oid"]),
         files=files_of(connection, target),
     )
+
+
+# Bits of pg_trigger.tgtype, and what pg_rewrite.ev_type calls the same.
+_EVENTS = {"INSERT": (4, "3"), "DELETE": (8, "4"), "UPDATE": (16, "2")}
+
+
+def skippers(connection: Connection, table: Table, event: str) -> list[str]:
+    """Triggers and rules of a table, or of its partitions, that may leave rows out."""
+    trigger_bit, rule_type = _EVENTS[event]
+    rows = connection.execute(
+        """
+        WITH part AS (
+            SELECT %(oid)s::oid AS oid UNION
+            SELECT relid FROM pg_catalog.pg_partition_tree(%(oid)s::oid::pg_catalog.regclass)
+        )
+        SELECT DISTINCT format('trigger %%I', t.tgname) AS name
+        FROM pg_catalog.pg_trigger t JOIN part ON part.oid = t.tgrelid
+        WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 3 = 3 AND t.tgtype & %(bit)s <> 0
+        UNION ALL
+        SELECT DISTINCT format('rule %%I', r.rulename)
+        FROM pg_catalog.pg_rewrite r JOIN part ON part.oid = r.ev_class
+        WHERE r.is_instead AND r.ev_enabled <> 'D' AND r.ev_type::text = %(type)s
+        ORDER BY name
+        """,
+        {"oid": table.oid, "bit": trigger_bit, "type": rule_type},
+    ).fetchall()
+    return [row["name"] for row in rows]
 
 
 def files_of(connection: Connection, target: PostgresTarget) -> str:

@@ -28,13 +28,17 @@ def make_pool(settings: Settings, *, max_connections: int = 16, timeout_seconds:
             "options": options,
             **database.TRANSPORT,
         },
-        configure=database.settle,
         min_size=1,
         max_size=max_connections,
         timeout=timeout_seconds,
         # A connection may have died while it lay in the pool: the server was restarted.
         check=ConnectionPool.check_connection,
-        configure=database.read_json_cut,
+        configure=_configure,
         open=False,
         name="vitrina-api",
     )
+
+
+def _configure(connection: Connection) -> None:
+    database.settle(connection)
+    database.read_json_cut(connection)

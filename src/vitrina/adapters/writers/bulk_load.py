@@ -1,7 +1,8 @@
-"""Loading an empty table fast: indexes are taken off before the rows come and built after them, in one transaction."""
+"""Loading a table that a run has made: indexes come off before the rows and on after them, in one transaction."""
 
 from dataclasses import dataclass
 
+import psycopg
 from psycopg.sql import SQL, Composed, Identifier
 
 from vitrina.adapters.catalog import Table
@@ -15,12 +16,22 @@ WORTHWHILE_ROWS = 20_000
 class DetachedIndexes:
     """How to take the indexes of a table off and put them back exactly as they were."""
 
+    table: Table
     drops: tuple[Composed, ...]
     restores: tuple[Composed, ...]
 
-    def detach(self, connection: Connection) -> None:
-        for statement in self.drops:
-            connection.execute(statement)
+    def detach(self, connection: Connection) -> bool:
+        """False, and nothing is done, when somebody uses the table: who waits for a lock makes all others wait too."""
+        if not self.drops:
+            return False
+        try:
+            with connection.transaction():
+                connection.execute(SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE NOWAIT").format(self.table.identifier))
+                for statement in self.drops:
+                    connection.execute(statement)
+        except psycopg.errors.LockNotAvailable:
+            return False
+        return True
 
     def restore(self, connection: Connection) -> None:
         if self.restores:
@@ -33,7 +44,7 @@ class DetachedIndexes:
 def plan_detachment(connection: Connection, table: Table) -> DetachedIndexes:
     """Only what nothing else depends on, and what a definition describes in full."""
     if not table.owned or table.kind != "r":
-        return DetachedIndexes((), ())
+        return DetachedIndexes(table, (), ())
     rows = connection.execute(
         """
         SELECT n.nspname AS schema, ic.relname AS name, con.conname AS constraint,
@@ -69,4 +80,4 @@ def plan_detachment(connection: Connection, table: Table) -> DetachedIndexes:
         else:
             drops.append(SQL("DROP INDEX {}").format(Identifier(row["schema"], row["name"])))
             restores.append(Composed([SQL(row["index_definition"])]))
-    return DetachedIndexes(tuple(drops), tuple(restores))
+    return DetachedIndexes(table, tuple(drops), tuple(restores))

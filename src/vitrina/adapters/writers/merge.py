@@ -164,14 +164,15 @@ def insert_rows(merge: Merge) -> Composed:
     )
 
 
-def insert_all(merge: Merge) -> Composed:
+def insert_all(merge: Merge, *, in_order: bool) -> Composed:
     """For an empty target: straight from the stage, no comparison."""
-    return SQL("INSERT INTO {} ({}){} SELECT {} FROM {} AS s").format(
+    return SQL("INSERT INTO {} ({}){} SELECT {} FROM {} AS s{}").format(
         merge.target.identifier,
         _comma(map(Identifier, merge.columns)),
         _overriding(merge.target, merge.columns),
         _prefixed("s", merge.columns),
         merge.staged,
+        SQL(" ORDER BY {}").format(_prefixed("s", merge.key)) if in_order else SQL(""),
     )
 
 

@@ -63,6 +63,8 @@ class PostgresWriter:
         self._target = target
         self._options = options
         self._table: Table | None = None
+        # By this run: nobody can have been reading it for long.
+        self._made_table = False
         self._key: tuple[str, ...] = ()
         self._columns: tuple[str, ...] = ()
         self._not_compared: frozenset[str] = frozenset()
@@ -100,6 +102,7 @@ class PostgresWriter:
     def _create(self, result: Sequence[Column], key: tuple[str, ...]) -> None:
         try:
             catalog.create_table(self.connection, self._target, result, key)
+            self._made_table = True
         except psycopg.errors.DuplicateTable:
             pass  # another pipeline or person was faster: compare with theirs
         except psycopg.errors.InsufficientPrivilege as exc:
@@ -271,7 +274,7 @@ class PostgresWriter:
         merging = self._merge_of(stage.counted(checkpoint.segments))
         self._prepare_merge()
         if self.is_empty():
-            return self._fill_empty(merging, checkpoint.rows)
+            return self._fill_empty(merging, stage, checkpoint)
         staged_rows = stage.count(self.connection, checkpoint.segments)
         self._refuse_lost_stage(staged_rows, checkpoint.rows)
         if staged_rows == 0 and deletes and not self._options.allow_empty:
@@ -295,21 +298,37 @@ class PostgresWriter:
         failpoints.hit("publish.applied")
         return replace(counts, unchanged=staged_rows - counts.inserted - counts.updated)
 
-    def _fill_empty(self, merging: Merge, counted_rows: int) -> MergeCounts:
-        indexes = bulk_load.DetachedIndexes((), ())
-        if counted_rows >= bulk_load.WORTHWHILE_ROWS:
-            indexes = bulk_load.plan_detachment(self.connection, self.table)
+    def _fill_empty(self, merging: Merge, stage: Stage, checkpoint: Checkpoint) -> MergeCounts:
         try:
             with self.connection.transaction():
-                indexes.detach(self.connection)
-                inserted = self.connection.execute(merge.insert_all(merging)).rowcount
-                self._refuse_lost_stage(inserted, counted_rows)
-                indexes.restore(self.connection)
+                indexes = self._indexes_to_detach(checkpoint.rows)
+                is_detached = indexes is not None and indexes.detach(self.connection)
+                # Into an index that stays, keys go in their order: at random they cost twice as much.
+                insert = merge.insert_all(merging, in_order=not is_detached)
+                inserted = self.connection.execute(insert).rowcount
+                if inserted != checkpoint.rows:
+                    self._refuse_lost_stage(stage.count(self.connection, checkpoint.segments), checkpoint.rows)
+                    raise self._skipped(checkpoint.rows - inserted, checkpoint.rows, "INSERT")
+                if indexes is not None and is_detached:
+                    indexes.restore(self.connection)
         except psycopg.errors.UniqueViolation:
             self._refuse_duplicates(merging)
             raise
         failpoints.hit("publish.applied")
         return MergeCounts(inserted=inserted)
+
+    def _indexes_to_detach(self, rows: int) -> bulk_load.DetachedIndexes | None:
+        """None where it does not pay, or where somebody may read the mart: they would wait for the whole publish."""
+        if not self._made_table or rows < bulk_load.WORTHWHILE_ROWS:
+            return None
+        return bulk_load.plan_detachment(self.connection, self.table)
+
+    def _skipped(self, skipped: int, rows: int, event: str) -> FatalError:
+        named = ", ".join(catalog.skippers(self.connection, self.table, event))
+        return FatalError(
+            f"{self._target} took {rows - skipped} of {rows} rows of an {event}: {named or 'a trigger or rule'} left"
+            " the others out, and a mart shall hold what its query gives; drop it, or filter such rows out in the query"
+        )
 
     def _refuse_lost_stage(self, staged_rows: int, counted_rows: int) -> None:
         if staged_rows != counted_rows:
@@ -324,9 +343,18 @@ class PostgresWriter:
         updated = self.connection.execute(update).rowcount if update else 0
         inserted = self.connection.execute(merge.insert_rows(merging)).rowcount
         done = MergeCounts(inserted=inserted, updated=updated, deleted=deleted)
-        if done != planned and update is not None:
-            raise TransientError(f"{self._target} was changed by somebody else during the merge")
+        if done != planned:
+            self._refuse_partial(planned, done)
         return done
+
+    def _refuse_partial(self, planned: MergeCounts, done: MergeCounts) -> None:
+        """Nobody can take back a row that we have just inserted. A row to update or delete may have been moved."""
+        if done.inserted != planned.inserted:
+            raise self._skipped(planned.inserted - done.inserted, planned.inserted, "INSERT")
+        event = "UPDATE" if done.updated != planned.updated else "DELETE"
+        named = catalog.skippers(self.connection, self.table, event)
+        by_whom = f", or {', '.join(named)} leaves out rows of an {event}: drop it if so" if named else ""
+        raise TransientError(f"{self._target} was changed by somebody else during the merge{by_whom}")
 
     def _planned(self) -> MergeCounts:
         rows = {row["op"]: row["rows"] for row in self.connection.execute(merge.count_diff()).fetchall()}

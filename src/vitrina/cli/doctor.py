@@ -122,6 +122,7 @@ def _check_database(settings: "Settings") -> Iterator[Finding]:
             return
         yield from _check_application_role(connection, settings)
         yield from _check_readers(connection, settings)
+        yield from _check_targets(connection, settings)
         yield _check_runners(connection, settings)
         yield from _check_pipelines(connection, settings)
         yield _check_stages(connection)
@@ -220,6 +221,36 @@ def _check_reader(settings: "Settings", name: str, check: str) -> Iterator[Findi
     yield from _rights_findings(check, found)
     if not found:
         yield ok(check, f"reads {', '.join(sorted(settings.source_schemas))} and nothing else")
+
+
+def _check_targets(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
+    """The other databases that pipelines write to."""
+    from vitrina.settings import DEFAULT_CONNECTION
+    from vitrina.store import stages
+
+    for name in stages.list_target_connections(connection):
+        if name != DEFAULT_CONNECTION:
+            yield from _check_target(settings, name)
+
+
+def _check_target(settings: "Settings", name: str) -> Iterator[Finding]:
+    from vitrina.store import database, target_schema
+
+    check = f"target {name}"
+    try:
+        url = settings.connection_url(name)
+        with database.connect(url, "vitrina:doctor", connect_timeout_seconds=5) as target:
+            version = target_schema.find_version(target)
+            is_current = version is not None and version >= target_schema.VERSION
+            missing = [] if is_current else list(target_schema.missing_rights(target))
+    except VitrinaError as exc:
+        yield problem(check, exc.message, f"correct VITRINA_CONN_{name.upper()}")
+        return
+    for statement in missing:
+        yield problem(check, "its login may not make the ledger of checkpoints there", statement)
+    if not missing:
+        made = f"its ledger of checkpoints is at version {version}" if is_current else "the next run makes its ledger"
+        yield ok(check, made)
 
 
 def _rights_findings(check: str, faults: "list[Fault]") -> Iterator[Finding]:

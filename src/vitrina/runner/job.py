@@ -26,7 +26,7 @@ from vitrina.runner import admission, logins, sources, steps
 from vitrina.runner.plan import Capabilities, Plan, plan
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged, SqlPolicy
-from vitrina.store import database, pipelines, room, state
+from vitrina.store import database, pipelines, room, state, target_schema
 from vitrina.store import sessions as older_sessions
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
@@ -267,6 +267,8 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
     reader_url = database.reader_url(settings, definition.source_connection)
     reader_session = connect(reader_url, definition.source_connection, database.READ_ONLY)
     connection = connect(target_url, definition.options.target_connection, {})
+    if definition.options.target_connection not in (None, DEFAULT_CONNECTION):
+        target_schema.refuse_unprepared(connection)
     return Job(
         settings=settings,
         claim=claim,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from vitrina.status import Status
-from vitrina.store import leases, runs, state
+from vitrina.store import leases, runs, state, target_schema
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.state import Checkpoint
@@ -29,6 +29,7 @@ class Ledger:
             with self._home.transaction():
                 self._begin_in_metastore()
                 return state.seize(self._home, self._claim, self._table)
+        target_schema.prepare(self._home)
         with self._home.transaction():
             checkpoint = state.seize(self._home, self._claim, self._table)
             wanted = state.find_reset(self._metastore, self._claim.pipeline_id)

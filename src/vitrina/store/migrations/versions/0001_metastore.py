@@ -252,8 +252,9 @@ CREATE TRIGGER announce_request AFTER INSERT ON etl.etl_requests
 """
 
 LEDGER = """
--- The checkpoint row of pipelines whose target lives in this database but whose metastore does not.
-CREATE TABLE etl_stage.ledger (LIKE etl.etl_state INCLUDING DEFAULTS INCLUDING INDEXES);
+-- The checkpoint row of pipelines whose target lives in this database but whose metastore does not; there already
+-- where one of those has run before this database got a metastore of its own (vitrina.store.target_schema).
+CREATE TABLE IF NOT EXISTS etl_stage.ledger (LIKE etl.etl_state INCLUDING DEFAULTS INCLUDING INDEXES);
 """
 
 

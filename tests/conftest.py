@@ -16,10 +16,12 @@ from psycopg import sql
 from pydantic import SecretStr
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.support import step_threads
 from tests.support.ahead import Ahead
 from tests.support.quick_logins import quick_login
 from tests.support.search_servers import EXISTING, QUICK_START, Target, kinds
 from tests.support.workbench import Workbench
+from vitrina.adapters.transforms import process
 from vitrina.embedded import search_server
 from vitrina.embedded.cluster import SUPERUSER
 from vitrina.embedded.temporary import TemporaryServer
@@ -83,6 +85,13 @@ def share_of(nodeid: str) -> str:
     """What one process does whole: the tests of a search server, wherever they are, or of a file."""
     file, _, name = nodeid.partition("::")
     return next((kind for kind in search_server.KINDS if kind in name), file)
+
+
+@pytest.fixture(autouse=True)
+def _steps_in_threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of test modules share state with their tests; `step_processes` marks those that want real workers."""
+    if "step_processes" not in request.keywords:
+        monkeypatch.setattr(process, "start", step_threads.start)
 
 
 @pytest.fixture(scope="session")

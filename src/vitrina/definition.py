@@ -124,6 +124,13 @@ class Options(Strict):
         None, description="What the operator's webhooks are told about this pipeline; everything unless said."
     )
     params: BoundedObject = Field(default_factory=dict, description="Parameters of `python_task`.")
+    parallel: Annotated[int, Field(ge=1, le=64)] | Literal["auto"] = Field(
+        1, description="Worker processes for the Python steps of a run, a batch each; `auto`: one for each processor."
+    )
+    step_timeout_seconds: float = Field(
+        600, gt=0, le=86_400, description="What the Python steps may take for one batch, or a source to make one."
+    )
+    step_memory_mb: int = Field(2_048, ge=128, description="Resident memory of a worker process, in MB.")
     reconcile: ReconcileSchedule | None = Field(None, description="Compare mart and source regularly.")
     # search targets
     action: Literal["update", "index"] = Field(

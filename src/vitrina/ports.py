@@ -14,6 +14,12 @@ T = TypeVar("T")
 LONGEST_DOCUMENT = 100_000
 
 
+class Endable(Protocol):
+    """What can be ended at once, from another thread."""
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class DeadLetter:
     """A row that was left out, with the reason: whole, or as much of it as a letter holds."""

@@ -59,6 +59,9 @@ class Settings(BaseModel):
         description="Relations elsewhere that views and partitions of source schemas may lead to: `raw.films, old.*`.",
     )
     transforms: str = Field("", description="Modules with registered Python steps, comma-separated.")
+    step_env: str = Field(
+        "", description="Environment variables that Python steps are given, comma-separated; `TMDB_*` for several."
+    )
     hash_key: SecretStr | None = Field(None, description="Key of the step hash_columns; the same key, the same hashes.")
 
     elasticsearch_url: SecretStr | None = Field(
@@ -180,6 +183,10 @@ class Settings(BaseModel):
             return True
         patterns = _listed(self.allowed_relations)
         return not self.is_never_reached(schema) and any(fnmatchcase(f"{schema}.{name}", p) for p in patterns)
+
+    @cached_property
+    def step_environment(self) -> tuple[str, ...]:
+        return tuple(_listed(self.step_env))
 
     def require_database_url(self) -> str:
         if self.database_url is None:

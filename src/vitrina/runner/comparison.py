@@ -50,7 +50,7 @@ def refuse_moving_source(job: Job) -> None:
     """In mode full a source starts from its beginning each time, so it can be read twice."""
     if job.source and job.definition.mode == "incremental":
         raise FatalError(
-            f"the rows come from the Python source {job.source.registered.name!r} in mode incremental: it gives what is"
+            f"the rows come from the Python source {job.source.name!r} in mode incremental: it gives what is"
             " new since its own checkpoint, and nobody can ask it for everything that it has ever given, so there is"
             f" nothing to compare {job.target} with; only a source in mode full can be reconciled"
         )

@@ -9,6 +9,7 @@ from contextlib import suppress
 import psycopg
 
 from vitrina.errors import LeaseLost, RunError
+from vitrina.ports import Endable
 from vitrina.store.database import Connection
 from vitrina.store.sessions import Line
 
@@ -40,6 +41,7 @@ class RunControl:
         self._lost = threading.Event()
         self._lines: list[Line] = []
         self._lines_lock = threading.Lock()
+        self._workers: list[Endable] = []
         # How long a session may wait for an answer; the run sets it, because each pipeline has its own timeouts.
         self.silence_limit_seconds = math.inf
         self.extended(clock() if claimed_at is None else claimed_at)
@@ -92,10 +94,16 @@ class RunControl:
             self._lines.append(Line(connection))
         return connection
 
+    def attach(self, workers: Endable) -> None:
+        """From now on the run's Python steps end with the lease, also in the middle of one."""
+        with self._lines_lock:
+            self._workers.append(workers)
+
     def release(self) -> None:
         """The run's sessions are closed: nothing is left to end."""
         with self._lines_lock:
             lines, self._lines = self._lines, []
+            self._workers = []
         for line in lines:
             line.close()
 
@@ -112,5 +120,13 @@ class RunControl:
                     line.connection.cancel_safe(timeout=_CANCEL_SECONDS)
 
     def cut(self) -> None:
+        self.end_workers()
         for line in self.lines:
             line.cut()
+
+    def end_workers(self) -> None:
+        """A step does not look at a clock: its process is ended."""
+        with self._lines_lock:
+            workers = list(self._workers)
+        for worker in workers:
+            worker.close()

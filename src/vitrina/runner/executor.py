@@ -33,7 +33,9 @@ class PipelineExecutor:
         control.silence_limit_seconds = silence_limit(self._settings.statement_timeout_seconds)
         started = time.monotonic()
         with ExitStack() as conclusion, ExitStack() as sessions:
-            job = jobs.open_job(claim, self._settings, sessions, guard=control.guard, conclusion=conclusion)
+            job = jobs.open_job(
+                claim, self._settings, sessions, guard=control.guard, attach=control.attach, conclusion=conclusion
+            )
             used = (None, job.definition.source_connection, job.definition.options.target_connection)
             control.silence_limit_seconds = silence_limit(jobs.statement_timeout(job.definition, self._settings, *used))
             failpoints.hit("run.seized")

@@ -69,7 +69,7 @@ def inspect(job: Job) -> None:
         sources.look_into(job)
         if not job.output:
             raise FatalError(
-                f"source {job.source.registered.name} gives no row now, so nobody can tell which fields its documents"
+                f"source {job.source.name} gives no row now, so nobody can tell which fields its documents"
                 f" have: run the pipeline, which empties {job.target} if it may, instead of comparing"
             )
     else:

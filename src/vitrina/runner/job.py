@@ -22,8 +22,10 @@ from vitrina.adapters.readers.sql import Bounds, Order, Query, SqlReader
 from vitrina.adapters.writers.postgres import PostgresWriter
 from vitrina.definition import Definition
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
+from vitrina.ports import Endable
 from vitrina.runner import admission, logins, sources, steps
 from vitrina.runner.plan import Capabilities, Plan, plan
+from vitrina.runner.steps import PlannedSteps
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged, SqlPolicy
 from vitrina.store import database, pipelines, room, state, target_schema
@@ -35,7 +37,6 @@ from vitrina.store.state import Checkpoint
 from vitrina.targets import PostgresTarget, Target, parse_target
 
 if TYPE_CHECKING:
-    from vitrina.adapters.transforms.chain import PlannedStep
     from vitrina.adapters.transforms.landing import Landing
     from vitrina.adapters.transforms.passage import Passage
     from vitrina.adapters.transforms.sources import OpenSource
@@ -62,7 +63,7 @@ class Job:
     # What the query gives, and what is written: the same, unless Python steps stand between.
     result: list[Column] = field(default_factory=list)
     output: list[Column] = field(default_factory=list)
-    steps: "list[PlannedStep]" = field(default_factory=list)
+    steps: PlannedSteps = field(default_factory=PlannedSteps)
     passage: "Passage | None" = None
     source: "OpenSource | None" = None
     # How the columns behind steps, or of a source, are staged and written.
@@ -112,8 +113,8 @@ class Job:
     @property
     def code_digests(self) -> list[str]:
         """Change with the code of the Python functions at work."""
-        found = [step.registered.digest for step in self.steps]
-        return found + ([self.source.registered.digest] if self.source else [])
+        found = [step.digest for step in self.steps]
+        return found + ([self.source.digest] if self.source else [])
 
     @property
     def reading_key(self) -> tuple[str, ...]:
@@ -154,6 +155,7 @@ def open_job(
     sessions: ExitStack,
     *,
     guard: Callable[[Connection], object] | None = None,
+    attach: Callable[[Endable], object] | None = None,
     conclusion: ExitStack | None = None,
 ) -> Job:
     """Judge, connect, seize. From here on an older epoch of this pipeline cannot commit.
@@ -163,8 +165,8 @@ def open_job(
     definition = definition_of(claim)
     room.require_room(definition, settings)
     judged = judge(definition, settings)
-    planned = steps.planned(definition, settings)
-    source = sources.open_source(definition, settings, claim)
+    planned = steps.planned(definition, settings, sessions, claim.run_id, attach=attach)
+    source = sources.open_source(definition, settings, claim, sessions, attach)
     target = parse_target(definition.final_target, settings.target_policy)
     connect = _connector(claim, settings, definition, sessions, guard)
     connect_last = _connector(claim, settings, definition, conclusion, guard) if conclusion else connect
@@ -283,8 +285,8 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
         target_url=target_url,
         ledger=Ledger(claim, metastore),
         checkpoint=state.peek(metastore, claim.pipeline_id),
-        steps=steps.planned(definition, settings),
-        source=sources.open_source(definition, settings, claim),
+        steps=steps.planned(definition, settings, sessions),
+        source=sources.open_source(definition, settings, claim, sessions),
     )
 
 
@@ -321,7 +323,7 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
         create=create_target,
     )
     if job.passage:
-        job.passage.chain.key = job.key
+        job.passage.steps.key = job.key
     _forget_useless_checkpoint(job)
     return plan(job.definition, _capabilities(job, admitted))
 

@@ -36,7 +36,7 @@ class Letters:
     def watch_steps(self) -> None:
         """From now on the steps tell which of these rows come through."""
         if self._job.passage:
-            self._job.passage.chain.watched = self.open
+            self._job.passage.steps.watched = self.open
 
     def delivered(self, filled: Filled, *, committed: bool = False) -> None:
         if filled.delivered and self._is_time(committed):

@@ -46,7 +46,7 @@ def read(job: Job, *, in_order: bool = False, sample: int | None = None) -> Iter
         tables = cut(pieces, lambda: size, ordered_by=[])
         for number, table in enumerate(tables, 1):
             for part, young in _by_age(table):
-                yield (job.passage.take(part, number).table if job.passage else part), young
+                yield (job.passage.steps.take(part, number).table if job.passage else part), young
 
 
 def _by_age(table: pa.Table) -> Iterator[tuple[pa.Table, bool]]:

@@ -18,9 +18,8 @@ import structlog
 
 import vitrina
 from vitrina import failpoints
-from vitrina.adapters.transforms import registry
 from vitrina.errors import CannotConnect
-from vitrina.runner import housekeeping, scheduler
+from vitrina.runner import housekeeping, scheduler, steps
 from vitrina.runner import requests as runner_requests
 from vitrina.runner.control import RunControl, clock
 from vitrina.runner.dispatcher import PipelineDispatcher
@@ -90,7 +89,7 @@ class PipelineManager:
         self.stop()
 
     def _check_start(self) -> None:
-        self._transforms = registry.load(self._settings.transforms).describe()
+        self._transforms = steps.describe(self._settings)
         with self._metastore("start") as connection:
             migrate.require_current(connection)
             database.reader_url(self._settings, None)

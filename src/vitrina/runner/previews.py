@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -15,15 +15,16 @@ from vitrina.errors import FatalError
 from vitrina.ports import DeadLetter
 from vitrina.runner import admission, logins, sources, steps
 from vitrina.runner import job as jobs
+from vitrina.runner.steps import PlannedSteps
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from vitrina.adapters.transforms.chain import PlannedStep
-
 _NOBODY = UUID(int=0)
+# How long steps may take over the rows of a preview.
+STEP_SECONDS = 60.0
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Reading:
     reader: SqlReader
     query: Query
     result: list[Column]
-    steps: "list[PlannedStep]"
+    steps: PlannedSteps
     run_id: UUID = field(default=_NOBODY)
 
 
@@ -79,12 +80,13 @@ def _shown(stage: Stage) -> dict[str, Any]:
 def first_rows_of_source(definition: Definition, settings: Settings, limit: int) -> Stage:
     """The source is asked from its beginning, for one batch."""
     claim = Claim(_NOBODY, definition.name, 0, _NOBODY, _NOBODY, 0, {"requested_range": None})
-    source = sources.open_source(definition, settings, claim)
-    assert source is not None
-    for batch, _ in source.batches(None):
-        if batch.num_columns:
-            return Stage(source.registered.name, batch.slice(0, limit))
-    raise FatalError(f"source {source.registered.name} gives no rows")
+    with ExitStack() as sessions:
+        source = sources.open_source(_hurried(definition), settings, claim, sessions)
+        assert source is not None
+        for batch, _ in source.batches(None):
+            if batch.num_columns:
+                return Stage(source.name, batch.slice(0, limit))
+    raise FatalError(f"source {source.name} gives no rows")
 
 
 def trace(
@@ -102,8 +104,8 @@ def trace(
     with _reading(definition, settings, extra) as reading:
         passage = steps.open_passage(reading)
         sample = steps.read_sample(reading, passage, limit)
-        names = ["query", *(f"{step.order_index} {step.registered.name}" for step in reading.steps)]
-        stages = passage.chain.trace(passage.naturalise(sample), letters)
+        names = ["query", *(f"{step.order_index} {step.name}" for step in reading.steps)]
+        stages = passage.steps.trace(sample, letters)
         return [Stage(name, batch) for name, batch in zip(names, stages, strict=True)]
 
 
@@ -112,11 +114,19 @@ def _reading(definition: Definition, settings: Settings, extra: Sequence[Task]) 
     judged = jobs.judge(definition, settings)
     if judged is None:
         raise FatalError("the pipeline has no query: a Python source makes its rows")
-    planned = steps.planned(definition, settings) + steps.plan_tasks(extra, settings)
-    with logins.preview_reader(definition, settings) as reader:
+    with ExitStack() as sessions:
+        planned = steps.planned(_hurried(definition), settings, sessions, extra=extra)
+        reader = sessions.enter_context(logins.preview_reader(definition, settings))
         result = reader.describe(judged)
         types = {column.name: column.type for column in result}
         cursor = cursors.cursor_of(definition, types) if definition.mode == "incremental" else None
         reading = Reading(settings, definition, reader, Query(judged, cursor), result, planned)
         admission.admit(reader, reading.query, settings, statement=steps.sample_of(reading, limit=1))
         yield reading
+
+
+def _hurried(definition: Definition) -> Definition:
+    """Somebody waits for the answer, and others for theirs."""
+    seconds = min(definition.options.step_timeout_seconds, STEP_SECONDS)
+    options = definition.options.model_copy(update={"step_timeout_seconds": seconds, "parallel": 1})
+    return definition.model_copy(update={"options": options})

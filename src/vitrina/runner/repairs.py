@@ -48,7 +48,7 @@ def _conclude(metastore: Connection, claim: Claim, counters: Counters) -> None:
 
 def _mend(claim: Claim, settings: Settings, verdict: Verdict, control: RunControl, counters: Counters) -> Repaired:
     with ExitStack() as sessions, database.translated(f"repairing {claim.name}"):
-        job = jobs.open_job(claim, settings, sessions, guard=control.guard)
+        job = jobs.open_job(claim, settings, sessions, guard=control.guard, attach=control.attach)
         # A paused pipeline is repaired without becoming anything else than paused.
         ignores_pause = claim.row["status"] == Status.PAUSE_REQUESTED
         if isinstance(job.target, SearchTarget):

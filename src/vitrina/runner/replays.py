@@ -124,7 +124,7 @@ def _conclude(metastore: Connection, claim: Claim, meter: RunMeter, report: Repo
 def _open(
     claim: Claim, settings: Settings, control: RunControl, meter: RunMeter, sessions: ExitStack
 ) -> "MartReplay | SearchReplay":
-    job = jobs.open_job(claim, settings, sessions, guard=control.guard)
+    job = jobs.open_job(claim, settings, sessions, guard=control.guard, attach=control.attach)
     plan = jobs.inspect(job, create_target=False)
     if not job.target_writer.exists:
         raise FatalError(f"{job.target} does not exist yet: run the pipeline first")

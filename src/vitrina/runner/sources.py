@@ -1,12 +1,17 @@
 """Pipelines without SQL: a registered Python source makes the rows, and keeps its checkpoint with ours."""
 
 import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from vitrina.adapters import catalog
 from vitrina.adapters.catalog import Column, Table
 from vitrina.definition import Definition
 from vitrina.errors import TargetMismatch
+from vitrina.ports import Endable
+from vitrina.runner import steps
 from vitrina.runner.plan import Plan
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
@@ -16,36 +21,29 @@ from vitrina.targets import PostgresTarget
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from vitrina.adapters.transforms.context import SourceContext
     from vitrina.adapters.transforms.sources import OpenSource
     from vitrina.runner.job import Job
 
 
-def open_source(definition: Definition, settings: Settings, claim: Claim) -> "OpenSource | None":
-    """The pipeline's source, if it has one, with its params read; nothing of it runs yet."""
+def open_source(
+    definition: Definition,
+    settings: Settings,
+    claim: Claim,
+    sessions: ExitStack,
+    attach: Callable[[Endable], object] | None = None,
+) -> "OpenSource | None":
+    """The pipeline's source, if it has one, in a worker and with its params read; nothing of it runs yet."""
     if definition.python_source is None:
         return None
-    from vitrina.adapters.transforms import chain, registry
-    from vitrina.adapters.transforms.context import SourceContext
-    from vitrina.adapters.transforms.sources import OpenSource
+    from vitrina.adapters.transforms import remote
 
-    registered = chain.find_registered(definition.python_source, "source", registry.load(settings.transforms))
-    params = chain.read_params(registered, definition.options.params, f"source {registered.name}")
+    about = remote.About(definition.name, claim.run_id, settings.transforms, datetime.now(UTC))
     asked = claim.row["requested_range"] or {}
-
-    def context(checkpoint: Any) -> "SourceContext":
-        return SourceContext(
-            checkpoint=checkpoint,
-            pipeline=definition.name,
-            run_id=claim.run_id,
-            mode=definition.mode,
-            batch_size=definition.batch_size,
-            params=params,
-            since=asked.get("since"),
-            until=asked.get("until"),
-        )
-
-    return OpenSource(registered, context)
+    worker = remote.SourceWorker(definition.python_source, steps.limits(definition, settings))
+    sessions.callback(worker.close)
+    if attach:
+        attach(worker)
+    return worker.open(definition, about, asked)
 
 
 def stored_checkpoint(definition: Definition, found: Checkpoint) -> Any:
@@ -83,9 +81,7 @@ def _fit(job: "Job", schema: "pa.Schema | None", *, create_target: bool) -> None
     else:
         missing = [name for name in job.definition.target_key or () if name not in schema.names]
         if missing:
-            raise TargetMismatch(
-                f"target_key column {missing[0]!r} is not given by source {job.source.registered.name}"
-            )
+            raise TargetMismatch(f"target_key column {missing[0]!r} is not given by source {job.source.name}")
         job.output = landing.settle(schema, table)
         job.landings = landing.landings(schema, job.output)
     job.result = job.output
@@ -120,5 +116,5 @@ def _plan(job: "Job") -> Plan:
         isolate=False,
         key=job.key,
         guarantee="exact",
-        reasons=(f"rows come from the Python source {job.source.registered.name}", how),
+        reasons=(f"rows come from the Python source {job.source.name}", how),
     )

@@ -1,9 +1,14 @@
 """A run's Python steps: looked up before anything is opened, fitted between query and target before rows move."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
+import structlog
 from psycopg.sql import SQL, Composable, Composed, Literal
 
 from vitrina import sqlguard
@@ -11,7 +16,8 @@ from vitrina.adapters import catalog
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
 from vitrina.definition import Definition, Task
-from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
+from vitrina.errors import FatalError, InvalidQuery, RunError, SourceQueryFailed
+from vitrina.ports import Endable
 from vitrina.runner import admission
 from vitrina.settings import Settings
 from vitrina.sqlguard import SqlPolicy
@@ -21,13 +27,48 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from vitrina.adapters.transforms.chain import PlannedStep
-    from vitrina.adapters.transforms.passage import Passage
+    from vitrina.adapters.transforms.passage import Passage, RunsSteps
+    from vitrina.adapters.transforms.process import Limits
+    from vitrina.adapters.transforms.registry import Registry
+    from vitrina.adapters.transforms.remote import WorkerSteps
     from vitrina.runner.job import Job
+
+NOBODY = UUID(int=0)
 
 # Rows with which it is found out what comes out behind the steps.
 SAMPLE_ROWS = 1000
 # A reference query's result is kept in memory for the whole run.
 MAX_REFERENCE_BYTES = 256 << 20
+# What importing the modules of steps may take when a runner starts.
+IMPORT_SECONDS = 120.0
+IMPORT_MEMORY_MB = 4096
+
+
+class Step(Protocol):
+    """What the rest of a run knows of a step."""
+
+    @property
+    def order_index(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class PlannedSteps:
+    """The steps of a pipeline, all of them in this process or all of them in workers."""
+
+    own: "Sequence[PlannedStep]" = ()
+    workers: "WorkerSteps | None" = field(default=None, repr=False)
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self.workers.steps if self.workers else self.own)
+
+    def __bool__(self) -> bool:
+        return bool(self.own) or self.workers is not None
 
 
 class Reading(Protocol):
@@ -37,7 +78,7 @@ class Reading(Protocol):
     definition: Definition
     reader: SqlReader
     result: list[Column]
-    steps: "list[PlannedStep]"
+    steps: PlannedSteps
 
     @property
     def query(self) -> Query: ...
@@ -46,18 +87,84 @@ class Reading(Protocol):
     def run_id(self) -> UUID: ...
 
 
-def planned(definition: Definition, settings: Settings) -> "list[PlannedStep]":
-    """The pipeline's steps with their params read; `Invalid` says what is wrong with which."""
-    return plan_tasks(definition.steps, settings)
+def planned(
+    definition: Definition,
+    settings: Settings,
+    sessions: ExitStack,
+    run_id: UUID = NOBODY,
+    *,
+    extra: Sequence[Task] = (),
+    attach: Callable[[Endable], object] | None = None,
+) -> PlannedSteps:
+    """The pipeline's steps with their params read; `Invalid` says what is wrong with which.
 
-
-def plan_tasks(tasks: Sequence[Task], settings: Settings) -> "list[PlannedStep]":
+    Steps that ship with Vitrina are run here. Where there is one of anybody else, or several batches at a time, all of
+    them run in workers, which end with `sessions`.
+    """
+    tasks = [*definition.steps, *extra]
     if not tasks:
-        return []
+        return PlannedSteps()
     # Imported here: pipelines without steps need neither pyarrow nor its half second.
-    from vitrina.adapters.transforms import chain, registry
+    from vitrina.adapters.transforms import chain, registry, remote
 
-    return chain.plan_steps(tasks, registry.load(settings.transforms))
+    shipped = registry.load_shipped()
+    if _workers(definition) == 1 and all(_is_shipped(task.body, shipped) for task in tasks):
+        return PlannedSteps(chain.plan_steps(tasks, shipped))
+    about = remote.About(
+        definition.name, run_id, settings.transforms, datetime.now(UTC), _hash_key(tasks, settings, shipped)
+    )
+    steps = remote.WorkerSteps(tasks, about, limits(definition, settings), workers=_workers(definition))
+    sessions.callback(steps.close)
+    if attach:
+        attach(steps)
+    steps.plan()
+    return PlannedSteps(workers=steps)
+
+
+def describe(settings: Settings) -> list[dict[str, Any]]:
+    """All steps and sources that this runner has. Modules are imported by a worker: they may do anything."""
+    from vitrina.adapters.transforms import process, registry, remote
+
+    if registry.finds_only_shipped(settings.transforms):
+        return registry.load_shipped().describe()
+    modules = settings.transforms
+    try:
+        return remote.describe(modules, process.Limits(IMPORT_SECONDS, IMPORT_MEMORY_MB, settings.step_environment))
+    except RunError as exc:
+        structlog.get_logger().error("transforms.import_failed", module=modules, error=exc.message)
+        broken = registry.BrokenModule(modules or "installed packages", exc.message)
+        shipped = [found for found in registry.load_shipped() if found.is_shipped]
+        return [*(found.describe() for found in shipped), broken.describe()]
+
+
+def limits(definition: Definition, settings: Settings) -> "Limits":
+    from vitrina.adapters.transforms.process import Limits
+
+    options = definition.options
+    return Limits(options.step_timeout_seconds, options.step_memory_mb, settings.step_environment)
+
+
+def _workers(definition: Definition) -> int:
+    asked = definition.options.parallel
+    if asked != "auto":
+        return asked
+    # Not all systems tell which processors a process may use.
+    usable = getattr(os, "sched_getaffinity", None)
+    return len(usable(0)) if usable else os.cpu_count() or 1
+
+
+def _is_shipped(name: str, shipped: "Registry") -> bool:
+    found = shipped.find(name)
+    return found is not None and found.is_shipped
+
+
+def _hash_key(tasks: Sequence[Task], settings: Settings, shipped: "Registry") -> str | None:
+    """Where a shipped step needs it, or the operator trusts all steps with it."""
+    if settings.hash_key is None:
+        return None
+    own = [found for task in tasks if _is_shipped(task.body, shipped) and (found := shipped.find(task.body))]
+    needed = any("context" in found.accepts for found in own) or "VITRINA_HASH_KEY" in settings.step_environment
+    return settings.hash_key.get_secret_value() if needed else None
 
 
 def fit(job: "Job") -> "tuple[Passage, list[Column]]":
@@ -69,18 +176,28 @@ def fit(job: "Job") -> "tuple[Passage, list[Column]]":
 
 
 def open_passage(job: Reading) -> "Passage":
-    from vitrina.adapters.transforms.chain import Chain
-    from vitrina.adapters.transforms.context import StepContext
     from vitrina.adapters.transforms.passage import Passage
 
+    return Passage(job.result, job.query.judged.volatile_columns, _open_steps(job))
+
+
+def _open_steps(job: Reading) -> "RunsSteps":
+    from vitrina.adapters.transforms.chain import Chain
+    from vitrina.adapters.transforms.context import StepContext
+    from vitrina.adapters.transforms.passage import OwnSteps
+
+    stamps, references = job.query.judged.volatile_columns, References(job)
+    if workers := job.steps.workers:
+        workers.open(job.result, stamps, references.load)
+        return workers
     key = job.settings.hash_key
     context = StepContext(
         pipeline=job.definition.name,
         run_id=job.run_id,
         hash_key=key.get_secret_value().encode() if key else None,
-        reference=References(job).load,
+        reference=references.load,
     )
-    return Passage(job.result, job.query.judged.volatile_columns, Chain(job.steps, context))
+    return OwnSteps(job.result, stamps, Chain(job.steps.own, context))
 
 
 def read_sample(job: Reading, passage: "Passage", rows: int) -> "pa.Table":

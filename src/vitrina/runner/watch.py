@@ -86,7 +86,10 @@ class Watch:
                 self._given_up.add(run)
                 run.cancel()  # a server goes on with a statement whose client has merely gone
             run.cut()
-        elif self._drain_until is not None and clock() > self._drain_until and run not in self._given_up:
+            return
+        if self._drain_until is not None:
+            run.end_workers()  # the batch at work is begun again elsewhere; a step would not hear that we leave
+        if self._drain_until is not None and clock() > self._drain_until and run not in self._given_up:
             self._given_up.add(run)  # once: giving the lease back takes a session as well
             run.cancel()
             run.cut()

@@ -109,6 +109,8 @@ class ArrowSource:
         return _UnderWay(filled, taken, table.nbytes, watch, self._stager.timed_as, arrive)
 
     def close(self) -> None:
+        if self._passage:
+            self._passage.steps.close()
         self._reader.cancel_stream()
         self._stager.close()
         self._reader.connection.close()
@@ -117,7 +119,7 @@ class ArrowSource:
         if self._passage is None:
             return Taken(table)
         with watch.lap("transform"):
-            return self._passage.take(table, number)
+            return self._passage.steps.take(table, number)
 
     def _select(self, after: Position | None) -> Composable:
         outputs = self._passage.outputs() if self._passage else outputs_of(self._result)

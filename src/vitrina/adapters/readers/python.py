@@ -50,5 +50,5 @@ class PythonSource:
             started, watch = time.monotonic(), Stopwatch()
 
     def close(self) -> None:
-        """The source's own waiting cannot be interrupted; its next batch finds no stage any more."""
+        self._source.close()
         self._stager.close()

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ValidationError
 
-from vitrina.adapters.transforms import forms, masking, pythonic, shape
+from vitrina.adapters.transforms import forms, masking, progress, pythonic, shape
 from vitrina.adapters.transforms.context import StepContext
 from vitrina.adapters.transforms.isolation import Isolation, Rejection
 from vitrina.adapters.transforms.registry import RESERVED_PARAMS, Registered, Registry
@@ -35,6 +35,14 @@ class PlannedStep:
 
     def __str__(self) -> str:
         return f"step {self.order_index} ({self.registered.name})"
+
+    @property
+    def name(self) -> str:
+        return self.registered.name
+
+    @property
+    def digest(self) -> str:
+        return self.registered.digest
 
     def bind(self, context: StepContext) -> forms.Bound:
         filled: dict[str, Any] = {}
@@ -184,6 +192,7 @@ class Chain:
 
     def _attempt(self, step: PlannedStep, batch: pa.RecordBatch, rejected: list[Rejection]) -> pa.RecordBatch:
         """The batch through the step; rows that it raises on are named instead."""
+        progress.note(step.order_index, batch.num_rows)
         bound = step.bind(self._context)
         try:
             if step.registered.form == "rows":

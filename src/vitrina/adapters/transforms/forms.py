@@ -5,10 +5,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from vitrina.adapters.transforms import natural, pythonic
+from vitrina.adapters.transforms import natural, progress, pythonic
 from vitrina.adapters.transforms.pythonic import Original
 from vitrina.adapters.transforms.registry import Form, Registered
 from vitrina.errors import RunError
+
+# How closely it is known which row a step was at when its process ended.
+_ROWS_NOTED = 100
 
 # The step with its parameters filled in.
 Bound = Callable[[Any], Any]
@@ -104,6 +107,8 @@ def _made_rows(
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for position, row in enumerate(given):
+        if not position % _ROWS_NOTED:
+            progress.narrow(position + 1, min(position + _ROWS_NOTED, len(given)))
         try:
             made = bound(row)
         except (RunError, ConnectionError, TimeoutError):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 from psycopg.sql import Composable
@@ -23,23 +24,101 @@ class Taken:
     delivered: frozenset[str] = frozenset()
 
 
+class RunsSteps(Protocol):
+    """Where the steps of a run are run: in this process, or in workers."""
+
+    # Columns that must be there, without NULL, behind the last step.
+    key: tuple[str, ...]
+    # Rows that were left behind, by name. None: nobody wants to know whether they come again.
+    watched: set[str] | None
+    # How each column is staged; known once the columns behind the last step are.
+    landings: dict[str, Landing]
+    # How many batches may be on their way through the steps at once.
+    parallel: int
+
+    def discover(self, sample: pa.Table) -> pa.Schema:
+        """The columns behind the last step; NoRowsToTell when no row came through."""
+        ...
+
+    def take(self, table: pa.Table, number: int) -> Taken: ...
+
+    def trace(self, sample: pa.Table, letters: list[DeadLetter] | None) -> list[pa.RecordBatch]: ...
+
+    def close(self) -> None:
+        """End what is at work; called from another thread."""
+        ...
+
+
+class OwnSteps:
+    """The steps of one run, run in this process."""
+
+    parallel = 0
+
+    def __init__(self, result: Sequence[Column], stamps: frozenset[str], chain: Chain) -> None:
+        self._schema = natural.schema_of(result, stamps)
+        self._chain = chain
+        self.landings: dict[str, Landing] = {}
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self._chain.key
+
+    @key.setter
+    def key(self, key: tuple[str, ...]) -> None:
+        self._chain.key = key
+
+    @property
+    def watched(self) -> set[str] | None:
+        return self._chain.watched
+
+    @watched.setter
+    def watched(self, watched: set[str] | None) -> None:
+        self._chain.watched = watched
+
+    def discover(self, sample: pa.Table) -> pa.Schema:
+        return self._chain.discover(self._naturalise(sample), 1)
+
+    def trace(self, sample: pa.Table, letters: list[DeadLetter] | None) -> list[pa.RecordBatch]:
+        """What comes in, and what comes out of each step."""
+        return self._chain.trace(self._naturalise(sample), letters)
+
+    def take(self, table: pa.Table, number: int) -> Taken:
+        """One batch of the reader, ready for the stage."""
+        passed = self._chain.apply(self._naturalise(table), number)
+        strange = set(passed.batch.schema.names) ^ set(self.landings)
+        if strange and passed.batch.num_rows:
+            raise StepFailed(
+                f"the steps give other columns in batch {number} than were found out before the load"
+                f" ({', '.join(sorted(strange))}): name them in @transform(columns=...)"
+            )
+        if not passed.batch.num_rows:
+            return Taken(pa.table({}), passed.letters)
+        return Taken(landing.to_stage(passed.batch, self.landings), passed.letters, passed.delivered)
+
+    def close(self) -> None:
+        """Our own steps come to an end by themselves."""
+
+    def _naturalise(self, table: pa.Table) -> pa.Table:
+        """What was read in its natural types; a result without a single row comes without columns."""
+        return natural.naturalise(table, self._schema) if table.num_rows else self._schema.empty_table()
+
+
 class Passage:
     """The steps of one run, fitted between a query's result and a target."""
 
-    def __init__(self, result: Sequence[Column], stamps: frozenset[str], chain: Chain) -> None:
+    def __init__(self, result: Sequence[Column], stamps: frozenset[str], steps: RunsSteps) -> None:
         self._result = list(result)
         self._schema = natural.schema_of(result, stamps)
-        self.landings: dict[str, Landing] = {}
-        self.chain = chain
+        self.steps = steps
         # Columns that differ in every run by nature: a row is not written anew because of them.
         self.stamps: frozenset[str] = frozenset()
 
+    @property
+    def landings(self) -> dict[str, Landing]:
+        return self.steps.landings
+
     def outputs(self) -> list[Composable]:
         return natural.outputs(self._result)
-
-    def naturalise(self, table: pa.Table) -> pa.Table:
-        """What was read in its natural types; a result without a single row comes without columns."""
-        return natural.naturalise(table, self._schema) if table.num_rows else self._schema.empty_table()
 
     def settle(self, sample: pa.Table, table: Table | None, wanted_key: Sequence[str] | None) -> list[Column]:
         """Find out with some rows what comes out behind the steps, and as what it is written."""
@@ -50,13 +129,13 @@ class Passage:
                 f"target_key column {missing[0]!r} is not there behind the steps (they give: {', '.join(schema.names)})"
             )
         settled = landing.settle(schema, table)
-        self.landings = landing.landings(schema, settled)
+        self.steps.landings = landing.landings(schema, settled)
         self.stamps = frozenset(field.name for field in schema if natural.is_stamp(field))
         return settled
 
     def _discover(self, sample: pa.Table, table: Table | None) -> pa.Schema:
         try:
-            return self.chain.discover(self.naturalise(sample), 1)
+            return self.steps.discover(sample)
         except forms.NoRowsToTell:
             return self._guess(table)
 
@@ -69,16 +148,3 @@ class Passage:
             ) from None
         names = {field.name for field in self._schema} | set(table.primary_key)
         return pa.schema([natural.tagged(c.name, c.type) for c in table.columns if c.name in names])
-
-    def take(self, table: pa.Table, number: int) -> Taken:
-        """One batch of the reader, ready for the stage."""
-        passed = self.chain.apply(self.naturalise(table), number)
-        strange = set(passed.batch.schema.names) ^ set(self.landings)
-        if strange and passed.batch.num_rows:
-            raise StepFailed(
-                f"the steps give other columns in batch {number} than were found out before the load"
-                f" ({', '.join(sorted(strange))}): name them in @transform(columns=...)"
-            )
-        if not passed.batch.num_rows:
-            return Taken(pa.table({}), passed.letters)
-        return Taken(landing.to_stage(passed.batch, self.landings), passed.letters, passed.delivered)

@@ -57,6 +57,11 @@ class Registered:
             text = self.origin
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it is a part of Vitrina: such code is trusted with the process that runs it."""
+        return self.function.__module__.startswith(f"{BUILT_IN}.")
+
     def describe(self) -> dict[str, Any]:
         """As `GET /transforms` shows it."""
         return {
@@ -152,12 +157,23 @@ def load(modules: str = "") -> Registry:
 
     A module that cannot be imported is logged and listed, and stops nothing; a name that comes twice stops the start.
     """
-    _load("built-in steps", lambda: importlib.import_module(BUILT_IN))
+    load_shipped()
     for entry_point in metadata.entry_points(group=ENTRY_POINTS):
         _load(f"{entry_point.name} ({entry_point.value})", entry_point.load)
     for module in filter(None, (part.strip() for part in modules.split(","))):
         _load(module, lambda module=module: importlib.import_module(module))  # type: ignore[misc]
     return REGISTRY
+
+
+def load_shipped() -> Registry:
+    """Import what ships with Vitrina, and nothing else: all that a runner itself ever imports."""
+    _load("built-in steps", lambda: importlib.import_module(BUILT_IN))
+    return REGISTRY
+
+
+def finds_only_shipped(modules: str) -> bool:
+    """Whether neither an installed package nor a setting names other steps."""
+    return not modules.strip(" ,") and not metadata.entry_points(group=ENTRY_POINTS)
 
 
 def _load(name: str, load_module: Callable[[], object]) -> None:

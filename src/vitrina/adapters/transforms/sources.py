@@ -37,9 +37,15 @@ def yielded(registered: Registered, context: SourceContext) -> Iterator[Yielded]
 class OpenSource:
     """A source that was looked into before its batches are wanted: the first one tells the columns."""
 
-    def __init__(self, registered: Registered, context: Callable[[Any], SourceContext]) -> None:
-        self.registered = registered
-        self._context = context
+    def __init__(
+        self, name: str, digest: str, begin: Callable[[Any], Iterator[Yielded]], close: Callable[[], None]
+    ) -> None:
+        self.name = name
+        self.digest = digest
+        # Starts the source from a checkpoint.
+        self._begin = begin
+        # Ends it in the middle of whatever it does; may be called from another thread.
+        self.close = close
         self._pending: list[Yielded] = []
         self._rest: Iterator[Yielded] | None = None
         self._begun_at: Any = None
@@ -55,7 +61,7 @@ class OpenSource:
 
     def _peek(self, checkpoint: Any) -> pa.Schema | None:
         self._begun_at = checkpoint
-        self._rest = yielded(self.registered, self._context(checkpoint))
+        self._rest = self._begin(checkpoint)
         for batch, state in self._rest:
             self._pending.append((batch, state))
             if batch.num_columns:
@@ -69,7 +75,7 @@ class OpenSource:
         self._pending, self._rest = [], None
         if rest is not None and checkpoint == self._begun_at:
             return chain(pending, rest)
-        return yielded(self.registered, self._context(checkpoint))
+        return self._begin(checkpoint)
 
 
 def _guarded(registered: Registered, context: SourceContext) -> Iterator[Any]:

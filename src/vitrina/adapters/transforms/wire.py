@@ -1,0 +1,161 @@
+"""Messages between a runner and its workers: a JSON header, then Arrow bytes. Nothing is pickled.
+
+A worker runs code that is not trusted. What it sends is read as data with limits, and checked before it is used.
+"""
+
+import json
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import pyarrow as pa
+
+from vitrina import errors
+from vitrina.adapters.transforms.forms import NoRowsToTell
+from vitrina.errors import FatalError, FieldError, Invalid, StepFailed, VitrinaError
+from vitrina.ports import DeadLetter
+
+_PREFIX = struct.Struct("<I")
+MAX_HEADER_BYTES = 256 << 20
+MAX_PAYLOAD_BYTES = 4 << 30
+# One call of writev takes no more pieces than this on any system.
+_PIECES_AT_ONCE = 16
+
+
+class Message(NamedTuple):
+    """What one side tells the other."""
+
+    fields: dict[str, Any]
+    payload: tuple[pa.Buffer, ...] = ()
+
+
+class Garbled(Exception):
+    """The other side sent what is no message."""
+
+
+def send(descriptor: int, message: Message) -> None:
+    """Write a message whole; OSError when the other side is gone."""
+    header = json.dumps([message.fields, [part.size for part in message.payload]]).encode()
+    pieces = [memoryview(_PREFIX.pack(len(header)) + header), *(memoryview(part).cast("B") for part in message.payload)]
+    pieces = [piece for piece in pieces if len(piece)]
+    while pieces:
+        written = os.writev(descriptor, pieces[:_PIECES_AT_ONCE])
+        while pieces and written >= len(pieces[0]):
+            written -= len(pieces.pop(0))
+        if written:
+            pieces[0] = pieces[0][written:]
+
+
+def receive(descriptor: int) -> Message:
+    """Read the next message; EOFError when the other side is gone."""
+    (length,) = _PREFIX.unpack(_read(descriptor, _PREFIX.size))
+    if length > MAX_HEADER_BYTES:
+        raise Garbled(f"a header of {length} bytes")
+    try:
+        fields, sizes = json.loads(memoryview(_read(descriptor, length)).tobytes())
+        total = sum(sizes)
+    except (ValueError, TypeError) as exc:
+        raise Garbled("a header that is no JSON") from exc
+    if (
+        not isinstance(fields, dict)
+        or not all(isinstance(n, int) and n >= 0 for n in sizes)
+        or total > MAX_PAYLOAD_BYTES
+    ):
+        raise Garbled("a header that says nothing sensible")
+    return Message(fields, tuple(_read(descriptor, size) for size in sizes))
+
+
+def _read(descriptor: int, size: int) -> pa.Buffer:
+    buffer = pa.allocate_buffer(size)
+    view = memoryview(buffer).cast("B") if size else memoryview(b"")
+    done = 0
+    while done < size:
+        got = os.readv(descriptor, [view[done:]])
+        if not got:
+            raise EOFError
+        done += got
+    return buffer
+
+
+# --- Arrow ---------------------------------------------------------------------------------------------------------
+
+
+def packed(table: pa.Table | pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write(table)
+    return sink.getvalue()
+
+
+def unpacked(buffer: pa.Buffer) -> pa.Table:
+    """A table that lies in the buffer. Offsets and texts are checked: Arrow itself trusts them, and would crash."""
+    try:
+        table = pa.ipc.open_stream(buffer).read_all()
+        table.validate(full=True)
+    except (pa.ArrowInvalid, OSError) as exc:
+        raise StepFailed(f"the steps gave Arrow data that is damaged ({exc})") from exc
+    return table
+
+
+def packed_schema(schema: pa.Schema) -> pa.Buffer:
+    return schema.serialize()
+
+
+def unpacked_schema(buffer: pa.Buffer) -> pa.Schema:
+    return pa.ipc.read_schema(buffer)
+
+
+# --- rows that were left behind ------------------------------------------------------------------------------------
+
+
+def packed_letters(letters: Sequence[DeadLetter]) -> list[list[str]]:
+    return [[letter.document_id, letter.error, letter.document] for letter in letters]
+
+
+def unpacked_letters(found: Sequence[Sequence[str]]) -> tuple[DeadLetter, ...]:
+    return tuple(DeadLetter(*map(str, letter)) for letter in found)
+
+
+# --- errors --------------------------------------------------------------------------------------------------------
+
+# A step may raise these, or subclasses of its own; each arrives as the nearest of them.
+_KNOWN: dict[str, type[VitrinaError]] = {
+    known.__name__: known
+    for known in (
+        errors.TransientError,
+        errors.Disconnected,
+        errors.FatalError,
+        errors.SourceQueryFailed,
+        errors.TargetMismatch,
+        errors.BadKey,
+        errors.StepFailed,
+        errors.NotCarried,
+        errors.RecordError,
+        errors.RunError,
+        errors.ConfigError,
+        errors.Invalid,
+    )
+}
+
+
+def packed_error(exc: BaseException) -> dict[str, Any]:
+    if isinstance(exc, NoRowsToTell):
+        return {"class": NoRowsToTell.__name__}
+    if isinstance(exc, Invalid):
+        fields = [[field.path, field.message, field.code] for field in exc.fields]
+        return {"class": "Invalid", "message": exc.message, "fields": fields}
+    known = next((kind.__name__ for kind in type(exc).__mro__ if kind.__name__ in _KNOWN), None)
+    if known and isinstance(exc, VitrinaError):
+        return {"class": known, "message": exc.message}
+    return {"class": "FatalError", "message": f"internal error in a worker: {type(exc).__name__}: {exc}"}
+
+
+def raise_error(found: dict[str, Any]) -> NoReturn:
+    """Raise here what was raised on the other side."""
+    name, message = found.get("class"), str(found.get("message", ""))
+    if name == NoRowsToTell.__name__:
+        raise NoRowsToTell
+    if name == "Invalid":
+        raise Invalid(message, tuple(FieldError(*map(str, field)) for field in found.get("fields", ())))
+    raise _KNOWN.get(str(name), FatalError)(message)

@@ -1,0 +1,42 @@
+"""Workers for tests that share state with their steps: the same messages, served by a thread of this process."""
+
+import mmap
+import os
+import socket
+import threading
+from contextlib import suppress
+
+from vitrina.adapters.transforms import progress
+from vitrina.adapters.transforms.process import Started
+from vitrina.adapters.transforms.worker import Server
+
+
+def start(environment: dict[str, str]) -> Started:
+    """In place of `vitrina.adapters.transforms.process.start`."""
+    ours, theirs = socket.socketpair()
+    output, nothing = os.pipe()
+    os.close(nothing)
+    life, place = os.dup(output), mmap.mmap(-1, progress.SIZE)
+    return Started(_Thread(theirs), os.dup(ours.fileno()), ours.detach(), output, life, place)
+
+
+class _Thread:
+    pid = 0  # nobody looks at its memory
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._thread = threading.Thread(target=self._serve, name="step-worker", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with self._line:
+            Server(self._line.fileno(), self._line.fileno()).serve()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._thread.join(timeout)
+        return 0
+
+    def kill(self) -> None:
+        """A thread cannot be ended; nobody hears it any more."""
+        with suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)

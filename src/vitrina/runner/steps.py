@@ -40,7 +40,6 @@ SAMPLE_ROWS = 1000
 # A reference query's result is kept in memory for the whole run.
 MAX_REFERENCE_BYTES = 256 << 20
 # What importing the modules of steps may take when a runner starts.
-IMPORT_SECONDS = 120.0
 IMPORT_MEMORY_MB = 4096
 
 
@@ -129,7 +128,9 @@ def describe(settings: Settings) -> list[dict[str, Any]]:
         return registry.load_shipped().describe()
     modules = settings.transforms
     try:
-        return remote.describe(modules, process.Limits(IMPORT_SECONDS, IMPORT_MEMORY_MB, settings.step_environment))
+        return remote.describe(
+            modules, process.Limits(process.IMPORT_SECONDS, IMPORT_MEMORY_MB, settings.step_environment)
+        )
     except RunError as exc:
         structlog.get_logger().error("transforms.import_failed", module=modules, error=exc.message)
         broken = registry.BrokenModule(modules or "installed packages", exc.message)

@@ -30,6 +30,10 @@ _LINE_CHARACTERS = 1_000
 # How long a process that was ended may take to be gone, and its last lines to arrive.
 _PATIENCE_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 1.0
+# What importing the modules of steps may take.
+IMPORT_SECONDS = 120.0
+# These begin with an import.
+_IMPORTING = ("describe", "plan", "source")
 
 # What any program needs to find its files, its language and its time zone. Nothing else is inherited.
 _PLAIN_NAMES = (
@@ -184,7 +188,8 @@ class Worker:
         with self._busy:
             if self.is_over:
                 raise self._ended_because or WorkerEnded("the worker is not there any more")
-            self._deadline = time.monotonic() + self._limits.timeout_seconds
+            least = IMPORT_SECONDS if op in _IMPORTING else 0.0
+            self._deadline = time.monotonic() + max(self._limits.timeout_seconds, least)
             try:
                 answer = self._conversation(Message({"op": op, **fields}, payload))
             except (OSError, EOFError, wire.Garbled) as exc:
@@ -261,7 +266,7 @@ class Worker:
             try:
                 code = self._started.process.wait(_PATIENCE_SECONDS)
             except subprocess.TimeoutExpired:
-                self._end(StepFailed(f"{self._where()} closed or garbled the worker's pipes ({type(exc).__name__})"))
+                self._end(StepFailed(f"{self._where()} wrote into the pipes of its process ({type(exc).__name__})"))
             else:
                 self._end(self._death(code))
         assert self._ended_because is not None
@@ -269,6 +274,10 @@ class Worker:
         return self._ended_because
 
     def _death(self, code: int) -> VitrinaError:
+        if code == wire.PIPES_LOST:
+            return StepFailed(
+                f"{self._where()} closed the pipes of its process: leave descriptors alone that it did not open"
+            )
         if code >= 0:
             return StepFailed(
                 f"{self._where()} ended its process with exit code {code} (os._exit): raise an error instead"

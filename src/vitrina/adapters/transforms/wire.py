@@ -19,6 +19,8 @@ from vitrina.ports import DeadLetter
 _PREFIX = struct.Struct("<I")
 MAX_HEADER_BYTES = 256 << 20
 MAX_PAYLOAD_BYTES = 4 << 30
+# Exit code of a worker that can neither be asked nor answer.
+PIPES_LOST = 74
 # One call of writev takes no more pieces than this on any system.
 _PIECES_AT_ONCE = 16
 

@@ -52,11 +52,16 @@ class Server:
         self._source: tuple[Registered, Callable[[Any], SourceContext]] | None = None
         self._rest: Iterator[sources.Yielded] = iter(())
 
-    def serve(self) -> None:
-        with suppress(EOFError, OSError):
+    def serve(self) -> int:
+        """Serve until nobody asks any more; the exit code."""
+        try:
             while True:
                 answer = self._answer(wire.receive(self._requests))
                 wire.send(self._replies, answer)
+        except EOFError:
+            return 0
+        except OSError:
+            return wire.PIPES_LOST
 
     def _answer(self, message: Message) -> Message:
         handlers: dict[str, Handler] = {
@@ -204,9 +209,8 @@ def main(arguments: Sequence[str]) -> None:
     sys.path[:] = arguments[4:]
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what was printed before a crash is kept
-    Server(requests, replies).serve()
     # Not by way of `atexit` and threads that a step has left behind.
-    os._exit(0)
+    os._exit(Server(requests, replies).serve())
 
 
 def _end_with_runner(life: int) -> None:

@@ -1,0 +1,109 @@
+"""Steps and sources that nobody should have to trust; imported by workers alone."""
+
+import ctypes
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel
+
+from vitrina.transforms import SourceContext, StepContext, source, transform
+
+
+class Mischief(BaseModel):
+    """What is done, and on which row."""
+
+    how: str
+    row: int
+    # A file that tells the test that it has begun.
+    marker: str = ""
+
+
+def _loop_in_c() -> None:
+    re.match(r"(a+)+$", "a" * 60 + "b")  # holds the interpreter's lock for years
+
+
+def _loop() -> None:
+    while True:
+        time.sleep(0.001)
+
+
+def _use_memory() -> None:
+    kept = []
+    while True:
+        kept.append(bytearray(os.urandom(1 << 10)) * (16 << 10))
+
+
+def _print_much() -> None:
+    sys.stdout.write("x" * 5_000 + "\n")
+    for number in range(20_000):
+        (sys.stderr if number % 2 else sys.stdout).write(f"line {number} of what a step says\n")
+
+
+WAYS: dict[str, Callable[[], object]] = {
+    "os_exit": lambda: os._exit(7),
+    "sys_exit": lambda: sys.exit("enough"),
+    "segfault": lambda: ctypes.string_at(0),
+    "kill": lambda: os.kill(os.getpid(), 9),
+    "loop": _loop,
+    "loop_in_c": _loop_in_c,
+    "memory": _use_memory,
+    "print": _print_much,
+    "close": lambda: os.closerange(3, 100),
+    "nothing": lambda: None,
+}
+
+
+@transform("bad_row", rows=True, params=Mischief)
+def bad_row(row: dict[str, Any], params: Mischief) -> dict[str, Any]:
+    """Behaves until one row comes."""
+    if row["id"] == params.row:
+        if params.marker:
+            Path(params.marker).write_text(str(os.getpid()))
+        WAYS[params.how]()
+    return row
+
+
+@transform("bad_surroundings")
+def bad_surroundings(batch: pa.RecordBatch, context: StepContext) -> pa.RecordBatch:
+    """Tells what its process was given."""
+    descriptors = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists them
+            descriptors.append(str(descriptor.readlink()))
+    told = {
+        "environment": "\n".join(f"{name}={value}" for name, value in sorted(os.environ.items())),
+        "descriptors": "\n".join(descriptors),
+        "pid": str(os.getpid()),
+        "hash_key": str(context.hash_key),
+        "arguments": " ".join(sys.argv),
+    }
+    return pa.RecordBatch.from_pylist([{"name": name, "value": value} for name, value in told.items()])
+
+
+@transform("bad_reference")
+def bad_reference(batch: pa.RecordBatch, context: StepContext) -> pa.RecordBatch:
+    """Looks something up, twice."""
+    query = "SELECT id, title FROM content.film_work WHERE id <= 3 ORDER BY id"
+    titles = [context.reference(query).num_rows, context.reference(query).column("title").to_pylist()[0]]
+    return batch.append_column("seen", pa.array([str(titles)] * batch.num_rows))
+
+
+@source("bad_source", params=Mischief)
+def bad_source(context: SourceContext) -> Iterator[Any]:
+    """Misbehaves after some batches of one row."""
+    assert isinstance(context.params, Mischief)
+    start = (context.checkpoint or {}).get("after", 0)
+    for number in range(start + 1, 6):
+        context.checkpoint = {"after": number}
+        if number == context.params.row:
+            if context.params.marker:
+                Path(context.params.marker).write_text(str(os.getpid()))
+            WAYS[context.params.how]()
+        yield [{"n": number, "pid": os.getpid()}]

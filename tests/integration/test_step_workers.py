@@ -287,3 +287,29 @@ def is_alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state not in "ZX"
+
+
+# --- several workers -------------------------------------------------------------------------------------------------
+
+
+def test_several_workers_take_turns_and_commits_stay_in_order(bench: Workbench) -> None:
+    bench.sql("INSERT INTO content.film_work SELECT i, 'Film ' || i FROM generate_series(1301, 3000) AS i")
+    tasks = [
+        {"order_index": 0, "task_type": "SQL", "body": QUERY},
+        {"order_index": 1, "task_type": "PYTHON", "body": "bad_pid"},
+    ]
+    bench.pipeline("films", QUERY, tasks=tasks, target_key=["id"], batch_size=100, options={"parallel": 2})
+    with heard() as lines:
+        assert bench.run("films")["status"] == "SUCCESS"
+    assert bench.differences(QUERY, "analytics.films", columns="id, title") == 0
+    assert [line["batch_no"] for line in lines if line["event"] == "batch.done"] == list(range(1, 31))
+    [row] = bench.sql("SELECT count(DISTINCT pid) AS workers FROM analytics.films")
+    assert row["workers"] == 2
+
+
+def test_batches_before_one_that_fails_count(bench: Workbench) -> None:
+    define(bench, "os_exit", parallel=3)
+    bench.change("films", batch_size=100)
+    run = bench.run("films")
+    assert "in batch 13, rows 1 to 100 of what the step was given, ended its process" in run["error_message"]
+    assert bench.checkpoint("films").rows == 1200

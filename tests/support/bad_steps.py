@@ -87,6 +87,12 @@ def bad_surroundings(batch: pa.RecordBatch, context: StepContext) -> pa.RecordBa
     return pa.RecordBatch.from_pylist([{"name": name, "value": value} for name, value in told.items()])
 
 
+@transform("bad_pid")
+def bad_pid(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Tells who has done it."""
+    return batch.append_column("pid", pa.array([os.getpid()] * batch.num_rows, pa.int32()))
+
+
 @transform("bad_reference")
 def bad_reference(batch: pa.RecordBatch, context: StepContext) -> pa.RecordBatch:
     """Looks something up, twice."""

@@ -18,6 +18,7 @@ from vitrina.adapters.catalog import Column
 from vitrina.adapters.readers.prefetch import prefetched
 from vitrina.adapters.readers.pushdown import Paging
 from vitrina.adapters.readers.sql import Age, Bounds, Query, SqlReader, arrow_url, column
+from vitrina.adapters.transforms import underway
 from vitrina.adapters.transforms.passage import Passage, Taken
 from vitrina.adapters.writers.postgres import null_key_error
 from vitrina.adapters.writers.stage import BATCH, EPOCH, SCHEMA, Stage
@@ -74,6 +75,12 @@ class ArrowSource:
             yield _together(pieces)
 
     def _under_way(self, first_number: int, after: Position | None) -> Generator["_UnderWay", None, None]:
+        steps = self._passage.steps if self._passage else None
+        with closing(underway.taken(self._read(first_number, after), steps, MAX_BATCH_BYTES)) as batches:
+            for read, taken in batches:
+                yield self._begin(read, taken)
+
+    def _read(self, first_number: int, after: Position | None) -> Generator["_Read", None, None]:
         number, position, reopened = first_number, after, False
         while True:
             age, is_complete = Age(self._max_snapshot_seconds), True
@@ -85,7 +92,7 @@ class ArrowSource:
                 watch = Stopwatch()
                 while (table := watch.next_of("read", tables)) is not None:
                     position = self._position(table)
-                    yield self._begin(table, number, position, watch, reopened=reopened)
+                    yield _Read(table, number, position, watch, reopened)
                     if position is None:
                         continue
                     number, watch = number + 1, Stopwatch()
@@ -99,14 +106,11 @@ class ArrowSource:
     def _cut(self, stream: Iterator[pa.RecordBatch]) -> Generator[pa.Table, None, None]:
         return cut(prefetched(stream), self._batch_size, ordered_by=self._position_names())
 
-    def _begin(
-        self, table: pa.Table, number: int, position: Position | None, watch: Stopwatch, *, reopened: bool
-    ) -> "_UnderWay":
-        taken = self._take(table, number, watch)
-        with watch.lap(self._stager.timed_as):
-            arrive = self._stager.begin(taken.table, number)
-        filled = Filled(number, table.num_rows, position, reopened=reopened)
-        return _UnderWay(filled, taken, table.nbytes, watch, self._stager.timed_as, arrive)
+    def _begin(self, read: "_Read", taken: Taken) -> "_UnderWay":
+        with read.watch.lap(self._stager.timed_as):
+            arrive = self._stager.begin(taken.table, read.number)
+        filled = Filled(read.number, read.table.num_rows, read.position, reopened=read.reopened)
+        return _UnderWay(filled, taken, read.table.nbytes, read.watch, self._stager.timed_as, arrive)
 
     def close(self) -> None:
         if self._passage:
@@ -114,12 +118,6 @@ class ArrowSource:
         self._reader.cancel_stream()
         self._stager.close()
         self._reader.connection.close()
-
-    def _take(self, table: pa.Table, number: int, watch: Stopwatch) -> Taken:
-        if self._passage is None:
-            return Taken(table)
-        with watch.lap("transform"):
-            return self._passage.steps.take(table, number)
 
     def _select(self, after: Position | None) -> Composable:
         outputs = self._passage.outputs() if self._passage else outputs_of(self._result)
@@ -148,6 +146,17 @@ class ArrowSource:
 def outputs_of(result: Sequence[Column]) -> list[Composable]:
     """How columns are selected that travel through Arrow and pass no step."""
     return [column(c.name, None if travels_natively(c.type) else "text") for c in result]
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A batch as it was read."""
+
+    table: pa.Table
+    number: int
+    position: Position | None
+    watch: Stopwatch
+    reopened: bool
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class WorkerSteps:
             answer = worker.ask("trace", (wire.packed(sample),), keeps_letters=letters is not None)
         if letters is not None:
             letters += wire.unpacked_letters(answer.fields["letters"])
-        return [forms.one_batch(wire.unpacked(stage)) for stage in answer.payload]
+        return [forms.one_batch(wire.checked(stage)) for stage in answer.payload]
 
     def take(self, table: pa.Table, number: int) -> Taken:
         """One batch through the steps of some worker; several threads may have one taken each."""
@@ -117,7 +117,7 @@ class WorkerSteps:
         self._count_left(answer.fields["left"], number)
         if self.watched is not None:
             self.watched.update(letter.document_id for letter in letters)
-        return Taken(wire.unpacked(answer.payload[0]), letters, frozenset(map(str, answer.fields["delivered"])))
+        return Taken(wire.checked(answer.payload[0]), letters, frozenset(map(str, answer.fields["delivered"])))
 
     def close(self) -> None:
         """End all workers, whatever they do."""
@@ -263,7 +263,7 @@ class SourceWorker(Worker):
         self._number = 1
         self.ask("begin", checkpoint=checkpoint)
         while "ended" not in (answer := self.ask("next")).fields:
-            yield forms.one_batch(wire.unpacked(answer.payload[0])), answer.fields["checkpoint"]
+            yield forms.one_batch(wire.checked(answer.payload[0])), answer.fields["checkpoint"]
             self._number += 1
 
 

@@ -135,18 +135,19 @@ def test_a_load_in_one_snapshot_begins_anew(
 # --- what was sent and not counted -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("counted", [0, 1])
 def test_a_row_that_was_sent_and_not_counted_and_left_the_source_is_not_shown(
-    bench: Workbench, client: SearchClient, index: str
+    bench: Workbench, client: SearchClient, index: str, counted: int
 ) -> None:
-    """The runner is lost between the second batch's documents and its count: 120 are there, 60 count."""
+    """The runner is lost between a batch's documents and its count."""
     make(bench, index, "full")
-    interrupt(bench, "batch.fenced:crash:2")
-    bench.sql("DELETE FROM content.film_work WHERE id = 100")
+    interrupt(bench, f"batch.fenced:crash:{counted + 1}")
+    bench.sql(f"DELETE FROM content.film_work WHERE id = {counted * 60 + 40}")
 
     run = go_on(bench)
 
     assert outcome(run) == ("SUCCESS", None)
-    assert run["rows_read"] == ROWS - 60 - 1, "it went on"
+    assert run["rows_read"] == ROWS - counted * 60 - 1, "it went on"
     assert violations(bench, client, index) == []
 
 
@@ -178,6 +179,20 @@ def test_what_is_shown_does_not_change_when_a_load_was_lost_behind_its_swap(
     assert (run["status"], run["rows_read"]) == ("SUCCESS", 0)
     assert violations(bench, client, index) == ["lost 1000"], "it comes with the next load"
     assert client.list_aliases(f"{index}.w.*") == {}, "nobody may write to what is published"
+
+
+@pytest.mark.one_server
+def test_a_generation_that_a_person_shows_before_it_is_complete_is_filled(
+    bench: Workbench, client: SearchClient, index: str
+) -> None:
+    make(bench, index, "full")
+    interrupt(bench)
+    [generation] = client.list_indexes(f"{index}-*")
+    client.update_aliases([{"add": {"index": generation, "alias": index}}])
+
+    assert outcome(go_on(bench)) == ("SUCCESS", None)
+
+    assert violations(bench, client, index) == []
 
 
 # --- the index that is shown -----------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class SearchRun(Run):
     def _discard_uncounted(self, sender: DocumentSender, generation: str) -> None:
         """Rows that were sent and not counted are read again; one that left the source meanwhile must not be shown."""
         rows = self._checkpoint.rows
-        if not self._checkpoint.segments or self._index.count(generation) == rows:
+        if self._index.count(generation) == rows:
             return
         ids = self._index.uncounted(generation, self._checkpoint.segments)
         for start in range(0, len(ids), self._batch_size()):

@@ -132,6 +132,12 @@ class Generations:
         found = self._client.find_index(name)
         return bool(found and name in found and _ours(found[name]).get("pipeline") == pipeline)
 
+    def is_published(self, name: str) -> bool:
+        """Whether the target's name shows the generation since it was complete; a person may show any index."""
+        if self.standing() != Standing(name, is_alias=True):
+            return False
+        return bool(_ours(self._get_index(name)).get("complete"))
+
     def was_written_by(self, pipeline: str) -> bool:
         """Whether the index that has the target's name is one that this pipeline has written to before."""
         (entry,) = (self._client.find_index(self.index) or {"": {}}).values()

@@ -165,8 +165,8 @@ class ElasticsearchWriter:
         return self.generations.is_resumable(generation, self._pipeline)
 
     def shows(self, generation: str) -> bool:
-        """Whether an interrupted load was interrupted behind its swap: then the generation was whole."""
-        return self.generations.standing() == Standing(generation, is_alias=True)
+        """Whether a load was interrupted behind its swap."""
+        return self.generations.is_published(generation)
 
     def publish(self, generation: str, documents: int, alias: WriteAlias) -> str:
         """Check the generation and let the target's name show it."""

@@ -116,7 +116,7 @@ def _lease_ignored(replace: Callable[[Any, str, Any], None]) -> None:
 
     def recover_all(connection: Connection, *, max_attempts: int) -> list[dict[str, Any]]:
         connection.execute(
-            "UPDATE etl.etl_pipelines SET lease_until = '-infinity' WHERE status IN ('RUNNING', 'PAUSE_REQUESTED')"
+            "UPDATE etl.etl_pipelines SET lease_until = 'epoch' WHERE status IN ('RUNNING', 'PAUSE_REQUESTED')"
         )
         return recover(connection, max_attempts=max_attempts)
 

@@ -138,7 +138,7 @@ class Story:
                 self.bench.perform(self.bench.claim())
         finally:
             failpoints.configure("")
-        self.bench.sql("UPDATE etl.etl_pipelines SET lease_until = '-infinity' WHERE claim_id IS NOT NULL")
+        self.bench.sql("UPDATE etl.etl_pipelines SET lease_until = 'epoch' WHERE claim_id IS NOT NULL")
         recovery.recover_expired(self.bench.metastore, max_attempts=1000)
 
     def check_covered(self) -> None:

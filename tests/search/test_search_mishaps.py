@@ -30,7 +30,7 @@ def bench(workbench: Workbench, search: Target, proxy: HttpFaultProxy) -> Workbe
 
 def run_again(bench: Workbench) -> dict[str, Any]:
     """What a runner does that finds the lease of a lost run."""
-    bench.sql("UPDATE etl.etl_pipelines SET lease_until = '-infinity' WHERE claim_id IS NOT NULL")
+    bench.sql("UPDATE etl.etl_pipelines SET lease_until = 'epoch' WHERE claim_id IS NOT NULL")
     recovery.recover_expired(bench.metastore, max_attempts=5)
     bench.perform(bench.claim())
     return bench.last_run("films")

@@ -82,7 +82,7 @@ class Workbench:
 
     def recover(self, *, max_attempts: int = 5) -> None:
         """The lost runner's lease is over, and somebody sees it."""
-        self.sql("UPDATE etl.etl_pipelines SET lease_until = '-infinity' WHERE claim_id IS NOT NULL")
+        self.sql("UPDATE etl.etl_pipelines SET lease_until = 'epoch' WHERE claim_id IS NOT NULL")
         assert recovery.recover_expired(self.metastore, max_attempts=max_attempts)
 
     def request(self, name: str, **asked: Any) -> None:

@@ -108,7 +108,11 @@ class Options(Strict):
     )
     max_attempts: int | None = Field(None, ge=1, le=20, description="Instead of VITRINA_MAX_ATTEMPTS.")
     statement_timeout_seconds: float | None = Field(
-        None, ge=0.001, le=2_000_000, allow_inf_nan=False, description="Instead of VITRINA_STATEMENT_TIMEOUT_SECONDS."
+        None,
+        ge=0.001,
+        le=2_000_000,
+        allow_inf_nan=False,
+        description="Shorter than VITRINA_STATEMENT_TIMEOUT_SECONDS, for this pipeline.",
     )
     max_cost: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Refuse a query whose EXPLAIN cost is higher."

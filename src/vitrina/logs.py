@@ -18,6 +18,8 @@ from pydantic import SecretStr
 from vitrina.settings import Settings
 
 MASK = "***"
+# Of one field of a line, and of a line that a library wrote.
+MAX_TEXT = 10_000
 
 # A short secret is often an ordinary word ("postgres"): masked only where it stands alone, or logs would be unreadable.
 _SHORT_SECRET_LENGTH = 12
@@ -95,7 +97,7 @@ class _Enrichment:
     ) -> structlog.typing.EventDict:
         if not _listeners and method in self._dropped:
             raise structlog.DropEvent
-        said = {**structlog.contextvars.get_contextvars(), **fields}
+        said = {**structlog.contextvars.get_contextvars(), **{name: shortened(fields[name]) for name in fields}}
         level = "error" if method == "exception" else method
         if _listeners:
             _tell_listeners(level, said)
@@ -104,6 +106,13 @@ class _Enrichment:
         said["level"] = level
         said["timestamp"] = _timestamp(precise=self._precise)
         return said
+
+
+def shortened(value: Any) -> Any:
+    """A text of a bounded length: whatever a server or a step says, one line stays one that can be kept and read."""
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        return f"{value[:MAX_TEXT]}... ({len(value) - MAX_TEXT} more characters)"
+    return value
 
 
 def _tell_listeners(level: str, said: dict[str, Any]) -> None:
@@ -153,7 +162,7 @@ class _RedactingFormatter(structlog.stdlib.ProcessorFormatter):
         self._redact = redact
 
     def format(self, record: logging.LogRecord) -> str:
-        return self._redact(super().format(record))
+        return self._redact(str(shortened(super().format(record))))
 
 
 def _rendering(renderer: structlog.typing.Processor) -> list[structlog.typing.Processor]:

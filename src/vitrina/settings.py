@@ -75,6 +75,12 @@ class Settings(BaseModel):
     auth: Literal["token", "off"] = Field("token", description="`off` is accepted on loopback addresses only.")
     api_url: str = Field("http://127.0.0.1:8000", description="Where the command line finds the API.")
     token: SecretStr | None = Field(None, description="Bearer token that the command line sends.")
+    trusted_proxies: str = Field(
+        "", description="Proxies whose X-Forwarded-For is believed: addresses or networks, comma-separated."
+    )
+    api_max_connections: int = Field(
+        500, ge=8, le=100_000, description="Connections to the API at a time, at most half of the open files allowed."
+    )
 
     log_format: Literal["console", "json"] = Field("console", description="For people, or one JSON object a line.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="This and more serious.")

@@ -27,7 +27,7 @@ def serving(settings: Settings, **options: Any) -> Iterator[httpx.Client]:
     """A client of an API with these settings; the API ends with the block."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server = make_server(create_app(settings, **options), listener)
+    server = make_server(create_app(settings, **options), listener, settings=settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

@@ -1,12 +1,16 @@
 """What one request may carry, and that what it carried cannot break the answers to others."""
 
+import socket
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.integration.api import DEFINITION, create, problem
+from tests.integration.api import DEFINITION, create, problem, serving
 from vitrina import json_values
+from vitrina.api import server
+from vitrina.settings import Settings
 from vitrina.store.database import Connection
 
 PIPELINES = "/api/v1/pipelines"
@@ -107,3 +111,66 @@ def test_an_answer_that_cannot_be_sent_stores_nothing(
     create(api)
     assert api.patch(f"{PIPELINES}/films", json=deep, headers=once).status_code == 500
     assert api.get(f"{PIPELINES}/films").json()["version"] == 1
+
+
+# --- connections --------------------------------------------------------------------------------------------------
+
+
+def test_connections_without_a_request_take_no_place_from_others(api_settings: Settings) -> None:
+    """Also when there are more of them than places."""
+    settings = api_settings.model_copy(update={"api_max_connections": 20})
+    with serving(settings) as client, ExitStack() as opened:
+        port = client.base_url.port
+        assert port is not None
+        for _ in range(60):
+            half_open = opened.enter_context(socket.create_connection(("127.0.0.1", port)))
+            half_open.sendall(b"GET /health HTTP/1.1\r\nHost: ")
+        for _ in range(3):
+            with httpx.Client(base_url=client.base_url, trust_env=False, timeout=30) as another:
+                assert another.get("/livez").status_code == 200
+
+
+def test_a_request_whose_headers_do_not_come_is_given_up(
+    api_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.2)
+    with serving(api_settings) as client:
+        port = client.base_url.port
+        assert port is not None
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as silent:
+            assert silent.recv(1) == b""
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as slow:
+            slow.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert slow.recv(100).startswith(b"HTTP/1.1 200")
+            slow.sendall(b"GET /livez HTTP/1.1\r\nHost")
+            while slow.recv(4096):
+                pass
+
+
+# --- keys and files -----------------------------------------------------------------------------------------------
+
+
+def test_a_key_with_another_body_is_refused(api: httpx.Client) -> None:
+    create(api, mode="incremental", incremental_key="updated_at")
+    run, headers = f"{PIPELINES}/films/run", {"Idempotency-Key": "k1"}
+    assert api.post(run, json={"since": "2026-01-01"}, headers=headers).status_code == 202
+    again = api.post(run, json={"since": "2026-01-01"}, headers=headers)
+    assert (again.status_code, again.headers["idempotent-replayed"]) == (202, "true")
+    assert "asked_digest" not in again.text
+    other = api.post(run, json={"since": "2020-01-01"}, headers=headers)
+    assert other.status_code == 409
+    assert "another body" in problem(other)["detail"]
+
+
+def test_apply_takes_a_thousand_documents_and_lists_a_hundred_problems(api: httpx.Client) -> None:
+    wrong = "---\n".join("apiVersion: vitrina/v1\nkind: Wrong\nmetadata: {}\nspec: {}\n" for _ in range(300))
+    answer = api.post("/api/v1/apply", json={"documents": wrong})
+    assert answer.status_code == 422
+    found = problem(answer)
+    assert len(found["errors"]) == 100
+    assert "500 more" in found["detail"]
+    assert len(answer.content) < 100_000
+    tiny = "--- {}\n" * 100_000
+    answer = api.post("/api/v1/apply", json={"documents": tiny})
+    assert answer.status_code == 422
+    assert "more than 1000 documents" in problem(answer)["detail"]

@@ -1,9 +1,17 @@
 """What `vitrina doctor` says about the two roles: nothing after a migration, and every right that somebody changed."""
 
-import pytest
+from uuid import uuid4
 
+import psycopg
+import pytest
+from psycopg.sql import SQL, Identifier
+
+from tests.conftest import admin, settings_for, url_of
 from tests.support.workbench import Workbench
+from vitrina.embedded.temporary import TemporaryServer
+from vitrina.errors import ConfigError
 from vitrina.store import rights
+from vitrina.store.migrate import migrate
 
 SOURCE = "CREATE TABLE content.films (id int); CREATE SEQUENCE content.numbers; CREATE TABLE public.t (i int)"
 
@@ -90,3 +98,39 @@ def test_an_application_that_writes_to_sources_is_named(workbench: Workbench) ->
     workbench.sql("GRANT DELETE ON content.films TO vitrina_app")
     [fault] = application_faults(workbench)
     assert "may write to tables of content" in fault.finding
+
+
+def test_casts_and_domains_that_run_with_their_owners_rights_are_named(workbench: Workbench) -> None:
+    """No query names such a function, and the reader needs no right to its schema."""
+    workbench.sql(
+        """
+        CREATE SCHEMA hidden;
+        CREATE TYPE content.mood AS ENUM ('sad', 'glad');
+        CREATE FUNCTION hidden.to_mood(text) RETURNS content.mood LANGUAGE sql SECURITY DEFINER
+            AS $$ SELECT 'sad'::content.mood $$;
+        CREATE CAST (text AS content.mood) WITH FUNCTION hidden.to_mood(text);
+        CREATE FUNCTION hidden.is_fine(int) RETURNS bool LANGUAGE sql SECURITY DEFINER AS $$ SELECT true $$;
+        CREATE DOMAIN content.fine AS int CHECK (hidden.is_fine(VALUE));
+        """
+    )
+    found = reader_faults(workbench)
+    said = [fault.finding for fault in found]
+    assert "the cast from text to content.mood calls hidden.to_mood(text), which runs with its owner's rights" in said
+    assert "the domain content.fine calls hidden.is_fine(integer), which runs with its owner's rights" in said
+    for fault in found:
+        workbench.sql(fault.remedy)
+    assert reader_faults(workbench) == []
+
+
+def test_a_schema_of_our_name_that_somebody_else_made_is_named(server: TemporaryServer) -> None:
+    name = f"foreign_{uuid4().hex[:8]}"
+    admin(server, SQL("CREATE DATABASE {}").format(Identifier(name)))
+    settings = settings_for(server, name)
+    with psycopg.connect(url_of(server.urls.admin, name), autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA etl; CREATE TABLE etl.jobs (id int)")
+    with pytest.raises(ConfigError, match=r"a schema etl that is not Vitrina's: it belongs to \w+ and holds jobs"):
+        migrate(settings)
+    with psycopg.connect(url_of(server.urls.admin, name), autocommit=True) as connection:
+        connection.execute("ALTER SCHEMA etl RENAME TO etl_of_others")
+    assert migrate(settings)
+    admin(server, SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))

@@ -133,3 +133,13 @@ def configured(settings: Settings) -> io.StringIO:
 
 def raise_with_secret(secret: str) -> None:
     raise ValueError(f"the server refused {secret}")
+
+
+def test_a_line_has_a_bounded_length() -> None:
+    """A cast that fails repeats the value it failed on."""
+    written = configured(Settings(log_format="json"))
+    structlog.get_logger().error("run.failed", error="x" * 47_000_000)
+    logging.getLogger("library").error("y" * 1_000_000)
+    lines = written.getvalue().splitlines()
+    assert all(len(line) < 11_000 for line in lines)
+    assert "46990000 more characters" in lines[0]

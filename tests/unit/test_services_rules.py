@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from vitrina.api import paging
 from vitrina.api.security import FailedAttempts, is_loopback
-from vitrina.errors import InvalidField
-from vitrina.services import audit, reports, versions
+from vitrina.definition import Definition, Options
+from vitrina.errors import FieldError, InvalidField
+from vitrina.runner import job
+from vitrina.services import audit, policy, reports, versions
 from vitrina.services.callers import Role
+from vitrina.settings import Settings
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -104,15 +107,32 @@ def test_the_brake_forgets_after_its_window(monkeypatch: pytest.MonkeyPatch) -> 
     now = 0.0
     monkeypatch.setattr("vitrina.api.security.time.monotonic", lambda: now)
     brake = FailedAttempts(limit=2, window_seconds=60)
-    brake.succeeded("known")
-    for _ in range(2):
-        assert not brake.refuses("10.0.0.1", "guess")
-        brake.failed("10.0.0.1")
-    assert brake.refuses("10.0.0.1", "guess")
-    assert not brake.refuses("10.0.0.1", "known")
-    assert not brake.refuses("10.0.0.2", "guess")
+    assert [brake.failed("10.0.0.1") for _ in range(3)] == [False, False, True]
+    assert not brake.failed("10.0.0.2")
     now = 61.0
-    assert not brake.refuses("10.0.0.1", "guess")
+    assert not brake.failed("10.0.0.1")
+
+
+def test_more_problems_than_anybody_reads_are_counted_not_listed() -> None:
+    found = policy.invalid([FieldError(f"f{n}", f"field {n} is wrong") for n in range(250)])
+    assert len(found.fields) == 100
+    assert found.message.startswith("250 fields are not acceptable: field 0 is wrong; ")
+    assert found.message.endswith("; and 150 more")
+
+
+@pytest.mark.parametrize(("seconds", "is_refused"), [(10.0, False), (60.0, False), (60.5, True)])
+def test_a_timeout_stays_under_the_installation_s(seconds: float, is_refused: bool) -> None:
+    settings = Settings(statement_timeout_seconds=60.0)
+    definition = Definition(
+        name="films",
+        source_query="SELECT 1 AS id",
+        target_table="analytics.films",
+        options=Options(statement_timeout_seconds=seconds),
+    )
+    said = [problem.message for problem in policy.problems(definition, settings)]
+    assert bool(said) == is_refused
+    assert all("VITRINA_STATEMENT_TIMEOUT_SECONDS" in message for message in said)
+    assert job.statement_timeout(definition, settings, None) == min(seconds, 60.0)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])

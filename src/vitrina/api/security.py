@@ -16,6 +16,7 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from vitrina import json_values
+from vitrina.api import viewers
 from vitrina.api.state import AppState, state_of
 from vitrina.errors import ConfigError, FieldError, Forbidden, Invalid, TooManyRequests, Unauthenticated
 from vitrina.services import tokens
@@ -25,6 +26,7 @@ from vitrina.settings import Settings
 log = structlog.get_logger("vitrina.api")
 
 LOCAL_CALLER = "local"
+_MOST_ADDRESSES = 10_000
 
 # Only for the OpenAPI document: the header itself is read by `_authenticated`.
 _bearer = HTTPBearer(auto_error=False, description="A token from `vitrina tokens create` or POST /tokens.")
@@ -81,9 +83,15 @@ class GuardedRoute(APIRoute):
                 await run_in_threadpool(guard.check, request)
             if takes_body:
                 await _refuse_deep_body(request)
-            return await handle(request)
+            response = await handle(request)
+            return viewers.shown_to_viewers(response) if request.method == "GET" and is_viewer(request) else response
 
         return guarded
+
+
+def is_viewer(request: Request) -> bool:
+    caller: Caller | None = getattr(request.state, "caller", None)
+    return caller is not None and not caller.role.includes(Role.OPERATOR)
 
 
 async def _refuse_deep_body(request: Request) -> None:
@@ -100,38 +108,26 @@ Admin = Annotated[Caller, Depends(Needs(Role.ADMIN))]
 
 
 class FailedAttempts:
-    """Counts wrong tokens by address; past the limit, only tokens that were right before are still looked up."""
+    """Counts wrong tokens by address. A right one passes whatever others sent from the same address before."""
 
     def __init__(self, *, limit: int = 10, window_seconds: float = 60.0) -> None:
         self._limit, self._window = limit, window_seconds
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()
-        self._trusted: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def refuses(self, address: str, secret: str) -> bool:
+    def failed(self, address: str) -> bool:
+        """Note one more; True when there were too many of late."""
         with self._lock:
-            return self._recent(address) >= self._limit and tokens.hash_of(secret) not in self._trusted
-
-    def failed(self, address: str) -> None:
-        with self._lock:
+            too_many = self._recent(address) >= self._limit
             self._failures.setdefault(address, deque(maxlen=self._limit)).append(time.monotonic())
             self._failures.move_to_end(address)
-            _forget_oldest(self._failures)
-
-    def succeeded(self, secret: str) -> None:
-        with self._lock:
-            self._trusted[tokens.hash_of(secret)] = None
-            _forget_oldest(self._trusted)
+            while len(self._failures) > _MOST_ADDRESSES:  # memory stays bounded whatever comes in
+                self._failures.popitem(last=False)
+            return too_many
 
     def _recent(self, address: str) -> int:
         since = time.monotonic() - self._window
         return sum(1 for moment in self._failures.get(address, ()) if moment > since)
-
-
-def _forget_oldest(remembered: OrderedDict[str, deque[float]] | OrderedDict[bytes, None], most: int = 10_000) -> None:
-    """Memory stays bounded whatever comes in."""
-    while len(remembered) > most:
-        remembered.popitem(last=False)
 
 
 def _authenticated(request: Request, state: AppState) -> Caller:
@@ -140,15 +136,15 @@ def _authenticated(request: Request, state: AppState) -> Caller:
     if scheme.lower() != "bearer" or not secret:
         raise Unauthenticated("no token came with the request: send `Authorization: Bearer <token>`")
     address = request.client.host if request.client else "unknown"
-    if state.failed_attempts.refuses(address, secret):
-        raise TooManyRequests("too many wrong tokens from your address: wait a minute, then try again")
     with state.pool.connection() as connection:
         caller = tokens.authenticate(connection, secret, request_id=request.state.request_id)
     if caller is None:
-        state.failed_attempts.failed(address)
-        log.warning("api.wrong_token", address=address, path=request.url.path)
+        # 256 random bits are not guessed, so each token is looked up: a brake for whoever tries and for the log, not a
+        # lock that somebody else could turn.
+        if state.failed_attempts.failed(address):
+            raise TooManyRequests("too many wrong tokens from your address: wait a minute, then try again")
+        log.warning("api.wrong_token", address=address, path=request.url.path[:200])
         raise Unauthenticated("the token is unknown, revoked or expired: ask an admin for a new one")
-    state.failed_attempts.succeeded(secret)
     return caller
 
 

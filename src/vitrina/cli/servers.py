@@ -110,7 +110,7 @@ def _serve(settings: "Settings", host: str, listener: socket.socket) -> None:
     from vitrina.api.app import create_app
     from vitrina.api.server import make_server
 
-    server = make_server(create_app(settings, bind_host=host), listener)
+    server = make_server(create_app(settings, bind_host=host), listener, settings=settings)
     structlog.get_logger().info("api.started", url=_url_of(listener), auth=settings.auth, version=__version__)
     # uvicorn handles both signals, and raises them once more when it is done.
     signal.signal(signal.SIGINT, _ignore)

@@ -247,8 +247,8 @@ def _connector(
 
 def statement_timeout(definition: Definition, settings: Settings, *connections: str | None) -> float:
     """Longest single statement, in seconds, on any of these connections."""
-    own = definition.options.statement_timeout_seconds
-    return own or max(settings.statement_timeout_on(name) for name in connections)
+    own, limit = definition.options.statement_timeout_seconds, max(map(settings.statement_timeout_on, connections))
+    return min(own, limit) if own else limit
 
 
 def _close_quietly(connection: Connection) -> None:

@@ -1,6 +1,8 @@
 """`Idempotency-Key`: the second copy of a request gets the first one's answer and changes nothing."""
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vitrina.errors import Conflict
@@ -14,10 +16,24 @@ KEPT_HOURS = 24
 MAX_KEY_LENGTH = 200
 
 
+# Stands beside the answer that is kept, and is not part of it.
+_ASKED = "asked_digest"
+
+
 def once(
-    connection: Connection, caller: Caller, row: Row, key: str, perform: Callable[[], dict[str, Any]]
+    connection: Connection,
+    caller: Caller,
+    row: Row,
+    key: str,
+    perform: Callable[[], dict[str, Any]],
+    *,
+    asked: Mapping[str, Any],
 ) -> tuple[dict[str, Any], bool]:
-    """The answer, and whether it is a replay. The key, the change and the answer are one transaction."""
+    """The answer, and whether it is a replay. The key, the change and the answer are one transaction.
+
+    `asked` is what the request says: a key that comes back with another request is a mistake of the caller's.
+    """
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
     # Two callers may think of the same key.
     scoped = f"{caller.name}\n{key}"
     with connection.transaction():
@@ -25,8 +41,12 @@ def once(
         known = requests.reserve_key(connection, scoped, row["id"])
         if known is None:
             answer = perform()
-            requests.remember_response(connection, scoped, answer)
+            requests.remember_response(connection, scoped, answer | {_ASKED: digest})
             return answer, False
     if known["pipeline_id"] != row["id"]:
         raise Conflict(f"Idempotency-Key {key!r} was used for another pipeline; use a new key for each request")
-    return known["response"], True
+    answer = dict(known["response"])
+    # One that an earlier version of the platform kept does not say what it answered.
+    if answer.pop(_ASKED, digest) != digest:
+        raise Conflict(f"Idempotency-Key {key!r} was used with another body; use a new key for each request")
+    return answer, True

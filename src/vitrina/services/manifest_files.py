@@ -11,6 +11,7 @@ from vitrina.errors import FieldError, Invalid
 API_VERSION = "vitrina/v1"
 KIND = "Pipeline"
 MAX_LENGTH = 4 * 1024 * 1024
+MAX_DOCUMENTS = 1_000
 _MAX_DEPTH = 50
 
 Path = tuple[str | int, ...]
@@ -58,6 +59,11 @@ def read(text: str, file: str | None = None) -> list[Document]:
     return [_document(node, file) for node in nodes if node is not None and not _is_empty(node)]
 
 
+def too_many() -> Invalid:
+    said = f"these are more than {MAX_DOCUMENTS} documents: apply less at once"
+    return Invalid(said, (FieldError("documents", said, "too_many"),))
+
+
 def write(documents: list[dict[str, Any]]) -> str:
     """Fields in their order, long texts as blocks, one document after another."""
     return "---\n".join(
@@ -71,9 +77,12 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 def _refuse_traps(text: str, file: str | None) -> None:
     """Before anything recurses: aliases can make a small text huge, and depth can exhaust the stack."""
-    depth = 0
+    depth = documents = 0
     for event in yaml.parse(text, Loader=_Loader):
         place = Place(file, event.start_mark.line + 1, event.start_mark.column + 1)
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        if documents > MAX_DOCUMENTS:
+            raise too_many()
         if isinstance(event, yaml.AliasEvent):
             raise _wrong(place, f"aliases (*{event.anchor}) are not supported: write the value out", "yaml")
         if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):

@@ -123,7 +123,10 @@ def _read(files: Files, settings: Settings) -> list[Manifest]:
     """Every document of every file; everything that is wrong anywhere is said at once."""
     manifests: dict[str, Manifest] = {}
     found: list[FieldError] = []
-    for document in [document for file, text in files for document in manifest_files.read(text, file)]:
+    documents = [document for file, text in files for document in manifest_files.read(text, file)]
+    if len(documents) > manifest_files.MAX_DOCUMENTS:
+        raise manifest_files.too_many()
+    for document in documents:
         try:
             manifest = _manifest(document, settings)
         except _WrongDocument as exc:

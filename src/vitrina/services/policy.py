@@ -13,6 +13,9 @@ from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import SqlPolicy
 from vitrina.targets import PostgresTarget, parse_target
 
+# Nobody reads more of them at a time, and each may repeat a part of what was sent.
+MAX_PROBLEMS = 100
+
 # A change to any of these is judged again; the others (a pause in the schedule, say) must work even on a pipeline
 # whose target the operator has meanwhile forbidden.
 JUDGED_FIELDS = frozenset(
@@ -51,6 +54,7 @@ def problems(definition: Definition, settings: Settings) -> list[FieldError]:
         *taskplan.violations(definition.tasks),
         *_query_problems(definition, settings),
         *_connection_problems(definition, settings),
+        *_timeout_problems(definition, settings),
     ]
 
 
@@ -58,7 +62,10 @@ def invalid(found: Sequence[FieldError]) -> Invalid:
     """One error that says everything: a single problem keeps its own words."""
     if len(found) == 1:
         return Invalid(found[0].message, tuple(found))
-    return Invalid(f"{len(found)} fields are not acceptable: " + "; ".join(f.message for f in found), tuple(found))
+    listed = found[:MAX_PROBLEMS]
+    more = [f"and {len(found) - MAX_PROBLEMS} more"] if len(found) > MAX_PROBLEMS else []
+    said = "; ".join([*(problem.message for problem in listed), *more])
+    return Invalid(f"{len(found)} fields are not acceptable: {said}", tuple(listed))
 
 
 def field_errors(details: Iterable[Mapping[str, Any]]) -> list[FieldError]:
@@ -139,6 +146,15 @@ def _connection_problems(definition: Definition, settings: Settings) -> list[Fie
         for path, name in named.items()
         if name not in known
     ] + _search_connection_problems(definition, settings)
+
+
+def _timeout_problems(definition: Definition, settings: Settings) -> list[FieldError]:
+    asked, path = definition.options.statement_timeout_seconds, "options.statement_timeout_seconds"
+    limit = settings.statement_timeout_on(definition.source_connection)
+    if asked is None or asked <= limit:
+        return []
+    said = f"{path} {asked:g} is more than the installation allows ({limit:g} s, VITRINA_STATEMENT_TIMEOUT_SECONDS)"
+    return [FieldError(path, said, "invalid")]
 
 
 def _search_connection_problems(definition: Definition, settings: Settings) -> list[FieldError]:

@@ -57,6 +57,9 @@ SESSION = {
     "idle_session_timeout": "0",
 }
 
+# Characters of a server's message, and of its detail and hint.
+MAX_MESSAGE = 4_000
+
 # Whatever else the login has been set to: users' SQL begins read-only.
 READ_ONLY = {"default_transaction_read_only": "on"}
 
@@ -198,7 +201,12 @@ def sql_message(exc: psycopg.Error) -> str:
     primary = diagnostics.message_primary or " ".join(str(exc).split())
     extra = " ".join(part for part in (diagnostics.message_detail, diagnostics.message_hint) if part)
     state = f" (SQLSTATE {exc.sqlstate})" if exc.sqlstate else ""
-    return f"{primary}{state}{'. ' + extra if extra else ''}"
+    return f"{_cut(primary)}{state}{'. ' + _cut(extra) if extra else ''}"
+
+
+def _cut(text: str) -> str:
+    """A failing cast repeats the value it failed on, however long that is."""
+    return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}... ({len(text) - MAX_MESSAGE} more characters)"
 
 
 def sqlstate_of(error: BaseException | None) -> str | None:

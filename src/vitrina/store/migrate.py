@@ -24,6 +24,7 @@ def migrate(settings: Settings) -> str:
         connection.execute("SELECT pg_advisory_lock(%s)", [_LOCK])
         _create_roles(connection, settings)
         _create_schemas(connection)
+        _refuse_foreign_schema(connection)
         version = _upgrade(url)
         _grant(connection, settings.source_schemas)
     return version
@@ -75,6 +76,30 @@ def _upgrade(url: str) -> str:
     finally:
         engine.dispose()
     return newest_version()
+
+
+def _refuse_foreign_schema(connection: database.Connection) -> None:
+    """A schema of our name that somebody else made: creating tables in it would fail, or meet theirs."""
+    if current_version(connection) is not None:
+        return
+    row = connection.execute(
+        """
+        SELECT pg_catalog.pg_get_userbyid(n.nspowner) AS owner,
+               pg_catalog.pg_has_role(%(app)s, n.nspowner, 'USAGE') AS ours,
+               (SELECT pg_catalog.string_agg(c.relname, ', ' ORDER BY c.relname) FROM (
+                    SELECT relname FROM pg_catalog.pg_class
+                    WHERE relnamespace = n.oid AND relkind IN ('r', 'p', 'v', 'm', 'f', 'S') ORDER BY relname LIMIT 5
+                ) AS c) AS relations
+        FROM pg_catalog.pg_namespace n WHERE n.nspname = 'etl'
+        """,
+        {"app": APP_ROLE},
+    ).fetchone()
+    if row is not None and (not row["ours"] or row["relations"]):
+        holds = f" and holds {row['relations']}" if row["relations"] else ""
+        raise ConfigError(
+            f"the database has a schema etl that is not Vitrina's: it belongs to {row['owner']}{holds}. Rename it"
+            " (ALTER SCHEMA etl RENAME TO ...), or give Vitrina a database of its own with VITRINA_DATABASE_URL"
+        )
 
 
 def _create_roles(connection: database.Connection, settings: Settings) -> None:

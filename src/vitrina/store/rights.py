@@ -29,6 +29,7 @@ def faults_of_reader(connection: Connection, role: str, source_schemas: frozense
     yield from _tables(connection, role, source_schemas)
     yield from _sequences(connection, role)
     yield from _functions_of_owners(connection, role)
+    yield from _casts_and_domains_of_owners(connection, role, sorted(source_schemas))
 
 
 def faults_of_application(connection: Connection, source_schemas: frozenset[str]) -> Iterator[Fault]:
@@ -204,6 +205,38 @@ def _functions_of_owners(connection: Connection, role: str) -> Iterator[Fault]:
     for row in rows:
         yield Fault(
             f"{role} may call {row['signature']}, which runs with its owner's rights",
+            f"REVOKE EXECUTE ON ROUTINE {row['signature']} FROM {_quoted(connection, role)}, PUBLIC",
+        )
+
+
+def _casts_and_domains_of_owners(connection: Connection, role: str, schemas: list[str]) -> Iterator[Fault]:
+    """A cast calls its function without a word in the query, a domain its checks, wherever these functions stand."""
+    rows = connection.execute(
+        """
+        WITH definers AS (
+            SELECT p.oid, p.oid::pg_catalog.regprocedure::text AS signature FROM pg_catalog.pg_proc p
+            WHERE p.prosecdef AND pg_catalog.has_function_privilege(%(role)s, p.oid, 'EXECUTE')
+        )
+        SELECT 'the cast from ' || pg_catalog.format_type(c.castsource, NULL) || ' to '
+               || pg_catalog.format_type(c.casttarget, NULL) AS what, d.signature
+        FROM pg_catalog.pg_cast c JOIN definers d ON d.oid = c.castfunc
+        WHERE EXISTS (SELECT FROM pg_catalog.pg_type t JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace
+                      WHERE t.oid IN (c.castsource, c.casttarget) AND n.nspname = ANY(%(schemas)s))
+        UNION ALL
+        SELECT 'the domain ' || pg_catalog.format_type(t.oid, NULL), d.signature
+        FROM pg_catalog.pg_type t
+        JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace AND n.nspname = ANY(%(schemas)s)
+        JOIN pg_catalog.pg_constraint k ON k.contypid = t.oid
+        JOIN pg_catalog.pg_depend x ON x.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND x.objid = k.oid
+             AND x.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
+        JOIN definers d ON d.oid = x.refobjid
+        ORDER BY 1, 2
+        """,
+        {"role": role, "schemas": schemas},
+    ).fetchall()
+    for row in rows:
+        yield Fault(
+            f"{row['what']} calls {row['signature']}, which runs with its owner's rights",
             f"REVOKE EXECUTE ON ROUTINE {row['signature']} FROM {_quoted(connection, role)}, PUBLIC",
         )
 

@@ -285,7 +285,8 @@ class SqlReader:
         """
         text = SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(statement).as_string(self.connection)
         try:
-            with self.reading({"vitrina.statement": text, "vitrina.plan": ""}):
+            with self.reading():
+                self.connection.execute("SELECT pg_catalog.set_config('vitrina.statement', %s, true)", [text])
                 self.connection.execute(_EXPLAIN_BOUNDED)
                 row = self.connection.execute(_EXPLAINED).fetchone()
         except psycopg.errors.ProgramLimitExceeded as exc:
@@ -423,7 +424,8 @@ def translate_read(exc: psycopg.Error) -> Exception:
 def translate_arrow(exc: Any) -> Exception:
     """The same for ADBC, whose errors carry the SQLSTATE."""
     state = exc.sqlstate if isinstance(exc.sqlstate, str) and exc.sqlstate != "\0\0\0\0\0" else None
-    message = f"the source query failed: {' '.join(str(exc).split())}" + (f" (SQLSTATE {state})" if state else "")
+    said = " ".join(str(exc)[: database.MAX_MESSAGE].split())
+    message = f"the source query failed: {said}" + (f" (SQLSTATE {state})" if state else "")
     if state is None or database.is_disconnect_state(state):
         return Disconnected(message)
     return TransientError(message) if database.is_transient_state(state) else SourceQueryFailed(message)

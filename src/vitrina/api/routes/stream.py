@@ -8,9 +8,11 @@ import orjson
 from fastapi import APIRouter, Header, Query
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
+from vitrina.api import viewers
 from vitrina.api.feed import Event
 from vitrina.api.security import GuardedRoute, Viewer
 from vitrina.api.state import AppState, State
+from vitrina.services.callers import Role
 from vitrina.store import events
 
 router = APIRouter(tags=["events"], route_class=GuardedRoute)
@@ -34,11 +36,13 @@ async def follow_events(
     """Status moves, progress, runners coming and going. `Last-Event-ID` first replays what came behind it."""
     await asyncio.to_thread(state.feed.start)
     since = last_event_id if last_event_id is not None else after
-    return EventSourceResponse(_stream(state, since), ping=_SIGN_OF_LIFE_SECONDS)
+    is_viewer = not caller.role.includes(Role.OPERATOR)
+    return EventSourceResponse(_stream(state, since, is_viewer=is_viewer), ping=_SIGN_OF_LIFE_SECONDS)
 
 
-async def _stream(state: AppState, since: int | None) -> AsyncIterator[ServerSentEvent]:
+async def _stream(state: AppState, since: int | None, *, is_viewer: bool) -> AsyncIterator[ServerSentEvent]:
     async for event in state.feed.listen(lambda: _replay(state, since)):
+        event = viewers.shown(event) if is_viewer else event  # noqa: PLW2901
         yield ServerSentEvent(
             id=str(event["id"]),
             event=event["topic"],

@@ -24,7 +24,7 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         min_length=1,
         max_length=idempotency.MAX_KEY_LENGTH,
-        description="The second request with the same key gets the first one's answer and changes nothing.",
+        description="The same request with the same key gets the first one's answer and changes nothing.",
     ),
 ]
 
@@ -46,7 +46,12 @@ def run(
             return _run(connection, caller, pipeline, wish)
         row = pipelines.get(connection, pipeline)
         answer, replayed = idempotency.once(
-            connection, caller, row, key, lambda: _run(connection, caller, pipeline, wish).model_dump(mode="json")
+            connection,
+            caller,
+            row,
+            key,
+            lambda: _run(connection, caller, pipeline, wish).model_dump(mode="json"),
+            asked=wish.model_dump(mode="json"),
         )
     if replayed:
         response.headers["Idempotent-Replayed"] = "true"

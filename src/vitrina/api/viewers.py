@@ -1,0 +1,46 @@
+"""What a viewer is not shown: values of rows, in messages of errors and in dead letters. Operators see them."""
+
+import json
+import re
+from typing import Any
+
+from fastapi import Response
+
+SHOWN_INSTEAD = "(for operators)"
+# Where answers and events say what went wrong.
+_MESSAGES = frozenset({"delivery_error", "error", "error_message", "last_error", "message"})
+_ROWS = frozenset({"document"})
+# As Postgres, search servers and our own messages write values: names stand in double quotes without a colon.
+_VALUES = (
+    (re.compile(r"(Failing row contains |\)=)\(.*?\)(?=[.\s]|$)", re.DOTALL), r"\1(…)"),
+    (re.compile(r"(: |value |value of |values )\"(?:[^\"]|\"\")*\""), r'\1"…"'),
+    (re.compile(r"(?<![\w'])'(?:[^']|'')*'"), "'…'"),
+)
+
+
+def without_values(message: str) -> str:
+    """The message with every value that it quotes left out."""
+    for pattern, instead in _VALUES:
+        message = pattern.sub(instead, message)
+    return message
+
+
+def shown(value: Any, key: str = "", *, in_message: bool = False) -> Any:
+    """The same JSON without values of rows."""
+    in_message = in_message or key in _MESSAGES
+    if key in _ROWS:
+        return SHOWN_INSTEAD
+    if isinstance(value, dict):
+        return {name: shown(part, name, in_message=in_message) for name, part in value.items()}
+    if isinstance(value, list):
+        return [shown(part, key, in_message=in_message) for part in value]
+    return without_values(value) if isinstance(value, str) and in_message else value
+
+
+def shown_to_viewers(response: Response) -> Response:
+    """An answer as a viewer gets it; what is no JSON holds no message."""
+    body = getattr(response, "body", b"")
+    if response.headers.get("content-type", "").startswith("application/json") and body:
+        response.body = json.dumps(shown(json.loads(body)), ensure_ascii=False, separators=(",", ":")).encode()
+        response.headers["content-length"] = str(len(response.body))
+    return response

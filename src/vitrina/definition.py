@@ -97,7 +97,12 @@ class Options(Strict):
     cursor_clock: Literal["database", "application"] | None = Field(
         None, description="Who stamps the cursor column; `database` allows the guarantee `exact`."
     )
-    cursor_timezone: str | None = Field(None, description="Zone of a cursor of type timestamp without time zone.")
+    cursor_timezone: str | None = Field(
+        None, description="Zone of a cursor of type timestamp without time zone; by default the server's `TimeZone`."
+    )
+    null_cursor: Literal["reject", "read"] = Field(
+        "reject", description="Rows without a cursor value: left out with a warning, or read again on every pass."
+    )
     schedule_after_failure: bool = Field(False, description="Let the schedule start a FAILED pipeline again.")
     schedule_jitter_seconds: float = Field(
         0, ge=0, le=86_400, allow_inf_nan=False, description="Spread of pipelines that share a schedule; a day at most."

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from psycopg import sql
 
+from vitrina.adapters import cursor as cursors
 from vitrina.adapters.writers.stage import Stage
 from vitrina.errors import Disconnected, TransientError
 from vitrina.runner import control
@@ -47,6 +48,9 @@ def apply(name: str, replace: Callable[[Any, str, Any], None] = setattr) -> None
         "reply_decides": _reply_decides,
         "stage_trusted": _stage_trusted,
         "alias_kept": _alias_kept,
+        "watermark_ahead": _watermark_ahead,
+        "margin_short": _margin_short,
+        "clock_behind": _clock_behind,
     }[name](replace)
 
 
@@ -180,3 +184,31 @@ def _alias_kept(replace: Callable[[Any, str, Any], None]) -> None:
     from vitrina.adapters.writers.search.generations import Generations
 
     replace(Generations, "_write_aliases", lambda self: [])
+
+
+def _watermark_ahead(replace: Callable[[Any, str, Any], None]) -> None:
+    """The checkpoint moves to the clock, whatever the rows that were read say."""
+
+    def safe_point(*_: Any, upto: str | None, **__: Any) -> str | None:
+        return upto
+
+    replace(cursors, "safe_point", safe_point)
+
+
+def _margin_short(replace: Callable[[Any, str, Any], None]) -> None:
+    """The margin counts from now on, but not from the start of an open transaction."""
+    _spoil_watermark(
+        replace,
+        "least(statement_timestamp(), a.since) - make_interval(secs => %(margin)s)",
+        "least(statement_timestamp() - make_interval(secs => %(margin)s), a.since)",
+    )
+
+
+def _clock_behind(replace: Callable[[Any, str, Any], None]) -> None:
+    """The clock is read when the sessions have been looked at."""
+    _spoil_watermark(replace, "least(statement_timestamp(), a.since)", "least(clock_timestamp(), a.since)")
+
+
+def _spoil_watermark(replace: Callable[[Any, str, Any], None], sound: str, spoilt: str) -> None:
+    assert sound in cursors.OLDEST_TRANSACTION
+    replace(cursors, "OLDEST_TRANSACTION", cursors.OLDEST_TRANSACTION.replace(sound, spoilt))

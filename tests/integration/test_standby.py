@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -104,6 +105,46 @@ def test_a_transaction_of_the_primary_that_commits_late_is_not_lost(bench: Workb
     follow(bench)
     assert bench.run("films")["status"] == "SUCCESS"
     assert bench.differences(QUERY, "analytics.films") == 0
+
+
+def test_a_reader_that_reads_a_standby_asks_the_standby(bench: Workbench) -> None:
+    """VITRINA_READER_URL points to a copy that is behind: the primary's clock says nothing of what is in it."""
+    standby = bench.settings.connections["standby"]
+    bench.settings = bench.settings.model_copy(update={"reader_url": standby})
+    bench.pipeline("films", QUERY, **INCREMENTAL | {"source_connection": "default"}, options={"lookback_seconds": 1})
+    run = bench.run("films")
+    assert (run["status"], run["error_message"], run["metrics"]["route"]) == ("SUCCESS", None, "copy")
+    with paused_replay(bench, standby.get_secret_value()):
+        bench.sql("INSERT INTO content.film_work SELECT i, 'Not replayed', now() FROM generate_series(100, 110) AS i")
+        bench.sql("SELECT pg_sleep(2.2)")
+        bench.sql("INSERT INTO content.film_work VALUES (200, 'Later', now())")
+        assert bench.run("films")["status"] == "SUCCESS"
+    follow(bench)
+    assert bench.run("films")["status"] == "SUCCESS"
+    assert bench.differences(QUERY, "analytics.films") == 0
+
+
+def test_a_reader_that_reads_a_standby_is_refused_without_a_lookback(bench: Workbench) -> None:
+    bench.settings = bench.settings.model_copy(update={"reader_url": bench.settings.connections["standby"]})
+    options = {"cursor_clock": "database"}
+    bench.pipeline("films", QUERY, **INCREMENTAL | {"source_connection": "default"}, options=options)
+    run = bench.run("films")
+    assert run["status"] == "FAILED"
+    assert "set options.lookback_seconds to more than the longest" in run["error_message"]
+
+
+@contextmanager
+def paused_replay(bench: Workbench, url: str) -> Iterator[None]:
+    assert bench.settings.admin_url is not None
+    admin = urlsplit(bench.settings.admin_url.get_secret_value())
+    there = urlsplit(url)
+    netloc = f"{admin.netloc.rpartition('@')[0]}@{there.netloc.rpartition('@')[2]}"
+    with psycopg.connect(urlunsplit(there._replace(netloc=netloc)), autocommit=True) as session:
+        session.execute("SELECT pg_wal_replay_pause()")
+        try:
+            yield
+        finally:
+            session.execute("SELECT pg_wal_replay_resume()")
 
 
 @pytest.mark.parametrize(

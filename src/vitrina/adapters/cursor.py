@@ -1,7 +1,7 @@
 """The incremental cursor: how its values are written in SQL, and how far a pass may move the checkpoint."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -51,6 +51,8 @@ class Cursor:
     key_type: str
     id: str | None = None
     id_type: str | None = None
+    # In which values without one are written: `timestamp` and `date`.
+    zone: str | None = None
 
     @property
     def base_type(self) -> str:
@@ -71,6 +73,10 @@ class Cursor:
     @property
     def is_clock(self) -> bool:
         return self.base_type in _CLOCKS
+
+    @property
+    def has_no_zone(self) -> bool:
+        return self.is_clock and self.base_type != "timestamp with time zone"
 
     @property
     def is_number(self) -> bool:
@@ -149,16 +155,18 @@ class Watermark:
     upto: str | None
     held_upto: str | None = None
     hold: dict[str, Any] | None = None
+    # The highest value that there was, of a load that does not read in the order of the cursor.
+    newest: str | None = None
 
     @property
     def remembered(self) -> str:
         """It survives the run that computed it: it is part of the checkpoint."""
-        return json.dumps({"upto": self.upto, "held": self.held_upto})
+        return json.dumps({"upto": self.upto, "held": self.held_upto, "newest": self.newest})
 
     @classmethod
     def recalled(cls, text: str | None) -> Self:
         found = json.loads(text) if text and text.startswith("{") else {}
-        return cls(found.get("upto"), found.get("held"))
+        return cls(found.get("upto"), found.get("held"), newest=found.get("newest"))
 
 
 def is_standby(source: Connection) -> bool:
@@ -181,17 +189,15 @@ def refuse_on_standby(cursor: Cursor, options: Options) -> None:
         )
 
 
-def guarantee(cursor: Cursor, options: Options, *, on_standby: bool = False) -> str:
-    """What an incremental pipeline promises about rows that commit late."""
-    if on_standby and (cursor.is_clock or cursor.is_number):
+def guarantee(
+    cursor: Cursor, options: Options, *, on_standby: bool = False, is_computed: bool = False, doubts: Sequence[str] = ()
+) -> str:
+    """What an incremental pipeline promises about rows that commit late. `doubts`: what may bring values late."""
+    if is_computed or not (cursor.is_clock or cursor.is_number):
+        return "reconciled"
+    if on_standby or doubts or options.cursor_clock != "database" or cursor.has_no_zone:
         return "bounded-lag"
-    if cursor.base_type == "timestamp with time zone" and options.cursor_clock == "database":
-        return "exact"
-    if cursor.is_number and options.cursor_clock == "database":
-        return "exact"
-    if cursor.is_clock or cursor.is_number:
-        return "bounded-lag"
-    return "reconciled"
+    return "exact"
 
 
 def watermark(
@@ -212,38 +218,50 @@ def watermark(
 
 def _clock_watermark(source: Connection, cursor: Cursor, options: Options, safe: str | None) -> Watermark:
     """Nothing moves the checkpoint past the start of an open transaction: its rows carry that time and commit later."""
+    found = _oldest_transaction(source, VISIBILITY_SECONDS + options.lookback_seconds)
+    # Asked behind the sessions: a transaction that is prepared between the two was still seen in its session.
     row = source.execute(
-        """
-        SELECT least(clock_timestamp() - make_interval(secs => %(margin)s), a.since) AS upto,
-               a.since, a.pid, a.usename, a.unreadable,
-               (SELECT count(*) FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()) AS prepared
-        FROM (SELECT 1) one LEFT JOIN LATERAL (
-            SELECT min(least(xact_start, query_start)) AS since,
-                   (array_agg(pid ORDER BY least(xact_start, query_start)))[1] AS pid,
-                   (array_agg(usename ORDER BY least(xact_start, query_start)))[1] AS usename,
-                   count(*) FILTER (WHERE state IS NULL OR state = 'disabled') AS unreadable
-            FROM pg_catalog.pg_stat_activity
-            WHERE datname = current_database() AND usesysid IS NOT NULL AND pid <> pg_catalog.pg_backend_pid()
-              AND state IS DISTINCT FROM 'idle' AND usename <> ALL(%(readers)s)
-              AND backend_type <> 'walsender' -- sends what others wrote, for as long as it lives
-        ) a ON true
-        """,
-        {"margin": VISIBILITY_SECONDS + options.lookback_seconds, "readers": [READER]},
+        "SELECT count(*) AS open FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
     ).fetchone()
     assert row is not None
-    if row["prepared"] or row["unreadable"]:
-        what = "a prepared transaction is open" if row["prepared"] else "a session's transaction cannot be read"
+    if row["open"] or found["unreadable"]:
+        what = "a prepared transaction is open" if row["open"] else "a session's transaction cannot be read"
         return Watermark(safe, hold={"reason": what, "since": datetime.now(UTC).isoformat()})
-    upto = _in_cursor_type(source, row["upto"], cursor, options)
+    upto = lowest_to_come(source, found["upto"], cursor)
     hold = None
-    if row["since"] is not None and row["since"] <= row["upto"]:
+    if found["holds"]:
         hold = {
             "reason": "an open transaction",
-            "pid": row["pid"],
-            "user": row["usename"],
-            "since": row["since"].isoformat(),
+            "pid": found["pid"],
+            "user": found["usename"],
+            "since": found["since"].isoformat(),
         }
     return Watermark(_later(source, cursor, safe, upto), hold=hold)
+
+
+# The clock is that of the statement's arrival, before any session is looked at: one that begins meanwhile is later.
+# The margin counts from the start of a transaction too: stamps may be cut to seconds, and be late by the lookback.
+OLDEST_TRANSACTION = """
+    SELECT least(statement_timestamp(), a.since) - make_interval(secs => %(margin)s) AS upto,
+           a.since <= statement_timestamp() - make_interval(secs => %(margin)s) AS holds,
+           a.since, a.pid, a.usename, a.unreadable
+    FROM (SELECT 1) one LEFT JOIN LATERAL (
+        SELECT min(least(xact_start, query_start)) AS since,
+               (array_agg(pid ORDER BY least(xact_start, query_start)))[1] AS pid,
+               (array_agg(usename ORDER BY least(xact_start, query_start)))[1] AS usename,
+               count(*) FILTER (WHERE state IS NULL OR state = 'disabled') AS unreadable
+        FROM pg_catalog.pg_stat_activity
+        WHERE datname = current_database() AND usesysid IS NOT NULL AND pid <> pg_catalog.pg_backend_pid()
+          AND state IS DISTINCT FROM 'idle' AND coalesce(usename, '') <> ALL(%(readers)s)
+          AND backend_type <> 'walsender' -- sends what others wrote, for as long as it lives
+    ) a ON true
+"""
+
+
+def _oldest_transaction(source: Connection, margin_seconds: float) -> dict[str, Any]:
+    row = source.execute(OLDEST_TRANSACTION, {"margin": margin_seconds, "readers": [READER]}).fetchone()
+    assert row is not None
+    return row
 
 
 READER = "vitrina_reader"
@@ -262,24 +280,56 @@ def _standby_watermark(source: Connection, cursor: Cursor, options: Options, saf
     if row["upto"] is None:
         since = datetime.now(UTC).isoformat()
         return Watermark(safe, hold={"reason": "the standby has replayed no transaction yet", "since": since})
-    return Watermark(_later(source, cursor, safe, _in_cursor_type(source, row["upto"], cursor, options)))
+    return Watermark(_later(source, cursor, safe, lowest_to_come(source, row["upto"], cursor)))
 
 
-def _in_cursor_type(source: Connection, moment: datetime, cursor: Cursor, options: Options) -> str:
+def lowest_to_come(source: Connection, moment: datetime, cursor: Cursor) -> str:
+    """The lowest value that may still be written from that moment on."""
     if cursor.base_type == "timestamp with time zone":
-        expression = SQL("{}::text").format(SQL("%s::timestamptz"))
+        expression = SQL("%(moment)s::timestamptz::text").format()
     elif cursor.base_type == "date":
         # The day may not be over, in whatever zone it was written: it is read again as a whole.
-        expression = SQL("((%s::timestamptz AT TIME ZONE {zone})::date - 1)::text").format(
-            zone=Literal(options.cursor_timezone or "UTC")
-        )
+        expression = SQL("((%(moment)s::timestamptz AT TIME ZONE {})::date - 1)::text").format(_zone(cursor))
     else:
-        expression = SQL("(%s::timestamptz AT TIME ZONE {zone})::text").format(
-            zone=Literal(options.cursor_timezone or "UTC")
-        )
-    row = source.execute(SQL("SELECT {} AS value").format(expression), [moment]).fetchone()
+        # Where clocks go back soon, an hour comes twice: rows of the second time are below those of the first.
+        # They do so at a full quarter of an hour, and by three hours at most.
+        expression = SQL(
+            """
+            (SELECT min(local)::text FROM (
+                SELECT %(moment)s::timestamptz AT TIME ZONE {zone} AS local
+                UNION ALL
+                SELECT (date_bin('15 minutes', %(moment)s::timestamptz, 'epoch') + quarter * interval '15 minutes')
+                           AT TIME ZONE {zone}
+                FROM generate_series(1, 12) AS quarter
+            ) AS to_come)
+            """
+        ).format(zone=_zone(cursor))
+    row = source.execute(SQL("SELECT {} AS value").format(expression), {"moment": moment}).fetchone()
     assert row is not None
     return str(row["value"])
+
+
+def _zone(cursor: Cursor) -> Literal:
+    return Literal(cursor.zone or "UTC")
+
+
+def _now(cursor: Cursor) -> Composed:
+    """The server's clock as it would be written into the cursor."""
+    if cursor.has_no_zone:
+        return SQL("(clock_timestamp() AT TIME ZONE {})::{}").format(_zone(cursor), SQL(cursor.key_type))
+    return SQL("clock_timestamp()::{}").format(SQL(cursor.key_type))
+
+
+def soon(cursor: Cursor) -> Composed:
+    """What no clock shows yet, however much they differ."""
+    return SQL("({} + make_interval(mins => 15))::{}").format(_now(cursor), SQL(cursor.key_type))
+
+
+def is_ahead(source: Connection, cursor: Cursor, value: str) -> bool:
+    """Whether a value lies in the future."""
+    row = source.execute(SQL("SELECT {} > {} AS ahead").format(cursor.literal(value), soon(cursor))).fetchone()
+    assert row is not None
+    return bool(row["ahead"])
 
 
 def _later(source: Connection, cursor: Cursor, safe: str | None, upto: str) -> str:
@@ -287,8 +337,8 @@ def _later(source: Connection, cursor: Cursor, safe: str | None, upto: str) -> s
     if safe is None:
         return upto
     row = source.execute(
-        SQL("SELECT least({0}, {1}) = {1} AS stepped_back, {0} <= clock_timestamp()::{2} AS past").format(
-            cursor.literal(safe), cursor.literal(upto), SQL(cursor.key_type)
+        SQL("SELECT least({0}, {1}) = {1} AS stepped_back, {0} <= {2} AS past").format(
+            cursor.literal(safe), cursor.literal(upto), _now(cursor)
         )
     ).fetchone()
     assert row is not None
@@ -297,18 +347,68 @@ def _later(source: Connection, cursor: Cursor, safe: str | None, upto: str) -> s
     return upto
 
 
+def safe_point(
+    source: Connection,
+    cursor: Cursor,
+    options: Options,
+    *,
+    safe: str | None,
+    upto: str | None,
+    highest: str | None,
+    is_exact: bool,
+) -> str | None:
+    """Where the next pass begins, when one that saw values up to `highest` is done.
+
+    Only where the source's own clock stamps the rows, nothing can come behind the watermark. Everywhere else the
+    checkpoint does not run ahead of the data: what is stamped with an older time than now is still to come.
+    """
+    if upto is None:
+        return safe
+    if is_exact or not cursor.is_clock:
+        return upto
+    if highest is None and safe is None:
+        return None  # there was nothing to see
+    seen = [SQL("{}").format(cursor.literal(safe))] if safe is not None else []
+    if highest is not None:
+        seen.append(
+            SQL("({} - make_interval(secs => {}))::{}").format(
+                cursor.literal(highest), Literal(options.lookback_seconds), SQL(cursor.key_type)
+            )
+        )
+    row = source.execute(
+        SQL("SELECT least({}, greatest({}))::text AS value").format(cursor.literal(upto), SQL(", ").join(seen))
+    ).fetchone()
+    assert row is not None
+    return str(row["value"])
+
+
 def _sequence_watermark(source: Connection, safe: str | None, held: str | None, newest: str | None) -> Watermark:
     """Ids are drawn before they commit: an id counts as safe once every transaction open back then is gone."""
     open_now = _open_transactions(source)
     if held is not None:
         value, _, waiting = held.partition("|")
-        still_open = open_now.keys() & set(filter(None, waiting.split(",")))
+        still_open = _still_open(open_now, set(filter(None, waiting.split(","))))
         if still_open:
             return _waiting_for(open_now, still_open, safe, value)
         safe = value
     if newest is None or not open_now:
         return Watermark(newest if newest is not None else safe)
     return _waiting_for(open_now, open_now, safe, newest)
+
+
+def _still_open(open_now: dict[str, Holder], waited_for: set[str]) -> set[str]:
+    """PREPARE TRANSACTION takes the id that was waited for away: any prepared one may be what has become of it."""
+    still_open = open_now.keys() & waited_for
+    if any(not _is_prepared(name) for name in waited_for - still_open):
+        still_open |= {name for name in open_now if _is_prepared(name)}
+    return still_open
+
+
+def _is_prepared(name: str) -> bool:
+    return name.startswith(_PREPARED)
+
+
+_PREPARED = "prepared:"
 
 
 def _waiting_for(open_now: dict[str, Holder], ids: Collection[str], safe: str | None, value: str) -> Watermark:
@@ -326,11 +426,17 @@ def _open_transactions(source: Connection) -> dict[str, Holder]:
         FROM pg_catalog.pg_locks l
         LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
         WHERE l.locktype = 'virtualxid' AND l.pid <> pg_catalog.pg_backend_pid()
-          AND a.datname = current_database() AND a.usename <> ALL(%s)
-        UNION ALL
-        SELECT 'prepared:' || gid, NULL, owner, prepared
-        FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()
+          AND a.datname = current_database() AND coalesce(a.usename, '') <> ALL(%s)
         """,
         [[READER]],
+    ).fetchall()
+    # Asked behind the sessions: a transaction that is prepared between the two was still seen in its session.
+    # Its number is what tells it from another one of the same name.
+    rows += source.execute(
+        """
+        SELECT %s || transaction AS id, NULL::int AS pid, owner AS user, prepared AS since
+        FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()
+        """,
+        [_PREPARED],
     ).fetchall()
     return {row.pop("id"): row | {"since": row["since"].isoformat()} for row in rows}

@@ -3,7 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from psycopg.sql import SQL, Composable
+from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina.errors import FatalError
 from vitrina.reconcile.sides import Side
@@ -61,6 +61,13 @@ def knows_age(job: Job) -> bool:
     return job.cursor is not None
 
 
+def is_read(job: Job) -> Composable:
+    """Rows that do not say when they changed are left out by every run, too, unless it is told to read them."""
+    if job.cursor is None or job.definition.options.null_cursor == "read":
+        return SQL("true")
+    return SQL("q.{} IS NOT NULL").format(Identifier(job.cursor.key))
+
+
 def young(job: Job) -> Composable:
     """Whether the target may not have the row yet."""
     if job.cursor is None:
@@ -70,4 +77,6 @@ def young(job: Job) -> Composable:
         return SQL("true")  # no pass has come to its end
     # A number is drawn once; a moment may still come again.
     operator = SQL(">" if job.cursor.is_number else ">=")
-    return SQL("({} {} {})").format(job.cursor.columns("q")[0], operator, job.cursor.literal(safe))
+    column = job.cursor.columns("q")[0]
+    # One without any may have come just now.
+    return SQL("(({0} {1} {2}) IS NOT FALSE)").format(column, operator, job.cursor.literal(safe))

@@ -139,9 +139,7 @@ class SourceShelf:
         return Extent(len(ages), sum(ages.values()), {}, {})
 
     def _condition(self) -> Composable:
-        parts: list[Composable] = [SQL("true")]
-        if self._job.cursor:
-            parts.append(SQL("q.{} IS NOT NULL").format(Identifier(self._job.cursor.key)))
+        parts = [comparison.is_read(self._job)]
         gone = self._job.definition.options.delete_when
         if gone:
             parts.append(SQL("q.{} IS NOT TRUE").format(Identifier(gone)))

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -13,17 +14,17 @@ from psycopg.sql import SQL, Identifier
 from pydantic import ValidationError
 
 from vitrina import explain, sqlguard, taskplan
-from vitrina.adapters import cursor as cursors
 from vitrina.adapters import money
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.cursor import Cursor
 from vitrina.adapters.readers import advice
+from vitrina.adapters.readers.provenance import Provenance
 from vitrina.adapters.readers.sql import Bounds, Order, Query, SqlReader
 from vitrina.adapters.writers.postgres import PostgresWriter
 from vitrina.definition import Definition
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
 from vitrina.ports import Endable
-from vitrina.runner import admission, logins, sources, steps
+from vitrina.runner import admission, incremental, logins, sources, steps
 from vitrina.runner.plan import Capabilities, Plan, plan
 from vitrina.runner.steps import PlannedSteps
 from vitrina.settings import DEFAULT_CONNECTION, Settings
@@ -71,6 +72,7 @@ class Job:
     cursor: Cursor | None = None
     key: tuple[str, ...] = ()
     on_standby: bool = False
+    provenance: Provenance = field(default_factory=Provenance)
     estimated_rows: int = 0
     starts_over_because: str | None = None
 
@@ -121,10 +123,17 @@ class Job:
         """The part of the key that the query itself gives: what a load can be read, and continued, in the order of."""
         return tuple(name for name in self.key if name in self.types)
 
+    @cached_property
+    def reads_metastore(self) -> bool:
+        """Whether the source is the metastore's own database: the reader's login may point to a copy of it."""
+        if self.definition.source_connection != DEFAULT_CONNECTION:
+            return False
+        return database.place(self.reader.connection) == database.place(self.metastore)
+
     @property
     def source_statistics(self) -> Connection:
-        """The session that may see when other sessions' transactions began."""
-        return self.metastore if self.definition.source_connection == DEFAULT_CONNECTION else self.reader.connection
+        """The session that may see when other sessions' transactions began, on the server that is read."""
+        return self.metastore if self.reads_metastore else self.reader.connection
 
 
 def definition_of(claim: Claim) -> Definition:
@@ -297,10 +306,7 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
     assert job.judged is not None
     job.result = job.reader.describe(job.judged)
     if job.definition.mode == "incremental":
-        job.cursor = cursors.cursor_of(job.definition, job.types)
-        job.on_standby = cursors.is_standby(job.reader.connection)
-        if job.on_standby:
-            cursors.refuse_on_standby(job.cursor, job.definition.options)
+        incremental.inspect(job)
         _refuse_unreadable_cursor(job)
     elif job.judged.parameters:
         raise SourceQueryFailed(
@@ -373,10 +379,7 @@ def _cursor_was_another(job: Job) -> bool:
 def cursor_identity(job: Job) -> str:
     """What the values of a checkpoint are values of: the key's, a slash, the id's."""
     assert job.cursor is not None
-    definition, zone = job.definition, None
-    if job.cursor.is_clock and job.cursor.base_type != "timestamp with time zone":
-        zone = definition.options.cursor_timezone or "UTC"
-    parts = (definition.source_connection, job.cursor.key, job.cursor.family, zone, str(job.target))
+    parts = (job.definition.source_connection, job.cursor.key, job.cursor.family, job.cursor.zone, str(job.target))
     return f"{_digest(*parts)}/{_digest(job.cursor.id, job.cursor.id_type)}"
 
 
@@ -405,7 +408,7 @@ def admit_pass(job: Job, bounds: Bounds) -> None:
 def _capabilities(job: Job, admitted: admission.Admitted) -> Capabilities:
     same = (job.definition.options.target_connection or DEFAULT_CONNECTION) == job.definition.source_connection
     return Capabilities(
-        same_database=same and job.definition.source_connection == DEFAULT_CONNECTION,
+        same_database=same and job.reads_metastore,
         target_is_table=isinstance(job.target, PostgresTarget),
         has_steps=bool(job.steps),
         estimated_rows=job.estimated_rows,
@@ -419,38 +422,10 @@ def _capabilities(job: Job, admitted: admission.Admitted) -> Capabilities:
         has_delivered=job.checkpoint.rows > 0 and not job.backfill,
         key=job.key,
         key_is_read=bool(job.reading_key),
-        guarantee=_guarantee(job),
-        warnings=tuple(_warnings(job)),
+        guarantee=incremental.guarantee(job),
+        warnings=tuple(incremental.warnings(job)),
         starts_over_because=job.starts_over_because,
     )
-
-
-def _guarantee(job: Job) -> str | None:
-    if job.cursor is None:
-        return None
-    return cursors.guarantee(job.cursor, job.definition.options, on_standby=job.on_standby)
-
-
-def _warnings(job: Job) -> list[str]:
-    if job.cursor is None:
-        return []
-    found = []
-    if job.cursor.base_type == "timestamp without time zone" and not job.definition.options.cursor_timezone:
-        found.append(
-            f"incremental_key {job.cursor.key} has no time zone; UTC is assumed, options.cursor_timezone says otherwise"
-        )
-    if job.on_standby:
-        found.append(
-            "the source is a standby: rows of a transaction that is open on its primary for longer than"
-            f" options.lookback_seconds ({job.definition.options.lookback_seconds:g}) are missed"
-        )
-    elif _guarantee(job) == "bounded-lag":
-        found.append(
-            "rows whose cursor value was not set by this database's clock may be late: set options.lookback_seconds, or"
-            " options.cursor_clock to 'database' if it was"
-        )
-    origin = next(column.origin for column in job.result if column.name == job.cursor.key)
-    return found + advice.cursor_warnings(job.reader.connection, job.cursor, origin)
 
 
 def order_of_key(job: Job) -> Order:
@@ -480,27 +455,3 @@ def may_be_null(job: Job, name: str) -> bool:
     assert job.judged is not None
     origin = next((column.origin for column in job.result if column.name == name), None)
     return origin is None or not advice.is_never_null(job.reader.connection, origin, job.judged.text)
-
-
-def null_cursors(job: Job) -> int:
-    """Rows that an incremental pass can never see, because they do not say when they changed."""
-    assert job.cursor is not None
-    head, source = job.query.wrapped(Bounds())
-    statement = SQL("{} SELECT count(*) FROM {} AS q WHERE q.{} IS NULL").format(
-        head, source, Identifier(job.cursor.key)
-    )
-    return int(job.reader.value(statement) or 0)
-
-
-def newest_cursor(job: Job) -> str | None:
-    assert job.cursor is not None
-    head, source = job.query.wrapped(Bounds())
-    column = job.cursor.columns("q")[0]
-    # Nothing comes behind NaN and Infinity: a checkpoint there would pass all later rows by.
-    finite = SQL("{} < 'Infinity'").format(column) if job.cursor.base_type == "numeric" else SQL("true")
-    found = job.reader.value(
-        SQL("{0} SELECT ({1})::text FROM {2} AS q WHERE {1} IS NOT NULL AND {3} ORDER BY {1} DESC LIMIT 1").format(
-            head, column, source, finite
-        )
-    )
-    return None if found is None else str(found)

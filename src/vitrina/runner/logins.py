@@ -37,13 +37,25 @@ def connect(
     settings: Settings, url: str, name: str | None, application_name: str, session: Mapping[str, str]
 ) -> Connection:
     """A session on the named connection. Authors see its errors, so they say which it is, not where it is."""
-    try:
+    with _named(name):
         return database.connect(
             url,
             application_name,
             connect_timeout_seconds=settings.connect_timeout_seconds,
             settings=dict(session),
         )
+
+
+def find_timezone(settings: Settings, url: str, name: str | None, application_name: str) -> str:
+    """The zone in which sessions of the named connection write times, unless they say otherwise."""
+    with _named(name):
+        return database.find_timezone(url, application_name, connect_timeout_seconds=settings.connect_timeout_seconds)
+
+
+@contextmanager
+def _named(name: str | None) -> Iterator[None]:
+    try:
+        yield
     except CannotConnect as exc:
         called = name or DEFAULT_CONNECTION
         structlog.get_logger().warning("connection.failed", connection=called, error=exc.message)

@@ -10,11 +10,11 @@ from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina.adapters.readers.arrow import Stager, cut, outputs_of
 from vitrina.adapters.readers.prefetch import prefetched
-from vitrina.adapters.readers.sql import Bounds, Order
+from vitrina.adapters.readers.sql import Order
 from vitrina.adapters.transforms import landing
 from vitrina.adapters.writers.stage import BATCH, SCHEMA
 from vitrina.errors import Conflict
-from vitrina.runner import comparison
+from vitrina.runner import comparison, incremental
 from vitrina.runner.job import Job
 from vitrina.store import database
 from vitrina.store.database import Connection
@@ -39,7 +39,7 @@ def read(job: Job, *, in_order: bool = False, sample: int | None = None) -> Iter
     order: tuple[Composable, ...] = tuple(job.cursor.columns("q")) if job.cursor and in_order else ()
     if sample is not None:
         order = (SQL("pg_catalog.random()"),)
-    statement = job.query.select(outputs, Bounds(), order=Order(order), limit=sample)
+    statement = job.query.select(outputs, incremental.all_rows(job), order=Order(order), limit=sample)
     with job.reader.stream(statement) as stream, closing(prefetched(stream)) as pieces:
         # Steps see the batches that they see in a run; nobody else minds.
         size = job.definition.batch_size if job.passage else _ROWS_AT_ONCE

@@ -113,8 +113,7 @@ def source_side(job: Job, *, all_columns: bool = False) -> Iterator[TableSide]:
         key=_fields(job, job.key, cast=True),
         columns=_fields(job, names, cast=True),
         translate=translate_read,
-        # Rows that do not say when they changed are left out by every run, too.
-        condition=SQL("q.{} IS NOT NULL").format(Identifier(job.cursor.key)) if job.cursor else SQL("true"),
+        condition=comparison.is_read(job),
         young=comparison.young(job),
         latest=tuple(job.cursor.columns("q")) if job.cursor else (),
         cursor=_cursor_field(job),

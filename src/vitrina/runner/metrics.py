@@ -78,6 +78,12 @@ class RunMeter:
     def note(self, name: str, value: Any) -> None:
         self.counters.metrics[name] = value
 
+    def warn(self, text: str) -> None:
+        """Among the warnings of the plan, where people look for them."""
+        said = self.counters.metrics.setdefault("plan", {}).setdefault("warnings", [])
+        if text not in said:
+            said.append(text)
+
     def rejected(self, rows: int) -> None:
         self._null_cursors = rows
         self.counters.rows_rejected = rows + self._letters

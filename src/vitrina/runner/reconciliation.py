@@ -10,14 +10,13 @@ import structlog
 from pydantic import ValidationError
 
 from vitrina import schedule
-from vitrina.adapters import cursor as cursors
 from vitrina.definition import ReconcileSchedule
 from vitrina.errors import Conflict, InvalidField, NotFound
 from vitrina.reconcile import compare, repair
 from vitrina.reconcile.compare import Difference, Look, Verdict
 from vitrina.reconcile.report import Report
 from vitrina.reconcile.sides import Side
-from vitrina.runner import comparison, repairs
+from vitrina.runner import comparison, incremental, repairs
 from vitrina.runner import job as jobs
 from vitrina.runner.comparison import Comparison
 from vitrina.runner.job import Job
@@ -202,7 +201,7 @@ def _guarantee(opened: Comparison, level: str) -> str:
         last = runs.find_last_success(job.metastore, job.claim.pipeline_id)
         since = f"the last load, begun {last['started_at'].isoformat()}," if last else "the beginning"
         return f"{what}; against the source as it is now: what changed in it since {since} counts as a difference"
-    kept = cursors.guarantee(job.cursor, job.definition.options)
+    kept = incremental.guarantee(job)
     return (
         f"{what}; rows whose {job.cursor.key} is before the checkpoint must be in the mart ({kept}), newer ones are in"
         " flight; rows deleted in the source are extra"

@@ -217,17 +217,16 @@ class SearchRun(Run):
     # --- incremental -----------------------------------------------------------------------------------------------
 
     def _send_pass(self) -> None:
-        job = self._job
         self._forget_full_load()
         self._judge_index()
         upto = self._begin_pass()
-        self._meter.rejected(jobs.null_cursors(job))
+        self._count_null_cursors()
         self._meter.started_from(self._checkpoint.last_key or self._checkpoint.safe_upto)
         sender = self._watching_sender()
-        source = self._stream_into(sender, self._pass_bounds(), self._pass_paging())
-        with self._ahead(source, self._pass_position()) as batches:
-            for filled in batches:
-                self._count_documents(sender, filled)
+        for bounds, paging, after in self._pass_parts():
+            with self._ahead(self._stream_into(sender, bounds, paging), after) as batches:
+                for filled in batches:
+                    self._count_documents(sender, filled)
         self._end_pass(upto)
 
     def _forget_full_load(self) -> None:

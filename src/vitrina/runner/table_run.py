@@ -22,8 +22,8 @@ from vitrina.adapters.writers.stage import Stage, stage_name
 from vitrina.definition import fingerprint
 from vitrina.errors import TransientError
 from vitrina.ports import Filled, Position, Source
+from vitrina.runner import incremental, logins, passes, refusals
 from vitrina.runner import job as jobs
-from vitrina.runner import logins, refusals
 from vitrina.runner.ahead import Ahead
 from vitrina.runner.control import Paused, RunControl
 from vitrina.runner.filling import Filling
@@ -79,7 +79,7 @@ class Run:
     def _load_at_once(self) -> None:
         stage = self._continue_load() or self._begin_load()
         if self._job.cursor:
-            self._meter.rejected(jobs.null_cursors(self._job))
+            self._count_null_cursors()
         if not self._is_complete():
             with refusals.of_reading():
                 self._fill(stage)
@@ -148,7 +148,7 @@ class Run:
         job = self._job
         self._meter.starts_over()
         stage = self._stage(job.writer.new_stage_name())
-        upto = self._watermark() if job.cursor else None
+        upto = self._watermark_of_load() if job.cursor else None
         self._checkpoint = replace(
             self._checkpoint.without_load(),
             stage=stage.name,
@@ -172,7 +172,7 @@ class Run:
         return bool(self._checkpoint.segments) and self._checkpoint.last_key is None
 
     def _load_bounds(self) -> Bounds:
-        return Bounds()
+        return incremental.all_rows(self._job)
 
     def _load_paging(self) -> Paging:
         if self._plan.paging == "one statement":
@@ -238,15 +238,10 @@ class Run:
         done = self._checkpoint.without_load()
         if not self._job.cursor:
             return done
-        upto = Watermark.recalled(self._checkpoint.held_upto)
+        upto, rows = Watermark.recalled(self._checkpoint.held_upto), self._checkpoint.rows
         # That rows were delivered is how a mart that somebody emptied by hand is told from one that is still empty.
-        return replace(
-            done,
-            safe_upto=upto.upto,
-            held_upto=upto.held_upto,
-            rows=self._checkpoint.rows,
-            fingerprint=jobs.cursor_identity(self._job),
-        )
+        done = replace(done, safe_upto=None, rows=rows, fingerprint=jobs.cursor_identity(self._job))
+        return passes.loaded(self._job, done, upto, rows)
 
     def _forget_load(self) -> None:
         self._checkpoint = self._checkpoint.without_load()
@@ -260,15 +255,15 @@ class Run:
         job = self._job
         assert job.cursor is not None
         upto = self._begin_pass()
-        self._meter.rejected(jobs.null_cursors(job))
+        self._count_null_cursors()
         stages = self._pass_stages()
         self._letters.watch_steps()
         self._meter.started_from(self._checkpoint.last_key or self._checkpoint.safe_upto)
-        source = self._source(stages, self._pass_bounds(), self._pass_paging())
-        after = self._pass_position()
-        with self._ahead(source, after) as batches:
-            for filled in batches:
-                self._merge_batch(stages[filled.number % len(stages)], filled)
+        for bounds, paging, after in self._pass_parts():
+            source = self._source(stages, bounds, paging)
+            with self._ahead(source, after) as batches:
+                for filled in batches:
+                    self._merge_batch(stages[filled.number % len(stages)], filled)
         self._end_pass(upto)
 
     def _begin_pass(self) -> Watermark:
@@ -278,23 +273,37 @@ class Run:
             return Watermark.recalled(self._checkpoint.held_upto)
         leases.answer_request(self._job.metastore, self._job.claim)
         upto = self._watermark()
+        leases.note_hold(self._job.metastore, self._job.claim, upto.hold)
         if self._job.backfill:
             self._meter.starts_over()
         else:
-            self._checkpoint = replace(
-                self._checkpoint,
-                held_upto=upto.remembered,
-                last_key=None,
-                last_id=None,
-                fingerprint=jobs.cursor_identity(self._job),
-            )
-        leases.note_hold(self._job.metastore, self._job.claim, upto.hold)
+            found = replace(self._checkpoint, fingerprint=jobs.cursor_identity(self._job))
+            self._checkpoint = passes.begun(self._job, found, upto)
+            upto = Watermark.recalled(self._checkpoint.held_upto)
         return upto
+
+    def _watermark_of_load(self) -> Watermark:
+        """A load reads in another order than that of the cursor: it is asked beforehand how far it will come."""
+        newest = incremental.newest_cursor(self._job, from_the_future=False) if self._is_by_clock else None
+        return replace(self._watermark(), newest=newest)
+
+    @property
+    def _is_by_clock(self) -> bool:
+        return self._job.cursor is not None and self._job.cursor.is_clock
+
+    def _count_null_cursors(self) -> None:
+        rows = incremental.null_cursors(self._job)
+        self._meter.rejected(rows)
+        if rows:
+            self._meter.warn(
+                f"{rows} row(s) have no value in incremental_key {self._job.definition.incremental_key} and are left"
+                " out: fill it in, or set options.null_cursor to 'read', which reads them on every pass"
+            )
 
     def _watermark(self) -> Watermark:
         job = self._job
         assert job.cursor is not None
-        newest = None if job.cursor.is_clock else jobs.newest_cursor(job)
+        newest = None if self._is_by_clock else incremental.newest_cursor(job)
         held = self._checkpoint.held_upto
         # What was remembered of a finished pass is the pair of a sequence cursor, not a whole watermark.
         return cursors.watermark(
@@ -325,6 +334,13 @@ class Run:
             self._fence(progressed=False)
         failpoints.hit("pass.begun")
         return stages
+
+    def _pass_parts(self) -> Iterator[tuple[Bounds, Paging, Position | None]]:
+        """What is new, and behind it what does not say whether it is."""
+        yield self._pass_bounds(), self._pass_paging(), self._pass_position()
+        if self._job.definition.options.null_cursor == "read" and not self._job.backfill:
+            # Steps take no rows without a position: theirs are one batch.
+            yield Bounds(nulls="alone"), Paging() if self._job.passage else self._pass_paging(), None
 
     def _pass_bounds(self) -> Bounds:
         backfill = self._job.backfill
@@ -378,15 +394,13 @@ class Run:
         if self._job.backfill:
             return replace(self._checkpoint, batch_no=filled.number)
         rows = self._checkpoint.rows + filled.staged_rows
+        if key is None:  # a row without a cursor value is no place to go on from
+            return replace(self._checkpoint, batch_no=filled.number, rows=rows)
         return replace(self._checkpoint, batch_no=filled.number, rows=rows, last_key=key, last_id=identity)
 
     def _end_pass(self, upto: Watermark) -> None:
-        job = self._job
-        if not job.backfill:
-            safe = upto.upto if upto.upto is not None else self._checkpoint.safe_upto
-            self._checkpoint = replace(
-                self._checkpoint, safe_upto=safe, held_upto=upto.held_upto, last_key=None, last_id=None, segments={}
-            )
+        if not self._job.backfill:
+            self._checkpoint = passes.ended(self._job, self._checkpoint, upto, self._meter.counters.rows_read)
         with self._transaction("ending the pass"):
             self._drop_stages()
             self._meter.reached(self._checkpoint.safe_upto)

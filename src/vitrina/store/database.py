@@ -73,7 +73,7 @@ def connect(
     autocommit: bool = True,
 ) -> Connection:
     """A fresh session with our settings; `CannotConnect` (without the password) when there is none to be had."""
-    try:
+    with _translated_connect(url):
         connection = psycopg.connect(
             url,
             autocommit=True,
@@ -85,9 +85,15 @@ def connect(
         )
         settle(connection)
         connection.autocommit = autocommit
+    return connection
+
+
+@contextmanager
+def _translated_connect(url: str) -> Iterator[None]:
+    try:
+        yield
     except (psycopg.OperationalError, psycopg.ProgrammingError) as exc:
         raise errors.CannotConnect(f"cannot connect to {describe(url)}: {reason(exc, url)}") from None
-    return connection
 
 
 _TRANSACTION_TIMEOUT = 17_00_00
@@ -123,6 +129,34 @@ def reset(connection: Connection) -> None:
 def read_json_cut(connection: Connection) -> None:
     """For sessions on the metastore: what was stored nested too deeply is cut, so that no reader breaks on it."""
     set_json_loads(json_values.loads_cut, connection)
+
+
+def find_timezone(url: str, application_name: str, *, connect_timeout_seconds: int = 10) -> str:
+    """The zone that the login has where nobody sets one, in a session without our settings."""
+    with _translated_connect(url):
+        plain = psycopg.connect(
+            url,
+            autocommit=True,
+            connect_timeout=connect_timeout_seconds,
+            application_name=application_name[:63],
+            **TRANSPORT,
+        )
+    with plain:
+        row = plain.execute("SHOW TimeZone").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def place(connection: Connection) -> tuple[object, ...]:
+    """Of the database that a session is on: a copy of it has been started at another time."""
+    row = connection.execute(
+        """
+        SELECT pg_catalog.pg_postmaster_start_time() AS started, oid FROM pg_catalog.pg_database
+        WHERE datname = pg_catalog.current_database()
+        """
+    ).fetchone()
+    assert row is not None
+    return tuple(row.values())
 
 
 def now(connection: Connection) -> datetime:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vitrina.adapters.cursor import Cursor
+from vitrina.definition import Options
 from vitrina.store.database import Connection
 
 # Below this a table is read as fast as its index.
@@ -14,10 +15,10 @@ _MAKES_NULLS = re.compile(r"\b(left|right|full|union|intersect|except|sets|rollu
 _CLOCKS = r"now\(\)|(clock|statement|transaction|current)_timestamp|localtimestamp|current_date"
 
 
-def cursor_warnings(source: Connection, cursor: Cursor, origin: tuple[int, int] | None) -> list[str]:
+def cursor_warnings(source: Connection, cursor: Cursor, origin: tuple[int, int] | None, options: Options) -> list[str]:
     """Of a cursor that is a plain column of a table; nothing is known about computed ones and columns of views."""
     found = _find_column(source, origin) if origin else None
-    return list(_warnings(cursor, found)) if found else []
+    return list(_warnings(cursor, found, options)) if found else []
 
 
 def is_never_null(source: Connection, origin: tuple[int, int], query: str) -> bool:
@@ -28,7 +29,7 @@ def is_never_null(source: Connection, origin: tuple[int, int], query: str) -> bo
     return found is not None and found["not_null"]
 
 
-def _warnings(cursor: Cursor, found: dict[str, Any]) -> Iterator[str]:
+def _warnings(cursor: Cursor, found: dict[str, Any], options: Options) -> Iterator[str]:
     table, column = found["table"], cursor.key
     order = f'{column} COLLATE "C"' if cursor.is_text else column
     if not found["bytewise" if cursor.is_text else "indexed"] and found["bytes"] >= WORTH_AN_INDEX_BYTES:
@@ -37,10 +38,10 @@ def _warnings(cursor: Cursor, found: dict[str, Any]) -> Iterator[str]:
             f"{table} has no index that starts with {order}, so each pass reads the whole table: CREATE INDEX"
             f" CONCURRENTLY ON {table} ({columns})"
         )
-    if not found["not_null"]:
+    if not found["not_null"] and options.null_cursor == "reject":
         yield (
             f"incremental_key {column} may be NULL in {table}, and a row without it is never read: fill it in and ALTER"
-            f" TABLE {table} ALTER {column} SET NOT NULL"
+            f" TABLE {table} ALTER {column} SET NOT NULL, or set options.null_cursor to 'read'"
         )
     if cursor.is_clock and found["set_by_default"] and not found["set_by_trigger"] and found["updates"]:
         yield (

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
@@ -127,7 +127,7 @@ class PushdownSource:
     def _select(self, stage: Stage, after: Position | None, limit: int | None) -> Composed:
         outputs: list[Composable] = [column(name) for name in (c.name for c in stage.columns)]
         outputs += [SQL("q.{}").format(Identifier(name)) for name in self._cursor_names(stage)]
-        bounds = Bounds(self._bounds.since, self._bounds.until, after)
+        bounds = replace(self._bounds, after=after)
         return self._query.select(outputs, bounds, order=self._paging.order, limit=limit)
 
     def _cursor_names(self, stage: Stage) -> list[str]:

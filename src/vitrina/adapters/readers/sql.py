@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 
 import psycopg
 from psycopg import conninfo
-from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+from psycopg.sql import SQL, Composable, Composed, Identifier
+from psycopg.sql import Literal as Value
 
 from vitrina import sqlguard
 from vitrina.adapters.catalog import Column
@@ -67,6 +68,7 @@ class Bounds:
     until: str | None = None  # exclusive
     after: Position | None = None  # exclusive, in the order of the columns read by
     only: Composable | None = None  # a condition on `q`, when some rows alone are wanted
+    nulls: Literal["left out", "included", "alone"] = "left out"  # rows whose cursor is NULL
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -75,7 +77,7 @@ class Bounds:
         A planner that believes the table to be cached walks an index across it where all rows are wanted in the order
         of a random key: beyond the cache that takes three times as long as sorting. It still takes one along the table.
         """
-        is_everything = self.since is None and self.until is None and self.only is None
+        is_everything = self.since is None and self.until is None and self.only is None and self.nulls != "alone"
         return {"effective_cache_size": "64MB"} if is_everything else {}
 
 
@@ -126,9 +128,7 @@ class Order:
 
     def _pairs(self, after: Position) -> list[tuple[Composable, Composable]]:
         """Each column with the value of a place, in its type."""
-        values = (
-            SQL("{}::{}").format(Literal(value), SQL(kind)) for value, kind in zip(after, self.types, strict=True)
-        )
+        values = (SQL("{}::{}").format(Value(value), SQL(kind)) for value, kind in zip(after, self.types, strict=True))
         return list(zip(self.columns, values, strict=True))
 
     def _part(self, start: int, end: int) -> "Order":
@@ -188,15 +188,17 @@ class Query:
             source=source,
             where=SQL(" WHERE {}").format(SQL(" AND ").join(conditions)) if conditions else SQL(""),
             order=SQL(" ORDER BY {}").format(SQL(", ").join(order.columns)) if order.columns else SQL(""),
-            limit=SQL(" FETCH FIRST {} ROWS WITH TIES").format(Literal(limit)) if limit else SQL(""),
+            limit=SQL(" FETCH FIRST {} ROWS WITH TIES").format(Value(limit)) if limit else SQL(""),
         )
 
     def _range(self, bounds: Bounds) -> Iterator[Composable]:
         if self.cursor is None:
             return
         column = self.cursor.columns("q")[0]
-        # A row that does not say when it changed could never be read again: it is left out, and counted as rejected.
-        yield SQL("q.{} IS NOT NULL").format(Identifier(self.cursor.key))
+        # A row that does not say when it changed is in no range: it is left out, or read on its own each time.
+        if bounds.nulls != "included":
+            wanted = SQL("NULL" if bounds.nulls == "alone" else "NOT NULL")
+            yield SQL("q.{} IS {}").format(Identifier(self.cursor.key), wanted)
         if bounds.since is not None:
             yield SQL("{} >= {}").format(column, self.cursor.literal(bounds.since))
         if bounds.until is not None:
@@ -204,7 +206,7 @@ class Query:
 
 
 def _quoted(value: str | None) -> str:
-    return Literal(value).as_string(None)
+    return Value(value).as_string(None)
 
 
 class SqlReader:
@@ -238,11 +240,18 @@ class SqlReader:
             for i in range(described.nfields)
         ]
         self._refuse_unnamed([name for name, _, _ in columns])
-        origins = [(described.ftable(i), described.ftablecol(i)) for i in range(described.nfields)]
         return [
-            replace(column, origin=origin if all(origin) else None)
-            for column, origin in zip(self._with_type_names(columns), origins, strict=True)
+            replace(column, origin=origin)
+            for column, origin in zip(self._with_type_names(columns), _origins(described), strict=True)
         ]
+
+    def find_origins(self, view: str) -> list[tuple[int, int] | None]:
+        """Which columns of tables the columns of a view's own query are; none when it may not be looked at."""
+        raw = self.connection.pgconn
+        with self.reading():
+            if raw.prepare(b"", view.encode()).status != psycopg.pq.ExecStatus.COMMAND_OK:
+                return []
+            return _origins(raw.describe_prepared(b""))
 
     def _refused(self, result: "psycopg.pq.abc.PGresult", judged: Judged) -> SourceQueryFailed:
         exc = psycopg.errors.error_from_result(result)
@@ -384,6 +393,11 @@ def _parsed(plan: str) -> list[dict[str, Any]]:
     except RecursionError:
         raise SourceQueryFailed("the plan of the source query is nested too deeply: join or union less") from None
     return found
+
+
+def _origins(described: "psycopg.pq.abc.PGresult") -> list[tuple[int, int] | None]:
+    found = [(described.ftable(i), described.ftablecol(i)) for i in range(described.nfields)]
+    return [origin if all(origin) else None for origin in found]
 
 
 def _placeholders(judged: Judged) -> dict[str, str]:

@@ -199,6 +199,7 @@ def lost_while_put_aside(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) 
     make_pipeline(workbench, **STAMPED)
     run(workbench)
     with late_session(workbench) as late, late_session(workbench) as machine:
+        machine.autocommit = True  # whoever holds the lock does not hold the checkpoint back
         machine.execute("SELECT pg_advisory_lock(4711)")
         monkeypatch.setattr(cursors, "OLDEST_TRANSACTION", _put_aside_behind_the_sessions())
         asking = threading.Thread(target=run, args=[workbench])
@@ -217,10 +218,8 @@ def _put_aside_behind_the_sessions() -> str:
     sessions = "FROM pg_catalog.pg_stat_activity\n"
     found = cursors.OLDEST_TRANSACTION
     assert sessions in found
-    waiting = "FROM (SELECT * FROM pg_catalog.pg_stat_activity OFFSET 0) one_look CROSS JOIN LATERAL"
-    return found.replace(
-        sessions, f"{waiting} (SELECT pg_catalog.pg_advisory_lock_shared(4711 + 0 * one_look.pid) OFFSET 0) aside\n"
-    )
+    aside = "SELECT s.*, pg_catalog.pg_advisory_lock_shared(4711) FROM pg_catalog.pg_stat_activity s OFFSET 0"
+    return found.replace(sessions, f"FROM ({aside}) AS put_aside\n")
 
 
 def _is_waiting(machine: psycopg.Connection[Any]) -> bool:

@@ -87,6 +87,12 @@ def explain_from_functions(plan: object) -> set[str]:
     }
 
 
+def expressions(plan: object) -> Iterator[str]:
+    """Whatever the plan computes or compares, as the server writes it."""
+    for node in _nodes(plan):
+        yield from _expressions(node)
+
+
 def hides_expressions(plan: object) -> bool:
     """Whether expressions run that no EXPLAIN shows: in VALUES, LIMIT and OFFSET, before 18 also in window frames."""
     return any(

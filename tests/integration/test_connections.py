@@ -114,7 +114,9 @@ def test_a_source_in_another_database(bench: Workbench, warehouse: postgres.Conn
 def test_reset_state_reaches_a_ledger_in_another_database(bench: Workbench, cursor: str | None) -> None:
     bench.source(FILMS)
     fields = {"mode": "incremental", "incremental_key": "modified", "incremental_id_key": "id", "target_key": ["id"]}
-    bench.pipeline("films", QUERY, batch_size=100, options={"target_connection": "warehouse"}, **fields)
+    bench.pipeline(
+        "films", QUERY, batch_size=100, options={"target_connection": "warehouse", "cursor_clock": "database"}, **fields
+    )
     assert bench.run("films")["rows_read"] == 500
     bench.sql("UPDATE content.film_work SET title = 'Corrected'")  # unseen: `modified` has not moved
     assert bench.run("films")["rows_read"] == 0

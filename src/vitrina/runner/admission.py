@@ -10,6 +10,7 @@ from typing import Any
 from psycopg.sql import SQL, Composed
 
 from vitrina import explain
+from vitrina.adapters.readers import operators
 from vitrina.adapters.readers.reach import Name, Reach, reach
 from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
 from vitrina.errors import SourceQueryFailed
@@ -56,6 +57,7 @@ def admit(
     )
     _refuse_strangers(found.plan, reached, settings, what)
     _refuse_effects(found.plan, reached, reader, settings, what)
+    operators.refuse_hidden(reader.connection, query.judged.text, found.plan, reached.relations)
     _refuse_cost(found.plan, max_cost, what)
     return Admitted(found.plan, reached)
 

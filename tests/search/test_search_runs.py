@@ -78,7 +78,7 @@ def test_a_rebuild_that_would_lose_most_documents_is_refused(
 
 def test_passes_keep_an_index_up_to_date(bench: Workbench, client: SearchClient, index: str) -> None:
     query = f"{QUERY.replace(' FROM', ', gone FROM')}"
-    pipeline(bench, index, query, **INCREMENTAL, options={"delete_when": "gone"})
+    pipeline(bench, index, query, **INCREMENTAL, options={"delete_when": "gone", "cursor_clock": "database"})
     assert bench.run("films")["metrics"]["inserted"] == 200
     bench.sql(
         "UPDATE content.film_work SET title = 'New', modified = clock_timestamp() WHERE id <= 60;"

@@ -197,6 +197,7 @@ class RunnerName(Answer):
     host: str
     pid: int
     alive: bool
+    heartbeat_at: datetime | None = Field(None, description="When it was last heard of.")
 
 
 class Progress(Answer):
@@ -278,6 +279,7 @@ class PipelineStatus(Answer):
     )
     runner: RunnerName | None
     lease_until: datetime | None
+    lease_is_over: bool = Field(False, description="Its runner fell silent: the next one takes over and continues.")
     run: Run | None = Field(None, description="The run at work, else the latest one.")
     progress: Progress | None
     checkpoint: Checkpoint | None
@@ -507,6 +509,7 @@ class Health(Answer):
     version: str
     database: str
     runners: int | None = Field(None, description="Runners that gave a sign of life lately.")
+    working: str | None = Field(None, description="`ok`, or that nobody runs anything.")
     checks: dict[str, str] | None = Field(None, description="What was looked at, where `verbose` was asked for.")
 
 

@@ -137,7 +137,7 @@ function MainLever({ status, busy, act }: { status: PipelineStatus; busy: boolea
     );
   }
   return (
-    <Button look="primary" icon="play" busy={busy} disabled={!status.enabled} onClick={() => act("run", { trigger: "manual" })}>
+    <Button look="primary" icon="play" busy={busy} disabled={!status.enabled} onClick={() => (status.status === "PAUSED" ? act("resume") : act("run", { trigger: "manual" }))}>
       {status.status === "PAUSED" ? t("Resume") : status.status === "FAILED" ? t("Retry") : t("Run now")}
     </Button>
   );

@@ -360,6 +360,7 @@ function Controls({ line, act }: { line: PipelineOverview; act: Act | null }) {
             onClick={(event) => {
               event.stopPropagation();
               if (stops) act(line, "pause");
+              else if (line.status === "PAUSED") act(line, "resume");
               else act(line, "run", { trigger: "manual" });
             }}
           />

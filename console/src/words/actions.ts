@@ -8,6 +8,7 @@ const WORDS: Record<string, string> = {
   delete: "deleted it",
   run: "asked for a run",
   pause: "asked for a pause",
+  resume: "let it go on",
   cancel: "took the run back",
   enable: "enabled it",
   disable: "disabled it",

@@ -375,6 +375,8 @@ const ru: Record<string, string> = {
   quick: "быстрая",
   reconciled: "со сверкой",
   recovery: "восстановление",
+  "follow-up": "продолжение",
+  "let it go on": "продолжил",
   "reloaded it": "перечитал",
   "reset the checkpoint": "сбросил чекпоинт",
   resolved: "разобран",

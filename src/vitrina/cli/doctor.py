@@ -141,7 +141,7 @@ def _check_migrations(connection: "Connection") -> Finding:
 
     found, wanted = migrate.current_version(connection), migrate.newest_version()
     if found != wanted:
-        return problem("migrations", f"version {found or 'none'}, this program needs {wanted}", "run `vitrina migrate`")
+        return problem("migrations", f"version {found or 'none'}, this program needs {wanted}", migrate.advice(found))
     return ok("migrations", f"version {found}")
 
 

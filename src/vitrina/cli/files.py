@@ -29,8 +29,10 @@ def read_definition(path: str, *, also_documents: bool = False) -> dict[str, Any
     """A pipeline's definition, as YAML or JSON (which is YAML); on request also out of a document for `apply`."""
     import yaml
 
+    from vitrina import yaml_values
+
     try:
-        found = yaml.safe_load(read(path))
+        found = yaml_values.load(read(path))
     except yaml.YAMLError as exc:
         raise ConfigError(f"{path} is not valid YAML or JSON: {' '.join(str(exc).split())}") from exc
     if not isinstance(found, dict):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vitrina.cli import files, remote
-from vitrina.cli.output import Column, Format, Output, duration, show_list, show_one
+from vitrina.cli.output import Column, Format, Output, ago, duration, show_list, show_one
 from vitrina.cli.remote import OptionalPipelineName, PipelineName
 
 if TYPE_CHECKING:
@@ -164,12 +164,17 @@ def show_accepted(accepted: "Accepted", output: Format) -> None:
 def _status_fields(seen: "PipelineStatus") -> dict[str, object]:
     run, lag, recent = seen.run, seen.lag, seen.recent
     runner = f"{seen.runner.host} (pid {seen.runner.pid})" if seen.runner else None
+    if seen.runner and seen.lease_is_over and seen.runner.heartbeat_at:
+        runner = (
+            f"{runner}, last heard of {ago(seen.runner.heartbeat_at)}: its lease is over, the next runner continues"
+        )
     return {
         "pipeline": seen.pipeline,
         "status": seen.status,
         "since": seen.since,
         "enabled": seen.enabled,
         "version": seen.version,
+        "needs attention": "; ".join(seen.needs_attention.values()) or None,
         "runner": runner,
         "progress": _progress_line(seen),
         "checkpoint": _checkpoint_line(seen.checkpoint),

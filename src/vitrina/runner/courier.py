@@ -28,8 +28,14 @@ MAX_ATTEMPTS = 10
 FIRST_WAIT_SECONDS = 5.0
 LONGEST_WAIT_SECONDS = 900.0
 TIMEOUT_SECONDS = 10.0
-# Longer than all channels of a message may take: a runner that dies meanwhile leaves it to the next one.
+# A whole delivery: the time above is that of one read, and a receiver may send its answer letter by letter.
+DELIVERY_SECONDS = 10.0
+# Messages that are taken up at once. All their channels together take less time than the lease, so that nobody else
+# sends them meanwhile; a runner that dies leaves them to the next one.
+PORTION = 2
 LEASE_SECONDS = 60.0
+# A receiver that let us wait is left alone for a while: the other channel must not wait for it with every message.
+LEAVE_ALONE_SECONDS = 60.0
 LOOK_SECONDS = 2.0
 
 Row = dict[str, Any]
@@ -37,6 +43,10 @@ Row = dict[str, Any]
 
 class Undelivered(Exception):
     """The receiver did not accept the message."""
+
+
+class TooSlow(Undelivered):
+    """It may have arrived: whoever receives it twice knows it by its id."""
 
 
 class Courier:
@@ -57,6 +67,7 @@ class Courier:
         self._first_wait = first_wait_seconds
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="notifications", daemon=True)
+        self._left_alone_until: dict[str, float] = {}
         self._log = structlog.get_logger()
 
     def start(self) -> None:
@@ -79,7 +90,7 @@ class Courier:
     def deliver_due(self) -> int:
         """One round; how many messages were taken up."""
         with self._metastore() as metastore:
-            taken = notifications.claim_due(metastore, lease_seconds=LEASE_SECONDS, limit=5)
+            taken = notifications.claim_due(metastore, lease_seconds=LEASE_SECONDS, limit=PORTION)
         for message in taken:
             self._deliver(message)
         return len(taken)
@@ -88,7 +99,7 @@ class Courier:
         problems = []
         for channel, send in self._channels(message):
             try:
-                send(message)
+                self._send_in_time(channel, send, message)
             except Undelivered as exc:
                 problems.append(f"{channel}: {exc}")
                 self._instruments.notifications.labels(channel, "failed").inc()
@@ -99,6 +110,15 @@ class Courier:
             self._log.info("notification.sent", **_names(message), channel=channel)
         with self._metastore() as metastore:
             self._conclude(metastore, message, "; ".join(problems))
+
+    def _send_in_time(self, channel: str, send: Callable[[Row], None], message: Row) -> None:
+        if time.monotonic() < self._left_alone_until.get(channel, 0.0):
+            raise Undelivered("the receiver took too long just now, and is left alone for a while")
+        try:
+            send(message)
+        except TooSlow:
+            self._left_alone_until[channel] = time.monotonic() + LEAVE_ALONE_SECONDS
+            raise
 
     def _conclude(self, metastore: Connection, message: Row, problem: str) -> None:
         if not problem:
@@ -132,12 +152,13 @@ class Courier:
         if self._settings.webhook_secret:
             secret = self._settings.webhook_secret.get_secret_value()
             headers["webhook-signature"] = signature(secret, headers["webhook-id"], headers["webhook-timestamp"], body)
-        post(self._settings.webhook_url.get_secret_value(), body, headers)
+        post_in_time(self._settings.webhook_url.get_secret_value(), body, headers)
 
     def _send_slack(self, message: Row) -> None:
         assert self._settings.slack_webhook_url is not None
         body = json.dumps({"text": slack_text(message)}).encode()
-        post(self._settings.slack_webhook_url.get_secret_value(), body, {"Content-Type": "application/json"})
+        url = self._settings.slack_webhook_url.get_secret_value()
+        post_in_time(url, body, {"Content-Type": "application/json"})
 
 
 # --- what is said --------------------------------------------------------------------------------------------------
@@ -189,6 +210,33 @@ def _key(secret: str) -> bytes:
         except binascii.Error:
             pass
     return secret.encode()
+
+
+def post_in_time(url: str, body: bytes, headers: dict[str, str], *, seconds: float | None = None) -> None:
+    """In a thread of its own, which is left behind, with its connection closed, when the whole takes too long."""
+    limit = DELIVERY_SECONDS if seconds is None else seconds
+    outcome: list[Exception | None] = []
+
+    def work(client: httpx.Client) -> None:
+        try:
+            post(url, body, headers, client)
+        except Exception as exc:  # noqa: BLE001 - a thread ends here; whoever waits for it raises it
+            outcome.append(exc)
+        else:
+            outcome.append(None)
+
+    try:
+        opened = open_client(url)
+    except ValueError as exc:
+        raise Undelivered("the configured URL is not valid") from exc
+    with opened as client:
+        thread = threading.Thread(target=work, args=[client], name="delivery", daemon=True)
+        thread.start()
+        thread.join(limit)
+    if not outcome:
+        raise TooSlow(f"the receiver did not answer within {limit:g} s")
+    if outcome[0] is not None:
+        raise outcome[0]
 
 
 def post(url: str, body: bytes, headers: dict[str, str], client: httpx.Client | None = None) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from vitrina import yaml_values
 from vitrina.errors import FieldError, Invalid
 
 API_VERSION = "vitrina/v1"
@@ -72,7 +73,7 @@ def write(documents: list[dict[str, Any]]) -> str:
     )
 
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Loader: Any = yaml_values.Loader
 
 
 def _refuse_traps(text: str, file: str | None) -> None:
@@ -97,14 +98,11 @@ def _document(node: yaml.Node, file: str | None) -> Document:
     if not isinstance(node, yaml.MappingNode):
         raise _wrong(_place(node, file), "a document is a mapping with apiVersion, kind, metadata and spec", "manifest")
     places = dict(_places(node, (), file))
-    constructor = yaml.constructor.SafeConstructor()
     try:
-        content = constructor.construct_document(node)
+        content = yaml_values.construct(node)
     except yaml.constructor.ConstructorError as exc:
         mark = exc.problem_mark or node.start_mark
         raise _wrong(Place(file, mark.line + 1, mark.column + 1), str(exc.problem), "yaml") from None
-    except ValueError as exc:  # such as 2026-02-30, which looks like a date and is none
-        raise _wrong(_place(node, file), f"{exc}: put the value in quotes", "yaml") from None
     return Document(content, places)
 
 
@@ -160,3 +158,6 @@ _FOLDED = "\x85\u2028\u2029\ufeff\r"
 
 
 _Dumper.add_representer(str, _text)
+# What readers of YAML 1.2 take for a number (1e3, 0o7) is put in quotes as well.
+for _tag, _pattern, _first in yaml_values.resolvers():
+    _Dumper.add_implicit_resolver(_tag, _pattern, _first)

@@ -6,7 +6,7 @@ from typing import Any
 from vitrina import answers, status
 from vitrina.settings import Settings
 from vitrina.status import RunStatus, Status
-from vitrina.store import runners, runs, state
+from vitrina.store import database, runners, runs, state
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
@@ -15,6 +15,11 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
     run = runs.find_current(connection, row["id"])
     checkpoint = state.find(connection, row["id"])
     recent = _recent(connection, row)
+    is_over = (
+        row["status"] in status.ACTIVE
+        and row["lease_until"] is not None
+        and row["lease_until"] < database.now(connection)
+    )
     return answers.PipelineStatus(
         pipeline_id=row["id"],
         pipeline=row["name"],
@@ -27,8 +32,9 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
         needs_attention=row["needs_attention"],
         runner=_runner(connection, settings, row),
         lease_until=row["lease_until"],
+        lease_is_over=is_over,
         run=run_answer(run) if run else None,
-        progress=_progress(run) if run and run["status"] == RunStatus.RUNNING else None,
+        progress=_progress(run) if run and run["status"] == RunStatus.RUNNING and not is_over else None,
         checkpoint=answers.Checkpoint.model_validate(checkpoint) if checkpoint else None,
         lag=_lag(row, checkpoint, recent.last_success_at),
         hold=row["hold"],

@@ -22,6 +22,12 @@ def migrate(settings: Settings) -> str:
     url = settings.admin_url.get_secret_value() if settings.admin_url else settings.require_database_url()
     with database.connect(url, "vitrina:migrate") as connection:
         connection.execute("SELECT pg_advisory_lock(%s)", [_LOCK])
+        found = current_version(connection)
+        if is_newer(found):
+            raise ConfigError(
+                f"this metastore is of version {found}, upgrade Vitrina: this program knows versions up to"
+                f" {newest_version()}, and nothing was changed"
+            )
         _create_roles(connection, settings)
         _create_schemas(connection)
         _refuse_foreign_schema(connection)
@@ -50,8 +56,19 @@ def require_current(connection: database.Connection) -> None:
     found, wanted = current_version(connection), newest_version()
     if found != wanted:
         raise ConfigError(
-            f"the metastore is at version {found or 'none'}, this program needs {wanted}: run `vitrina migrate`"
+            f"the metastore is at version {found or 'none'}, this program needs {wanted}: {advice(found)}"
         )
+
+
+def advice(found: str | None) -> str:
+    """What to do about a metastore of another version than this program's."""
+    if is_newer(found):
+        return f"this metastore is of version {found}, upgrade Vitrina"
+    return "run `vitrina migrate`"
+
+
+def is_newer(found: str | None) -> bool:
+    return found is not None and found > newest_version()
 
 
 def _upgrade(url: str) -> str:

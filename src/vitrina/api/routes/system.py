@@ -1,7 +1,7 @@
 """`/health`, `/livez`, `/readyz`, `/metrics`, `/version`: for machines that watch this one. No token needed."""
 
 from contextlib import AbstractContextManager
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
@@ -22,9 +22,18 @@ _PROBE_SECONDS = 2.0
 
 
 @router.get("/health", responses={503: {"model": answers.Health}})
-def health(state: State, response: Response) -> answers.Health:
-    """503 when the metastore cannot be used; the number of live runners is for information."""
-    return _health(state, response)
+def health(
+    state: State,
+    response: Response,
+    runners: Annotated[
+        Literal["optional", "required"], Query(description="`required`: 503 also while nobody runs anything.")
+    ] = "optional",
+) -> answers.Health:
+    """503 when the metastore cannot be used; with `runners=required`, also when no runner is alive."""
+    found = _health(state, response)
+    if runners == "required" and found.runners == 0:
+        response.status_code, found.status = 503, "unavailable"
+    return found
 
 
 @router.get("/readyz", responses={503: {"model": answers.Health}})
@@ -75,11 +84,12 @@ def _health(state: AppState, response: Response) -> answers.Health:
         with _probing(state.pool) as connection:
             found, wanted = migrate.current_version(connection), state.schema_version
             if found != wanted:
-                return _unwell(response, f"at version {found or 'none'}, {wanted} is needed: run `vitrina migrate`")
+                return _unwell(response, f"at version {found or 'none'}, {wanted} is needed: {migrate.advice(found)}")
             alive = runners.count_alive(connection, stale_after_seconds=state.settings.lease_ttl_seconds)
     except UNREACHABLE:
         return _unwell(response, "does not answer")
-    return answers.Health(status="ok", version=__version__, database="ok", runners=alive)
+    working = "ok" if alive else "no runner is alive: nobody runs anything; start one with `vitrina runner`"
+    return answers.Health(status="ok", version=__version__, database="ok", runners=alive, working=working)
 
 
 def _unwell(response: Response, reason: str) -> answers.Health:

@@ -102,6 +102,12 @@ class Settings(BaseModel):
         le=16_384,
         description="work_mem of a merge; building the indexes of an empty mart may use twice that.",
     )
+    max_value_mb: int = Field(
+        256,
+        ge=1,
+        le=1024,
+        description="Largest value that a runner carries; it takes three times that in memory, five with steps.",
+    )
     connect_timeout_seconds: int = Field(10, ge=1, description="Longest wait for a connection.")
     runs_retention_days: int = Field(90, ge=1, description="How long the history of runs is kept.")
     events_retention_hours: int = Field(48, ge=1, description="How long `GET /events` can replay.")

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from vitrina.adapters.readers import copy
-from vitrina.adapters.readers.copy import Lines
+from vitrina.adapters.readers.copy import Line, Lines
 
 
 def batches(pieces: list[list[bytes]], places: tuple[int, ...], rows: int) -> Iterator[tuple[int, object]]:
-    lines = Lines(iter(pieces), places)
+    lines = Lines((list[Line](piece) for piece in pieces), places)
     while lines.waiting:
         yield sum(len(piece) for piece in lines.batch(rows)), lines.position
 

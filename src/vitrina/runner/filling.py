@@ -59,6 +59,7 @@ class Filling:
             target=job.table,
             result=job.result,
             batch_size=self.batch_size,
+            max_value_bytes=job.settings.max_value_mb << 20,
             max_snapshot_seconds=self.max_snapshot_seconds,
         )
 
@@ -75,6 +76,7 @@ class Filling:
             paging=self.paging,
             stager=stager,
             batch_size=self.batch_size,
+            max_value_bytes=job.settings.max_value_mb << 20,
             passage=job.passage,
             max_snapshot_seconds=self.max_snapshot_seconds,
         )

@@ -10,9 +10,11 @@ from typing import Any, Protocol
 import adbc_driver_manager
 import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina import failpoints
+from vitrina.adapters import values
 from vitrina.adapters.carriage import travels_natively
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.readers.prefetch import prefetched
@@ -47,6 +49,7 @@ class ArrowSource:
         paging: Paging,
         stager: "StagesTables",
         batch_size: Callable[[], int],
+        max_value_bytes: int,
         passage: Passage | None = None,
         max_snapshot_seconds: float | None = None,
     ) -> None:
@@ -57,6 +60,7 @@ class ArrowSource:
         self._paging = paging
         self._stager = stager
         self._batch_size = batch_size
+        self._max_value_bytes = max_value_bytes
         # The Python steps, when the pipeline has some.
         self._passage = passage
         # After this long the query is asked anew behind the last row. None: all rows come from one snapshot.
@@ -104,7 +108,14 @@ class ArrowSource:
             reopened = True
 
     def _cut(self, stream: Iterator[pa.RecordBatch]) -> Generator[pa.Table, None, None]:
-        return cut(prefetched(stream), self._batch_size, ordered_by=self._position_names())
+        return cut(prefetched(self._bounded(stream)), self._batch_size, ordered_by=self._position_names())
+
+    def _bounded(self, stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Refuses a value that is too large, as soon as it has come."""
+        for batch in stream:
+            if batch.nbytes > self._max_value_bytes:
+                _refuse_large(batch, self._max_value_bytes, self._position_names())
+            yield batch
 
     def _begin(self, read: "_Read", taken: Taken) -> "_UnderWay":
         with read.watch.lap(self._stager.timed_as):
@@ -141,6 +152,17 @@ class ArrowSource:
                 " could not be continued behind it; filter such rows out in the query, or change target_key"
             )
         return tuple(table.column(name)[-1].as_py() for name in names)
+
+
+def _refuse_large(batch: pa.RecordBatch, limit: int, position: list[str]) -> None:
+    for name, values_of in zip(batch.schema.names, batch.columns, strict=True):
+        if not (pa.types.is_string(values_of.type) or pa.types.is_binary(values_of.type)):
+            continue  # all others travel as text
+        sizes = pc.binary_length(values_of)
+        largest = pc.max(sizes).as_py() or 0
+        if largest > limit:
+            row = pc.index(sizes, pa.scalar(largest, sizes.type)).as_py()
+            raise values.too_large(name, largest, limit, {place: batch[place][row].as_py() for place in position})
 
 
 def outputs_of(result: Sequence[Column]) -> list[Composable]:

@@ -1,5 +1,6 @@
 """Rows that nobody has to look at, on their way to another database: lines of COPY, passed on unopened."""
 
+import re
 import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina import failpoints
+from vitrina.adapters import values
 from vitrina.adapters.catalog import Column
 from vitrina.adapters.readers.pushdown import Paging
 from vitrina.adapters.readers.sql import Age, Bounds, Query, SqlReader, column, translate_read
@@ -26,8 +28,14 @@ from vitrina.targets import PostgresTarget
 MAX_BATCH_BYTES = 64 << 20
 # Lines are passed on in pieces of about this size: one write, and little memory.
 _PIECE_BYTES = 256 << 10
+# A line of more than this is never copied: the driver has it twice already, as it came and as it gave it to us.
+_LONG_LINE_BYTES = 1 << 20
 # How long the server may take to hear that nobody wants a query any more.
 _PATIENCE_SECONDS = 5.0
+
+
+# As libpq gave it to us, where it is long.
+Line = bytes | memoryview
 
 
 class CopySource:
@@ -46,8 +54,10 @@ class CopySource:
         target: PostgresTarget,
         result: Sequence[Column],
         batch_size: Callable[[], int],
+        max_value_bytes: int,
         max_snapshot_seconds: float | None = None,
     ) -> None:
+        self._max_value_bytes = max_value_bytes
         self._reader = reader
         self._sink = sink
         self._query = query
@@ -113,59 +123,105 @@ class CopySource:
         try:
             with self._sink.cursor() as cursor, cursor.copy(statement) as copy:
                 for piece in lines.batch(self._batch_size()):
-                    copy.write(tag + tag.join(piece))
+                    self._refuse_large(stage, piece[-1])
                     rows += len(piece)
+                    _send(copy, piece, tag)
         except psycopg.errors.NotNullViolation as exc:
             raise null_key_error(exc.diag.column_name, self._target) from exc
         except psycopg.Error as exc:
             database.raise_translated(f"staging rows for {self._target} failed", exc)
         return rows
 
+    def _refuse_large(self, stage: Stage, line: Line) -> None:
+        """A long line is the last of its piece."""
+        if len(line) <= self._max_value_bytes:
+            return
+        names = [*(c.name for c in stage.columns), *stage.cursor_columns]
+        for name, (start, end) in zip(names, _spans(line), strict=True):
+            if end - start > self._max_value_bytes:
+                key = {
+                    name: _unescaped(field) for name, field in zip(stage.key, self._key_of(stage, line), strict=True)
+                }
+                raise values.too_large(name, end - start, self._max_value_bytes, key)
+
+    def _key_of(self, stage: Stage, line: Line) -> tuple[bytes, ...]:
+        names = [c.name for c in stage.columns]
+        return _fields(line, tuple(names.index(name) for name in stage.key))
+
+
+def _send(copy: psycopg.Copy, piece: list[Line], tag: bytes) -> None:
+    """The lines with the tag in front of each. A long one goes in parts, and is gone before more is read."""
+    last = piece[-1]
+    if isinstance(last, bytes):
+        copy.write(tag + tag.join(piece))
+        return
+    copy.write(b"".join(tag + line for line in piece[:-1]) + tag)
+    piece.clear()
+    for start in range(0, len(last), _PIECE_BYTES):
+        copy.write(last[start : start + _PIECE_BYTES])
+
+
+def _fields(line: Line, places: tuple[int, ...]) -> tuple[bytes, ...]:
+    if isinstance(line, bytes):
+        fields = line.rstrip(b"\n").split(b"\t")
+        return tuple(fields[place] for place in places)
+    spans = _spans(line)
+    return tuple(bytes(line[slice(*spans[place])]) for place in places)
+
+
+def _spans(line: Line) -> list[tuple[int, int]]:
+    """Where the values of a line begin and end: it is looked at, not taken apart."""
+    tabs = [found.start() for found in re.finditer(rb"\t", line)]
+    return list(zip([0, *(tab + 1 for tab in tabs)], [*tabs, len(line) - 1], strict=True))
+
 
 class Lines:
     """Cuts a stream of lines into batches. Lines of one position stay together: no checkpoint points between them."""
 
-    def __init__(self, pieces: Iterator[list[bytes]], places: tuple[int, ...]) -> None:
+    def __init__(self, pieces: Iterator[list[Line]], places: tuple[int, ...]) -> None:
         self._pieces = pieces
         self._places = places
         self.waiting = next(pieces, [])
-        self._last = b""
+        self._last: tuple[bytes, ...] = ()
 
     @property
     def position(self) -> Position | None:
         """Of the last line that was given out."""
         if not self._places:
             return None
-        fields = self._last.rstrip(b"\n").split(b"\t")
-        return tuple(_unescaped(fields[place]) for place in self._places)
+        return tuple(map(_unescaped, self._last))
 
-    def batch(self, wanted_rows: int) -> Iterator[list[bytes]]:
-        """At least so many lines, or so many bytes, and then up to the end of their position."""
+    def batch(self, wanted_rows: int) -> Iterator[list[Line]]:
+        """At least so many lines, or so many bytes, and then up to the end of their position.
+
+        The next piece is read when this one is done with.
+        """
         rows = size = 0
         while self.waiting and not (self._places and (rows >= wanted_rows or size >= MAX_BATCH_BYTES)):
             if self._places and len(self.waiting) > wanted_rows - rows:
                 piece, self.waiting = self.waiting[: wanted_rows - rows], self.waiting[wanted_rows - rows :]
             else:
-                piece, self.waiting = self.waiting, next(self._pieces, [])
-            yield piece
+                piece, self.waiting = self.waiting, []
             rows += len(piece)
             size += sum(map(len, piece))
-            self._last = piece[-1]
+            self._last = _fields(piece[-1], self._places)
+            yield piece
+            self.waiting = self.waiting or next(self._pieces, [])
         yield from self._ties()
 
-    def _ties(self) -> Iterator[list[bytes]]:
+    def _ties(self) -> Iterator[list[Line]]:
         while self.waiting and self._same_position(self.waiting[0]):
             end = next((i for i, line in enumerate(self.waiting) if not self._same_position(line)), len(self.waiting))
-            piece, self.waiting = self.waiting[:end], self.waiting[end:] or next(self._pieces, [])
+            piece, self.waiting = self.waiting[:end], self.waiting[end:]
             yield piece
+            self.waiting = self.waiting or next(self._pieces, [])
 
-    def _same_position(self, line: bytes) -> bool:
-        fields, last = line.rstrip(b"\n").split(b"\t"), self._last.rstrip(b"\n").split(b"\t")
-        return all(fields[place] == last[place] for place in self._places)
+    def _same_position(self, line: Line) -> bool:
+        return _fields(line, self._places) == self._last
 
 
 @contextmanager
-def copy_out(reader: SqlReader, statement: Composable, settings: Mapping[str, str]) -> Iterator[Iterator[list[bytes]]]:
+def copy_out(reader: SqlReader, statement: Composable, settings: Mapping[str, str]) -> Iterator[Iterator[list[Line]]]:
     """The query's rows as COPY writes them, in pieces. It may be left in the middle."""
     connection = reader.connection
     text = SQL("COPY ({}) TO STDOUT").format(statement).as_string(connection)
@@ -177,7 +233,7 @@ def copy_out(reader: SqlReader, statement: Composable, settings: Mapping[str, st
                 _abandon(connection)
 
 
-def _translated(pieces: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
+def _translated(pieces: Iterator[list[Line]]) -> Iterator[list[Line]]:
     """Here and not around the block: what goes wrong at the other end must not be taken for the source's error."""
     try:
         yield from pieces
@@ -185,7 +241,7 @@ def _translated(pieces: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
         raise translate_read(exc) from exc
 
 
-def _pieces(connection: Connection, text: str) -> Iterator[list[bytes]]:
+def _pieces(connection: Connection, text: str) -> Iterator[list[Line]]:
     """Over the extended protocol, like all users' SQL: psycopg's own COPY would let two statements pass."""
     raw = connection.pgconn
     raw.send_query_params(text.encode(), None)
@@ -200,15 +256,16 @@ def _pieces(connection: Connection, text: str) -> Iterator[list[bytes]]:
             raise _failure(connection, result)
 
 
-def _gathered(raw: PGconn) -> Iterator[list[bytes]]:
-    piece: list[bytes] = []
+def _gathered(raw: PGconn) -> Iterator[list[Line]]:
+    piece: list[Line] = []
     size = 0
     while True:
         length, data = raw.get_copy_data(1)
         if length > 0:
-            piece.append(bytes(data))
+            piece.append(data if length > _LONG_LINE_BYTES else bytes(data))
             size += length
         if size >= _PIECE_BYTES or (length < 0 and piece):
+            del data
             yield piece
             piece, size = [], 0
         if length < 0:

@@ -95,3 +95,27 @@ def test_a_timestamp_without_time_zone(workbench: Workbench) -> None:
 def test_nothing_is_guessed_about_a_computed_cursor(workbench: Workbench, expression: str) -> None:
     make_source(workbench, "modified timestamptz", rows=20_000)
     assert warnings(workbench, f"SELECT id, title, {expression} AS modified FROM content.film_work") == []
+
+
+def test_a_clock_that_is_not_the_databases_is_noticed(workbench: Workbench) -> None:
+    """Business dates under `cursor_clock: database`: rows change, and the cursor stays where it was."""
+    make_source(workbench, column="modified timestamptz NOT NULL")
+    workbench.sql("UPDATE content.film_work SET modified = '2024-01-01'")
+    fields = FIELDS | {"options": {"cursor_clock": "database"}}
+    workbench.pipeline("films", "SELECT id, title, modified FROM content.film_work", **fields)
+    assert workbench.run("films")["status"] == "SUCCESS"
+    workbench.sql("SELECT pg_stat_force_next_flush()")
+    assert workbench.run("films")["status"] == "SUCCESS"
+    workbench.sql(
+        "INSERT INTO content.film_work VALUES (99, 'imported', '2024-01-02'); SELECT pg_stat_force_next_flush()"
+    )
+
+    said = workbench.run("films")["metrics"]["plan"]["warnings"]
+
+    assert any("1 row(s) were inserted or changed there since the last pass" in text for text in said), said
+
+
+def test_stamps_from_the_future_are_not_of_the_databases_clock(workbench: Workbench) -> None:
+    make_source(workbench)
+    workbench.sql("UPDATE content.film_work SET modified = now() + interval '1 hour' WHERE id = 1")
+    assert any("which is in the future" in text for text in warnings(workbench))

@@ -1,7 +1,7 @@
 """What a run finds out about its cursor before it reads: where it comes from, in which zone, what it promises."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from psycopg.sql import SQL, Identifier
 
@@ -13,6 +13,9 @@ from vitrina.runner import logins
 
 if TYPE_CHECKING:
     from vitrina.runner.job import Job
+
+# Key of the checkpoint's identity: how many rows of the source were ever written, at the end of the last pass.
+CHANGES = "changes"
 
 
 def inspect(job: "Job") -> None:
@@ -89,7 +92,17 @@ def warnings(job: "Job") -> list[str]:
             "rows whose cursor value was not set by this database's clock may be late: set options.lookback_seconds, or"
             " options.cursor_clock to 'database' if it was"
         )
+    if guarantee(job) == "exact" and cursor.is_clock:
+        before = job.checkpoint.identity.get(CHANGES)
+        found += advice.clock_warnings(job.reader.connection, cursor, _origin(job), before)
     return found + advice.cursor_warnings(job.reader.connection, cursor, _origin(job), options)
+
+
+def count_changes(job: "Job") -> dict[str, Any] | None:
+    """What the next run compares with, where the database's clock is said to stamp the rows."""
+    if guarantee(job) != "exact" or job.cursor is None or not job.cursor.is_clock:
+        return None
+    return advice.count_changes(job.reader.connection, _origin(job))
 
 
 def _origin(job: "Job") -> tuple[int, int] | None:

@@ -4,6 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
+from psycopg.sql import SQL, Identifier, Literal
+
 from vitrina.adapters.cursor import Cursor
 from vitrina.definition import Options
 from vitrina.store.database import Connection
@@ -19,6 +22,58 @@ def cursor_warnings(source: Connection, cursor: Cursor, origin: tuple[int, int] 
     """Of a cursor that is a plain column of a table; nothing is known about computed ones and columns of views."""
     found = _find_column(source, origin) if origin else None
     return list(_warnings(cursor, found, options)) if found else []
+
+
+def count_changes(source: Connection, origin: tuple[int, int] | None) -> dict[str, Any] | None:
+    """Rows of the cursor's table that were ever inserted or updated, and when that was asked for."""
+    found = _find_column(source, origin) if origin else None
+    return {"rows": int(found["inserts"] + found["updates"]), "at": found["now"]} if found else None
+
+
+def clock_warnings(
+    source: Connection, cursor: Cursor, origin: tuple[int, int] | None, before: dict[str, Any] | None
+) -> list[str]:
+    """Of a column that is said to be stamped by the database's clock: signs that something else writes it.
+
+    `before`: how many changes there were at the end of the last pass.
+    """
+    found = _find_column(source, origin) if origin else None
+    if found is None or not (found["indexed"] or found["bytes"] < WORTH_AN_INDEX_BYTES):
+        return []  # to look for the newest value would take too long
+    try:
+        newest = _newest(source, cursor, found, before)
+    except psycopg.errors.InsufficientPrivilege:
+        return []  # a view may read what its reader may not
+    if newest is None:
+        return []
+    said = f"options.cursor_clock is 'database', but the newest {cursor.key} in {found['table']} is {newest['value']}"
+    remedy = "if something else than the database's clock writes it, leave options.cursor_clock out: rows are lost else"
+    if newest["ahead"]:
+        return [f"{said}, which is in the future: {remedy}"]
+    changes = found["inserts"] + found["updates"] - before["rows"] if before else 0
+    if newest["behind"] and changes > 0:
+        return [f"{said}, although {changes} row(s) were inserted or changed there since the last pass: {remedy}"]
+    return []
+
+
+def _newest(
+    source: Connection, cursor: Cursor, found: dict[str, Any], before: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    """The table's newest value, and whether it says another time than the clock. What is counted comes a bit later."""
+    column = Identifier(found["column"])
+    return source.execute(
+        SQL(
+            """
+            SELECT {column}::text AS value, {column} > clock_timestamp() + interval '1 minute' AS ahead,
+                   {column} < {before}::timestamptz - interval '15 minutes' AS behind
+            FROM {table} WHERE {column} < 'infinity' ORDER BY {column} DESC LIMIT 1
+            """
+        ).format(
+            column=column,
+            before=Literal(before["at"] if before else None),
+            table=Identifier(found["schema"], found["relation"]),
+        )
+    ).fetchone()
 
 
 def is_never_null(source: Connection, origin: tuple[int, int], query: str) -> bool:
@@ -54,7 +109,8 @@ def _warnings(cursor: Cursor, found: dict[str, Any], options: Options) -> Iterat
 def _find_column(source: Connection, origin: tuple[int, int]) -> dict[str, Any] | None:
     return source.execute(
         """
-        SELECT c.oid::regclass::text AS table,
+        SELECT c.oid::regclass::text AS table, s.nspname AS schema, c.relname AS relation, a.attname AS column,
+               clock_timestamp()::text AS now,
                -- A constraint may be there for new rows only, or not for the tables that inherit.
                a.attnotnull AND NOT (c.relhassubclass AND c.relkind = 'r') AND NOT EXISTS (
                    SELECT FROM pg_catalog.pg_constraint n
@@ -71,9 +127,13 @@ def _find_column(source: Connection, origin: tuple[int, int]) -> dict[str, Any] 
                (SELECT coalesce(sum(pg_catalog.pg_stat_get_tuples_updated(t.relid)), 0)
                 FROM pg_catalog.pg_partition_tree(c.oid) t)
                    + pg_catalog.pg_stat_get_tuples_updated(c.oid) AS updates,
+               (SELECT coalesce(sum(pg_catalog.pg_stat_get_tuples_inserted(t.relid)), 0)
+                FROM pg_catalog.pg_partition_tree(c.oid) t)
+                   + pg_catalog.pg_stat_get_tuples_inserted(c.oid) AS inserts,
                coalesce(i.indexed, false) AS indexed, coalesce(i.bytewise, false) AS bytewise
         FROM pg_catalog.pg_attribute a
         JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
+        JOIN pg_catalog.pg_namespace s ON s.oid = c.relnamespace
         LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
         LEFT JOIN LATERAL (
             -- An index in the order of the database's own collation does not serve, even if that orders bytes.

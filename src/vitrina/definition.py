@@ -65,8 +65,12 @@ class Options(Strict):
     consistency: Literal["mixed", "snapshot"] = Field(
         "mixed", description="`snapshot`: an interrupted full load starts over instead of continuing."
     )
-    checkpoint_rows: int = Field(
-        20_000_000, ge=1, le=10**12, description="A pushdown load larger than this is cut into chunks."
+    checkpoint_rows: int | None = Field(
+        None,
+        ge=1,
+        le=10**12,
+        description="A pushdown load larger than this is cut into chunks of this size. By default: one that takes more"
+        " than a minute at the rate of the last run, into chunks of ten seconds.",
     )
     max_stage_age_seconds: int = Field(
         86_400, ge=1, le=MAX_SECONDS, description="An interrupted load older than this starts over."

@@ -3,18 +3,19 @@
 import math
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import psycopg
 
 from vitrina.errors import LeaseLost, RunError
 from vitrina.ports import Endable
-from vitrina.store.database import Connection
+from vitrina.store.database import Connection, sqlstate_of
 from vitrina.store.sessions import Line
 
 _STEP_SECONDS = 0.2
 _CANCEL_SECONDS = 2.0
+_CANCELLED = psycopg.errors.QueryCanceled.sqlstate
 
 
 class Stopping(RunError):
@@ -44,6 +45,9 @@ class RunControl:
         self._workers: list[Endable] = []
         # How long a session may wait for an answer; the run sets it, because each pipeline has its own timeouts.
         self.silence_limit_seconds = math.inf
+        # Kept up to date by the manager. A run in batches looks for itself, at the end of each.
+        self.pause_asked = False
+        self._in_one_statement = False
         self.extended(clock() if claimed_at is None else claimed_at)
 
     # --- the heartbeat's side ------------------------------------------------------------------------------------
@@ -85,6 +89,24 @@ class RunControl:
             if pause_asked():
                 raise Paused
             self._shutdown.wait(min(left, _STEP_SECONDS))
+
+    @property
+    def is_interrupted(self) -> bool:
+        """A pause was asked for, and no batch boundary will come: the statement at work is to be cancelled."""
+        return self.pause_asked and self._in_one_statement
+
+    @contextmanager
+    def one_statement(self) -> Iterator[None]:
+        """A stretch without a batch boundary, which a pause ends; the next run begins it again."""
+        self._in_one_statement = True
+        try:
+            yield
+        except (RunError, psycopg.errors.QueryCanceled) as exc:
+            if self.pause_asked and sqlstate_of(exc) == _CANCELLED:
+                raise Paused from exc
+            raise
+        finally:
+            self._in_one_statement = False
 
     # --- sessions that may have to be ended while the run waits for them -------------------------------------------
 

@@ -29,7 +29,7 @@ from vitrina.runner.plan import Capabilities, Plan, plan
 from vitrina.runner.steps import PlannedSteps
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged, SqlPolicy
-from vitrina.store import database, pipelines, room, state, target_schema
+from vitrina.store import database, pipelines, room, runs, state, target_schema
 from vitrina.store import sessions as older_sessions
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
@@ -405,6 +405,13 @@ def admit_pass(job: Job, bounds: Bounds) -> None:
         )
 
 
+def _measured_rate(job: Job) -> float | None:
+    """Return the rate of the last large run, where it could matter for the plan."""
+    if job.estimated_rows < runs.LARGE_ROWS:
+        return None
+    return runs.find_rate(job.metastore, job.claim.pipeline_id)
+
+
 def _capabilities(job: Job, admitted: admission.Admitted) -> Capabilities:
     same = (job.definition.options.target_connection or DEFAULT_CONNECTION) == job.definition.source_connection
     return Capabilities(
@@ -422,6 +429,7 @@ def _capabilities(job: Job, admitted: admission.Admitted) -> Capabilities:
         has_delivered=job.checkpoint.rows > 0 and not job.backfill,
         key=job.key,
         key_is_read=bool(job.reading_key),
+        rows_per_second=_measured_rate(job),
         guarantee=incremental.guarantee(job),
         warnings=tuple(incremental.warnings(job)),
         starts_over_because=job.starts_over_because,

@@ -26,6 +26,7 @@ from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.runner.lookout import Lookout
 from vitrina.runner.watch import SILENCE_SECONDS, Watch, silence_limit
 from vitrina.settings import Settings
+from vitrina.status import Status
 from vitrina.store import database, leases, migrate, recovery, requests, room, runners
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
@@ -177,13 +178,16 @@ class PipelineManager:
         self._waiting = waiting
 
     def _leave_cancelled(self, connection: Connection) -> None:
-        """A claim that somebody voided is left now, not at the next heartbeat."""
+        """A claim that somebody voided is left now, not at the next heartbeat; a pause is passed on."""
         with self._claims_lock:
             claims = dict(self._claims)
         if claims:
             held = leases.still_held(connection, list(claims))
-            for claim_id in claims.keys() - held:
-                claims[claim_id].lose()
+            for claim_id, control in claims.items():
+                if claim_id not in held:
+                    control.lose()
+                else:
+                    control.pause_asked = held[claim_id] is Status.PAUSE_REQUESTED
 
     def _start(self, claim: Claim, claimed_at: float) -> None:
         control = RunControl(self._settings.lease_ttl_seconds, self._shutdown, claimed_at=claimed_at)

@@ -9,6 +9,14 @@ from vitrina.definition import Definition
 # pushdown: Postgres fills its own stage. copy: rows pass through the runner unopened. arrow: somebody looks at them.
 Route = Literal["pushdown", "copy", "arrow"]
 
+# What a load in one statement may take before it is cut into chunks, and what a chunk should take.
+_ONE_STATEMENT_SECONDS = 60.0
+_CHUNK_SECONDS = 10.0
+_SMALLEST_CHUNK_ROWS = 10_000
+# Of a pipeline that has not run yet: a plain table within one database.
+_USUAL_ROWS_PER_SECOND = 333_000.0
+_ENDED_BY_A_PAUSE = "a pause cancels it, and resuming begins it again"
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -27,6 +35,8 @@ class Capabilities:
     key: tuple[str, ...] = ()
     # Whether the query gives some of the key: without, steps make all of it, and there is no order to continue in.
     key_is_read: bool = True
+    # How fast this pipeline's last large run was.
+    rows_per_second: float | None = None
     guarantee: str | None = None
     warnings: tuple[str, ...] = ()
     starts_over_because: str | None = None
@@ -138,13 +148,25 @@ def _paging(
         reasons.append("one streamed query, in order, with a checkpoint per batch")
         return "ordered stream", None
     if not known.pageable:
-        reasons.append("cannot be read in pages (it sorts or aggregates), so it runs once")
+        reasons.append(f"one batch, because it sorts or aggregates and cannot be read in pages; {_ENDED_BY_A_PAUSE}")
         return "one statement", None
     if not at_once:
         reasons.append(f"pages of {definition.batch_size} rows")
         return "keyset pages", definition.batch_size
-    if known.estimated_rows < definition.options.checkpoint_rows:
-        reasons.append(f"about {known.estimated_rows} rows: one statement")
+    at_most, chunk_rows = _one_statement_rows(definition, known)
+    if known.estimated_rows < at_most:
+        reasons.append(f"one batch, because about {known.estimated_rows} rows are quickly done; {_ENDED_BY_A_PAUSE}")
         return "one statement", None
-    reasons.append(f"about {known.estimated_rows} rows: chunks with a checkpoint each, under one snapshot")
-    return "keyset pages", definition.options.checkpoint_rows
+    reasons.append(
+        f"about {known.estimated_rows} rows: chunks of {chunk_rows} with a checkpoint each, under one snapshot"
+    )
+    return "keyset pages", chunk_rows
+
+
+def _one_statement_rows(definition: Definition, known: Capabilities) -> tuple[int, int]:
+    """Return how many rows are still loaded in one statement, and how many a chunk has beyond that."""
+    chosen = definition.options.checkpoint_rows
+    if chosen is not None:
+        return chosen, chosen
+    rate = known.rows_per_second or _USUAL_ROWS_PER_SECOND
+    return int(rate * _ONE_STATEMENT_SECONDS), max(int(rate * _CHUNK_SECONDS), _SMALLEST_CHUNK_ROWS)

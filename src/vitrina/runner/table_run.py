@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -81,7 +81,7 @@ class Run:
         if self._job.cursor:
             self._count_null_cursors()
         if not self._is_complete():
-            with refusals.of_reading():
+            with refusals.of_reading(), self._until_paused():
                 self._fill(stage)
         try:
             with refusals.of_publish(self._checkpoint.load_started_at):
@@ -217,7 +217,7 @@ class Run:
         started = time.monotonic()
         job, begun_at = self._job, self._checkpoint.load_started_at
         try:
-            with self._transaction(f"publishing to {job.target}"):
+            with self._until_paused(), self._transaction(f"publishing to {job.target}"):
                 counts = job.writer.publish(stage, self._checkpoint, deletes=self._plan.deletes)
                 self._check_constraints()
                 self._letters.rebuilt(begun_at)
@@ -261,7 +261,7 @@ class Run:
         self._meter.started_from(self._checkpoint.last_key or self._checkpoint.safe_upto)
         for bounds, paging, after in self._pass_parts():
             source = self._source(stages, bounds, paging)
-            with self._ahead(source, after) as batches:
+            with self._until_paused(), self._ahead(source, after) as batches:
                 for filled in batches:
                     self._merge_batch(stages[filled.number % len(stages)], filled)
         self._end_pass(upto)
@@ -433,6 +433,12 @@ class Run:
     def _while_waiting(self) -> None:
         """Several times a second, as long as no batch comes."""
         self._control.check()
+        if self._control.is_interrupted:
+            raise Paused
+
+    def _until_paused(self) -> AbstractContextManager[None]:
+        """Work in one statement has no batch boundary to wait for: a pause cancels it."""
+        return self._control.one_statement() if self._plan.paging == "one statement" else nullcontext()
 
     def _source(
         self, stages: tuple[Stage, ...], bounds: Bounds, paging: Paging, *, snapshot: SharedSnapshot | None = None

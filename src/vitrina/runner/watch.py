@@ -87,6 +87,8 @@ class Watch:
                 run.cancel()  # a server goes on with a statement whose client has merely gone
             run.cut()
             return
+        if run.is_interrupted:
+            run.cancel()
         if self._drain_until is not None:
             run.end_workers()  # the batch at work is begun again elsewhere; a step would not hear that we leave
         if self._drain_until is not None and clock() > self._drain_until and run not in self._given_up:

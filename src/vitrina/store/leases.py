@@ -264,12 +264,12 @@ def extend(connection: Connection, claim_ids: Sequence[UUID], ttl_seconds: float
     )
 
 
-def still_held(connection: Connection, claim_ids: Sequence[UUID]) -> frozenset[UUID]:
-    """Which of a runner's claims nobody has voided."""
+def still_held(connection: Connection, claim_ids: Sequence[UUID]) -> dict[UUID, Status]:
+    """Return those of a runner's claims that nobody has voided, with the status of their pipelines."""
     rows = connection.execute(
-        "SELECT claim_id FROM etl.etl_pipelines WHERE claim_id = ANY(%s)", [list(claim_ids)]
+        "SELECT claim_id, status FROM etl.etl_pipelines WHERE claim_id = ANY(%s)", [list(claim_ids)]
     ).fetchall()
-    return frozenset(row["claim_id"] for row in rows)
+    return {row["claim_id"]: Status(row["status"]) for row in rows}
 
 
 def touch(connection: Connection, claim: Claim, *, progressed: bool = False) -> Status:

@@ -13,6 +13,9 @@ from vitrina.store.database import Connection
 
 Row = dict[str, Any]
 
+# Of a run with fewer rows most of the time goes into what every run does.
+LARGE_ROWS = 100_000
+
 
 @dataclass
 class Counters:
@@ -26,6 +29,20 @@ class Counters:
     cursor_from: str | None = None
     cursor_to: str | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
+
+
+def find_rate(connection: Connection, pipeline_id: UUID) -> float | None:
+    """Return the rows a second of the pipeline's last successful large run."""
+    row = connection.execute(
+        """
+        SELECT (rows_read / greatest(extract(epoch FROM finished_at - started_at), 0.001))::float8 AS rate
+        FROM etl.etl_runs
+        WHERE pipeline_id = %s AND status = 'SUCCESS' AND rows_read >= %s
+        ORDER BY started_at DESC LIMIT 1
+        """,
+        [pipeline_id, LARGE_ROWS],
+    ).fetchone()
+    return row["rate"] if row else None
 
 
 def record_progress(connection: Connection, run_id: UUID, counters: Counters, *, attempts: int) -> int | None:

@@ -201,3 +201,9 @@ class LeaseLost(RunError):
     """Another runner holds the pipeline now: leave without touching anything."""
 
     code = "lease_lost"
+
+
+class TargetTaken(RunError):
+    """Another pipeline writes to the same target just now: wait until it is done."""
+
+    code = "target_taken"

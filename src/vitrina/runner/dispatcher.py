@@ -8,7 +8,16 @@ import psycopg
 import structlog
 
 from vitrina import tracing
-from vitrina.errors import CannotConnect, ConfigError, Disconnected, LeaseLost, RequestError, RunError, TransientError
+from vitrina.errors import (
+    CannotConnect,
+    ConfigError,
+    Disconnected,
+    LeaseLost,
+    RequestError,
+    RunError,
+    TargetTaken,
+    TransientError,
+)
 from vitrina.runner.control import Paused, RunControl, Stopping
 from vitrina.runner.executor import PipelineExecutor
 from vitrina.runner.instruments import Instruments, RunTally
@@ -65,6 +74,12 @@ class PipelineDispatcher:
             outcome = Outcome("CANCELLED")
             log.info("run.given_back")
             self._insist(lambda connection: leases.give_back(connection, claim), control, log)
+        except TargetTaken as exc:
+            # What stands in the way is on record now: the next claim waits for it.
+            outcome = Outcome("CANCELLED")
+            reason = (exc.code, exc.message)
+            log.info("run.target_taken", error=exc.message)
+            self._insist(lambda connection: leases.give_back(connection, claim, *reason), control, log)
         except LeaseLost as exc:
             outcome = Outcome("LOST", exc.code, exc.message)
             meter.tally.lost_lease()

@@ -11,7 +11,18 @@ import structlog
 from vitrina.errors import CannotConnect, ConfigError
 from vitrina.runner import reconciliation
 from vitrina.settings import DEFAULT_CONNECTION, Settings
-from vitrina.store import database, events, notifications, recovery, requests, run_logs, runners, runs, stages
+from vitrina.store import (
+    database,
+    databases,
+    events,
+    notifications,
+    recovery,
+    requests,
+    run_logs,
+    runners,
+    runs,
+    stages,
+)
 from vitrina.store.database import Connection
 
 INTERVAL_SECONDS = 60.0
@@ -92,6 +103,8 @@ def _drop_remote_orphans(metastore: Connection, settings: Settings, name: str) -
         return
     try:
         with _session(settings.connection_url(name)) as target:
+            # Whoever is about to save a second pipeline for the same mart is told so, not only its run.
+            databases.recognise(metastore, name, target, lambda other: _session(settings.connection_url(other)))
             stages.drop_orphans(metastore, target, remote=True)
     except (CannotConnect, ConfigError, psycopg.Error) as exc:
         structlog.get_logger().warning("housekeeping.target_skipped", connection=name, error=" ".join(str(exc).split()))

@@ -24,12 +24,12 @@ from vitrina.adapters.writers.postgres import PostgresWriter
 from vitrina.definition import Definition
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
 from vitrina.ports import Endable
-from vitrina.runner import admission, incremental, logins, sources, steps
+from vitrina.runner import admission, incremental, logins, places, sources, steps
 from vitrina.runner.plan import Capabilities, Plan, plan
 from vitrina.runner.steps import PlannedSteps
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged, SqlPolicy
-from vitrina.store import database, pipelines, room, runs, state, target_schema
+from vitrina.store import database, pipelines, room, runs, target_schema
 from vitrina.store import sessions as older_sessions
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
@@ -190,6 +190,8 @@ def open_job(
     writer = _writer(claim, target, definition, settings, connection=target_connection, sessions=sessions)
     for connection in {id(c): c for c in (metastore, target_connection, reader.connection)}.values():
         older_sessions.end_older(connection, claim)
+    if remote:
+        places.hold(claim, definition, settings, metastore, target_connection)
     ledger = Ledger(claim, metastore, target_connection)
     checkpoint = ledger.seize()
     return Job(
@@ -208,6 +210,7 @@ def open_job(
         checkpoint=checkpoint,
         steps=planned,
         source=source,
+        starts_over_because=places.another_database(target) if ledger.was_elsewhere else None,
     )
 
 
@@ -280,6 +283,7 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
     connection = connect(target_url, definition.options.target_connection, {})
     if definition.options.target_connection not in (None, DEFAULT_CONNECTION):
         target_schema.refuse_unprepared(connection)
+    checkpoint, reason = places.checkpoint_to_show(claim, definition, settings, metastore, connection)
     return Job(
         settings=settings,
         claim=claim,
@@ -293,9 +297,10 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
         target_writer=_writer(claim, target, definition, settings, connection=connection, sessions=sessions),
         target_url=target_url,
         ledger=Ledger(claim, metastore),
-        checkpoint=state.peek(metastore, claim.pipeline_id),
+        checkpoint=checkpoint,
         steps=steps.planned(definition, settings, sessions),
         source=sources.open_source(definition, settings, claim, sessions),
+        starts_over_because=reason,
     )
 
 

@@ -334,15 +334,12 @@ def find_current_run(connection: Connection, row: Row) -> Row | None:
 def refuse_second_writer(connection: Connection, row: Row) -> None:
     """A full load deletes what its source does not have: it would delete what another pipeline wrote."""
     definition = pipelines.definition_of(row)
-    target = definition.final_target
-    for other in pipelines.list_on_target(connection, target, definition.options.target_connection):
-        nobody_deletes = definition.mode == other["mode"] == "incremental"
-        both_share = definition.options.shared_target and other["shared"]
-        if other["id"] != row["id"] and not nobody_deletes and not both_share:
-            raise Conflict(
-                f"target {target} is written by pipeline {other['name']} already, and a full load deletes what its"
-                " own source does not have; choose another target, or set options.shared_target on both"
-            )
+    other = pipelines.find_rival(connection, row["id"], definition)
+    if other:
+        raise Conflict(
+            f"target {definition.final_target} is written by pipeline {other['name']} already, and a full load deletes"
+            " what its own source does not have; choose another target, or set options.shared_target on both"
+        )
 
 
 # --- guards ----------------------------------------------------------------------------------------------------

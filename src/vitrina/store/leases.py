@@ -11,17 +11,15 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from vitrina import status
-from vitrina.errors import Conflict, LeaseLost, NotFound
+from vitrina.errors import Conflict, LeaseLost, NotFound, TargetTaken
 from vitrina.status import RunStatus, Status, Trigger
-from vitrina.store import database, notifications, pipelines, room
+from vitrina.store import database, databases, notifications, pipelines, room
 from vitrina.store.database import Connection
 
 MAX_ERROR_LENGTH = 4000
 
-# Who may write where: the connection and the table or index. The metastore's own database goes by two names.
-HELD_TARGET = sql.SQL("coalesce(nullif(lower(p.options ->> 'target_connection'), 'default'), '') || '|' || {}").format(
-    pipelines.FINAL_TARGET
-)
+# Who may write where: the database, by whatever name it was reached, and the table or index.
+HELD_TARGET = sql.SQL("'database ' || {} || '|' || {}").format(databases.OF_PIPELINE, pipelines.FINAL_TARGET)
 
 
 @dataclass(frozen=True)
@@ -223,6 +221,26 @@ def _take(
     assert run is not None
     row |= {"requested_trigger": found["trigger"], "traceparent": run["traceparent"]}
     return Claim(row["id"], row["name"], row["epoch"], row["claim_id"], run["id"], row["version"], row)
+
+
+def hold_database(connection: Connection, claim: Claim) -> None:
+    """Hold the target by what is known of its database now; at the claim that may have been no more than a name."""
+    try:
+        row = connection.execute(
+            sql.SQL(
+                """
+                UPDATE etl.etl_pipelines p SET holds_target = {target}
+                WHERE p.id = %s AND p.claim_id = %s AND p.epoch = %s
+                RETURNING p.holds_target
+                """
+            ).format(target=HELD_TARGET),
+            [claim.pipeline_id, claim.claim_id, claim.epoch],
+        ).fetchone()
+    except psycopg.errors.UniqueViolation as exc:
+        raise TargetTaken(f"another pipeline writes to the target of {claim.name} just now, by another name") from exc
+    if row is None:
+        raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
+    claim.row["holds_target"] = row["holds_target"]
 
 
 # --- holding -------------------------------------------------------------------------------------------------------
@@ -448,7 +466,9 @@ AFTER_FAILED_BACKFILL = sql.SQL(
 )
 
 
-def give_back(connection: Connection, claim: Claim) -> bool:
+def give_back(
+    connection: Connection, claim: Claim, code: str = "runner_stopped", message: str = "the runner was stopped"
+) -> bool:
     """The runner is leaving: whoever comes next continues from the checkpoint, at once, and it counts as no loss."""
     with connection.transaction():
         changed = connection.execute(
@@ -462,7 +482,7 @@ def give_back(connection: Connection, claim: Claim) -> bool:
             [claim.pipeline_id, claim.claim_id, claim.epoch],
         ).rowcount
         if changed:
-            finish_run(connection, claim.run_id, RunStatus.CANCELLED, "runner_stopped", "the runner was stopped")
+            finish_run(connection, claim.run_id, RunStatus.CANCELLED, code, message)
         return bool(changed)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from vitrina.status import Status
-from vitrina.store import leases, runs, state, target_schema
+from vitrina.store import databases, leases, runs, state, target_schema
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.state import Checkpoint
@@ -19,6 +19,9 @@ class Ledger:
         self._home = target or metastore
         self._remote = target is not None and target is not metastore
         self._table = state.LEDGER_TABLE if self._remote else state.METASTORE_TABLE
+        self._database = databases.look(self._home) if self._remote else None
+        # Found in place of ours: what the metastore shows of a mart in another database.
+        self.was_elsewhere = False
         self._status = Status.RUNNING
         # Of the version that the run is on, as of the latest batch.
         self.batch_size: int | None = None
@@ -28,7 +31,7 @@ class Ledger:
         if not self._remote:
             with self._home.transaction():
                 self._begin_in_metastore()
-                return state.seize(self._home, self._claim, self._table)
+                return self._own(state.seize(self._home, self._claim, self._table))
         target_schema.prepare(self._home)
         with self._home.transaction():
             checkpoint = state.seize(self._home, self._claim, self._table)
@@ -39,11 +42,20 @@ class Ledger:
         with self._metastore.transaction():
             self._begin_in_metastore()
             mirrored = state.peek(self._metastore, self._claim.pipeline_id)
-            if mirrored.stage is None and checkpoint.stage is not None:
-                # Another pipeline wrote to the target meanwhile, or the load has only just begun.
+            if mirrored.stage != checkpoint.stage and checkpoint.stage is not None:
+                # Another pipeline wrote to the target meanwhile, we wrote elsewhere, or the load has only just begun.
                 checkpoint = checkpoint.without_load()
-            state.mirror(self._metastore, self._claim, checkpoint)
+            self._mirror(checkpoint)
         return checkpoint
+
+    def _own(self, checkpoint: Checkpoint) -> Checkpoint:
+        if checkpoint.mirror_of is None:
+            return checkpoint
+        self.was_elsewhere = checkpoint.safe_upto is not None or checkpoint.last_key is not None
+        return Checkpoint(batch_no=checkpoint.batch_no)
+
+    def _mirror(self, checkpoint: Checkpoint) -> None:
+        state.mirror(self._metastore, self._claim, checkpoint, self._database.identity if self._database else None)
 
     def _begin_in_metastore(self) -> None:
         leases.touch(self._metastore, self._claim)
@@ -64,5 +76,5 @@ class Ledger:
             with self._metastore.transaction():
                 self.batch_size = runs.record_progress(self._metastore, self._claim.run_id, counters, attempts=attempt)
                 self._status = leases.touch(self._metastore, self._claim, progressed=progressed)
-                state.mirror(self._metastore, self._claim, checkpoint)
+                self._mirror(checkpoint)
         return self._status

@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 from vitrina import status
 from vitrina.definition import Definition
 from vitrina.status import Status, Trigger
+from vitrina.store import databases
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -193,14 +194,25 @@ def list_on_target(connection: Connection, target: str, target_connection: str |
     return connection.execute(
         sql.SQL(
             """
-            SELECT p.id, p.name, p.mode, coalesce((p.options ->> 'shared_target')::boolean, false) AS shared
+            SELECT p.id, p.name, p.mode, p.options ->> 'target_connection' AS target_connection,
+                   coalesce((p.options ->> 'shared_target')::boolean, false) AS shared
             FROM etl.etl_pipelines p
-            WHERE {target} = %s AND coalesce(p.options ->> 'target_connection', 'default') = %s
+            WHERE {target} = %s AND {database} = %s
             ORDER BY p.name
             """
-        ).format(target=FINAL_TARGET),
-        [target, target_connection or "default"],
+        ).format(target=FINAL_TARGET, database=databases.OF_PIPELINE),
+        [target, databases.resolve(connection, target_connection)],
     ).fetchall()
+
+
+def find_rival(connection: Connection, pipeline_id: UUID, definition: Definition) -> Row | None:
+    """Another pipeline on the target that may not be there beside this one: a full load deletes what others wrote."""
+    for other in list_on_target(connection, definition.final_target, definition.options.target_connection):
+        nobody_deletes = definition.mode == other["mode"] == "incremental"
+        both_share = definition.options.shared_target and other["shared"]
+        if other["id"] != pipeline_id and not nobody_deletes and not both_share:
+            return other
+    return None
 
 
 def list_targets(connection: Connection) -> list[Row]:

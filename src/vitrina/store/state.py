@@ -16,6 +16,10 @@ METASTORE_TABLE = sql.Identifier("etl", "etl_state")
 # The same row in a target database that is not the metastore; `etl_state` mirrors it.
 LEDGER_TABLE = sql.Identifier("etl_stage", "ledger")
 
+# Key of the identity of a checkpoint in the metastore that is a copy of one in a ledger: the database of that ledger.
+MIRROR_OF = "mirror_of"
+UNKNOWN_DATABASE = "unknown"
+
 # Keys of `Checkpoint.identity` that say something of the unfinished load only: they go with it.
 OF_THE_LOAD: tuple[str, ...] = ()
 # Keys that say what is in the target: a checkpoint that is reset keeps them.
@@ -69,6 +73,11 @@ class Checkpoint:
     def identified(self, **keys: Any) -> "Checkpoint":
         """With these keys of the identity set, the others as they were."""
         return replace(self, identity=self.identity | keys)
+
+    @property
+    def mirror_of(self) -> str | None:
+        found: str | None = self.identity.get(MIRROR_OF)
+        return found
 
     def blank(self) -> "Checkpoint":
         """From the beginning. Batches are numbered on, and what the target holds is still known."""
@@ -126,10 +135,13 @@ def advance(
         raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
 
 
-def mirror(connection: Connection, claim: Claim, checkpoint: Checkpoint) -> None:
-    """Show in the metastore what the ledger of a remote target says. Never read back by a run."""
+def mirror(connection: Connection, claim: Claim, checkpoint: Checkpoint, of: str | None) -> None:
+    """Show in the metastore what the ledger of a remote target, in the database `of`, says.
+
+    A run never goes on from it: not into that target, and not into one of that name in the metastore's own database.
+    """
     seize(connection, claim)
-    advance(connection, claim, checkpoint)
+    advance(connection, claim, checkpoint.identified(**{MIRROR_OF: of or UNKNOWN_DATABASE}))
 
 
 def find(connection: Connection, pipeline_id: UUID) -> dict[str, Any] | None:

@@ -1,0 +1,128 @@
+"""Which names of connections are one database: by what its server says of itself, and then by a proof."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from secrets import randbits
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from vitrina.errors import CannotConnect, ConfigError
+from vitrina.settings import DEFAULT_CONNECTION
+from vitrina.store.database import Connection
+
+# Opens a session on a connection by its name.
+Reach = Callable[[str], AbstractContextManager[Connection]]
+
+# The database that a pipeline `p` writes to, by the name that stands for it. One that nobody has looked at yet stands
+# for itself, so that nothing changes for those who hold it when somebody does.
+OF_PIPELINE = sql.SQL(
+    """
+    coalesce((SELECT d.database FROM etl.etl_databases d WHERE d.connection = lower(p.options ->> 'target_connection')),
+             lower(p.options ->> 'target_connection'), 'default')
+    """
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a database says of itself. A restored copy says the same, but was not started at the same instant."""
+
+    identity: str
+    started_at: datetime
+
+
+def look(connection: Connection) -> Seen | None:
+    """None where the administrator has taken the right from PUBLIC: then names are all there is."""
+    try:
+        row = connection.execute(
+            """
+            SELECT s.system_identifier || '/' || d.oid AS identity,
+                   pg_catalog.pg_postmaster_start_time() AS started_at
+            FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d
+            WHERE d.datname = pg_catalog.current_database()
+            """
+        ).fetchone()
+    except psycopg.errors.InsufficientPrivilege:
+        return None
+    assert row is not None
+    return Seen(**row)
+
+
+def recognise(metastore: Connection, name: str, connection: Connection, reach: Reach) -> str:
+    """Put on record which database a connection leads to; returns the name that stands for it."""
+    seen = look(connection)
+    if name == DEFAULT_CONNECTION or seen is None:
+        return name
+    known = _find(metastore, name)
+    if known and known["identity"] == seen.identity and known["started_at"] == seen.started_at:
+        return str(known["database"])
+    database, proven = _find_same(metastore, name, connection, seen, reach)
+    _record(metastore, name, database, seen, proven=proven)
+    return database
+
+
+def resolve(metastore: Connection, name: str | None) -> str:
+    """The name that stands for a connection's database, as far as is known."""
+    known = _find(metastore, (name or DEFAULT_CONNECTION).lower())
+    return str(known["database"]) if known else (name or DEFAULT_CONNECTION).lower()
+
+
+def are_one(first: Connection, second: Connection) -> bool:
+    """Whether two sessions are in one database: a lock that one of them holds is seen by the other."""
+    key = randbits(63)
+    take = "SELECT pg_catalog.pg_try_advisory_xact_lock(%s) AS taken"
+    with first.transaction():
+        first.execute(take, [key])
+        with second.transaction():
+            row = second.execute(take, [key]).fetchone()
+            return not (row and row["taken"])
+
+
+def _find_same(metastore: Connection, name: str, connection: Connection, seen: Seen, reach: Reach) -> tuple[str, bool]:
+    """The name that stands for the same database, and whether that was proven."""
+    own = look(metastore)
+    if own and own.identity == seen.identity and are_one(connection, metastore):
+        return DEFAULT_CONNECTION, True
+    twins = metastore.execute(
+        "SELECT connection, database FROM etl.etl_databases WHERE identity = %s AND connection <> %s ORDER BY 1",
+        [seen.identity, name],
+    ).fetchall()
+    unproven: str | None = None
+    for twin in twins:
+        try:
+            with reach(twin["connection"]) as other:
+                if are_one(connection, other):
+                    return str(twin["database"]), True
+        except (CannotConnect, ConfigError, psycopg.OperationalError):
+            # It may be the same: until somebody can tell, its writers wait for each other.
+            unproven = unproven or str(twin["database"])
+    return (unproven, False) if unproven else (name, True)
+
+
+def _find(metastore: Connection, name: str) -> dict[str, Any] | None:
+    return metastore.execute("SELECT * FROM etl.etl_databases WHERE connection = %s", [name]).fetchone()
+
+
+def _record(metastore: Connection, name: str, database: str, seen: Seen, *, proven: bool) -> None:
+    with metastore.transaction():
+        metastore.execute(
+            """
+            INSERT INTO etl.etl_databases (connection, database, identity, started_at) VALUES (%s, %s, %s, %s)
+            ON CONFLICT (connection) DO UPDATE
+            SET database = excluded.database, identity = excluded.identity, started_at = excluded.started_at,
+                seen_at = clock_timestamp()
+            """,
+            [name, database, seen.identity, seen.started_at if proven else None],
+        )
+        # Others were found to be the database that this name used to lead to: they are looked at again.
+        metastore.execute(
+            """
+            UPDATE etl.etl_databases SET started_at = NULL
+            WHERE database = %s AND connection <> %s AND identity <> %s
+            """,
+            [name, name, seen.identity],
+        )

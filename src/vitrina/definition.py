@@ -90,6 +90,11 @@ class Options(Strict):
     on_schema_change: Literal["fail", "add_columns"] = Field(
         "fail", description="What happens when the query gives a column that the target lacks."
     )
+    on_missing_columns: Literal["keep", "null"] | None = Field(
+        None,
+        description="What happens to a column of the mart that this pipeline wrote before and no longer gives: `keep`"
+        " its values, or set it to `null` in all rows. Unless said, the run is refused.",
+    )
     stamps: list[ColumnName] = Field(default_factory=list, description="Result columns that are not compared.")
     lookback_seconds: float = Field(
         0,

@@ -213,3 +213,14 @@ def test_a_source_that_gives_nothing_has_been_read_all_the_same(bench: Workbench
     make(bench, "feed", "incremental", task="it_silent")
 
     assert bench.run("feed")["metrics"]["stage_seconds"].keys() == {"plan", "read"}
+
+
+def test_a_mart_that_was_replaced_is_filled_from_the_beginning(bench: Workbench) -> None:
+    make(bench, "feed", "incremental")
+    bench.run("feed")
+    bench.sql("TRUNCATE analytics.feed; INSERT INTO analytics.feed (n) VALUES (100)")
+
+    run = bench.run("feed")
+
+    assert "by hand" in run["metrics"]["started_over"]
+    assert numbers(bench) == [*range(1, 11), 100]

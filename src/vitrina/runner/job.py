@@ -24,7 +24,7 @@ from vitrina.adapters.writers.postgres import PostgresWriter
 from vitrina.definition import Definition
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
 from vitrina.ports import Endable
-from vitrina.runner import admission, incremental, logins, places, sources, steps
+from vitrina.runner import admission, columns, incremental, logins, places, sources, steps
 from vitrina.runner.plan import Capabilities, Plan, plan
 from vitrina.runner.steps import PlannedSteps
 from vitrina.settings import DEFAULT_CONNECTION, Settings
@@ -75,6 +75,9 @@ class Job:
     provenance: Provenance = field(default_factory=Provenance)
     estimated_rows: int = 0
     starts_over_because: str | None = None
+    # Columns that this pipeline wrote before, no longer gives, and is to set to NULL.
+    columns_to_clear: tuple[str, ...] = ()
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def table(self) -> PostgresTarget:
@@ -335,6 +338,7 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
     )
     if job.passage:
         job.passage.steps.key = job.key
+    columns.settle(job)
     _forget_useless_checkpoint(job)
     return plan(job.definition, _capabilities(job, admitted))
 
@@ -364,6 +368,8 @@ def _forget_useless_checkpoint(job: Job) -> None:
         return
     if _cursor_was_another(job):
         job.starts_over_because = "the cursor, its source or the target is another one than at the last checkpoint"
+    elif _mart_was_another(job):
+        job.starts_over_because = f"{job.target} was emptied, replaced or restored by hand"
     elif job.steps and found.rows and isinstance(job.target, PostgresTarget) and job.target_writer.is_empty():
         job.starts_over_because = f"{job.target} was emptied or recreated by hand"
     if job.starts_over_because:
@@ -371,6 +377,13 @@ def _forget_useless_checkpoint(job: Job) -> None:
     elif found.fingerprint not in (None, cursor_identity(job)):
         # Another id: where the pass was interrupted says nothing now. It begins again at what is safe.
         job.checkpoint = replace(found, last_key=None, last_id=None)
+
+
+def _mart_was_another(job: Job) -> bool:
+    known = job.checkpoint.identity.get("mart")
+    if known is None or not isinstance(job.target, PostgresTarget):
+        return False
+    return not job.writer.is_same(known)
 
 
 def _cursor_was_another(job: Job) -> bool:
@@ -436,7 +449,7 @@ def _capabilities(job: Job, admitted: admission.Admitted) -> Capabilities:
         key_is_read=bool(job.reading_key),
         rows_per_second=_measured_rate(job),
         guarantee=incremental.guarantee(job),
-        warnings=tuple(incremental.warnings(job)),
+        warnings=(*job.warnings, *incremental.warnings(job)),
         starts_over_because=job.starts_over_because,
     )
 

@@ -11,7 +11,7 @@ from vitrina.adapters.catalog import Column, Table
 from vitrina.definition import Definition
 from vitrina.errors import TargetMismatch
 from vitrina.ports import Endable
-from vitrina.runner import steps
+from vitrina.runner import columns, steps
 from vitrina.runner.plan import Plan
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
@@ -56,6 +56,7 @@ def stored_checkpoint(definition: Definition, found: Checkpoint) -> Any:
 def inspect(job: "Job", *, create_target: bool) -> Plan:
     """Look into the source as far as its first batch, and prepare the target for it."""
     assert job.source is not None
+    _forget_replaced(job)
     if create_target:  # a source may be anything: it runs when it is asked to, not when it is looked at
         stored = stored_checkpoint(job.definition, job.checkpoint)
         schema = job.source.peek(stored)
@@ -63,6 +64,16 @@ def inspect(job: "Job", *, create_target: bool) -> Plan:
             schema = job.source.peek(None)  # an interrupted load that lacks nothing but being published
         _fit(job, schema, create_target=True)
     return _plan(job)
+
+
+def _forget_replaced(job: "Job") -> None:
+    """Before the source is asked to go on: what it gave so far is no longer in the mart."""
+    known = job.checkpoint.identity.get("mart")
+    if known is None or job.definition.mode != "incremental" or job.backfill:
+        return
+    if isinstance(job.target, PostgresTarget) and not job.writer.is_same(known):
+        job.starts_over_because = f"{job.target} was emptied, replaced or restored by hand"
+        job.checkpoint = job.checkpoint.blank()
 
 
 def look_into(job: "Job") -> None:
@@ -94,6 +105,8 @@ def _fit(job: "Job", schema: "pa.Schema | None", *, create_target: bool) -> None
             stamps=stamps,
             create=create_target,
         )
+        if schema is not None:
+            columns.settle(job)
 
 
 def _key_columns(definition: Definition, table: Table | None) -> list[Column]:
@@ -107,6 +120,7 @@ def _key_columns(definition: Definition, table: Table | None) -> list[Column]:
 def _plan(job: "Job") -> Plan:
     assert job.source is not None
     full = job.definition.mode == "full"
+    again = (f"starts from the beginning: {job.starts_over_because}",) if job.starts_over_because else ()
     how = "loaded, then published at once" if full else "each batch is merged together with the source's checkpoint"
     return Plan(
         route="arrow",
@@ -116,5 +130,6 @@ def _plan(job: "Job") -> Plan:
         isolate=False,
         key=job.key,
         guarantee="exact",
-        reasons=(f"rows come from the Python source {job.source.name}", how),
+        reasons=(*again, f"rows come from the Python source {job.source.name}", how),
+        warnings=tuple(job.warnings),
     )

@@ -22,7 +22,7 @@ from vitrina.adapters.writers.stage import Stage, stage_name
 from vitrina.definition import fingerprint
 from vitrina.errors import TransientError
 from vitrina.ports import Filled, Position, Source
-from vitrina.runner import incremental, logins, passes, refusals
+from vitrina.runner import columns, incremental, logins, passes, refusals
 from vitrina.runner import job as jobs
 from vitrina.runner.ahead import Ahead
 from vitrina.runner.control import Paused, RunControl
@@ -69,10 +69,20 @@ class Run:
     def move_data(self) -> None:
         if self._job.starts_over_because:
             self._say_started_over(self._job.starts_over_because)
+        if self._job.columns_to_clear:
+            self._clear_columns()
         if self._plan.loads_at_once:
             self._load_at_once()
         else:
             self._merge_batches()
+
+    def _clear_columns(self) -> None:
+        job = self._job
+        with self._transaction(f"clearing columns of {job.target}"):
+            rows = job.writer.clear_columns(job.columns_to_clear)
+            self._checkpoint = self._checkpoint.identified(columns=columns.cleared(self._checkpoint, job))
+            self._fence(progressed=False)
+        self._log.info("columns.cleared", columns=list(job.columns_to_clear), rows=rows)
 
     # --- everything staged, then published in one transaction -----------------------------------------------------
 
@@ -221,7 +231,8 @@ class Run:
                 counts = job.writer.publish(stage, self._checkpoint, deletes=self._plan.deletes)
                 self._check_constraints()
                 self._letters.rebuilt(begun_at)
-                self._checkpoint = self._after_load()
+                rows = self._checkpoint.rows
+                self._checkpoint = self._knowing_mart(self._after_load(), rows)
                 self._meter.published(counts, time.monotonic() - started)
                 self._fence()
                 failpoints.hit("publish.fenced")
@@ -375,7 +386,7 @@ class Run:
             self._letters.leave_behind(filled)
             stage.truncate(job.writer.connection)
             self._check_constraints()
-            self._checkpoint = self._after_merge(filled)
+            self._checkpoint = self._knowing_batch(self._after_merge(filled), counts)
             self._meter.batch(filled, counts, time.monotonic() - started)
             self._meter.merged(counts)
             self._fence(progressed=self._keeps_progress)
@@ -384,8 +395,23 @@ class Run:
 
     def _refuse_emptied(self) -> None:
         """What earlier batches brought is gone, and nobody would notice once this one is merged: begin again."""
-        if self._checkpoint.rows and self._job.writer.was_emptied():
+        known = None if self._job.backfill else self._checkpoint.identity.get("mart")
+        if (self._checkpoint.rows or known) and self._job.writer.was_emptied(known):
             raise TransientError(f"{self._job.target} was emptied or made anew by hand during the run")
+
+    def _knowing_batch(self, checkpoint: Checkpoint, counts: MergeCounts) -> Checkpoint:
+        """A backfill says nothing of the mart: rows that were there when it began may have been lost before."""
+        if self._job.backfill:
+            return checkpoint.identified(columns=columns.written(checkpoint, self._job))
+        known = checkpoint.identity.get("mart")
+        return self._knowing_mart(checkpoint, (known["rows"] if known else 0) + counts.inserted)
+
+    def _knowing_mart(self, checkpoint: Checkpoint, rows: int) -> Checkpoint:
+        job = self._job
+        return checkpoint.identified(
+            mart=job.writer.remembered(checkpoint.identity.get("mart"), rows),
+            columns=columns.written(checkpoint, job),
+        )
 
     def _after_merge(self, filled: Filled) -> Checkpoint:
         last = filled.last or ()

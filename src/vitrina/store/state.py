@@ -23,7 +23,7 @@ UNKNOWN_DATABASE = "unknown"
 # Keys of `Checkpoint.identity` that say something of the unfinished load only: they go with it.
 OF_THE_LOAD: tuple[str, ...] = ()
 # Keys that say what is in the target: a checkpoint that is reset keeps them.
-OF_THE_TARGET: tuple[str, ...] = ()
+OF_THE_TARGET: tuple[str, ...] = ("columns",)
 
 
 @dataclass(frozen=True)

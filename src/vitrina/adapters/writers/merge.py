@@ -58,10 +58,11 @@ def upsert(merge: Merge) -> Composed:
             MERGE INTO {target} AS t USING {staged} AS s ON {on}
             {matched}
             WHEN NOT MATCHED THEN INSERT ({columns}){overriding} VALUES ({values})
-            RETURNING merge_action() AS action
+            RETURNING merge_action() AS action, t.ctid AS place
         )
         SELECT count(*) FILTER (WHERE action = 'INSERT') AS inserted,
-               count(*) FILTER (WHERE action = 'UPDATE') AS updated
+               count(*) FILTER (WHERE action = 'UPDATE') AS updated,
+               ARRAY[min(place), max(place)] AS places
         FROM done
         """
     ).format(
@@ -113,6 +114,13 @@ def _differs(merge: Merge) -> Composable:
 
 def count_diff() -> Composed:
     return SQL('SELECT "_op"::text AS op, count(*) AS rows FROM {} GROUP BY 1').format(DIFF)
+
+
+def is_in_diff(merge: Merge) -> Composed:
+    """A condition on rows `t` of the target: this merge wrote them."""
+    return SQL("EXISTS (SELECT FROM {} AS d WHERE d.\"_op\" <> 'D' AND {})").format(
+        DIFF, _all(_same_value(merge.target, name) for name in merge.key)
+    )
 
 
 def delete_rows(merge: Merge) -> Composed:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -10,7 +11,7 @@ from psycopg.sql import SQL, Composable, Identifier, Literal
 from vitrina import failpoints
 from vitrina.adapters import carriage, catalog
 from vitrina.adapters.catalog import Column, Table
-from vitrina.adapters.writers import bulk_load, merge
+from vitrina.adapters.writers import bulk_load, mart_identity, merge
 from vitrina.adapters.writers.merge import Merge
 from vitrina.adapters.writers.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOCH, Stage, StageColumn, stage_name
 from vitrina.definition import Options
@@ -68,6 +69,8 @@ class PostgresWriter:
         self._key: tuple[str, ...] = ()
         self._columns: tuple[str, ...] = ()
         self._not_compared: frozenset[str] = frozenset()
+        # Which rows the latest merge wrote: a condition on the alias `t`.
+        self._written: Composable | None = None
 
     # --- the target ------------------------------------------------------------------------------------------
 
@@ -164,15 +167,39 @@ class PostgresWriter:
         ).fetchone()
         return bool(row and row["empty"])
 
-    def was_emptied(self) -> bool:
-        """Whether somebody has truncated the table or made it anew since the run looked at it."""
+    def was_emptied(self, known: dict[str, Any] | None = None) -> bool:
+        """Whether somebody has truncated the table or made it anew since the run, or the checkpoint, knew it."""
         # Held until the transaction ends, so that it cannot happen between this look and the merge.
         self.connection.execute(SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self.table.identifier))
         files = catalog.files_of(self.connection, self._target)
         if files == self.table.files:
             return False
         self._table = replace(self.table, files=files)
-        return self.is_empty()
+        return self.is_empty() or (known is not None and not self.is_same(known))
+
+    def is_same(self, known: dict[str, Any]) -> bool:
+        """Whether the table still holds what `remembered` said of it."""
+        return known["name"] != str(self._target) or mart_identity.is_same(self.connection, self._target, known)
+
+    def remembered(self, before: dict[str, Any] | None, rows: int) -> dict[str, Any]:
+        """What to know the table by, behind a merge and in its transaction; `rows` of it are ours at least."""
+        if before and before["name"] != str(self._target):
+            before = None
+        known = mart_identity.remember(self.table, rows, before)
+        if self._written is None:
+            return known
+        return known | mart_identity.witnesses(self.connection, self.table, self._key, self._columns, self._written)
+
+    def clear_columns(self, names: Sequence[str]) -> int:
+        """Set columns to NULL in all rows."""
+        columns = [Identifier(name) for name in names]
+        return self.connection.execute(
+            SQL("UPDATE {} SET {} WHERE {}").format(
+                self.table.identifier,
+                SQL(", ").join(SQL("{} = NULL").format(column) for column in columns),
+                SQL(" OR ").join(SQL("{} IS NOT NULL").format(column) for column in columns),
+            )
+        ).rowcount
 
     # --- the stage -------------------------------------------------------------------------------------------
 
@@ -223,6 +250,8 @@ class PostgresWriter:
         if self.table.has_one_key and self.connection.info.server_version >= COUNTS_MERGED_ROWS:
             row = self.connection.execute(merge.upsert(batch)).fetchone()
             assert row is not None
+            places = [place for place in row["places"] if place]
+            self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(places)) if places else None
             return MergeCounts(inserted=row["inserted"], updated=row["updated"])
         self.connection.execute(merge.create_diff(batch, deletes=False))
         return self._apply(batch)
@@ -315,6 +344,7 @@ class PostgresWriter:
             self._refuse_duplicates(merging)
             raise
         failpoints.hit("publish.applied")
+        self._written = SQL("true") if inserted else None
         return MergeCounts(inserted=inserted)
 
     def _indexes_to_detach(self, rows: int) -> bulk_load.DetachedIndexes | None:
@@ -343,6 +373,7 @@ class PostgresWriter:
         updated = self.connection.execute(update).rowcount if update else 0
         inserted = self.connection.execute(merge.insert_rows(merging)).rowcount
         done = MergeCounts(inserted=inserted, updated=updated, deleted=deleted)
+        self._written = merge.is_in_diff(merging) if inserted or updated else None
         if done != planned:
             self._refuse_partial(planned, done)
         return done

@@ -1,0 +1,240 @@
+"""A mart that somebody emptied, replaced or restored is noticed and filled again, by each pipeline that fills it.
+
+And the columns that a pipeline wrote before and no longer gives.
+"""
+
+from typing import Any
+
+import pytest
+
+from tests.support.workbench import Workbench
+from vitrina.errors import TargetMismatch
+from vitrina.runner import requests, table_run
+from vitrina.services import pipelines as service
+from vitrina.services.callers import Caller, Role
+from vitrina.store import pipelines
+
+FILMS = """
+CREATE TABLE content.films (id int PRIMARY KEY, title text, note text, at timestamptz NOT NULL DEFAULT now());
+INSERT INTO content.films SELECT i, 'Film ' || i, 'note ' || i FROM generate_series(1, 100) AS i;
+"""
+QUERY = "SELECT id, title, note, at FROM content.films"
+INCREMENTAL = {"mode": "incremental", "incremental_key": "at", "target_key": ["id"], "batch_size": 30}
+STEPS = [
+    {"order_index": 0, "task_type": "SQL", "body": QUERY},
+    {"order_index": 1, "task_type": "PYTHON", "body": "normalise_text", "params": {"columns": ["note"]}},
+]
+
+
+@pytest.fixture
+def bench(workbench: Workbench) -> Workbench:
+    workbench.settings = workbench.settings.model_copy(update={"backoff_seconds": (0.01,)})
+    workbench.source(FILMS)
+    return workbench
+
+
+def run(bench: Workbench, name: str = "films") -> dict[str, Any]:
+    found = bench.run(name)
+    assert (found["status"], found["error_message"]) == ("SUCCESS", None)
+    return found
+
+
+def touch(bench: Workbench, title: str, ids: str = "id <= 5") -> None:
+    bench.sql(f"UPDATE content.films SET title = '{title}', at = clock_timestamp() WHERE {ids}")
+
+
+# --- emptied, replaced, restored -------------------------------------------------------------------------------------
+
+REPLACED = {
+    "truncated": "TRUNCATE {mart}",
+    "truncated, then a row by hand": "TRUNCATE {mart}; INSERT INTO {mart} (id, title) VALUES (7, 'x')",
+    "filled again from an old copy": "TRUNCATE {mart}; INSERT INTO {mart} SELECT * FROM analytics.old",
+    "replaced by an old copy": "DROP TABLE {mart}; ALTER TABLE analytics.old RENAME TO films",
+}
+
+
+@pytest.mark.parametrize("change", REPLACED.values(), ids=REPLACED.keys())
+def test_a_replaced_mart_is_noticed_and_filled_again(bench: Workbench, change: str) -> None:
+    bench.pipeline("films", QUERY, **INCREMENTAL)
+    refill(bench, change)
+
+
+def test_a_mart_replaced_behind_steps_is_filled_again(bench: Workbench) -> None:
+    bench.pipeline("films", QUERY, tasks=STEPS, **INCREMENTAL)
+    refill(bench, REPLACED["truncated, then a row by hand"])
+
+
+def refill(bench: Workbench, change: str) -> None:
+    run(bench)
+    bench.sql("CREATE TABLE analytics.old (LIKE analytics.films INCLUDING ALL)")
+    bench.sql("INSERT INTO analytics.old TABLE analytics.films; ALTER TABLE analytics.old OWNER TO vitrina_app")
+    touch(bench, "newer than the copy")
+    run(bench)
+
+    bench.sql(change.format(mart="analytics.films"))
+
+    assert any("by hand" in reason for reason in plan(bench)["reasons"])
+    assert "by hand" in run(bench)["metrics"]["started_over"]
+    assert bench.differences(QUERY, "analytics.films") == 0
+    assert "started_over" not in run(bench)["metrics"]
+
+
+def plan(bench: Workbench) -> dict[str, Any]:
+    row = pipelines.find(bench.metastore, "films")
+    assert row is not None
+    found: dict[str, Any] = requests.validate({"pipeline_id": row["id"]}, bench.metastore, bench.settings)["plan"]
+    return found
+
+
+def test_each_of_two_pipelines_that_fill_a_mart_fills_it_again(bench: Workbench) -> None:
+    for name, half in (("first", "id <= 50"), ("second", "id > 50")):
+        bench.pipeline(name, f"{QUERY} WHERE {half}", target_table="analytics.films", **INCREMENTAL)
+        run(bench, name)
+    bench.sql("TRUNCATE analytics.films")
+
+    for name in ("first", "second"):
+        assert "by hand" in run(bench, name)["metrics"]["started_over"]
+
+    assert bench.differences(QUERY, "analytics.films") == 0
+    assert all("started_over" not in run(bench, name)["metrics"] for name in ("first", "second"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "VACUUM FULL analytics.films",
+        "CLUSTER analytics.films USING films_pkey",
+        "ALTER TABLE analytics.films ADD COLUMN mark float DEFAULT random()",
+        "ALTER TABLE analytics.films SET UNLOGGED",
+    ],
+)
+def test_a_mart_that_was_only_rewritten_keeps_its_checkpoint(bench: Workbench, change: str) -> None:
+    bench.pipeline("films", QUERY, **INCREMENTAL)
+    run(bench)
+    touch(bench, "one more batch")
+    run(bench)
+    [before] = bench.sql("SELECT pg_relation_filenode('analytics.films') AS node")
+
+    bench.sql(change)
+
+    assert bench.sql("SELECT pg_relation_filenode('analytics.films') AS node") != [before]
+    assert "started_over" not in run(bench)["metrics"]
+
+
+def test_a_mart_replaced_between_two_batches_is_filled_again(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row by hand, and it is not empty: nobody would notice once the next batch is merged."""
+    bench.pipeline("films", QUERY, **INCREMENTAL)
+    run(bench)
+    touch(bench, "second pass", "true")
+    behind = table_run.Run._after_batch
+    done: list[Any] = []
+
+    def after_batch(self: table_run.Run, filled: Any) -> None:
+        behind(self, filled)
+        if not done:
+            done.append(bench.sql("TRUNCATE analytics.films; INSERT INTO analytics.films (id) VALUES (7)"))
+
+    monkeypatch.setattr(table_run.Run, "_after_batch", after_batch)
+
+    assert "by hand" in run(bench)["metrics"]["started_over"]
+    assert bench.differences(QUERY, "analytics.films") == 0
+
+
+def test_a_checkpoint_that_says_nothing_of_its_mart_learns_it(bench: Workbench) -> None:
+    """The previous version wrote none."""
+    bench.pipeline("films", QUERY, **INCREMENTAL)
+    run(bench)
+    bench.sql("UPDATE etl.etl_state SET identity = '{}'")
+    touch(bench, "second pass")
+    assert "started_over" not in run(bench)["metrics"]
+
+    bench.sql("TRUNCATE analytics.films; INSERT INTO analytics.films (id) VALUES (7)")
+
+    assert "by hand" in run(bench)["metrics"]["started_over"]
+    assert bench.differences(QUERY, "analytics.films") == 0
+
+
+# --- columns that left the query -------------------------------------------------------------------------------------
+
+WITHOUT_NOTE = "SELECT id, title, at FROM content.films"
+
+
+@pytest.fixture(params=["full", "incremental"])
+def narrowed(bench: Workbench, request: pytest.FixtureRequest) -> Workbench:
+    """The query gave `note` before, and does so no longer."""
+    bench.pipeline("films", QUERY, **(INCREMENTAL if request.param == "incremental" else {"target_key": ["id"]}))
+    run(bench)
+    touch(bench, "changed")
+    bench.change("films", source_query=WITHOUT_NOTE)
+    return bench
+
+
+def test_a_column_that_left_the_query_is_refused_by_name(narrowed: Workbench) -> None:
+    found = narrowed.run("films")
+
+    assert (found["status"], found["error_code"]) == ("FAILED", "target_mismatch")
+    assert "analytics.films has note, which this pipeline wrote before" in found["error_message"]
+    with pytest.raises(TargetMismatch, match="on_missing_columns"):
+        plan(narrowed)
+
+
+def test_a_column_that_left_may_keep_its_values(narrowed: Workbench) -> None:
+    narrowed.change("films", options={"on_missing_columns": "keep"})
+
+    assert any("note" in warning for warning in plan(narrowed)["warnings"])
+    run(narrowed)
+
+    assert narrowed.sql("SELECT count(*) AS rows FROM analytics.films WHERE note IS NULL") == [{"rows": 0}]
+    narrowed.change("films", options={})
+    assert narrowed.run("films")["status"] == "FAILED", "the choice was taken back"
+
+
+def test_a_column_that_left_may_be_cleared(narrowed: Workbench) -> None:
+    narrowed.change("films", options={"on_missing_columns": "null"})
+
+    run(narrowed)
+
+    assert narrowed.sql("SELECT count(*) AS rows FROM analytics.films WHERE note IS NOT NULL") == [{"rows": 0}]
+    narrowed.sql("UPDATE analytics.films SET note = 'by hand'")
+    run(narrowed)
+    assert narrowed.sql("SELECT DISTINCT note FROM analytics.films") == [{"note": "by hand"}], "it is nobody's now"
+
+
+def test_a_dropped_column_needs_no_decision(narrowed: Workbench) -> None:
+    narrowed.sql("ALTER TABLE analytics.films DROP COLUMN note")
+
+    run(narrowed)
+
+
+@pytest.mark.parametrize("narrowed", ["incremental"], indirect=True)
+def test_resetting_the_checkpoint_forgets_no_column(narrowed: Workbench) -> None:
+    service.reset_state(narrowed.metastore, Caller("somebody", Role.OPERATOR), "films", cursor=None)
+
+    assert "note" in narrowed.run("films")["error_message"]
+
+
+@pytest.mark.parametrize("narrowed", ["full"], indirect=True)
+def test_a_column_that_cannot_be_cleared_is_named(narrowed: Workbench) -> None:
+    narrowed.change("films", options={"on_missing_columns": "null"})
+    narrowed.sql("ALTER TABLE analytics.films ALTER note SET DEFAULT '', ALTER note SET NOT NULL")
+
+    assert "note of analytics.films cannot be set to NULL" in narrowed.run("films")["error_message"]
+
+
+@pytest.mark.parametrize("narrowed", ["incremental"], indirect=True)
+def test_a_column_that_another_pipeline_may_write_is_not_cleared(narrowed: Workbench) -> None:
+    narrowed.pipeline("other", QUERY, target_table="analytics.films", **INCREMENTAL)
+    narrowed.change("films", options={"on_missing_columns": "null"})
+
+    assert "other writes there as well" in narrowed.run("films")["error_message"]
+
+
+def test_columns_that_the_pipeline_never_wrote_are_left_alone(bench: Workbench) -> None:
+    bench.pipeline("films", QUERY, **INCREMENTAL)
+    run(bench)
+    bench.sql("ALTER TABLE analytics.films ADD COLUMN remark text DEFAULT 'mine'")
+    touch(bench, "changed")
+
+    run(bench)
+
+    assert bench.sql("SELECT DISTINCT remark FROM analytics.films") == [{"remark": "mine"}]

@@ -29,7 +29,8 @@ from vitrina.store import databases, leases, pipelines
 
 FILMS = """
 CREATE TABLE content.films (id int PRIMARY KEY, title text, at timestamptz NOT NULL DEFAULT '2024-01-01');
-INSERT INTO content.films SELECT i, 'Film ' || i FROM generate_series(1, 100) AS i;
+INSERT INTO content.films
+SELECT i, 'Film ' || i, timestamptz '2024-01-01' + make_interval(mins => i) FROM generate_series(1, 100) AS i;
 """
 QUERY = "SELECT id, title, at FROM content.films"
 INCREMENTAL = {"mode": "incremental", "incremental_key": "at", "target_key": ["id"]}

@@ -106,20 +106,21 @@ def _made_rows(
     bound: Bound, given: list[dict[str, Any]], rejected: list[tuple[int, Exception]]
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for position, row in enumerate(given):
-        if not position % _ROWS_NOTED:
-            progress.narrow(position + 1, min(position + _ROWS_NOTED, len(given)))
-        try:
-            made = bound(row)
-        except (RunError, ConnectionError, TimeoutError):
-            raise
-        except Exception as exc:  # noqa: BLE001 - a step is a stranger's code and may raise anything
-            rejected.append((position, exc))
-            continue
-        if type(made) is dict:
-            rows.append(made)
-        elif made is not None:
-            rows.extend(_several(made))
+    for start in range(0, len(given), _ROWS_NOTED):
+        some = given[start : start + _ROWS_NOTED]
+        progress.narrow(start + 1, start + len(some))
+        for position, row in enumerate(some, start):
+            try:
+                made = bound(row)
+            except (RunError, ConnectionError, TimeoutError):
+                raise
+            except Exception as exc:  # noqa: BLE001 - a step is a stranger's code and may raise anything
+                rejected.append((position, exc))
+                continue
+            if type(made) is dict:
+                rows.append(made)
+            elif made is not None:
+                rows.extend(_several(made))
     return rows
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from itertools import chain
+from itertools import chain, starmap
 from struct import Struct
 from typing import Any
 from uuid import UUID, SafeUUID
@@ -137,21 +137,23 @@ def _uuids(column: pa.Array) -> list[Any]:
     if storage.null_count == len(storage):
         return [None] * len(storage)
     start, end = (place * _UUID.size for place in (storage.offset, storage.offset + len(storage)))
-    values = [_uuid(high << 64 | low) for high, low in _UUID.iter_unpack(memoryview(storage.buffers()[1])[start:end])]
+    pairs = _UUID.iter_unpack(memoryview(storage.buffers()[1])[start:end])
+    values = list(starmap(_uuid, pairs))
     if not storage.null_count:
         return values
     return [value if valid else None for value, valid in zip(values, storage.is_valid().to_pylist(), strict=True)]
 
 
-def _uuid(number: int) -> UUID:
-    """As UUID(int=number) would, whose checks take twice as long again."""
-    made = object.__new__(UUID)
-    _SET_INT(made, number)
-    _SET_SAFETY(made, SafeUUID.unknown)
+def _uuid(high: int, low: int) -> UUID:
+    """As UUID(int=...) would, whose checks take twice as long again."""
+    made = _NEW(UUID)
+    _SET_INT(made, high << 64 | low)
+    _SET_SAFETY(made, _UNKNOWN)
     return made
 
 
 _UUID = Struct(">QQ")
+_NEW, _UNKNOWN = object.__new__, SafeUUID.unknown
 _SET_INT, _SET_SAFETY = (UUID.__dict__[name].__set__ for name in ("int", "is_safe"))
 
 
@@ -168,12 +170,12 @@ def _timestamps(column: pa.Array) -> list[Any]:
     epoch = _EPOCH_UTC if column.type.tz else _EPOCH
     # A finer unit than Python has is refused by the cast, not cut off.
     microseconds = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_pylist()
-    return _each(lambda value: epoch + timedelta(0, 0, value), microseconds)
+    return [None if value is None else epoch + timedelta(0, 0, value) for value in microseconds]
 
 
 def _dates(column: pa.Array) -> list[Any]:
     days = column.cast(pa.date32()).cast(pa.int32()).to_pylist()
-    return _each(lambda value: date.fromordinal(value + _EPOCH_DAY), days)
+    return [None if value is None else date.fromordinal(value + _EPOCH_DAY) for value in days]
 
 
 def _is_uuid(kind: pa.DataType) -> bool:
@@ -231,11 +233,14 @@ def batch_of(
 
 
 def _by_name(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Rows of one length that all have the names of the first have no others."""
     names = list(rows[0])
-    for row in rows:
-        if len(row) != len(names) or row.keys() != rows[0].keys():
-            raise Unfit(_difference(names, list(row)))
-    return {name: [row[name] for row in rows] for name in names}
+    try:
+        if set(map(len, rows)) == {len(names)}:
+            return {name: list(map(operator.itemgetter(name), rows)) for name in names}
+    except KeyError:
+        pass
+    raise Unfit(_difference(names, next(list(row) for row in rows if row.keys() != rows[0].keys())))
 
 
 def _difference(wanted: list[str], found: list[str]) -> str:

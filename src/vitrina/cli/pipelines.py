@@ -87,7 +87,7 @@ def delete(pipeline: PipelineName, yes: Yes = False) -> None:
 
 
 def pause(pipeline: PipelineName, output: Output = Format.TABLE) -> None:
-    """Stop at the next batch and stay stopped until `resume` or `run`."""
+    """Stop at the next batch, until `resume` or `run`."""
     with remote.api() as client:
         show_accepted(client.pause(pipeline), output)
 

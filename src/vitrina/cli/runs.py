@@ -74,7 +74,7 @@ def run(
 def resume(
     pipeline: PipelineName, *, wait: Wait = False, timeout: Timeout = None, output: Output = Format.TABLE
 ) -> None:
-    """Let a paused pipeline go on where it stopped. Nothing else is asked for."""
+    """Continue a paused pipeline where it stopped."""
     with remote.api() as client:
         accepted = client.resume(pipeline)
         if not wait:

@@ -8,8 +8,10 @@ from pydantic import SecretStr
 
 from tests.search.conftest import Target
 from tests.search.test_search_runs import FILMS, INCREMENTAL, documents, pipeline
-from tests.support.http_fault_proxy import HttpFaultProxy
+from tests.support.http_fault_proxy import Answer, AnswerInstead, Forward, HttpFault, HttpFaultProxy, Request
+from tests.support.waiting import until
 from tests.support.workbench import Workbench
+from vitrina import errors
 from vitrina.adapters.writers.search.client import SearchClient
 
 
@@ -32,6 +34,18 @@ def index_template(client: SearchClient, index: str) -> Iterator[str]:
     name = f"{index}-template"
     yield name
     client.request("DELETE", f"/_index_template/{name}")
+
+
+def begin_load(bench: Workbench, batches: int = 2) -> None:
+    """A full load that is interrupted, so that the next run may go on with it."""
+    bench.request("films")
+    bench.lose_a_runner(f"batch.committed:crash:{batches}")
+    bench.recover()
+
+
+def go_on(bench: Workbench) -> dict[str, Any]:
+    bench.perform(bench.claim())
+    return bench.last_run("films")
 
 
 def put_template(client: SearchClient, index_template: str, index: str, **body: Any) -> None:
@@ -84,11 +98,11 @@ def test_an_alias_of_the_template_never_shows_a_generation_that_is_being_filled(
     put_template(client, index_template, index, template={"aliases": {f"{index}.all": {}, index: {}}})
     pipeline(bench, index)
     bench.run("films")
-    bench.run_interrupted("films", batches=2)
+    begin_load(bench)
     assert len(client.list_indexes(f"{index}-2*")) == 2
     assert client.list_aliases(f"{index}.all")[f"{index}.all"] == {shown(client, index)[0]}
 
-    assert bench.run("films")["status"] == "SUCCESS"
+    assert go_on(bench)["status"] == "SUCCESS"
 
     concrete, aliases = shown(client, index)
     assert aliases.keys() == {index, f"{index}.all"}
@@ -145,10 +159,10 @@ def test_aliases_of_an_index_that_is_taken_over_are_carried_over(
 @pytest.mark.parametrize("mode", [{"mode": "full"}, INCREMENTAL], ids=["full", "incremental"])
 def test_a_data_stream_is_no_target(bench: Workbench, client: SearchClient, index: str, mode: dict[str, Any]) -> None:
     body = {"index_patterns": [index], "data_stream": {}, "priority": 500}
-    if client.request("PUT", f"/_index_template/{index}", body=body).status != 200:
-        pytest.skip("this server has no data streams")
+    client.request("PUT", f"/_index_template/{index}", body=body)
     try:
-        assert client.request("PUT", f"/_data_stream/{index}").status == 200
+        if client.request("PUT", f"/_data_stream/{index}").status != 200:
+            pytest.skip("this server has no data streams: they are a module of its own")
         pipeline(bench, index, **mode)
 
         run = bench.run("films")
@@ -177,3 +191,137 @@ def test_an_alias_that_was_rolled_over_is_filled_from_the_first_row(
         assert len(documents(client, index)) == 200
     else:
         assert "several indexes" in run["error_message"]
+
+
+# --- what is left of loads that nobody goes on with ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [INCREMENTAL, {"options": {"shared_target": True}}], ids=["passes", "shared"])
+def test_a_paused_load_leaves_no_generation_when_the_mode_changes(
+    bench: Workbench, client: SearchClient, index: str, fields: dict[str, Any]
+) -> None:
+    pipeline(bench, index)
+    bench.run("films")
+    begin_load(bench)
+    assert len(client.list_indexes(f"{index}-*")) == 2
+    bench.change("films", **fields)
+
+    run = go_on(bench)
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert list(client.list_indexes(f"{index}-*")) == [shown(client, index)[0]]
+    assert len(documents(client, index)) == 200
+
+
+@pytest.mark.parametrize("mode", [{"mode": "full"}, INCREMENTAL], ids=["full", "incremental"])
+def test_a_paused_load_leaves_no_generation_when_the_target_changes(
+    bench: Workbench, client: SearchClient, index: str, mode: dict[str, Any]
+) -> None:
+    pipeline(bench, index, target_table=f"es:{index}.before")
+    bench.run("films")
+    begin_load(bench)
+    assert len(client.list_indexes(f"{index}.before-*")) == 2
+    bench.change("films", target_table=f"es:{index}.after", **mode)
+
+    run = go_on(bench)
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert list(client.list_indexes(f"{index}.before-*")) == [shown(client, f"{index}.before")[0]]
+    assert len(documents(client, f"{index}.after")) == 200
+
+
+# --- what SUCCESS promises -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"mode": "full"}, INCREMENTAL, {"options": {"shared_target": True}}],
+    ids=["full", "incremental", "shared"],
+)
+def test_a_search_right_after_success_finds_what_the_run_delivered(
+    bench: Workbench, client: SearchClient, index: str, fields: dict[str, Any]
+) -> None:
+    options = {"index": {"settings": {"refresh_interval": "1h"}}} | fields.get("options", {})
+    pipeline(bench, index, **fields | {"options": options})
+    assert bench.run("films")["status"] == "SUCCESS"
+    assert client.count(index) == 200
+    bench.sql("INSERT INTO content.film_work (id, title) VALUES (201, 'The last one')")
+
+    assert bench.run("films")["status"] == "SUCCESS"
+
+    assert client.count(index) == 201
+
+
+@pytest.mark.one_server
+def test_a_replay_is_found_by_searches_at_once(bench: Workbench, client: SearchClient, index: str) -> None:
+    bench.sql("UPDATE content.film_work SET title = CASE id WHEN 3 THEN 'no date' ELSE '2024-01-01' END")
+    dates = {"settings": {"refresh_interval": "1h"}, "mappings": {"properties": {"title": {"type": "date"}}}}
+    pipeline(bench, index, **INCREMENTAL, options={"index": dates})
+    bench.run("films")
+    bench.sql("UPDATE content.film_work SET title = '2024-01-01' WHERE id = 3")
+
+    assert bench.replay("films")["sent"] == 1
+
+    assert client.count(index) == 200
+
+
+def test_an_index_with_a_part_missing_is_not_counted(client: SearchClient, index: str) -> None:
+    """A count of what is left would pass for a loss of documents, or let a guard pass."""
+    settings = {"number_of_shards": 2, "number_of_replicas": 0, "routing.allocation.total_shards_per_node": 1}
+    parameters = {"wait_for_active_shards": "0"}
+    assert client.request("PUT", f"/{index}", parameters, body={"settings": {"index": settings}}).status == 200
+
+    until(lambda: client.request("GET", f"/{index}/_count").status == 200)
+
+    with pytest.raises(errors.TransientError, match="did not answer"):
+        client.count(index)
+    with pytest.raises(errors.TransientError, match="did not answer"):
+        client.search(index, {"size": 1})
+
+
+# --- logins that end ----------------------------------------------------------------------------------------------
+
+
+class Forbid(HttpFault):
+    """From some request on, whatever it asks: the key was revoked, or lost a right."""
+
+    def __init__(self, status: int, *, passing: int) -> None:
+        super().__init__(passing=passing)
+        self._answer = AnswerInstead(status, 1, error_type="security_exception")
+
+    def handle(self, request: Request, forward: Forward) -> Answer:
+        return self._answer.spoil(request, forward) if self._takes() else forward(request)
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize("passing", [0, 7, 11])
+@pytest.mark.parametrize(("mode", "status"), [({"mode": "full"}, 401), (INCREMENTAL, 403)], ids=["full", "incremental"])
+def test_a_login_that_ends_in_mid_run_stops_it_at_once_and_costs_nothing(
+    *,
+    bench: Workbench,
+    client: SearchClient,
+    index: str,
+    proxy: HttpFaultProxy,
+    mode: dict[str, Any],
+    passing: int,
+    status: int,
+) -> None:
+    pipeline(bench, index, **mode)
+    bench.run("films")
+    bench.sql("UPDATE content.film_work SET title = 'New ' || id, modified = clock_timestamp()")
+    proxy.fault = Forbid(status, passing=passing)
+
+    run = bench.run("films")
+
+    if proxy.fault.happened:
+        assert (run["status"], run["attempts"]) == ("FAILED", 1)
+        assert "ELASTICSEARCH_API_KEY" in run["error_message"]
+    assert client.count(index) == 200, "searches go on"
+    proxy.fault = None
+    run = bench.run("films")
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    found = documents(client, index)
+    assert {int(number): document["title"] for number, document in found.items()} == {
+        row["id"]: row["title"] for row in bench.sql("SELECT id, title FROM content.film_work")
+    }
+    assert len(client.list_indexes(f"{index}-*")) <= 2

@@ -26,6 +26,7 @@ class SearchReplay(Replaying, SearchRun):
         for filled in self._batches_of(self._stream_into(sender, Bounds(only=only), self._row_paging())):
             self._count_documents(sender, filled)
             refused += filled.letters
+        self._make_visible(sender)
         return refused
 
     def _after_documents(self, filled: Filled) -> Checkpoint:

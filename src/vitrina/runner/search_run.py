@@ -57,7 +57,6 @@ class SearchRun(Run):
     def _rebuild(self) -> None:
         generation = self._continue_generation() or self._begin_generation()
         alias = self._claim_writes(generation)
-        self._clean(lambda: self._index.discard_unfinished(generation, alias, self._require_claim))
         # Interrupted behind the swap: whoever searches sees it already, and shall not see it change.
         is_shown = self._patiently(lambda: self._index.shows(generation))
         self._show(generation, alias if is_shown else self._fill_generation(generation, alias))
@@ -190,6 +189,7 @@ class SearchRun(Run):
         with self._ahead(self._stream_into(sender, Bounds(), self._by_key()), self._resume_point()) as batches:
             for filled in batches:
                 self._count_documents(sender, filled)
+        self._make_visible(sender)
         self._checkpoint = self._checkpoint.without_load()
         with self._transaction("ending the pass"):
             self._fence()
@@ -227,6 +227,7 @@ class SearchRun(Run):
             with self._ahead(self._stream_into(sender, bounds, paging), after) as batches:
                 for filled in batches:
                     self._count_documents(sender, filled)
+        self._make_visible(sender)
         self._end_pass(upto)
 
     def _forget_full_load(self) -> None:
@@ -278,13 +279,21 @@ class SearchRun(Run):
         self._checkpoint = self._checkpoint.identified(index=current)
         return self._sender(concrete, self._claim_writes(concrete), made_anew=False)
 
+    def _make_visible(self, sender: DocumentSender) -> None:
+        """Whoever searches when the run is over finds what it delivered, also what a lost try of it had."""
+        self._patiently(lambda: self._index.refresh(sender.concrete), may_pause=False)
+
     def _drop_stages(self) -> None:
         """There are none."""
 
     # --- shared ----------------------------------------------------------------------------------------------------
 
     def _claim_writes(self, concrete: str) -> WriteAlias:
-        return self._patiently(lambda: self._index.claim_writes(concrete, self._require_claim))
+        """And remove what loads left that were begun under another definition, or given up."""
+        alias = self._patiently(lambda: self._index.claim_writes(concrete, self._require_claim))
+        left = self._job.checkpoint.stage
+        self._clean(lambda: self._index.discard_unfinished(concrete, alias, self._require_claim, left=left))
+        return alias
 
     def _require_claim(self) -> None:
         """Asked right before what the fence of a transaction does not cover."""

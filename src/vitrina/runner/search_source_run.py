@@ -39,6 +39,7 @@ class SearchSourceRun(SourceRun, SearchRun):
         with self._ahead(self._stream_into(sender, Bounds(), Paging()), after) as batches:
             for filled in batches:
                 self._count_documents(sender, filled)
+        self._make_visible(sender)
         with self._transaction("ending the pass"):
             self._fence()
         self._settle(obey_pause=False)

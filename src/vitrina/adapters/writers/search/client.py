@@ -174,7 +174,10 @@ class SearchClient:
     def refresh(self, name: str) -> None:
         """Make everything written so far visible to searches."""
         timeout = self.options.bulk_timeout_seconds
-        self._expect("refresh", name, self.request("POST", _path(name, "_refresh"), timeout_seconds=timeout))
+        reply = self.request("POST", _path(name, "_refresh"), timeout_seconds=timeout)
+        shards = self._expect("refresh", name, reply)["_shards"]
+        if shards["failed"]:
+            raise _not_whole(name, shards["failed"])
 
     # --- aliases ---
 
@@ -197,10 +200,10 @@ class SearchClient:
     # --- documents ---
 
     def count(self, name: str) -> int:
-        return int(self._get(_path(name, "_count"))["count"])
+        return int(_whole(name, self._get(_path(name, "_count")))["count"])
 
     def search(self, name: str, body: Json) -> Json:
-        return self._expect("search", name, self.request("POST", _path(name, "_search"), body=body))
+        return _whole(name, self._expect("search", name, self.request("POST", _path(name, "_search"), body=body)))
 
     def scroll(self, name: str, body: Json) -> Iterator[list[Json]]:
         """Every document as of now, page by page, in no order: the way that all servers have in common."""
@@ -324,12 +327,22 @@ def _tls_errors_in(exc: BaseException) -> Iterator[ssl.SSLError]:
 
 
 def _whole_page(name: str, page: Json) -> list[Json]:
-    """A part that did not answer must not look like documents that are missing."""
-    failed = page.get("_shards", {}).get("failed", 0)
-    if failed or page.get("timed_out"):
-        raise errors.TransientError(f"{failed} shard(s) of {name} did not answer: try again when the index is whole")
-    hits: list[Json] = page["hits"]["hits"]
+    hits: list[Json] = _whole(name, page)["hits"]["hits"]
     return hits
+
+
+def _whole(name: str, answer: Json) -> Json:
+    """A part that did not answer must not look like documents that are missing."""
+    shards = answer.get("_shards", {})
+    # One that is on no node has not failed: it was not asked.
+    silent = shards.get("total", 0) - shards.get("successful", 0)
+    if silent or answer.get("timed_out"):
+        raise _not_whole(name, silent)
+    return answer
+
+
+def _not_whole(name: str, shards: int) -> errors.TransientError:
+    return errors.TransientError(f"{shards} shard(s) of {name} did not answer: try again when the index is whole")
 
 
 def translate(what: str, reply: Reply) -> errors.RunError:

@@ -262,6 +262,22 @@ class Generations:
         ]
         return self._remove_while(_stays(generation, str(alias)), left, still_held)
 
+    def discard_elsewhere(
+        self, generation: str, concrete: str, alias: WriteAlias, *, still_held: Callable[[], object]
+    ) -> list[str]:
+        """Remove an unfinished generation of this pipeline that it began for another target.
+
+        `concrete` is what this claim writes to under `alias`.
+        """
+        entry = (self._client.find_index(generation) or {}).get(generation, {})
+        notes = _ours(entry)
+        before = str(notes.get("index", ""))
+        if notes.get("pipeline") != alias.pipeline or notes.get("complete"):
+            return []
+        if not all(WriteAlias.parse(before, name) for name in entry.get("aliases", {})):
+            return []
+        return self._remove_while(_stays(concrete, str(alias)), [generation], still_held)
+
     def remove_old(self, current: str, epoch: int, keep: int, *, still_held: Callable[[], object]) -> list[str]:
         """Delete generations of ours past the `keep` newest ones that were shown before, and what failed loads left.
 

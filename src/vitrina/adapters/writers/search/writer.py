@@ -219,8 +219,17 @@ class ElasticsearchWriter:
             raise
         return alias
 
-    def discard_unfinished(self, generation: str, alias: WriteAlias, still_held: Callable[[], object]) -> None:
-        self.generations.discard_unfinished(generation, alias, still_held=still_held)
+    def discard_unfinished(
+        self, concrete: str, alias: WriteAlias, still_held: Callable[[], object], *, left: str | None = None
+    ) -> None:
+        """What loads of this pipeline were building when they were given up; `left` may be of another target."""
+        self.generations.discard_unfinished(concrete, alias, still_held=still_held)
+        if left and left != concrete:
+            self.generations.discard_elsewhere(left, concrete, alias, still_held=still_held)
+
+    def refresh(self, concrete: str) -> None:
+        """From here on searches find whatever was acknowledged."""
+        self._client.refresh(concrete)
 
     def sender(
         self, concrete: str, alias: WriteAlias, waiting: Waiting, *, made_anew: bool = False
@@ -286,7 +295,7 @@ class DocumentSender:
         self._encoder = encoder
         self._columns = columns
         self._generations = generations
-        self._concrete = concrete
+        self.concrete = concrete
         self._shared = shared
         # Whether the index was empty when the load began: rows that say they are gone are then left out.
         self._made_anew = made_anew
@@ -351,7 +360,7 @@ class DocumentSender:
 
     def _renew_alias(self) -> str:
         self.alias = replace(self.alias, renewal=self.alias.renewal + 1)
-        self._generations.claim_writes(self._concrete, self.alias, shared=self._shared)
+        self._generations.claim_writes(self.concrete, self.alias, shared=self._shared)
         return str(self.alias)
 
 

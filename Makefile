@@ -58,6 +58,7 @@ console: ## Build the web console
 .PHONY: test
 test: check ## Check the code and run every test (TESTS=tests/unit for a part)
 	@$(if $(filter tests tests/chaos% tests/search%,$(TESTS)),./scripts/install-system-packages java)
+	@$(if $(filter tests tests/integration%,$(TESTS)),./scripts/install-system-packages pgbouncer)
 	@$(PYTEST) $(TESTS)
 	@$(if $(filter tests,$(TESTS)),$(MAKE) test-frames docs test-console)
 
@@ -81,6 +82,7 @@ screenshots: setup ## Draw the console's pages anew for the documentation (docs/
 .PHONY: test-postgres
 test-postgres: setup ## The tests that touch SQL, on the PostgreSQL whose programs are in PG_BINDIR
 	@# Left out: what is about another server, or about commands and processes whose SQL is the API's and the runner's.
+	@./scripts/install-system-packages pgbouncer
 	@VITRINA_TEST_PG_BINDIR="$(PG_BINDIR)" $(PYTEST) tests/integration tests/contracts \
 		$(foreach name,embedded cli cli_dev cli_steps containers,--ignore tests/integration/test_$(name).py)
 

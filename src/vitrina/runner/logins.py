@@ -7,9 +7,9 @@ import structlog
 
 from vitrina.adapters.readers.sql import SqlReader
 from vitrina.definition import Definition
-from vitrina.errors import CannotConnect
+from vitrina.errors import CannotConnect, ConfigError
 from vitrina.settings import DEFAULT_CONNECTION, Settings
-from vitrina.store import database
+from vitrina.store import database, pooling
 from vitrina.store.database import Connection
 
 # Somebody waits for a preview, or for names to complete.
@@ -59,6 +59,10 @@ def _named(name: str | None) -> Iterator[None]:
     except CannotConnect as exc:
         called = name or DEFAULT_CONNECTION
         structlog.get_logger().warning("connection.failed", connection=called, error=exc.message)
+        if pooling.TRANSACTION_MODE in exc.message:  # trying again would not help
+            raise ConfigError(
+                f"the connection {called!r} is behind {pooling.TRANSACTION_MODE}; it needs session mode"
+            ) from None
         why = next((words for said, words in _REASONS if said in exc.message), "the runner's log says why")
         raise CannotConnect(f"cannot connect to the connection {called!r}: {why}") from None
 

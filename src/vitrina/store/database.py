@@ -13,6 +13,7 @@ from psycopg.types.json import set_json_loads
 
 from vitrina import errors, json_values
 from vitrina.settings import READER_ROLE, Settings
+from vitrina.store import pooling
 
 Connection = psycopg.Connection[DictRow]
 
@@ -100,6 +101,8 @@ _TRANSACTION_TIMEOUT = 17_00_00
 
 # Two digits behind the point are what C counts too. Where there are more or fewer, C would read another amount.
 SETTLE = """
+    SELECT pg_catalog.pg_backend_pid()::text AS found
+    UNION ALL
     SELECT pg_catalog.set_config('lc_monetary', 'C', false) WHERE pg_catalog.scale(1::numeric::money::numeric) = 2
     UNION ALL
     SELECT pg_catalog.set_config('transaction_timeout', '0', false)
@@ -109,7 +112,10 @@ SETTLE = """
 
 def settle(connection: Connection) -> None:
     """What cannot be said when a session begins: it depends on the database, or on the server's version."""
-    connection.execute(SETTLE)
+    row = connection.execute(SETTLE).fetchone()
+    assert row is not None
+    if int(row["found"]) != connection.info.backend_pid:
+        pooling.settle(connection)
 
 
 def settled(connection: Connection) -> dict[str, str]:

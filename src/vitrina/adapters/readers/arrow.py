@@ -26,7 +26,7 @@ from vitrina.adapters.writers.postgres import null_key_error
 from vitrina.adapters.writers.stage import BATCH, EPOCH, SCHEMA, Stage
 from vitrina.errors import BadKey, Disconnected, FatalError, TransientError
 from vitrina.ports import Filled, Position, Staged, Stopwatch, delivered_in
-from vitrina.store import database
+from vitrina.store import database, pooling
 from vitrina.targets import PostgresTarget
 
 # Wide rows must not exhaust memory: a batch ends early when it holds this much.
@@ -299,6 +299,7 @@ class Stager:
                 arrow_url(url, application_name, database.options_of(database.SESSION)), autocommit=True
             )
             with self._connection.cursor() as cursor:
+                cursor.execute(pooling.statement_of(database.options_of(database.SESSION)))
                 cursor.execute(database.SETTLE)
         except adbc_driver_manager.Error as exc:
             # The driver's words repeat host and login; who may see a run need not know them.

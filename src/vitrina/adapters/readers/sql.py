@@ -20,7 +20,7 @@ from vitrina.adapters.cursor import Cursor
 from vitrina.errors import Disconnected, SourceQueryFailed, TransientError
 from vitrina.ports import Position
 from vitrina.sqlguard import Judged
-from vitrina.store import database
+from vitrina.store import database, pooling
 from vitrina.store.database import Connection
 
 if TYPE_CHECKING:
@@ -343,6 +343,9 @@ class SqlReader:
         text = statement.as_string(self.connection)
         try:
             connection = adbc.connect(self._arrow_url(settings), autocommit=True)
+            if pooling.is_pooled(self.connection):
+                with connection.cursor() as cursor:
+                    cursor.execute(pooling.statement_of(self._arrow_options(settings)))
         except adbc_driver_manager.Error as exc:
             # The driver's words repeat host and login; who may see a run need not know them.
             raise Disconnected("the source took no second connection of the same login") from exc
@@ -374,9 +377,12 @@ class SqlReader:
 
         One user's statement is all that such a session ever runs, so nothing that it changes outlives it.
         """
+        return arrow_url(self._url, self._application_name, self._arrow_options(settings))
+
+    def _arrow_options(self, settings: Mapping[str, str]) -> str:
         options = self.connection.info.get_parameters().get("options", "")
         more = database.options_of({**database.settled(self.connection), **database.READ_ONLY, **settings})
-        return arrow_url(self._url, self._application_name, f"{options} {more}")
+        return f"{options} {more}"
 
 
 @dataclass(frozen=True)

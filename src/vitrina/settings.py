@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 
 from vitrina import dsn
 from vitrina.errors import ConfigError
+from vitrina.sqlguard import SqlPolicy, extensions
 from vitrina.targets import TargetPolicy
 
 READER_ROLE = "vitrina_reader"
@@ -172,6 +173,22 @@ class Settings(BaseModel):
     @cached_property
     def extensions(self) -> frozenset[str]:
         return frozenset(_listed(self.trusted_extensions))
+
+    @field_validator("trusted_extensions")
+    @classmethod
+    def _extensions_are_known(cls, value: str) -> str:
+        unknown = sorted(set(_listed(value)) - extensions.KNOWN.keys())
+        if unknown:
+            raise ValueError(
+                f"{unknown[0]} is not an extension that Vitrina knows ({', '.join(sorted(extensions.KNOWN))}); list the"
+                " functions themselves in VITRINA_ALLOWED_FUNCTIONS"
+            )
+        return value
+
+    @cached_property
+    def sql_policy(self) -> SqlPolicy:
+        """What users' SQL may use."""
+        return SqlPolicy(self.source_schemas, self.extra_functions, extensions=self.extensions)
 
     @field_validator("allowed_relations")
     @classmethod

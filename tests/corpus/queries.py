@@ -18,7 +18,8 @@ def hostile() -> list[Query]:
 
 
 def legitimate() -> list[Query]:
-    return _read("legitimate.sql")
+    """Of every construct that is accepted, and of the kind that analysts write."""
+    return _read("legitimate.sql") + _read("analysts.sql")
 
 
 def schema() -> str:

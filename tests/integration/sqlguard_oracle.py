@@ -62,8 +62,9 @@ def seen_by_server(session: psycopg.Connection, text: str) -> Seen:
     types = session.execute(
         """SELECT t.typname FROM pg_type AS t
            WHERE t.oid = ANY (%s::oid[]) AND t.typnamespace = 'pg_catalog'::regnamespace
-             AND (t.typname ~ '^_?reg' OR t.typname IN ('aclitem', 'xml', 'cstring', 'refcursor'))
-             AND t.typname NOT IN ('regconfig', 'regdictionary')""",
+             AND (t.typname ~ '^_?reg' OR t.typname IN ('aclitem', 'cstring', 'refcursor'))
+             -- pg_typeof is accepted where its result is cast to text at once.
+             AND t.typname NOT IN ('regconfig', 'regdictionary', 'regtype')""",
         [[int(found) for found in re.findall(r":(?:consttype|resulttype|funcresulttype|vartype) (\d+)", tree)]],
     ).fetchall()
     return Seen(

@@ -378,7 +378,7 @@ def test_the_session_layer_can_fail(
     if broken == "stage filled without reading first":
         monkeypatch.setattr(admission, "functions_of_unknown_effect", lambda plan: set())
     else:
-        monkeypatch.setattr(SqlReader, "reading", lambda reader: reader.connection.transaction())
+        monkeypatch.setattr(SqlReader, "reading", lambda reader, settings=None: reader.connection.transaction())
         monkeypatch.setattr(database, "READ_ONLY", {"default_transaction_read_only": "off"})
     place.seen = fingerprint(place)
     careless = [hostile for hostile in queries.hostile() if hostile.title == "function content.delete_everything"]

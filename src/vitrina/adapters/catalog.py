@@ -1,7 +1,7 @@
 """What a table looks like in Postgres's catalog, and whether a query's result fits into it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -236,6 +236,21 @@ def _cascading(connection: Connection, oid: int) -> tuple[str, ...]:
         [oid],
     ).fetchall()
     return tuple(row["name"] for row in rows)
+
+
+def schemas_of_extensions(connection: Connection, names: Iterable[str]) -> list[str]:
+    """Where these extensions are installed, less the schemas in which everybody may create."""
+    rows = connection.execute(
+        """
+        SELECT DISTINCT n.nspname AS schema
+        FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace
+        WHERE e.extname = ANY(%s) AND NOT pg_catalog.has_schema_privilege('public', n.oid, 'CREATE')
+          AND n.nspname <> 'pg_catalog'
+        ORDER BY schema
+        """,
+        [list(names)],
+    ).fetchall()
+    return [row["schema"] for row in rows]
 
 
 def list_readable(connection: Connection, schemas: Sequence[str], *, limit: int) -> list[dict[str, Any]]:

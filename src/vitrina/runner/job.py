@@ -28,7 +28,7 @@ from vitrina.runner import admission, columns, incremental, logins, places, sour
 from vitrina.runner.plan import Capabilities, Plan, plan
 from vitrina.runner.steps import PlannedSteps
 from vitrina.settings import DEFAULT_CONNECTION, Settings
-from vitrina.sqlguard import Judged, SqlPolicy
+from vitrina.sqlguard import Judged
 from vitrina.store import database, pipelines, room, runs, target_schema
 from vitrina.store import sessions as older_sessions
 from vitrina.store.database import Connection
@@ -154,9 +154,8 @@ def judge(definition: Definition, settings: Settings) -> Judged | None:
         return None
     if definition.query is None:
         raise FatalError("the pipeline has no source query")
-    policy = SqlPolicy(settings.source_schemas, settings.extra_functions)
     try:
-        return sqlguard.judge(definition.query, policy)
+        return sqlguard.judge(definition.query, settings.sql_policy)
     except InvalidQuery as exc:
         raise SourceQueryFailed(exc.message) from exc
 
@@ -188,7 +187,9 @@ def open_job(
     remote = target_name not in (None, DEFAULT_CONNECTION)
     target_connection = connect(target_url, target_name, {}) if remote else metastore
     reader_url = database.reader_url(settings, definition.source_connection)
-    reader_session = connect(reader_url, definition.source_connection, database.READ_ONLY)
+    reader_session = logins.with_extensions(
+        settings, lambda more: connect(reader_url, definition.source_connection, {**database.READ_ONLY, **more})
+    )
     reader = SqlReader(reader_session, reader_url, claim.session_name)
     writer = _writer(claim, target, definition, settings, connection=target_connection, sessions=sessions)
     for connection in {id(c): c for c in (metastore, target_connection, reader.connection)}.values():
@@ -282,7 +283,9 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
     connect = _connector(claim, settings, definition, sessions)
     target_url = settings.connection_url(definition.options.target_connection)
     reader_url = database.reader_url(settings, definition.source_connection)
-    reader_session = connect(reader_url, definition.source_connection, database.READ_ONLY)
+    reader_session = logins.with_extensions(
+        settings, lambda more: connect(reader_url, definition.source_connection, {**database.READ_ONLY, **more})
+    )
     connection = connect(target_url, definition.options.target_connection, {})
     if definition.options.target_connection not in (None, DEFAULT_CONNECTION):
         target_schema.refuse_unprepared(connection)

@@ -1,10 +1,12 @@
 """Sessions on sources and targets, opened under the name that a pipeline's author knows them by."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 import structlog
+from psycopg.sql import Identifier
 
+from vitrina.adapters import catalog
 from vitrina.adapters.readers.sql import SqlReader
 from vitrina.definition import Definition
 from vitrina.errors import CannotConnect, ConfigError
@@ -78,5 +80,21 @@ def waited_for(source_connection: str | None, settings: Settings, name: str) -> 
     url = database.reader_url(settings, source_connection)
     seconds = min(_WAITED_FOR_SECONDS, settings.statement_timeout_on(source_connection))
     session = _WAITED_FOR_LIMITS | {"statement_timeout": str(int(seconds * 1000))} | database.READ_ONLY
-    with connect(settings, url, source_connection, name, session) as connection:
+    with with_extensions(
+        settings, lambda more: connect(settings, url, source_connection, name, session | dict(more))
+    ) as connection:
         yield SqlReader(connection, url, name)
+
+
+def with_extensions(settings: Settings, connected: Callable[[Mapping[str, str]], Connection]) -> Connection:
+    """A reader's session in which operators and types of trusted extensions are found, wherever they were installed.
+
+    Only schemas in which PUBLIC may create nothing enter the search_path: anybody else could put a function there that
+    fits a call better than the one that was meant. Settings come with the login, so that nothing resets them.
+    """
+    connection = connected({})
+    schemas = catalog.schemas_of_extensions(connection, settings.extensions) if settings.extensions else []
+    if not schemas:
+        return connection
+    connection.close()
+    return connected({"search_path": ", ".join(Identifier(schema).as_string(None) for schema in schemas)})

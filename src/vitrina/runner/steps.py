@@ -20,7 +20,6 @@ from vitrina.errors import FatalError, InvalidQuery, RunError, SourceQueryFailed
 from vitrina.ports import Endable
 from vitrina.runner import admission
 from vitrina.settings import Settings
-from vitrina.sqlguard import SqlPolicy
 from vitrina.targets import PostgresTarget
 
 if TYPE_CHECKING:
@@ -242,7 +241,7 @@ class References:
 
         settings = self._job.settings
         try:
-            judged = sqlguard.judge(query, SqlPolicy(settings.source_schemas, settings.extra_functions))
+            judged = sqlguard.judge(query, settings.sql_policy)
         except InvalidQuery as exc:
             raise SourceQueryFailed(f"reference query: {exc.message}") from exc
         if judged.parameters:

@@ -10,7 +10,6 @@ from vitrina import sqlguard, taskplan
 from vitrina.definition import Definition, Options, Task, Unfit
 from vitrina.errors import FieldError, ForbiddenTarget, Invalid, InvalidQuery
 from vitrina.settings import DEFAULT_CONNECTION, Settings
-from vitrina.sqlguard import SqlPolicy
 from vitrina.targets import PostgresTarget, parse_target
 
 # Nobody reads more of them at a time, and each may repeat a part of what was sent.
@@ -126,9 +125,7 @@ def _query_problems(definition: Definition, settings: Settings) -> list[FieldErr
 
 
 def judge(query: str, settings: Settings) -> sqlguard.Judged:
-    return sqlguard.judge(
-        query, SqlPolicy(allowed_schemas=settings.source_schemas, extra_functions=settings.extra_functions)
-    )
+    return sqlguard.judge(query, settings.sql_policy)
 
 
 def _connection_problems(definition: Definition, settings: Settings) -> list[FieldError]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vitrina.sqlguard import queries, stamps, tables
+from vitrina.sqlguard.extensions import KNOWN
 from vitrina.sqlguard.reading import Reading
 from vitrina.sqlguard.tokens import Kind, Token, position, refuse, tokenize
 
@@ -17,11 +18,15 @@ __all__ = ["Judged", "SqlPolicy", "judge", "place", "render", "render_parts"]
 
 @dataclass(frozen=True)
 class SqlPolicy:
-    """What the operator allows. `extra_functions` are written as queries call them: `similarity`, `public.f`."""
+    """What the operator allows. `extra_functions` are written as queries call them: `similarity`, `public.st_*`.
+
+    What extensions have is named without a schema: the reader's session finds it (`vitrina.runner.logins`).
+    """
 
     allowed_schemas: frozenset[str]
     extra_functions: frozenset[str] = frozenset()
     max_length: int = 100_000
+    extensions: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for schema in self.allowed_schemas:
@@ -47,9 +52,16 @@ class Judged:
 def judge(sql: str, policy: SqlPolicy) -> Judged:
     """Raise InvalidQuery unless the query only reads what the policy allows."""
     if len(sql) > policy.max_length:
-        refuse(sql, 0, "length", f"the query is longer than {policy.max_length} characters", "Shorten it")
+        what = f"the query is longer than {policy.max_length} characters"
+        refuse(sql, 0, "length", what, "Shorten it; no setting raises the limit")
     tokens = tokenize(sql)
-    reading = Reading(sql, tokens, allowed_schemas=policy.allowed_schemas, extra_functions=policy.extra_functions)
+    reading = Reading(
+        sql,
+        tokens,
+        allowed_schemas=policy.allowed_schemas,
+        extra_functions=policy.extra_functions,
+        trusted=tuple(KNOWN[name] for name in policy.extensions if name in KNOWN),
+    )
     _refuse_other_statements(reading)
     has_with = queries.read_with(reading)
     body = reading.token

@@ -1,8 +1,9 @@
 """Reads function calls: ordinary ones against the allow-list, and those to which SQL gives a syntax of their own."""
 
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 
-from vitrina.sqlguard import expressions, queries, sqljson, types, vocabulary
+from vitrina.sqlguard import expressions, extensions, queries, sqljson, types, vocabulary
 from vitrina.sqlguard.reading import Reading
 from vitrina.sqlguard.tokens import Kind, Token
 
@@ -10,10 +11,21 @@ from vitrina.sqlguard.tokens import Kind, Token
 def read_call(reading: Reading, parts: list[Token]) -> str:
     """Arguments and what may follow them; `parts` is the function's name, already read."""
     _check_function(reading, parts)
+    is_type_of = [part.value for part in parts][-1] == "pg_typeof"
     reading.note_function(".".join(part.value for part in parts))
     reading.in_parentheses(lambda: _arguments(reading))
+    if is_type_of:
+        _expect_as_text(reading, parts[0])
     read_after_call(reading)
     return parts[-1].value
+
+
+def _expect_as_text(reading: Reading, start: Token) -> None:
+    """Beside a string, a regtype would make the server look that string up among all types."""
+    is_cast = reading.at("::") or (reading.at_word("as") and reading.peek(2).value == ")")
+    if not (is_cast and reading.peek().value in ("text", "varchar")):
+        what = "pg_typeof gives a name that the server looks others up by"
+        reading.refuse("function pg_typeof", what, "Write pg_typeof(...)::text", start)
 
 
 def read_argument(reading: Reading) -> None:
@@ -60,13 +72,29 @@ def _check_function(reading: Reading, parts: list[Token]) -> None:
     is_keyword = parts[0].kind is Kind.WORD and full_name in vocabulary.COLUMN_NAME_KEYWORDS
     is_catalog = len(parts) == 1 or (len(parts) == 2 and parts[0].value == "pg_catalog")
     if not is_keyword:
-        if full_name in reading.extra_functions and not has_dots_inside:
+        if not has_dots_inside and _is_added(reading, full_name, is_plain=len(parts) == 1):
             return
         if is_catalog and parts[-1].value in vocabulary.FUNCTIONS:
             return
-    instead = "Use another one, or ask the operator to add it to the allowed functions"
     what = f"the function {full_name} is not one that queries may call"
-    reading.refuse(f"function {full_name}", what, instead, parts[0])
+    reading.refuse(f"function {full_name}", what, _remedy(full_name), parts[0])
+
+
+def _is_added(reading: Reading, full_name: str, *, is_plain: bool) -> bool:
+    """By the operator: by its name, by a pattern, or with the extension it belongs to."""
+    if full_name in reading.extra_functions:
+        return True
+    # A pattern is for functions of schemas: none opens those of the server.
+    if not is_plain and not full_name.startswith("pg_catalog."):
+        return any(fnmatchcase(full_name, pattern) for pattern in reading.function_patterns)
+    return is_plain and any(extension.has_function(full_name) for extension in reading.trusted)
+
+
+def _remedy(full_name: str) -> str:
+    extension = extensions.owner_of("functions", full_name.rpartition(".")[2])
+    if extension:
+        return f"The operator may trust it with VITRINA_TRUSTED_EXTENSIONS={extension}; then call it without a schema"
+    return f"Use another one; the operator may allow it with VITRINA_ALLOWED_FUNCTIONS={full_name}"
 
 
 def _arguments(reading: Reading) -> None:
@@ -248,7 +276,46 @@ def _plain_arguments(reading: Reading) -> None:
 
 
 def _xml(reading: Reading) -> str:
-    return reading.refuse(f"function {reading.token.value}", "XML is not accepted in queries", "Use json or jsonb")
+    name = reading.token.value
+    if name not in _XML:
+        reading.refuse(f"function {name}", f"{name} is not accepted in queries", "Use xpath; no setting allows it")
+    reading.note_function(reading.advance().value)
+    reading.in_parentheses(lambda: _xml_arguments(reading))
+    return name
+
+
+def _xml_arguments(reading: Reading) -> None:
+    """xmlelement(name a, xmlattributes(x AS b), ...), xmlforest(x AS a), xmlserialize(content x AS text), and so on."""
+    if reading.at_word("name") and reading.peek().kind in (Kind.WORD, Kind.NAME):
+        reading.advance()
+        reading.label()
+        if not reading.take(","):
+            return
+    if reading.at_word("document", "content"):
+        reading.advance()
+    reading.comma_separated(lambda: _xml_argument(reading))
+    if reading.take_words("preserve", "whitespace"):
+        return
+    reading.take_words("strip", "whitespace")
+
+
+def _xml_argument(reading: Reading) -> None:
+    if reading.at_word("xmlattributes"):
+        reading.advance()
+        reading.in_parentheses(lambda: reading.comma_separated(lambda: _xml_argument(reading)))
+        return
+    expressions.read_expression(reading)
+    if reading.take_word("passing"):
+        reading.take_words("by", "value")
+        expressions.read_expression(reading)
+    elif reading.take_word("as"):
+        label = reading.label()
+        # The type of xmlserialize; everywhere else it is a name.
+        if label.value in ("character", "varchar", "char") and reading.at("("):
+            types.read_precision(reading)
+
+
+_XML = ("xmlconcat", "xmlelement", "xmlexists", "xmlforest", "xmlparse", "xmlserialize")
 
 
 _OWN_SYNTAX: dict[str, Callable[[Reading], str | None]] = {

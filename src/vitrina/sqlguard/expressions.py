@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from vitrina.sqlguard import calls, queries, types, vocabulary
+from vitrina.sqlguard import calls, extensions, queries, types, vocabulary
 from vitrina.sqlguard.reading import Reading
 from vitrina.sqlguard.stamps import Reference
 from vitrina.sqlguard.tokens import Kind, Token
@@ -40,10 +40,13 @@ def read_prefixed_operand(reading: Reading) -> str | None:
 def read_operator(reading: Reading) -> None:
     """A binary operator and its right side."""
     operator = reading.advance()
-    if operator.value not in vocabulary.OPERATORS:
-        shown = operator.value
+    shown = operator.value
+    if shown not in vocabulary.OPERATORS and not any(shown in trusted.operators for trusted in reading.trusted):
+        extension = extensions.owner_of("operators", shown)
         instead = "Check the expression, or put spaces between operators"
-        reading.refuse(f"operator {shown}", f"{shown} is not an operator of PostgreSQL", instead, operator)
+        if extension:
+            instead = f"The operator of the installation may trust it with VITRINA_TRUSTED_EXTENSIONS={extension}"
+        reading.refuse(f"operator {shown}", f"{shown} is not an operator that queries may use", instead, operator)
     _quantified_or_plain_operand(reading)
 
 
@@ -226,7 +229,8 @@ def _operator_call(reading: Reading) -> bool:
     if not reading.next_at("("):
         return False  # a column alias
     what = "OPERATOR(...) can name an operator of any schema"
-    return reading.refuse("OPERATOR()", what, "Write the operator itself")
+    instead = "Write the operator itself; those of an extension are found once VITRINA_TRUSTED_EXTENSIONS names it"
+    return reading.refuse("OPERATOR()", what, instead)
 
 
 def _refuse_stray_operator(reading: Reading) -> None:
@@ -276,7 +280,7 @@ def _word(reading: Reading) -> str | None:
         return calls.read_own_syntax(reading)
     if token.value in vocabulary.SESSION_WORDS:
         what = f"{token.value.upper()} tells about the session, not about the data"
-        reading.refuse(f"function {token.value}", what, "Leave it out, or write the value itself")
+        reading.refuse(f"function {token.value}", what, "Leave it out, or write the value itself; no setting allows it")
     if token.value in vocabulary.RESERVED:
         reading.refuse_unexpected("a value")
     if types.at_typed_literal(reading):

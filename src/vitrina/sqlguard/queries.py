@@ -1,5 +1,8 @@
 """Reads a SELECT with all its clauses: WITH, set operations, grouping, windows, order, limit."""
 
+import math
+from dataclasses import replace
+
 from vitrina.sqlguard import calls, expressions, stamps, tables, vocabulary
 from vitrina.sqlguard.reading import WRITES, Reading, Scope
 from vitrina.sqlguard.stamps import UNKNOWN, Columns, Sources, Target
@@ -30,8 +33,8 @@ def read_with(reading: Reading) -> bool:
     if not reading.take_word("with"):
         return False
     is_recursive = reading.take_word("recursive")
-    if is_recursive:
-        reading.scope = Scope(reading.scope, {})
+    # Without RECURSIVE a name is seen behind its own query only.
+    reading.scope = Scope(reading.scope, {}, math.inf if is_recursive else 0)
     reading.comma_separated(lambda: _common_table(reading, is_recursive=is_recursive))
     return True
 
@@ -95,10 +98,9 @@ def _common_table(reading: Reading, *, is_recursive: bool) -> None:
         reading.take_word("materialized")
     columns = stamps.renamed(_query_in_parentheses(reading), aliases)
     _search_and_cycle(reading)
-    if is_recursive:
-        reading.scope.names[name] = columns  # seen by all queries of this WITH
-    else:
-        reading.scope = Scope(reading.scope, {name: columns})  # seen from here on, not by itself
+    reading.scope.name(name, columns)
+    if not is_recursive:
+        reading.scope = replace(reading.scope, before=len(reading.scope.names))
 
 
 def _search_and_cycle(reading: Reading) -> None:

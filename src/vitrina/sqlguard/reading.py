@@ -1,37 +1,54 @@
 """Where the reader of a query stands: the next token, how to move on, how to refuse, and what was found so far."""
 
-from collections.abc import Callable, Iterator
+import math
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, NoReturn
 
 from vitrina.sqlguard import vocabulary
+from vitrina.sqlguard.extensions import Extension
 from vitrina.sqlguard.stamps import UNKNOWN, Columns, Reference
 from vitrina.sqlguard.tokens import Kind, Token, refuse
 
-DEEPEST_NESTING = 64  # takes at most 600 frames of Python's stack
+# 250 calls in each other, each two levels deep, take 3,300 frames of Python's stack: more than it has by default. They
+# are calls of Python functions by Python functions, which take nothing of the thread's own.
+DEEPEST_NESTING = 500
+_FRAMES = 6_000
+sys.setrecursionlimit(max(sys.getrecursionlimit(), _FRAMES))
 
 WRITES = ("insert", "update", "delete", "merge")
 
 
 @dataclass
 class Scope:
-    """The names that WITH gave to queries, as far as one place in the text sees them."""
+    """The names that WITH gave to queries, as far as one place in the text sees them.
+
+    All places of one WITH share its names, with their numbers: a query sees those with a lower number than `before`.
+    """
 
     parent: "Scope | None"
-    names: dict[str, Columns]
+    names: dict[str, tuple[int, Columns]]
+    before: float = math.inf
 
     def sees(self, name: str) -> bool:
-        return any(name in scope.names for scope in self._outwards())
+        return self._find(name) is not None
 
     def columns_of(self, name: str) -> Columns:
-        return next((scope.names[name] for scope in self._outwards() if name in scope.names), UNKNOWN)
+        return self._find(name) or UNKNOWN
 
-    def _outwards(self) -> Iterator["Scope"]:
+    def name(self, name: str, columns: Columns) -> None:
+        self.names.setdefault(name, (len(self.names), columns))
+
+    def _find(self, name: str) -> Columns | None:
         scope: Scope | None = self
         while scope is not None:
-            yield scope
+            number, columns = scope.names.get(name, (math.inf, None))
+            if number < scope.before:
+                return columns
             scope = scope.parent
+        return None
 
 
 class UnresolvedTable(NamedTuple):
@@ -57,13 +74,21 @@ class Reading:
     """The tokens of one query, read from left to right, each once."""
 
     def __init__(
-        self, sql: str, tokens: list[Token], *, allowed_schemas: frozenset[str], extra_functions: frozenset[str]
+        self,
+        sql: str,
+        tokens: list[Token],
+        *,
+        allowed_schemas: frozenset[str],
+        extra_functions: frozenset[str],
+        trusted: tuple[Extension, ...] = (),
     ) -> None:
         self.sql = sql
         self.tokens = tokens
         self.token = tokens[0]
         self.allowed_schemas = allowed_schemas
-        self.extra_functions = extra_functions
+        self.extra_functions = frozenset(name for name in extra_functions if "*" not in name)
+        self.function_patterns = tuple(name for name in extra_functions if "*" in name)
+        self.trusted = trusted
         self.found = Findings()
         self.scope = Scope(None, {})
         self._index = 0
@@ -180,7 +205,7 @@ class Reading:
     def deeper(self) -> None:
         self._depth += 1
         if self._depth > DEEPEST_NESTING:
-            self.refuse("nesting", "the query is nested too deeply", "Move inner parts into WITH")
+            self.refuse("nesting", "the query is nested too deeply", "Move inner parts into WITH; no setting raises it")
 
     def shallower(self) -> None:
         self._depth -= 1

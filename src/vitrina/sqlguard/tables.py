@@ -42,10 +42,16 @@ def _use_table(reading: Reading, start: Token, parts: list[str]) -> Columns:
         reading.refuse(f"table {full_name}", "a table's name has two parts at most", "Write schema.table", start)
     if parts[0] not in reading.allowed_schemas:
         what = f"{full_name} is not in a schema that queries may read"
-        instead = f"Read from the schema {_or(reading.allowed_schemas)}"
+        instead = f"Read from the schema {_or(reading.allowed_schemas)}; {_remedy(parts[0])}"
         reading.refuse(f"table {full_name}", what, instead, start)
     reading.found.tables[parts[0], parts[1]] = None
     return UNKNOWN
+
+
+def _remedy(schema: str) -> str:
+    if schema.startswith("pg_") or schema == "information_schema":
+        return "no setting opens the server's catalogs"
+    return f"the operator may open another with VITRINA_ALLOWED_SOURCE_SCHEMAS={schema}"
 
 
 def _refuse_without_schema(reading: Reading, token: Token) -> NoReturn:

@@ -46,7 +46,11 @@ _QUOTED_NAME = re.compile(r'"(?:[^"]|"")*+"')
 _OPERATOR = re.compile(r"[~!@#^&|`?+\-*/%<>=]+")
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _COMMENT_EDGE = re.compile(r"/\*|\*/")
-_BACKSLASHES_BEFORE_QUOTE = re.compile(r"(?<!\\)(\\++)'")
+_ESCAPED_PART = re.compile(r"'(?:[^'\\]|''|\\.)*+'", re.DOTALL)
+_BIT_PART = re.compile(r"'[0-9a-fA-F]*'")
+# PostgreSQL's quotecontinue: white space with a line's end in it, comments of -- included.
+_CONTINUES = re.compile(r"(?:[ \t\f]|--[^\n\r]*)*[\n\r](?:[ \t\n\r\f]+|--[^\n\r]*[\n\r])*'")
+_UESCAPE = re.compile(r"(?:[ \t\n\r\f]+|--[^\n\r]*[\n\r])*uescape(?:[ \t\n\r\f]+)?'[^0-9a-fA-F+'\"\s]'", re.IGNORECASE)
 
 _OPERATORS_MAY_END_IN_SIGN = frozenset("~!@#^&|`?%")
 _IDENTIFIER_CATEGORIES = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd", "Nl", "No"})
@@ -137,9 +141,10 @@ class _Scanner:
 
     def _word_or_prefixed_string(self) -> None:
         beginning = self.sql[self.at : self.at + 3].lower()
-        if beginning in ("u&'", 'u&"'):
-            instead = "Write the characters themselves"
-            self._refuse(self.at, "unicode escape", "U& strings and names are not accepted", instead)
+        if beginning == 'u&"':
+            self._refuse(self.at, "unicode escape", "U& names are not accepted", "Write the characters themselves")
+        elif beginning == "u&'":
+            self._unicode_string()
         elif beginning[1:2] == "'" and beginning[0] in "ebxn":
             self._prefixed_string(beginning[0])
         else:
@@ -152,19 +157,33 @@ class _Scanner:
         found = (_ESCAPE_STRING if letter == "e" else _BIT_STRING).match(self.sql, self.at)
         if not found:
             self._refuse(self.at, "string", "this string is wrong or never closed", "Close it with a quote (')")
-        self._string(found.end())
+        self._string(self._continued(found.end(), _ESCAPED_PART if letter == "e" else _BIT_PART))
 
     def _plain_string(self, prefix: int = 0) -> None:
+        """Our sessions have standard_conforming_strings on: a backslash is a character like any other."""
         found = _PLAIN_STRING.match(self.sql, self.at + prefix)
         if not found:
             self._refuse(self.at, "string", "this string is never closed", "Close it with a quote (')")
-        # A server with standard_conforming_strings off would let \\' continue the string.
-        for slashes in _BACKSLASHES_BEFORE_QUOTE.finditer(found.group()):
-            if len(slashes.group(1)) % 2:
-                what = "a backslash right before a quote reads differently from server to server"
-                offset = found.start() + slashes.start()
-                self._refuse(offset, "backslash before a quote", what, "Write E'...\\\\' or use chr(92)")
-        self._string(found.end())
+        self._string(self._continued(found.end(), _PLAIN_STRING))
+
+    def _unicode_string(self) -> None:
+        found = _PLAIN_STRING.match(self.sql, self.at + 2)
+        if not found:
+            self._refuse(self.at, "string", "this string is never closed", "Close it with a quote (')")
+        end = self._continued(found.end(), _PLAIN_STRING)
+        escape = _UESCAPE.match(self.sql, end)
+        self._string(escape.end() if escape else end)
+
+    def _continued(self, end: int, part: re.Pattern[str]) -> int:
+        """A string on a later line continues this one, with this one's escapes; nothing but blanks may be between."""
+        while gap := _CONTINUES.match(self.sql, end):
+            more = part.match(self.sql, gap.end() - 1)
+            if not more:
+                self._refuse(
+                    gap.end() - 1, "string", "this string is wrong or never closed", "Close it with a quote (')"
+                )
+            end = more.end()
+        return end
 
     def _dollar(self) -> None:
         opening = _DOLLAR_QUOTE.match(self.sql, self.at)
@@ -183,7 +202,7 @@ class _Scanner:
         self._string(closing + len(opening.group()))
 
     def _string(self, end: int) -> None:
-        # Strings on adjoining lines are one string to PostgreSQL, and the second takes the first one's escapes.
+        # On one line, or of different kinds: two strings without an operator.
         if self.tokens and self.tokens[-1].kind is Kind.STRING:
             self._refuse(self.at, "adjoining strings", "two strings follow each other", "Join them with ||")
         self._add(Kind.STRING, self.sql[self.at : end], end)

@@ -1,6 +1,6 @@
 """Types and collations in a query."""
 
-from vitrina.sqlguard import vocabulary
+from vitrina.sqlguard import extensions, vocabulary
 from vitrina.sqlguard.reading import Reading
 from vitrina.sqlguard.tokens import Kind, Token
 
@@ -58,7 +58,12 @@ def read_collation(reading: Reading) -> None:
     parts = reading.dotted_name()
     if len(parts) > 2 or (len(parts) == 2 and parts[0] != "pg_catalog"):
         full_name = ".".join(parts)
-        reading.refuse(f"collation {full_name}", "only built-in collations may be used", 'Write COLLATE "C"', start)
+        reading.refuse(
+            f"collation {full_name}",
+            "only built-in collations may be used",
+            'Write COLLATE "C"; no setting allows others',
+            start,
+        )
 
 
 def read_precision(reading: Reading) -> None:
@@ -86,11 +91,17 @@ def _check(reading: Reading, start: Token, parts: list[str]) -> None:
     # Enums, domains and row types of a schema that queries may read are part of its data.
     if len(parts) == 2 and parts[0] in reading.allowed_schemas:
         return
+    if len(parts) <= 2 and parts[0] != "pg_catalog" and any(parts[-1] in trusted.types for trusted in reading.trusted):
+        return
     full_name = ".".join(parts)
+    extension = extensions.owner_of("types", parts[-1])
     reading.refuse(
         f"type {full_name}",
         f"the type {full_name} is not one that queries may use",
-        "Use text, numeric, timestamptz or another plain type, or a type of your data with its schema",
+        f"The operator may trust it with VITRINA_TRUSTED_EXTENSIONS={extension}"
+        if extension
+        else "Use text, numeric, timestamptz or another plain type, or a type of a schema that queries may read"
+        " (VITRINA_ALLOWED_SOURCE_SCHEMAS), with its schema",
         start,
     )
 

@@ -7,8 +7,8 @@ def _words(text: str) -> frozenset[str]:
 
 # Each is a pg_catalog function that only computes from its arguments, the clock or the random generator. None reads
 # catalogs, files, settings, sequences or large objects, runs text as SQL, locks, waits, signals, or takes a transaction
-# number. Left out although they look harmless: ts_stat and ts_rewrite run an argument as SQL, pg_input_is_valid and
-# pg_typeof (in `coalesce(pg_typeof(1), 'name')`) tell which types and tables exist, setseed changes the session.
+# number. Left out although they look harmless: ts_stat and ts_rewrite run an argument as SQL, pg_input_is_valid tells
+# which types and tables exist, setseed changes the session. pg_typeof is called as `pg_typeof(x)::text` only.
 FUNCTIONS = _words("""
     any_value array_agg avg bit_and bit_or bit_xor bool_and bool_or corr count covar_pop covar_samp every json_agg
     json_agg_strict json_object_agg json_object_agg_strict json_object_agg_unique json_object_agg_unique_strict
@@ -57,6 +57,8 @@ FUNCTIONS = _words("""
     strip to_tsquery to_tsvector ts_delete ts_filter ts_headline ts_lexize ts_rank ts_rank_cd tsquery_phrase
     tsvector_to_array websearch_to_tsquery
 
+    xml_is_well_formed xml_is_well_formed_content xml_is_well_formed_document xmlagg xmlcomment xpath xpath_exists
+
     abbrev broadcast family host hostmask inet_merge inet_same_family macaddr8_set7bit masklen netmask network
     set_masklen
 
@@ -64,7 +66,7 @@ FUNCTIONS = _words("""
     polygon popen radius slope width
 
     enum_first enum_last enum_range gen_random_uuid hashtext hashtextextended num_nonnulls num_nulls pg_column_size
-    pg_size_bytes pg_size_pretty uuid_extract_timestamp uuid_extract_version uuidv4 uuidv7
+    pg_size_bytes pg_size_pretty pg_typeof uuid_extract_timestamp uuid_extract_version uuidv4 uuidv7
 
     bool bpchar bytea cidr date float4 float8 inet int2 int4 int8 jsonb macaddr macaddr8 money name text timestamptz
     timetz tsquery tsvector uuid varbit
@@ -77,13 +79,15 @@ STAMPS = _words("""
     now random random_normal statement_timestamp timeofday transaction_timestamp uuidv4 uuidv7
 """)
 
-# No reg* type (they look names up in the catalogs), no aclitem, xid, xml, record, and no row type of a catalog.
+# No reg* type (they look names up in the catalogs) but those of text search, no aclitem, xid, record, and no row
+# type of a catalog.
 TYPES = _words("""
     bigint bit bool boolean box bpchar bytea char character cidr circle date datemultirange daterange dec decimal float
     float4 float8 inet int int2 int4 int4multirange int4range int8 int8multirange int8range integer interval json jsonb
     jsonpath line lseg macaddr macaddr8 money name nchar numeric nummultirange numrange oid path point polygon real
-    smallint text tid time timestamp timestamptz timetz tsmultirange tsquery tsrange tstzmultirange tstzrange tsvector
-    uuid varbit varchar
+    regconfig regdictionary smallint text tid time timestamp timestamptz timetz tsmultirange tsquery tsrange
+    tstzmultirange tstzrange tsvector
+    uuid varbit varchar xml
 """)
 
 OPERATORS = _words("""

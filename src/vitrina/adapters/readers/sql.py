@@ -277,13 +277,15 @@ class SqlReader:
             raise SourceQueryFailed("the source query has a column without a name: give it one with AS")
 
     def _with_type_names(self, columns: Sequence[tuple[str, int, int]]) -> list[Column]:
-        rows = self.connection.execute(
-            """
-            SELECT pg_catalog.format_type(oid, typmod) AS type
-            FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY AS c(oid, typmod, position) ORDER BY position
-            """,
-            [[oid for _, oid, _ in columns], [typmod for _, _, typmod in columns]],
-        ).fetchall()
+        # With their schemas, as other sessions will have to write them: types of extensions are found in this one only.
+        with self.reading({"search_path": ""}):
+            rows = self.connection.execute(
+                """
+                SELECT pg_catalog.format_type(oid, typmod) AS type
+                FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY AS c(oid, typmod, position) ORDER BY position
+                """,
+                [[oid for _, oid, _ in columns], [typmod for _, _, typmod in columns]],
+            ).fetchall()
         return [Column(name, row["type"]) for (name, _, _), row in zip(columns, rows, strict=True)]
 
     def explain(self, statement: Composed) -> "Explained":

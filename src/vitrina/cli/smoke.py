@@ -43,9 +43,10 @@ def smoke(
     timeout: Annotated[float, typer.Option(help="Wait this many seconds for each step.", min=1)] = 60.0,
     output: Output = Format.TABLE,
 ) -> None:
-    """Try a deployed installation: make a probe pipeline, run it, compare, delete it.
+    """Try an installation with a probe pipeline.
 
-    The probe's table or index stays, with its hundred rows: no command of Vitrina drops a target.
+    The probe is created, run, compared and deleted. Its table or index stays, with its hundred rows: no command of
+    Vitrina drops a target.
     """
     with remote.api() as client:
         findings = list(_try(client, target, timeout))

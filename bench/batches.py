@@ -31,7 +31,7 @@ FILMS = "SELECT id AS film_id, title, rating, type, creation_date, modified FROM
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--films", type=int, default=50_000)
+    parser.add_argument("--films", type=int, default=200_000)
     parser.add_argument("--repeat", type=int, default=3)
     arguments = parser.parse_args()
     with ExitStack() as stack:

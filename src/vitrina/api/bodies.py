@@ -122,7 +122,7 @@ class ReplayWish(Strict):
     """Which dead letters to send again."""
 
     pipeline: str = Field(min_length=1, max_length=100)
-    letters: list[Annotated[int, Field(ge=1, le=2**63 - 1), _Whole]] | None = Field(
+    letters: list[Annotated[int, Field(ge=1, le=2**53 - 1), _Whole]] | None = Field(
         None, min_length=1, max_length=10_000, description="These alone, by their ids; otherwise all that are open."
     )
 

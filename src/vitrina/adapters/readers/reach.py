@@ -74,6 +74,7 @@ def reach(
             names[node.kind, node.oid] = node.name
             _note(found, node)
             leads_to = {*node.leads_to, *_resolved(connection, node.names), *_behind(connection, node.operators)}
+            leads_to.discard((node.kind, node.oid))  # before 16 the rule of a view names the view itself
             for key in leads_to:
                 leaders.setdefault(key, node.name)
             behind |= leads_to

@@ -7,10 +7,12 @@ import pytest
 
 from tests.docs import blocks
 from tests.docs.blocks import ROOT
+from vitrina.status import MOVES
 
 READMES = [ROOT / "README.md", ROOT / "README.ru.md"]
 OUTSIDE = [*READMES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:|/)([^)\s]+)\)")
+ARROW = re.compile(r"^    ([A-Z_]+) --> ([A-Z_]+):", re.MULTILINE)
 HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
 
 
@@ -50,6 +52,11 @@ def test_the_short_demo_and_its_words_type_the_same_commands() -> None:
     shown, spoken = (blocks.of(ROOT / "docs" / name) for name in ("demo_short.md", "demo_short_script_v2.md"))
     assert shown
     assert [block.text for block in shown] == [block.text for block in spoken]
+
+
+def test_the_picture_of_the_life_of_a_pipeline_has_every_move() -> None:
+    drawn = set(ARROW.findall((ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")))
+    assert drawn == {(move.source.value, move.target.value) for move in MOVES}
 
 
 def leads_somewhere(page: Path, link: str) -> bool:

@@ -203,6 +203,7 @@ def test_doctor_without_a_database_says_what_to_do(alone: Installation) -> None:
     ended = alone.vitrina("doctor")
     assert ended.returncode == 1
     assert "VITRINA_DATABASE_URL is not set" in ended.stdout
+    assert "sources content,ugc,auth" in ended.stdout, "what `vitrina dev` starts here may read the demo's services"
     assert not (alone.directory / ".vitrina").exists()
 
 

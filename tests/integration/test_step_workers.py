@@ -100,6 +100,7 @@ def test_an_end_from_outside_is_tried_again(bench: Workbench) -> None:
         run = bench.run("films")
     assert (run["status"], run["error_code"]) == ("FAILED", "transient")
     assert "was ended from outside with SIGKILL" in run["error_message"]
+    assert run["attempts"] == 2
     assert [line["event"] for line in lines].count("run.retrying") == 1
 
 

@@ -11,7 +11,7 @@ from tests.docs.platform import Checkout
 from tests.support.search_servers import Target
 
 TUTORIAL = ROOT / "docs" / "tutorial" / "cinema.md"
-GUIDES = sorted((ROOT / "docs" / "how-to").glob("*.md"))
+GUIDES = [*sorted((ROOT / "docs" / "how-to").glob("*.md")), ROOT / "docs" / "demo_smoke_tests_v2.md"]
 
 
 @pytest.mark.one_server

@@ -53,7 +53,8 @@ def examine() -> Iterator[Finding]:
     except ConfigError as exc:
         yield problem("settings", exc.message, "correct the variable or the line in .env")
         return
-    yield ok("settings", f"targets {settings.allowed_targets}; sources {settings.allowed_source_schemas}")
+    used = local.opened_to_the_cinema(settings) if settings.database_url is None else settings
+    yield ok("settings", f"targets {used.allowed_targets}; sources {used.allowed_source_schemas}")
     if "api_url" in settings.model_fields_set:
         yield _check_api(settings)
     if settings.database_url is None and not local.HOME.exists():

@@ -48,11 +48,9 @@ def embedded(settings: "Settings") -> Iterator[tuple["EmbeddedPostgres", "Settin
     """The embedded server of the current directory, shared with other commands there; as it is, not migrated."""
     from pydantic import SecretStr
 
-    from vitrina.embedded import cinema
     from vitrina.embedded.postgres import EmbeddedPostgres
 
-    if "allowed_source_schemas" not in settings.model_fields_set:  # the demo's own server, nobody's accounts
-        settings = settings.model_copy(update={"allowed_source_schemas": cinema.SCHEMAS})
+    settings = opened_to_the_cinema(settings)
     server = EmbeddedPostgres(HOME, say=say)
     with server:
         urls = server.urls
@@ -67,6 +65,15 @@ def embedded(settings: "Settings") -> Iterator[tuple["EmbeddedPostgres", "Settin
             "reader_password": urls.reader_password,
         }
         yield server, settings.model_copy(update={name: SecretStr(value) for name, value in logins.items()})
+
+
+def opened_to_the_cinema(settings: "Settings") -> "Settings":
+    """The settings under which the embedded server is used: the demo's services may be read unless others are named."""
+    from vitrina.embedded import cinema
+
+    if "allowed_source_schemas" in settings.model_fields_set:
+        return settings
+    return settings.model_copy(update={"allowed_source_schemas": cinema.SCHEMAS})  # nobody's accounts
 
 
 def database_environment(settings: "Settings") -> dict[str, str]:

@@ -157,12 +157,15 @@ def test_aliases_of_an_index_that_is_taken_over_are_carried_over(
 
 
 @pytest.mark.parametrize("mode", [{"mode": "full"}, INCREMENTAL], ids=["full", "incremental"])
-def test_a_data_stream_is_no_target(bench: Workbench, client: SearchClient, index: str, mode: dict[str, Any]) -> None:
+def test_a_data_stream_is_no_target(
+    bench: Workbench, search: Target, client: SearchClient, index: str, mode: dict[str, Any]
+) -> None:
     body = {"index_patterns": [index], "data_stream": {}, "priority": 500}
     client.request("PUT", f"/_index_template/{index}", body=body)
     try:
         if client.request("PUT", f"/_data_stream/{index}").status != 200:
-            pytest.skip("this server has no data streams: they are a module of its own")
+            assert search.kind.startswith("elasticsearch")  # there they are a module that the embedded server lacks
+            return
         pipeline(bench, index, **mode)
 
         run = bench.run("films")

@@ -103,7 +103,7 @@ class Writers:
         connection.execute(f"COMMIT PREPARED '{name}'")
 
 
-def lost_rows(bench: Workbench, seed: int, *, route: str = "auto") -> int:
+def lost_rows(bench: Workbench, seed: int, *, route: str = "auto", fewest_passes: int = FEWEST_PASSES) -> int:
     """Run passes while the writers write, one more when they are done, and count what is missing or stale."""
     bench.source(EVENTS)
     bench.pipeline(
@@ -121,7 +121,7 @@ def lost_rows(bench: Workbench, seed: int, *, route: str = "auto") -> int:
     passes = 0
     with Writers(bench.settings.admin_url.get_secret_value(), seed):
         end = time.monotonic() + SECONDS
-        while time.monotonic() < end or passes < FEWEST_PASSES:
+        while time.monotonic() < end or passes < fewest_passes:
             assert bench.run("events")["status"] == "SUCCESS"
             passes += 1
     assert bench.run("events")["status"] == "SUCCESS"
@@ -154,7 +154,8 @@ def test_mutants_lose_rows(workbench: Workbench, monkeypatch: pytest.MonkeyPatch
         highest = checkpoint_is_the_highest_value_seen(workbench)
         monkeypatch.setattr(cursors, "watermark", highest)
 
-    assert lost_rows(workbench, seed=1) > 0
+    # On a busy machine two seconds are few passes, and a few may happen to lose nothing.
+    assert lost_rows(workbench, seed=1, fewest_passes=8) > 0
 
 
 def only_what_is_safe(run: Run) -> Bounds:

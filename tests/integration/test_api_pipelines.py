@@ -140,6 +140,8 @@ def test_a_task_plan_is_replaced_as_a_whole(api: httpx.Client) -> None:
     ]
     assert api.get(f"{PIPELINES}/films/tasks").json() == replaced.json()
     assert api.put(f"{PIPELINES}/films/tasks", json={"items": []}).json() == {"items": []}
+    misnamed = problem(api.put(f"{PIPELINES}/films/tasks", json={"tasks": plan}))
+    assert misnamed["detail"].endswith(": items is required; tasks is not a field that can be set here")
 
 
 # --- wrong input --------------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def _meant(path: str) -> str:
     outer, _, name = path.rpartition(".")
     parts: dict[str, type[BaseModel]] = {"options": Options, "tasks": Task}
     model = parts.get(outer.partition(".")[0], Definition)
-    near = difflib.get_close_matches(name, model.model_fields, 1)
+    near = difflib.get_close_matches(name, model.model_fields.keys() - {name}, 1)
     return f": did you mean {near[0]}?" if near else ""
 
 

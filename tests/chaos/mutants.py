@@ -48,6 +48,8 @@ def apply(name: str, replace: Callable[[Any, str, Any], None] = setattr) -> None
         "reply_decides": _reply_decides,
         "stage_trusted": _stage_trusted,
         "alias_kept": _alias_kept,
+        "cleaning_unasked": _cleaning_unasked,
+        "cleaning_unlooked": _cleaning_unlooked,
         "watermark_ahead": _watermark_ahead,
         "margin_short": _margin_short,
         "clock_behind": _clock_behind,
@@ -184,6 +186,25 @@ def _alias_kept(replace: Callable[[Any, str, Any], None]) -> None:
     from vitrina.adapters.writers.search.generations import Generations
 
     replace(Generations, "_write_aliases", lambda self: [])
+
+
+def _cleaning_unasked(replace: Callable[[Any, str, Any], None]) -> None:
+    """Indexes are removed without asking the metastore whether the claim is still ours."""
+    from vitrina.adapters.writers.search.generations import Generations
+
+    remove_while = Generations._remove_while
+
+    def remove(self: Generations, stays: Any, names: Any, still_held: Any) -> list[str]:
+        return remove_while(self, stays, names, lambda: None)
+
+    replace(Generations, "_remove_while", remove)
+
+
+def _cleaning_unlooked(replace: Callable[[Any, str, Any], None]) -> None:
+    """Indexes are removed without the server's look at what must stay in the same step."""
+    from vitrina.adapters.writers.search import generations
+
+    replace(generations, "_stays", lambda *_: [])
 
 
 def _watermark_ahead(replace: Callable[[Any, str, Any], None]) -> None:

@@ -3,12 +3,14 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
 from tests.search.conftest import Target
+from tests.support.http_fault_proxy import Answer, Forward, HttpFault, HttpFaultProxy, Request
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.adapters.writers.search.client import SearchClient
@@ -59,13 +61,15 @@ def blocked_cluster(client: SearchClient, setting: str) -> Iterator[None]:
         put(None)
 
 
-def run_until_it_waits(bench: Workbench, shutdown: threading.Event | None = None) -> threading.Thread:
+def run_until_it_waits(
+    bench: Workbench, shutdown: threading.Event | None = None, *, because: str = "flood-stage"
+) -> threading.Thread:
     bench.request("films")
     control = RunControl(3600, shutdown or threading.Event())
     dispatcher = PipelineDispatcher(bench.settings)
     running = threading.Thread(target=dispatcher.work, args=[bench.claim(), control])
     running.start()
-    until(lambda: "flood-stage" in str(bench.last_run("films")["metrics"].get("waiting")))
+    until(lambda: because in str(bench.last_run("films")["metrics"].get("waiting")))
     return running
 
 
@@ -117,6 +121,80 @@ def test_a_generation_that_is_blocked_when_it_is_to_be_shown(
     [second] = client.find_index(index) or {}
     assert (run["status"], run["error_message"]) == ("SUCCESS", None)
     assert second != first
+
+
+# --- blocks and replicas that somebody set by hand -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", ["write", "read_only", "metadata"])
+def test_a_block_that_somebody_set_is_named_and_waited_for(
+    bench: Workbench, client: SearchClient, index: str, block: str
+) -> None:
+    pipeline(bench, index, **INCREMENTAL)
+    bench.run("films")
+    bench.sql("UPDATE content.film_work SET title = 'New', modified = clock_timestamp()")
+    setting = f"index.blocks.{block}"
+    client.put_settings(index, {setting: True})
+    try:
+        running = run_until_it_waits(bench, because=f"somebody set {setting}: clear it")
+    finally:
+        client.put_settings(index, {setting: None})
+    running.join(timeout=120)
+
+    run = bench.last_run("films")
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert run["rows_written"] == 50
+
+
+@pytest.mark.parametrize("mode", [{"mode": "full"}, INCREMENTAL], ids=["full", "incremental"])
+def test_replicas_that_find_no_node_hold_nothing_up(
+    bench: Workbench, client: SearchClient, index: str, mode: dict[str, Any]
+) -> None:
+    """One node, which never has both copies of a shard."""
+    pipeline(bench, index, **mode, options={"index": {"settings": {"number_of_replicas": 1}}})
+
+    assert bench.run("films")["status"] == "SUCCESS"
+
+    assert client.count(index) == 50
+    assert client.get_settings(index)["index.number_of_replicas"] == "1"
+
+
+def test_a_generation_is_filled_whose_writes_are_to_wait_for_replicas(
+    bench: Workbench, client: SearchClient, index: str
+) -> None:
+    """They count from when it is shown: until then it has no replica that a write could wait for."""
+    settings = {"number_of_replicas": 1, "write": {"wait_for_active_shards": "2"}}
+    pipeline(bench, index, options={"index": {"settings": settings}})
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_message"], run["attempts"]) == ("SUCCESS", None, 1)
+    assert client.count(index) == 50
+    found = client.get_settings(index)
+    assert (found["index.number_of_replicas"], found["index.write.wait_for_active_shards"]) == ("1", "2")
+
+
+class AskForHaste(HttpFault):
+    """The server answers a write that waits for copies after a second, not after a minute."""
+
+    def spoil(self, request: Request, forward: Forward) -> Answer:
+        return forward(replace(request, path=f"{request.path}&timeout=1s"))
+
+
+def test_a_pass_whose_writes_wait_for_replicas_says_so_and_goes_on(
+    bench: Workbench, client: SearchClient, index: str, proxy: HttpFaultProxy
+) -> None:
+    bench.settings = bench.settings.model_copy(update={"elasticsearch_url": SecretStr(proxy.url)})
+    proxy.fault = AskForHaste()
+    settings = {"number_of_replicas": 1, "write": {"wait_for_active_shards": "2"}}
+    pipeline(bench, index, **INCREMENTAL, options={"index": {"settings": settings}})
+
+    running = run_until_it_waits(bench, because="Not enough active copies to meet shard count of [2]")
+    client.put_settings(index, {"index.write.wait_for_active_shards": "1"})
+    running.join(timeout=120)
+
+    assert bench.last_run("films")["status"] == "SUCCESS"
+    assert client.count(index) == 50
 
 
 @pytest.fixture

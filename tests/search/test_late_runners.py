@@ -9,6 +9,7 @@ from urllib.parse import unquote
 import pytest
 from pydantic import SecretStr
 
+from tests.chaos import mutants
 from tests.search.conftest import Target
 from tests.search.test_generations import FIRST, MAPPING, PIPELINE, StoppedBeforeActing, alias, fill, publish
 from tests.search.test_run_faults import bench, change_source, make, violations
@@ -181,6 +182,26 @@ def test_the_filter_of_an_alias_outlives_the_cleaning(client: SearchClient, gene
     assert generations.remove_old(names[1], epoch=2, keep=0, still_held=nothing) == [names[0]]
 
     assert client.count(generations.index) == 2
+
+
+@pytest.mark.one_server
+@pytest.mark.parametrize(
+    ("mutant", "caught_by"),
+    [
+        ("cleaning_unasked", test_cleaning_ends_when_the_claim_is_no_longer_ours),
+        ("cleaning_unlooked", test_cleaning_deletes_nothing_once_the_name_shows_something_else),
+        ("cleaning_unlooked", test_what_was_given_up_is_removed_only_under_the_claims_own_alias),
+    ],
+)
+def test_cleaning_without_a_protection_is_caught(
+    client: SearchClient,
+    generations: Generations,
+    mutant: str,
+    caught_by: Callable[[SearchClient, Generations], None],
+) -> None:
+    caught_by_it = (AssertionError, pytest.fail.Exception)
+    with mutants.applied(mutant), pytest.raises(caught_by_it):
+        caught_by(client, generations)
 
 
 def test_an_index_that_somebody_made_at_the_same_moment_stays_the_only_one(

@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
@@ -38,6 +40,7 @@ from vitrina.adapters.writers.search.batch import Outcome
 from vitrina.adapters.writers.search.bulk import BulkEngine, Limits
 from vitrina.adapters.writers.search.client import SearchClient
 from vitrina.adapters.writers.search.generations import Generations, WriteAlias
+from vitrina.errors import RunError
 from vitrina.ports import Staged
 from vitrina.runner import dispatcher
 from vitrina.store import recovery
@@ -195,6 +198,45 @@ def heal_after_one_try(bench: Workbench, tcp: TcpFaultProxy) -> None:
     tcp.heal()
 
 
+LOADS: dict[str, dict[str, Any]] = {
+    "full": MODES["full"],
+    "shared": {**MODES["full"], "options": {"shared_target": True}},
+    "incremental": MODES["incremental"],
+}
+
+
+class HoldInMidLoad(HttpFault):
+    """Each index takes some bulks; those that follow are on their way until `go_on` is set."""
+
+    def __init__(self, taken: int) -> None:
+        super().__init__()
+        self._taken = taken
+        self._seen: Counter[str] = Counter()
+        self.held: set[str] = set()
+        self.go_on = threading.Event()
+
+    def spoil(self, request: Request, forward: Forward) -> Answer:
+        index = unquote(request.path).removeprefix("/").partition(".w.")[0]
+        with self._lock:
+            self._seen[index] += 1
+            is_late = self._seen[index] > self._taken
+            if is_late:
+                self.held.add(index)
+        if is_late:
+            self.go_on.wait(240)
+        return forward(request)
+
+
+def watch(client: SearchClient, name: str, index: str, done: threading.Event, complaints: list[str]) -> None:
+    """Search all the time; a server that is down answers nothing, and what it answers is whole."""
+    while not done.wait(0.02):
+        with suppress(RunError):
+            hits = client.search(index, {"size": 10_000, "_source": ["version"]})["hits"]["hits"]
+            versions = {hit["_source"]["version"] for hit in hits}
+            if len(hits) != ROWS or (name == "full" and len(versions) != 1):
+                complaints.append(f"{name} showed {len(hits)} documents of versions {versions}")
+
+
 @pytest.mark.chaos
 def test_server_killed_and_restarted_in_mid_load(
     *,
@@ -205,22 +247,41 @@ def test_server_killed_and_restarted_in_mid_load(
     proxy: HttpFaultProxy,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """In the middle of a load of each kind, and while somebody searches."""
     monkeypatch.setattr(dispatcher, "OUTAGE_PATIENCE_SECONDS", 240.0)  # a server needs its time where many things run
     if search.process is None:
         pytest.fail(f"this test kills the server: run it without ELASTICSEARCH_URL ({search.url})")
-    make(bench, index, "incremental", batch_size=20)
-    bench.run("films")
+    indexes = {name: f"{index}-{name}" for name in LOADS}
+    for name, fields in LOADS.items():
+        bench.pipeline(
+            name, QUERY, **{"target_table": f"es:{indexes[name]}", "target_key": ["id"], "batch_size": 20, **fields}
+        )
+        assert bench.run(name)["status"] == "SUCCESS"
     change_source(bench, 2)
-    seen = len(proxy.bulk_requests)
-    running = threading.Thread(target=bench.run, args=["films"])
-    running.start()
-    until(lambda: len(proxy.bulk_requests) > seen + 2)
+    fault = proxy.fault = HoldInMidLoad(taken=15)
+    for name in LOADS:
+        bench.request(name)
+    running = [threading.Thread(target=bench.perform, args=[bench.claim()]) for _ in LOADS]
+    done, complaints = threading.Event(), list[str]()
+    watching = [threading.Thread(target=watch, args=(client, *one, done, complaints)) for one in indexes.items()]
+    for thread in (*watching, *running):
+        thread.start()
+    until(lambda: fault.held == set(indexes.values()))
     search.process.kill()
+    fault.go_on.set()
     search.process.start()
-    running.join(timeout=240)
+    for thread in running:
+        thread.join(timeout=240)
+    done.set()
+    for thread in watching:
+        thread.join()
 
-    assert bench.last_run("films")["status"] == "SUCCESS"
-    assert violations(bench, client, index) == []
+    assert {name: bench.last_run(name)["status"] for name in LOADS} == dict.fromkeys(LOADS, "SUCCESS")
+    assert {name: violations(bench, client, of) for name, of in indexes.items()} == {name: [] for name in LOADS}
+    assert complaints == []
+    # A full load keeps the generation that it replaced.
+    left = {name: len(client.list_indexes(f"{of}*")) for name, of in indexes.items()}
+    assert left == {"full": 2, "shared": 1, "incremental": 1}
 
 
 # --- a runner that is stopped, and another one in its place ---------------------------------------------------------

@@ -58,6 +58,7 @@ _BLOCKS = (
     ("cluster read-only", "cluster.blocks.read_only", _BY_HAND),
     ("index write", "index.blocks.write", _BY_HAND),
     ("index metadata", "index.blocks.metadata", _BY_HAND),
+    ("index read (", "index.blocks.read", _BY_HAND),
 )
 # Servers name each other by address in their errors; who may see a run need not know it.
 _NODE_ADDRESS = re.compile(r"\[(?:[\w.-]+|\[?[0-9a-f:]+\]?):\d{4,5}\]")
@@ -129,7 +130,9 @@ class SearchClient:
     # --- indexes ---
 
     def create_index(self, name: str, body: Json) -> None:
-        self._expect("create index", name, self.request("PUT", _path(name), body=body))
+        """Make it and wait for its first copies only: replicas may find no node, and cost the reply its time."""
+        reply = self.request("PUT", _path(name), {"wait_for_active_shards": "1"}, body=body)
+        self._expect("create index", name, reply)
 
     def find_index(self, name: str) -> Json | None:
         """Aliases, mappings and settings by concrete index behind the name, or None when nothing has it."""

@@ -15,6 +15,8 @@ OnConcreteIndex = Literal["take_over", "refuse"]
 
 # While a generation is filled nobody searches it, and it can be built again.
 _FILLING = {"index.refresh_interval": "-1", "index.number_of_replicas": 0}
+# How many copies a write waits for. The server refuses to have fewer copies than that: it goes first and comes last.
+_AWAITED = "index.write.wait_for_active_shards"
 
 # The server refuses a second index that has the name with this: whoever makes one late, makes none.
 _ONLY_ONE = {"is_write_index": True}
@@ -178,6 +180,8 @@ class Generations:
         """Give the generation the settings that it is to be searched with, and note that it is complete."""
         wanted = _ours(self._get_index(name)).get("settings", {})
         self._client.put_settings(name, {setting: wanted.get(setting) for setting in _FILLING})
+        if wanted.get(_AWAITED):
+            self._client.put_settings(name, {_AWAITED: wanted[_AWAITED]})
         self._mark_complete(name)
 
     # --- publishing ---
@@ -414,12 +418,14 @@ class Generations:
         entry, found = self._get_index(name), self._client.get_settings(name)
         meta = entry["mappings"]["_meta"]
         meta[NOTES] |= {
-            "settings": {setting: found.get(setting) for setting in _FILLING},
+            "settings": {setting: found.get(setting) for setting in (*_FILLING, _AWAITED)},
             "aliases": entry.get("aliases", {}),
         }
         self._client.put_mapping(name, {"_meta": meta})
         if entry.get("aliases"):
             self._client.update_aliases([_remove(name, alias) for alias in entry["aliases"]])
+        if found.get(_AWAITED):
+            self._client.put_settings(name, {_AWAITED: "1"})
         self._client.put_settings(name, _FILLING)
 
     def _mark_complete(self, name: str) -> None:

@@ -15,6 +15,7 @@ from vitrina.store import (
     database,
     databases,
     events,
+    left_generations,
     notifications,
     recovery,
     requests,
@@ -78,6 +79,7 @@ def tidy_up(settings: Settings) -> None:
             "runners": lambda: runners.forget_stale(metastore, older_than_seconds=stale),
             "stages": lambda: stages.drop_orphans(metastore, metastore),
             "other databases": lambda: _drop_all_remote_orphans(metastore, settings),
+            "generations": lambda: _remove_left_generations(metastore, settings),
         }
         for duty, perform in duties.items():
             _do(duty, perform, metastore)
@@ -108,6 +110,14 @@ def _drop_remote_orphans(metastore: Connection, settings: Settings, name: str) -
             stages.drop_orphans(metastore, target, remote=True)
     except (CannotConnect, ConfigError, psycopg.Error) as exc:
         structlog.get_logger().warning("housekeeping.target_skipped", connection=name, error=" ".join(str(exc).split()))
+
+
+def _remove_left_generations(metastore: Connection, settings: Settings) -> None:
+    if settings.elasticsearch_url is None or not left_generations.exist(metastore):
+        return
+    from vitrina.runner import search_housekeeping  # here: most runners need no search client
+
+    search_housekeeping.remove_left_generations(metastore, settings)
 
 
 @contextmanager

@@ -28,19 +28,21 @@ SHRINK_LIMIT = 0.5
 
 
 def open_client(settings: Settings) -> SearchClient:
+    return SearchClient(connection_options(settings))
+
+
+def connection_options(settings: Settings) -> ConnectionOptions:
     if settings.elasticsearch_url is None:
         raise ConfigError(
             "ELASTICSEARCH_URL is not set, so es: targets cannot be written: set it to http://host:9200, or start a"
             " server beside the platform with `vitrina dev --search`"
         )
     api_key = settings.elasticsearch_api_key
-    return SearchClient(
-        ConnectionOptions.from_url(
-            settings.elasticsearch_url.get_secret_value(),
-            api_key=api_key.get_secret_value() if api_key else None,
-            ca_file=settings.elasticsearch_ca_file,
-            fingerprint=settings.elasticsearch_fingerprint,
-        )
+    return ConnectionOptions.from_url(
+        settings.elasticsearch_url.get_secret_value(),
+        api_key=api_key.get_secret_value() if api_key else None,
+        ca_file=settings.elasticsearch_ca_file,
+        fingerprint=settings.elasticsearch_fingerprint,
     )
 
 

@@ -1,0 +1,45 @@
+"""Generations of search indexes that no checkpoint names any more, noted by triggers of `etl_state`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from vitrina.store.database import Connection
+
+# So many in one round; the others come next.
+AT_ONCE = 100
+
+
+def exist(metastore: Connection) -> bool:
+    return metastore.execute("SELECT 1 FROM etl.etl_left_generations LIMIT 1").fetchone() is not None
+
+
+def settle(metastore: Connection, remove: Callable[[str, str], bool]) -> None:
+    """Show `remove` each generation, and its pipeline's id, that no runner works on; what it settles is forgotten."""
+    left = metastore.execute(
+        "SELECT generation, pipeline_id FROM etl.etl_left_generations ORDER BY left_at LIMIT %s", [AT_ONCE]
+    ).fetchall()
+    for row in left:
+        try:
+            _settle(metastore, row, remove)
+        except psycopg.errors.LockNotAvailable:
+            continue  # somebody changes the pipeline just now: the next round will tell
+
+
+def _settle(metastore: Connection, row: dict[str, Any], remove: Callable[[str, str], bool]) -> None:
+    """Nobody can claim the pipeline between our look and the removal: its row is locked."""
+    with metastore.transaction():
+        if _is_needed(metastore, row) or not remove(row["generation"], str(row["pipeline_id"])):
+            return
+        metastore.execute("DELETE FROM etl.etl_left_generations WHERE generation = %s", [row["generation"]])
+
+
+def _is_needed(metastore: Connection, row: dict[str, Any]) -> bool:
+    owner = metastore.execute(
+        "SELECT claim_id FROM etl.etl_pipelines WHERE id = %s FOR UPDATE", [row["pipeline_id"]]
+    ).fetchone()
+    if owner and owner["claim_id"]:
+        return True
+    named = metastore.execute("SELECT 1 FROM etl.etl_state WHERE stage = %s", [row["generation"]]).fetchone()
+    return named is not None

@@ -8,14 +8,14 @@ import pytest
 from pydantic import SecretStr
 
 from tests.search.test_generations import FIRST, MAPPING, PIPELINE, StoppedBeforeActing, fill, publish
-from tests.search.test_interrupted_loads import go_on, interrupt
+from tests.search.test_interrupted_loads import interrupt
 from tests.search.test_run_faults import bench, make, violations
 from tests.support.workbench import Workbench
 from vitrina.adapters.writers.search import abandoned
 from vitrina.adapters.writers.search.client import SearchClient
 from vitrina.adapters.writers.search.generations import Generations
 from vitrina.runner import housekeeping
-from vitrina.store import pipelines
+from vitrina.store import pipelines, state
 
 __all__ = ["bench"]
 
@@ -50,12 +50,12 @@ def is_deleted(bench: Workbench) -> None:
 def test_what_a_pipeline_leaves_that_fills_the_index_no_longer_is_removed(
     bench: Workbench, client: SearchClient, index: str, leave: Callable[[Workbench], None]
 ) -> None:
+    bench.settings = bench.settings.model_copy(update={"allowed_targets": "analytics.*,es:vitrina-test-*"})
     make(bench, index, "full")
     bench.run("films")
     shown = Generations(client, index).standing()
     interrupt(bench)
     pause(bench)
-    bench.settings = bench.settings.model_copy(update={"allowed_targets": "analytics.*,es:vitrina-test-*"})
     assert len(client.list_indexes(f"{index}-*")) == 2
 
     leave(bench)
@@ -76,7 +76,8 @@ def test_a_load_that_is_paused_or_at_work_keeps_its_generation(
     bench.sql("UPDATE etl.etl_state SET stage = stage || '-other'")
     bench.sql("UPDATE etl.etl_state SET stage = regexp_replace(stage, '-other$', '')")
     housekeeping.tidy_up(bench.settings)
-    pause_and_tidy_up(bench)
+    pause(bench)
+    housekeeping.tidy_up(bench.settings)
 
     bench.sql("UPDATE etl.etl_pipelines SET status = 'RUN_REQUESTED'")
     bench.perform(bench.claim())
@@ -90,19 +91,13 @@ def test_a_load_that_is_paused_or_at_work_keeps_its_generation(
     assert noted(bench) == []
 
 
-def pause_and_tidy_up(bench: Workbench) -> None:
-    pause(bench)
-    housekeeping.tidy_up(bench.settings)
-
-
 @pytest.mark.one_server
-def test_a_generation_is_removed_that_was_given_up(bench: Workbench, client: SearchClient, index: str) -> None:
+def test_a_generation_is_removed_whose_checkpoint_was_reset(bench: Workbench, client: SearchClient, index: str) -> None:
     make(bench, index, "full")
     interrupt(bench)
-    bench.change("films", target_key=["version"])
-    assert go_on(bench)["status"] == "FAILED"
+    pause(bench)
+    state.reset(bench.metastore, pipeline_id(bench))
 
-    bench.sql("UPDATE etl.etl_state SET stage = NULL")
     housekeeping.tidy_up(bench.settings)
 
     assert client.list_indexes(f"{index}-*") == {}

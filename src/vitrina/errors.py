@@ -118,6 +118,10 @@ class ConfigError(VitrinaError):
     code = "config"
 
 
+class OtherVersion(ConfigError):
+    """The metastore is not of this program's version."""
+
+
 class CannotConnect(VitrinaError):
     """A database or server does not answer."""
 

@@ -13,6 +13,7 @@ from vitrina.errors import (
     ConfigError,
     Disconnected,
     LeaseLost,
+    OtherVersion,
     RequestError,
     RunError,
     TargetTaken,
@@ -25,7 +26,7 @@ from vitrina.runner.metrics import RunMeter
 from vitrina.runner.onlookers import Invitation, Onlooker, Outcome, nobody
 from vitrina.settings import Settings
 from vitrina.status import Status
-from vitrina.store import database, leases, recovery, state
+from vitrina.store import database, leases, migrate, recovery, state
 from vitrina.store.leases import Claim
 
 # A server that cannot be reached is given this long to come back before the run fails.
@@ -248,6 +249,12 @@ def _failing(
     claim: Claim, meter: RunMeter, code: str, message: str, *, discards_load: bool = False
 ) -> Callable[[database.Connection], None]:
     def fail(connection: database.Connection) -> None:
+        try:
+            migrate.require_current(connection)
+        except OtherVersion as exc:
+            # What broke says nothing about the run: a runner of that version goes on with it.
+            leases.give_back(connection, claim, message=exc.message)
+            return
         meter.no_longer_waiting()
         meter.record(connection, claim)
         with connection.transaction():

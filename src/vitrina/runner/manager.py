@@ -18,7 +18,7 @@ import structlog
 
 import vitrina
 from vitrina import failpoints
-from vitrina.errors import CannotConnect
+from vitrina.errors import CannotConnect, OtherVersion
 from vitrina.runner import housekeeping, scheduler, steps
 from vitrina.runner import requests as runner_requests
 from vitrina.runner.control import RunControl, clock
@@ -116,6 +116,8 @@ class PipelineManager:
     def _tick(self, connection: Connection) -> None:
         """One look around: claim what is asked for, recover, schedule, perform requests."""
         self._lookout.looked_around()
+        # It may have been migrated since: what comes next is the work of a runner of its version.
+        migrate.require_current(connection)
         self._lookout.instruments.running.set(len(self._claims))
         for part in (self._leave_cancelled, self._claim, self._recover, self._fire_schedules, self._claim):
             self._do(part, connection)
@@ -130,6 +132,8 @@ class PipelineManager:
             if connection.closed or database.is_passing(exc):
                 raise
             self._log.exception("runner.part_failed", part=part.__name__)
+        except OtherVersion:
+            raise
         except Exception:  # noqa: BLE001 - a process of many pipelines must not end at one of them
             self._log.exception("runner.part_failed", part=part.__name__)
 

@@ -7,7 +7,7 @@ import structlog
 
 from vitrina import failpoints, schedule
 from vitrina.errors import InvalidField
-from vitrina.store import database, schedules
+from vitrina.store import database, migrate, schedules
 from vitrina.store.database import Connection
 from vitrina.store.schedules import Row
 
@@ -40,6 +40,7 @@ def _fire(connection: Connection, due: Row) -> bool:
         # One row ends here, whatever stands in it; the others are due as well.
         if isinstance(exc, psycopg.Error) and database.is_passing(exc):
             raise
+        migrate.require_current(connection)
         reason = exc.message if isinstance(exc, InvalidField) else f"{type(exc).__name__}: {exc}"
         log.error("schedule.invalid", error=reason)
         schedules.set_aside(connection, due, f"the schedule is not followed: {reason}")

@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 from vitrina import status
 from vitrina.errors import Conflict, LeaseLost, NotFound, TargetTaken
 from vitrina.status import RunStatus, Status, Trigger
-from vitrina.store import database, databases, notifications, pipelines, room
+from vitrina.store import database, databases, migrate, notifications, pipelines, room
 from vitrina.store.database import Connection
 
 MAX_ERROR_LENGTH = 4000
@@ -81,6 +81,8 @@ def claim_next(
             # One row ends here, whatever stands in it; the others wait behind it.
             if found is None or (isinstance(exc, psycopg.Error) and database.is_passing(exc)):
                 raise
+            # A migration may forbid claims to runners of the version before it: no fault of the row.
+            migrate.require_current(connection)
             _set_aside(connection, found["id"], exc)
 
 

@@ -1,13 +1,14 @@
 """Bringing a database up to date: roles, schemas, tables, grants. Safe to run twice and from two processes at once."""
 
 from collections.abc import Iterable
+from functools import cache
 from importlib import resources
 
 import psycopg
 from psycopg import sql
 from pydantic import SecretStr
 
-from vitrina.errors import CannotConnect, ConfigError
+from vitrina.errors import CannotConnect, ConfigError, OtherVersion
 from vitrina.settings import APP_ROLE, READER_ROLE, Settings
 from vitrina.store import database
 
@@ -45,17 +46,21 @@ def current_version(connection: database.Connection) -> str | None:
     return row["version_num"] if row else None
 
 
+@cache
 def newest_version() -> str:
-    """As the names of the files say it: each process asks when it starts, and Alembic would be long in coming."""
+    """As the names of the files say it: each process asks when it starts, and Alembic would be long in coming.
+
+    Once: the files may be those of the next version while the program is still at work.
+    """
     names = (file.name for file in (_SCRIPTS / "versions").iterdir())
     return max(name.partition("_")[0] for name in names if name[0].isdigit())
 
 
 def require_current(connection: database.Connection) -> None:
-    """Refuse to work on a metastore of another version: start-up check of API and runner."""
+    """Refuse to work on a metastore of another version: what fails there says nothing about a row or a run."""
     found, wanted = current_version(connection), newest_version()
     if found != wanted:
-        raise ConfigError(
+        raise OtherVersion(
             f"the metastore is at version {found or 'none'}, this program needs {wanted}: {advice(found)}"
         )
 

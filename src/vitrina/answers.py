@@ -1,10 +1,11 @@
 """What the API answers, field by field: the server builds these and the client reads them."""
 
+import json
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from vitrina.status import RunStatus, Status
 
@@ -14,6 +15,22 @@ class Answer(BaseModel):
 
     model_config = ConfigDict(extra="ignore", from_attributes=True)
 
+
+def _as_object(value: object) -> object:
+    """A row may have been edited by hand: one odd value must not hide all the others of a list."""
+    return value if value is None or isinstance(value, dict) else {NO_OBJECT: value}
+
+
+def _as_texts(value: object) -> object:
+    found = _as_object(value)
+    if not isinstance(found, dict):
+        return found
+    return {name: text if isinstance(text, str) else json.dumps(text) for name, text in found.items()}
+
+
+NO_OBJECT = "(not an object)"
+StoredObject = Annotated[dict[str, Any], BeforeValidator(_as_object)]
+StoredTexts = Annotated[dict[str, str], BeforeValidator(_as_texts)]
 
 Item = TypeVar("Item")
 
@@ -60,7 +77,7 @@ class Task(Answer):
     order_index: int
     task_type: str
     body: str
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: StoredObject = Field(default_factory=dict)
     source_table: str | None = None
     target_table: str | None = None
 
@@ -90,9 +107,9 @@ class Pipeline(Answer):
     batch_size: int
     enabled: bool
     schedule_interval: str | None
-    options: dict[str, Any]
+    options: StoredObject
     tasks: list[Task]
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: StoredTexts = Field(default_factory=dict)
     status: Status
     status_since: datetime
     version: int
@@ -100,7 +117,7 @@ class Pipeline(Answer):
     run_requested_at: datetime | None = None
     next_run_at: datetime | None = None
     last_error: str | None = None
-    needs_attention: dict[str, str] = Field(
+    needs_attention: StoredTexts = Field(
         default_factory=dict, description="Why the platform leaves a part of the row alone: schedule, claim."
     )
     created_at: datetime
@@ -134,7 +151,7 @@ class PipelineOverview(Answer):
     status_since: datetime
     version: int
     managed_by: str | None
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: StoredTexts = Field(default_factory=dict)
     last_error: str | None
     is_held: bool = Field(description="A transaction of somebody else keeps the checkpoint from moving.")
     last_success_at: datetime | None
@@ -178,9 +195,9 @@ class Run(Answer):
     error_code: str | None
     error_message: str | None
     next_step: str | None = Field(None, description="What to do about the error.")
-    metrics: dict[str, Any] = Field(default_factory=dict)
+    metrics: StoredObject = Field(default_factory=dict)
     reason: str | None = Field(None, description="Why there is this run, where the trigger alone does not say it.")
-    backfill: dict[str, Any] | None = Field(None, description="The range that was read again.")
+    backfill: StoredObject | None = Field(None, description="The range that was read again.")
 
 
 class RunAccepted(Accepted):
@@ -274,7 +291,7 @@ class PipelineStatus(Answer):
     version: int
     run_requested_at: datetime | None
     next_run_at: datetime | None
-    needs_attention: dict[str, str] = Field(
+    needs_attention: StoredTexts = Field(
         default_factory=dict, description="Why the platform leaves a part of the row alone: schedule, claim."
     )
     runner: RunnerName | None
@@ -284,7 +301,7 @@ class PipelineStatus(Answer):
     progress: Progress | None
     checkpoint: Checkpoint | None
     lag: Lag
-    hold: dict[str, Any] | None = Field(None, description="Who holds the checkpoint back: pid, user, since.")
+    hold: StoredObject | None = Field(None, description="Who holds the checkpoint back: pid, user, since.")
     guarantee: str | None = Field(None, description="exact, bounded-lag or reconciled, as the latest run found it.")
     last_error: LastError | None
     recent: RecentRuns
@@ -324,7 +341,7 @@ class Version(Answer):
 
     pipeline_id: UUID
     version: int
-    definition: dict[str, Any]
+    definition: StoredObject
     changed_by: str
     changed_at: datetime
     change_summary: str

@@ -13,6 +13,7 @@ MAX_DEPTH = 32
 MAX_CHARACTERS = 262_144
 # Of a whole request, and of what is read back from the metastore: a definition is wrapped in a few levels of ours.
 MAX_DEPTH_WRAPPED = 64
+MAX_DIGITS = 4000
 CUT = "(nested too deeply to be shown)"
 
 
@@ -44,8 +45,15 @@ def loads_cut(text: bytes | str) -> Any:
     try:
         value = json.loads(data)
     except RecursionError:
-        return json.loads(_cut(data))
-    return json.loads(_cut(data)) if is_deeper(value, MAX_DEPTH_WRAPPED) else value
+        return json.loads(_cut(data), parse_int=_integer)
+    except ValueError:
+        # PostgreSQL's numbers are longer than Python reads.
+        value = json.loads(data, parse_int=_integer)
+    return json.loads(_cut(data), parse_int=_integer) if is_deeper(value, MAX_DEPTH_WRAPPED) else value
+
+
+def _integer(digits: str) -> int | str:
+    return digits if len(digits) > MAX_DIGITS else int(digits)
 
 
 def _cut(data: bytes) -> bytes:

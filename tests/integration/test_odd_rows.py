@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import httpx
 import psycopg
 import pytest
 from psycopg import sql
 
+from tests.integration.api import serving, without_auth
 from tests.support.processes import runner_process
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
@@ -40,7 +42,7 @@ EXTREMES: dict[str, list[Any]] = {
         *('{"schedule_jitter_seconds": 1e13}', '{"schedule_jitter_seconds": "soon"}', '{"max_attempts": 1e400}'),
         *('{"max_attempts": -1}', '{"target_connection": 7}', '{"reconcile": {"interval": "P999999999W"}}', "[]", "7"),
         *(f'{{"params": {DEEP}}}', f'{{"reconcile": {DEEP}}}', f'{{"max_attempts": {HUGE}}}', '{"notify": {}}'),
-        f'{{"reconcile": {{"interval": {HUGE}}}}}',
+        *(f'{{"reconcile": {{"interval": {HUGE}}}}}', '{"max_lag_seconds": 1e400}', '{"cursor_timezone": "Europe"}'),
     ],
     "target_table": ["", LONG, "no.such.thing", "es:", "pg_catalog.pg_class"],
     "source_query": ["", None, "DROP TABLE x", LONG],
@@ -52,6 +54,8 @@ EXTREMES: dict[str, list[Any]] = {
     "holds_target": ["|analytics.odd"],
     "claim_id": [str(uuid4())],
     "hold": ["7", DEEP],
+    "labels": ["[]", '{"team": 7}'],
+    "needs_attention": ['{"schedule": {}}'],
 }
 STATUSES = ("IDLE", "RUN_REQUESTED", "RUNNING", "PAUSE_REQUESTED", "PAUSED", "FAILED")
 
@@ -148,3 +152,34 @@ def test_housekeeping_does_its_other_duties_when_one_fails(bench: Workbench) -> 
     films = pipelines.find(bench.metastore, "films")
     assert films is not None
     assert films["holds_target"] is None
+
+
+def test_the_lists_of_the_api_show_the_others_and_the_odd_ones(bench: Workbench) -> None:
+    bench.pipeline("films", "SELECT id FROM content.films", target_key=["id"])
+    bench.run("films")
+    odd_rows(bench, seed=3)
+    with serving(without_auth(bench.settings)) as api:
+        for path in ("pipelines", "overview"):
+            assert "films" in names_of(api, path), path
+        runs = api.get("/api/v1/runs")
+        assert [run["pipeline"] for run in runs.json()["items"]] == ["films"]
+        for path in ("/health", "/metrics", "/api/v1/runners"):
+            assert api.get(path).status_code == 200, path
+        assert (odd := [name for name in names_of(api, "overview") if name != "films"])
+        for name in odd:
+            for path in ("", "/status", "/runs", "/versions", "/lag"):
+                answer = api.get(f"/api/v1/pipelines/{name}{path}", headers={"Connection": "close"})
+                assert answer.status_code == 200, (name, path, answer.text)
+
+
+def names_of(api: httpx.Client, path: str) -> list[str]:
+    """Of all pages."""
+    found, cursor = [], None
+    while True:
+        answer = api.get(f"/api/v1/{path}", params={"limit": 50} | ({"cursor": cursor} if cursor else {}))
+        assert answer.status_code == 200, answer.text
+        page = answer.json()
+        found += [line["name"] for line in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return found

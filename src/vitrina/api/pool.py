@@ -42,3 +42,4 @@ def make_pool(settings: Settings, *, max_connections: int = 16, timeout_seconds:
 def _configure(connection: Connection) -> None:
     database.settle(connection)
     database.read_json_cut(connection)
+    database.read_any_time(connection)

@@ -56,12 +56,14 @@ class KeptSession:
         if self._session and _is_over(self._session):
             self._leave()
         if self._session is None:
-            self._session = database.connect(
+            session = database.connect(
                 self._settings.require_database_url(),
                 "vitrina:lookout",
                 connect_timeout_seconds=CONNECT_SECONDS,
                 settings={"statement_timeout": str(STATEMENT_SECONDS * 1000), "lock_timeout": "2000"},
             )
+            database.read_json_cut(session)
+            self._session = session
         return self._session
 
     def _leave(self) -> None:

@@ -152,7 +152,7 @@ def lag_seconds(row: Row) -> float | None:
 
 def held_seconds(row: Row) -> float:
     """How long somebody's open transaction has kept the checkpoint from moving."""
-    hold = row["hold"] or {}
+    hold = row["hold"] if isinstance(row["hold"], dict) else {}
     since = cursor_time(hold.get("since"), {})
     if since is not None:
         return float(max(row["now"] - since.timestamp(), 0))
@@ -172,13 +172,14 @@ def _zone(options: Any) -> tzinfo:
     name = options.get("cursor_timezone") if isinstance(options, dict) else None
     try:
         return ZoneInfo(name) if isinstance(name, str) else UTC
-    except (ValueError, ZoneInfoNotFoundError):
+    except (ValueError, OSError, ZoneInfoNotFoundError):  # a folder of zones is none
         return UTC
 
 
 def lag_limit_seconds(row: Row) -> float | None:
     limit = row["options"].get("max_lag_seconds") if isinstance(row["options"], dict) else None
-    return float(limit) if row["enabled"] and isinstance(limit, int | float) else None
+    # A row may have been edited by hand, to a number that is too large for a figure.
+    return float(limit) if row["enabled"] and isinstance(limit, int | float) and abs(limit) < 1e300 else None
 
 
 PIPELINE_GAUGES = (

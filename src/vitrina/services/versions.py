@@ -108,7 +108,7 @@ def _normal(fields: Fields) -> Fields:
     """Options that say the default say nothing, and steps stand in their order."""
     options = {
         name: value
-        for name, value in fields["options"].items()
+        for name, value in (fields["options"] if isinstance(fields["options"], dict) else {}).items()
         if name not in _DEFAULT_OPTIONS or not same(value, _DEFAULT_OPTIONS[name])
     }
     return fields | {"options": options, "tasks": sorted(fields["tasks"], key=lambda task: int(task["order_index"]))}

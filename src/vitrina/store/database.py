@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import psycopg
 from psycopg import conninfo
+from psycopg.abc import Buffer
 from psycopg.rows import DictRow, dict_row
+from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_loads
 
 from vitrina import errors, json_values
@@ -135,6 +137,21 @@ def reset(connection: Connection) -> None:
 def read_json_cut(connection: Connection) -> None:
     """For sessions on the metastore: what was stored nested too deeply is cut, so that no reader breaks on it."""
     set_json_loads(json_values.loads_cut, connection)
+
+
+def read_any_time(connection: Connection) -> None:
+    """For sessions that only show rows: a time that no calendar has is shown as the first or the last one."""
+    connection.adapters.register_loader("timestamptz", _AnyTimeLoader)
+
+
+class _AnyTimeLoader(TimestamptzLoader):
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            text = bytes(data)
+            early = text.startswith(b"-") or text.endswith(b"BC")
+            return (datetime.min if early else datetime.max).replace(tzinfo=UTC)
 
 
 def find_timezone(url: str, application_name: str, *, connect_timeout_seconds: int = 10) -> str:

@@ -118,7 +118,7 @@ class Pipeline(Answer):
     next_run_at: datetime | None = None
     last_error: str | None = None
     needs_attention: StoredTexts = Field(
-        default_factory=dict, description="Why the platform leaves a part of the row alone: schedule, claim."
+        default_factory=dict, description="Why the platform leaves a part of the row alone: schedule, claim, recovery."
     )
     created_at: datetime
     updated_at: datetime
@@ -292,7 +292,7 @@ class PipelineStatus(Answer):
     run_requested_at: datetime | None
     next_run_at: datetime | None
     needs_attention: StoredTexts = Field(
-        default_factory=dict, description="Why the platform leaves a part of the row alone: schedule, claim."
+        default_factory=dict, description="Why the platform leaves a part of the row alone: schedule, claim, recovery."
     )
     runner: RunnerName | None
     lease_until: datetime | None

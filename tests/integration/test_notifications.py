@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import UUID
@@ -13,7 +14,9 @@ from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
 from tests.support.receiver import Receiver
+from tests.support.waiting import until
 from tests.support.workbench import Workbench
+from vitrina.runner import courier as courier_module
 from vitrina.runner.courier import MAX_ATTEMPTS, Courier
 from vitrina.runner.instruments import Instruments
 from vitrina.settings import Settings
@@ -48,7 +51,13 @@ def session(settings: Settings) -> Iterator[Connection]:
 
 
 def courier(settings: Settings) -> Courier:
-    return Courier(settings, Instruments(CollectorRegistry()), lambda: session(settings), first_wait_seconds=0)
+    return impatient_courier(settings, Instruments(CollectorRegistry()), patience_seconds=60)
+
+
+def impatient_courier(settings: Settings, instruments: Instruments, patience_seconds: float = 0) -> Courier:
+    return Courier(
+        settings, instruments, lambda: session(settings), first_wait_seconds=0, patience_seconds=patience_seconds
+    )
 
 
 def make_failing(workbench: Workbench, **fields: object) -> UUID:
@@ -104,7 +113,7 @@ def test_the_signature_is_one_that_a_receiver_can_verify(
 def test_a_receiver_that_refuses_is_tried_again_and_the_other_is_not_told_twice(
     workbench: Workbench, told: Settings, receiver: Receiver
 ) -> None:
-    receiver.refusals = [500, 200, 503]  # the webhook, Slack, the webhook again
+    receiver.refusals_at = {"/hook": [500, 503]}
     fail_by_hand(workbench, make_failing(workbench))
     for _ in range(3):
         courier(told).deliver_due()
@@ -126,6 +135,75 @@ def test_a_receiver_that_never_accepts_is_given_up(workbench: Workbench, told: S
     [row] = notifications.list_of_pipeline(workbench.metastore, pipeline_id)
     assert row["done_at"] is not None
     assert row["last_error"] == "webhook: the receiver answered 500"
+
+
+@contextmanager
+def silent_receiver() -> Iterator[str]:
+    """Takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/"
+
+
+def test_a_receiver_that_does_not_answer_delays_only_itself(
+    workbench: Workbench, told: Settings, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(courier_module, "DELIVERY_SECONDS", 600.0)
+    monkeypatch.setattr(courier_module, "TIMEOUT_SECONDS", 600.0)
+    pipeline_id = make_failing(workbench)
+    write_messages(workbench, pipeline_id, 10)
+    with silent_receiver() as url:
+        sender = impatient_courier(told.model_copy(update={"webhook_url": SecretStr(url)}), instruments())
+
+        def told_all() -> bool:
+            sender.deliver_due()
+            return len(receiver.at("/slack")) == 10
+
+        until(told_all, seconds=120)
+        rows = notifications.list_of_pipeline(workbench.metastore, pipeline_id)
+        # Nobody has given up on the first delivery there yet.
+        assert [row["last_error"] for row in rows] == [None] * 10
+
+
+def test_what_was_not_tried_is_not_counted(
+    workbench: Workbench, told: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One message found that the receiver is slow; the others wait until it is not, without losing a try."""
+    monkeypatch.setattr(courier_module, "DELIVERY_SECONDS", 0.2)
+    pipeline_id, counted = make_failing(workbench), instruments()
+    write_messages(workbench, pipeline_id, 3)
+    with silent_receiver() as url:
+        settings = told.model_copy(update={"webhook_url": SecretStr(url), "slack_webhook_url": None})
+        sender = impatient_courier(settings, counted, patience_seconds=60)
+        assert sender.deliver_due() == 3
+        assert [sender.deliver_due() for _ in range(MAX_ATTEMPTS)] == [0] * MAX_ATTEMPTS
+    rows = notifications.list_of_pipeline(workbench.metastore, pipeline_id)
+    assert sorted(row["attempts"] for row in rows) == [0, 0, 1]
+    assert [row["done_at"] for row in rows] == [None] * 3
+    labels = {"channel": "webhook", "outcome": "failed"}
+    assert counted.registry.get_sample_value("vitrina_notifications_total", labels) == 1
+
+
+def test_a_message_that_everybody_has_is_done_also_if_that_was_not_written_down(
+    workbench: Workbench, told: Settings, receiver: Receiver
+) -> None:
+    pipeline_id = make_failing(workbench)
+    write_messages(workbench, pipeline_id, 1)
+    workbench.sql("UPDATE etl.etl_notifications SET delivered = '{webhook,slack}'")
+    assert courier(told).deliver_due() == 1
+    assert receiver.received == []
+    [row] = notifications.list_of_pipeline(workbench.metastore, pipeline_id)
+    assert row["done_at"] is not None
+
+
+def instruments() -> Instruments:
+    return Instruments(CollectorRegistry())
+
+
+def write_messages(workbench: Workbench, pipeline_id: UUID, count: int) -> None:
+    for _ in range(count):
+        workbench.metastore.execute(
+            "INSERT INTO etl.etl_notifications (kind, pipeline_id) VALUES ('failed', %s)", [pipeline_id]
+        )
 
 
 def test_two_runners_do_not_send_the_same_message(workbench: Workbench, told: Settings, receiver: Receiver) -> None:

@@ -15,7 +15,7 @@ from tests.support.processes import runner_process
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.runner import housekeeping
-from vitrina.store import leases, pipelines
+from vitrina.store import leases, pipelines, recovery
 
 LONG = "x" * 20_000
 DEEP = "[" * 3000 + "]" * 3000
@@ -141,6 +141,45 @@ def test_a_row_that_cannot_be_claimed_is_set_aside_and_says_why(bench: Workbench
     assert again["needs_attention"] == {}
 
 
+def test_a_row_that_cannot_even_be_set_aside_keeps_nobody_waiting(bench: Workbench) -> None:
+    for name in ("odd", "films"):
+        bench.pipeline(name, "SELECT id FROM content.films", target_key=["id"])
+        bench.request(name)
+    refuse_changes(bench, "odd")
+    assert bench.claim().name == "films"
+    assert bench.status("odd") == "RUN_REQUESTED"
+
+
+def test_a_row_that_cannot_be_recovered_says_why_until_it_can(bench: Workbench) -> None:
+    for name in ("odd", "lost"):
+        bench.pipeline(name, "SELECT id FROM content.films", target_key=["id"])
+    bench.sql("UPDATE etl.etl_pipelines SET status = 'RUNNING', lease_until = 'epoch'")
+    refuse_changes(bench, "odd", of="status")
+
+    assert [row["name"] for row in recovery.recover_expired(bench.metastore, max_attempts=5)] == ["lost"]
+
+    odd = pipelines.find(bench.metastore, "odd")
+    assert odd is not None
+    assert "somebody's trigger" in odd["needs_attention"]["recovery"]
+    bench.sql("DROP TRIGGER refuses ON etl.etl_pipelines")
+    recovery.recover_expired(bench.metastore, max_attempts=5)
+    odd = pipelines.find(bench.metastore, "odd")
+    assert odd is not None
+    assert (odd["status"], odd["needs_attention"]) == ("RUN_REQUESTED", {})
+
+
+def refuse_changes(bench: Workbench, name: str, *, of: str = "") -> None:
+    """As an administrator's own trigger may."""
+    bench.sql(
+        f"""
+        CREATE FUNCTION etl.refuses() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN RAISE EXCEPTION 'somebody''s trigger'; END $$;
+        CREATE TRIGGER refuses BEFORE UPDATE {f"OF {of}" if of else ""} ON etl.etl_pipelines
+        FOR EACH ROW WHEN (old.name = '{name}') EXECUTE FUNCTION etl.refuses()
+        """
+    )
+
+
 def test_housekeeping_does_its_other_duties_when_one_fails(bench: Workbench) -> None:
     odd_rows(bench, seed=2)
     bench.sql("ALTER TABLE etl.etl_events RENAME TO somewhere_else")  # one duty cannot be done at all
@@ -165,9 +204,10 @@ def test_the_lists_of_the_api_show_the_others_and_the_odd_ones(bench: Workbench)
         assert [run["pipeline"] for run in runs.json()["items"]] == ["films"]
         for path in ("/health", "/metrics", "/api/v1/runners"):
             assert api.get(path).status_code == 200, path
-        assert (odd := [name for name in names_of(api, "overview") if name != "films"])
+        odd = [name for name in names_of(api, "overview") if name != "films"]
+        assert odd
         for name in odd:
-            for path in ("", "/status", "/runs", "/versions", "/lag"):
+            for path in ("", "/status", "/versions"):
                 answer = api.get(f"/api/v1/pipelines/{name}{path}", headers={"Connection": "close"})
                 assert answer.status_code == 200, (name, path, answer.text)
 

@@ -29,7 +29,7 @@ def test_a_runner_leaves_a_metastore_that_was_migrated_under_it_and_says_what_to
     bench: Workbench, tmp_path: Path
 ) -> None:
     with runner_process(bench.settings, tmp_path, VITRINA_POLL_SECONDS="0.2") as runner:
-        until(lambda: bench.sql("SELECT id FROM etl.etl_runners"))
+        until(lambda: bool(bench.sql("SELECT id FROM etl.etl_runners")))
         bench.sql(LATER_MIGRATION)
         bench.request("films")
         assert runner.wait(timeout=120) != 0

@@ -17,11 +17,12 @@ class Received:
 
 
 class Receiver:
-    """Answers 200, after the statuses in `refusals` have been used up."""
+    """Answers 200, after the statuses in `refusals` have been used up, or those of a path in `refusals_at`."""
 
     def __init__(self, refusals: list[int] | None = None) -> None:
         self.received: list[Received] = []
         self.refusals = list(refusals or [])
+        self.refusals_at: dict[str, list[int]] = {}
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -29,7 +30,8 @@ class Receiver:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 receiver.received.append(Received(self.path, headers, body))
-                self.send_response(receiver.refusals.pop(0) if receiver.refusals else 200)
+                refusals = receiver.refusals_at.get(self.path, receiver.refusals)
+                self.send_response(refusals.pop(0) if refusals else 200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 

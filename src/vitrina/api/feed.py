@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -104,8 +103,7 @@ class EventFeed:
     def _deliver_new(self, connection: database.Connection) -> bool:
         """Everything up to the first gap that is still young; True when there is one."""
         for event in events.list_after(connection, self._newest):
-            age = time.time() - event["at"].timestamp()
-            if event["id"] > self._newest + 1 and age < _GAP_SECONDS:
+            if event["id"] > self._newest + 1 and event["age"] < _GAP_SECONDS:
                 return True
             self._skipped.update(range(self._newest + 1, event["id"]))
             self._newest = event["id"]

@@ -7,8 +7,8 @@ import hmac
 import json
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +22,6 @@ from vitrina.runner.instruments import Instruments
 from vitrina.services.monitoring import Connect
 from vitrina.settings import Settings
 from vitrina.store import notifications
-from vitrina.store.database import Connection
 
 MAX_ATTEMPTS = 10
 FIRST_WAIT_SECONDS = 5.0
@@ -30,13 +29,15 @@ LONGEST_WAIT_SECONDS = 900.0
 TIMEOUT_SECONDS = 10.0
 # A whole delivery: the time above is that of one read, and a receiver may send its answer letter by letter.
 DELIVERY_SECONDS = 10.0
-# Messages that are taken up at once. All their channels together take less time than the lease, so that nobody else
-# sends them meanwhile; a runner that dies leaves them to the next one.
-PORTION = 2
+# Messages that are taken up at once. Each channel sends them one by one, and all of them take less time than the lease,
+# so that nobody else sends them meanwhile; a runner that dies leaves them to the next one.
+PORTION = 4
 LEASE_SECONDS = 60.0
-# A receiver that let us wait is left alone for a while: the other channel must not wait for it with every message.
+# A receiver that let us wait is left alone for a while.
 LEAVE_ALONE_SECONDS = 60.0
 LOOK_SECONDS = 2.0
+# A channel that takes longer is left to itself: the others go on with the next messages.
+PATIENCE_SECONDS = 1.0
 
 Row = dict[str, Any]
 
@@ -49,6 +50,60 @@ class TooSlow(Undelivered):
     """It may have arrived: whoever receives it twice knows it by its id."""
 
 
+class Channel:
+    """One receiver. It sends in a thread of its own, so that a slow receiver delays nobody but itself."""
+
+    def __init__(self, name: str, send: Callable[[Row], None]) -> None:
+        self.name = name
+        self._send = send
+        self._thread: threading.Thread | None = None
+        self._left_alone_until = 0.0
+
+    @property
+    def is_free(self) -> bool:
+        return not (self._thread and self._thread.is_alive()) and time.monotonic() >= self._left_alone_until
+
+    def begin(self, work: Callable[["Channel"], None]) -> None:
+        self._thread = threading.Thread(target=work, args=[self], name=f"notifications:{self.name}", daemon=True)
+        self._thread.start()
+
+    def join(self, seconds: float) -> None:
+        if self._thread:
+            self._thread.join(seconds)
+
+    def send(self, message: Row) -> bool:
+        """False: it was not tried, because the receiver let us wait just now."""
+        if time.monotonic() < self._left_alone_until:
+            return False
+        try:
+            self._send(message)
+        except TooSlow:
+            self._left_alone_until = time.monotonic() + LEAVE_ALONE_SECONDS
+            raise
+        return True
+
+
+class Delivery:
+    """One message on its way to several channels; whichever ends last concludes it."""
+
+    def __init__(self, message: Row, wanted: Collection[str]) -> None:
+        self.message = message
+        self.wanted = frozenset(wanted)
+        self.problems: list[str] = []
+        self.was_skipped = False
+        self._open = set(wanted)
+        self._lock = threading.Lock()
+
+    def end(self, channel: str, problem: str | None = None, *, skipped: bool = False) -> bool:
+        """True: it was the last one."""
+        with self._lock:
+            self._open.discard(channel)
+            self.was_skipped |= skipped
+            if problem:
+                self.problems.append(f"{channel}: {problem}")
+            return not self._open
+
+
 class Courier:
     """A thread that looks for messages to send. Several runners may each have one."""
 
@@ -59,15 +114,17 @@ class Courier:
         metastore: Connect,
         *,
         first_wait_seconds: float = FIRST_WAIT_SECONDS,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self._settings = settings
         # Asked for anew for each statement: a receiver that takes its time must not keep others waiting for it.
         self._metastore = metastore
         self._instruments = instruments
         self._first_wait = first_wait_seconds
+        self._patience = patience_seconds
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="notifications", daemon=True)
-        self._left_alone_until: dict[str, float] = {}
+        self._channels = self._make_channels()
         self._log = structlog.get_logger()
 
     def start(self) -> None:
@@ -79,76 +136,111 @@ class Courier:
 
     def _work(self) -> None:
         while not self._stopping.wait(LOOK_SECONDS):
-            try:
+            with self._surviving():
                 while self.deliver_due() and not self._stopping.is_set():
                     pass
-            except (CannotConnect, psycopg.Error) as exc:
-                self._log.warning("notifications.waiting", error=" ".join(str(exc).split()))
-            except Exception:  # noqa: BLE001 - the next look tries again; runs do not depend on it
-                self._log.exception("notifications.crashed")
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """What was not put on record is taken up again when its lease is over."""
+        try:
+            yield
+        except (CannotConnect, psycopg.Error) as exc:
+            self._log.warning("notifications.waiting", error=" ".join(str(exc).split()))
+        except Exception:  # noqa: BLE001 - the next look tries again; runs do not depend on it
+            self._log.exception("notifications.crashed")
 
     def deliver_due(self) -> int:
-        """One round; how many messages were taken up."""
+        """One round; how many messages were taken up. Only what a channel that is free now has to send."""
+        free = [channel for channel in self._channels if channel.is_free]
+        if self._channels and not free:
+            return 0
         with self._metastore() as metastore:
-            taken = notifications.claim_due(metastore, lease_seconds=LEASE_SECONDS, limit=PORTION)
-        for message in taken:
-            self._deliver(message)
+            taken = notifications.claim_due(
+                metastore,
+                lease_seconds=LEASE_SECONDS,
+                limit=PORTION,
+                channels=[channel.name for channel in self._channels],
+                free=[channel.name for channel in free],
+            )
+        deliveries = [Delivery(message, self._wanted_channels(message)) for message in taken]
+        for delivery in deliveries:
+            if not delivery.wanted:
+                self._conclude(delivery)
+        for channel in self._channels:
+            self._hand_over(channel, [one for one in deliveries if channel.name in one.wanted], free)
+        end = time.monotonic() + self._patience
+        for channel in free:
+            channel.join(max(0.0, end - time.monotonic()))
         return len(taken)
 
-    def _deliver(self, message: Row) -> None:
-        problems = []
-        for channel, send in self._channels(message):
-            try:
-                self._send_in_time(channel, send, message)
-            except Undelivered as exc:
-                problems.append(f"{channel}: {exc}")
-                self._instruments.notifications.labels(channel, "failed").inc()
-                continue
-            with self._metastore() as metastore:
-                notifications.mark_delivered(metastore, message["id"], channel)
-            self._instruments.notifications.labels(channel, "delivered").inc()
-            self._log.info("notification.sent", **_names(message), channel=channel)
-        with self._metastore() as metastore:
-            self._conclude(metastore, message, "; ".join(problems))
+    def _hand_over(self, channel: Channel, deliveries: list[Delivery], free: list[Channel]) -> None:
+        if channel in free and deliveries:
+            channel.begin(lambda channel: self._deliver_all(channel, deliveries))
+            return
+        for delivery in deliveries:
+            self._end(delivery, channel, skipped=True)
 
-    def _send_in_time(self, channel: str, send: Callable[[Row], None], message: Row) -> None:
-        if time.monotonic() < self._left_alone_until.get(channel, 0.0):
-            raise Undelivered("the receiver took too long just now, and is left alone for a while")
+    def _deliver_all(self, channel: Channel, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            with self._surviving():
+                self._deliver(channel, delivery)
+
+    def _deliver(self, channel: Channel, delivery: Delivery) -> None:
         try:
-            send(message)
-        except TooSlow:
-            self._left_alone_until[channel] = time.monotonic() + LEAVE_ALONE_SECONDS
-            raise
+            tried = channel.send(delivery.message)
+        except Undelivered as exc:
+            self._instruments.notifications.labels(channel.name, "failed").inc()
+            self._end(delivery, channel, str(exc))
+            return
+        if tried:
+            with self._metastore() as metastore:
+                notifications.mark_delivered(metastore, delivery.message["id"], channel.name)
+            self._instruments.notifications.labels(channel.name, "delivered").inc()
+            self._log.info("notification.sent", **_names(delivery.message), channel=channel.name)
+        self._end(delivery, channel, skipped=not tried)
 
-    def _conclude(self, metastore: Connection, message: Row, problem: str) -> None:
-        if not problem:
-            notifications.mark_done(metastore, message["id"])
-        elif message["attempts"] >= MAX_ATTEMPTS:
-            notifications.mark_done(metastore, message["id"], error=problem)
-            self._instruments.notifications.labels("any", "given_up").inc()
-            self._log.error("notification.given_up", **_names(message), error=problem)
-        else:
-            wait = min(self._first_wait * 2 ** (message["attempts"] - 1), LONGEST_WAIT_SECONDS)
-            notifications.postpone(metastore, message["id"], seconds=wait, error=problem)
-            self._log.warning("notification.retrying", **_names(message), wait_seconds=wait, error=problem)
+    def _end(self, delivery: Delivery, channel: Channel, problem: str | None = None, *, skipped: bool = False) -> None:
+        if delivery.end(channel.name, problem, skipped=skipped):
+            self._conclude(delivery)
 
-    def _channels(self, message: Row) -> list[tuple[str, Callable[[Row], None]]]:
+    def _conclude(self, delivery: Delivery) -> None:
+        message, problem = delivery.message, "; ".join(sorted(delivery.problems))
+        with self._metastore() as metastore:
+            if not problem and not delivery.was_skipped:
+                notifications.mark_done(metastore, message["id"])
+            elif not problem:
+                # Taken up again as soon as the channel is free; nothing was tried, so nothing is counted.
+                notifications.put_back(metastore, message["id"])
+            elif message["attempts"] >= MAX_ATTEMPTS and not delivery.was_skipped:
+                notifications.mark_done(metastore, message["id"], error=problem)
+                self._instruments.notifications.labels("any", "given_up").inc()
+                self._log.error("notification.given_up", **_names(message), error=problem)
+            else:
+                wait = min(self._first_wait * 2 ** (message["attempts"] - 1), LONGEST_WAIT_SECONDS)
+                notifications.postpone(metastore, message["id"], seconds=wait, error=problem)
+                self._log.warning("notification.retrying", **_names(message), wait_seconds=wait, error=problem)
+
+    def _make_channels(self) -> list[Channel]:
+        found = []
+        if self._settings.webhook_url:
+            found.append(Channel("webhook", self._send_webhook))
+        if self._settings.slack_webhook_url:
+            found.append(Channel("slack", self._send_slack))
+        return found
+
+    def _wanted_channels(self, message: Row) -> list[str]:
         """Who is to be told and has not been; a pipeline may ask for fewer kinds of messages."""
         if message["kind"] not in _wanted(message["options"]):
             return []
-        settings = self._settings
-        known: list[tuple[str, Callable[[Row], None]]] = []
-        if settings.webhook_url:
-            known.append(("webhook", self._send_webhook))
-        if settings.slack_webhook_url:
-            known.append(("slack", self._send_slack))
-        return [(channel, send) for channel, send in known if channel not in message["delivered"]]
+        return [channel.name for channel in self._channels if channel.name not in message["delivered"]]
 
     def _send_webhook(self, message: Row) -> None:
         assert self._settings.webhook_url is not None
         body = json.dumps(webhook_body(message)).encode()
         headers = {"Content-Type": "application/json", "webhook-id": str(message["id"])}
-        headers["webhook-timestamp"] = str(int(time.time()))
+        # By the database's clock: receivers refuse what is dated by one that is wrong.
+        headers["webhook-timestamp"] = str(int(message["taken_at"].timestamp()))
         if self._settings.webhook_secret:
             secret = self._settings.webhook_secret.get_secret_value()
             headers["webhook-signature"] = signature(secret, headers["webhook-id"], headers["webhook-timestamp"], body)

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TypeVar
 
 from vitrina import failpoints
@@ -107,7 +107,8 @@ class SearchRun(Run):
         self._log.info("load.continued", rows=found.rows, batches=found.batch_no)
 
     def _obstacle_to_go_on(self, found: Checkpoint) -> str | None:
-        age = datetime.now(UTC) - (found.load_started_at or datetime.now(UTC))
+        now = database.now(self._job.metastore)
+        age = now - (found.load_started_at or now)
         if found.fingerprint != self._fingerprint():
             return "the definition changed"
         if age > timedelta(seconds=self._job.definition.options.max_stage_age_seconds):

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -149,7 +149,8 @@ class Run:
             return "the database lost the stage in a crash"
         if options.consistency == "snapshot" and not self._is_complete():
             return "options.consistency asks for one snapshot"
-        age = datetime.now(UTC) - (found.load_started_at or datetime.now(UTC))
+        now = database.now(job.metastore)
+        age = now - (found.load_started_at or now)
         if age > timedelta(seconds=options.max_stage_age_seconds):
             return f"the stage is {age} old"
         return None

@@ -15,11 +15,8 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
     run = runs.find_current(connection, row["id"])
     checkpoint = state.find(connection, row["id"])
     recent = _recent(connection, row)
-    is_over = (
-        row["status"] in status.ACTIVE
-        and row["lease_until"] is not None
-        and row["lease_until"] < database.now(connection)
-    )
+    now = database.now(connection)
+    is_over = row["status"] in status.ACTIVE and row["lease_until"] is not None and row["lease_until"] < now
     return answers.PipelineStatus(
         pipeline_id=row["id"],
         pipeline=row["name"],
@@ -36,7 +33,7 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
         run=run_answer(run) if run else None,
         progress=_progress(run) if run and run["status"] == RunStatus.RUNNING and not is_over else None,
         checkpoint=answers.Checkpoint.model_validate(checkpoint) if checkpoint else None,
-        lag=_lag(row, checkpoint, recent.last_success_at),
+        lag=_lag(now, row, checkpoint, recent.last_success_at),
         hold=row["hold"],
         guarantee=(run or {}).get("metrics", {}).get("guarantee"),
         last_error=_last_error(row, run),
@@ -45,7 +42,8 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
 
 
 def lag(connection: Connection, row: Row) -> answers.Lag:
-    return _lag(row, state.find(connection, row["id"]), _recent(connection, row).last_success_at)
+    now = database.now(connection)
+    return _lag(now, row, state.find(connection, row["id"]), _recent(connection, row).last_success_at)
 
 
 def checkpoint(connection: Connection, row: Row) -> answers.Checkpoint:
@@ -136,8 +134,7 @@ def _recent(connection: Connection, row: Row) -> answers.RecentRuns:
     )
 
 
-def _lag(row: Row, found: Row | None, last_success_at: datetime | None) -> answers.Lag:
-    now = datetime.now(UTC)
+def _lag(now: datetime, row: Row, found: Row | None, last_success_at: datetime | None) -> answers.Lag:
     safe_upto = found["safe_upto"] if found else None
     cursor_time = _as_time(safe_upto)
     return answers.Lag(

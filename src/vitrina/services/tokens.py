@@ -4,14 +4,14 @@ import hashlib
 import hmac
 import re
 import secrets
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import psycopg
 
 from vitrina.errors import Conflict, InvalidField, NotFound
 from vitrina.services import audit
 from vitrina.services.callers import Caller, Role
-from vitrina.store import tokens
+from vitrina.store import database, tokens
 from vitrina.store.database import Connection
 from vitrina.store.tokens import Row
 
@@ -32,7 +32,7 @@ def create(
     if expires_in_days is not None and not 1 <= expires_in_days <= MAX_EXPIRY_DAYS:
         raise InvalidField("expires_in_days", f"expires_in_days must be from 1 to {MAX_EXPIRY_DAYS}")
     secret = PREFIX + secrets.token_urlsafe(_BYTES)
-    expires_at = datetime.now(UTC) + timedelta(days=expires_in_days) if expires_in_days else None
+    expires_at = database.now(connection) + timedelta(days=expires_in_days) if expires_in_days else None
     try:
         with connection.transaction():
             row = tokens.insert(connection, name=name, role=role, token_hash=hash_of(secret), expires_at=expires_at)

@@ -151,7 +151,7 @@ class _AnyTimeLoader(TimestamptzLoader):
         except psycopg.DataError:
             text = bytes(data)
             early = text.startswith(b"-") or text.endswith(b"BC")
-            return (datetime.min if early else datetime.max).replace(tzinfo=UTC)
+            return datetime.min.replace(tzinfo=UTC) if early else datetime.max.replace(tzinfo=UTC)
 
 
 def find_timezone(url: str, application_name: str, *, connect_timeout_seconds: int = 10) -> str:

@@ -12,8 +12,13 @@ def publish(connection: Connection, topic: str, payload: dict[str, Any]) -> None
 
 
 def list_after(connection: Connection, event_id: int, *, limit: int = 500) -> list[dict[str, Any]]:
+    """With `age`, in seconds by the database's clock."""
     return connection.execute(
-        "SELECT id, at, topic, payload FROM etl.etl_events WHERE id > %s ORDER BY id LIMIT %s", [event_id, limit]
+        """
+        SELECT id, at, topic, payload, extract(epoch FROM clock_timestamp() - at)::float8 AS age
+        FROM etl.etl_events WHERE id > %s ORDER BY id LIMIT %s
+        """,
+        [event_id, limit],
     ).fetchall()
 
 

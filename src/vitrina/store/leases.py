@@ -65,6 +65,7 @@ def claim_next(
     `per_source`: pipelines of a connection that so many runs read from already wait. `max_connections`: so do those
     that need more sessions on a connection than the runs at work leave free there.
     """
+    skipped: list[UUID] = []
     while True:
         found: dict[str, Any] | None = None
         try:
@@ -72,7 +73,7 @@ def claim_next(
                 if per_source is not None or max_connections:
                     # Two runners that count at the same time would both find room for the last one.
                     connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", [_COUNTING])
-                found = _lock_next(connection, per_source, max_connections or {})
+                found = _lock_next(connection, per_source, max_connections or {}, skipped)
                 return _take(connection, found, runner_id, ttl_seconds) if found else None
         except psycopg.errors.UniqueViolation:
             # Another runner took the same target in the same instant, and has committed: the next look sees it.
@@ -83,6 +84,8 @@ def claim_next(
                 raise
             # A migration may forbid claims to runners of the version before it: no fault of the row.
             migrate.require_current(connection)
+            # Also when it cannot even be set aside, the others do not queue behind it.
+            skipped.append(found["id"])
             _set_aside(connection, found["id"], exc)
 
 
@@ -92,17 +95,23 @@ def _set_aside(connection: Connection, pipeline_id: UUID, problem: Exception) ->
         f"no runner can take it up, because its row in etl.etl_pipelines cannot be handled: {type(problem).__name__}:"
         f" {said}; correct the row, then run it"
     )
-    connection.execute(
-        """
-        UPDATE etl.etl_pipelines
-        SET status = 'FAILED', last_error = %(reason)s, run_requested_at = NULL, attempts = 0,
-            requested_range = NULL, range_requested_at = NULL,
-            needs_attention = needs_attention || jsonb_build_object('claim', %(reason)s::text)
-        WHERE id = %(id)s AND status = ANY(%(from)s)
-        """,
-        {"id": pipeline_id, "reason": reason, "from": list(status.sources_of("set_aside"))},
-    )
-    structlog.get_logger().error("pipeline.set_aside", pipeline_id=str(pipeline_id), error=reason)
+    log = structlog.get_logger().bind(pipeline_id=str(pipeline_id))
+    log.error("pipeline.set_aside", error=reason)
+    try:
+        connection.execute(
+            """
+            UPDATE etl.etl_pipelines
+            SET status = 'FAILED', last_error = %(reason)s, run_requested_at = NULL, attempts = 0,
+                requested_range = NULL, range_requested_at = NULL,
+                needs_attention = needs_attention || jsonb_build_object('claim', %(reason)s::text)
+            WHERE id = %(id)s AND status = ANY(%(from)s)
+            """,
+            {"id": pipeline_id, "reason": reason, "from": list(status.sources_of("set_aside"))},
+        )
+    except psycopg.Error as exc:
+        if database.is_passing(exc):
+            raise
+        log.error("pipeline.not_set_aside", error=database.sql_message(exc))
 
 
 # The key of the lock under which runs of a source are counted.
@@ -110,7 +119,7 @@ _COUNTING = 0x5649_5452_434E_54
 
 
 def _lock_next(
-    connection: Connection, per_source: int | None, max_connections: Mapping[str, int]
+    connection: Connection, per_source: int | None, max_connections: Mapping[str, int], skipped: Sequence[UUID]
 ) -> dict[str, Any] | None:
     return connection.execute(
         sql.SQL(
@@ -118,7 +127,7 @@ def _lock_next(
             SELECT p.id, coalesce(p.requested_trigger, 'manual') AS trigger, p.requested_trace AS trace,
                    p.requested_reason AS reason
             FROM etl.etl_pipelines p
-            WHERE p.status = 'RUN_REQUESTED' AND p.enabled
+            WHERE p.status = 'RUN_REQUESTED' AND p.enabled AND p.id <> ALL(%(skipped)s::uuid[])
               AND NOT EXISTS (SELECT FROM etl.etl_pipelines h WHERE h.holds_target = {target})
               AND (%(per_source)s::integer IS NULL
                    OR %(per_source)s > (SELECT count(*) FROM etl.etl_pipelines b
@@ -130,7 +139,7 @@ def _lock_next(
             FOR UPDATE OF p SKIP LOCKED
             """
         ).format(target=HELD_TARGET, full=room.FULL_CONNECTIONS),
-        {"per_source": per_source, "max_connections": Jsonb(dict(max_connections))},
+        {"per_source": per_source, "max_connections": Jsonb(dict(max_connections)), "skipped": list(skipped)},
     ).fetchone()
 
 
@@ -183,7 +192,7 @@ def _take(
                 requested_trigger = NULL,
                 requested_trace = NULL,
                 requested_reason = NULL,
-                needs_attention = p.needs_attention - 'claim',
+                needs_attention = p.needs_attention - '{{claim,recovery}}'::text[],
                 attempts = p.attempts + 1,
                 claim_returns = %(returns)s,
                 hold = NULL

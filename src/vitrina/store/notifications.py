@@ -9,13 +9,22 @@ from vitrina.store.database import Connection
 Row = dict[str, Any]
 
 
-def claim_due(connection: Connection, *, lease_seconds: float, limit: int = 20) -> list[Row]:
-    """Take due messages; while the lease lasts, no other runner sends them."""
+def claim_due(
+    connection: Connection,
+    *,
+    lease_seconds: float,
+    limit: int = 20,
+    channels: Sequence[str] = (),
+    free: Sequence[str] = (),
+) -> list[Row]:
+    """Take due messages that a `free` one of the channels has not sent, or all have; while the lease lasts, no other
+    runner sends them."""
     return connection.execute(
         """
         WITH due AS (
             SELECT id FROM etl.etl_notifications
             WHERE done_at IS NULL AND next_try_at <= clock_timestamp()
+              AND (NOT delivered @> %(free)s::text[] OR delivered @> %(channels)s::text[])
             ORDER BY next_try_at LIMIT %(limit)s
             FOR UPDATE SKIP LOCKED
         ), taken AS (
@@ -24,14 +33,14 @@ def claim_due(connection: Connection, *, lease_seconds: float, limit: int = 20) 
             FROM due WHERE n.id = due.id
             RETURNING n.*
         )
-        SELECT t.*, p.name AS pipeline, p.options, p.labels, p.status, r.error_code,
+        SELECT t.*, clock_timestamp() AS taken_at, p.name AS pipeline, p.options, p.labels, p.status, r.error_code,
                coalesce(r.error_message, t.payload ->> 'error') AS error
         FROM taken t
         JOIN etl.etl_pipelines p ON p.id = t.pipeline_id
         LEFT JOIN etl.etl_runs r ON r.id = t.run_id
         ORDER BY t.created_at
         """,
-        {"lease": lease_seconds, "limit": limit},
+        {"channels": list(channels), "free": list(free), "lease": lease_seconds, "limit": limit},
     ).fetchall()
 
 
@@ -67,6 +76,17 @@ def postpone(connection: Connection, notification_id: UUID, *, seconds: float, e
         SET next_try_at = clock_timestamp() + make_interval(secs => %s), last_error = %s WHERE id = %s
         """,
         [seconds, error, notification_id],
+    )
+
+
+def put_back(connection: Connection, notification_id: UUID) -> None:
+    """As if it had not been taken: not every channel could try it."""
+    connection.execute(
+        """
+        UPDATE etl.etl_notifications SET next_try_at = clock_timestamp(), attempts = greatest(attempts - 1, 0)
+        WHERE id = %s
+        """,
+        [notification_id],
     )
 
 

@@ -8,7 +8,7 @@ import structlog
 from psycopg import sql
 
 from vitrina.status import RunStatus, Status
-from vitrina.store import database, leases, notifications
+from vitrina.store import database, leases, migrate, notifications
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 
@@ -43,8 +43,32 @@ def _take_one_away(connection: Connection, pipeline_id: UUID, max_attempts: int,
     except psycopg.Error as exc:
         if database.is_passing(exc):
             raise
-        structlog.get_logger().error("pipeline.unrecoverable", pipeline_id=str(pipeline_id), error=str(exc))
+        migrate.require_current(connection)
+        _note_unrecoverable(connection, pipeline_id, exc)
         return []
+
+
+def _note_unrecoverable(connection: Connection, pipeline_id: UUID, problem: psycopg.Error) -> None:
+    reason = (
+        "no runner can take it over from the one that fell silent, because its row in etl.etl_pipelines cannot be"
+        f" handled: {database.sql_message(problem)}; correct the row"
+    )
+    log = structlog.get_logger().bind(pipeline_id=str(pipeline_id))
+    log.error("pipeline.unrecoverable", error=reason)
+    try:
+        with connection.transaction():
+            connection.execute(
+                """
+                UPDATE etl.etl_pipelines
+                SET needs_attention = needs_attention || jsonb_build_object('recovery', left(%(reason)s, 1000))
+                WHERE id = %(id)s AND needs_attention ->> 'recovery' IS DISTINCT FROM left(%(reason)s, 1000)
+                """,
+                {"id": pipeline_id, "reason": reason},
+            )
+    except psycopg.Error as exc:
+        if database.is_passing(exc):
+            raise
+        log.error("pipeline.not_set_aside", error=database.sql_message(exc))
 
 
 def surrender(connection: Connection, claim: Claim, *, max_attempts: int, reason: str) -> Status | None:
@@ -99,6 +123,7 @@ def _take_away(connection: Connection, ids: list[UUID], max_attempts: int, reaso
                 requested_trigger = CASE WHEN next.returns IS NULL THEN 'recovery' ELSE p.requested_trigger END,
                 requested_range = CASE WHEN next.fails THEN NULL ELSE p.requested_range END,
                 range_requested_at = CASE WHEN next.fails THEN NULL ELSE p.range_requested_at END,
+                needs_attention = p.needs_attention - 'recovery',
                 claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL
             FROM next
             WHERE p.id = next.id

@@ -292,7 +292,9 @@ class Generations:
         if self.index not in entry.get("aliases", {}):
             return []
         found = self._unseen(epoch, but=current)
-        complete = sorted((one.name for one in found if one.notes.get("complete")), reverse=True)
+        # By the claims that made them: names have the clocks of the machines that did.
+        by_claim = sorted(found, key=lambda one: (one.notes.get("epoch", 0), one.name), reverse=True)
+        complete = [one.name for one in by_claim if one.notes.get("complete")]
         unfinished = [one.name for one in found if not one.notes.get("complete")]
         shown = _stays(current, self.index, entry["aliases"][self.index])
         return self._remove_while(shown, complete[keep:] + unfinished, still_held)

@@ -34,6 +34,7 @@ def test_a_runner_leaves_a_metastore_that_was_migrated_under_it_and_says_what_to
         bench.request("films")
         assert runner.wait(timeout=120) != 0
     said = (tmp_path / "runner.log").read_text()
+    assert "runner.other_version" in said
     assert "this metastore is of version 9999, upgrade Vitrina" in said
     assert "Traceback" not in said
     # It waits for a runner of the new version.

@@ -76,6 +76,10 @@ class PipelineManager:
         self._log.info("runner.started", concurrency=self._settings.concurrency, version=vitrina.__version__)
         try:
             self._work_until_shutdown()
+        except OtherVersion as exc:
+            # Said before the drain, at the end of which a thread that hangs may be left behind.
+            self._log.error("runner.other_version", error=exc.message)
+            raise
         finally:
             self._drain(heartbeat)
 

@@ -51,7 +51,7 @@ EXTREMES: dict[str, list[Any]] = {
     "requested_trigger": ["", "nonsense", LONG],
     "requested_trace": ["", LONG],
     "mode": ["incremental"],
-    "holds_target": ["|analytics.odd"],
+    "holds_target": ["database default|analytics.odd"],
     "claim_id": [str(uuid4())],
     "hold": ["7", DEEP],
     "labels": ["[]", '{"team": 7}'],
@@ -184,7 +184,7 @@ def test_housekeeping_does_its_other_duties_when_one_fails(bench: Workbench) -> 
     odd_rows(bench, seed=2)
     bench.sql("ALTER TABLE etl.etl_events RENAME TO somewhere_else")  # one duty cannot be done at all
     bench.pipeline("films", "SELECT id FROM content.films", target_key=["id"])
-    bench.sql("UPDATE etl.etl_pipelines SET holds_target = '|analytics.films' WHERE name = 'films'")
+    bench.sql("UPDATE etl.etl_pipelines SET holds_target = 'database default|analytics.films' WHERE name = 'films'")
 
     housekeeping.tidy_up(bench.settings)
 

@@ -408,3 +408,18 @@ def _load(settings: Settings, stop: threading.Event, failures: list[str]) -> Non
             run = bench.run("films")
             if run["status"] != "SUCCESS":
                 failures.append(run["error_message"])
+
+
+def test_rows_of_an_import_that_share_one_stamp_are_judged(workbench: Workbench) -> None:
+    """Without a clock of the database the checkpoint is the stamp itself; what is missing is missing all the same."""
+    workbench.source("CREATE TABLE content.imported (id int PRIMARY KEY, at timestamptz NOT NULL)")
+    workbench.sql("INSERT INTO content.imported SELECT n, '2024-01-01' FROM generate_series(1, 20) n")
+    cursor = {"mode": "incremental", "incremental_key": "at", "incremental_id_key": "id"}
+    workbench.pipeline("imported", "SELECT id, at FROM content.imported", target_key=["id"], **cursor)
+    assert workbench.run("imported")["status"] == "SUCCESS"
+    assert workbench.reconcile("imported")["equal"]
+    workbench.sql("DELETE FROM analytics.imported WHERE id <= 3")
+
+    for level in ("quick", "full"):
+        assert workbench.reconcile("imported", level=level)["equal"] is False, level
+    assert workbench.reconcile("imported", repair=True)["repair"]["inserted"] == 3

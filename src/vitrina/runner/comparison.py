@@ -7,6 +7,7 @@ from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina.errors import FatalError
 from vitrina.reconcile.sides import Side
+from vitrina.runner import incremental
 from vitrina.runner.job import Job
 from vitrina.targets import SearchTarget
 
@@ -75,8 +76,10 @@ def young(job: Job) -> Composable:
     safe = job.checkpoint.safe_upto
     if safe is None:
         return SQL("true")  # no pass has come to its end
-    # A number is drawn once; a moment may still come again.
-    operator = SQL(">" if job.cursor.is_number else ">=")
+    # A number is drawn once; a moment that the database stamps may still come again. Otherwise the checkpoint is the
+    # highest value that was read: all rows of an import may share it, and none of them would ever be judged.
+    may_come_again = not job.cursor.is_number and incremental.guarantee(job) == "exact"
+    operator = SQL(">=" if may_come_again else ">")
     column = job.cursor.columns("q")[0]
     # One without any may have come just now.
     return SQL("(({0} {1} {2}) IS NOT FALSE)").format(column, operator, job.cursor.literal(safe))

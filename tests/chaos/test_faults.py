@@ -52,7 +52,10 @@ SHORT: list[Fault] = [
 def test_every_failpoint_is_part_of_the_plan() -> None:
     sources = Path(vitrina.__file__).parent.rglob("*.py")
     labelled = {name for path in sources for name in re.findall(r'failpoints\.hit\("([^"]+)"\)', path.read_text())}
-    assert labelled == set(failpoints.POINTS) == {point for _, point, _, _ in every_fault()}
+    # What is done beside runs is struck where it is tested: tests/integration/test_schedules.py.
+    assert labelled - set(failpoints.OTHER_POINTS) == set(failpoints.POINTS)
+    assert set(failpoints.OTHER_POINTS) < labelled
+    assert {point for _, point, _, _ in every_fault()} == set(failpoints.POINTS)
     assert len(every_fault()) >= 200
 
 

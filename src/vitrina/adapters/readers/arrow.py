@@ -1,5 +1,6 @@
 """Rows that travel: read as Arrow, passed through the steps, copied into the stage."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
@@ -31,6 +32,8 @@ from vitrina.targets import PostgresTarget
 
 # Wide rows must not exhaust memory: a batch ends early when it holds this much.
 MAX_BATCH_BYTES = 64 << 20
+# How long an end waits for the batch that another thread is copying.
+_CLOSE_SECONDS = 10.0
 
 # Where a row stands in the order of reading; travels beside the result's own columns.
 POSITIONS = tuple(f"_position_{i}" for i in range(32))
@@ -294,6 +297,7 @@ class Stager:
         self._stages = stages
         self._epoch = epoch
         self.target = target
+        self._in_use = threading.Lock()
         try:
             self._connection: Any = adbc.connect(
                 arrow_url(url, application_name, database.options_of(database.SESSION)), autocommit=True
@@ -321,14 +325,22 @@ class Stager:
         tagged = tagged.append_column(EPOCH, pa.repeat(pa.scalar(self._epoch, pa.int64()), len(table)))
         tagged = tagged.append_column(BATCH, pa.repeat(pa.scalar(number, pa.int32()), len(table)))
         try:
-            with self._connection.cursor() as cursor:
+            with self._in_use, self._connection.cursor() as cursor:
                 cursor.adbc_ingest(stage.name, tagged, mode="append", db_schema_name=SCHEMA)
         except adbc_driver_manager.Error as exc:
             raise self._translate(exc) from exc
         return Staged(table.num_rows)
 
     def close(self) -> None:
-        self._connection.close()
+        """Close from any thread: the driver may crash when a statement is closed while another thread is in it.
+
+        A server that does not answer keeps its session; it ends with the lease.
+        """
+        if self._in_use.acquire(timeout=_CLOSE_SECONDS):
+            try:
+                self._connection.close()
+            finally:
+                self._in_use.release()
 
     def _translate(self, exc: Any) -> Exception:
         state = exc.sqlstate if isinstance(exc.sqlstate, str) else None

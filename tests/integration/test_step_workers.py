@@ -64,15 +64,14 @@ def heard() -> Iterator[list[dict[str, Any]]]:
     """The lines that are logged meanwhile."""
     lines: list[dict[str, Any]] = []
     before = structlog.get_config()
-    processors = before["processors"]
 
     def listen(_: Any, __: str, line: Any) -> Any:
         lines.append(dict(line))
         return line
 
-    # Every level: an API of other tests in this process may have chosen to log errors only.
-    everything = structlog.make_filtering_bound_logger(0)
-    structlog.configure(processors=[processors[0], listen, *processors[1:]], wrapper_class=everything)
+    # Ahead of what is configured: an API of other tests in this process may have chosen to log errors only.
+    first = [structlog.contextvars.merge_contextvars, listen]
+    structlog.configure(processors=[*first, *before["processors"]])
     try:
         yield lines
     finally:

@@ -127,6 +127,10 @@ reference: setup ## Write the pages of docs/reference that come from the code
 	@.venv/bin/python scripts/reference.py
 	@.venv/bin/python scripts/steps_reference.py
 
+.PHONY: dist
+dist: console environment ## Build the source archive and the wheel, with the console in them, into dist/
+	@.venv/bin/python -m hatchling build --clean
+
 .PHONY: lock
 lock: setup ## Renew requirements/*.txt after a change in pyproject.toml (UPGRADE=1 takes newer versions)
 	@$(COMPILE) --extra all --group dev -o requirements/dev.txt pyproject.toml

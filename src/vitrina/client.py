@@ -12,6 +12,7 @@ import httpx
 import orjson
 
 from vitrina import __version__, answers, errors
+from vitrina.answering import Asked, find_answer, was_broken_off
 from vitrina.answers import Answer, Page
 from vitrina.settings import Settings
 from vitrina.status import RunStatus, Status
@@ -201,28 +202,31 @@ class Client:
         pipeline: str | UUID,
         *,
         requested_at: datetime,
+        asked: Asked = "run",
         on_progress: Callable[[answers.PipelineStatus], None] | None = None,
         timeout_seconds: float | None = None,
         poll_seconds: float = 0.5,
     ) -> answers.Run:
-        """The finished run that answers the request made at `requested_at` (`RunAccepted.run_requested_at`).
+        """The finished run that answers what was accepted (`RunAccepted.run_requested_at` and `.asked`).
 
         A run whose runner was lost or stopped is continued by another one: that one is waited for.
         Raises `TransientError` when `timeout_seconds` pass first, `Conflict` when the request was taken back.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
+            # Before its runs: whatever this says was begun or ended is among them then.
             seen = self.status(pipeline)
             if on_progress:
                 on_progress(seen)
-            run = seen.run if seen.run and seen.run.started_at >= requested_at else None
             goes_on = seen.status in (Status.RUN_REQUESTED, Status.RUNNING, Status.PAUSE_REQUESTED)
-            # What was continued or read again first is no answer: another run follows.
-            waits = seen.run_requested_at is not None and seen.run_requested_at <= requested_at
-            if run and run.status != RunStatus.RUNNING and not (goes_on and (waits or _was_interrupted(run))):
+            runs = self.list_runs(pipeline, since=requested_at, limit=None)[::-1]
+            run = find_answer(runs, requested_at, asked)
+            if run and run.status != RunStatus.RUNNING and not (goes_on and was_broken_off(run)):
                 return run
-            if run is None and not goes_on:
+            if not goes_on and not runs:
                 raise errors.Conflict(f"pipeline {seen.pipeline} is {seen.status} and the run did not start")
+            if not goes_on and run is None:
+                return runs[-1]  # nothing will come: that is how it ended
             if deadline is not None and time.monotonic() >= deadline:
                 raise errors.TransientError(
                     f"pipeline {seen.pipeline} is still {seen.status} after {timeout_seconds:g} s;"
@@ -461,11 +465,6 @@ def _quoted(part: str | UUID) -> str:
 
 def _if_match(version: int | None) -> dict[str, str]:
     return {} if version is None else {"If-Match": f'"{version}"'}
-
-
-def _was_interrupted(run: answers.Run) -> bool:
-    """Its runner went away; the pipeline waits for another one."""
-    return run.error_code in ("lease_lost", "runner_stopped")
 
 
 def _events(lines: Iterator[str]) -> Iterator[answers.Event]:

@@ -99,6 +99,7 @@ def _watch(client: "Client", accepted: "RunAccepted", timeout: float | None) -> 
             ended = client.wait_for_run(
                 accepted.pipeline_id,
                 requested_at=accepted.run_requested_at,
+                asked=accepted.asked,
                 on_progress=watcher.see,
                 timeout_seconds=timeout,
             )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -209,8 +210,10 @@ def _take(
     run = connection.execute(
         """
         INSERT INTO etl.etl_runs
-            (pipeline_id, pipeline_version, trigger, reason, backfill, status, runner_id, epoch, attempts, traceparent)
-        VALUES (%(pipeline)s, %(version)s, %(trigger)s, %(reason)s, %(backfill)s, 'RUNNING', %(runner)s, %(epoch)s, 1,
+            (pipeline_id, pipeline_version, trigger, reason, backfill, answers_request, status, runner_id, epoch,
+             attempts, traceparent)
+        VALUES (%(pipeline)s, %(version)s, %(trigger)s, %(reason)s, %(backfill)s, %(answers)s, 'RUNNING', %(runner)s,
+                %(epoch)s, 1,
                 -- What goes on with an interrupted run belongs to the same trace.
                 CASE WHEN %(trigger)s::text = 'recovery' AND %(trace)s::text IS NULL
                      THEN (SELECT r.traceparent FROM etl.etl_runs r WHERE r.pipeline_id = %(pipeline)s
@@ -224,6 +227,8 @@ def _take(
             "trigger": found["trigger"],
             "reason": found["reason"],
             "backfill": Jsonb(backfill) if backfill else None,
+            # Which plain request it answers, it knows when it begins to read.
+            "answers": row["range_requested_at"] if backfill else None,
             "runner": runner_id,
             "epoch": row["epoch"],
             "trace": found["trace"],
@@ -339,13 +344,18 @@ def answer_request(connection: Connection, claim: Claim) -> None:
     """
     if claim.is_backfill:
         return
-    connection.execute(
-        """
-        UPDATE etl.etl_pipelines SET run_requested_at = NULL
-        WHERE id = %s AND claim_id = %s AND epoch = %s AND run_requested_at = %s
-        """,
-        [claim.pipeline_id, claim.claim_id, claim.epoch, claim.row["run_requested_at"]],
-    )
+    asked = claim.row["run_requested_at"]
+    with connection.transaction():
+        connection.execute(
+            """
+            UPDATE etl.etl_pipelines SET run_requested_at = NULL
+            WHERE id = %s AND claim_id = %s AND epoch = %s AND run_requested_at = %s
+            """,
+            [claim.pipeline_id, claim.claim_id, claim.epoch, asked],
+        )
+        connection.execute(
+            "UPDATE etl.etl_runs SET answers_request = %s WHERE id = %s AND status = 'RUNNING'", [asked, claim.run_id]
+        )
 
 
 def note_hold(connection: Connection, claim: Claim, hold: dict[str, Any] | None) -> None:
@@ -365,6 +375,8 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
     Another run follows when one was asked for that this one did not answer. Requests are told apart by being the same
     or not, never by comparing times: a clock may step.
     """
+    answers = answered and not boundary and not claim.is_backfill and not claim.is_repair
+    seen = claim.row["run_requested_at"]
     with connection.transaction():
         row = connection.execute(
             sql.SQL(
@@ -391,8 +403,8 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
             ).format(another=_ANOTHER_RUN),
             {
                 "boundary": boundary,
-                "answered": answered and not boundary and not claim.is_backfill and not claim.is_repair,
-                "seen": claim.row["run_requested_at"],
+                "answered": answers,
+                "seen": seen,
                 "keeps_range": boundary or claim.is_repair,
                 "follows": Trigger.FOLLOW_UP,
                 "reason": _WHY_BEHIND_A_BACKFILL if claim.is_backfill else _WHY_BEHIND_A_LOAD,
@@ -403,7 +415,8 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
         ).fetchone()
         if row is None:
             raise LeaseLost(f"pipeline {claim.name}: another runner took over before the run could be concluded")
-        finish_run(connection, claim.run_id, RunStatus.PAUSED if boundary else RunStatus.SUCCESS)
+        outcome = RunStatus.PAUSED if boundary else RunStatus.SUCCESS
+        finish_run(connection, claim.run_id, outcome, answers=seen if answers else None)
         return Status(row["status"])
 
 
@@ -460,7 +473,9 @@ def fail_run(connection: Connection, claim: Claim, code: str, message: str) -> b
             },
         ).fetchone()
         if row is not None:
-            finish_run(connection, claim.run_id, RunStatus.FAILED, code, text)
+            # Also one that it had not begun to answer: nothing else will.
+            answers = None if claim.is_backfill or claim.is_repair else claim.row["run_requested_at"]
+            finish_run(connection, claim.run_id, RunStatus.FAILED, code, text, answers=answers)
             if row["status"] != Status.FAILED:
                 notifications.tell_failed(connection, claim.pipeline_id, claim.run_id, text or code)
         return row is not None
@@ -529,16 +544,22 @@ def cancel_run(connection: Connection, pipeline_id: UUID, message: str) -> bool:
 
 
 def finish_run(
-    connection: Connection, run_id: UUID, outcome: RunStatus, code: str | None = None, message: str | None = None
+    connection: Connection,
+    run_id: UUID,
+    outcome: RunStatus,
+    code: str | None = None,
+    message: str | None = None,
+    *,
+    answers: datetime | None = None,
 ) -> None:
     connection.execute(
         """
         UPDATE etl.etl_runs
         SET status = %s, finished_at = clock_timestamp(), updated_at = clock_timestamp(),
-            error_code = %s, error_message = %s
+            error_code = %s, error_message = %s, answers_request = coalesce(answers_request, %s)
         WHERE id = %s
         """,
-        [outcome, code, cut(message), run_id],
+        [outcome, code, cut(message), answers, run_id],
     )
 
 

@@ -74,7 +74,10 @@ def resume(state: State, caller: Operator, pipeline: PipelineId) -> answers.RunA
         row = pipelines.resume(connection, caller, pipeline)
         message = f"pipeline {row['name']} goes on where it stopped"
         return answers.RunAccepted(
-            **_accepted(row, message).model_dump(), run_requested_at=row["run_requested_at"], run=None
+            **_accepted(row, message).model_dump(),
+            run_requested_at=row["run_requested_at"],
+            asked="resume",
+            run=None,
         )
 
 
@@ -216,6 +219,7 @@ def _run(connection: Connection, caller: Caller, pipeline: str, wish: bodies.Run
     return answers.RunAccepted(
         **_accepted(row, message).model_dump(),
         run_requested_at=row["run_requested_at"],
+        asked="run" if wish.is_plain else "backfill",
         run=reports.run_answer(current) if current else None,
     )
 

@@ -11,7 +11,7 @@ Asked = Literal["run", "backfill", "resume"]
 
 
 def find_answer(runs: Sequence[Run], requested_at: datetime, asked: Asked) -> Run | None:
-    """Of the runs since the request, oldest first: the one that answers it, or went on with that when it was broken off."""
+    """Of the runs since the request, oldest first: the one that answers it, or went on with what that had begun."""
     # Repairs and replays correct some rows, and nobody who asked for a run is answered by one.
     found = [run for run in runs if not run.metrics.keys() & {"repair", "replay"}]
     place = _place_of_answer(found, requested_at, asked)

@@ -1,12 +1,19 @@
 """`resume`, `run` beside what is paused, ranges that are no values, and what is told of runners that fell silent."""
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from uuid import uuid4
+
 import httpx
 import pytest
 
 from tests.integration.api import create, problem
 from tests.support.workbench import Workbench
 from vitrina.errors import ConfigError
-from vitrina.store import migrate
+from vitrina.store import migrate, runners
 from vitrina.store.database import Connection
 
 INCREMENTAL = {"mode": "incremental", "incremental_key": "modified", "target_key": ["id"]}
@@ -84,6 +91,38 @@ def test_status_tells_that_a_lease_is_over_instead_of_a_time_that_is_left(
     )
     seen = api.get(f"{FILMS}/status").json()
     assert (seen["lease_is_over"], seen["progress"]) == (True, None)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_command_line_tells_when_the_runner_was_last_heard_of(
+    api: httpx.Client, api_metastore: Connection, tmp_path: Path, is_known: bool
+) -> None:
+    create(api, name="films")
+    runner_id = uuid4()
+    runners.heartbeat(
+        api_metastore, runner_id, host="quiet.test", pid=77, version="1", capacity=1, running=1, transforms=[]
+    )
+    api_metastore.execute(
+        "UPDATE etl.etl_pipelines SET status = 'RUNNING', claim_id = gen_random_uuid(), runner_id = %s,"
+        " lease_until = now() - interval '1 h'",
+        [runner_id],
+    )
+    api_metastore.execute("UPDATE etl.etl_runners SET heartbeat_at = now() - interval '3 h'")
+    if not is_known:
+        api_metastore.execute("DELETE FROM etl.etl_runners")
+
+    shown = subprocess.run(
+        [sys.executable, "-m", "vitrina.cli", "status", "films"],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "VITRINA_API_URL": str(api.base_url)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    ).stdout
+
+    who = r"quiet\.test \(pid 77\), last heard of 3[^:]* ago" if is_known else "one that nobody knows any more"
+    assert re.search(f"{who}: its lease is over, the next runner continues", " ".join(shown.split()))
 
 
 def test_a_newer_metastore_asks_for_a_newer_program(workbench: Workbench) -> None:

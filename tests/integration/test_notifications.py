@@ -5,6 +5,7 @@ import hashlib
 import hmac
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from uuid import UUID
@@ -177,7 +178,7 @@ def test_what_was_not_tried_is_not_counted(
         assert sender.deliver_due() == 3
         assert [sender.deliver_due() for _ in range(MAX_ATTEMPTS)] == [0] * MAX_ATTEMPTS
     rows = notifications.list_of_pipeline(workbench.metastore, pipeline_id)
-    assert sorted(row["attempts"] for row in rows) == [0, 0, 1]
+    assert tries(workbench, "webhook") == [0, 0, 1]
     assert [row["done_at"] for row in rows] == [None] * 3
     labels = {"channel": "webhook", "outcome": "failed"}
     assert counted.registry.get_sample_value("vitrina_notifications_total", labels) == 1
@@ -208,12 +209,104 @@ def write_messages(workbench: Workbench, pipeline_id: UUID, count: int) -> None:
 
 def test_two_runners_do_not_send_the_same_message(workbench: Workbench, told: Settings, receiver: Receiver) -> None:
     fail_by_hand(workbench, make_failing(workbench))
-    first = notifications.claim_due(workbench.metastore, lease_seconds=60)
-    assert len(first) == 1
+    for channel in ("webhook", "slack"):
+        assert len(notifications.claim_due(workbench.metastore, channel, lease_seconds=60, limit=4)) == 1
     assert courier(told).deliver_due() == 0
     # The first one died before it could send: the lease ends, and another one takes it up.
-    workbench.sql("UPDATE etl.etl_notifications SET next_try_at = now()")
+    workbench.sql("UPDATE etl.etl_deliveries SET next_try_at = now()")
     assert courier(told).deliver_due() == 1
+    assert (len(receiver.at("/hook")), len(receiver.at("/slack"))) == (1, 1)
+
+
+def test_two_runners_that_look_at_once_do_not_take_the_same_message(workbench: Workbench, told: Settings) -> None:
+    """The second one looked before the first had committed, and goes on after it has."""
+    fail_by_hand(workbench, make_failing(workbench))
+    taken: list[int] = []
+    with session(told) as first, session(told) as second:
+        with first.transaction():
+            assert len(notifications.claim_due(first, "webhook", lease_seconds=60, limit=4)) == 1
+            waiting = threading.Thread(
+                target=lambda: taken.append(len(notifications.claim_due(second, "webhook", lease_seconds=60, limit=4)))
+            )
+            waiting.start()
+            stuck = f"SELECT cardinality(pg_blocking_pids({second.info.backend_pid})) AS by"
+            until(lambda: workbench.sql(stuck)[0]["by"] > 0)
+        waiting.join(60)
+    assert taken == [0]
+
+
+# --- each receiver for itself ---------------------------------------------------------------------------------------
+
+
+def test_a_receiver_that_is_given_up_takes_no_try_from_the_other(
+    workbench: Workbench, told: Settings, receiver: Receiver
+) -> None:
+    """The chat is out of reach until the webhook has been tried for the last time."""
+    receiver.refusals_at = {"/hook": [500] * 100, "/slack": [503] * 2}
+    pipeline_id = make_failing(workbench)
+    fail_by_hand(workbench, pipeline_id)
+    only_webhook = told.model_copy(update={"slack_webhook_url": None})
+    with holding_back(workbench, "slack"):
+        for _ in range(MAX_ATTEMPTS + 3):
+            courier(told).deliver_due()
+    assert (len(receiver.at("/hook")), len(receiver.at("/slack"))) == (MAX_ATTEMPTS, 0)
+
+    for _ in range(3):
+        courier(told).deliver_due()
+
+    assert (len(receiver.at("/hook")), len(receiver.at("/slack"))) == (MAX_ATTEMPTS, 3)
+    [row] = notifications.list_of_pipeline(workbench.metastore, pipeline_id)
+    assert (row["delivered"], row["last_error"]) == (["slack"], "webhook: the receiver answered 500")
+    assert row["done_at"] is not None
+    assert courier(only_webhook).deliver_due() == 0
+
+
+def test_a_receiver_waits_as_long_as_its_own_failures_say(
+    workbench: Workbench, told: Settings, receiver: Receiver
+) -> None:
+    receiver.refusals_at = {"/hook": [500] * 5, "/slack": [503]}
+    fail_by_hand(workbench, make_failing(workbench))
+    with holding_back(workbench, "slack"):
+        for _ in range(5):
+            courier(told).deliver_due()
+    assert tries(workbench, "webhook") == [5]
+
+    counted = Courier(told, instruments(), lambda: session(told), first_wait_seconds=100, patience_seconds=60)
+    counted.deliver_due()
+
+    assert tries(workbench, "slack") == [1]
+    [waits] = workbench.sql(
+        "SELECT next_try_at - clock_timestamp() BETWEEN '0 s' AND '100 s' AS first FROM etl.etl_deliveries"
+        " WHERE channel = 'slack'"
+    )
+    assert waits["first"]
+
+
+def test_a_runner_without_a_receiver_leaves_to_others_what_they_are_about_to_try(
+    workbench: Workbench, told: Settings, receiver: Receiver
+) -> None:
+    receiver.refusals_at = {"/hook": [500]}
+    pipeline_id = make_failing(workbench)
+    fail_by_hand(workbench, pipeline_id)
+    patient = Courier(told, instruments(), lambda: session(told), first_wait_seconds=600, patience_seconds=60)
+    patient.deliver_due()
+    nobody = told.model_copy(update={"slack_webhook_url": None, "webhook_url": None})
+    assert courier(nobody).deliver_due() == 0
+    [row] = notifications.list_of_pipeline(workbench.metastore, pipeline_id)
+    assert (row["done_at"], row["delivered"]) == (None, ["slack"])
+
+
+@contextmanager
+def holding_back(workbench: Workbench, channel: str) -> Iterator[None]:
+    """As while this receiver's own thread is busy with it: somebody else has it on lease."""
+    assert len(notifications.claim_due(workbench.metastore, channel, lease_seconds=600, limit=4)) == 1
+    yield
+    workbench.sql(f"UPDATE etl.etl_deliveries SET next_try_at = now(), attempts = 0 WHERE channel = '{channel}'")
+
+
+def tries(workbench: Workbench, channel: str) -> list[int]:
+    found = workbench.sql(f"SELECT attempts FROM etl.etl_deliveries WHERE channel = '{channel}' ORDER BY attempts")
+    return [row["attempts"] for row in found]
 
 
 def test_a_move_that_is_rolled_back_is_not_told(workbench: Workbench) -> None:

@@ -163,11 +163,6 @@ def show_accepted(accepted: "Accepted", output: Format) -> None:
 
 def _status_fields(seen: "PipelineStatus") -> dict[str, object]:
     run, lag, recent = seen.run, seen.lag, seen.recent
-    runner = f"{seen.runner.host} (pid {seen.runner.pid})" if seen.runner else None
-    if seen.runner and seen.lease_is_over and seen.runner.heartbeat_at:
-        runner = (
-            f"{runner}, last heard of {ago(seen.runner.heartbeat_at)}: its lease is over, the next runner continues"
-        )
     return {
         "pipeline": seen.pipeline,
         "status": seen.status,
@@ -175,7 +170,7 @@ def _status_fields(seen: "PipelineStatus") -> dict[str, object]:
         "enabled": seen.enabled,
         "version": seen.version,
         "needs attention": "; ".join(seen.needs_attention.values()) or None,
-        "runner": runner,
+        "runner": _runner_line(seen),
         "progress": _progress_line(seen),
         "checkpoint": _checkpoint_line(seen.checkpoint),
         "guarantee": seen.guarantee,
@@ -190,6 +185,14 @@ def _status_fields(seen: "PipelineStatus") -> dict[str, object]:
         and f"{recent.succeeded} of {recent.runs} succeeded, p50 {duration(recent.p50_seconds)},"
         f" p95 {duration(recent.p95_seconds)}",
     }
+
+
+def _runner_line(seen: "PipelineStatus") -> str | None:
+    runner = f"{seen.runner.host} (pid {seen.runner.pid})" if seen.runner else None
+    if not seen.lease_is_over:
+        return runner
+    heard = f", last heard of {ago(seen.runner.heartbeat_at)}" if seen.runner and seen.runner.heartbeat_at else ""
+    return f"{runner or 'one that nobody knows any more'}{heard}: its lease is over, the next runner continues"
 
 
 def _progress_line(seen: "PipelineStatus") -> str | None:

@@ -7,11 +7,12 @@ import hmac
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import httpx
 import psycopg
@@ -29,8 +30,8 @@ LONGEST_WAIT_SECONDS = 900.0
 TIMEOUT_SECONDS = 10.0
 # A whole delivery: the time above is that of one read, and a receiver may send its answer letter by letter.
 DELIVERY_SECONDS = 10.0
-# Messages that are taken up at once. Each channel sends them one by one, and all of them take less time than the lease,
-# so that nobody else sends them meanwhile; a runner that dies leaves them to the next one.
+# Messages that a channel takes up at once. It sends them one by one, and all of them take less time than the lease, so
+# that nobody else sends them meanwhile; a runner that dies leaves them to the next one.
 PORTION = 4
 LEASE_SECONDS = 60.0
 # A receiver that let us wait is left alone for a while.
@@ -83,27 +84,6 @@ class Channel:
         return True
 
 
-class Delivery:
-    """One message on its way to several channels; whichever ends last concludes it."""
-
-    def __init__(self, message: Row, wanted: Collection[str]) -> None:
-        self.message = message
-        self.wanted = frozenset(wanted)
-        self.problems: list[str] = []
-        self.was_skipped = False
-        self._open = set(wanted)
-        self._lock = threading.Lock()
-
-    def end(self, channel: str, problem: str | None = None, *, skipped: bool = False) -> bool:
-        """True: it was the last one."""
-        with self._lock:
-            self._open.discard(channel)
-            self.was_skipped |= skipped
-            if problem:
-                self.problems.append(f"{channel}: {problem}")
-            return not self._open
-
-
 class Courier:
     """A thread that looks for messages to send. Several runners may each have one."""
 
@@ -151,75 +131,56 @@ class Courier:
             self._log.exception("notifications.crashed")
 
     def deliver_due(self) -> int:
-        """One round; how many messages were taken up. Only what a channel that is free now has to send."""
+        """One round; how many messages were taken up or closed. Each free channel takes what it can send."""
         free = [channel for channel in self._channels if channel.is_free]
-        if self._channels and not free:
-            return 0
-        with self._metastore() as metastore:
-            taken = notifications.claim_due(
-                metastore,
-                lease_seconds=LEASE_SECONDS,
-                limit=PORTION,
-                channels=[channel.name for channel in self._channels],
-                free=[channel.name for channel in free],
-            )
-        deliveries = [Delivery(message, self._wanted_channels(message)) for message in taken]
-        for delivery in deliveries:
-            if not delivery.wanted:
-                self._conclude(delivery)
-        for channel in self._channels:
-            self._hand_over(channel, [one for one in deliveries if channel.name in one.wanted], free)
+        taken = {message for channel in free for message in self._take_up(channel)}
         end = time.monotonic() + self._patience
         for channel in free:
             channel.join(max(0.0, end - time.monotonic()))
-        return len(taken)
+        with self._metastore() as metastore:
+            closed = notifications.conclude(metastore, [channel.name for channel in self._channels])
+        return len(taken) or closed
 
-    def _hand_over(self, channel: Channel, deliveries: list[Delivery], free: list[Channel]) -> None:
-        if channel in free and deliveries:
-            channel.begin(lambda channel: self._deliver_all(channel, deliveries))
-            return
-        for delivery in deliveries:
-            self._end(delivery, channel, skipped=True)
+    def _take_up(self, channel: Channel) -> list[UUID]:
+        with self._metastore() as metastore:
+            messages = notifications.claim_due(metastore, channel.name, lease_seconds=LEASE_SECONDS, limit=PORTION)
+        if messages:
+            channel.begin(lambda channel: self._deliver_all(channel, messages))
+        return [message["id"] for message in messages]
 
-    def _deliver_all(self, channel: Channel, deliveries: list[Delivery]) -> None:
-        for delivery in deliveries:
+    def _deliver_all(self, channel: Channel, messages: list[Row]) -> None:
+        for message in messages:
             with self._surviving():
-                self._deliver(channel, delivery)
+                self._deliver(channel, message)
 
-    def _deliver(self, channel: Channel, delivery: Delivery) -> None:
+    def _deliver(self, channel: Channel, message: Row) -> None:
         try:
-            tried = channel.send(delivery.message)
+            tried = channel.send(message)
         except Undelivered as exc:
             self._instruments.notifications.labels(channel.name, "failed").inc()
-            self._end(delivery, channel, str(exc))
+            self._try_later(channel, message, str(exc))
             return
-        if tried:
-            with self._metastore() as metastore:
-                notifications.mark_delivered(metastore, delivery.message["id"], channel.name)
-            self._instruments.notifications.labels(channel.name, "delivered").inc()
-            self._log.info("notification.sent", **_names(delivery.message), channel=channel.name)
-        self._end(delivery, channel, skipped=not tried)
-
-    def _end(self, delivery: Delivery, channel: Channel, problem: str | None = None, *, skipped: bool = False) -> None:
-        if delivery.end(channel.name, problem, skipped=skipped):
-            self._conclude(delivery)
-
-    def _conclude(self, delivery: Delivery) -> None:
-        message, problem = delivery.message, "; ".join(sorted(delivery.problems))
         with self._metastore() as metastore:
-            if not problem and not delivery.was_skipped:
-                notifications.mark_done(metastore, message["id"])
-            elif not problem:
+            if not tried:
                 # Taken up again as soon as the channel is free; nothing was tried, so nothing is counted.
-                notifications.put_back(metastore, message["id"])
-            elif message["attempts"] >= MAX_ATTEMPTS and not delivery.was_skipped:
-                notifications.mark_done(metastore, message["id"], error=problem)
-                self._instruments.notifications.labels("any", "given_up").inc()
-                self._log.error("notification.given_up", **_names(message), error=problem)
-            else:
-                wait = min(self._first_wait * 2 ** (message["attempts"] - 1), LONGEST_WAIT_SECONDS)
-                notifications.postpone(metastore, message["id"], seconds=wait, error=problem)
-                self._log.warning("notification.retrying", **_names(message), wait_seconds=wait, error=problem)
+                notifications.put_back(metastore, message["id"], channel.name)
+                return
+            notifications.mark_delivered(metastore, message["id"], channel.name)
+        self._instruments.notifications.labels(channel.name, "delivered").inc()
+        self._log.info("notification.sent", **_names(message), channel=channel.name)
+
+    def _try_later(self, channel: Channel, message: Row, problem: str) -> None:
+        """By this channel's own count: what another one could not deliver says nothing about it."""
+        names = {**_names(message), "channel": channel.name}
+        with self._metastore() as metastore:
+            if message["tries"] < MAX_ATTEMPTS:
+                wait = min(self._first_wait * 2 ** (message["tries"] - 1), LONGEST_WAIT_SECONDS)
+                notifications.postpone(metastore, message["id"], channel.name, seconds=wait, error=problem)
+                self._log.warning("notification.retrying", **names, wait_seconds=wait, error=problem)
+                return
+            notifications.give_up(metastore, message["id"], channel.name, error=problem)
+        self._instruments.notifications.labels(channel.name, "given_up").inc()
+        self._log.error("notification.given_up", **names, error=problem)
 
     def _make_channels(self) -> list[Channel]:
         found = []
@@ -228,12 +189,6 @@ class Courier:
         if self._settings.slack_webhook_url:
             found.append(Channel("slack", self._send_slack))
         return found
-
-    def _wanted_channels(self, message: Row) -> list[str]:
-        """Who is to be told and has not been; a pipeline may ask for fewer kinds of messages."""
-        if message["kind"] not in _wanted(message["options"]):
-            return []
-        return [channel.name for channel in self._channels if channel.name not in message["delivered"]]
 
     def _send_webhook(self, message: Row) -> None:
         assert self._settings.webhook_url is not None
@@ -351,11 +306,6 @@ def open_client(url: str) -> httpx.Client:
     local = (where.hostname or "") in ("localhost", "127.0.0.1", "::1")
     # Reading the system's certificates takes longer than all the rest, and plain HTTP has no use for them.
     return httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=not local, verify=where.scheme != "http")
-
-
-def _wanted(options: Any) -> list[str]:
-    chosen = options.get("notify") if isinstance(options, dict) else None
-    return chosen if isinstance(chosen, list) else ["failed", "recovered", "drift"]
 
 
 def _names(message: Row) -> dict[str, Any]:

@@ -37,7 +37,9 @@ class Instruments:
             "stage_seconds", "Time spent in each stage of runs; stages overlap.", "pipeline", "stage"
         )
         self.retries = self._counter("retries", "Tries of a run after its first one.", "pipeline")
-        self.errors = self._counter("errors", "Errors that ended a run or a try, by code.", "pipeline", "code")
+        self.errors = self._counter(
+            "errors", "Errors that ended a run, by code; those that a retry cured are none.", "pipeline", "code"
+        )
         self.lease_lost = self._counter(
             "lease_lost", "Leases lost, seen by their holder or by the runner that took over.", "pipeline", "seen_by"
         )

@@ -1,47 +1,55 @@
-"""Statements on `etl_notifications`: messages that wait to be sent. Triggers write them, with the move they tell of."""
+"""Statements on `etl_notifications`: messages that wait to be sent. Triggers write them, with the move they tell of.
+
+Each receiver has its own tries and its own patience, in `etl_deliveries`.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
+
+from psycopg import sql
 
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
 
 
-def claim_due(
-    connection: Connection,
-    *,
-    lease_seconds: float,
-    limit: int = 20,
-    channels: Sequence[str] = (),
-    free: Sequence[str] = (),
-) -> list[Row]:
-    """Take due messages that a `free` one of the channels has not sent, or all have; while the lease lasts, no other
-    runner sends them."""
+def claim_due(connection: Connection, channel: str, *, lease_seconds: float, limit: int) -> list[Row]:
+    """Take messages that are due for this receiver; while the lease lasts, no other runner sends them there."""
     return connection.execute(
-        """
-        WITH due AS (
-            SELECT id FROM etl.etl_notifications
-            WHERE done_at IS NULL AND next_try_at <= clock_timestamp()
-              AND (NOT delivered @> %(free)s::text[] OR delivered @> %(channels)s::text[])
-            ORDER BY next_try_at LIMIT %(limit)s
-            FOR UPDATE SKIP LOCKED
-        ), taken AS (
-            UPDATE etl.etl_notifications n
-            SET attempts = n.attempts + 1, next_try_at = clock_timestamp() + make_interval(secs => %(lease)s)
-            FROM due WHERE n.id = due.id
-            RETURNING n.*
-        )
-        SELECT t.*, clock_timestamp() AS taken_at, p.name AS pipeline, p.options, p.labels, p.status, r.error_code,
-               coalesce(r.error_message, t.payload ->> 'error') AS error
-        FROM taken t
-        JOIN etl.etl_pipelines p ON p.id = t.pipeline_id
-        LEFT JOIN etl.etl_runs r ON r.id = t.run_id
-        ORDER BY t.created_at
-        """,
-        {"channels": list(channels), "free": list(free), "lease": lease_seconds, "limit": limit},
+        sql.SQL(
+            """
+            WITH due AS (
+                SELECT n.id FROM etl.etl_notifications n
+                JOIN etl.etl_pipelines p ON p.id = n.pipeline_id
+                LEFT JOIN etl.etl_deliveries d ON d.notification_id = n.id AND d.channel = %(channel)s
+                WHERE n.done_at IS NULL AND {wanted} AND NOT %(channel)s = ANY(n.delivered) AND d.ended_at IS NULL
+                  AND coalesce(d.next_try_at, n.next_try_at) <= clock_timestamp()
+                ORDER BY coalesce(d.next_try_at, n.next_try_at) LIMIT %(limit)s
+            ), taken AS (
+                INSERT INTO etl.etl_deliveries AS d (notification_id, channel, attempts, next_try_at)
+                SELECT id, %(channel)s, 1, clock_timestamp() + make_interval(secs => %(lease)s) FROM due
+                -- Another runner may have been quicker: what it took is no longer due.
+                ON CONFLICT (notification_id, channel) DO UPDATE
+                SET attempts = d.attempts + 1, next_try_at = excluded.next_try_at
+                WHERE d.ended_at IS NULL AND d.next_try_at <= clock_timestamp()
+                RETURNING d.notification_id, d.attempts
+            )
+            SELECT n.*, t.attempts AS tries, clock_timestamp() AS taken_at, p.name AS pipeline, p.labels,
+                   r.error_code, coalesce(r.error_message, n.payload ->> 'error') AS error
+            FROM taken t
+            JOIN etl.etl_notifications n ON n.id = t.notification_id
+            JOIN etl.etl_pipelines p ON p.id = n.pipeline_id
+            LEFT JOIN etl.etl_runs r ON r.id = n.run_id
+            ORDER BY n.created_at
+            """
+        ).format(wanted=_WANTED),
+        {"channel": channel, "lease": lease_seconds, "limit": limit},
     ).fetchall()
+
+
+# A pipeline may ask for fewer kinds of messages; a value edited by hand into nonsense asks for all.
+_WANTED = sql.SQL("(jsonb_typeof(p.options -> 'notify') IS DISTINCT FROM 'array' OR p.options -> 'notify' ? n.kind)")
 
 
 def tell_failed(connection: Connection, pipeline_id: UUID, run_id: UUID, error: str) -> None:
@@ -56,38 +64,83 @@ def tell_failed(connection: Connection, pipeline_id: UUID, run_id: UUID, error: 
 
 
 def mark_delivered(connection: Connection, notification_id: UUID, channel: str) -> None:
-    connection.execute(
-        "UPDATE etl.etl_notifications SET delivered = array_append(delivered, %s) WHERE id = %s",
-        [channel, notification_id],
-    )
+    with connection.transaction():
+        connection.execute(
+            "UPDATE etl.etl_notifications SET delivered = array_append(delivered, %s) WHERE id = %s",
+            [channel, notification_id],
+        )
+        connection.execute(
+            """
+            UPDATE etl.etl_deliveries SET ended_at = clock_timestamp(), last_error = NULL
+            WHERE notification_id = %s AND channel = %s
+            """,
+            [notification_id, channel],
+        )
 
 
-def mark_done(connection: Connection, notification_id: UUID, *, error: str | None = None) -> None:
-    connection.execute(
-        "UPDATE etl.etl_notifications SET done_at = clock_timestamp(), last_error = %s WHERE id = %s",
-        [error, notification_id],
-    )
-
-
-def postpone(connection: Connection, notification_id: UUID, *, seconds: float, error: str) -> None:
-    connection.execute(
-        """
-        UPDATE etl.etl_notifications
-        SET next_try_at = clock_timestamp() + make_interval(secs => %s), last_error = %s WHERE id = %s
-        """,
-        [seconds, error, notification_id],
-    )
-
-
-def put_back(connection: Connection, notification_id: UUID) -> None:
-    """As if it had not been taken: not every channel could try it."""
+def give_up(connection: Connection, notification_id: UUID, channel: str, *, error: str) -> None:
+    """Of this receiver only: the others are tried as before."""
     connection.execute(
         """
-        UPDATE etl.etl_notifications SET next_try_at = clock_timestamp(), attempts = greatest(attempts - 1, 0)
-        WHERE id = %s
+        UPDATE etl.etl_deliveries SET ended_at = clock_timestamp(), last_error = %s
+        WHERE notification_id = %s AND channel = %s
         """,
-        [notification_id],
+        [error, notification_id, channel],
     )
+
+
+def postpone(connection: Connection, notification_id: UUID, channel: str, *, seconds: float, error: str) -> None:
+    connection.execute(
+        """
+        UPDATE etl.etl_deliveries SET next_try_at = clock_timestamp() + make_interval(secs => %s), last_error = %s
+        WHERE notification_id = %s AND channel = %s
+        """,
+        [seconds, error, notification_id, channel],
+    )
+
+
+def put_back(connection: Connection, notification_id: UUID, channel: str) -> None:
+    """As if it had not been taken: it was not tried."""
+    connection.execute(
+        """
+        UPDATE etl.etl_deliveries SET next_try_at = clock_timestamp(), attempts = greatest(attempts - 1, 0)
+        WHERE notification_id = %s AND channel = %s
+        """,
+        [notification_id, channel],
+    )
+
+
+def conclude(connection: Connection, channels: Sequence[str]) -> int:
+    """Close the messages that no receiver waits for any more, and note what stands against the others; how many."""
+    with connection.transaction():
+        connection.execute(
+            """
+            UPDATE etl.etl_notifications n SET last_error = told.error, attempts = told.attempts
+            FROM (SELECT m.id, max(d.attempts) AS attempts,
+                         string_agg(d.channel || ': ' || d.last_error, '; ' ORDER BY d.channel) AS error
+                  FROM etl.etl_notifications m JOIN etl.etl_deliveries d ON d.notification_id = m.id
+                  WHERE m.done_at IS NULL GROUP BY m.id) told
+            WHERE n.id = told.id AND (n.last_error, n.attempts) IS DISTINCT FROM (told.error, told.attempts)
+            """
+        )
+        return connection.execute(
+            sql.SQL(
+                """
+                UPDATE etl.etl_notifications n SET done_at = clock_timestamp()
+                FROM etl.etl_pipelines p
+                WHERE p.id = n.pipeline_id AND n.done_at IS NULL AND n.next_try_at <= clock_timestamp()
+                  -- A runner with other receivers than ours may be about to try it there.
+                  AND NOT EXISTS (SELECT FROM etl.etl_deliveries d WHERE d.notification_id = n.id
+                                  AND d.ended_at IS NULL AND d.next_try_at > clock_timestamp())
+                  AND (NOT {wanted} OR NOT EXISTS (
+                        SELECT FROM unnest(%(channels)s::text[]) AS c (name)
+                        WHERE NOT c.name = ANY(n.delivered)
+                          AND NOT EXISTS (SELECT FROM etl.etl_deliveries d WHERE d.notification_id = n.id
+                                          AND d.channel = c.name AND d.ended_at IS NOT NULL)))
+                """
+            ).format(wanted=_WANTED),
+            {"channels": list(channels)},
+        ).rowcount
 
 
 def list_of_pipeline(connection: Connection, pipeline_id: UUID, kinds: Sequence[str] = ()) -> list[Row]:

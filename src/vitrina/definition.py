@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 from vitrina import schedule
 from vitrina.errors import InvalidField
 from vitrina.json_values import BoundedObject
+from vitrina.step_rules import STEP_NAME, StepRule
 
 MAX_BATCH_SIZE = 1_000_000
 DEFAULT_BATCH_SIZE = 5_000
@@ -22,8 +22,6 @@ MAX_SECONDS = 315_360_000
 
 # The name stands in URLs, metrics and file names. A uuid is refused because `{id}` takes either.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]{0,99}$")]
-# A registered Python step or source. No dots, slashes or leading underscores: a name is looked up, never imported.
-STEP_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[^\x00]+$")]
 
 
@@ -210,7 +208,7 @@ class ErrorRule(Strict):
     """What becomes of rows that a Python step fails on; stands among the step's own params."""
 
     on_error: Literal["fail", "dead_letter"] = "fail"
-    max_dead_letters: int = Field(1000, ge=1, le=10**9)
+    max_dead_letters: int = Field(StepRule.max_dead_letters, ge=1, le=10**9)
 
 
 class Definition(Strict):

@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from vitrina.definition import STEP_NAME, Definition, Task, not_a_step_name
+from vitrina.definition import Definition, Task, not_a_step_name
 from vitrina.errors import FieldError, ForbiddenTarget, Invalid
+from vitrina.step_rules import STEP_NAME
 from vitrina.targets import TargetPolicy, parse_target
 
 

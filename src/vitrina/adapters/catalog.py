@@ -2,25 +2,16 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from psycopg import sql
 
+from vitrina.adapters.columns import Column
 from vitrina.errors import TargetMismatch
 from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a query's result; `type` is as `format_type` writes it, precision included."""
-
-    name: str
-    type: str
-    # Of the source's table and its column, when the query gives a plain column of one.
-    origin: tuple[int, int] | None = field(default=None, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True)

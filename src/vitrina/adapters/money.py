@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vitrina.adapters.catalog import Column
+from vitrina.adapters.columns import Column
 from vitrina.errors import TargetMismatch
 from vitrina.store.database import Connection
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from vitrina import explain, sqlguard, taskplan
 from vitrina.adapters import money
-from vitrina.adapters.catalog import Column
+from vitrina.adapters.columns import Column
 from vitrina.adapters.cursor import Cursor
 from vitrina.adapters.readers import advice
 from vitrina.adapters.readers.provenance import Provenance

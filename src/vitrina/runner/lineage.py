@@ -12,7 +12,7 @@ from psycopg import conninfo
 
 from vitrina import __version__
 from vitrina.adapters import catalog
-from vitrina.adapters.catalog import Column
+from vitrina.adapters.columns import Column
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError, RequestError, RunError
 from vitrina.ports import Lap

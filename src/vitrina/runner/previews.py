@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from vitrina.adapters import cursor as cursors
-from vitrina.adapters.catalog import Column
+from vitrina.adapters.columns import Column
 from vitrina.adapters.readers.sql import Query, SqlReader
 from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError

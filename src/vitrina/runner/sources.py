@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from vitrina.adapters import catalog
-from vitrina.adapters.catalog import Column, Table
+from vitrina.adapters.catalog import Table
+from vitrina.adapters.columns import Column
 from vitrina.definition import Definition
 from vitrina.errors import TargetMismatch
 from vitrina.ports import Endable

@@ -13,7 +13,7 @@ from psycopg.sql import SQL, Composable, Composed, Literal
 
 from vitrina import sqlguard
 from vitrina.adapters import catalog
-from vitrina.adapters.catalog import Column
+from vitrina.adapters.columns import Column
 from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
 from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError, InvalidQuery, RunError, SourceQueryFailed
@@ -238,6 +238,7 @@ class References:
 
     def _load(self, query: str) -> "pa.Table":
         from vitrina.adapters.transforms import natural
+        from vitrina.adapters.transforms.outputs import outputs
 
         settings = self._job.settings
         try:
@@ -247,7 +248,7 @@ class References:
         if judged.parameters:
             raise SourceQueryFailed("a reference query has no :since or :until")
         columns = self._job.reader.describe(judged)
-        statement = Query(judged).select(natural.outputs(columns), Bounds())
+        statement = Query(judged).select(outputs(columns), Bounds())
         admission.admit(self._job.reader, Query(judged), settings, "a reference query", statement=statement)
         table = _read(self._job, statement, limit_bytes=MAX_REFERENCE_BYTES)
         schema = natural.schema_of(columns)

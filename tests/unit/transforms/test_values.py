@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrina.adapters.catalog import Column
+from vitrina.adapters.columns import Column
 from vitrina.adapters.transforms import forms, landing, natural, pythonic, registry
 from vitrina.adapters.transforms.landing import Landing
 from vitrina.errors import NotCarried, StepFailed, TargetMismatch

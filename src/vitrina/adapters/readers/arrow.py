@@ -17,7 +17,7 @@ from psycopg.sql import SQL, Composable, Identifier
 from vitrina import failpoints
 from vitrina.adapters import values
 from vitrina.adapters.carriage import travels_natively
-from vitrina.adapters.catalog import Column
+from vitrina.adapters.columns import Column
 from vitrina.adapters.readers.prefetch import prefetched
 from vitrina.adapters.readers.pushdown import Paging
 from vitrina.adapters.readers.sql import Age, Bounds, Query, SqlReader, arrow_url, column

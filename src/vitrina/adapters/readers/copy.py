@@ -14,7 +14,7 @@ from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina import failpoints
 from vitrina.adapters import values
-from vitrina.adapters.catalog import Column
+from vitrina.adapters.columns import Column
 from vitrina.adapters.readers.pushdown import Paging
 from vitrina.adapters.readers.sql import Age, Bounds, Query, SqlReader, column, translate_read
 from vitrina.adapters.writers.postgres import null_key_error

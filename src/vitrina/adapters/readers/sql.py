@@ -15,7 +15,7 @@ from psycopg.sql import SQL, Composable, Composed, Identifier
 from psycopg.sql import Literal as Value
 
 from vitrina import sqlguard
-from vitrina.adapters.catalog import Column
+from vitrina.adapters.columns import Column
 from vitrina.adapters.cursor import Cursor
 from vitrina.errors import Disconnected, SourceQueryFailed, TransientError
 from vitrina.ports import Position

@@ -4,21 +4,36 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, ValidationError
 
 from vitrina.adapters.transforms import forms, masking, progress, pythonic, shape
 from vitrina.adapters.transforms.context import StepContext
 from vitrina.adapters.transforms.isolation import Isolation, Rejection
-from vitrina.adapters.transforms.registry import RESERVED_PARAMS, Registered, Registry
-from vitrina.definition import ErrorRule, Task
+from vitrina.adapters.transforms.registry import Registered, Registry
 from vitrina.errors import BadKey, FieldError, Invalid, RunError, StepFailed, TransientError
 from vitrina.ports import DeadLetter
+from vitrina.step_rules import RESERVED_PARAMS, StepRule
 
-Model = TypeVar("Model", bound=BaseModel)
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Model = TypeVar("Model", bound="BaseModel")
+
+
+class Asked(Protocol):
+    """A step of a task plan, as far as it is known here."""
+
+    @property
+    def order_index(self) -> int: ...
+
+    @property
+    def body(self) -> str: ...
+
+    @property
+    def params(self) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -27,8 +42,8 @@ class PlannedStep:
 
     order_index: int
     registered: Registered
-    params: BaseModel | None
-    rule: ErrorRule = dataclasses.field(default_factory=ErrorRule)
+    params: "BaseModel | None"
+    rule: StepRule = dataclasses.field(default_factory=StepRule)
     # What its batches look like, once one has been seen: later ones must look the same.
     expected: pa.Schema | None = None
     letters: int = 0
@@ -50,13 +65,13 @@ class PlannedStep:
             filled["params"] = self.params
         if "context" in self.registered.accepts:
             filled["context"] = context
-        return partial(self.registered.function, **filled)
+        return partial(self.registered.function, **filled) if filled else self.registered.function
 
 
 # --- what the plan says, read against the registry -------------------------------------------------------------
 
 
-def plan_steps(tasks: Sequence[Task], registry: Registry) -> list[PlannedStep]:
+def plan_steps(tasks: Sequence[Asked], registry: Registry) -> list[PlannedStep]:
     """Every step known and its params right, or `Invalid` with each thing that is not."""
     planned: list[PlannedStep] = []
     problems: list[FieldError] = []
@@ -70,13 +85,22 @@ def plan_steps(tasks: Sequence[Task], registry: Registry) -> list[PlannedStep]:
     return planned
 
 
-def _plan_step(task: Task, registry: Registry) -> PlannedStep:
+def _plan_step(task: Asked, registry: Registry) -> PlannedStep:
     registered = find_registered(task.body, "transform", registry)
     own = {name: value for name, value in task.params.items() if name not in RESERVED_PARAMS}
     ruling = {name: value for name, value in task.params.items() if name in RESERVED_PARAMS}
     where = f"step {task.order_index} ({task.body})"
-    rule = _read(ErrorRule, ruling, where)
+    rule = _read_rule(ruling, where)
     return PlannedStep(task.order_index, registered, read_params(registered, own, where), rule)
+
+
+def _read_rule(ruling: dict[str, Any], where: str) -> StepRule:
+    if not ruling:
+        return StepRule()
+    # Imported here: most steps say nothing about it, and their workers need no model of a definition.
+    from vitrina.definition import ErrorRule
+
+    return StepRule(**_read(ErrorRule, ruling, where).model_dump())
 
 
 def find_registered(name: str, kind: str, registry: Registry) -> Registered:
@@ -90,7 +114,7 @@ def find_registered(name: str, kind: str, registry: Registry) -> Registered:
     return found
 
 
-def read_params(registered: Registered, given: dict[str, Any], where: str) -> BaseModel | None:
+def read_params(registered: Registered, given: dict[str, Any], where: str) -> "BaseModel | None":
     if registered.params is not None:
         return _read(registered.params, given, where)
     if given:
@@ -100,6 +124,8 @@ def read_params(registered: Registered, given: dict[str, Any], where: str) -> Ba
 
 
 def _read(model: type[Model], given: dict[str, Any], where: str) -> Model:
+    from pydantic import ValidationError
+
     try:
         return model.model_validate(given)
     except ValidationError as exc:

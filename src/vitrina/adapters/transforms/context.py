@@ -6,12 +6,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from pydantic import BaseModel
-
 from vitrina.errors import FatalError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pydantic import BaseModel
 
 
 def _no_reference(query: str) -> "pa.Table":
@@ -43,7 +42,7 @@ class SourceContext:
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     mode: str = "full"
     batch_size: int = 5000
-    params: BaseModel | None = None
+    params: "BaseModel | None" = None
     # A range that was asked for with the run; the stored checkpoint stays where it is.
     since: str | None = None
     until: str | None = None

@@ -1,6 +1,7 @@
 """Calling a step in the form that it takes: Arrow, row by row, polars or pandas."""
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -90,16 +91,24 @@ def call_rows(
     `expected` is what earlier batches of it came to: their types are asked for again.
     """
     hints = expected if expected is not None else _hints(registered, batch.schema)
+    # The rows are gone when collecting begins again: it would go through them all.
     with pythonic.without_collection():
-        values = pythonic.values_of(batch)
-        rows = _made_rows(bound, pythonic.rows_from(values, batch.schema), rejected)
-        if rows:
-            before = zip(batch.schema, batch.columns, values, strict=True)
-            originals = {field.name: Original(column, field, given) for field, column, given in before}
-            return pythonic.batch_of(rows, hints, originals)
+        made = _through(bound, batch, hints, rejected)
+    if made is not None:
+        return made
     if expected is None and not registered.columns:
         raise NoRowsToTell
     return pa.RecordBatch.from_pylist([], schema=hints)
+
+
+def _through(
+    bound: Bound, batch: pa.RecordBatch, hints: pa.Schema, rejected: list[tuple[int, Exception]]
+) -> pa.RecordBatch | None:
+    values = pythonic.values_of(batch)
+    before = zip(batch.schema, batch.columns, values, strict=True)
+    originals = {field.name: Original.of(column, field, given) for field, column, given in before}
+    rows = _made_rows(bound, pythonic.rows_from(values, batch.schema), rejected)
+    return pythonic.batch_of(rows, hints, originals) if rows else None
 
 
 def _made_rows(
@@ -109,19 +118,32 @@ def _made_rows(
     for start in range(0, len(given), _ROWS_NOTED):
         some = given[start : start + _ROWS_NOTED]
         progress.narrow(start + 1, start + len(some))
-        for position, row in enumerate(some, start):
-            try:
-                made = bound(row)
-            except (RunError, ConnectionError, TimeoutError):
-                raise
-            except Exception as exc:  # noqa: BLE001 - a step is a stranger's code and may raise anything
-                rejected.append((position, exc))
-                continue
-            if type(made) is dict:
-                rows.append(made)
-            elif made is not None:
-                rows.extend(_several(made))
+        made = _called(bound, some, start, rejected)
+        if set(map(type, made)) <= {dict}:
+            rows += made
+        else:
+            rows.extend(chain.from_iterable(_several(one) for one in made if one is not None))
     return rows
+
+
+def _called(
+    bound: Bound, given: list[dict[str, Any]], start: int, rejected: list[tuple[int, Exception]]
+) -> list[Any]:
+    """What each row is made into. `extend` keeps what came before an exception, and goes on behind the row it met."""
+    made: list[Any] = []
+    rest, failed = iter(given), 0
+    while len(made) + failed < len(given):
+        exc: Exception = StopIteration()  # that one ends `extend` without a word
+        try:
+            made.extend(map(bound, rest))
+        except (RunError, ConnectionError, TimeoutError):
+            raise
+        except Exception as raised:  # noqa: BLE001 - a step is a stranger's code and may raise anything
+            exc = raised
+        if len(made) + failed < len(given):
+            rejected.append((start + len(made) + failed, exc))
+            failed += 1
+    return made
 
 
 def _several(made: Any) -> Iterable[dict[str, Any]]:

@@ -7,14 +7,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vitrina.adapters import catalog
-from vitrina.adapters.catalog import Column, Table
+from vitrina.adapters.columns import Column
 from vitrina.adapters.transforms import natural, pythonic
 from vitrina.errors import StepFailed, TargetMismatch
+
+if TYPE_CHECKING:
+    from vitrina.adapters.catalog import Table
 
 _INTEGERS = ("smallint", "integer", "bigint")
 # Types that take text and would silently round or cut it to their precision.
@@ -55,12 +58,12 @@ class Landing:
 # --- types -----------------------------------------------------------------------------------------------------
 
 
-def settle(schema: pa.Schema, table: Table | None) -> list[Column]:
+def settle(schema: pa.Schema, table: "Table | None") -> list[Column]:
     """The result as the target is asked to take it. An existing column's own type wins where every value fits it."""
     return [Column(field.name, _settled(field, table)) for field in schema]
 
 
-def _settled(field: pa.Field, table: Table | None) -> str:
+def _settled(field: pa.Field, table: "Table | None") -> str:
     found = table.column(field.name) if table is not None else None
     if found is not None and lands(field, found.type):
         return found.type
@@ -96,6 +99,9 @@ def _derived(kind: pa.DataType, name: str) -> str | None:
 
 def lands(field: pa.Field, target: str) -> bool:
     """Whether each value arrives in a column of that type unchanged, or is refused when it does not."""
+    # Imported here: only a runner asks, and workers load no driver.
+    from vitrina.adapters import catalog
+
     made = postgres_type(field)
     if made is None or catalog.fits(made, target):
         return True

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from psycopg.sql import SQL, Composable, Identifier, Literal
 
-from vitrina.adapters.catalog import Column
+from vitrina.adapters.columns import Column
 from vitrina.errors import NotCarried
 
 TYPE, STAMP = b"vitrina:type", b"vitrina:stamp"
@@ -96,31 +95,7 @@ def _decimal(pg_type: str) -> pa.DataType | None:
     return (pa.decimal128 if precision <= _DECIMAL128_DIGITS else pa.decimal256)(precision, scale)
 
 
-def outputs(columns: Sequence[Column]) -> list[Composable]:
-    """What to select, so that the driver carries every value exactly, or UNFIT names the column that it cannot."""
-    unfit = [
-        SQL("WHEN {} THEN {}").format(_odd_array(column.name), Literal(column.name))
-        for column in columns
-        if is_array(column.type)
-    ]
-    named = SQL("CASE {} END").format(SQL(" ").join(unfit)) if unfit else SQL("NULL::text")
-    return [_output(column) for column in columns] + [SQL("{} AS {}").format(named, Identifier(UNFIT))]
-
-
-def _output(column: Column) -> Composable:
-    name, cast = Identifier(column.name), _read_as(column.type)
-    value: Composable = SQL("q.{}").format(name)
-    if is_array(column.type):
-        value = SQL("CASE WHEN {} THEN NULL ELSE {} END").format(_odd_array(column.name), value)
-    return SQL("({})::{} AS {}").format(value, SQL(cast), name) if cast else SQL("{} AS {}").format(value, name)
-
-
-def _odd_array(name: str) -> Composable:
-    """Two dimensions would be flattened silently, and other bounds than usual stop the driver."""
-    return SQL("(pg_catalog.array_ndims(q.{0}) > 1 OR pg_catalog.array_lower(q.{0}, 1) <> 1)").format(Identifier(name))
-
-
-def _read_as(pg_type: str) -> str | None:
+def read_as(pg_type: str) -> str | None:
     """What a column is cast to where it is read. None: the driver carries it as it is."""
     if is_array(pg_type):
         return None if bare_type(pg_type.removesuffix("[]")) in _ELEMENTS else "text[]"

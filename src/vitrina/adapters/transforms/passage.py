@@ -2,17 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
-from psycopg.sql import Composable
 
-from vitrina.adapters.catalog import Column, Table
+from vitrina.adapters.columns import Column
 from vitrina.adapters.transforms import forms, landing, natural
 from vitrina.adapters.transforms.chain import Chain
 from vitrina.adapters.transforms.landing import Landing
 from vitrina.errors import StepFailed, TargetMismatch
 from vitrina.ports import DeadLetter
+
+if TYPE_CHECKING:
+    from psycopg.sql import Composable
+
+    from vitrina.adapters.catalog import Table
 
 
 @dataclass(frozen=True)
@@ -117,10 +121,13 @@ class Passage:
     def landings(self) -> dict[str, Landing]:
         return self.steps.landings
 
-    def outputs(self) -> list[Composable]:
-        return natural.outputs(self._result)
+    def outputs(self) -> "list[Composable]":
+        # Imported here: workers load no driver.
+        from vitrina.adapters.transforms.outputs import outputs
 
-    def settle(self, sample: pa.Table, table: Table | None, wanted_key: Sequence[str] | None) -> list[Column]:
+        return outputs(self._result)
+
+    def settle(self, sample: pa.Table, table: "Table | None", wanted_key: Sequence[str] | None) -> list[Column]:
         """Find out with some rows what comes out behind the steps, and as what it is written."""
         schema = self._discover(sample, table)
         missing = [name for name in wanted_key or () if name not in schema.names]
@@ -133,13 +140,13 @@ class Passage:
         self.stamps = frozenset(field.name for field in schema if natural.is_stamp(field))
         return settled
 
-    def _discover(self, sample: pa.Table, table: Table | None) -> pa.Schema:
+    def _discover(self, sample: pa.Table, table: "Table | None") -> pa.Schema:
         try:
             return self.steps.discover(sample)
         except forms.NoRowsToTell:
             return self._guess(table)
 
-    def _guess(self, table: Table | None) -> pa.Schema:
+    def _guess(self, table: "Table | None") -> pa.Schema:
         """No row came through a row step: columns keep their names, as far as the target knows them."""
         if table is None:
             raise StepFailed(

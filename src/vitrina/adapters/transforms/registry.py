@@ -3,22 +3,20 @@
 import hashlib
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
-from typing import Any, Literal, TypeVar
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import structlog
-from pydantic import BaseModel
-
-from vitrina.definition import STEP_NAME, ErrorRule
 from vitrina.errors import ConfigError
+from vitrina.step_rules import RESERVED_PARAMS, STEP_NAME
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 ENTRY_POINTS = "vitrina.transforms"
 BUILT_IN = "vitrina.adapters.transforms.steps"
 
-# Beside the parameters of its own, a step of a task plan may say these.
-RESERVED_PARAMS = frozenset(ErrorRule.model_fields)
 
 Form = Literal["arrow", "rows", "polars", "pandas"]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -32,7 +30,7 @@ class Registered:
     kind: Literal["transform", "source"]
     form: Form
     function: Callable[..., Any] = field(repr=False)
-    params: type[BaseModel] | None = None
+    params: "type[BaseModel] | None" = None
     # Types of columns that a row step makes: needed where a batch may have no value in them.
     columns: Mapping[str, Any] = field(default_factory=dict)
 
@@ -125,7 +123,7 @@ def transform(
     name: str,
     *,
     rows: bool = False,
-    params: type[BaseModel] | None = None,
+    params: "type[BaseModel] | None" = None,
     columns: Mapping[str, Any] | None = None,
 ) -> Callable[[Function], Function]:
     """Register a step.
@@ -142,7 +140,7 @@ def transform(
     return register
 
 
-def source(name: str, *, params: type[BaseModel] | None = None) -> Callable[[Function], Function]:
+def source(name: str, *, params: "type[BaseModel] | None" = None) -> Callable[[Function], Function]:
     """Register a source: a generator that is given a `SourceContext` and yields batches."""
 
     def register(function: Function) -> Function:
@@ -158,8 +156,13 @@ def load(modules: str = "") -> Registry:
     A module that cannot be imported is logged and listed, and stops nothing; a name that comes twice stops the start.
     """
     load_shipped()
-    for entry_point in metadata.entry_points(group=ENTRY_POINTS):
-        _load(f"{entry_point.name} ({entry_point.value})", entry_point.load)
+    return load_others(modules, announced())
+
+
+def load_others(modules: str, announced: Iterable[Sequence[str]]) -> Registry:
+    """The same without what ships with Vitrina, which takes longer to import than most steps take for a batch."""
+    for name, value in announced:
+        _load(f"{name} ({value})", partial(_load_announced, name, value))
     for module in filter(None, (part.strip() for part in modules.split(","))):
         _load(module, lambda module=module: importlib.import_module(module))  # type: ignore[misc]
     return REGISTRY
@@ -171,9 +174,29 @@ def load_shipped() -> Registry:
     return REGISTRY
 
 
+@cache
+def announced() -> tuple[tuple[str, str], ...]:
+    """What installed packages announce: looking through them all takes a tenth of a second."""
+    from importlib import metadata
+
+    return tuple((found.name, found.value) for found in metadata.entry_points(group=ENTRY_POINTS))
+
+
+def _load_announced(name: str, value: str) -> None:
+    from importlib import metadata
+
+    metadata.EntryPoint(name, value, ENTRY_POINTS).load()
+
+
+def names_shipped(names: Iterable[str]) -> bool:
+    """Whether one of the names is of a step or source that ships with Vitrina."""
+    shipped = load_shipped()
+    return any((found := shipped.find(name)) is not None and found.is_shipped for name in names)
+
+
 def finds_only_shipped(modules: str) -> bool:
     """Whether neither an installed package nor a setting names other steps."""
-    return not modules.strip(" ,") and not metadata.entry_points(group=ENTRY_POINTS)
+    return not modules.strip(" ,") and not announced()
 
 
 def _load(name: str, load_module: Callable[[], object]) -> None:
@@ -187,6 +210,8 @@ def _load(name: str, load_module: Callable[[], object]) -> None:
         raise
     except Exception as exc:  # noqa: BLE001 - whatever a stranger's module raises while it is imported
         error = f"{type(exc).__name__}: {exc}"
+        import structlog
+
         structlog.get_logger().error("transforms.import_failed", module=name, error=error)
         REGISTRY.broken.append(BrokenModule(name, error))
 

@@ -11,8 +11,8 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from vitrina.adapters.catalog import Column
-from vitrina.adapters.transforms import forms, wire
+from vitrina.adapters.columns import Column
+from vitrina.adapters.transforms import forms, registry, wire
 from vitrina.adapters.transforms.landing import Landing
 from vitrina.adapters.transforms.passage import Taken
 from vitrina.adapters.transforms.process import Limits, Worker, WorkerEnded
@@ -51,6 +51,15 @@ class About:
     hash_key: str | None = None
 
 
+def _where_from(about: About, names: Sequence[str]) -> dict[str, Any]:
+    """Where a worker finds these steps: it has no settings, and looks through no packages."""
+    return {
+        "modules": about.modules,
+        "announced": registry.announced(),
+        "names_shipped": registry.names_shipped(names),
+    }
+
+
 # --- steps ---------------------------------------------------------------------------------------------------------
 
 
@@ -62,7 +71,7 @@ class WorkerSteps:
         self.key: tuple[str, ...] = ()
         self.watched: set[str] | None = None
         self.steps: list[RemoteStep] = []
-        self._tasks = [task.model_dump(include={"order_index", "task_type", "body", "params"}) for task in tasks]
+        self._tasks = [task.model_dump(include={"order_index", "body", "params"}) for task in tasks]
         self._about = about
         self._limits = limits
         self._result: list[list[str]] = []
@@ -177,7 +186,9 @@ class WorkerSteps:
                 worker.told[name] = lesson
 
     def _plan(self, worker: "_StepWorker") -> None:
-        answer = worker.ask("plan", modules=self._about.modules, tasks=self._tasks)
+        answer = worker.ask(
+            "plan", tasks=self._tasks, **_where_from(self._about, [task["body"] for task in self._tasks])
+        )
         self.steps = [
             RemoteStep(int(place), str(name), str(digest), int(most))
             for place, name, digest, most in answer.fields["steps"]
@@ -246,7 +257,7 @@ class SourceWorker(Worker):
         """Look it up and read its params; nothing of it runs yet."""
         opened = self.ask(
             "source",
-            modules=about.modules,
+            **_where_from(about, [self._name]),
             name=self._name,
             params=definition.options.params,
             pipeline=about.pipeline,

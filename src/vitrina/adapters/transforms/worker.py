@@ -6,6 +6,7 @@ runner's settings; what a step wants to look up is asked of the runner.
 
 import faulthandler
 import fcntl
+import gc
 import mmap
 import os
 import resource
@@ -17,20 +18,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
 
-from vitrina.adapters.catalog import Column
+from vitrina.adapters.columns import Column
 from vitrina.adapters.transforms import chain, progress, registry, sources, wire
 from vitrina.adapters.transforms.chain import Chain, PlannedStep
 from vitrina.adapters.transforms.context import SourceContext, StepContext
 from vitrina.adapters.transforms.landing import Landing
 from vitrina.adapters.transforms.passage import OwnSteps
-from vitrina.adapters.transforms.registry import Registered
+from vitrina.adapters.transforms.registry import Registered, Registry
 from vitrina.adapters.transforms.wire import Message
-from vitrina.definition import Task
 from vitrina.ports import DeadLetter
 
 # The kernel looks for memory here before it ends the runner.
@@ -91,8 +91,9 @@ class Server:
         return Message({"found": registry.load(message.fields["modules"]).describe()})
 
     def _plan(self, message: Message) -> Message:
-        tasks = [Task.model_validate(task) for task in message.fields["tasks"]]
-        self._planned = chain.plan_steps(tasks, registry.load(message.fields["modules"]))
+        tasks = [_Asked(**task) for task in message.fields["tasks"]]
+        known = _load([task.body for task in tasks], message)
+        self._planned = chain.plan_steps(tasks, known)
         found = [[step.order_index, step.name, step.digest, step.rule.max_dead_letters] for step in self._planned]
         return Message({"steps": found})
 
@@ -165,7 +166,7 @@ class Server:
 
     def _open_source(self, message: Message) -> Message:
         fields = message.fields
-        registered = chain.find_registered(fields["name"], "source", registry.load(fields["modules"]))
+        registered = chain.find_registered(fields["name"], "source", _load([fields["name"]], message))
         params = chain.read_params(registered, fields["params"], f"source {registered.name}")
 
         def context(checkpoint: Any) -> SourceContext:
@@ -196,6 +197,23 @@ class Server:
         return Message({"ended": True})
 
 
+class _Asked(NamedTuple):
+    """A step of a task plan, which the runner has checked as such."""
+
+    order_index: int
+    body: str
+    params: dict[str, Any]
+
+
+def _load(names: Sequence[str], message: Message) -> Registry:
+    """The steps of those names. What ships with Vitrina is imported where one is of it, or is not to be found."""
+    fields = message.fields
+    if fields["names_shipped"]:
+        registry.load_shipped()
+    known = registry.load_others(fields["modules"], fields["announced"])
+    return known if all(map(known.find, names)) else registry.load_shipped()
+
+
 # --- the process ---------------------------------------------------------------------------------------------------
 
 
@@ -224,6 +242,9 @@ def _end_with_runner(life: int) -> None:
 
 def _be_modest() -> None:
     faulthandler.enable()
+    # As in the runner: what is there now stays, and rows come by the batch.
+    gc.freeze()
+    gc.set_threshold(100_000, 20)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would hold rows
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)

@@ -10,7 +10,8 @@ from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from vitrina import failpoints
 from vitrina.adapters import carriage, catalog
-from vitrina.adapters.catalog import Column, Table
+from vitrina.adapters.catalog import Table
+from vitrina.adapters.columns import Column
 from vitrina.adapters.writers import bulk_load, mart_identity, merge
 from vitrina.adapters.writers.merge import Merge
 from vitrina.adapters.writers.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOCH, Stage, StageColumn, stage_name

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from vitrina.adapters.catalog import Column
+from vitrina.adapters.columns import Column
 from vitrina.adapters.writers.search import mapping
 from vitrina.adapters.writers.search.batch import Actions, Outcome, Rejected
 from vitrina.adapters.writers.search.bulk import BulkEngine, Delivery, Limits

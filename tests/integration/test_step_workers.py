@@ -128,6 +128,8 @@ def test_what_a_step_prints_is_in_the_log_of_its_run_up_to_a_limit(bench: Workbe
     define(bench, "print")
     with heard() as lines:
         run = bench.run("films")
+        # Said when the worker is gone, which nobody waits for.
+        until(lambda: any(line["event"] == "step.output_dropped" for line in lines))
     assert run["status"] == "SUCCESS"
     said = [line for line in lines if line["event"] == "step.output"]
     assert 1 < len(said) <= 500

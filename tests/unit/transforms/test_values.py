@@ -295,3 +295,73 @@ def test_rounding_is_noticed_exactly_when_it_happens(value: Decimal, scale: int)
     else:
         with pytest.raises(TargetMismatch):
             landing.to_stage(batch, places)
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+@pytest.mark.parametrize("gaps", [False, True])
+def test_every_type_is_read_from_any_part_of_a_column_with_and_without_null(kind: str, gaps: bool) -> None:
+    values = [EXAMPLES[kind]] * 3 + ([None, EXAMPLES[kind]] if gaps else [])
+    column, field = pythonic.column_of(values, "x", natural.tagged("x", kind))
+    for start in range(len(values) + 1):
+        for length in range(len(values) - start + 1):
+            assert pythonic.to_python(column.slice(start, length), field) == values[start : start + length]
+
+
+# What a step may do to a row of whatever kind; `None` leaves it alone.
+DEEDS: dict[str, Any] = {
+    "keep": lambda row: row,
+    "copy": dict,
+    "drop": lambda row: None,
+    "twice": lambda row: [row, dict(row)],
+    "none of them": lambda row: [],
+    "raise": lambda row: int("x"),
+    "stop": lambda row: next(iter(())),
+    "append": lambda row: row["list"].append("new") or row if row["list"] is not None else row,
+    "other list": lambda row: {**row, "list": ["z"]},
+    "equal list": lambda row: {**row, "list": None if row["list"] is None else list(row["list"])},
+    "tuple": lambda row: {**row, "list": None if row["list"] is None else tuple(row["list"])},
+    "title": lambda row: {**row, "title": "other"},
+}
+
+
+@given(st.lists(st.sampled_from(sorted(DEEDS)), min_size=1, max_size=250), st.booleans())
+def test_rows_come_out_of_a_step_as_one_call_for_each_would_have_them(deeds: list[str], nulls: bool) -> None:
+    lists = [None if nulls and place % 3 == 0 else ["a", None][: place % 3] for place in range(len(deeds))]
+    given_rows = [{"id": place, "title": f"t{place}", "list": lists[place]} for place in range(len(deeds))]
+    kinds = {"id": "integer", "title": "text", "list": "text[]"}
+    schema = pa.schema([natural.tagged(name, kind) for name, kind in kinds.items()])
+    batch = pythonic.batch_of(given_rows, schema)
+    step = lambda row: DEEDS[deeds[row["id"]]](row)  # noqa: E731
+
+    expected: list[dict[str, Any]] = []
+    failed: list[int] = []
+    for place, row in enumerate(pythonic.rows_of(batch)):
+        try:
+            made = step(row)
+        except (ValueError, StopIteration):
+            failed.append(place)
+            continue
+        expected += made if isinstance(made, list) else [made] if made is not None else []
+    rejected: list[tuple[int, Exception]] = []
+    registered = registry.Registered("any", "transform", "rows", step, columns={"id": pa.int32()})
+    result = forms.call_rows(registered, step, batch, None, rejected)
+
+    assert [place for place, _ in rejected] == failed
+    plain = [{**row, "list": None if row["list"] is None else list(row["list"])} for row in expected]
+    assert pythonic.rows_of(result) == plain
+    assert all(type(exc) is (StopIteration if deeds[place] == "stop" else ValueError) for place, exc in rejected)
+
+
+def test_a_text_that_spells_the_items_of_a_list_is_not_taken_for_it() -> None:
+    batch = pythonic.batch_of([{"x": ["a", "b"]}], pa.schema([natural.tagged("x", "text[]")]))
+    spell = lambda row: {"x": "ab"}  # noqa: E731
+    made = forms.call_rows(registry.Registered("spell", "transform", "rows", spell), spell, batch, None, [])
+    assert pythonic.rows_of(made) == [{"x": "ab"}]
+
+
+def test_names_of_columns_are_only_ever_keys() -> None:
+    names = ["a'b", 'c"d', "e\\f", "{g}", "h\ni", "Ünï", "__import__('os')"]
+    for count in (0, 1, len(names)):
+        columns = [[place, -place] for place in range(count)]
+        made = pythonic.rows_from(columns, pa.schema([pa.field(name, pa.int64()) for name in names[:count]]))
+        assert made == [dict(zip(names, row, strict=False)) for row in zip(*columns, strict=True)]

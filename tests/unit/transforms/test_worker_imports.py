@@ -7,7 +7,16 @@ from vitrina.adapters.transforms import registry
 from vitrina.definition import ErrorRule
 from vitrina.step_rules import RESERVED_PARAMS, StepRule
 
-HEAVY = ("adbc_driver_postgresql", "httpx", "psycopg", "pydantic", "rich", "sqlalchemy", "structlog", "vitrina.settings")
+HEAVY = (
+    "adbc_driver_postgresql",
+    "httpx",
+    "psycopg",
+    "pydantic",
+    "rich",
+    "sqlalchemy",
+    "structlog",
+    "vitrina.settings",
+)
 
 
 def test_a_worker_loads_neither_drivers_nor_models_nor_logging() -> None:

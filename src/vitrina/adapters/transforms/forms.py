@@ -126,9 +126,7 @@ def _made_rows(
     return rows
 
 
-def _called(
-    bound: Bound, given: list[dict[str, Any]], start: int, rejected: list[tuple[int, Exception]]
-) -> list[Any]:
+def _called(bound: Bound, given: list[dict[str, Any]], start: int, rejected: list[tuple[int, Exception]]) -> list[Any]:
     """What each row is made into. `extend` keeps what came before an exception, and goes on behind the row it met."""
     made: list[Any] = []
     rest, failed = iter(given), 0

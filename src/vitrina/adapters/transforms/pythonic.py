@@ -45,7 +45,7 @@ def values_of(batch: pa.RecordBatch) -> list[list[Any]]:
 
 
 def rows_from(columns: list[list[Any]], schema: pa.Schema) -> list[dict[str, Any]]:
-    return _row_maker(tuple(schema.names))(columns)
+    return _row_maker(tuple(schema.names))(columns) if columns else []
 
 
 @lru_cache(64)

@@ -331,7 +331,9 @@ def test_rows_come_out_of_a_step_as_one_call_for_each_would_have_them(deeds: lis
     kinds = {"id": "integer", "title": "text", "list": "text[]"}
     schema = pa.schema([natural.tagged(name, kind) for name, kind in kinds.items()])
     batch = pythonic.batch_of(given_rows, schema)
-    step = lambda row: DEEDS[deeds[row["id"]]](row)  # noqa: E731
+
+    def step(row: dict[str, Any]) -> Any:
+        return DEEDS[deeds[row["id"]]](row)
 
     expected: list[dict[str, Any]] = []
     failed: list[int] = []

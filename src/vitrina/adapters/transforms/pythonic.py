@@ -190,7 +190,7 @@ def _timestamps(column: pa.Array) -> list[Any]:
     microseconds = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_pylist()
     if column.null_count:
         return [None if value is None else epoch + timedelta(0, 0, value) for value in microseconds]
-    return list(map(epoch.__add__, map(timedelta, repeat(0), repeat(0), microseconds)))
+    return [epoch + timedelta(0, 0, value) for value in microseconds]
 
 
 def _dates(column: pa.Array) -> list[Any]:
@@ -341,7 +341,7 @@ def regrouped(lists: pa.ListArray, items: pa.Array) -> pa.ListArray:
 
 def _grouped(lengths: list[int | None], items: pa.Array) -> pa.ListArray:
     if None not in lengths:
-        return pa.ListArray.from_arrays(pa.array([0, *accumulate(lengths)], pa.int32()), items)  # type: ignore[arg-type]
+        return pa.ListArray.from_arrays(pa.array([0, *accumulate(lengths)], pa.int32()), items)
     offsets: list[int | None] = []
     end = 0
     for length in lengths:

@@ -16,7 +16,7 @@ from vitrina.runner.control import RunControl
 from vitrina.runner.manager import PipelineManager
 from vitrina.store import pipelines, runners
 from vitrina.store.leases import Claim
-from vitrina.transforms import SourceContext, source
+from vitrina.transforms import SourceContext, source, transform
 
 QUERY = "SELECT id, title, rating FROM content.film_work"
 
@@ -148,3 +148,33 @@ def _listed(bench: Workbench) -> dict[str, dict[str, Any]]:
             return {row["name"]: row["described"] for row in found}
         time.sleep(0.05)
     raise AssertionError("no runner signed in")
+
+
+@transform("preview_larger", rows=True)
+def larger(row: dict[str, Any]) -> dict[str, Any]:
+    """Makes a megabyte of each title."""
+    return {**row, "title": "x" * (1 << 20)}
+
+
+@source("preview_large")
+def large(context: SourceContext) -> Iterator[Any]:
+    """Rows of a megabyte."""
+    yield [{"n": number, "x": "x" * (1 << 20)} for number in range(10)]
+
+
+def test_a_preview_holds_no_more_than_eight_megabytes_before_and_behind_the_steps(bench: Workbench) -> None:
+    with_steps(bench, ("preview_larger", {}))
+    assert ask(bench, "preview", "films", limit=7)[1] is None
+    _, error = ask(bench, "preview", "films", limit=9)
+    assert error is not None
+    assert error["message"].startswith("the first 9 rows of 1 preview_larger are more than 8 MB: ask for fewer")
+
+    bench.sql("UPDATE content.film_work SET title = repeat('x', 1000000)")
+    _, error = ask(bench, "preview", "films", limit=50)
+    assert error is not None
+    assert error["message"].startswith("the first 50 rows are more than 8 MB: ask for fewer")
+
+    bench.pipeline("numbers", "", type="PYTHON", python_task="preview_large", target_key=["n"])
+    _, error = ask(bench, "preview", "numbers", limit=10)
+    assert error is not None
+    assert error["message"].startswith("the first 10 rows of preview_large are more than 8 MB")

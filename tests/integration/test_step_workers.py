@@ -85,6 +85,8 @@ def heard() -> Iterator[list[dict[str, Any]]]:
         ("sys_exit", "called sys.exit('enough')"),
         ("segfault", "crashed its process with SIGSEGV"),
         ("close", "closed the pipes of its process"),
+        # Or each answer would be taken for that to the next question.
+        ("answer_twice", "wrote into the pipes of its process"),
     ],
 )
 def test_a_death_is_reported_as_what_it_was(bench: Workbench, how: str, told: str) -> None:
@@ -94,6 +96,12 @@ def test_a_death_is_reported_as_what_it_was(bench: Workbench, how: str, told: st
     assert told in run["error_message"]
     # Batch 3 begins with row 1001 of the query; 250 rows into it stands the one.
     assert "step 1 (bad_row), in batch 3, rows 201 to 300" in run["error_message"]
+
+
+def test_a_child_of_a_worker_answers_nobody(bench: Workbench) -> None:
+    define(bench, "fork", row=650)
+    assert bench.run("films")["status"] == "SUCCESS"
+    assert bench.differences(QUERY, "analytics.films") == 0
 
 
 def test_an_end_from_outside_is_tried_again(bench: Workbench) -> None:

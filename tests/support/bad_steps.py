@@ -13,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel
 
+from vitrina.adapters.transforms import wire
+from vitrina.adapters.transforms.wire import Message
 from vitrina.transforms import SourceContext, StepContext, source, transform
 
 
@@ -46,6 +48,17 @@ def _print_much() -> None:
         (sys.stderr if number % 2 else sys.stdout).write(f"line {number} of what a step says\n")
 
 
+def _fork() -> None:
+    """Both of them go on with the batch, and answer."""
+    os.fork()
+
+
+def _answer_twice() -> None:
+    """Something that looks like an answer, ahead of the real one."""
+    forged = Message({"letters": [], "delivered": [], "left": [0]}, (wire.packed(pa.table({})),))
+    wire.send(int(sys.argv[2]), forged)
+
+
 WAYS: dict[str, Callable[[], object]] = {
     "os_exit": lambda: os._exit(7),
     "sys_exit": lambda: sys.exit("enough"),
@@ -56,6 +69,8 @@ WAYS: dict[str, Callable[[], object]] = {
     "memory": _use_memory,
     "print": _print_much,
     "close": lambda: os.closerange(3, 100),
+    "fork": _fork,
+    "answer_twice": _answer_twice,
     "nothing": lambda: None,
 }
 

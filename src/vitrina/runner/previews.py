@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _NOBODY = UUID(int=0)
+# What is shown has to be held, and written down, whole.
+MAX_BYTES = 8 << 20
 # How long steps may take over the rows of a preview.
 STEP_SECONDS = 60.0
 
@@ -85,7 +87,7 @@ def first_rows_of_source(definition: Definition, settings: Settings, limit: int)
         assert source is not None
         for batch, _ in source.batches(None):
             if batch.num_columns:
-                return Stage(source.name, batch.slice(0, limit))
+                return _bounded(Stage(source.name, batch.slice(0, limit)))
     raise FatalError(f"source {source.name} gives no rows")
 
 
@@ -103,10 +105,19 @@ def trace(
     """
     with _reading(definition, settings, extra) as reading:
         passage = steps.open_passage(reading)
-        sample = steps.read_sample(reading, passage, limit)
+        sample = steps.read_sample(reading, passage, limit, limit_bytes=MAX_BYTES)
         names = ["query", *(f"{step.order_index} {step.name}" for step in reading.steps)]
         stages = passage.steps.trace(sample, letters)
-        return [Stage(name, batch) for name, batch in zip(names, stages, strict=True)]
+        return [_bounded(Stage(name, batch)) for name, batch in zip(names, stages, strict=True)]
+
+
+def _bounded(stage: Stage) -> Stage:
+    if stage.batch.nbytes > MAX_BYTES:
+        raise FatalError(
+            f"the first {stage.batch.num_rows} rows of {stage.name} are more than {MAX_BYTES >> 20} MB:"
+            f" {steps.ASK_FOR_LESS}"
+        )
+    return stage
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from vitrina.settings import Settings
 from vitrina.store import pipelines
 from vitrina.store.database import Connection
 
-MAX_PREVIEW_CHARACTERS = 8 << 20
 PREVIEW_ROWS = 20
 # More than anybody completes by typing.
 MAX_TABLES = 2_000
@@ -85,11 +84,11 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
                 "{} SELECT CASE WHEN pg_catalog.length(shown.rows::text) <= {} THEN shown.rows END FROM ("
                 "SELECT coalesce(jsonb_agg(to_jsonb(q)), '[]') AS rows FROM (SELECT * FROM {} AS r LIMIT {}) AS q"
                 ") AS shown"
-            ).format(head, Literal(MAX_PREVIEW_CHARACTERS), source, Literal(limit))
+            ).format(head, Literal(previews.MAX_BYTES), source, Literal(limit))
         )
     if rows is None:
         raise SourceQueryFailed(
-            f"the first {limit} rows are larger than {MAX_PREVIEW_CHARACTERS >> 20} MB: ask for fewer, or shorten texts"
+            f"the first {limit} rows are larger than {previews.MAX_BYTES >> 20} MB: ask for fewer, or shorten texts"
         )
     return {"columns": [{"name": c.name, "type": c.type} for c in columns], "rows": rows}
 

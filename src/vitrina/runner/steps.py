@@ -38,6 +38,8 @@ NOBODY = UUID(int=0)
 SAMPLE_ROWS = 1000
 # A reference query's result is kept in memory for the whole run.
 MAX_REFERENCE_BYTES = 256 << 20
+# Where the rows of a preview are too large.
+ASK_FOR_LESS = "ask for fewer, or shorten texts in the query"
 # What importing the modules of steps may take when a runner starts.
 IMPORT_MEMORY_MB = 4096
 
@@ -200,8 +202,9 @@ def _open_steps(job: Reading) -> "RunsSteps":
     return OwnSteps(job.result, stamps, Chain(job.steps.own, context))
 
 
-def read_sample(job: Reading, passage: "Passage", rows: int) -> "pa.Table":
-    return _read(job, sample_of(job, passage.outputs(), limit=rows))
+def read_sample(job: Reading, passage: "Passage", rows: int, *, limit_bytes: int | None = None) -> "pa.Table":
+    statement = sample_of(job, passage.outputs(), limit=rows)
+    return _read(job, statement, limit_bytes=limit_bytes, what=f"the first {rows} rows are", advice=ASK_FOR_LESS)
 
 
 def sample_of(job: Reading, outputs: Sequence[Composable] = (SQL("q.*"),), *, limit: int) -> Composed:
@@ -209,7 +212,7 @@ def sample_of(job: Reading, outputs: Sequence[Composable] = (SQL("q.*"),), *, li
     return SQL("{} SELECT {} FROM {} AS q LIMIT {}").format(head, SQL(", ").join(outputs), source, Literal(limit))
 
 
-def _read(job: Reading, statement: Composed, *, limit_bytes: int | None = None) -> "pa.Table":
+def _read(job: Reading, statement: Composed, *, limit_bytes: int | None, what: str, advice: str) -> "pa.Table":
     import pyarrow as pa
 
     batches, size = [], 0
@@ -218,9 +221,7 @@ def _read(job: Reading, statement: Composed, *, limit_bytes: int | None = None) 
             batches.append(batch)
             size += batch.nbytes
             if limit_bytes is not None and size > limit_bytes:
-                raise FatalError(
-                    f"a reference query gives more than {limit_bytes >> 20} MB: join it in the source query instead"
-                )
+                raise FatalError(f"{what} more than {limit_bytes >> 20} MB: {advice}")
     return pa.Table.from_batches(batches) if batches else pa.table({})
 
 
@@ -250,6 +251,12 @@ class References:
         columns = self._job.reader.describe(judged)
         statement = Query(judged).select(outputs(columns), Bounds())
         admission.admit(self._job.reader, Query(judged), settings, "a reference query", statement=statement)
-        table = _read(self._job, statement, limit_bytes=MAX_REFERENCE_BYTES)
+        table = _read(
+            self._job,
+            statement,
+            limit_bytes=MAX_REFERENCE_BYTES,
+            what="a reference query gives",
+            advice="join it in the source query instead",
+        )
         schema = natural.schema_of(columns)
         return natural.naturalise(table, schema) if table.num_columns else schema.empty_table()

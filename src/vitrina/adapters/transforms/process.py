@@ -166,6 +166,7 @@ class Worker:
         # Answers what the worker asks while it is asked.
         self._answer = answer
         self._busy = threading.Lock()
+        self._asked = 0
         self._ending = threading.Lock()
         self._ended_because: VitrinaError | None = None
         self._deadline: float | None = None
@@ -209,7 +210,8 @@ class Worker:
         self._end(WorkerEnded("the worker was ended with its run"))
 
     def _conversation(self, message: Message) -> Message:
-        wire.send(self._started.requests, message)
+        self._asked += 1
+        wire.send(self._started.requests, message.numbered(self._asked))
         while "ask" in (said := wire.receive(self._started.replies)).fields:
             deadline, self._deadline = self._deadline, None  # the step waits for us now
             asked_at = time.monotonic()
@@ -220,6 +222,8 @@ class Worker:
                 raise
             wire.send(self._started.requests, answer)
             self._deadline = deadline and deadline + time.monotonic() - asked_at
+        if said.number != self._asked:
+            raise wire.Garbled("an answer to another question")
         return said
 
     # --- ending ----------------------------------------------------------------------------------------------------
@@ -263,17 +267,21 @@ class Worker:
     def _epitaph(self, exc: BaseException) -> VitrinaError:
         """What the worker died of."""
         if not self.is_over:
-            try:
-                code = self._started.process.wait(_PATIENCE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._end(StepFailed(f"{self._where()} wrote into the pipes of its process ({type(exc).__name__})"))
-            else:
-                self._end(self._death(code))
+            self._end(self._meddling(exc) if isinstance(exc, wire.Garbled) else self._death(exc))
         assert self._ended_because is not None
         self._output.join(_LAST_WORDS_SECONDS)
         return self._ended_because
 
-    def _death(self, code: int) -> VitrinaError:
+    def _meddling(self, exc: BaseException) -> VitrinaError:
+        return StepFailed(
+            f"{self._where()} wrote into the pipes of its process ({exc}): leave descriptors alone that it did not open"
+        )
+
+    def _death(self, exc: BaseException) -> VitrinaError:
+        try:
+            code = self._started.process.wait(_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return self._meddling(exc)
         if code == wire.PIPES_LOST:
             return StepFailed(
                 f"{self._where()} closed the pipes of its process: leave descriptors alone that it did not open"

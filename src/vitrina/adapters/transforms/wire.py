@@ -31,6 +31,14 @@ class Message(NamedTuple):
     fields: dict[str, Any]
     payload: tuple[pa.Buffer, ...] = ()
 
+    def numbered(self, number: object) -> "Message":
+        """An answer has its question's number: one that comes twice is not taken for the next."""
+        return Message(self.fields | {"number": number}, self.payload)
+
+    @property
+    def number(self) -> object:
+        return self.fields.get("number")
+
 
 class Garbled(Exception):
     """The other side sent what is no message."""
@@ -57,7 +65,7 @@ def receive(descriptor: int) -> Message:
     try:
         fields, sizes = json.loads(memoryview(_read(descriptor, length)).tobytes())
         total = sum(sizes)
-    except (ValueError, TypeError) as exc:
+    except (ValueError, TypeError, RecursionError) as exc:
         raise Garbled("a header that is no JSON") from exc
     if (
         not isinstance(fields, dict)

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -56,11 +57,11 @@ class Server:
         """Serve until nobody asks any more; the exit code."""
         try:
             while True:
-                answer = self._answer(wire.receive(self._requests))
-                wire.send(self._replies, answer)
+                question = wire.receive(self._requests)
+                wire.send(self._replies, self._answer(question).numbered(question.number))
         except EOFError:
             return 0
-        except OSError:
+        except (OSError, wire.Garbled):
             return wire.PIPES_LOST
 
     def _answer(self, message: Message) -> Message:
@@ -221,6 +222,7 @@ def main(arguments: Sequence[str]) -> None:
     requests, replies, life, place = map(int, arguments[:4])
     for descriptor in (requests, replies, life, place):
         os.set_inheritable(descriptor, False)
+    os.register_at_fork(after_in_child=partial(_let_go, requests, replies))
     _end_with_runner(life)
     _be_modest()
     progress.keep_in(memoryview(mmap.mmap(place, progress.SIZE)))
@@ -229,6 +231,13 @@ def main(arguments: Sequence[str]) -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # what was printed before a crash is kept
     # Not by way of `atexit` and threads that a step has left behind.
     os._exit(Server(requests, replies).serve())
+
+
+def _let_go(*descriptors: int) -> None:
+    """A child that a step has forked answers nobody, though it may come back to where its parent answers."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in descriptors:
+        os.dup2(nothing, descriptor, inheritable=False)
 
 
 def _end_with_runner(life: int) -> None:

@@ -48,6 +48,7 @@ def runner(
         from vitrina.runner.manager import PipelineManager
 
         _collect_garbage_rarely()
+        processes.close_to_others()
         PipelineManager(settings).run_forever()
 
 

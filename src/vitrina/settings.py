@@ -107,7 +107,7 @@ class Settings(BaseModel):
         256,
         ge=1,
         le=1024,
-        description="Largest value that a runner carries; it takes three times that in memory, five with steps.",
+        description="Largest value that a runner carries; it takes 3 times that in memory, up to 5 behind steps.",
     )
     connect_timeout_seconds: int = Field(10, ge=1, description="Longest wait for a connection.")
     runs_retention_days: int = Field(90, ge=1, description="How long the history of runs is kept.")

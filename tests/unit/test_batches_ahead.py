@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 from functools import partial
 
-import pyarrow as pa
 import pytest
 
 from vitrina.adapters.readers.arrow import MAX_BATCH_BYTES, _arriving, _UnderWay
-from vitrina.adapters.transforms.passage import Taken
 from vitrina.ports import Filled, Staged, Stopwatch
 
 
@@ -33,8 +31,8 @@ def test_each_arrives_in_its_turn(ahead: int, size: int, most: int) -> None:
         for number in range(10):
             on_the_way.append(number)
             numbers.append(len(on_the_way))
-            taken = Taken(pa.table({}))
-            yield _UnderWay(Filled(number, 1, ("x",)), taken, size, Stopwatch(), "index", partial(arrive, number))
+            filled = Filled(number, 1, ("x",))
+            yield _UnderWay(filled, (), frozenset(), size, Stopwatch(), "index", partial(arrive, number))
 
     arrived = list(_arriving(departures(), ahead))
 

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg.sql import SQL, Composable, Identifier
 
-from vitrina.adapters.readers.arrow import Stager, cut, outputs_of
-from vitrina.adapters.readers.prefetch import prefetched
+from vitrina.adapters.readers.arrow import Stager, cut, outputs_of, read_ahead
 from vitrina.adapters.readers.sql import Order
 from vitrina.adapters.transforms import landing
 from vitrina.adapters.writers.stage import BATCH, SCHEMA
@@ -40,7 +39,7 @@ def read(job: Job, *, in_order: bool = False, sample: int | None = None) -> Iter
     if sample is not None:
         order = (SQL("pg_catalog.random()"),)
     statement = job.query.select(outputs, incremental.all_rows(job), order=Order(order), limit=sample)
-    with job.reader.stream(statement) as stream, closing(prefetched(stream)) as pieces:
+    with job.reader.stream(statement) as stream, closing(read_ahead(stream)) as pieces:
         # Steps see the batches that they see in a run; nobody else minds.
         size = job.definition.batch_size if job.passage else _ROWS_AT_ONCE
         tables = cut(pieces, lambda: size, ordered_by=[])

@@ -36,6 +36,7 @@ NOBODY = UUID(int=0)
 
 # Rows with which it is found out what comes out behind the steps.
 SAMPLE_ROWS = 1000
+SAMPLE_BYTES = 16 << 20
 # A reference query's result is kept in memory for the whole run.
 MAX_REFERENCE_BYTES = 256 << 20
 # Where the rows of a preview are too large.
@@ -173,7 +174,7 @@ def fit(job: "Job") -> "tuple[Passage, list[Column]]":
     """The steps between the query's result and the target, and what is written behind them."""
     passage = open_passage(job)
     table = catalog.find_table(job.target_connection, job.target) if isinstance(job.target, PostgresTarget) else None
-    output = passage.settle(read_sample(job, passage, SAMPLE_ROWS), table, job.definition.target_key)
+    output = passage.settle(_read_few(job, passage), table, job.definition.target_key)
     return passage, output
 
 
@@ -205,6 +206,22 @@ def _open_steps(job: Reading) -> "RunsSteps":
 def read_sample(job: Reading, passage: "Passage", rows: int, *, limit_bytes: int | None = None) -> "pa.Table":
     statement = sample_of(job, passage.outputs(), limit=rows)
     return _read(job, statement, limit_bytes=limit_bytes, what=f"the first {rows} rows are", advice=ASK_FOR_LESS)
+
+
+def _read_few(job: Reading, passage: "Passage") -> "pa.Table":
+    """Enough rows to find out what the steps make of them: fewer where a large value comes."""
+    import pyarrow as pa
+
+    statement, batches, size = sample_of(job, passage.outputs(), limit=SAMPLE_ROWS), [], 0
+    with job.reader.stream(statement) as stream:
+        for batch in stream:
+            size += batch.nbytes
+            if size > SAMPLE_BYTES:
+                # The driver ends a piece behind a large value: the rows before it tell as much.
+                batches.append(batch.slice(0, max(batch.num_rows - 1, 0 if batches else 1)))
+                break
+            batches.append(batch)
+    return pa.Table.from_batches(batches) if batches else pa.table({})
 
 
 def sample_of(job: Reading, outputs: Sequence[Composable] = (SQL("q.*"),), *, limit: int) -> Composed:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import adbc_driver_manager
 import adbc_driver_postgresql.dbapi as adbc
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg.sql import SQL, Composable, Identifier
@@ -23,11 +24,13 @@ from vitrina.adapters.readers.pushdown import Paging
 from vitrina.adapters.readers.sql import Age, Bounds, Query, SqlReader, arrow_url, column
 from vitrina.adapters.transforms import underway
 from vitrina.adapters.transforms.passage import Passage, Taken
+from vitrina.adapters.writers import wide_rows
 from vitrina.adapters.writers.postgres import null_key_error
 from vitrina.adapters.writers.stage import BATCH, EPOCH, SCHEMA, Stage
 from vitrina.errors import BadKey, Disconnected, FatalError, TransientError
-from vitrina.ports import Filled, Position, Staged, Stopwatch, delivered_in
-from vitrina.store import database, pooling
+from vitrina.ports import DeadLetter, Filled, Position, Staged, Stopwatch, delivered_in
+from vitrina.store import database, pooling, sessions
+from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
 
 # Wide rows must not exhaust memory: a batch ends early when it holds this much.
@@ -85,7 +88,10 @@ class ArrowSource:
         steps = self._passage.steps if self._passage else None
         with closing(underway.taken(self._read(first_number, after), steps, MAX_BATCH_BYTES)) as batches:
             for read, taken in batches:
-                yield self._begin(read, taken)
+                under_way = self._begin(read, taken)
+                del taken  # not kept while the next is read
+                yield under_way
+                del under_way
 
     def _read(self, first_number: int, after: Position | None) -> Generator["_Read", None, None]:
         number, position, reopened = first_number, after, False
@@ -99,7 +105,9 @@ class ArrowSource:
                 watch = Stopwatch()
                 while (table := watch.next_of("read", tables)) is not None:
                     position = self._position(table)
-                    yield _Read(table, number, position, watch, reopened)
+                    read = _Read(table, number, position, watch, reopened)
+                    del table  # the steps' alone from now on
+                    yield read
                     if position is None:
                         continue
                     number, watch = number + 1, Stopwatch()
@@ -111,7 +119,7 @@ class ArrowSource:
             reopened = True
 
     def _cut(self, stream: Iterator[pa.RecordBatch]) -> Generator[pa.Table, None, None]:
-        return cut(prefetched(self._bounded(stream)), self._batch_size, ordered_by=self._position_names())
+        return cut(read_ahead(self._bounded(stream)), self._batch_size, ordered_by=self._position_names())
 
     def _bounded(self, stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Refuses a value that is too large, as soon as it has come."""
@@ -119,12 +127,13 @@ class ArrowSource:
             if batch.nbytes > self._max_value_bytes:
                 _refuse_large(batch, self._max_value_bytes, self._position_names())
             yield batch
+            del batch
 
     def _begin(self, read: "_Read", taken: Taken) -> "_UnderWay":
         with read.watch.lap(self._stager.timed_as):
             arrive = self._stager.begin(taken.table, read.number)
-        filled = Filled(read.number, read.table.num_rows, read.position, reopened=read.reopened)
-        return _UnderWay(filled, taken, read.table.nbytes, read.watch, self._stager.timed_as, arrive)
+        filled = Filled(read.number, read.rows, read.position, reopened=read.reopened)
+        return _UnderWay(filled, taken.letters, taken.delivered, read.size, read.watch, self._stager.timed_as, arrive)
 
     def close(self) -> None:
         if self._passage:
@@ -173,15 +182,24 @@ def outputs_of(result: Sequence[Column]) -> list[Composable]:
     return [column(c.name, None if travels_natively(c.type) else "text") for c in result]
 
 
-@dataclass(frozen=True)
 class _Read:
-    """A batch as it was read."""
+    """A batch as it was read. Whoever takes its table has it alone: a large one must not be kept by those before."""
 
-    table: pa.Table
-    number: int
-    position: Position | None
-    watch: Stopwatch
-    reopened: bool
+    def __init__(
+        self, table: pa.Table, number: int, position: Position | None, watch: Stopwatch, reopened: bool
+    ) -> None:
+        self._table: pa.Table | None = table
+        self.rows: int = table.num_rows
+        self.size: int = table.nbytes
+        self.number = number
+        self.position = position
+        self.watch = watch
+        self.reopened = reopened
+
+    def take_table(self) -> pa.Table:
+        table, self._table = self._table, None
+        assert table is not None
+        return table
 
 
 @dataclass(frozen=True)
@@ -189,7 +207,8 @@ class _UnderWay:
     """A batch that has been sent off: what is known of it, and how to wait for the rest."""
 
     filled: Filled
-    taken: Taken
+    letters: tuple[DeadLetter, ...]
+    delivered: frozenset[str]
     size: int
     watch: Stopwatch
     timed_as: str
@@ -199,14 +218,14 @@ class _UnderWay:
         with self.watch.lap(self.timed_as):
             staged = self.arrive()
         failpoints.hit("batch.filled")
-        letters = (*self.taken.letters, *staged.letters)
+        letters = (*self.letters, *staged.letters)
         return replace(
             self.filled,
             seconds=sum(lap.seconds for lap in self.watch.laps.values()),
             staged=staged.rows,
             letters=letters,
             laps=self.watch.laps,
-            delivered=delivered_in(letters, self.taken.delivered, staged.delivered),
+            delivered=delivered_in(letters, self.delivered, staged.delivered),
         )
 
 
@@ -215,6 +234,7 @@ def _arriving(under_way: Iterator[_UnderWay], ahead: int) -> Iterator[Filled]:
     waiting: deque[_UnderWay] = deque()
     for batch in under_way:
         waiting.append(batch)
+        del batch  # not kept while the next is read
         while len(waiting) > ahead or sum(one.size for one in waiting) > MAX_BATCH_BYTES:
             yield waiting.popleft().arrived()
     yield from (batch.arrived() for batch in waiting)
@@ -234,6 +254,10 @@ def _together(pieces: list[Filled]) -> Filled:
     )
 
 
+def read_ahead(stream: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
+    return prefetched(stream, lambda batch: int(batch.nbytes))
+
+
 def cut(
     stream: Iterator[pa.RecordBatch], batch_size: Callable[[], int], *, ordered_by: list[str]
 ) -> Generator[pa.Table, None, None]:
@@ -244,14 +268,16 @@ def cut(
         waiting.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
+        del batch
         while rows >= batch_size() + 1 or size > MAX_BATCH_BYTES:
             table = pa.Table.from_batches(waiting)
             end = _boundary(table, min(batch_size(), max(1, rows * MAX_BATCH_BYTES // max(size, 1))), ordered_by)
             if end is None:
                 break
-            yield table.slice(0, end)
-            waiting = table.slice(end).to_batches()
+            done, waiting = [table.slice(0, end)], table.slice(end).to_batches()
             rows, size = table.num_rows - end, sum(rest.nbytes for rest in waiting)
+            del table
+            yield done.pop()  # the caller's alone: it may be large
     if rows:
         yield pa.Table.from_batches(waiting)
 
@@ -298,6 +324,8 @@ class Stager:
         self._epoch = epoch
         self.target = target
         self._in_use = threading.Lock()
+        self._connect = partial(database.connect, url, application_name)
+        self._copying: Connection | None = None
         try:
             self._connection: Any = adbc.connect(
                 arrow_url(url, application_name, database.options_of(database.SESSION)), autocommit=True
@@ -324,18 +352,38 @@ class Stager:
             tagged = tagged.append_column(name, table.column(position))
         tagged = tagged.append_column(EPOCH, pa.repeat(pa.scalar(self._epoch, pa.int64()), len(table)))
         tagged = tagged.append_column(BATCH, pa.repeat(pa.scalar(number, pa.int32()), len(table)))
+        if wide_rows.is_wide(tagged):
+            self._copy_wide(stage, tagged)
+        else:
+            self._ingest(stage, tagged)
+        return Staged(table.num_rows)
+
+    def _ingest(self, stage: Stage, tagged: pa.Table) -> None:
         try:
             with self._in_use, self._connection.cursor() as cursor:
                 cursor.adbc_ingest(stage.name, tagged, mode="append", db_schema_name=SCHEMA)
         except adbc_driver_manager.Error as exc:
             raise self._translate(exc) from exc
-        return Staged(table.num_rows)
+
+    def _copy_wide(self, stage: Stage, tagged: pa.Table) -> None:
+        """On a session of its own, for as long as it takes: few loads have such rows."""
+        with self._in_use, closing(self._connect()) as connection:
+            self._copying = connection
+            try:
+                wide_rows.copy_into(connection, stage.identifier, tagged)
+            except psycopg.Error as exc:
+                database.raise_translated(f"staging rows for {self.target} failed", exc)
+            finally:
+                self._copying = None
 
     def close(self) -> None:
         """Close from any thread: the driver may crash when a statement is closed while another thread is in it.
 
         A server that does not answer keeps its session; it ends with the lease.
         """
+        copying = self._copying
+        if copying is not None:
+            sessions.cut(copying)
         if self._in_use.acquire(timeout=_CLOSE_SECONDS):
             try:
                 self._connection.close()

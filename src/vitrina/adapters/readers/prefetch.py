@@ -2,26 +2,31 @@
 
 import queue
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
 
 # Pieces of about two megabytes each: enough to keep the source busy, little enough to keep memory flat.
 PIECES_AHEAD = 4
+# A piece that holds a large value is done with before the next is read.
+BYTES_AHEAD = 16 << 20
 
 
-def prefetched(pieces: Iterator[T]) -> Generator[T, None, None]:
+def prefetched(pieces: Iterator[T], size_of: Callable[[T], int] = lambda _: 0) -> Generator[T, None, None]:
     """The same pieces in the same order. Errors of the source are raised where the piece would have come."""
     ready: queue.Queue[T | _End] = queue.Queue(PIECES_AHEAD)
     closing = threading.Event()
+    under_way = _UnderWay(closing)
 
     def read() -> None:
         end = _End()
         try:
-            for piece in pieces:
+            while under_way.waits_for_room() and not isinstance(piece := next(pieces, end), _End):
+                under_way.add(size_of(piece))
                 if not _put(ready, piece, closing):
                     return
+                del piece  # the consumer's alone from now on
         except BaseException as exc:  # noqa: BLE001 - handed to the consumer, which raises it
             end = _End(exc)
         _put(ready, end, closing)
@@ -30,17 +35,41 @@ def prefetched(pieces: Iterator[T]) -> Generator[T, None, None]:
     thread.start()
     try:
         while not isinstance(piece := ready.get(), _End):
+            size = size_of(piece)
             yield piece
+            del piece
+            under_way.add(-size)
         if piece.error is not None:
             raise piece.error
     finally:
         closing.set()
+        under_way.add(0)
         thread.join()
 
 
 class _End:
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
+
+
+class _UnderWay:
+    """How many bytes have been read and are not done with."""
+
+    def __init__(self, closing: threading.Event) -> None:
+        self._closing = closing
+        self._bytes = 0
+        self._changed = threading.Condition()
+
+    def add(self, size: int) -> None:
+        with self._changed:
+            self._bytes += size
+            self._changed.notify_all()
+
+    def waits_for_room(self) -> bool:
+        """False when nobody wants more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing.is_set() or self._bytes < BYTES_AHEAD)
+        return not self._closing.is_set()
 
 
 def _put(ready: "queue.Queue[T | _End]", item: "T | _End", closing: threading.Event) -> bool:

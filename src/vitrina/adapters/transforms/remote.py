@@ -121,7 +121,9 @@ class WorkerSteps:
         """One batch through the steps of some worker; several threads may have one taken each."""
         with self._worker(f"batch {number}") as worker:
             fresh = worker.unheard_of(self.watched)
-            answer = worker.ask("take", (wire.packed(table),), number=number, key=list(self.key), watched=fresh)
+            packed = wire.packed(table)
+            del table  # it is not kept beside what comes back
+            answer = worker.ask("take", (packed,), number=number, key=list(self.key), watched=fresh)
         letters = wire.unpacked_letters(answer.fields["letters"])
         self._count_left(answer.fields["left"], number)
         if self.watched is not None:

@@ -16,8 +16,14 @@ from vitrina.ports import Stopwatch
 class Batch(Protocol):
     """What was read."""
 
+    def take_table(self) -> pa.Table:
+        """What was read, once: from then on it is the caller's alone."""
+        ...
+
     @property
-    def table(self) -> pa.Table: ...
+    def size(self) -> int:
+        """The bytes of it."""
+        ...
 
     @property
     def number(self) -> int: ...
@@ -38,7 +44,7 @@ def taken(
     """
     with closing(batches):
         if steps is None:
-            yield from ((batch, Taken(batch.table)) for batch in batches)
+            yield from ((batch, Taken(batch.take_table())) for batch in batches)
         elif not steps.parallel:
             yield from ((batch, _take(batch, steps)) for batch in batches)
         else:
@@ -47,7 +53,11 @@ def taken(
 
 def _take(batch: Batch, steps: RunsSteps) -> Taken:
     with batch.watch.lap("transform"):
-        return steps.take(batch.table, batch.number)
+        return steps.take(batch.take_table(), batch.number)
+
+
+def _sent(batch: Batch, steps: RunsSteps) -> Taken:
+    return steps.take(batch.take_table(), batch.number)
 
 
 def _in_workers(batches: Iterator[B], steps: RunsSteps, max_bytes: int) -> Generator[tuple[B, Taken], None, None]:
@@ -58,8 +68,8 @@ def _in_workers(batches: Iterator[B], steps: RunsSteps, max_bytes: int) -> Gener
         for batch in _until_failure(batches, failures):
             # With the run's names in its log lines.
             context = contextvars.copy_context()
-            sent.append((batch, pool.submit(context.run, steps.take, batch.table, batch.number)))
-            while len(sent) > steps.parallel or (len(sent) > 1 and _bytes(sent) > max_bytes):
+            sent.append((batch, pool.submit(context.run, _sent, batch, steps)))
+            while sent and (len(sent) > steps.parallel or _bytes(sent) > max_bytes):
                 yield _arrived(sent)
         # A read that fails, fails when its turn comes: what was read before it is handed on first.
         while sent:
@@ -85,4 +95,4 @@ def _arrived(sent: deque[tuple[B, Future[Taken]]]) -> tuple[B, Taken]:
 
 
 def _bytes(sent: deque[tuple[B, Future[Taken]]]) -> int:
-    return sum(batch.table.nbytes for batch, _ in sent)
+    return sum(batch.size for batch, _ in sent)

@@ -25,11 +25,23 @@ PIPES_LOST = 74
 _PIECES_AT_ONCE = 16
 
 
+class Packed:
+    """Arrow bytes in the pieces in which they lie: large values are sent from where they are, and let go of."""
+
+    def __init__(self, pieces: list[pa.Buffer]) -> None:
+        self._pieces = pieces
+        self.size: int = sum(piece.size for piece in pieces)
+
+    def take_pieces(self) -> list[pa.Buffer]:
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+
 class Message(NamedTuple):
-    """What one side tells the other."""
+    """What one side tells the other. What was received is a buffer for each part."""
 
     fields: dict[str, Any]
-    payload: tuple[pa.Buffer, ...] = ()
+    payload: tuple[pa.Buffer | Packed, ...] = ()
 
     def numbered(self, number: object) -> "Message":
         """An answer has its question's number: one that comes twice is not taken for the next."""
@@ -47,14 +59,18 @@ class Garbled(Exception):
 def send(descriptor: int, message: Message) -> None:
     """Write a message whole; OSError when the other side is gone."""
     header = json.dumps([message.fields, [part.size for part in message.payload]]).encode()
-    pieces = [memoryview(_PREFIX.pack(len(header)) + header), *(memoryview(part).cast("B") for part in message.payload)]
-    pieces = [piece for piece in pieces if len(piece)]
+    pieces = [memoryview(_PREFIX.pack(len(header)) + header)]
+    pieces += [memoryview(piece).cast("B") for part in message.payload for piece in _pieces_of(part) if piece.size]
     while pieces:
         written = os.writev(descriptor, pieces[:_PIECES_AT_ONCE])
         while pieces and written >= len(pieces[0]):
             written -= len(pieces.pop(0))
         if written:
             pieces[0] = pieces[0][written:]
+
+
+def _pieces_of(part: pa.Buffer | Packed) -> list[pa.Buffer]:
+    return part.take_pieces() if isinstance(part, Packed) else [part]
 
 
 def receive(descriptor: int) -> Message:
@@ -77,7 +93,8 @@ def receive(descriptor: int) -> Message:
 
 
 def _read(descriptor: int, size: int) -> pa.Buffer:
-    buffer = pa.allocate_buffer(size)
+    # The system's: a pool of Arrow's would keep what a large value took for the next one.
+    buffer = pa.allocate_buffer(size, memory_pool=pa.system_memory_pool())
     view = memoryview(buffer).cast("B") if size else memoryview(b"")
     done = 0
     while done < size:
@@ -91,11 +108,26 @@ def _read(descriptor: int, size: int) -> pa.Buffer:
 # --- Arrow ---------------------------------------------------------------------------------------------------------
 
 
-def packed(table: pa.Table | pa.RecordBatch) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
+class _Kept:
+    """A file that keeps what is written, uncopied."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.pieces: list[pa.Buffer] = []
+
+    def write(self, piece: pa.Buffer | bytes) -> None:
+        self.pieces.append(pa.py_buffer(piece))
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+
+def packed(table: pa.Table | pa.RecordBatch) -> Packed:
+    kept = _Kept()
+    with pa.ipc.new_stream(pa.PythonFile(kept, mode="w"), table.schema) as writer:
         writer.write(table)
-    return sink.getvalue()
+    return Packed(kept.pieces)
 
 
 def unpacked(buffer: pa.Buffer) -> pa.Table:

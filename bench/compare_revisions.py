@@ -1,0 +1,288 @@
+"""CPU of the same loads with two revisions: `python -m bench.compare_revisions OTHER_CHECKOUT [--pairs 9]`.
+
+Each revision is a checkout with its own environment, servers and runner; this one is compared with the other. Loads
+take turns, and who begins changes from pair to pair: the machine's moods strike both. Counted are the seconds of CPU of
+the runner, of its workers and of both PostgreSQL servers, which a busy machine changes far less than the clock does.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LOADS = (
+    *("full", "reload", "first_pass", "upsert", "remote", "arrow_step", "row_step", "aggregate"),
+    *("full_existing", "small_reload", "small_incremental"),
+)
+HERE = Path(__file__).resolve().parent.parent
+WANTED_PERCENT = 5.0
+# What a run leaves to other threads, its lines for example, is done by then.
+_SETTLE_SECONDS = 0.3
+
+
+def main() -> None:
+    arguments = parse()
+    if arguments.serve:
+        serve(arguments)
+        return
+    sides = [Side("this", HERE, arguments), Side("other", arguments.other.resolve(), arguments)]
+    try:
+        compare(sides[0], sides[1], arguments)
+    finally:
+        for side in sides:
+            side.stop()
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", type=Path, nargs="?", help="a checkout of the revision to compare with")
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(LOADS), help=", ".join(LOADS))
+    parser.add_argument("--name", default="revisions", help="of the file in bench/results")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+# --- the two sides ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Turn:
+    """One load: seconds on the clock, and of CPU."""
+
+    seconds: float
+    runner: float
+    postgres: float
+
+    @property
+    def cpu(self) -> float:
+        return self.runner + self.postgres
+
+
+@dataclass
+class Measured:
+    """The turns of one load, pair by pair."""
+
+    load: str
+    this: list[Turn] = field(default_factory=list)
+    other: list[Turn] = field(default_factory=list)
+
+    def percents(self, of: Callable[[Turn], float]) -> list[float]:
+        return [100 * (of(one) / of(another) - 1) for one, another in zip(self.this, self.other, strict=True)]
+
+    def line(self) -> str:
+        percents = self.percents(lambda turn: turn.cpu)
+        low, high = _quartiles(percents)
+        cpu = statistics.median(turn.cpu for turn in self.this), statistics.median(turn.cpu for turn in self.other)
+        return (
+            f"| {self.load} | {cpu[1]:.2f} | {cpu[0]:.2f} | {statistics.median(percents):+.1f} % |"
+            f" {low:+.1f} to {high:+.1f} % |"
+        )
+
+
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+class Side:
+    """A checkout at work: it does the loads that it is told, and says what they took."""
+
+    def __init__(self, name: str, checkout: Path, arguments: argparse.Namespace) -> None:
+        self.revision = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=checkout, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        self._process = subprocess.Popen(
+            [checkout / ".venv/bin/python", Path(__file__), "--serve", "--rows", str(arguments.rows)],
+            cwd=checkout,
+            env=os.environ | {"PYTHONPATH": str(checkout), "VITRINA_BENCH_SIDE": name},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def turn(self, load: str) -> Turn:
+        assert self._process.stdin
+        assert self._process.stdout
+        print(load, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the benchmark of {self.revision} ended in {load}")
+        return Turn(**json.loads(answer))
+
+    def stop(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def compare(this: Side, other: Side, arguments: argparse.Namespace) -> None:
+    measured = {load: Measured(load) for load in arguments.only}
+    for load in arguments.only:  # warm both up
+        this.turn(load)
+        other.turn(load)
+    for number in range(arguments.pairs):
+        for load, found in measured.items():
+            order = ((this, found.this), (other, found.other))
+            for side, turns in order if number % 2 else reversed(order):
+                turns.append(side.turn(load))
+        print(f"pair {number + 1} of {arguments.pairs}, load average {os.getloadavg()[0]:.1f}", flush=True)
+    _write(arguments, this.revision, other.revision, list(measured.values()))
+
+
+def _write(arguments: argparse.Namespace, this: str, other: str, measured: list[Measured]) -> None:
+    from bench import report
+
+    print(f"\n| load | CPU s, {other} | CPU s, {this} | median | middle half |\n|---|---|---|---|---|")
+    print("\n".join(found.line() for found in measured))
+    described = report.machine() | {"rows": arguments.rows, "pairs": arguments.pairs, "this": this, "other": other}
+    loads = {
+        found.load: {
+            "cpu_percent": round(statistics.median(found.percents(lambda turn: turn.cpu)), 2),
+            "runner_percent": round(statistics.median(found.percents(lambda turn: turn.runner)), 2),
+            "postgres_percent": round(statistics.median(found.percents(lambda turn: turn.postgres)), 2),
+            "this": [vars(turn) for turn in found.this],
+            "other": [vars(turn) for turn in found.other],
+        }
+        for found in measured
+    }
+    path = report.RESULTS / f"{arguments.name}.json"
+    path.write_text(json.dumps({"machine": described, "loads": loads}, indent=2) + "\n")
+    if any(found["cpu_percent"] > WANTED_PERCENT for found in loads.values()):
+        sys.exit(f"some loads take more than {WANTED_PERCENT:g} % more CPU")
+
+
+# --- within a checkout -----------------------------------------------------------------------------------------------
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Do the loads that standard input names, with the code of the checkout that this process was started in."""
+    from bench.postgres import SCENARIOS, bench
+
+    home = Path(tempfile.gettempdir()) / f"vitrina-compare-{os.environ['VITRINA_BENCH_SIDE']}"
+    wanted = argparse.Namespace(
+        rows=arguments.rows, repeat=1, only=list(SCENARIOS), peers=[], bindir=None, home=home, growth=[]
+    )
+    with bench(wanted) as running:
+        loads = Loads(running)
+        for line in sys.stdin:
+            print(json.dumps(vars(loads.turn(line.strip()))), flush=True)
+
+
+class Loads:
+    """The loads of the benchmark, each ready to be done again."""
+
+    def __init__(self, running: "object") -> None:
+        from bench.scenarios import Bench
+
+        assert isinstance(running, Bench)
+        self._bench = running
+        self._servers = [_postmaster(running.cinema.admin_url), _postmaster(running.remote.admin_url)]
+
+    def turn(self, load: str) -> Turn:
+        prepare, work, rows = self._load(load)
+        prepare()
+        assert self._bench.platform.process
+        before = _cpu(self._bench.platform.process.pid), sum(map(_cpu, self._servers))
+        started = time.perf_counter()
+        work()
+        seconds = time.perf_counter() - started
+        time.sleep(_SETTLE_SECONDS)
+        after = _cpu(self._bench.platform.process.pid), sum(map(_cpu, self._servers))
+        self._check(load, rows)
+        return Turn(seconds, after[0] - before[0], after[1] - before[1])
+
+    def _load(self, load: str) -> tuple[Callable[[], object], Callable[[], object], int]:
+        """What comes before, what is measured, and how many rows are in the mart behind it."""
+        from bench.cinema import FILMS
+
+        bench, rows = self._bench, self._bench.cinema.rows
+        small = f"{FILMS} WHERE title LIKE '%77'"
+        nothing: Callable[[], object] = lambda: None  # noqa: E731
+        loads: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+            "full": (lambda: bench.cinema.drop("analytics.films"), bench.load_films),
+            "reload": (nothing, lambda: bench.platform.run("films")),
+            "first_pass": (nothing, bench.load_incremental),
+            "upsert": (self._spoil, lambda: bench.platform.run("films_incremental")),
+            "remote": (nothing, bench._load_remote),
+            "arrow_step": (nothing, lambda: bench._load_through(["bench_upper"], "films_upper")),
+            "row_step": (nothing, lambda: bench._load_through(["bench_upper_rows"], "films_upper_rows")),
+            "aggregate": (nothing, bench._load_ratings),
+            "full_existing": (self._empty_existing, lambda: bench.platform.run("films_existing")),
+            "small_reload": (
+                lambda: bench.platform.define("films_small", small, target_key=["id"]),
+                lambda: [bench.platform.run("films_small") for _ in range(10)],
+            ),
+            "small_incremental": (nothing, lambda: [bench.platform.run("films_incremental") for _ in range(10)]),
+        }
+        return *loads[load], rows
+
+    def _spoil(self) -> None:
+        self._bench.cinema.spoil("analytics.films_incremental")
+        self._bench.platform.rewind("films_incremental", "2000-01-01 00:00:00+00")
+
+    def _empty_existing(self) -> None:
+        """A mart that somebody made, with its key and another index, and nothing in it."""
+        from bench.cinema import FILMS
+
+        self._bench.platform.define("films_existing", FILMS, target_key=["id"])
+        with self._bench.cinema.connect() as connection:
+            connection.execute("DROP TABLE IF EXISTS analytics.films_existing")
+            connection.execute("CREATE TABLE analytics.films_existing (LIKE content.films INCLUDING ALL)")
+            owner = connection.execute(
+                "SELECT tableowner FROM pg_tables WHERE tablename = 'films_incremental'"
+            ).fetchone()
+            assert owner is not None
+            connection.execute(f"ALTER TABLE analytics.films_existing OWNER TO {owner[0]}")
+
+    def _check(self, load: str, rows: int) -> None:
+        from bench.cinema import FILMS
+
+        if load == "upsert":
+            self._bench.check(FILMS, "TABLE analytics.films_incremental")
+        with self._bench.platform.connect() as connection:
+            run = connection.execute("SELECT rows_read FROM etl.etl_runs ORDER BY started_at DESC LIMIT 1").fetchone()
+        assert run is not None
+        if not load.startswith("small") and run["rows_read"] != rows:
+            raise RuntimeError(f"{load} read {run['rows_read']} of {rows} rows")
+
+
+def _postmaster(url: str) -> int:
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        return int(_stat(connection.info.backend_pid)[1])
+
+
+def _cpu(pid: int) -> float:
+    """Seconds of CPU of a process, of its children, and of theirs, those that have ended included."""
+    parents = {int(path.name): _stat(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    tree, ticks = {pid}, 0
+    while more := {child for child, found in parents.items() if found and int(found[1]) in tree} - tree:
+        tree |= more
+    for member in tree:
+        if found := parents.get(member):
+            ticks += sum(map(int, found[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields behind the name; none of a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+if __name__ == "__main__":
+    main()

@@ -212,7 +212,9 @@ def _read_few(job: Reading, passage: "Passage") -> "pa.Table":
     """Enough rows to find out what the steps make of them: fewer where a large value comes."""
     import pyarrow as pa
 
-    statement, batches, size = sample_of(job, passage.outputs(), limit=SAMPLE_ROWS), [], 0
+    statement = sample_of(job, passage.outputs(), limit=SAMPLE_ROWS)
+    batches: list[pa.RecordBatch] = []
+    size = 0
     with job.reader.stream(statement) as stream:
         for batch in stream:
             size += batch.nbytes

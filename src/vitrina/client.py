@@ -142,9 +142,13 @@ class Client:
     def pause(self, pipeline: str | UUID) -> answers.Accepted:
         return self._ask(answers.Accepted, "POST", self._of(pipeline, "pause"))
 
-    def cancel(self, pipeline: str | UUID) -> answers.Accepted:
-        """Take back a run that waits, or end the one at work now; what it has committed stays."""
-        return self._ask(answers.Accepted, "POST", self._of(pipeline, "cancel"))
+    def cancel(self, pipeline: str | UUID, *, requested_at: datetime | None = None) -> answers.Accepted:
+        """Take back a run that waits, or end the one at work now; what it has committed stays.
+
+        With `requested_at`, only the run of that request; `Conflict` when it is over or another was asked for since.
+        """
+        body = {"run_requested_at": requested_at.isoformat()} if requested_at else None
+        return self._ask(answers.Accepted, "POST", self._of(pipeline, "cancel"), body=body)
 
     def enable(self, pipeline: str | UUID) -> answers.Accepted:
         return self._ask(answers.Accepted, "POST", self._of(pipeline, "enable"))

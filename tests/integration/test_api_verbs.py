@@ -171,6 +171,40 @@ def test_a_run_at_work_is_cancelled_with_the_one_behind_it(api: httpx.Client, ap
     assert leases.claim_next(api_metastore, uuid4(), 30) is None
 
 
+def test_cancel_with_a_request_ends_the_run_of_that_request_and_no_other(
+    api: httpx.Client, api_metastore: Connection
+) -> None:
+    def asked() -> dict[str, str]:
+        return {"run_requested_at": api.post(f"{FILMS}/run").raise_for_status().json()["run_requested_at"]}
+
+    create(api)
+    waiting = asked()
+    assert api.post(f"{FILMS}/cancel", json=waiting).json()["status"] == "IDLE"
+    over = api.post(f"{FILMS}/cancel", json=waiting)
+    assert over.status_code == 409
+    assert "is over, or another one was asked for since" in problem(over)["detail"]
+
+    first = asked()
+    assert api.post(f"{FILMS}/cancel", json=waiting).status_code == 409  # another request waits by now
+    claim = claimed(api_metastore)
+    second = asked()
+    assert api.post(f"{FILMS}/cancel", json=first).status_code == 409  # would take the second one with it
+    assert api.post(f"{FILMS}/cancel", json=second).status_code == 409  # the run at work is not its own
+    assert leases.conclude_run(api_metastore, claim) == Status.RUN_REQUESTED
+
+    claimed(api_metastore)
+    assert api.post(f"{FILMS}/cancel", json=second).json()["status"] == "IDLE"
+
+
+def test_an_interrupted_run_is_cancelled_by_its_request_too(api: httpx.Client, api_metastore: Connection) -> None:
+    create(api)
+    asked = api.post(f"{FILMS}/run").json()["run_requested_at"]
+    claim = claimed(api_metastore)
+    leases.answer_request(api_metastore, claim)
+    leases.give_back(api_metastore, claim)
+    assert api.post(f"{FILMS}/cancel", json={"run_requested_at": asked}).json()["status"] == "IDLE"
+
+
 def test_the_same_idempotency_key_runs_once(api: httpx.Client, api_metastore: Connection) -> None:
     create(api)
     create(api, name="other")

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AwareDatetime, BeforeValidator, Field
 
 from vitrina.definition import MAX_TASKS, Strict, Task
 from vitrina.services import manifests, tokens
@@ -91,6 +91,17 @@ class RunWish(Strict):
     @property
     def is_plain(self) -> bool:
         return self.since is None and self.until is None
+
+
+class CancelWish(Strict):
+    """Whose run is meant."""
+
+    run_requested_at: AwareDatetime | None = Field(
+        None,
+        strict=False,  # text in JSON
+        description="As `run` answered it: cancels the run of that request, and no other (409). Null: whatever there is.",
+        examples=[None],
+    )
 
 
 class NewState(Strict):

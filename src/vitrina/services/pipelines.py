@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -256,10 +257,21 @@ def request_pause(connection: Connection, caller: Caller, id_or_name: str | UUID
         return row | moved
 
 
-def cancel(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:
-    """Take back a run that was asked for, or end the one at work now: what it has committed stays."""
+def cancel(
+    connection: Connection, caller: Caller, id_or_name: str | UUID, *, requested_at: datetime | None = None
+) -> Row:
+    """Take back a run that was asked for, or end the one at work now: what it has committed stays.
+
+    With `requested_at`, only the run that answers that request: nobody else's is touched.
+    """
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
+        if requested_at is not None and not _answers_only(connection, row, requested_at):
+            raise Conflict(
+                f"pipeline {row['name']} is {row['status']}, and the run that was asked for at"
+                f" {requested_at.isoformat()} is over, or another one was asked for since; without `run_requested_at`,"
+                " `cancel` ends whatever waits or works"
+            )
         ended = pipelines.withdraw_request(connection, row["id"], "cancel") or leases.cancel_run(
             connection, row["id"], f"cancelled by {caller.name}; what was committed before stays"
         )
@@ -268,6 +280,16 @@ def cancel(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Ro
         moved = get(connection, row["id"])
         _record_move(connection, caller, "cancel", row, moved)
         return moved
+
+
+def _answers_only(connection: Connection, row: Row, requested_at: datetime) -> bool:
+    """Whether what waits or works now is for this request and for no later one."""
+    asked = {row["run_requested_at"], row["range_requested_at"]} - {None}
+    if row["status"] == Status.RUN_REQUESTED and asked:
+        return asked == {requested_at}
+    run = runs.find_current(connection, row["id"])
+    # A load that is interrupted waits without a request of its own: its run tells whom it answers.
+    return asked <= {requested_at} and run is not None and bool(run["started_at"] >= requested_at)
 
 
 def enable(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:

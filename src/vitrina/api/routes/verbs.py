@@ -82,10 +82,12 @@ def resume(state: State, caller: Operator, pipeline: PipelineId) -> answers.RunA
 
 
 @router.post("/pipelines/{pipeline}/cancel", status_code=202)
-def cancel(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
+def cancel(
+    *, state: State, caller: Operator, pipeline: PipelineId, wish: Annotated[bodies.CancelWish | None, Body()] = None
+) -> answers.Accepted:
     """Takes back a run that waits, or ends the one at work without waiting for its batch: what is committed stays."""
     with state.changing() as connection:
-        row = pipelines.cancel(connection, caller, pipeline)
+        row = pipelines.cancel(connection, caller, pipeline, requested_at=wish.run_requested_at if wish else None)
         return _accepted(row, f"the run of pipeline {row['name']} is cancelled; `run` starts from the checkpoint")
 
 

@@ -138,6 +138,7 @@ lock: setup ## Renew requirements/*.txt after a change in pyproject.toml (UPGRAD
 	@$(COMPILE) --group build -o requirements/build.txt
 	@$(COMPILE) --group frames -o requirements/frames.txt
 	@$(COMPILE) --group docs -o requirements/docs.txt
+	@$(COMPILE) --group airflow -o requirements/airflow.txt
 
 .PHONY: migrate-db
 migrate-db: setup ## Bring the metastore of VITRINA_DATABASE_URL up to date

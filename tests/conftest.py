@@ -39,8 +39,8 @@ LONG_FIRST = (
     "tests/integration/",
 )
 
-# `make test-frames` runs these, with pandas and polars at hand.
-collect_ignore = [] if os.environ.get("VITRINA_TEST_FRAMES") else ["frames"]
+# `make test-frames` and `make test-airflow` run these, with pandas and polars, or a whole Airflow, at hand.
+collect_ignore = [name for name in ("frames", "airflow") if not os.environ.get(f"VITRINA_TEST_{name.upper()}")]
 
 # Plain lines: the default console renderer spends seconds on drawing a traceback that a test expects.
 structlog.configure(

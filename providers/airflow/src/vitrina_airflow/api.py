@@ -1,0 +1,233 @@
+"""The HTTP API as Airflow needs it: requests that survive a restart of the server, sync and async."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import httpx
+
+from vitrina_airflow import __version__
+from vitrina_airflow.runs import Answer, judge, looks_over
+
+Json = dict[str, Any]
+
+PREFIX = "/api/v1"
+# A server that is restarted is back by then; a trigger is more patient, it costs nobody a worker.
+PATIENCE_SECONDS = 60.0
+_PAUSE_SECONDS = 1.0
+_PAGE = 200
+_PASSING = (429, 502, 503, 504)
+
+
+class VitrinaError(Exception):
+    """The API refused, with its own words; `status` is the HTTP status."""
+
+    def __init__(self, words: str, status: int | None = None) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+class VitrinaUnreachable(VitrinaError):
+    """Nobody answered, or not as a Vitrina API does."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the API is, and who asks."""
+
+    url: str
+    token: str | None = None
+    timeout_seconds: float = 30.0
+    console_url: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        headers = {"User-Agent": f"airflow-provider-vitrina/{__version__}", "Accept": "application/json"}
+        if self.token:
+            headers["Authorization"] = f"Bearer {self.token}"
+        # Proxies of the environment are for the world outside, not for a server on this machine.
+        local = (urlsplit(self.url).hostname or "") in ("localhost", "127.0.0.1", "::1")
+        return {
+            "base_url": self.url + PREFIX,
+            "headers": headers,
+            "timeout": self.timeout_seconds,
+            "trust_env": not local,
+        }
+
+    def run_page(self, run_id: str) -> str:
+        return f"{self.console_url or self.url}/ui/runs/{quote(run_id, safe='')}"
+
+    def pipeline_page(self, pipeline: str) -> str:
+        return f"{self.console_url or self.url}/ui/pipelines/{quote(pipeline, safe='')}"
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A run that was asked for. `replayed`: the key was known before this call, so the run may be an older one."""
+
+    pipeline: str
+    requested_at: str
+    replayed: bool
+    backfill: bool = False
+
+
+class Api:
+    """One API, synchronously; for workers."""
+
+    def __init__(self, target: Target, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self.target = target
+        self._patience = patience_seconds
+        self._http = httpx.Client(**target.options())
+
+    def close(self) -> None:
+        self._http.close()
+
+    def submit(self, pipeline: str, key: str, wish: Mapping[str, Any]) -> Submitted:
+        """Ask for a run under a key. Whatever is lost on the way is asked for again: it stays one request."""
+        answer, tries = self._send("POST", _of(pipeline, "run"), json=dict(wish), headers={"Idempotency-Key": key})
+        told = answer.json()
+        # A repeated request may meet its own first copy: that is no older run.
+        replayed = "idempotent-replayed" in answer.headers and tries == 1
+        backfill = bool(wish.get("since") or wish.get("until"))
+        return Submitted(told["pipeline"], told["run_requested_at"], replayed, backfill)
+
+    def look(self, request: Submitted) -> Answer:
+        """How far the request has come."""
+        status = self.get(_of(request.pipeline, "status"))
+        runs: list[Json] = []
+        if looks_over(status, request.requested_at):
+            runs = list(self.runs_since(request.pipeline, request.requested_at))[::-1]
+        elif status.get("run") and status["run"]["status"] == "RUNNING":
+            runs = [status["run"]]
+        return judge(status, runs, request.requested_at, backfill=request.backfill)
+
+    def cancel(self, request: Submitted) -> bool:
+        """End the run of this request and of no other; False when there is nothing to end."""
+        try:
+            self._send("POST", _of(request.pipeline, "cancel"), json={"run_requested_at": request.requested_at})
+        except VitrinaError as error:
+            if error.status == 409:
+                return False
+            raise
+        return True
+
+    def runs_since(self, pipeline: str, since: str) -> Iterator[Json]:
+        """Newest first."""
+        yield from self.pages(_of(pipeline, "runs"), {"since": since})
+
+    def pages(self, path: str, narrowed: Mapping[str, Any]) -> Iterator[Json]:
+        cursor: str | None = None
+        while True:
+            page = self.get(path, {**narrowed, "limit": _PAGE, **({"cursor": cursor} if cursor else {})})
+            yield from page["items"]
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                return
+
+    def get(self, path: str, params: Mapping[str, Any] | None = None) -> Json:
+        found: Json = self._send("GET", path, params=dict(params or {}))[0].json()
+        return found
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Json:
+        """For requests that may be repeated."""
+        found: Json = self._send("POST", path, json=dict(body))[0].json()
+        return found
+
+    def _send(self, method: str, path: str, **request: Any) -> tuple[httpx.Response, int]:
+        deadline = time.monotonic() + self._patience
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                return _checked(self._http.request(method, path, **request)), tries
+            except (httpx.TransportError, VitrinaUnreachable) as error:
+                if time.monotonic() >= deadline:
+                    raise _unreachable(self.target, error) from error
+            time.sleep(_PAUSE_SECONDS)
+
+
+class AsyncApi:
+    """One API, asynchronously; for the triggerer. It only looks, except for `cancel`."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        # One for all triggers of a process: a connection each would be a thousand.
+        limits = httpx.Limits(max_connections=20, max_keepalive_connections=20, keepalive_expiry=3.0)
+        self._http = httpx.AsyncClient(**target.options(), limits=limits)
+
+    async def look(self, request: Submitted) -> Answer:
+        """How far the request has come; as `Api.look`."""
+        status = await self.get(_of(request.pipeline, "status"))
+        runs: list[Json] = []
+        if looks_over(status, request.requested_at):
+            runs = (await self.runs_since(request.pipeline, request.requested_at))[::-1]
+        elif status.get("run") and status["run"]["status"] == "RUNNING":
+            runs = [status["run"]]
+        return judge(status, runs, request.requested_at, backfill=request.backfill)
+
+    async def runs_since(self, pipeline: str, since: str) -> list[Json]:
+        found: list[Json] = []
+        cursor: str | None = None
+        while True:
+            params = {"since": since, "limit": _PAGE, **({"cursor": cursor} if cursor else {})}
+            page = await self.get(_of(pipeline, "runs"), params)
+            found += page["items"]
+            cursor = page.get("next_cursor")
+            if cursor is None:
+                return found
+
+    async def get(self, path: str, params: Mapping[str, Any] | None = None) -> Json:
+        found: Json = _checked(await self._http.get(path, params=dict(params or {}))).json()
+        return found
+
+    async def cancel(self, request: Submitted) -> None:
+        body = {"run_requested_at": request.requested_at}
+        with suppress(VitrinaError):
+            _checked(await self._http.post(_of(request.pipeline, "cancel"), json=body))
+
+    async def patiently(self, ask: Callable[["AsyncApi"], Awaitable[Any]], *, pause_seconds: float) -> Any:
+        """Ask until somebody answers: whatever is out of reach now, the run goes on without us."""
+        while True:
+            try:
+                return await ask(self)
+            except (httpx.TransportError, VitrinaUnreachable):
+                await asyncio.sleep(pause_seconds)
+
+
+def status_path(pipeline: str) -> str:
+    return _of(pipeline, "status")
+
+
+def pipeline_path(pipeline: str, *rest: str) -> str:
+    return _of(pipeline, *rest)
+
+
+def _of(pipeline: str, *rest: str) -> str:
+    return "/".join(["/pipelines", quote(pipeline, safe=""), *rest])
+
+
+def _checked(response: httpx.Response) -> httpx.Response:
+    if response.status_code in _PASSING:
+        raise VitrinaUnreachable(f"{response.request.url} answered {response.status_code}", response.status_code)
+    if not response.is_error:
+        return response
+    try:
+        words = str(response.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        raise VitrinaError(
+            f"{response.request.url} answered {response.status_code}, but not as a Vitrina API does: check the URL of"
+            " the connection",
+            response.status_code,
+        ) from None
+    raise VitrinaError(words, response.status_code)
+
+
+def _unreachable(target: Target, error: Exception) -> VitrinaUnreachable:
+    reason = str(error) or type(error).__name__
+    return VitrinaUnreachable(
+        f"no Vitrina API answers at {target.url} ({reason}): check the host of the connection, and that"
+        " `vitrina api` runs"
+    )

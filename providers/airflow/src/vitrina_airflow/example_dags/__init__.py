@@ -1,0 +1,1 @@
+"""DAGs to copy from; `airflow` does not load them by itself."""

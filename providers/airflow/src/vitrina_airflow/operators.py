@@ -1,0 +1,309 @@
+"""Tasks that run a pipeline, or compare a mart with its source."""
+
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from vitrina_airflow.api import Api, Submitted, Target, VitrinaError, pipeline_path, status_path
+from vitrina_airflow.assets import TARGETS, announce
+from vitrina_airflow.compat import AirflowException, AirflowTaskTimeout, BaseOperator
+from vitrina_airflow.hooks import VitrinaHook
+from vitrina_airflow.keys import key_of, numbered
+from vitrina_airflow.links import URL_KEY, VitrinaRunLink
+from vitrina_airflow.runs import PAUSING, SUCCESS, Answer, counters
+from vitrina_airflow.triggers import TIMEOUT, VitrinaRequestTrigger, VitrinaResumedTrigger, VitrinaRunTrigger
+
+REQUEST_KEY = "vitrina_request"
+# What Airflow gives as the reason when it ends a deferred task whose time is over.
+_TIMED_OUT = ("Trigger timeout", "Trigger/execution timeout")
+# How long a task that is being killed may take to cancel its run; Airflow does not wait much longer.
+_KILL_SECONDS = 4.0
+# The triggerer sees the deadline itself; the scheduler comes after it, for when no triggerer is there.
+_SCHEDULER_LATER = timedelta(seconds=30)
+
+
+class VitrinaRunPipelineOperator(BaseOperator):
+    """Asks for a run of a pipeline and waits for its end; its counters are the task's result.
+
+    A retry finds the run that the try before it lost sight of, instead of asking for another one; after a run that
+    FAILED or was CANCELLED it asks for a new one, and so does a task that was cleared. A task that is killed or out of
+    time cancels its run. A paused pipeline is left alone: the task waits until somebody resumes it.
+
+    :param pipeline: its name or uuid.
+    :param since: read again from this cursor value on; with `until`, up to it: a backfill.
+    :param vitrina_conn_id: a connection of the type `vitrina`.
+    :param poll_seconds: how often to look.
+    :param deferrable: wait in the triggerer instead of holding a worker.
+    """
+
+    template_fields = ("pipeline", "since", "until")
+    operator_extra_links = (VitrinaRunLink(),)
+    ui_color = "#e8f0fe"
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        since: str | None = None,
+        until: str | None = None,
+        vitrina_conn_id: str = VitrinaHook.default_conn_name,
+        poll_seconds: float = 5.0,
+        deferrable: bool = True,
+        **options: Any,
+    ) -> None:
+        options.setdefault("outlets", [TARGETS])
+        super().__init__(**options)
+        self.pipeline = pipeline
+        self.since = since
+        self.until = until
+        self.vitrina_conn_id = vitrina_conn_id
+        self.poll_seconds = poll_seconds
+        self.deferrable = deferrable
+        self._target: Target | None = None
+        self._key: str | None = None
+        self._request: Submitted | None = None
+        self._killed = False
+
+    def execute(self, context: Any) -> Any:
+        """Ask for the run and wait for it."""
+        return self._ask_and_wait(context)
+
+    def _ask_and_wait(self, context: Any) -> Any:
+        api = self._connect()
+        self._leave_a_paused_one_alone(api, context)
+        request, answer = self._attach_or_ask(api, key_of(context, self._wish()))
+        context["ti"].xcom_push(key=REQUEST_KEY, value=_as_json(request))
+        self._show(context, api, request, answer)
+        if self.deferrable and not answer.over:
+            self._wait_in_triggerer(context, request)
+        while not answer.over:
+            self._pause_between_looks()
+            answer = api.look(request)
+        return self._conclude(context, api, answer.status, answer.words, counters(answer.run) if answer.run else None)
+
+    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> Any:
+        """Go on after the triggerer has seen the end, or the deadline."""
+        api = self._connect()
+        self._request = _asked_by(context, self)
+        if event["status"] == TIMEOUT:
+            self._cancel(api)
+            raise AirflowTaskTimeout(f"execution_timeout of {self.execution_timeout}: {event['words']}")
+        return self._conclude(context, api, event["status"], event["words"], event.get("run"))
+
+    def execute_resumed(self, context: Any, event: Mapping[str, Any]) -> Any:
+        """Begin after all: nobody has the pipeline paused any more."""
+        if event["status"] == TIMEOUT:
+            raise AirflowTaskTimeout(
+                f"execution_timeout of {self.execution_timeout}: pipeline {self.pipeline} is paused"
+            )
+        if "words" in event:
+            raise AirflowException(event["words"])
+        return self._ask_and_wait(context)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Any) -> Any:
+        """Cancel the run when Airflow ends a deferred task whose time is over; then as every operator."""
+        if next_method == "__fail__" and str((next_kwargs or {}).get("error")) in _TIMED_OUT:
+            api = self._connect()
+            self._request = _asked_by(context, self)
+            self._cancel(api)
+        return super().resume_execution(next_method, next_kwargs, context)
+
+    def on_kill(self) -> None:
+        """Cancel the run that this process has asked for, or is just asking for.
+
+        Called from a signal handler, perhaps in the middle of a request: nothing is used that the request holds.
+        """
+        self._killed = True
+        if self._target is None or self._key is None:
+            return
+        api = Api(self._target, patience_seconds=_KILL_SECONDS)
+        try:
+            # Asking under the same key tells whether the request arrived; if it had not, it is taken back at once.
+            request = self._request or api.submit(self.pipeline, self._key, self._wish())
+            api.cancel(request)
+        except VitrinaError as error:
+            self.log.warning("The run of pipeline %s may go on: %s", self.pipeline, error)
+        finally:
+            api.close()
+
+    # --- asking ----------------------------------------------------------------------------------------------------
+
+    def _connect(self) -> Api:
+        hook = VitrinaHook(self.vitrina_conn_id)
+        api = hook.get_conn()
+        self._target = api.target
+        return api
+
+    def _wish(self) -> dict[str, Any]:
+        return {"trigger": "api", "since": self.since, "until": self.until}
+
+    def _leave_a_paused_one_alone(self, api: Api, context: Any) -> None:
+        while api.get(status_path(self.pipeline))["status"] in PAUSING:
+            self.log.info("Pipeline %s is paused: waiting until somebody resumes it", self.pipeline)
+            if self.deferrable:
+                trigger = VitrinaResumedTrigger(pipeline=self.pipeline, **self._watching(context))
+                self.defer(trigger=trigger, method_name="execute_resumed", timeout=self._time_left(context))
+            self._pause_between_looks()
+
+    def _attach_or_ask(self, api: Api, key: str) -> tuple[Submitted, Answer]:
+        ended_badly = 0
+        while True:
+            self._key = numbered(key, ended_badly)
+            request = api.submit(self.pipeline, self._key, self._wish())
+            answer = api.look(request)
+            if self._killed:
+                raise AirflowException(f"the task was killed while it asked for a run of pipeline {self.pipeline}")
+            if not (request.replayed and answer.ended_badly):
+                break
+            ended_badly += 1
+        self._request = request
+        self.log.info(
+            "%s: %s", "Found the run asked for before" if request.replayed else "Asked for a run", answer.words
+        )
+        return request, answer
+
+    # --- waiting ---------------------------------------------------------------------------------------------------
+
+    def _wait_in_triggerer(self, context: Any, request: Submitted) -> None:
+        # From here on the trigger answers for the run.
+        self._request = self._key = None
+        trigger = VitrinaRunTrigger(
+            pipeline=request.pipeline,
+            requested_at=request.requested_at,
+            backfill=request.backfill,
+            **self._watching(context),
+        )
+        self.defer(trigger=trigger, method_name="execute_complete", timeout=self._time_left(context))
+
+    def _watching(self, context: Any) -> dict[str, Any]:
+        deadline = self._deadline(context)
+        return {
+            "conn_id": self.vitrina_conn_id,
+            "poll_seconds": self.poll_seconds,
+            "deadline": deadline.isoformat() if deadline else None,
+        }
+
+    def _deadline(self, context: Any) -> datetime | None:
+        """Airflow 3 does not count the time that a task is deferred, so it is counted here."""
+        if self.execution_timeout is None:
+            return None
+        started: datetime = context["ti"].start_date
+        return started + self.execution_timeout
+
+    def _time_left(self, context: Any) -> timedelta | None:
+        deadline = self._deadline(context)
+        if deadline is None:
+            return None
+        return max(deadline - datetime.now(deadline.tzinfo), timedelta()) + _SCHEDULER_LATER
+
+    def _pause_between_looks(self) -> None:
+        if self._killed:
+            raise AirflowException(f"the task was killed while it waited for pipeline {self.pipeline}")
+        time.sleep(self.poll_seconds)
+
+    # --- ending ----------------------------------------------------------------------------------------------------
+
+    def _conclude(
+        self, context: Any, api: Api, status: str | None, words: str, told: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        # Nothing is left to cancel.
+        self._request = self._key = None
+        if told is not None:
+            context["ti"].xcom_push(key=URL_KEY, value=api.target.run_page(told["run_id"]))
+        if status != SUCCESS or told is None:
+            raise AirflowException(words)
+        self.log.info("%s: %s rows written, %s deleted", words, told["rows_written"], told["rows_deleted"])
+        target = api.get(pipeline_path(self.pipeline))["target_table"]
+        announce(context, self.outlets, target, told)
+        return {**told, "target": target}
+
+    def _show(self, context: Any, api: Api, request: Submitted, answer: Answer) -> None:
+        page = api.target.run_page(answer.run["id"]) if answer.run else api.target.pipeline_page(request.pipeline)
+        context["ti"].xcom_push(key=URL_KEY, value=page)
+
+    def _cancel(self, api: Api) -> None:
+        if self._request is None:
+            return
+        done = api.cancel(self._request)
+        self.log.info("The run of pipeline %s %s", self._request.pipeline, "is cancelled" if done else "was over")
+
+
+class VitrinaReconcileOperator(BaseOperator):
+    """Compares a target with its source, and fails when they differ; the report is the task's result.
+
+    :param level: `quick` counts, `full` compares every row, `sample` random keys.
+    :param repair: bring the rows that differ up to date; never beside a run.
+    :param fail_on_difference: fail when rows differ (after the repair, if there is one).
+    """
+
+    template_fields = ("pipeline",)
+    ui_color = "#e6f4ea"
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        level: str = "full",
+        repair: bool = False,
+        limit: int = 100,
+        fail_on_difference: bool = True,
+        vitrina_conn_id: str = VitrinaHook.default_conn_name,
+        poll_seconds: float = 5.0,
+        deferrable: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.pipeline = pipeline
+        self.level = level
+        self.repair = repair
+        self.limit = limit
+        self.fail_on_difference = fail_on_difference
+        self.vitrina_conn_id = vitrina_conn_id
+        self.poll_seconds = poll_seconds
+        self.deferrable = deferrable
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Ask a runner, and wait for its report. A retry asks again: comparing changes nothing, a repair only once."""
+        api = VitrinaHook(self.vitrina_conn_id).get_conn()
+        wish = {"level": self.level, "repair": self.repair, "limit": self.limit}
+        request = api.post(pipeline_path(self.pipeline, "reconcile"), wish)
+        while request["status"] not in ("DONE", "FAILED"):
+            if self.deferrable:
+                trigger = VitrinaRequestTrigger(
+                    request_id=request["id"], conn_id=self.vitrina_conn_id, poll_seconds=self.poll_seconds
+                )
+                self.defer(trigger=trigger, method_name="execute_complete", timeout=self.execution_timeout)
+            time.sleep(self.poll_seconds)
+            request = api.get(f"/requests/{request['id']}")
+        return self._conclude(request)
+
+    def execute_complete(self, context: Any, event: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on after the triggerer has seen the report."""
+        if "request" not in event:
+            raise AirflowException(event["words"])
+        return self._conclude(event["request"])
+
+    def _conclude(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        report: dict[str, Any] | None = request.get("result")
+        if report is None:
+            error = request.get("error") or {}
+            raise AirflowException(f"pipeline {self.pipeline} was not compared: {error.get('message', error)}")
+        different = int(report["different_rows"])
+        if different and self.fail_on_difference:
+            raise AirflowException(
+                f"pipeline {self.pipeline}: {different} rows differ from the source. Next: see the report in the"
+                " console, or reconcile with repair=True"
+            )
+        return {name: value for name, value in report.items() if name not in ("keys", "examples")}
+
+
+def _as_json(request: Submitted) -> dict[str, Any]:
+    return {"pipeline": request.pipeline, "requested_at": request.requested_at, "backfill": request.backfill}
+
+
+def _asked_by(context: Any, task: BaseOperator) -> Submitted | None:
+    """The request that this try has put down before it was deferred."""
+    instance = context["ti"]
+    told = instance.xcom_pull(task_ids=task.task_id, key=REQUEST_KEY, map_indexes=getattr(instance, "map_index", -1))
+    return Submitted(replayed=False, **told) if told else None

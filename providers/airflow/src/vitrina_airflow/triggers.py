@@ -1,0 +1,203 @@
+"""Watching from the triggerer: asynchronously, and without asking for anything that was not asked for."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+from asgiref.sync import sync_to_async
+
+from vitrina_airflow.api import AsyncApi, Submitted, VitrinaError, status_path
+from vitrina_airflow.compat import BaseHook, BaseTrigger, TriggerEvent
+from vitrina_airflow.hooks import target_of
+from vitrina_airflow.runs import PAUSING, counters, moment
+
+ERROR, TIMEOUT, RESUMED = "ERROR", "TIMEOUT", "RESUMED"
+# A changed connection is noticed within this time.
+_CLIENT_SECONDS = 300.0
+_RETRY_SECONDS = 2.0
+
+_clients: dict[tuple[int, str], tuple[float, "asyncio.Future[AsyncApi]"]] = {}
+
+
+async def shared_api(conn_id: str) -> AsyncApi:
+    """One client for all triggers of this process: its connections are few, and the connection is read once."""
+    place = (id(asyncio.get_running_loop()), conn_id)
+    made, future = _clients.get(place, (0.0, None))
+    if future is None or time.monotonic() - made > _CLIENT_SECONDS or (future.done() and future.exception()):
+        future = asyncio.ensure_future(_connect(conn_id))
+        _clients[place] = (time.monotonic(), future)
+    # Whoever is cancelled here does not cancel it for the others.
+    return await asyncio.shield(future)
+
+
+async def _connect(conn_id: str) -> AsyncApi:
+    if hasattr(BaseHook, "aget_connection"):
+        connection = await BaseHook.aget_connection(conn_id)
+    else:
+        connection = await sync_to_async(BaseHook.get_connection)(conn_id)
+    return AsyncApi(target_of(connection))
+
+
+class _Watch(BaseTrigger):
+    """Looks every `poll_seconds` until there is something to tell, or the deadline has passed."""
+
+    def __init__(self, *, conn_id: str, poll_seconds: float, deadline: str | None = None) -> None:
+        super().__init__()
+        self.conn_id = conn_id
+        self.poll_seconds = poll_seconds
+        self.deadline = deadline
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Give what another triggerer needs to go on; no token is among it."""
+        kind = type(self)
+        return f"{kind.__module__}.{kind.__qualname__}", self.arguments()
+
+    def arguments(self) -> dict[str, Any]:
+        return {"conn_id": self.conn_id, "poll_seconds": self.poll_seconds, "deadline": self.deadline}
+
+    async def look(self, api: AsyncApi) -> dict[str, Any] | None:
+        """What the task is to be told; None: look again later."""
+        raise NotImplementedError
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Watch; only one event comes of it."""
+        try:
+            told = await self._watch()
+        except VitrinaError as error:
+            told = {"status": ERROR, "words": str(error)}
+        yield TriggerEvent(told)
+
+    async def _watch(self) -> dict[str, Any]:
+        # Triggers that begin together would otherwise always ask together.
+        await asyncio.sleep(random.uniform(0, min(1.0, self.poll_seconds)))  # noqa: S311
+        while True:
+            api = await shared_api(self.conn_id)
+            try:
+                async with asyncio.timeout(self._seconds_left()):
+                    told = await api.patiently(self.look, pause_seconds=_RETRY_SECONDS)
+            except TimeoutError:
+                return {"status": TIMEOUT, "words": f"still not over at {self.deadline}"}
+            if told is not None:
+                return dict(told)
+            left = self._seconds_left()
+            await asyncio.sleep(self.poll_seconds if left is None else min(self.poll_seconds, max(left, 0)))
+
+    def _seconds_left(self) -> float | None:
+        if self.deadline is None:
+            return None
+        return (moment(self.deadline) - datetime.now(UTC)).total_seconds()
+
+
+class VitrinaRunTrigger(_Watch):
+    """Watches the run of one request. It asks for none: a triggerer that starts again only looks again."""
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        requested_at: str,
+        backfill: bool = False,
+        owns_run: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.request = Submitted(pipeline, requested_at, replayed=False, backfill=backfill)
+        self.owns_run = owns_run
+
+    def arguments(self) -> dict[str, Any]:
+        request = {name: getattr(self.request, name) for name in ("pipeline", "requested_at", "backfill")}
+        return super().arguments() | request | {"owns_run": self.owns_run}
+
+    async def look(self, api: AsyncApi) -> dict[str, Any] | None:
+        answer = await api.look(self.request)
+        # A sensor waits for a run that somebody else asks for, perhaps later.
+        if not answer.over or (answer.run is None and not self.owns_run):
+            return None
+        return {
+            "status": answer.status,
+            "words": answer.words,
+            "run": counters(answer.run) if answer.run else None,
+        }
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Watch; before Airflow 3.3, whether a person has ended the task is found out here."""
+        try:
+            async for event in super().run():
+                yield event
+        except asyncio.CancelledError:
+            if not hasattr(BaseTrigger, "on_kill") and await asyncio.shield(_was_ended(self.task_instance)):
+                await asyncio.shield(self.on_kill())
+            raise
+
+    async def on_kill(self) -> None:
+        """Cancel the run: a person marked the task, or cleared it. Not called when a triggerer restarts."""
+        if self.owns_run:
+            await (await shared_api(self.conn_id)).cancel(self.request)
+
+
+class VitrinaResumedTrigger(_Watch):
+    """Waits until nobody has the pipeline paused."""
+
+    def __init__(self, *, pipeline: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.pipeline = pipeline
+
+    def arguments(self) -> dict[str, Any]:
+        return super().arguments() | {"pipeline": self.pipeline}
+
+    async def look(self, api: AsyncApi) -> dict[str, Any] | None:
+        status = await api.get(status_path(self.pipeline))
+        return None if status["status"] in PAUSING else {"status": RESUMED}
+
+
+class VitrinaRequestTrigger(_Watch):
+    """Watches what a runner was asked to perform, such as a reconciliation."""
+
+    def __init__(self, *, request_id: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.request_id = request_id
+
+    def arguments(self) -> dict[str, Any]:
+        return super().arguments() | {"request_id": self.request_id}
+
+    async def look(self, api: AsyncApi) -> dict[str, Any] | None:
+        request = await api.get(f"/requests/{self.request_id}")
+        return {"status": request["status"], "request": request} if request["status"] in ("DONE", "FAILED") else None
+
+
+async def _was_ended(instance: Any) -> bool:
+    """Whether the task is no longer deferred: a triggerer that stops leaves it so, a person does not."""
+    if instance is None:
+        return False
+    try:
+        return bool(await sync_to_async(_state_of)(instance) != "deferred")
+    except Exception:  # noqa: BLE001 - a triggerer that goes away cannot always ask; its successor goes on watching
+        return False
+
+
+def _state_of(instance: Any) -> str | None:
+    """The state in Airflow's database, as this version lets a triggerer see it."""
+    if hasattr(instance, "refresh_from_db"):
+        from airflow.models.taskinstance import TaskInstance
+        from airflow.utils.session import create_session
+
+        with create_session() as session:
+            found = session.get(TaskInstance, _identity(instance))
+            return str(found.state.value if hasattr(found.state, "value") else found.state) if found else None
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    states = RuntimeTaskInstance.get_task_states(
+        dag_id=instance.dag_id, task_ids=[instance.task_id], run_ids=[instance.run_id], map_index=instance.map_index
+    )
+    name = instance.task_id if instance.map_index < 0 else f"{instance.task_id}_{instance.map_index}"
+    state = states.get(instance.run_id, {}).get(name)
+    return str(state) if state is not None else None
+
+
+def _identity(instance: Any) -> Any:
+    from sqlalchemy import inspect
+
+    return inspect(instance).identity

@@ -1,0 +1,1 @@
+"""The Airflow provider: its rules, and its tasks in a real Airflow."""

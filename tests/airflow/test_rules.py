@@ -53,8 +53,9 @@ def test_another_range_has_another_key_and_every_key_fits_into_a_header() -> Non
 
 
 def run(number: int, status: str, **more: Any) -> dict[str, Any]:
-    told = {"id": f"run-{number}", "pipeline": "films", "trigger": "api", "metrics": {}, "backfill": None}
-    return told | {"status": status, "started_at": f"2026-11-15T10:{number:02}:00Z", "error_code": None} | more
+    told: dict[str, Any] = {"id": f"run-{number}", "pipeline": "films", "trigger": "api", "status": status}
+    told |= {"started_at": f"2026-11-15T10:{number:02}:00Z", "error_code": None, "metrics": {}, "backfill": None}
+    return told | more
 
 
 LOST = {"error_code": "lease_lost", "error_message": "its runner fell silent"}

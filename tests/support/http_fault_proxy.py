@@ -23,6 +23,7 @@ class Request:
     path: str
     headers: dict[str, str]
     body: bytes
+    client_port: int = 0
 
     @property
     def is_bulk(self) -> bool:
@@ -209,6 +210,9 @@ def _action(lines: bytes) -> str:
     return str(next(iter(json.loads(lines.partition(b"\n")[0]))))
 
 
+_PASSED_BACK = ("content-type", "idempotent-replayed")
+
+
 class HttpFaultProxy:
     """Stands in front of a search server on loopback; `fault` spoils bulk requests from now on.
 
@@ -218,7 +222,7 @@ class HttpFaultProxy:
     def __init__(self, server_port: int, *, tls: ssl.SSLContext | None = None) -> None:
         self.fault: HttpFault | None = None
         self.requests: list[Request] = []
-        self._server_port = server_port
+        self.server_port = server_port
         self._http = _QuietServer(("127.0.0.1", 0), self._handler())
         if tls:
             self._http.socket = tls.wrap_socket(self._http.socket, server_side=True)
@@ -248,14 +252,14 @@ class HttpFaultProxy:
         return fault.handle(request, self._forward) if fault else self._forward(request)
 
     def _forward(self, request: Request) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self._server_port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server_port, timeout=60)
         dropped = ("host", "content-length", "content-encoding", "connection", "accept-encoding")
         headers = {name: value for name, value in request.headers.items() if name not in dropped}
         try:
             connection.request(request.method, request.path, body=request.body or None, headers=headers)
             reply = connection.getresponse()
-            content_type = reply.getheader("content-type") or "application/json"
-            return Answer(reply.status, reply.read(), {"content-type": content_type})
+            told = {name: value for name in _PASSED_BACK if (value := reply.getheader(name)) is not None}
+            return Answer(reply.status, reply.read(), {"content-type": "application/json"} | told)
         except (OSError, http.client.HTTPException) as exc:
             raise DropConnection from exc
         finally:
@@ -274,7 +278,7 @@ class HttpFaultProxy:
                     body = gzip.decompress(body)
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 try:
-                    reply = answer(Request(self.command, self.path, headers, body))
+                    reply = answer(Request(self.command, self.path, headers, body, self.client_address[1]))
                 except DropConnection:
                     self.close_connection = True
                     return

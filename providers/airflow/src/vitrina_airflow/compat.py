@@ -1,7 +1,5 @@
 """What is named differently in Airflow 2.11 and in 3."""
 
-# The names of this module are imported from here by the others.
-# ruff: noqa: F401
 try:
     from airflow.sdk import (
         Asset,
@@ -28,3 +26,19 @@ except ImportError:
 
 from airflow.exceptions import AirflowException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+__all__ = [
+    "AIRFLOW_3",
+    "AirflowException",
+    "AirflowTaskTimeout",
+    "Asset",
+    "AssetAlias",
+    "BaseHook",
+    "BaseOperator",
+    "BaseOperatorLink",
+    "BaseSensorOperator",
+    "BaseTrigger",
+    "PokeReturnValue",
+    "TriggerEvent",
+    "XCom",
+]

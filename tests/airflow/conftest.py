@@ -1,0 +1,43 @@
+"""One Airflow and one Vitrina for all tests: each test has pipelines and DAG runs of its own."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from tests.airflow.cinema import Cinema, cinema
+from tests.airflow.station import ROOT, Station, station
+from tests.conftest import admin, settings_for
+from vitrina.embedded.temporary import TemporaryServer
+
+
+@pytest.fixture(scope="session")
+def vitrina(server: TemporaryServer, template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cinema]:
+    name = f"airflow_{uuid4().hex[:12]}"
+    admin(server, sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
+    with cinema(settings_for(server, name), tmp_path_factory.mktemp("vitrina")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def airflow(vitrina: Cinema, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Station]:
+    home = tmp_path_factory.mktemp("airflow")
+    dags = home / "dags"
+    shutil.copytree(ROOT / "providers/airflow/src/vitrina_airflow/example_dags", dags)
+    shutil.copy(Path(__file__).with_name("dags.py"), dags / "tested.py")
+    connection = {"conn_type": "vitrina", "host": vitrina.gate.url, "password": vitrina.token}
+    with station(home, dags, connection) as running:
+        running.wait_for_dags("one", "hasty", "vitrina_by_label", "vitrina_marts_then_search", "vitrina_on_new_films")
+        yield running
+
+
+@pytest.fixture
+def source(vitrina: Cinema) -> Iterator[psycopg.Connection]:
+    """The database that pipelines read from, with the rights to change it."""
+    assert vitrina.settings.admin_url
+    with psycopg.connect(vitrina.settings.admin_url.get_secret_value(), autocommit=True) as connection:
+        yield connection

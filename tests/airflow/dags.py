@@ -1,0 +1,23 @@
+"""DAGs for the tests; the pipeline to run is in the configuration of the DAG run."""
+
+from datetime import timedelta
+
+from airflow.sdk import DAG
+from vitrina_airflow.operators import VitrinaRunPipelineOperator
+
+QUICK = {"retries": 3, "retry_delay": timedelta(0)}
+
+with DAG("one", schedule=None, default_args=QUICK):
+    VitrinaRunPipelineOperator(task_id="run", pipeline="{{ dag_run.conf['pipeline'] }}", poll_seconds=0.5)
+
+with DAG("one_in_a_worker", schedule=None, default_args=QUICK):
+    VitrinaRunPipelineOperator(
+        task_id="run", pipeline="{{ dag_run.conf['pipeline'] }}", poll_seconds=0.5, deferrable=False
+    )
+
+# Twenty seconds are more than a worker needs to begin, and the run never ends.
+with DAG("hasty", schedule=None, default_args={"retries": 0, "execution_timeout": timedelta(seconds=20)}):
+    VitrinaRunPipelineOperator(task_id="run", pipeline="{{ dag_run.conf['pipeline'] }}", poll_seconds=0.5)
+    VitrinaRunPipelineOperator(
+        task_id="run_in_a_worker", pipeline="{{ dag_run.conf['other'] }}", poll_seconds=0.5, deferrable=False
+    )

@@ -13,8 +13,9 @@ QUICK ?=
 SEARCH ?=
 TESTS ?= tests
 UPGRADE ?=
+VERSION ?=
 WIPE ?=
-export PYTHON
+export PYTHON VERSION
 
 COMPOSE = docker compose $(if $(wildcard .env),--env-file .env) -f infra/docker-compose.yml
 # Two processes, each with a PostgreSQL of its own; a file, and a search server, stays with one of them (tests/conftest.py).
@@ -66,6 +67,11 @@ test: check ## Check the code and run every test (TESTS=tests/unit for a part)
 test-frames: setup ## Steps written with pandas and polars, which are installed beside .venv for it
 	@.venv/bin/uv pip install --quiet --require-hashes --target .frames --requirements requirements/frames.txt
 	@PYTHONPATH=.frames VITRINA_TEST_FRAMES=1 .venv/bin/python -m pytest tests/frames
+
+.PHONY: test-airflow
+test-airflow: setup ## The provider in a real Airflow, installed beside .venv (VERSION=2.11: a short run on that line)
+	@./scripts/setup-airflow
+	@VITRINA_TEST_AIRFLOW="$(or $(VERSION),3)" .venv/bin/python -m pytest tests/airflow
 
 .PHONY: test-console
 test-console: setup ## The console: types, units, and the whole platform driven in a browser

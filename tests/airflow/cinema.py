@@ -108,9 +108,9 @@ class Cinema:
         name = name or f"p{self._made}"
         assert self.settings.admin_url
         with psycopg.connect(self.settings.admin_url.get_secret_value(), autocommit=True) as admin:
-            admin.execute(f"CREATE TABLE content.{name} (id integer PRIMARY KEY)")  # type: ignore[arg-type]
-            admin.execute(f"INSERT INTO content.{name} SELECT generate_series(1, {rows})")  # type: ignore[arg-type]
-            admin.execute(f"GRANT SELECT ON content.{name} TO vitrina_reader")  # type: ignore[arg-type]
+            admin.execute(f"CREATE TABLE content.{name} (id integer PRIMARY KEY)")
+            admin.execute(f"INSERT INTO content.{name} SELECT generate_series(1, {rows})")
+            admin.execute(f"GRANT SELECT ON content.{name} TO vitrina_reader")
         definition = {
             "name": name,
             "source_query": f"SELECT id FROM content.{name}",
@@ -129,7 +129,7 @@ class Cinema:
         assert self.settings.admin_url
         with psycopg.connect(self.settings.admin_url.get_secret_value()) as admin:
             for name in pipelines:
-                admin.execute(f"LOCK TABLE content.{name} IN ACCESS EXCLUSIVE MODE")  # type: ignore[arg-type]
+                admin.execute(f"LOCK TABLE content.{name} IN ACCESS EXCLUSIVE MODE")
             yield
 
     def close(self) -> None:

@@ -93,6 +93,11 @@ class Station:
             kill(pid)
         process.wait()
 
+    def stop(self) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+        self._http.close()
+
     def log_in(self) -> None:
         def answers() -> bool:
             assert self.processes["api-server"].poll() is None, self.log("api-server")
@@ -165,7 +170,7 @@ def station(home: Path, dags: Path, connection: Mapping[str, Any]) -> Iterator[S
     with kept_port() as port, ExitStack() as stack:
         made = Station(home, dags, connection, port)
         made.command("db", "migrate")
-        stack.callback(lambda: [made.kill(name) for name in list(made.processes)])
+        stack.callback(made.stop)
         for name in ("api-server", "scheduler", "dag-processor", "triggerer"):
             made.start(name)
         made.log_in()

@@ -12,6 +12,7 @@ import orjson
 import pyarrow as pa
 from psycopg.sql import SQL, Composable, Identifier
 
+from vitrina import deep_json
 from vitrina.adapters.readers.sql import Bounds, translate_read
 from vitrina.adapters.writers.search import mapping, objects, values
 from vitrina.adapters.writers.search.documents import Prepared
@@ -25,6 +26,9 @@ from vitrina.runner.job import Job
 from vitrina.store import state
 
 PAGE_DOCUMENTS = 2_000
+# A page is held several times over, here and by the server: of large documents it has fewer.
+PAGE_BYTES = 8 << 20
+PROBED_DOCUMENTS = 20
 IDS_AT_ONCE = 1_000
 
 
@@ -186,13 +190,22 @@ class IndexShelf:
         self._job = job
         self._client = job.index.client
         self._concrete = ""
+        self._page = PAGE_DOCUMENTS
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """What was acknowledged before is found from here on, and nobody's new generation comes between."""
         self._concrete = self._job.index.generations.standing().concrete or self._job.index.generations.index
         self._client.refresh(self._concrete)
+        self._page = self._fitting_page()
         yield
+
+    def _fitting_page(self) -> int:
+        """By a look at some documents: how large the others are, only reading them would tell."""
+        score = {"function_score": {"random_score": {}, "boost_mode": "replace"}}
+        hits = self._client.search(self._concrete, {"size": PROBED_DOCUMENTS, "query": score})["hits"]["hits"]
+        size = sum(len(deep_json.dumps(hit["_source"])) for hit in hits)
+        return max(1, min(PAGE_DOCUMENTS, PAGE_BYTES * len(hits) // max(size, 1)))
 
     def extent(self) -> Extent:
         made = self._job.steps or self._job.source
@@ -211,14 +224,14 @@ class IndexShelf:
         return _as_text(found[0]["_source"].get(name)) if found else None
 
     def documents(self, *, in_order: bool) -> Iterator[Document]:
-        for hits in self._client.scroll(self._concrete, {"size": PAGE_DOCUMENTS}):
+        for hits in self._client.scroll(self._concrete, {"size": self._page}):
             yield from map(_document, hits)
 
     def with_ids(self, ids: Collection[str]) -> Iterator[Document]:
         wanted = sorted(filter(None, ids))  # a server takes no empty id, and fails when it is asked for one
         for start in range(0, len(wanted), IDS_AT_ONCE):
             part = wanted[start : start + IDS_AT_ONCE]
-            query = {"size": len(part), "query": {"ids": {"values": part}}}
+            query = {"size": min(len(part), self._page), "query": {"ids": {"values": part}}}
             for hits in self._client.scroll(self._concrete, query):
                 yield from map(_document, hits)
 

@@ -24,6 +24,8 @@ from vitrina.store.runs import Counters
 T = TypeVar("T")
 
 BATCH_DOCUMENTS = 5_000
+# Whatever comes first: five thousand documents may be anything between a megabyte and the machine's memory.
+BATCH_BYTES = 16 << 20
 
 
 def mend(job: Job, verdict: Verdict, control: RunControl, counters: Counters, *, ignores_pause: bool) -> Repaired:
@@ -96,9 +98,15 @@ class _Batch:
     letters: list[DeadLetter] = field(default_factory=list)
     # Fields in which `update` would leave what the source no longer has.
     objects: set[str] = field(default_factory=set)
+    size: int = 0
 
     def __len__(self) -> int:
         return len(self.lines) + len(self.letters)
+
+    def add(self, document_id: str, line: bytes, objects: Collection[str]) -> None:
+        self.size += len(line) - len(self.lines.get(document_id, b""))
+        self.lines[document_id] = line
+        self.objects.update(objects)
 
 
 class _DocumentMender:
@@ -144,9 +152,8 @@ class _DocumentMender:
                 for one, line in zip(prepared.actions.ids, prepared.actions.lines, strict=True):
                     if one in wanted:
                         left.discard(one)
-                        batch.lines[one] = line
-                        batch.objects.update(prepared.actions.objects)
-                        if len(batch) >= self._size:
+                        batch.add(one, line, prepared.actions.objects)
+                        if len(batch) >= self._size or batch.size >= BATCH_BYTES:
                             yield batch
                             batch = _Batch()
         if len(batch):

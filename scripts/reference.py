@@ -381,12 +381,13 @@ def _said(kind: type[errors.VitrinaError]) -> str:
 
 
 EXIT_CODES = {
-    "OK": "Done; with `run --wait`: the run succeeded; with `diff` and `reconcile`: nothing differs.",
-    "FAILED": "A run failed, differences or problems were found.",
+    "OK": "Done; with `run --wait` and `runner --once`: the run succeeded (or nothing waits); with `diff` and `reconcile`:"
+    " nothing differs.",
+    "FAILED": "A run failed or was stopped, differences or problems were found.",
     "USAGE": "Wrong arguments, or a name that does not exist.",
     "INVALID_CONFIG": "A setting, a definition or a token is not acceptable.",
     "CANNOT_CONNECT": "The API, the database or the search server does not answer.",
-    "CONFLICT": "The state does not allow it now, or somebody else changed it first.",
+    "CONFLICT": "The state does not allow it now (paused, at work elsewhere), or somebody else changed it first.",
 }
 
 

@@ -88,6 +88,23 @@ class TaskPlan(Answer):
     items: list[Task]
 
 
+class RunAfter(Answer):
+    """A pipeline that another one runs after."""
+
+    pipeline: str
+    only_if_changed: bool = False
+
+
+class WaitsFor(RunAfter):
+    """One of the pipelines that this one runs after, and whether its news have come."""
+
+    status: Status
+    arrived: bool = Field(description="It has succeeded since its latest run was used.")
+    arrived_run_id: UUID | None = None
+    used_run_id: UUID | None = Field(None, description="Its run that was used last.")
+    message: str = Field(description="What is waited for, in words.")
+
+
 class Pipeline(Answer):
     """A pipeline: what its author wrote, and what the platform says about it."""
 
@@ -107,6 +124,7 @@ class Pipeline(Answer):
     batch_size: int
     enabled: bool
     schedule_interval: str | None
+    run_after: list[RunAfter] = Field(default_factory=list, description="Pipelines whose successes start this one.")
     options: StoredObject
     tasks: list[Task]
     labels: StoredTexts = Field(default_factory=dict)
@@ -258,6 +276,9 @@ class Lag(Answer):
     seconds_since_success: float | None
     safe_upto: str | None = None
     cursor_lag_seconds: float | None = Field(None, description="Age of the checkpoint, when the cursor is a time.")
+    data_as_of: datetime | None = Field(
+        None, description="When the oldest of the runs began that the target is built on: its own, or an upstream's."
+    )
 
 
 class LastError(Answer):
@@ -305,6 +326,7 @@ class PipelineStatus(Answer):
     progress: Progress | None
     checkpoint: Checkpoint | None
     lag: Lag
+    waits_for: list[WaitsFor] = Field(default_factory=list, description="The pipelines that it runs after.")
     hold: StoredObject | None = Field(None, description="Who holds the checkpoint back: pid, user, since.")
     guarantee: str | None = Field(None, description="exact, bounded-lag or reconciled, as the latest run found it.")
     last_error: LastError | None

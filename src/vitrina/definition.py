@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from vitrina import schedule
 from vitrina.errors import InvalidField
@@ -17,6 +17,7 @@ MAX_BATCH_SIZE = 1_000_000
 DEFAULT_BATCH_SIZE = 5_000
 MAX_QUERY_LENGTH = 100_000
 MAX_TASKS = 50
+MAX_RUN_AFTER = 100
 # Ten years: no time that anybody means is longer, and every program can count with it.
 MAX_SECONDS = 315_360_000
 
@@ -204,6 +205,21 @@ class Task(Strict):
     )
 
 
+class RunAfter(Strict):
+    """A pipeline that this one runs after."""
+
+    pipeline: Name = Field(description="Its name.")
+    only_if_changed: bool = Field(False, description="Only successes that wrote or deleted rows count.")
+
+
+def _by_name(value: object) -> object:
+    """A name alone says all that most need to say."""
+    return {"pipeline": value} if isinstance(value, str) else value
+
+
+RunAfterEdge = Annotated[RunAfter, BeforeValidator(_by_name, json_schema_input_type=Name | RunAfter)]
+
+
 class ErrorRule(Strict):
     """What becomes of rows that a Python step fails on; stands among the step's own params."""
 
@@ -236,6 +252,11 @@ class Definition(Strict):
     enabled: bool = Field(True, description="A disabled pipeline does not run, however it is asked.")
     schedule_interval: str | None = Field(
         None, max_length=200, description="`15m`, `1h`, `PT15M`, or cron such as `0 3 * * * Europe/Moscow`."
+    )
+    run_after: list[RunAfterEdge] = Field(
+        default_factory=list,
+        max_length=MAX_RUN_AFTER,
+        description="Pipelines, by name or as below: when all have succeeded anew, this one runs.",
     )
     options: Options = Field(default_factory=Options, description="Rarely needed switches, see below.")
     tasks: list[Task] = Field(
@@ -276,6 +297,16 @@ class Definition(Strict):
             raise Unfit("source_query", "a SQL pipeline needs source_query or tasks")
         if self.type == "PYTHON" and not self.tasks and not self.python_task:
             raise Unfit("python_task", "a PYTHON pipeline needs python_task, the name of a registered step or source")
+        return self
+
+    @model_validator(mode="after")
+    def _runs_after_others(self) -> Self:
+        names = [edge.pipeline for edge in self.run_after]
+        for place, name in enumerate(names):
+            if name == self.name:
+                raise Unfit("run_after", f"run_after.{place}: pipeline {name} cannot run after itself")
+            if name in names[:place]:
+                raise Unfit("run_after", f"run_after.{place}: {name} stands there twice")
         return self
 
     @property

@@ -27,6 +27,7 @@ class Trigger(StrEnum):
     API = "api"
     RECOVERY = "recovery"
     FOLLOW_UP = "follow-up"
+    RUN_AFTER = "run-after"
 
 
 class Actor(StrEnum):
@@ -58,6 +59,13 @@ MOVES: tuple[Move, ...] = (
     *_moves("request_backfill", (_S.IDLE, _S.FAILED), _S.RUN_REQUESTED, Actor.API, "a person asked for a backfill"),
     *_moves("resume", (_S.PAUSED,), _S.RUN_REQUESTED, Actor.API, "a person asked to go on"),
     *_moves("fire_schedule", (_S.IDLE, _S.FAILED), _S.RUN_REQUESTED, Actor.SCHEDULER, "the schedule is due"),
+    *_moves(
+        "request_ready",
+        (_S.IDLE, _S.FAILED),
+        _S.RUN_REQUESTED,
+        Actor.RUNNER,
+        "every pipeline that it runs after has succeeded",
+    ),
     *_moves("claim_next", (_S.RUN_REQUESTED,), _S.RUNNING, Actor.RUNNER, "a runner took the lease"),
     *_moves("set_aside", (_S.RUN_REQUESTED,), _S.FAILED, Actor.RUNNER, "its row cannot be handled"),
     *_moves("claim_idle", (_S.IDLE,), _S.RUNNING, Actor.RUNNER, "a runner took the lease to repair the target"),

@@ -15,13 +15,7 @@ VITRINA = str(Path(sys.executable).with_name("vitrina"))
 @contextmanager
 def runner_process(settings: Settings, directory: Path, **more: str) -> Iterator["subprocess.Popen[bytes]"]:
     """`vitrina runner`, with `more` in its environment; its output goes to `runner.log` in the directory."""
-    assert settings.reader_url
-    environment = {
-        "PATH": os.environ["PATH"],
-        "VITRINA_DATABASE_URL": settings.require_database_url(),
-        "VITRINA_READER_URL": settings.reader_url.get_secret_value(),
-        "VITRINA_BACKOFF_SECONDS": "0.1,0.1,0.1",
-    }
+    environment = environment_of(settings)
     with (directory / "runner.log").open("w") as output:
         process = subprocess.Popen(
             [VITRINA, "runner"], env=environment | more, cwd=directory, stdout=output, stderr=output
@@ -31,6 +25,17 @@ def runner_process(settings: Settings, directory: Path, **more: str) -> Iterator
         finally:
             process.terminate()
             process.wait(timeout=60)
+
+
+def environment_of(settings: Settings) -> dict[str, str]:
+    """What a `vitrina` process needs to work on the database of the settings."""
+    assert settings.reader_url
+    return {
+        "PATH": os.environ["PATH"],
+        "VITRINA_DATABASE_URL": settings.require_database_url(),
+        "VITRINA_READER_URL": settings.reader_url.get_secret_value(),
+        "VITRINA_BACKOFF_SECONDS": "0.1,0.1,0.1",
+    }
 
 
 def command(directory: Path, environment: Mapping[str, str], *words: str) -> str:

@@ -9,6 +9,7 @@ import typer
 
 from vitrina import __version__
 from vitrina.cli import local, processes
+from vitrina.cli.exits import ExitCode
 from vitrina.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -39,9 +40,21 @@ def runner(
     concurrency: Annotated[
         int | None, typer.Option(help="Pipelines to work on at a time. [default: VITRINA_CONCURRENCY or 4]", min=1)
     ] = None,
+    once: Annotated[
+        bool, typer.Option("--once", help="Take up one pipeline, run it to its end, and exit with its outcome.")
+    ] = False,
+    pipeline: Annotated[
+        str | None, typer.Option(help="With --once: this pipeline, by name or id; asked for unless it is already.")
+    ] = None,
     end_with_stdin: processes.EndWithStdin = False,
 ) -> None:
-    """Run pipelines until stopped. Any number of runners may share one database."""
+    """Run pipelines until stopped. Any number of runners may share one database.
+
+    With --once, for cron and Kubernetes Jobs: exits with 0 when the run succeeded or nothing waits, 1 when it failed
+    or was stopped, 5 when the pipeline is paused or another runner works on it.
+    """
+    if pipeline is not None and not once:
+        raise typer.BadParameter("name a pipeline together with --once", param_hint="--pipeline")
     settings = _begin(end_with_stdin, **({"concurrency": concurrency} if concurrency else {}))
     with processes.ending_like_ctrl_c(), local.database(settings) as settings:
         _require_migrated(settings)
@@ -49,7 +62,21 @@ def runner(
 
         _collect_garbage_rarely()
         processes.close_to_others()
-        PipelineManager(settings).run_forever()
+        if once:
+            _run_once(settings, pipeline)
+        else:
+            PipelineManager(settings).run_forever()
+
+
+def _run_once(settings: "Settings", pipeline: str | None) -> None:
+    from vitrina.runner.once import Ending, OnceRunner
+
+    runner = OnceRunner(settings, pipeline)
+    ending = runner.run_once()
+    local.say(runner.message)
+    codes = {Ending.FAILED: ExitCode.FAILED, Ending.STOPPED: ExitCode.FAILED, Ending.PAUSED: ExitCode.CONFLICT}
+    if ending in codes:
+        raise typer.Exit(codes[ending])
 
 
 def _collect_garbage_rarely() -> None:

@@ -27,7 +27,7 @@ from vitrina.runner.lookout import Lookout
 from vitrina.runner.watch import SILENCE_SECONDS, Watch, silence_limit
 from vitrina.settings import Settings
 from vitrina.status import Status
-from vitrina.store import database, leases, migrate, recovery, requests, room, runners
+from vitrina.store import database, leases, migrate, recovery, requests, room, run_after, runners
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 
@@ -39,6 +39,8 @@ LEAVE_SECONDS = 8.0
 
 class PipelineManager:
     """Runs until told to stop. Only infrastructure errors reach it; they are waited out."""
+
+    exit_code_left_behind = 0
 
     def __init__(self, settings: Settings) -> None:
         self.runner_id: UUID = uuid4()
@@ -123,7 +125,14 @@ class PipelineManager:
         # It may have been migrated since: what comes next is the work of a runner of its version.
         migrate.require_current(connection)
         self._lookout.instruments.running.set(len(self._claims))
-        for part in (self._leave_cancelled, self._claim, self._recover, self._fire_schedules, self._claim):
+        for part in (
+            self._leave_cancelled,
+            self._claim,
+            self._recover,
+            self._fire_schedules,
+            self._request_ready,
+            self._claim,
+        ):
             self._do(part, connection)
         self._do(self._perform_requests, connection)
         self._housekeeper.look(self._shutdown)
@@ -143,6 +152,10 @@ class PipelineManager:
 
     def _fire_schedules(self, connection: Connection) -> int:
         return scheduler.fire_due(connection)
+
+    def _request_ready(self, connection: Connection) -> int:
+        """Most are requested when their last upstream ends: those are left whose row was locked, and the enabled."""
+        return run_after.request_ready(connection)
 
     def _sleep(self, connection: Connection) -> None:
         """Until somebody asks for something, a slot is free, or the poll interval is over."""
@@ -352,7 +365,7 @@ class PipelineManager:
         self._lookout.stop()
         if self._claims or self._requests:
             # A thread that waits for a server which never answers would keep the process for ever.
-            os._exit(0)
+            os._exit(self.exit_code_left_behind)
 
     @contextmanager
     def _metastore(self, purpose: str, silence_limit_seconds: float = SILENCE_SECONDS) -> Iterator[Connection]:

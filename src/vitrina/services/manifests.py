@@ -10,7 +10,7 @@ import psycopg
 from vitrina.answers import ApplyReport, FieldChange, ManifestChange
 from vitrina.definition import Definition
 from vitrina.errors import Conflict, FieldError, Invalid
-from vitrina.services import manifest_files, pipelines, policy, versions
+from vitrina.services import manifest_files, pipelines, policy, run_after, versions
 from vitrina.services.callers import Caller
 from vitrina.services.manifest_files import API_VERSION, KIND, Document, Path
 from vitrina.settings import Settings
@@ -54,12 +54,22 @@ def apply(
             declared = {manifest.definition.name for manifest in manifests}
             found = rows.list_by_name(connection, declared, or_managed_by=managed_by if prune else None, lock=True)
             existing = {row["name"]: row for row in found}
-            changes = [_prune(connection, caller, row) for row in found if row["name"] not in declared]
-            for manifest in manifests:
-                row = existing.get(manifest.definition.name)
-                changes.append(_make_it_so(connection, settings, caller, manifest, row=row, managed_by=managed_by))
+            changes = [
+                _make_it_so(
+                    connection,
+                    settings,
+                    caller,
+                    manifest,
+                    row=existing.get(manifest.definition.name),
+                    managed_by=managed_by,
+                )
+                for manifest in manifests
+            ]
+            # Behind the others, which may have waited for them until now.
+            changes += _prune(connection, caller, [row for row in found if row["name"] not in declared])
             for manifest in manifests:
                 pipelines.refuse_second_writer(connection, pipelines.get(connection, manifest.definition.name))
+            run_after.refuse_circles(connection, [m.definition.name for m in manifests if m.definition.run_after])
     except psycopg.errors.UniqueViolation as exc:
         raise Conflict("another request created one of these pipelines at the same moment: apply again") from exc
     return ApplyReport(dry_run=dry_run, items=sorted(changes, key=lambda change: change.name))
@@ -139,7 +149,7 @@ def _read(files: Files, settings: Settings) -> list[Manifest]:
         manifests.setdefault(name, manifest)
     if found:
         raise policy.invalid(found)
-    return list(manifests.values())
+    return [manifests[name] for name in run_after.upstreams_first([m.definition for m in manifests.values()])]
 
 
 _PARTS = ("apiVersion", "kind", "metadata", "spec")
@@ -260,9 +270,11 @@ def _differences(row: Row, manifest: Manifest, managed_by: str) -> list[FieldCha
     return found
 
 
-def _prune(connection: Connection, caller: Caller, row: Row) -> ManifestChange:
-    pipelines.remove(connection, caller, row["id"])
-    return ManifestChange(name=row["name"], action="delete")
+def _prune(connection: Connection, caller: Caller, unnamed: Sequence[Row]) -> list[ManifestChange]:
+    ids = {row["id"] for row in unnamed}
+    for row in unnamed:
+        pipelines.remove(connection, caller, row["id"], also_removed=ids)
+    return [ManifestChange(name=row["name"], action="delete") for row in unnamed]
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
@@ -278,6 +290,8 @@ def _shown(name: str, value: Any) -> Any:
         return dict(sorted(value.items()))
     if name == "tasks":
         return [_step(task) for task in value]
+    if name == "run_after":
+        return [edge if edge["only_if_changed"] else edge["pipeline"] for edge in value]
     return value
 
 

@@ -1,7 +1,7 @@
 """The rules of pipelines: who may define, change, remove, start and stop one, and when."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -12,16 +12,19 @@ import structlog
 from vitrina import status
 from vitrina.definition import LOCKED_WHILE_RUNNING, Definition
 from vitrina.errors import Conflict, InvalidField, NotFound, PreconditionFailed
-from vitrina.services import audit, backfills, policy, schedules, steps, versions
+from vitrina.services import audit, backfills, policy, run_after, schedules, steps, versions
 from vitrina.services.callers import Caller
 from vitrina.settings import Settings
 from vitrina.status import Status, Trigger
 from vitrina.store import leases, pipelines, runs, state
+from vitrina.store import run_after as edges
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
 # Fields that decide who writes where: such a change is made while nobody else makes one.
 _TARGET_FIELDS = frozenset({"target_table", "mode", "options", "tasks"})
+# Fields that decide who waits for whom: these too.
+_GRAPH_FIELDS = frozenset({"run_after"})
 # Fields that name Python steps: these are looked up among what live runners have.
 _STEP_FIELDS = frozenset({"type", "source_query", "python_task", "tasks"})
 
@@ -58,6 +61,7 @@ def create(
             pipelines.lock_targets(connection)
             row = insert(connection, settings, caller, definition, managed_by=managed_by, labels=labels)
             refuse_second_writer(connection, row)
+            run_after.refuse_circles(connection, [row["name"]])
             return row
     except psycopg.errors.UniqueViolation as exc:
         raise _name_taken(definition.name) from exc
@@ -96,14 +100,17 @@ def change(
     """Set the given fields; `options` is merged key by key, null takes an option back to its default."""
     try:
         with connection.transaction():
-            if _TARGET_FIELDS & fields.keys():
+            if (_TARGET_FIELDS | _GRAPH_FIELDS) & fields.keys():
                 pipelines.lock_targets(connection)
             row = get(connection, id_or_name, lock=True)
             _require_version(row, expected_version)
             definition = policy.parse(_merged(row, fields))
             after = redefine(connection, settings, caller, row, definition, action=action)
-            if _TARGET_FIELDS & versions.changed_fields(versions.snapshot(row), versions.snapshot(after)):
+            changed = versions.changed_fields(versions.snapshot(row), versions.snapshot(after))
+            if _TARGET_FIELDS & changed:
                 refuse_second_writer(connection, after)
+            if _GRAPH_FIELDS & changed:
+                run_after.refuse_circles(connection, [after["name"]])
             return after
     except psycopg.errors.UniqueViolation as exc:
         raise _name_taken(str(fields.get("name"))) from exc
@@ -176,15 +183,24 @@ def roll_back(
         said = f"rolled back to version {version}"
         after = redefine(connection, settings, caller, row, definition, action="roll_back", summary=said)
         refuse_second_writer(connection, after)
+        run_after.refuse_circles(connection, [after["name"]])
         return after
 
 
 def remove(
-    connection: Connection, caller: Caller, id_or_name: str | UUID, *, expected_version: int | None = None
+    connection: Connection,
+    caller: Caller,
+    id_or_name: str | UUID,
+    *,
+    expected_version: int | None = None,
+    also_removed: Collection[UUID] = (),
 ) -> None:
+    """`also_removed`: pipelines that go in the same transaction, and wait for nobody any more."""
     with connection.transaction():
+        pipelines.lock_targets(connection)
         row = get(connection, id_or_name, lock=True)
         _require_version(row, expected_version)
+        run_after.refuse_removal(connection, row, also_removed=also_removed)
         if not pipelines.delete(connection, row["id"]):
             raise Conflict(
                 f"pipeline {row['name']} is {row['status']} and cannot be deleted now:"
@@ -220,6 +236,8 @@ def request_run(
             moved = pipelines.request_run(connection, row["id"], **by)
         if moved is None:
             raise Conflict(_why_not_run(row))
+        if row["run_after"] and not asked:
+            edges.use_up(connection, row["id"])
         if row["status"] != Status.RUN_REQUESTED or row["run_requested_at"] is None:
             _record_move(connection, caller, "run", row, moved)
         return row | moved
@@ -314,6 +332,8 @@ def reload_config(connection: Connection, settings: Settings, caller: Caller, id
         known = versions.get(connection, row, row["version"])["definition"]
         changed = versions.changed_fields(known, versions.snapshot_of(definition))
         _refuse_locked(row, changed)
+        if _GRAPH_FIELDS & changed:
+            run_after.refuse_circles(connection, [row["name"]])
         if changed:
             pipelines.bump_version(connection, row["id"])
             row = get(connection, row["id"])

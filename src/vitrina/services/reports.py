@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vitrina import answers, status
+from vitrina.services import run_after
 from vitrina.settings import Settings
 from vitrina.status import RunStatus, Status
 from vitrina.store import database, runners, runs, state
@@ -33,7 +34,8 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
         run=run_answer(run) if run else None,
         progress=_progress(run) if run and run["status"] == RunStatus.RUNNING and not is_over else None,
         checkpoint=answers.Checkpoint.model_validate(checkpoint) if checkpoint else None,
-        lag=_lag(now, row, checkpoint, recent.last_success_at),
+        lag=_lag(connection, now, row, checkpoint, recent.last_success_at),
+        waits_for=run_after.waits_for(connection, row) if row["run_after"] else [],
         hold=row["hold"],
         guarantee=(run or {}).get("metrics", {}).get("guarantee"),
         last_error=_last_error(row, run),
@@ -43,7 +45,7 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
 
 def lag(connection: Connection, row: Row) -> answers.Lag:
     now = database.now(connection)
-    return _lag(now, row, state.find(connection, row["id"]), _recent(connection, row).last_success_at)
+    return _lag(connection, now, row, state.find(connection, row["id"]), _recent(connection, row).last_success_at)
 
 
 def checkpoint(connection: Connection, row: Row) -> answers.Checkpoint:
@@ -134,9 +136,12 @@ def _recent(connection: Connection, row: Row) -> answers.RecentRuns:
     )
 
 
-def _lag(now: datetime, row: Row, found: Row | None, last_success_at: datetime | None) -> answers.Lag:
+def _lag(
+    connection: Connection, now: datetime, row: Row, found: Row | None, last_success_at: datetime | None
+) -> answers.Lag:
     safe_upto = found["safe_upto"] if found else None
     cursor_time = _as_time(safe_upto)
+    success = runs.find_last_success(connection, row["id"]) if last_success_at else None
     return answers.Lag(
         pipeline_id=row["id"],
         pipeline=row["name"],
@@ -144,6 +149,7 @@ def _lag(now: datetime, row: Row, found: Row | None, last_success_at: datetime |
         seconds_since_success=_age(now, last_success_at),
         safe_upto=safe_upto,
         cursor_lag_seconds=_age(now, cursor_time),
+        data_as_of=min(success["started_at"], success["data_as_of"] or success["started_at"]) if success else None,
     )
 
 

@@ -23,7 +23,8 @@ def get(connection: Connection, row: Row, version: int) -> Row:
         found = records.find_version(connection, row["id"], version)
     if found is None:
         raise NotFound(f"pipeline {row['name']} has no version {version}; it is at {row['version']}")
-    return found
+    # One of before there were such edges had none.
+    return found | {"definition": {"run_after": []} | found["definition"]}
 
 
 def record(
@@ -60,7 +61,7 @@ def snapshot_of(definition: Definition) -> Fields:
 
 
 def fields_of(row: Row) -> Fields:
-    return {name: row[name] for name in (*pipelines.DEFINITION_COLUMNS, "tasks")}
+    return {name: row[name] for name in (*pipelines.DEFINITION_COLUMNS, *pipelines.DEFINITION_PARTS)}
 
 
 def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:

@@ -16,7 +16,8 @@ def list_pipelines(connection: Connection) -> list[Row]:
                extract(epoch FROM p.status_since)::float8 AS status_since,
                extract(epoch FROM p.failing_since)::float8 AS failing_since,
                s.safe_upto, p.hold,
-               extract(epoch FROM done.started_at)::float8 AS success_started,
+               -- A mart is as fresh as the oldest of what it is built on.
+               extract(epoch FROM least(done.started_at, done.data_as_of))::float8 AS success_started,
                extract(epoch FROM done.finished_at)::float8 AS success_finished,
                extract(epoch FROM clock_timestamp() - work.updated_at)::float8 AS progress_age,
                failed.error_code,
@@ -27,7 +28,7 @@ def list_pipelines(connection: Connection) -> list[Row]:
                     THEN (checked.result ->> 'differences')::float8 END AS drift_rows
         FROM etl.etl_pipelines p
         LEFT JOIN etl.etl_state s ON s.pipeline_id = p.id
-        LEFT JOIN LATERAL (SELECT started_at, finished_at FROM etl.etl_runs
+        LEFT JOIN LATERAL (SELECT started_at, finished_at, data_as_of FROM etl.etl_runs
                            -- Repairs and replays correct some rows: what the mart knows of its source gets no younger.
                            WHERE pipeline_id = p.id AND status = 'SUCCESS' AND NOT metrics ?| '{repair,replay}'
                            ORDER BY finished_at DESC LIMIT 1) done ON true

@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 from vitrina import status
 from vitrina.errors import Conflict, LeaseLost, NotFound, TargetTaken
 from vitrina.status import RunStatus, Status, Trigger
-from vitrina.store import database, databases, migrate, notifications, pipelines, room
+from vitrina.store import database, databases, migrate, notifications, pipelines, room, run_after
 from vitrina.store.database import Connection
 
 MAX_ERROR_LENGTH = 4000
@@ -58,13 +58,14 @@ def claim_next(
     runner_id: UUID,
     ttl_seconds: float,
     *,
+    only: UUID | None = None,
     per_source: int | None = None,
     max_connections: Mapping[str, int] | None = None,
 ) -> Claim | None:
     """Take the longest-waiting requested pipeline whose target nobody holds, and open its run.
 
-    `per_source`: pipelines of a connection that so many runs read from already wait. `max_connections`: so do those
-    that need more sessions on a connection than the runs at work leave free there.
+    `only`: this pipeline or none. `per_source`: pipelines of a connection that so many runs read from already wait.
+    `max_connections`: so do those that need more sessions on a connection than the runs at work leave free there.
     """
     skipped: list[UUID] = []
     while True:
@@ -74,7 +75,7 @@ def claim_next(
                 if per_source is not None or max_connections:
                     # Two runners that count at the same time would both find room for the last one.
                     connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", [_COUNTING])
-                found = _lock_next(connection, per_source, max_connections or {}, skipped)
+                found = _lock_next(connection, only, per_source, max_connections or {}, skipped)
                 return _take(connection, found, runner_id, ttl_seconds) if found else None
         except psycopg.errors.UniqueViolation:
             # Another runner took the same target in the same instant, and has committed: the next look sees it.
@@ -120,7 +121,11 @@ _COUNTING = 0x5649_5452_434E_54
 
 
 def _lock_next(
-    connection: Connection, per_source: int | None, max_connections: Mapping[str, int], skipped: Sequence[UUID]
+    connection: Connection,
+    only: UUID | None,
+    per_source: int | None,
+    max_connections: Mapping[str, int],
+    skipped: Sequence[UUID],
 ) -> dict[str, Any] | None:
     return connection.execute(
         sql.SQL(
@@ -129,6 +134,7 @@ def _lock_next(
                    p.requested_reason AS reason
             FROM etl.etl_pipelines p
             WHERE p.status = 'RUN_REQUESTED' AND p.enabled AND p.id <> ALL(%(skipped)s::uuid[])
+              AND (%(only)s::uuid IS NULL OR p.id = %(only)s)
               AND NOT EXISTS (SELECT FROM etl.etl_pipelines h WHERE h.holds_target = {target})
               AND (%(per_source)s::integer IS NULL
                    OR %(per_source)s > (SELECT count(*) FROM etl.etl_pipelines b
@@ -140,7 +146,12 @@ def _lock_next(
             FOR UPDATE OF p SKIP LOCKED
             """
         ).format(target=HELD_TARGET, full=room.FULL_CONNECTIONS),
-        {"per_source": per_source, "max_connections": Jsonb(dict(max_connections)), "skipped": list(skipped)},
+        {
+            "only": only,
+            "per_source": per_source,
+            "max_connections": Jsonb(dict(max_connections)),
+            "skipped": list(skipped),
+        },
     ).fetchone()
 
 
@@ -211,9 +222,10 @@ def _take(
         """
         INSERT INTO etl.etl_runs
             (pipeline_id, pipeline_version, trigger, reason, backfill, answers_request, status, runner_id, epoch,
-             attempts, traceparent)
+             attempts, data_as_of, traceparent)
         VALUES (%(pipeline)s, %(version)s, %(trigger)s, %(reason)s, %(backfill)s, %(answers)s, 'RUNNING', %(runner)s,
                 %(epoch)s, 1,
+                (SELECT min(e.used_as_of) FROM etl.etl_run_after e WHERE e.downstream_id = %(pipeline)s),
                 -- What goes on with an interrupted run belongs to the same trace.
                 CASE WHEN %(trigger)s::text = 'recovery' AND %(trace)s::text IS NULL
                      THEN (SELECT r.traceparent FROM etl.etl_runs r WHERE r.pipeline_id = %(pipeline)s
@@ -398,7 +410,7 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
                     claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL,
                     attempts = 0, last_error = NULL
                 WHERE p.id = %(id)s AND p.claim_id = %(claim)s AND p.epoch = %(epoch)s
-                RETURNING p.status
+                RETURNING p.status, EXISTS (SELECT FROM etl.etl_run_after e WHERE e.upstream_id = p.id) AS is_upstream
                 """
             ).format(another=_ANOTHER_RUN),
             {
@@ -417,6 +429,8 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
             raise LeaseLost(f"pipeline {claim.name}: another runner took over before the run could be concluded")
         outcome = RunStatus.PAUSED if boundary else RunStatus.SUCCESS
         finish_run(connection, claim.run_id, outcome, answers=seen if answers else None)
+        if row["is_upstream"] and not boundary:
+            run_after.pass_on(connection, claim.pipeline_id, claim.run_id)
         return Status(row["status"])
 
 

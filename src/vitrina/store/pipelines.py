@@ -12,13 +12,15 @@ from psycopg.types.json import Jsonb
 from vitrina import status
 from vitrina.definition import Definition
 from vitrina.status import Status, Trigger
-from vitrina.store import databases
+from vitrina.store import databases, run_after
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
 
 # The author's fields, in the order in which people read them.
-DEFINITION_COLUMNS = tuple(name for name in Definition.model_fields if name != "tasks")
+# Some stand in tables of their own.
+DEFINITION_PARTS = ("run_after", "tasks")
+DEFINITION_COLUMNS = tuple(name for name in Definition.model_fields if name not in DEFINITION_PARTS)
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def insert(connection: Connection, definition: Definition, *, pipeline_id: UUID 
     assert row is not None
     new_id: UUID = row["id"]
     replace_tasks(connection, new_id, definition)
+    run_after.replace(connection, new_id, definition)
     return new_id
 
 
@@ -75,6 +78,7 @@ def update(connection: Connection, pipeline_id: UUID, definition: Definition, *,
     ).rowcount
     if changed:
         replace_tasks(connection, pipeline_id, definition)
+        run_after.replace(connection, pipeline_id, definition)
     return bool(changed)
 
 
@@ -104,9 +108,10 @@ def find(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) 
     by_id = _as_uuid(id_or_name)
     return connection.execute(
         sql.SQL(
-            "SELECT p.*, {tasks} AS tasks FROM etl.etl_pipelines p WHERE {condition} {lock}",
+            "SELECT p.*, {tasks} AS tasks, {run_after} AS run_after FROM etl.etl_pipelines p WHERE {condition} {lock}",
         ).format(
             tasks=_TASKS,
+            run_after=run_after.OF_PIPELINE,
             condition=sql.SQL("p.id = %s") if by_id else sql.SQL("p.name = %s"),
             lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL(""),
         ),
@@ -134,7 +139,7 @@ def list_page(
     return connection.execute(
         sql.SQL(
             """
-            SELECT p.*, {tasks} AS tasks
+            SELECT p.*, {tasks} AS tasks, {run_after} AS run_after
             FROM etl.etl_pipelines p
             WHERE (%(after_id)s::uuid IS NULL OR ({column}, p.id) {beyond} (%(after)s::{type}, %(after_id)s::uuid))
               AND (%(status)s::text[] = '{{}}' OR p.status = ANY(%(status)s))
@@ -148,6 +153,7 @@ def list_page(
             """
         ).format(
             tasks=_TASKS,
+            run_after=run_after.OF_PIPELINE,
             target=FINAL_TARGET,
             column=column,
             direction=direction,
@@ -175,11 +181,15 @@ def list_by_name(
     return connection.execute(
         sql.SQL(
             """
-            SELECT p.*, {tasks} AS tasks FROM etl.etl_pipelines p
+            SELECT p.*, {tasks} AS tasks, {run_after} AS run_after FROM etl.etl_pipelines p
             WHERE %(names)s::text[] IS NULL OR p.name = ANY(%(names)s) OR p.managed_by = %(managed_by)s
             ORDER BY p.name {lock}
             """
-        ).format(tasks=_TASKS, lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL("")),
+        ).format(
+            tasks=_TASKS,
+            run_after=run_after.OF_PIPELINE,
+            lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL(""),
+        ),
         {"names": list(names) if names is not None else None, "managed_by": or_managed_by},
     ).fetchall()
 
@@ -375,7 +385,7 @@ def source_connections(connection: Connection) -> list[str]:
 def definition_of(row: Row) -> Definition:
     """The author's part of a row, validated again: a row may have been written with psql."""
     fields = {name: row[name] for name in DEFINITION_COLUMNS}
-    return Definition.model_validate(fields | {"tasks": row["tasks"]})
+    return Definition.model_validate(fields | {name: row[name] for name in DEFINITION_PARTS})
 
 
 # The last step may override the pipeline's target.

@@ -1,0 +1,87 @@
+"""The rules of pipelines that run after others: no circles, nobody removed that others wait for, what is waited for."""
+
+import graphlib
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping
+from uuid import UUID
+
+from vitrina import answers
+from vitrina.definition import Definition
+from vitrina.errors import Conflict, InvalidField
+from vitrina.status import Status
+from vitrina.store import run_after
+from vitrina.store.database import Connection
+from vitrina.store.pipelines import Row
+
+
+def refuse_circles(connection: Connection, names: Iterable[str]) -> None:
+    """No pipeline may run after itself, by whatever way. The caller holds the lock under which edges are written."""
+    upstreams: dict[str, list[str]] = defaultdict(list)
+    for edge in run_after.list_edges(connection):
+        upstreams[edge["downstream"]].append(edge["upstream"])
+    for name in names:
+        circle = find_circle(name, upstreams)
+        if circle:
+            raise _circle(circle)
+
+
+def find_circle(name: str, upstreams: Mapping[str, Collection[str]]) -> list[str] | None:
+    """The shortest way from a pipeline over those that it runs after back to itself."""
+    ways = {upstream: [name, upstream] for upstream in upstreams.get(name, ())}
+    waiting = deque(ways)
+    while waiting:
+        here = waiting.popleft()
+        if here == name:
+            return ways[here]
+        for upstream in upstreams.get(here, ()):
+            if upstream not in ways:
+                ways[upstream] = [*ways[here], upstream]
+                waiting.append(upstream)
+    return None
+
+
+def upstreams_first(definitions: Collection[Definition]) -> list[str]:
+    """Names in an order in which each pipeline can be written: those that it runs after are there already."""
+    declared = {definition.name for definition in definitions}
+    wanted = {
+        definition.name: [edge.pipeline for edge in definition.run_after if edge.pipeline in declared]
+        for definition in definitions
+    }
+    try:
+        return list(graphlib.TopologicalSorter(wanted).static_order())
+    except graphlib.CycleError as exc:
+        raise _circle(list(reversed(exc.args[1]))) from None
+
+
+def refuse_removal(connection: Connection, row: Row, *, also_removed: Collection[UUID] = ()) -> None:
+    waiting = [d["name"] for d in run_after.list_downstreams(connection, row["id"]) if d["id"] not in also_removed]
+    if waiting:
+        raise Conflict(
+            f"pipeline {row['name']} cannot be deleted, because {', '.join(waiting[:10])} would wait for it for ever:"
+            f" take it out of their run_after first"
+        )
+
+
+def waits_for(connection: Connection, row: Row) -> list[answers.WaitsFor]:
+    """One line for each pipeline that this one runs after."""
+    return [
+        answers.WaitsFor.model_validate(edge | {"arrived": edge["arrived_run_id"] is not None, "message": _said(edge)})
+        for edge in run_after.list_upstreams(connection, row["id"])
+    ]
+
+
+def _said(edge: Row) -> str:
+    name, news = edge["pipeline"], "a success that changed rows" if edge["only_if_changed"] else "a success"
+    if edge["arrived_run_id"] is not None:
+        return f"{name} has succeeded: the run is used as soon as the others have, too"
+    if edge["status"] == Status.FAILED:
+        return f"waits for {news} of {name}, which is FAILED: see what is wrong with it, then run it"
+    if not edge["enabled"]:
+        return f"waits for {news} of {name}, which is disabled"
+    return f"waits for {news} of {name}, which is {edge['status']}"
+
+
+def _circle(names: list[str]) -> InvalidField:
+    return InvalidField(
+        "run_after", f"run_after makes a circle: {' after '.join(names)}; take one of them out of the other's run_after"
+    )

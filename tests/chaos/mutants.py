@@ -17,8 +17,10 @@ from vitrina.runner import control
 from vitrina.runner.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.runner.executor import PipelineExecutor
+from vitrina.runner.job import Job
+from vitrina.runner.metrics import RunMeter
 from vitrina.status import Status
-from vitrina.store import leases, ledger, recovery, sessions, state
+from vitrina.store import leases, ledger, recovery, run_after, sessions, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim, Heartbeat
 from vitrina.store.state import Checkpoint
@@ -53,6 +55,8 @@ def apply(name: str, replace: Callable[[Any, str, Any], None] = setattr) -> None
         "watermark_ahead": _watermark_ahead,
         "margin_short": _margin_short,
         "clock_behind": _clock_behind,
+        "wave_early": _wave_early,
+        "wave_unused": _wave_unused,
     }[name](replace)
 
 
@@ -233,3 +237,22 @@ def _clock_behind(replace: Callable[[Any, str, Any], None]) -> None:
 def _spoil_watermark(replace: Callable[[Any, str, Any], None], sound: str, spoilt: str) -> None:
     assert sound in cursors.OLDEST_TRANSACTION
     replace(cursors, "OLDEST_TRANSACTION", cursors.OLDEST_TRANSACTION.replace(sound, spoilt))
+
+
+def _wave_early(replace: Callable[[Any, str, Any], None]) -> None:
+    """Those that wait for a run hear of its success before it is concluded, in a transaction of its own."""
+    pass_on, conclude = run_after.pass_on, PipelineExecutor._conclude
+
+    def early(self: PipelineExecutor, job: Job, meter: RunMeter, **how: bool) -> Status:
+        with job.metastore.transaction():
+            pass_on(job.metastore, job.claim.pipeline_id, job.claim.run_id)
+        return conclude(self, job, meter, **how)
+
+    replace(run_after, "pass_on", lambda connection, pipeline_id, run_id: None)
+    replace(PipelineExecutor, "_conclude", early)
+
+
+def _wave_unused(replace: Callable[[Any, str, Any], None]) -> None:
+    """What has arrived is not used up by the run that it asks for."""
+    kept = run_after._USED.as_string().replace("arrived_run_id = NULL, arrived_as_of = NULL", "used_as_of = NULL")
+    replace(run_after, "_USED", sql.SQL(kept.replace("used_as_of = e.arrived_as_of, ", "")))

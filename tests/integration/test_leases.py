@@ -14,7 +14,19 @@ from vitrina import status
 from vitrina.errors import LeaseLost
 from vitrina.runner import housekeeping
 from vitrina.status import Status, Trigger
-from vitrina.store import database, leases, pipelines, recovery, requests, runners, schedules, sessions, stages, state
+from vitrina.store import (
+    database,
+    leases,
+    pipelines,
+    recovery,
+    requests,
+    run_after,
+    runners,
+    schedules,
+    sessions,
+    stages,
+    state,
+)
 from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
 
@@ -78,6 +90,7 @@ def perform(bench: Workbench, move: str, held: Claim) -> None:
         "request_backfill": lambda: pipelines.request_backfill(metastore, films["id"], {}, trigger=Trigger.API),
         "resume": lambda: pipelines.resume(metastore, films["id"], trigger=Trigger.API, traceparent=None),
         "fire_schedule": lambda: fire(bench),
+        "request_ready": lambda: complete_wave(bench),
         "claim_next": lambda: leases.claim_next(metastore, uuid4(), 30),
         "request_pause": lambda: pipelines.request_pause(metastore, films["id"]),
         "conclude_run": lambda: leases.conclude_run(metastore, held),
@@ -101,6 +114,22 @@ def fire(bench: Workbench) -> None:
     )
     for due in schedules.list_due(bench.metastore):
         schedules.fire(bench.metastore, due, due["now"] + timedelta(hours=1))
+
+
+def complete_wave(bench: Workbench) -> None:
+    """Everything has arrived that `films` runs after."""
+    bench.sql(
+        """
+        UPDATE etl.etl_pipelines SET options = '{"schedule_after_failure": true}';
+        INSERT INTO etl.etl_pipelines (name, target_table) VALUES ('upstream', 'analytics.upstream')
+        ON CONFLICT DO NOTHING;
+        INSERT INTO etl.etl_run_after (downstream_id, upstream_id, arrived_run_id)
+        SELECT d.id, u.id, gen_random_uuid() FROM etl.etl_pipelines d, etl.etl_pipelines u
+        WHERE d.name = 'films' AND u.name = 'upstream'
+        """
+    )
+    run_after.request_ready(bench.metastore)
+    bench.sql("DELETE FROM etl.etl_pipelines WHERE name = 'upstream'")
 
 
 MOVES = sorted({move.name for move in status.MOVES} - {"claim_idle", "set_aside"})

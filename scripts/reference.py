@@ -381,8 +381,8 @@ def _said(kind: type[errors.VitrinaError]) -> str:
 
 
 EXIT_CODES = {
-    "OK": "Done; with `run --wait` and `runner --once`: the run succeeded (or nothing waits); with `diff` and `reconcile`:"
-    " nothing differs.",
+    "OK": "Done; with `run --wait` and `runner --once`: the run succeeded (or nothing waits); with `diff` and"
+    " `reconcile`: nothing differs.",
     "FAILED": "A run failed or was stopped, differences or problems were found.",
     "USAGE": "Wrong arguments, or a name that does not exist.",
     "INVALID_CONFIG": "A setting, a definition or a token is not acceptable.",

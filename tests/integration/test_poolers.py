@@ -14,8 +14,8 @@ from pydantic import SecretStr
 
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
-from vitrina.errors import CannotConnect
-from vitrina.store import database
+from vitrina.errors import CannotConnect, ConfigError
+from vitrina.store import database, setup
 
 CONFIG = """
 [databases]
@@ -121,3 +121,11 @@ def test_a_source_behind_session_mode_is_read(workbench: Workbench, pooled: Pool
     run = workbench.run("films")
     assert (run["status"], run["error_message"]) == ("SUCCESS", None)
     assert workbench.differences(query, "analytics.films") == 0
+
+
+def test_an_installation_is_not_set_up_through_a_pooler(workbench: Workbench, pooled: Pooled) -> None:
+    """The logins that are made would be unknown to it."""
+    assert workbench.settings.admin_url
+    url = pooled(workbench.settings.admin_url.get_secret_value(), "session")
+    with pytest.raises(ConfigError, match="is a connection pooler such as pgbouncer"):
+        setup.connect(url)

@@ -160,3 +160,40 @@ def sampled_names() -> set[str]:
 def sampled_values() -> dict[str, str]:
     sample = (ROOT / ".env.sample").read_text(encoding="utf-8")
     return dict(re.findall(r"^#?([A-Z][A-Z0-9_]*)=(.*)$", sample, re.MULTILINE))
+
+
+UNITS = sorted((ROOT / "infra/systemd").glob("*.service"))
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_starts_a_command_that_exists_without_rights(unit: Path) -> None:
+    from configparser import RawConfigParser
+
+    from typer.main import get_command
+
+    from vitrina.cli.app import app
+
+    read = RawConfigParser(strict=True)
+    read.read(unit)
+    service = read["Service"]
+    program, command, *_ = service["ExecStart"].split()
+    assert Path(program).name == "vitrina"
+    assert command in get_command(app).commands  # type: ignore[attr-defined]
+    assert service["User"] != "root"
+    assert service["NoNewPrivileges"] == "yes"
+    assert Path(service["EnvironmentFile"]) == Path(service["WorkingDirectory"]) / ".env"
+    assert int(service["TimeoutStopSec"]) >= (60 if command == "runner" else 10)
+
+
+def test_there_is_a_unit_for_each_process_that_stays() -> None:
+    assert [unit.name for unit in UNITS] == ["vitrina-api.service", "vitrina-runner@.service"]
+
+
+def test_systemd_accepts_the_units() -> None:
+    program = shutil.which("systemd-analyze")
+    if not program:
+        pytest.skip("systemd-analyze is not installed")
+    # What it misses here is the program and the user, which an installation has.
+    done = subprocess.run([program, "verify", *UNITS], capture_output=True, text=True, check=False)
+    said = [line for line in done.stderr.splitlines() if "Unknown" in line or "Failed to parse" in line]
+    assert not said

@@ -11,7 +11,9 @@ from vitrina.cli import (
     demo,
     dev,
     doctor,
+    init,
     manifests,
+    new,
     pipelines,
     psql,
     runs,
@@ -51,6 +53,7 @@ def _vitrina(
 
 app.command(rich_help_panel=START)(demo.demo)
 app.command(rich_help_panel=START)(dev.dev)
+app.command(rich_help_panel=START)(init.init)
 app.command(rich_help_panel=START)(doctor.doctor)
 app.command(rich_help_panel=START)(smoke.smoke)
 app.command(rich_help_panel=START, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
@@ -75,6 +78,7 @@ app.add_typer(catalog.transforms, name="transforms", rich_help_panel=WORK)
 app.add_typer(catalog.transforms, name="transform", hidden=True)
 app.add_typer(catalog.dead_letters, name="dead-letters", rich_help_panel=WORK)
 
+app.command(rich_help_panel=FILES)(new.new)
 app.command(rich_help_panel=FILES)(manifests.export)
 app.command(rich_help_panel=FILES)(manifests.diff)
 app.command(rich_help_panel=FILES)(manifests.apply)

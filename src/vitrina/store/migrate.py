@@ -150,6 +150,22 @@ def _role(connection: database.Connection, role: str, password: SecretStr | None
 
 def _role_defaults(connection: database.Connection) -> Iterable[sql.Composed]:
     """What the roles need once; nothing is said again that already holds, so that a plain owner can migrate again."""
+    defaults = READER_DEFAULTS | (RESERVED_READER_DEFAULTS if _is_superuser(connection) else {})
+    missing = missing_reader_defaults(connection, defaults)
+    for name, value in defaults.items():
+        if name in missing:
+            yield sql.SQL("ALTER ROLE {} SET {} = {}").format(
+                sql.Identifier(READER_ROLE), sql.Identifier(name), sql.Literal(value)
+            )
+    if not is_member(connection, APP_ROLE, "pg_read_all_stats"):
+        # The held-back cursor must see when other sessions' transactions began.
+        yield sql.SQL("GRANT pg_read_all_stats TO {}").format(sql.Identifier(APP_ROLE))
+    if not is_member(connection, connection.info.user, APP_ROLE):
+        yield sql.SQL("GRANT {} TO CURRENT_USER").format(sql.Identifier(APP_ROLE))
+
+
+def missing_reader_defaults(connection: database.Connection, wanted: Iterable[str] | None = None) -> frozenset[str]:
+    """Names of settings that the reader's role does not have yet."""
     configured = connection.execute(
         """
         SELECT entry FROM pg_catalog.pg_db_role_setting s
@@ -158,21 +174,10 @@ def _role_defaults(connection: database.Connection) -> Iterable[sql.Composed]:
         """,
         [READER_ROLE],
     ).fetchall()
-    names = {row["entry"].partition("=")[0] for row in configured}
-    defaults = _READER_DEFAULTS | (_RESERVED_READER_DEFAULTS if _is_superuser(connection) else {})
-    for name, value in defaults.items():
-        if name not in names:
-            yield sql.SQL("ALTER ROLE {} SET {} = {}").format(
-                sql.Identifier(READER_ROLE), sql.Identifier(name), sql.Literal(value)
-            )
-    if not _is_member(connection, APP_ROLE, "pg_read_all_stats"):
-        # The held-back cursor must see when other sessions' transactions began.
-        yield sql.SQL("GRANT pg_read_all_stats TO {}").format(sql.Identifier(APP_ROLE))
-    if not _is_member(connection, connection.info.user, APP_ROLE):
-        yield sql.SQL("GRANT {} TO CURRENT_USER").format(sql.Identifier(APP_ROLE))
+    return frozenset(wanted or READER_DEFAULTS) - {row["entry"].partition("=")[0] for row in configured}
 
 
-_READER_DEFAULTS = {
+READER_DEFAULTS = {
     "default_transaction_read_only": "on",
     "search_path": "",
     "statement_timeout": "1h",
@@ -181,7 +186,7 @@ _READER_DEFAULTS = {
 }
 
 # Only a superuser may set it, and then nobody below can lift it.
-_RESERVED_READER_DEFAULTS = {"temp_file_limit": "20GB"}
+RESERVED_READER_DEFAULTS = {"temp_file_limit": "20GB"}
 
 
 def _is_superuser(connection: database.Connection) -> bool:
@@ -189,7 +194,7 @@ def _is_superuser(connection: database.Connection) -> bool:
     return bool(row and row["rolsuper"])
 
 
-def _is_member(connection: database.Connection, member: str, role: str) -> bool:
+def is_member(connection: database.Connection, member: str, role: str) -> bool:
     row = connection.execute(
         """
         SELECT pg_catalog.pg_has_role(m.oid, r.oid, 'MEMBER') AS member
@@ -233,12 +238,28 @@ def _grant(connection: database.Connection, source_schemas: Iterable[str]) -> No
                 for statement in statements:
                     connection.execute(statement)
         except psycopg.errors.InsufficientPrivilege as exc:
-            raise _ask_administrator(connection, statements) from exc
+            if not reads_everything(connection, schema):  # an administrator has said it already, else
+                raise _ask_administrator(connection, statements) from exc
     owner = connection.execute(
         "SELECT pg_catalog.pg_get_userbyid(nspowner) AS owner FROM pg_catalog.pg_namespace WHERE nspname = 'analytics'"
     ).fetchone()
     if owner and owner["owner"] != APP_ROLE:
         connection.execute(sql.SQL("GRANT USAGE, CREATE ON SCHEMA analytics TO {}").format(app))
+
+
+def reads_everything(connection: database.Connection, schema: str) -> bool:
+    """Whether the reader may read each table that the schema has now."""
+    row = connection.execute(
+        """
+        SELECT pg_catalog.has_schema_privilege(%(reader)s, n.oid, 'USAGE') AND NOT EXISTS (
+                   SELECT FROM pg_catalog.pg_class c
+                   WHERE c.relnamespace = n.oid AND c.relkind IN ('r', 'v', 'm', 'p', 'f')
+                     AND NOT pg_catalog.has_table_privilege(%(reader)s, c.oid, 'SELECT')) AS readable
+        FROM pg_catalog.pg_namespace n WHERE n.nspname = %(schema)s
+        """,
+        {"reader": READER_ROLE, "schema": schema},
+    ).fetchone()
+    return bool(row and row["readable"])
 
 
 def _ask_administrator(connection: database.Connection, statements: Iterable[sql.Composable]) -> ConfigError:

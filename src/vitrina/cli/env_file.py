@@ -1,0 +1,70 @@
+"""The `.env` of a directory: what `vitrina init` writes, for the eyes of its owner only."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from vitrina.errors import ConfigError, Conflict
+
+PATH = Path(".env")
+_LINE = re.compile(r"\s*(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=")
+
+
+def read() -> dict[str, str]:
+    """Variables of the file; nothing where there is none."""
+    from dotenv import dotenv_values
+
+    return {name: value for name, value in dotenv_values(PATH).items() if value} if PATH.exists() else {}
+
+
+def check(values: Mapping[str, str], *, force: bool) -> bool:
+    """Whether it has to be written. `Conflict` if it says something else and may not be replaced."""
+    if not PATH.exists():
+        return True
+    there = read()
+    differing = sorted(name for name, value in values.items() if there.get(name) != value)
+    if not differing:
+        return False
+    if force:
+        return True
+    raise Conflict(
+        f"{PATH} exists and has another {', '.join(differing)}: --force replaces these lines and keeps the others (the"
+        " old file stays beside it as .env.before), or start in another directory"
+    )
+
+
+def write(values: Mapping[str, str]) -> None:
+    """Our lines after those of others. Never readable by others, not even for a moment; whole or not at all."""
+    kept = _lines_of_others(values)
+    text = "".join([*kept, *(f"{name}={_quoted(name, value)}\n" for name, value in values.items())])
+    new = PATH.with_name(f".env.{os.getpid()}")
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:
+            opened.write(text)
+        if PATH.exists():
+            PATH.replace(PATH.with_name(".env.before"))
+        new.replace(PATH)
+    except OSError as exc:
+        raise ConfigError(f"{PATH} cannot be written in {Path.cwd()}: {exc.strerror}") from exc
+
+
+def _lines_of_others(values: Mapping[str, str]) -> list[str]:
+    if not PATH.exists():
+        return ["# Written by `vitrina init`. Passwords are in here: keep it to yourself.\n"]
+    lines = PATH.read_text(encoding="utf-8").splitlines(keepends=True)
+    found = [line for line in lines if not ((match := _LINE.match(line)) and match["name"] in values)]
+    if found and not found[-1].endswith("\n"):
+        found[-1] += "\n"
+    return found
+
+
+def _quoted(name: str, value: str) -> str:
+    """As python-dotenv and a shell both read it."""
+    if "\n" in value or "${" in value:
+        raise ConfigError(f"{name} cannot stand in {PATH}: it has a line break or ${{")
+    if re.fullmatch(r"[\w.,:/@?=&%*+-]+", value, re.ASCII):
+        return value
+    if "'" in value or "\\" in value:
+        raise ConfigError(f"{name} cannot stand in {PATH}: {value!r} has a quote or a backslash")
+    return f"'{value}'"

@@ -1,0 +1,324 @@
+"""`vitrina init`: from a PostgreSQL of yours to an installation that works, and a first mart if you like."""
+
+import os
+import secrets
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from vitrina.cli import doctor, env_file, first_pipeline, local, new
+from vitrina.cli.exits import ExitCode
+from vitrina.errors import CannotConnect, ConfigError, Conflict
+
+if TYPE_CHECKING:
+    from vitrina.settings import Settings
+    from vitrina.store.setup import Plan
+
+TARGET_SCHEMA = "analytics"
+WRITTEN = ("VITRINA_DATABASE_URL", "VITRINA_READER_URL", "VITRINA_ALLOWED_TARGETS", "VITRINA_ALLOWED_SOURCE_SCHEMAS")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was asked for, or said with flags."""
+
+    database_url: str
+    admin_url: str
+    sources: tuple[str, ...]
+    target_schema: str
+    resets_passwords: bool
+
+
+def init(
+    database_url: Annotated[
+        str | None,
+        typer.Option(
+            "--database-url", metavar="URL", help="Your database: postgresql://LOGIN:PASSWORD@HOST:5432/NAME."
+        ),
+    ] = None,
+    admin_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Login for the set-up, which may create roles. [default: --database-url]"),
+    ] = None,
+    sources: Annotated[
+        str | None, typer.Option("--sources", metavar="SCHEMAS", help="Schemas to read from, comma-separated.")
+    ] = None,
+    target_schema: Annotated[
+        str | None, typer.Option("--target", metavar="SCHEMA", help=f"Schema of the marts. [default: {TARGET_SCHEMA}]")
+    ] = None,
+    *,
+    table: Annotated[
+        str | None, typer.Option(metavar="SCHEMA.TABLE", help="Make a first pipeline that copies this table.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of that pipeline.")] = None,
+    key: new.Key = None,
+    cursor: new.Cursor = None,
+    mode: new.Mode = None,
+    schedule: new.Schedule = None,
+    print_sql: Annotated[
+        bool, typer.Option("--print-sql", help="Print the statements for an administrator instead of running them.")
+    ] = False,
+    reset_passwords: Annotated[
+        bool, typer.Option("--reset-passwords", help="Give roles that exist already new passwords.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what .env says otherwise.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
+) -> None:
+    """Set Vitrina up in a PostgreSQL of yours.
+
+    Makes the roles vitrina_app and vitrina_reader with new passwords, the schemas, the grants; writes .env; migrates;
+    looks at the result; and makes a first pipeline if you name a table. Run it twice and the second time finds
+    everything done. The administrator's login is not kept.
+    """
+    from vitrina.services.suggestions import Wishes
+
+    new.check_mode(mode)
+    _refuse_other_settings()
+    answers = _answers(database_url, admin_url, sources, target_schema, reset_passwords, asks=_may_ask(yes))
+    plan = _plan(answers)
+    values = _variables(answers, plan)
+    must_write = env_file.check(values, force=force)
+    if print_sql:
+        _print_for_administrator(plan, values, must_write)
+        return
+    _prepare(answers, plan)
+    _write(values, must_write)
+    settings = _settled()
+    problems = _look()
+    first_pipeline.offer(settings, table, Wishes(name, tuple(key or ()), cursor, mode, schedule), asks=_may_ask(yes))
+    if problems:
+        local.say(f"{problems} finding(s) above are left to correct; `vitrina doctor` looks again")
+        raise typer.Exit(ExitCode.FAILED)
+    local.say("next: `vitrina dev` serves console, API and runner here, until Ctrl-C")
+
+
+def _may_ask(yes: bool) -> bool:
+    return not yes and sys.stdin.isatty()
+
+
+def _refuse_other_settings() -> None:
+    """Variables go before the file, so what is written would not count."""
+    known = env_file.read()
+    for name in WRITTEN:
+        if os.environ.get(name) and os.environ[name] != known.get(name):
+            raise ConfigError(f"{name} is set in the environment, which goes before .env: unset it, then begin again")
+
+
+def _answers(
+    database_url: str | None,
+    admin_url: str | None,
+    sources: str | None,
+    target_schema: str | None,
+    reset_passwords: bool,
+    *,
+    asks: bool,
+) -> Answers:
+    """Flags first, then what .env says, then questions."""
+    known = env_file.read()
+    url = database_url or known.get("VITRINA_DATABASE_URL")
+    url = url or _ask("--database-url", "Your database (postgresql://LOGIN:PASSWORD@HOST:5432/NAME)", asks)
+    _check_url("--database-url", url)
+    if admin_url:
+        _check_url("--admin-url", admin_url)
+    target = target_schema or _target_of(known)
+    if target is None:
+        target = _ask("--target", "Schema for the marts", asks, TARGET_SCHEMA) if asks else TARGET_SCHEMA
+    said = sources or known.get("VITRINA_ALLOWED_SOURCE_SCHEMAS")
+    said = said or _ask(
+        "--sources", "Schemas to read from, comma-separated", asks, _offered(admin_url or url, target, asks)
+    )
+    schemas = tuple(dict.fromkeys(part.strip() for part in said.split(",") if part.strip()))
+    _check_schemas(schemas, target)
+    return Answers(url, admin_url or url, schemas, target, reset_passwords)
+
+
+def _target_of(known: dict[str, str]) -> str | None:
+    schema, _, table = known.get("VITRINA_ALLOWED_TARGETS", "").partition(".")
+    return schema if table == "*" else None
+
+
+def _offered(url: str, target: str, asks: bool) -> str | None:
+    """Schemas with tables in them, for somebody to choose from."""
+    if not asks:
+        return None
+    from vitrina.store import setup, tables
+
+    with setup.connect(url) as connection:
+        there = [name for name in tables.list_schemas(connection) if name != target]
+        found = {schema for schema, _ in tables.list_names(connection, there)}
+    return ",".join(sorted(found)) or None
+
+
+def _check_url(flag: str, url: str) -> None:
+    from psycopg import ProgrammingError, conninfo
+
+    from vitrina import dsn
+
+    found = dsn.problem(url)
+    try:
+        parts = conninfo.conninfo_to_dict(url)
+    except ProgrammingError:
+        found = found or "it is not a valid postgresql:// URL"
+        parts = {}
+    if not found and not parts.get("dbname"):
+        found = "it names no database: postgresql://LOGIN:PASSWORD@HOST:5432/NAME"
+    if found:
+        raise ConfigError(f"{flag}: {found}{_encoding_hint(url)}")
+
+
+def _encoding_hint(url: str) -> str:
+    """Passwords may have any character, URLs may not."""
+    if url.count("@") < 2 and "@" not in url.partition("://")[2].partition("/")[2]:
+        return ""
+    return " (in a password write @ as %40, / as %2F, : as %3A, ? as %3F, # as %23, % as %25)"
+
+
+def _check_schemas(sources: tuple[str, ...], target: str) -> None:
+    from vitrina.settings import Settings
+    from vitrina.targets import TargetPolicy, is_allowed_target
+
+    if not is_allowed_target(f"{target}.t", TargetPolicy.of([f"{target}.*"])):
+        raise ConfigError(
+            f"--target {target!r}: a schema of marts has lower-case letters, digits and _, not etl or pg_"
+        )
+    if not sources:
+        raise ConfigError("--sources: name at least one schema to read from")
+    for schema in sources:
+        if Settings.is_never_reached(schema):
+            raise ConfigError(f"--sources {schema}: the server's catalogs and the metastore are not read from")
+        if schema == target:
+            raise ConfigError(f"--sources {schema}: that is the schema of the marts; choose another with --target")
+
+
+def _plan(answers: Answers) -> "Plan":
+    """Passwords: those of .env, those of the environment, or new ones."""
+    from vitrina.settings import APP_ROLE, READER_ROLE
+    from vitrina.store.setup import Plan
+
+    known = env_file.read()
+    urls = {APP_ROLE: known.get("VITRINA_DATABASE_URL"), READER_ROLE: known.get("VITRINA_READER_URL")}
+    urls[APP_ROLE] = urls[APP_ROLE] or answers.database_url
+    variables = {APP_ROLE: "VITRINA_APP_PASSWORD", READER_ROLE: "VITRINA_READER_PASSWORD"}
+    found = {
+        role: os.environ.get(variables[role])
+        or (None if answers.resets_passwords else _password_of(urls[role], role))
+        or secrets.token_urlsafe(24)
+        for role in variables
+    }
+    return Plan(answers.sources, answers.target_schema, found[APP_ROLE], found[READER_ROLE], answers.resets_passwords)
+
+
+def _password_of(url: str | None, role: str) -> str | None:
+    from psycopg import conninfo
+
+    parts = conninfo.conninfo_to_dict(url) if url else {}
+    return str(parts["password"]) if parts.get("user") == role and parts.get("password") else None
+
+
+def _variables(answers: Answers, plan: "Plan") -> dict[str, str]:
+    from vitrina.settings import APP_ROLE, READER_ROLE
+    from vitrina.store.database import with_login
+
+    return dict(
+        zip(
+            WRITTEN,
+            (
+                with_login(answers.database_url, APP_ROLE, plan.app_password),
+                with_login(answers.database_url, READER_ROLE, plan.reader_password),
+                f"{answers.target_schema}.*",
+                ",".join(answers.sources),
+            ),
+            strict=True,
+        )
+    )
+
+
+def _print_for_administrator(plan: "Plan", values: dict[str, str], must_write: bool) -> None:
+    from vitrina.store import setup
+
+    _write(values, must_write)
+    for statement in setup.statements(plan):
+        print(f"{statement.as_string()};")
+    local.say(
+        "to be run by an administrator, in the database itself; the passwords are in .env and stand in the statements"
+        " as digests only. Afterwards `vitrina init --yes` goes on from here"
+    )
+
+
+def _prepare(answers: Answers, plan: "Plan") -> None:
+    """Roles, schemas and grants, as the administrator."""
+    from vitrina.store import database, setup
+
+    try:
+        connection = setup.connect(answers.admin_url)
+    except CannotConnect as exc:
+        raise CannotConnect(f"{exc.message}{_encoding_hint(answers.admin_url)}") from None
+    with connection, database.translated("looking at the database"):
+        found = setup.inspect(connection, plan)
+        _refuse_unknown_passwords(answers, plan, found.roles)
+        wanted = setup.statements(plan, found)
+        missing = setup.missing_rights(plan, found) if wanted else []
+        if missing:
+            raise ConfigError(
+                f"{found.login} may not {', '.join(missing)}: use a login that may with --admin-url, or have an"
+                " administrator run what --print-sql prints"
+            )
+        setup.perform(connection, wanted)
+    for statement in wanted:
+        local.say(f"  {setup.shown(statement)}")
+    local.say(f"database {found.database}: {'prepared' if wanted else 'was prepared already'}")
+
+
+def _refuse_unknown_passwords(answers: Answers, plan: "Plan", roles: frozenset[str]) -> None:
+    """A role that is there belongs to somebody: another installation on the same server, perhaps."""
+    from vitrina.settings import APP_ROLE, READER_ROLE
+    from vitrina.store import database
+
+    if answers.resets_passwords:
+        return
+    for role, password, variable in (
+        (APP_ROLE, plan.app_password, "VITRINA_APP_PASSWORD"),
+        (READER_ROLE, plan.reader_password, "VITRINA_READER_PASSWORD"),
+    ):
+        if role not in roles:
+            continue
+        try:
+            database.connect(database.with_login(answers.database_url, role, password), "vitrina:init").close()
+        except CannotConnect as exc:
+            raise Conflict(
+                f"the role {role} exists already, perhaps of another installation on this server, and its password is"
+                f" not known here: set {variable}, or give it a new one with --reset-passwords ({exc.message})"
+            ) from None
+
+
+def _write(values: dict[str, str], must_write: bool) -> None:
+    if must_write:
+        env_file.write(values)
+    local.say(f"{env_file.PATH}: {'written, readable by you alone' if must_write else 'is as it should be'}")
+
+
+def _settled() -> "Settings":
+    """The settings as every later command finds them, with a metastore that is up to date."""
+    from vitrina.store import database, migrate, setup
+
+    # The passwords have been set: to set them again, a login would need the administrator's rights.
+    settings = local.load_settings(app_password=None, reader_password=None)
+    setup.check_logins(settings)
+    with database.translated("migrating"):
+        local.say(f"metastore: version {migrate.migrate(settings)}")
+    return settings
+
+
+def _look() -> int:
+    """What `vitrina doctor` says, except that there is no runner yet; how much of it is wrong."""
+    findings = [found for found in doctor.examine() if found.check not in ("runners", "api")]
+    doctor.print_findings(findings)
+    return sum(found.status != "OK" for found in findings)
+
+
+def _ask(flag: str, question: str, asks: bool, default: str | None = None) -> str:
+    if not asks:
+        raise typer.BadParameter("say it, as there is nobody to ask", param_hint=flag)
+    return str(typer.prompt(question, default=default, err=True))

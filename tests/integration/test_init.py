@@ -126,7 +126,7 @@ def command_of_the_guide(flag: str, url: str) -> list[str]:
     """The words of the guide's `vitrina init` with that flag."""
     page = ROOT / "docs/how-to/own-postgres.md"
     [found] = [block.script for block in blocks.of(page) if block.is_command and flag in block.script]
-    program, *words = shlex.split(found.partition(" > ")[0])
+    program, *words = shlex.split(found.replace("\\\n", "").partition(" > ")[0])
     assert program == "vitrina"
     return [url if word.startswith("postgresql://") else word for word in words]
 

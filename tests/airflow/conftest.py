@@ -12,6 +12,7 @@ from psycopg import sql
 from tests.airflow.cinema import Cinema, cinema
 from tests.airflow.station import ROOT, Station, station
 from tests.conftest import admin, settings_for
+from tests.integration.conftest import api, api_metastore, api_settings, running_api  # noqa: F401
 from vitrina.embedded.temporary import TemporaryServer
 
 

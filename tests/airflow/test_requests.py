@@ -12,8 +12,6 @@ from vitrina.store import leases
 from vitrina.store.database import Connection
 from vitrina_airflow.api import Api, Target, VitrinaError, VitrinaUnreachable
 
-pytest_plugins = ["tests.integration.conftest"]
-
 PLAIN = {"trigger": "api", "since": None, "until": None}
 
 

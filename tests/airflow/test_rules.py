@@ -59,39 +59,43 @@ def run(number: int, status: str, **more: Any) -> dict[str, Any]:
 
 
 LOST = {"error_code": "lease_lost", "error_message": "its runner fell silent"}
+MINE = {"answers_request": ASKED_AT}
+THEIRS = {"answers_request": "2026-11-15T10:00:30Z"}
 
 
 @pytest.mark.parametrize(
-    ("status", "pending", "runs", "ended", "which"),
+    ("status", "runs", "ended", "which"),
     [
-        ("RUN_REQUESTED", ASKED_AT, [], None, None),
-        ("RUNNING", ASKED_AT, [], None, None),
-        ("RUNNING", None, [run(1, "RUNNING")], None, "run-1"),
-        ("IDLE", None, [run(1, "SUCCESS")], "SUCCESS", "run-1"),
-        ("RUNNING", None, [run(1, "SUCCESS"), run(2, "RUNNING")], "SUCCESS", "run-1"),
-        ("FAILED", None, [run(1, "SUCCESS"), run(2, "FAILED")], "SUCCESS", "run-1"),
-        ("FAILED", None, [run(1, "FAILED")], "FAILED", "run-1"),
-        ("IDLE", None, [run(1, "CANCELLED", error_code="cancelled")], "CANCELLED", "run-1"),
-        ("IDLE", None, [], "CANCELLED", None),
-        ("RUN_REQUESTED", None, [run(1, "FAILED", **LOST)], None, "run-1"),
-        ("IDLE", None, [run(1, "FAILED", **LOST), run(2, "SUCCESS")], "SUCCESS", "run-2"),
-        ("FAILED", None, [run(1, "FAILED", error_code="too_many_losses")], "FAILED", "run-1"),
-        ("PAUSED", None, [run(1, "PAUSED")], None, "run-1"),
-        ("IDLE", None, [run(1, "PAUSED"), run(2, "SUCCESS")], "SUCCESS", "run-2"),
-        ("RUN_REQUESTED", ASKED_AT, [run(1, "SUCCESS")], None, "run-1"),
-        ("IDLE", None, [run(1, "SUCCESS"), run(2, "SUCCESS", trigger="follow-up")], "SUCCESS", "run-2"),
-        ("RUNNING", ASKED_AT, [run(1, "SUCCESS", backfill={"since": "1"})], None, None),
-        ("RUN_REQUESTED", ASKED_AT, [run(1, "SUCCESS", metrics={"repair": {}})], None, None),
+        ("RUN_REQUESTED", [], None, None),
+        ("RUNNING", [run(1, "RUNNING")], None, None),
+        ("RUNNING", [run(1, "RUNNING", **MINE)], None, "run-1"),
+        ("IDLE", [run(1, "SUCCESS", **MINE)], "SUCCESS", "run-1"),
+        ("RUNNING", [run(1, "SUCCESS", **MINE), run(2, "RUNNING")], "SUCCESS", "run-1"),
+        ("FAILED", [run(1, "SUCCESS", **MINE), run(2, "FAILED", **THEIRS)], "SUCCESS", "run-1"),
+        ("FAILED", [run(1, "FAILED", **MINE)], "FAILED", "run-1"),
+        ("FAILED", [run(1, "FAILED")], "FAILED", "run-1"),
+        ("IDLE", [run(1, "CANCELLED", error_code="cancelled")], "CANCELLED", "run-1"),
+        ("IDLE", [], "CANCELLED", None),
+        ("RUN_REQUESTED", [run(1, "FAILED", **LOST, **MINE)], None, "run-1"),
+        ("IDLE", [run(1, "FAILED", **LOST, **MINE), run(2, "SUCCESS")], "SUCCESS", "run-2"),
+        ("FAILED", [run(1, "FAILED", error_code="too_many_losses", **MINE)], "FAILED", "run-1"),
+        ("PAUSED", [run(1, "PAUSED", **MINE)], None, "run-1"),
+        ("IDLE", [run(1, "PAUSED", **MINE), run(2, "SUCCESS")], "SUCCESS", "run-2"),
+        ("RUN_REQUESTED", [run(1, "SUCCESS")], None, None),
+        ("IDLE", [run(1, "SUCCESS"), run(2, "SUCCESS", trigger="follow-up", **MINE)], "SUCCESS", "run-2"),
+        ("IDLE", [run(1, "SUCCESS"), run(2, "SUCCESS", **THEIRS)], "SUCCESS", "run-2"),
+        ("RUN_REQUESTED", [run(1, "SUCCESS", metrics={"repair": {}}, **MINE)], None, None),
     ],
     ids=[
         "waits",
-        "waits behind another",
+        "an older load is at work",
         "at work",
         "over",
         "over, and another is at work",
         "over, and a later one failed",
         "failed",
-        "cancelled",
+        "failed before it read",
+        "cancelled before it read",
         "taken back",
         "its runner was lost",
         "continued by another runner",
@@ -100,25 +104,33 @@ LOST = {"error_code": "lease_lost", "error_message": "its runner fell silent"}
         "resumed",
         "an older load was continued first",
         "the one behind the older load",
-        "a backfill comes first",
+        "somebody asked again meanwhile",
         "a repair came between",
     ],
 )
 def test_which_run_answers_a_request(
-    status: str, pending: str | None, runs: list[dict[str, Any]], ended: str | None, which: str | None
+    status: str, runs: list[dict[str, Any]], ended: str | None, which: str | None
 ) -> None:
-    told = {"pipeline": "films", "status": status, "run_requested_at": pending, "last_error": None}
+    told = {"pipeline": "films", "status": status, "last_error": None}
     answer = judge(told, runs, ASKED_AT)
     assert (answer.status, answer.run["id"] if answer.run else None) == (ended, which)
 
 
+def test_a_sensor_waits_for_the_first_run_since() -> None:
+    told = {"pipeline": "films", "status": "IDLE", "last_error": None}
+    assert judge(told, [], ASKED_AT, asked=False).run is None
+    backfilled = run(1, "SUCCESS", backfill={"since": "1"})
+    found = judge(told, [backfilled, run(2, "SUCCESS", **THEIRS), run(3, "FAILED")], ASKED_AT, asked=False)
+    assert found.run
+    assert (found.run["id"], found.status) == ("run-2", "SUCCESS")
+
+
 def test_the_history_is_looked_at_only_when_something_ended() -> None:
-    waiting = {
-        "pipeline": "films",
-        "status": "RUN_REQUESTED",
-        "run": run(1, "SUCCESS", started_at="2026-11-15T09:00:00Z"),
-    }
-    assert not looks_over(waiting, ASKED_AT)
-    assert not looks_over({"pipeline": "films", "status": "RUNNING", "run": run(1, "RUNNING")}, ASKED_AT)
-    assert looks_over({"pipeline": "films", "status": "RUN_REQUESTED", "run": run(1, "FAILED", **LOST)}, ASKED_AT)
-    assert looks_over({"pipeline": "films", "status": "IDLE", "run": None}, ASKED_AT)
+    def status(state: str, latest: dict[str, Any] | None) -> dict[str, Any]:
+        return {"pipeline": "films", "status": state, "run": latest}
+
+    assert not looks_over(status("RUN_REQUESTED", run(1, "SUCCESS", started_at="2026-11-15T09:00:00Z")), ASKED_AT)
+    assert not looks_over(status("RUNNING", run(1, "RUNNING", **MINE)), ASKED_AT)
+    assert looks_over(status("RUNNING", run(2, "RUNNING", **THEIRS)), ASKED_AT)
+    assert looks_over(status("RUN_REQUESTED", run(1, "FAILED", **LOST, **MINE)), ASKED_AT)
+    assert looks_over(status("IDLE", None), ASKED_AT)

@@ -196,6 +196,23 @@ def test_cancel_with_a_request_ends_the_run_of_that_request_and_no_other(
     assert api.post(f"{FILMS}/cancel", json=second).json()["status"] == "IDLE"
 
 
+@pytest.mark.parametrize("noted", [False, True], ids=["not yet noted", "noted"])
+def test_a_later_run_is_not_cancelled_for_a_request_that_is_over(
+    api: httpx.Client, api_metastore: Connection, noted: bool
+) -> None:
+    create(api)
+    mine = {"run_requested_at": api.post(f"{FILMS}/run").json()["run_requested_at"]}
+    claim = claimed(api_metastore)
+    leases.answer_request(api_metastore, claim)
+    leases.conclude_run(api_metastore, claim)
+    api.post(f"{FILMS}/run").raise_for_status()
+    theirs = claimed(api_metastore)
+    if noted:
+        leases.answer_request(api_metastore, theirs)
+    assert api.post(f"{FILMS}/cancel", json=mine).status_code == 409
+    assert leases.conclude_run(api_metastore, theirs) == Status.IDLE
+
+
 def test_an_interrupted_run_is_cancelled_by_its_request_too(api: httpx.Client, api_metastore: Connection) -> None:
     create(api)
     asked = api.post(f"{FILMS}/run").json()["run_requested_at"]

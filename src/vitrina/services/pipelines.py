@@ -303,11 +303,12 @@ def cancel(
 def _answers_only(connection: Connection, row: Row, requested_at: datetime) -> bool:
     """Whether what waits or works now is for this request and for no later one."""
     asked = {row["run_requested_at"], row["range_requested_at"]} - {None}
-    if row["status"] == Status.RUN_REQUESTED and asked:
-        return asked == {requested_at}
+    if not asked:
+        # At work, or interrupted and waiting for another runner; a repair answers nobody.
+        return row["claim_returns"] is None and runs.find_latest_answer(connection, row["id"]) == requested_at
     run = runs.find_current(connection, row["id"])
-    # A load that is interrupted waits without a request of its own: its run tells whom it answers.
-    return asked <= {requested_at} and run is not None and bool(run["started_at"] >= requested_at)
+    began = row["status"] == Status.RUN_REQUESTED or (run is not None and run["started_at"] >= requested_at)
+    return bool(asked == {requested_at} and began)
 
 
 def enable(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:

@@ -84,6 +84,18 @@ def find(connection: Connection, run_id: UUID) -> Row | None:
     return connection.execute(sql.SQL("{} WHERE r.id = %s").format(_SELECT), [run_id]).fetchone()
 
 
+def find_latest_answer(connection: Connection, pipeline_id: UUID) -> datetime | None:
+    """Which request the newest run answers, of those that answer one."""
+    row = connection.execute(
+        """
+        SELECT answers_request FROM etl.etl_runs WHERE pipeline_id = %s AND answers_request IS NOT NULL
+        ORDER BY started_at DESC LIMIT 1
+        """,
+        [pipeline_id],
+    ).fetchone()
+    return row["answers_request"] if row else None
+
+
 def find_current(connection: Connection, pipeline_id: UUID) -> Row | None:
     """The run at work, else the latest one."""
     return connection.execute(

@@ -66,12 +66,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Submitted:
-    """A run that was asked for. `replayed`: the key was known before this call, so the run may be an older one."""
+    """A run that was asked for. `replayed`: the key was known before this call, so the run may be an older one.
+
+    Not `asked`: the first run since then, whoever wants it.
+    """
 
     pipeline: str
     requested_at: str
     replayed: bool
     backfill: bool = False
+    asked: bool = True
 
 
 class Api:
@@ -102,7 +106,7 @@ class Api:
             runs = list(self.runs_since(request.pipeline, request.requested_at))[::-1]
         elif status.get("run") and status["run"]["status"] == "RUNNING":
             runs = [status["run"]]
-        return judge(status, runs, request.requested_at, backfill=request.backfill)
+        return judge(status, runs, request.requested_at, backfill=request.backfill, asked=request.asked)
 
     def cancel(self, request: Submitted) -> bool:
         """End the run of this request and of no other; False when there is nothing to end."""
@@ -166,7 +170,7 @@ class AsyncApi:
             runs = (await self.runs_since(request.pipeline, request.requested_at))[::-1]
         elif status.get("run") and status["run"]["status"] == "RUNNING":
             runs = [status["run"]]
-        return judge(status, runs, request.requested_at, backfill=request.backfill)
+        return judge(status, runs, request.requested_at, backfill=request.backfill, asked=request.asked)
 
     async def runs_since(self, pipeline: str, since: str) -> list[Json]:
         found: list[Json] = []

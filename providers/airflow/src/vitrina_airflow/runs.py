@@ -10,8 +10,6 @@ Json = Mapping[str, Any]
 SUCCESS, FAILED, CANCELLED, PAUSED = "SUCCESS", "FAILED", "CANCELLED", "PAUSED"
 PAUSING = ("PAUSED", "PAUSE_REQUESTED")
 _AT_WORK = ("RUN_REQUESTED", "RUNNING", *PAUSING)
-# Its runner went away, and another one continues.
-_INTERRUPTED = ("lease_lost", "runner_stopped")
 COUNTERS = ("rows_read", "rows_written", "rows_deleted", "rows_rejected", "batches", "duration_seconds")
 
 
@@ -45,33 +43,35 @@ def looks_over(status: Json, requested_at: str) -> bool:
     run = status.get("run")
     if run is None or moment(run["started_at"]) < moment(requested_at):
         return status["status"] not in _AT_WORK
-    return bool(run["status"] != "RUNNING")
+    return not (run["status"] == "RUNNING" and _answers(run, requested_at))
 
 
-def judge(status: Json, runs: Sequence[Json], requested_at: str, *, backfill: bool = False) -> Answer:
+def judge(
+    status: Json, runs: Sequence[Json], requested_at: str, *, backfill: bool = False, asked: bool = True
+) -> Answer:
     """Judge a request from the pipeline's status and, asked for after it, the runs since the request, oldest first.
 
-    Runs that were interrupted or paused are continued by the next one; one with the trigger `follow-up` says that the
-    run before it was no answer, because it continued something older. Repairs and replays answer nobody, nor does a
-    backfill those who asked for a run.
+    A run that was interrupted or paused is continued by the next one. Repairs and replays answer nobody. Where nobody
+    has `asked`, it is about the first run since then.
     """
     name = status["pipeline"]
     goes_on = status["status"] in _AT_WORK
-    waits = not backfill and _waits(status, requested_at)
-    counted = [run for run in runs if _loads(run) and bool(run.get("backfill")) == backfill]
-    for run, following in zip(counted, [*counted[1:], None]):  # noqa: B905 - as long as each other
-        if run["status"] == "RUNNING":
-            return Answer(over=False, run=run, words=f"run {run['id']} of {name} is at work")
-        if following is None and goes_on and (_continues(run) or waits):
-            return Answer(over=False, run=run, words=f"pipeline {name} is {status['status']}; another run follows")
-        if following is None or not (_continues(run) or following["trigger"] == "follow-up"):
-            return Answer(over=True, run=run, words=_ending(run))
-    if goes_on:
+    loads = [run for run in runs if not {"repair", "replay"} & set(run.get("metrics") or {})]
+    place = _place_of_answer(loads, requested_at, backfill) if asked else _place_of_first(loads, backfill)
+    if place is None and goes_on:
         return Answer(over=False, run=None, words=f"pipeline {name} is {status['status']}")
-    words = f"pipeline {name} is {status['status']}: the run asked for at {requested_at} was taken back or never began"
-    if status.get("last_error"):
-        words += f"; its last error: {status['last_error']['message']}"
-    return Answer(over=True, run=None, words=words)
+    if place is None and (not loads or not asked):
+        return Answer(over=True, run=None, words=_never_began(status, requested_at))
+    # Nothing more will come: the last one is how it ended.
+    place = len(loads) - 1 if place is None else place
+    while _is_continued(loads[place]) and place + 1 < len(loads):
+        place += 1
+    run = loads[place]
+    if run["status"] == "RUNNING":
+        return Answer(over=False, run=run, words=f"run {run['id']} of {name} is at work")
+    if goes_on and _is_continued(run):
+        return Answer(over=False, run=run, words=f"pipeline {name} is {status['status']}; another run follows")
+    return Answer(over=True, run=run, words=_ending(run))
 
 
 def counters(run: Json) -> dict[str, Any]:
@@ -80,18 +80,38 @@ def counters(run: Json) -> dict[str, Any]:
     return {"run_id": run["id"], **told, "cursor_from": run.get("cursor_from"), "cursor_to": run.get("cursor_to")}
 
 
-def _loads(run: Json) -> bool:
-    return not {"repair", "replay"} & set(run.get("metrics") or {})
+def _place_of_answer(runs: Sequence[Json], requested_at: str, backfill: bool) -> int | None:
+    for place, run in enumerate(runs):
+        if _answers(run, requested_at):
+            return place
+    # Who asks again while a run works replaces the wish before it: what answers the later one has read all.
+    for place, run in enumerate(runs):
+        later = run.get("answers_request")
+        if later and moment(later) > moment(requested_at) and not backfill and not run.get("backfill"):
+            return place
+    return None
 
 
-def _continues(run: Json) -> bool:
-    return run["status"] == PAUSED or run.get("error_code") in _INTERRUPTED
+def _place_of_first(runs: Sequence[Json], backfill: bool) -> int | None:
+    return next((place for place, run in enumerate(runs) if bool(run.get("backfill")) == backfill), None)
 
 
-def _waits(status: Json, requested_at: str) -> bool:
-    """The request is still on record, so what ended was no answer to it."""
-    pending = status.get("run_requested_at")
-    return pending is not None and moment(pending) <= moment(requested_at)
+def _answers(run: Json, requested_at: str) -> bool:
+    answered = run.get("answers_request")
+    return answered is not None and moment(answered) == moment(requested_at)
+
+
+def _is_continued(run: Json) -> bool:
+    """Its runner went away or was in somebody's way, or it was paused: the next run does what it was to do."""
+    return run["status"] == PAUSED or run.get("error_code") in ("lease_lost", "runner_stopped", "target_taken")
+
+
+def _never_began(status: Json, requested_at: str) -> str:
+    words = (
+        f"pipeline {status['pipeline']} is {status['status']}: the run asked for at {requested_at} was taken back or"
+        " never began"
+    )
+    return words + (f"; its last error: {status['last_error']['message']}" if status.get("last_error") else "")
 
 
 def _ending(run: Json) -> str:

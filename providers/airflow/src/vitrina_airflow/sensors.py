@@ -75,10 +75,11 @@ class VitrinaRunSensor(BaseSensorOperator):
     def _watched(self, context: Any) -> Submitted:
         if self.run_id:
             run = VitrinaHook(self.vitrina_conn_id).get_conn().get(f"/runs/{self.run_id}")
-            return Submitted(run["pipeline"], run["started_at"], replayed=False, backfill=bool(run.get("backfill")))
+            backfill = bool(run.get("backfill"))
+            return Submitted(run["pipeline"], run["started_at"], replayed=False, backfill=backfill, asked=False)
         if not self.pipeline:
             raise AirflowException("VitrinaRunSensor needs a pipeline or a run_id")
-        return Submitted(self.pipeline, self.since or _due(context), replayed=False)
+        return Submitted(self.pipeline, self.since or _due(context), replayed=False, asked=False)
 
 
 def _due(context: Any) -> str:

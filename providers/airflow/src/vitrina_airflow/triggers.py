@@ -104,7 +104,7 @@ class VitrinaRunTrigger(_Watch):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.request = Submitted(pipeline, requested_at, replayed=False, backfill=backfill)
+        self.request = Submitted(pipeline, requested_at, replayed=False, backfill=backfill, asked=owns_run)
         self.owns_run = owns_run
 
     def arguments(self) -> dict[str, Any]:

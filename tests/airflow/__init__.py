@@ -1,1 +1,0 @@
-"""The Airflow provider: its rules, and its tasks in a real Airflow."""

@@ -14,6 +14,7 @@ from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.adapters.readers import arrow
 from vitrina.adapters.writers.search.client import SearchClient
+from vitrina.reconcile import documents
 from vitrina.runner import index_comparison, index_repair
 from vitrina.store import pipelines, requests
 
@@ -34,7 +35,13 @@ def test_large_documents_are_compared_and_repaired_some_at_a_time(
     bench: Workbench, client: SearchClient, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Limits of a 32nd, so that 20 MB stand for 600."""
-    for module, name in ((arrow, "MAX_BATCH_BYTES"), (index_comparison, "PAGE_BYTES"), (index_repair, "BATCH_BYTES")):
+    limits = (
+        (arrow, "MAX_BATCH_BYTES"),
+        (index_comparison, "PAGE_BYTES"),
+        (index_repair, "BATCH_BYTES"),
+        (documents, "KEPT_BYTES"),
+    )
+    for module, name in limits:
         monkeypatch.setattr(module, name, getattr(module, name) >> 5)
     rows, size = 1_000, 20_000
     bench.sql(f"INSERT INTO content.film_work SELECT i, repeat('x', {size}) FROM generate_series(1, {rows}) AS i")

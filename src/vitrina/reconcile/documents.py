@@ -16,6 +16,8 @@ _FINEST_MASK = 65_535
 LISTED_AT_ONCE = 200_000
 # So many keys at most are looked up with their contents, so that details need no reading of their own.
 _KEPT_CONTENTS = 1_000
+# And no more than this of them: a thousand documents may be large ones.
+KEPT_BYTES = 16 << 20
 
 
 class Document(NamedTuple):
@@ -103,14 +105,24 @@ class DocumentSide:
 
     def images_of(self, keys: Sequence[Key]) -> Iterator[RowImage]:
         ids = [key[0] for key in keys]
+        self._looked_up = {}
         found = self.shelf.with_ids(frozenset(ids))
-        if len(ids) > _KEPT_CONTENTS:
-            return self._sorted(found)
-        kept = list(found)
-        self._looked_up = dict.fromkeys(ids) | {document.id: document for document in kept}
-        return self._sorted(kept)
+        return self._sorted(found if len(ids) > _KEPT_CONTENTS else self._keeping(found, ids))
 
-    def _sorted(self, documents: "Iterator[Document] | list[Document]") -> Iterator[RowImage]:
+    def _keeping(self, documents: Iterator[Document], ids: Sequence[str]) -> Iterator[Document]:
+        """The same documents; when they are few enough, all of them can be looked at again."""
+        kept: dict[str, Document | None] = dict.fromkeys(ids)
+        size = 0
+        for document in documents:
+            size += len(deep_json.dumps(document.content))
+            if size <= KEPT_BYTES:
+                kept[document.id] = document
+            else:
+                kept.clear()
+            yield document
+        self._looked_up = kept
+
+    def _sorted(self, documents: Iterator[Document]) -> Iterator[RowImage]:
         images: dict[str, RowImage] = {}
         for document in documents:
             if document.id in images and not self.repeats:

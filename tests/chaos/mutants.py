@@ -11,16 +11,17 @@ from uuid import UUID
 from psycopg import sql
 
 from vitrina.adapters import cursor as cursors
+from vitrina.adapters.writers import mart_identity
 from vitrina.adapters.writers.stage import Stage
 from vitrina.errors import Disconnected, TransientError
-from vitrina.runner import control
+from vitrina.runner import columns, control
 from vitrina.runner.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.runner.executor import PipelineExecutor
 from vitrina.runner.job import Job
 from vitrina.runner.metrics import RunMeter
 from vitrina.status import Status
-from vitrina.store import leases, ledger, recovery, run_after, sessions, state
+from vitrina.store import databases, leases, ledger, recovery, run_after, sessions, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim, Heartbeat
 from vitrina.store.state import Checkpoint
@@ -57,6 +58,10 @@ def apply(name: str, replace: Callable[[Any, str, Any], None] = setattr) -> None
         "clock_behind": _clock_behind,
         "wave_early": _wave_early,
         "wave_unused": _wave_unused,
+        "mirror_trusted": _mirror_trusted,
+        "names_only": _names_only,
+        "mart_unlooked": _mart_unlooked,
+        "columns_forgotten": _columns_forgotten,
     }[name](replace)
 
 
@@ -232,6 +237,26 @@ def _margin_short(replace: Callable[[Any, str, Any], None]) -> None:
 def _clock_behind(replace: Callable[[Any, str, Any], None]) -> None:
     """The clock is read when the sessions have been looked at."""
     _spoil_watermark(replace, "least(statement_timestamp(), a.since)", "least(clock_timestamp(), a.since)")
+
+
+def _mirror_trusted(replace: Callable[[Any, str, Any], None]) -> None:
+    """The copy of a checkpoint in another database counts as the checkpoint of the mart that is here."""
+    replace(Checkpoint, "mirror_of", property(lambda self: None))
+
+
+def _names_only(replace: Callable[[Any, str, Any], None]) -> None:
+    """Two names of connections are two databases."""
+    replace(databases, "look", lambda connection: None)
+
+
+def _mart_unlooked(replace: Callable[[Any, str, Any], None]) -> None:
+    """A table of the mart's name is the mart, as long as there are rows in it."""
+    replace(mart_identity, "is_same", lambda connection, target, known: True)
+
+
+def _columns_forgotten(replace: Callable[[Any, str, Any], None]) -> None:
+    """Nobody remembers which columns a pipeline has written."""
+    replace(columns, "_known", lambda checkpoint, job: ())
 
 
 def _spoil_watermark(replace: Callable[[Any, str, Any], None], sound: str, spoilt: str) -> None:

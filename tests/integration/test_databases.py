@@ -14,6 +14,7 @@ import pytest
 from psycopg import sql
 from pydantic import SecretStr
 
+from tests.chaos import mutants
 from tests.conftest import admin, url_of
 from tests.support.workbench import Workbench
 from vitrina import failpoints
@@ -66,6 +67,14 @@ def run(bench: Workbench, name: str = "films") -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["warehouse", "here"])
 def test_a_target_that_moved_to_another_database_and_back_misses_no_row(bench: Workbench, name: str) -> None:
+    found = move_and_return(bench, name)
+
+    assert "in another database" in found["metrics"]["started_over"]
+    assert bench.differences(QUERY, "analytics.films") == 0
+    assert "started_over" not in run(bench)["metrics"], "and goes on from its own checkpoint"
+
+
+def move_and_return(bench: Workbench, name: str) -> dict[str, Any]:
     bench.pipeline("films", QUERY, **INCREMENTAL)
     run(bench)
     bench.change("films", options={"target_connection": name})
@@ -74,11 +83,13 @@ def test_a_target_that_moved_to_another_database_and_back_misses_no_row(bench: W
     run(bench)
 
     bench.change("films", options={})
-    found = run(bench)
+    return run(bench)
 
-    assert "in another database" in found["metrics"]["started_over"]
-    assert bench.differences(QUERY, "analytics.films") == 0
-    assert "started_over" not in run(bench)["metrics"], "and goes on from its own checkpoint"
+
+def test_a_copy_of_another_marts_checkpoint_loses_rows(bench: Workbench) -> None:
+    with mutants.applied("mirror_trusted"):
+        move_and_return(bench, "warehouse")
+    assert bench.differences(QUERY, "analytics.films") > 0
 
 
 def test_the_plan_says_that_a_target_moved(bench: Workbench) -> None:
@@ -130,6 +141,10 @@ def fail_to_publish(bench: Workbench) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("warehouse", "alias"), (None, "here")])
 def test_one_writer_for_a_target_that_has_two_names(bench: Workbench, first: str | None, second: str) -> None:
+    write_under_two_names(bench, first, second)
+
+
+def write_under_two_names(bench: Workbench, first: str | None, second: str) -> None:
     for name, connection in (("first", first), ("second", second)):
         options = {"target_connection": connection}
         bench.pipeline(name, QUERY, target_table="analytics.films", **INCREMENTAL, options=options)
@@ -148,6 +163,11 @@ def test_one_writer_for_a_target_that_has_two_names(bench: Workbench, first: str
     bench.perform(at_work)
     bench.perform(bench.claim())
     assert {bench.last_run(name)["status"] for name in ("first", "second")} == {"SUCCESS"}
+
+
+def test_names_alone_let_two_write_at_once(bench: Workbench) -> None:
+    with mutants.applied("names_only"), pytest.raises(AssertionError, match="CANCELLED"):
+        write_under_two_names(bench, "warehouse", "alias")
 
 
 def recognise(bench: Workbench, name: str | None) -> None:

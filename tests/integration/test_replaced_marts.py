@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.chaos import mutants
 from tests.support.workbench import Workbench
 from vitrina.errors import TargetMismatch
 from vitrina.runner import requests, table_run
@@ -77,6 +78,13 @@ def refill(bench: Workbench, change: str) -> None:
     assert "by hand" in run(bench)["metrics"]["started_over"]
     assert bench.differences(QUERY, "analytics.films") == 0
     assert "started_over" not in run(bench)["metrics"]
+
+
+def test_a_mart_that_nobody_looks_at_stays_as_it_was_left(bench: Workbench) -> None:
+    bench.pipeline("films", QUERY, **INCREMENTAL)
+    with mutants.applied("mart_unlooked"), pytest.raises(AssertionError):
+        refill(bench, REPLACED["truncated, then a row by hand"])
+    assert bench.differences(QUERY, "analytics.films") > 0
 
 
 def plan(bench: Workbench) -> dict[str, Any]:
@@ -176,6 +184,12 @@ def test_a_column_that_left_the_query_is_refused_by_name(narrowed: Workbench) ->
     assert "analytics.films has note, which this pipeline wrote before" in found["error_message"]
     with pytest.raises(TargetMismatch, match="on_missing_columns"):
         plan(narrowed)
+
+
+def test_a_column_that_nobody_remembers_keeps_old_values_unsaid(narrowed: Workbench) -> None:
+    with mutants.applied("columns_forgotten"):
+        found = run(narrowed)
+    assert found["metrics"].get("warnings", []) == []
 
 
 def test_a_column_that_left_may_keep_its_values(narrowed: Workbench) -> None:

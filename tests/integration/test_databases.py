@@ -87,9 +87,16 @@ def move_and_return(bench: Workbench, name: str) -> dict[str, Any]:
 
 
 def test_a_copy_of_another_marts_checkpoint_loses_rows(bench: Workbench) -> None:
-    with mutants.applied("mirror_trusted"):
+    """A look at the mart itself would find it out too: it is switched off, so that this protection stands alone."""
+    with mutants.applied("mart_unlooked"), mutants.applied("mirror_trusted"):
         move_and_return(bench, "warehouse")
     assert bench.differences(QUERY, "analytics.films") > 0
+
+
+def test_the_checkpoints_database_alone_tells_that_a_target_moved(bench: Workbench) -> None:
+    with mutants.applied("mart_unlooked"):
+        move_and_return(bench, "warehouse")
+    assert bench.differences(QUERY, "analytics.films") == 0
 
 
 def test_the_plan_says_that_a_target_moved(bench: Workbench) -> None:

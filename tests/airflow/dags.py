@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 from airflow.sdk import DAG
+
 from vitrina_airflow.operators import VitrinaRunPipelineOperator
 
 QUICK = {"retries": 3, "retry_delay": timedelta(0)}

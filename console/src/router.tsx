@@ -57,6 +57,11 @@ const run = createRoute({
   path: "/runs/$id",
   component: lazyRouteComponent(() => import("./pages/run"), "RunPage"),
 });
+const graph = createRoute({
+  getParentRoute: () => root,
+  path: "/graph",
+  component: lazyRouteComponent(() => import("./pages/graph"), "GraphPage"),
+});
 const runners = createRoute({
   getParentRoute: () => root,
   path: "/runners",
@@ -85,7 +90,7 @@ const settings = createRoute({
 });
 
 export const router = createRouter({
-  routeTree: root.addChildren([pipelines, pipeline, edit, create, runs, run, runners, letters, audit, settings]),
+  routeTree: root.addChildren([pipelines, pipeline, edit, create, graph, runs, run, runners, letters, audit, settings]),
   basepath: "/ui",
   defaultPreload: "intent",
   scrollRestoration: false,

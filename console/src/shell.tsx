@@ -71,6 +71,7 @@ function Frame() {
 
 const PLACES: { to: string; icon: IconName; words: string }[] = [
   { to: "/", icon: "pipelines", words: "Pipelines" },
+  { to: "/graph", icon: "graph", words: "Graph" },
   { to: "/runs", icon: "runs", words: "Runs" },
   { to: "/runners", icon: "runners", words: "Runners" },
   { to: "/dead-letters", icon: "letters", words: "Dead letters" },

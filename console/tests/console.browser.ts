@@ -290,7 +290,25 @@ test("it speaks Russian when told to, and keeps it", async () => {
   await page.getByRole("heading", { name: "Settings" }).waitFor();
 });
 
-const PAGES = ["/", "/new", "/pipelines/ratings_copy", "/pipelines/film_dim_full?tab=definition", "/pipelines/ratings_copy?tab=versions", "/pipelines/ratings_copy?tab=checks", "/runs", "/runners", "/dead-letters", "/pipelines/ratings_copy/edit", "/audit?object=pipeline:ratings_copy", "/settings"];
+test("the graph shows what is read, what is filled, and who runs after whom", async () => {
+  await platform.api("PATCH", "/pipelines/ratings_copy", { run_after: ["film_dim_full"] });
+  await open("/graph");
+  const graph = page.getByRole("region", { name: "Graph" });
+  const [upstream, downstream] = ["film_dim_full", "ratings_copy"].map((name) => graph.getByRole("link", { name }));
+  await downstream?.waitFor();
+  await graph.getByText("content.film_work", { exact: true }).waitFor();
+  await graph.getByText("analytics.film_dim", { exact: true }).waitFor();
+  expect(await graph.locator("path[data-kind=run_after]").count()).toBe(1);
+  const [left, right] = [await upstream?.boundingBox(), await downstream?.boundingBox()];
+  expect(left?.x).toBeLessThan(right?.x ?? 0);
+  await downstream?.click();
+  await page.getByRole("heading", { name: "ratings_copy" }).waitFor();
+  await open("/pipelines/ratings_copy/edit");
+  expect(await page.getByLabel("Runs after").inputValue()).toBe("film_dim_full");
+  await platform.api("PATCH", "/pipelines/ratings_copy", { run_after: [] });
+});
+
+const PAGES = ["/", "/new", "/pipelines/ratings_copy", "/pipelines/film_dim_full?tab=definition", "/pipelines/ratings_copy?tab=versions", "/pipelines/ratings_copy?tab=checks", "/graph", "/runs", "/runners", "/dead-letters", "/pipelines/ratings_copy/edit", "/audit?object=pipeline:ratings_copy", "/settings"];
 
 async function visit(path: string): Promise<void> {
   await open(path);

@@ -23,6 +23,7 @@ test("screenshots", async () => {
       ["edit", "/pipelines/film_codes/edit"],
       ["new", "/new"],
       ["run", `/runs/${run.id}`],
+      ["graph", "/graph"],
       ["runs", "/runs"],
       ["runners", "/runners"],
       ["dead-letters", "/dead-letters"],

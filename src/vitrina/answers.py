@@ -177,6 +177,37 @@ class PipelineOverview(Answer):
     recent: list[RecentRun]
 
 
+class GraphNode(Answer):
+    """A table or index, a Python source, or a pipeline."""
+
+    id: str
+    kind: Literal["table", "index", "python", "pipeline"]
+    name: str
+    connection: str | None = Field(None, description="The name that stands for the database of a table.")
+    status: Status | None = Field(None, description="Of a pipeline.")
+    enabled: bool = True
+    data_as_of: datetime | None = Field(
+        None, description="When the oldest run began that a pipeline's mart is built on."
+    )
+
+
+class GraphEdge(Answer):
+    """A pipeline reads a table, writes its target, or runs after another pipeline."""
+
+    source: str
+    target: str
+    kind: Literal["reads", "writes", "run_after"]
+    arrived: bool | None = Field(None, description="Of run_after: the upstream has succeeded anew.")
+    only_if_changed: bool = False
+
+
+class Graph(Answer):
+    """What reads what, by what queries really read, and who runs after whom."""
+
+    nodes: list[GraphNode]
+    edges: list[GraphEdge]
+
+
 class Accepted(Answer):
     """A verb was carried out, or had been already."""
 

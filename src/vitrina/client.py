@@ -87,6 +87,10 @@ class Client:
         narrowed = {"status": list(status), "enabled": enabled, "name": name, "target": target, "sort": sort}
         return list(self._pages("/pipelines", answers.Pipeline, narrowed, limit))
 
+    def graph(self) -> answers.Graph:
+        """What reads what, and who runs after whom."""
+        return self._ask(answers.Graph, "GET", "/graph")
+
     def get_pipeline(self, pipeline: str | UUID) -> answers.Pipeline:
         return self._ask(answers.Pipeline, "GET", self._of(pipeline))
 

@@ -11,6 +11,9 @@ from vitrina.cli.app import app
 from vitrina.settings import Settings
 
 MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((ROOT / "infra/kubernetes/vitrina.yml").read_text()))
+ONCE: list[dict[str, Any]] = list(yaml.safe_load_all((ROOT / "infra/kubernetes/run-once.yml").read_text()))
+# A CronJob holds the template of a Job.
+ONCE_JOBS = [found["spec"].get("jobTemplate", found) for found in ONCE]
 PODS = [found for found in MANIFESTS if found["kind"] in ("Job", "Deployment")]
 NAMES = {
     f"{name.upper() if name.startswith('elasticsearch') else 'VITRINA_' + name.upper()}{suffix}"
@@ -43,6 +46,24 @@ def test_a_pod_has_no_rights_and_files_are_where_the_settings_look(pod: dict[str
     mounted = {mount["name"]: mount["mountPath"] for mount in container(pod)["volumeMounts"]}
     assert set(mounted) == volumes
     assert mounted["app"] == "/secrets/app"
+
+
+@pytest.mark.parametrize("job", ONCE_JOBS, ids=[found["kind"] for found in ONCE])
+def test_a_job_runs_one_pipeline_with_no_more_rights_than_a_runner(job: dict[str, Any]) -> None:
+    [runner] = [pod for pod in PODS if container(pod)["args"] == ["runner"]]
+    assert container(job)["args"] == ["runner", "--once", "--pipeline", "film_dim_full"]
+    assert container(job)["securityContext"] == container(runner)["securityContext"]
+    assert container(job)["volumeMounts"] == container(runner)["volumeMounts"]
+    assert {variable["name"] for variable in container(job).get("env", [])} <= NAMES
+    pod = job["spec"]["template"]["spec"]
+    assert pod["volumes"] == runner["spec"]["template"]["spec"]["volumes"]
+    assert (pod["restartPolicy"], pod["terminationGracePeriodSeconds"] >= 45) == ("Never", True)
+
+
+def test_the_options_of_a_job_exist() -> None:
+    runner = typer.main.get_command(app).commands["runner"]  # type: ignore[attr-defined]
+    known = {option for parameter in runner.params for option in parameter.opts}
+    assert {"--once", "--pipeline"} <= known
 
 
 def test_only_the_migration_sees_the_administrator() -> None:

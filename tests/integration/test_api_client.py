@@ -1,15 +1,18 @@
 """The Python client against a real API: every call, the errors' meanings, waiting, events."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from uuid import uuid4
 
 import httpx
 import pytest
 
 from tests.integration.api import DEFINITION, serving
+from tests.support.processes import command
 from tests.support.waiting import until
 from vitrina import answers, errors
 from vitrina.api import feed
@@ -341,3 +344,9 @@ def test_runs_and_runners_tell_of_their_beginning_and_end(client: Client, api_me
     [started, ended] = [event.payload for event in told if event.topic == "run"]
     assert (started["run_id"], started["status"]) == (str(claim.run_id), "RUNNING")
     assert (ended["status"], ended["error_code"], ended["pipeline"]) == ("FAILED", "bad_key", "films")
+
+
+def test_smoke_without_a_runner_says_so_and_makes_no_probe(api: httpx.Client, tmp_path: Path) -> None:
+    said = command(tmp_path, {"VITRINA_API_URL": str(api.base_url)}, "smoke")
+    assert re.search(r"PROBLEM +runners .*\n +next step: start a runner: `vitrina runner`", said), said
+    assert api.get("/api/v1/pipelines").json()["items"] == []

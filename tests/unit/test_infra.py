@@ -26,7 +26,7 @@ def test_the_stand_has_the_services_of_the_requirements() -> None:
 
 def test_images_are_named_after_the_version() -> None:
     """So that two versions can be told apart on one machine, and a rollback names what it goes back to."""
-    manifests = (ROOT / "infra/kubernetes/vitrina.yml").read_text(encoding="utf-8")
+    manifests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "infra/kubernetes").glob("*.yml"))
     images = {SERVICES[name]["image"] for name in OURS} | set(re.findall(r"image: (vitrina\S*)", manifests))
     assert images == {f"vitrina:{__version__}"}
 

@@ -120,6 +120,7 @@ function refreshChanged(): void {
   for (const [, name] of changed) {
     for (const key of ["status", "pipeline", "runs", "alerts", "reconciles"]) void queryClient.invalidateQueries({ queryKey: [key, name] });
   }
+  void queryClient.invalidateQueries({ queryKey: ["graph"] });
   void queryClient.invalidateQueries({ queryKey: ["runs", ""] });
   void queryClient.invalidateQueries({ queryKey: ["run"] });
   void queryClient.invalidateQueries({ queryKey: ["runners"] });

@@ -6,6 +6,7 @@ import type {
   Alert,
   AuditEntry,
   DeadLetter,
+  Graph,
   LogLine,
   Me,
   Page,
@@ -86,6 +87,10 @@ export async function refreshOverview(ids: string[]): Promise<void> {
   queryClient.setQueryData<PipelineOverview[]>(["overview"], (lines) =>
     lines?.map((line) => fresh.get(line.id) ?? line),
   );
+}
+
+export function useGraph() {
+  return useQuery({ queryKey: ["graph"], queryFn: ({ signal }) => get<Graph>("/graph", signal), refetchInterval: useInterval() });
 }
 
 export function usePipeline(name: string) {

@@ -52,6 +52,34 @@ export interface PipelineOverview {
   recent: RecentRun[];
 }
 
+export interface RunAfter {
+  pipeline: string;
+  only_if_changed: boolean;
+}
+
+export interface GraphNode {
+  id: string;
+  kind: "table" | "index" | "python" | "pipeline";
+  name: string;
+  connection: string | null;
+  status: Status | null;
+  enabled: boolean;
+  data_as_of: string | null;
+}
+
+export interface GraphEdge {
+  source: string;
+  target: string;
+  kind: "reads" | "writes" | "run_after";
+  arrived: boolean | null;
+  only_if_changed: boolean;
+}
+
+export interface Graph {
+  nodes: GraphNode[];
+  edges: GraphEdge[];
+}
+
 export interface Task {
   order_index: number;
   task_type: "SQL" | "PYTHON";
@@ -77,6 +105,7 @@ export interface Definition {
   batch_size: number;
   enabled: boolean;
   schedule_interval: string | null;
+  run_after: RunAfter[];
   options: Record<string, unknown>;
   tasks: Task[];
 }

@@ -1,5 +1,5 @@
 /** A definition while it is written: texts as typed, and the definition that they make. */
-import type { Definition, FieldProblem, Pipeline, Task } from "../api/types";
+import type { Definition, FieldProblem, Pipeline, RunAfter, Task } from "../api/types";
 
 export interface Draft {
   name: string;
@@ -16,6 +16,7 @@ export interface Draft {
   batch_size: string;
   enabled: boolean;
   schedule_interval: string;
+  run_after: string;
   options: string;
   tasks: Task[];
 }
@@ -42,9 +43,18 @@ export const NEW_DRAFT: Draft = {
   batch_size: "5000",
   enabled: true,
   schedule_interval: "",
+  run_after: "",
   options: "{}",
   tasks: [],
 };
+
+/** Behind the name of a pipeline: only its runs that changed something count. */
+export const IF_CHANGED = "(if changed)";
+
+function edgeOf(text: string): RunAfter {
+  const only_if_changed = text.endsWith(IF_CHANGED);
+  return { pipeline: only_if_changed ? text.slice(0, -IF_CHANGED.length).trim() : text, only_if_changed };
+}
 
 export function draftOf(pipeline: Definition): Draft {
   return {
@@ -62,6 +72,7 @@ export function draftOf(pipeline: Definition): Draft {
     batch_size: String(pipeline.batch_size),
     enabled: pipeline.enabled,
     schedule_interval: pipeline.schedule_interval ?? "",
+    run_after: (pipeline.run_after ?? []).map((edge) => edge.pipeline + (edge.only_if_changed ? ` ${IF_CHANGED}` : "")).join(", "),
     options: JSON.stringify(pipeline.options, null, 2),
     tasks: pipeline.tasks,
   };
@@ -85,6 +96,7 @@ export function definitionOf(draft: Draft): Record<string, unknown> {
     batch_size: /^\d+$/.test(draft.batch_size.trim()) ? Number(draft.batch_size) : draft.batch_size,
     enabled: draft.enabled,
     schedule_interval: draft.schedule_interval.trim() || null,
+    run_after: keyColumns(draft.run_after).map(edgeOf),
     options: parsed(draft.options),
     tasks: draft.tasks,
   };

@@ -6,9 +6,9 @@ import { Switch, cx, inputLook } from "../ui/basics";
 import { Problems } from "../ui/problems";
 import { t } from "../words/language";
 import { scheduleInWords } from "../words/schedule";
-import { keyColumns, type Draft, type DraftPart } from "./draft";
+import { IF_CHANGED, keyColumns, type Draft, type DraftPart } from "./draft";
 
-const PLACED = new Set(["name", "description", "source_connection", "target_table", "target_key", "mode", "incremental_key", "incremental_id_key", "batch_size", "schedule_interval", "python_task", "source_query"]);
+const PLACED = new Set(["name", "description", "source_connection", "target_table", "target_key", "mode", "incremental_key", "incremental_id_key", "batch_size", "schedule_interval", "run_after", "python_task", "source_query"]);
 
 type InputExtras = { hint?: ReactNode; mono?: boolean; disabled?: boolean; placeholder?: string; list?: string };
 
@@ -64,6 +64,7 @@ export function Fields({ draft, change, problems, isNew, columns }: DraftPart & 
         </div>
       )}
       {input("schedule_interval", t("Schedule"), { mono: true, placeholder: "15m, 0 3 * * * Europe/Moscow", hint: scheduleInWords(draft.schedule_interval || null) })}
+      {input("run_after", t("Runs after"), { mono: true, placeholder: `film_dim_full, ratings ${IF_CHANGED}`, hint: t("Pipelines, separated by commas: when all have succeeded anew, this one runs") })}
       {input("batch_size", t("Batch size"), { mono: true })}
       <div className="flex items-center justify-between">
         <span className="text-muted">{t("Enabled")}</span>
@@ -86,7 +87,7 @@ export function Fields({ draft, change, problems, isNew, columns }: DraftPart & 
           <option key={target} value={target} />
         ))}
       </datalist>
-      <Problems items={problems.filter((problem) => !PLACED.has(problem.path) && !problem.path.startsWith("options") && !problem.path.startsWith("tasks."))} />
+      <Problems items={problems.filter((problem) => !PLACED.has(problem.path) && !problem.path.startsWith("options") && !problem.path.startsWith("tasks.") && !problem.path.startsWith("run_after."))} />
     </form>
   );
 }

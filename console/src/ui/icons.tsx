@@ -1,6 +1,7 @@
 /** The icons, drawn on a 16-pixel grid. */
 const PATHS = {
   pipelines: "M2.5 4h4l3 8h4M2.5 12h4M10 4h3.5",
+  graph: "M2.5 3h3.5v3H2.5zM2.5 10h3.5v3H2.5zM10 6.5h3.5v3H10zM6 4.5h1.5L9 8h1M6 11.5h1.5L9 8",
   runs: "M8 2.5a5.5 5.5 0 1 1-5.2 3.7M2.5 2.8v3.4h3.4M8 5.2V8l2 1.4",
   runners: "M2.5 3h11v4h-11zM2.5 9h11v4h-11zM5 5h.01M5 11h.01",
   letters: "M2.5 4h11v8.5h-11zM2.8 4.5 8 8.8l5.2-4.3",

@@ -223,6 +223,14 @@ const ru: Record<string, string> = {
   "Run {name}": "Запустить {name}",
   Runner: "Раннер",
   Runners: "Раннеры",
+  Graph: "Граф",
+  "From sources to targets, by what queries really read; dashed: who runs after whom.":
+    "От источников к приёмникам, по тому, что запросы читают на самом деле; пунктир: кто запускается после кого.",
+  "There is nothing to draw yet": "Рисовать пока нечего",
+  "The graph appears with the first pipeline.": "Граф появится с первым пайплайном.",
+  "Runs after": "Запускается после",
+  "Pipelines, separated by commas: when all have succeeded anew, this one runs":
+    "Пайплайны через запятую: когда все снова завершились успешно, запускается этот",
   Running: "Работает",
   Runs: "Запуски",
   "Runs appear here as soon as a runner starts one.": "Запуски появятся, как только раннер начнёт первый.",
@@ -376,6 +384,7 @@ const ru: Record<string, string> = {
   reconciled: "со сверкой",
   recovery: "восстановление",
   "follow-up": "продолжение",
+  "run-after": "после других",
   "let it go on": "продолжил",
   "reloaded it": "перечитал",
   "reset the checkpoint": "сбросил чекпоинт",

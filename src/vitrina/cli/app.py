@@ -11,6 +11,7 @@ from vitrina.cli import (
     demo,
     dev,
     doctor,
+    graph,
     init,
     manifests,
     new,
@@ -68,6 +69,7 @@ app.command(rich_help_panel=WORK)(pipelines.cancel)
 app.command(rich_help_panel=WORK)(pipelines.enable)
 app.command(rich_help_panel=WORK)(pipelines.disable)
 app.command(rich_help_panel=WORK)(pipelines.status)
+app.command(rich_help_panel=WORK)(graph.graph)
 app.command(rich_help_panel=WORK)(runs.runs)
 app.command(rich_help_panel=WORK)(runs.logs)
 app.command(rich_help_panel=WORK)(pipelines.state)

@@ -152,6 +152,7 @@ def confirm(question: str, yes: bool) -> None:
 
 def show_pipeline(pipeline: "Pipeline", output: Format) -> None:
     fields = pipeline.model_dump()
+    fields["run_after"] = [edge.pipeline for edge in pipeline.run_after]
     fields["tasks"] = [f"{task.order_index} {task.task_type}: {task.body}" for task in pipeline.tasks]
     show_one(pipeline, {"name": fields.pop("name"), **fields}, output)
 
@@ -178,6 +179,8 @@ def _status_fields(seen: "PipelineStatus") -> dict[str, object]:
         "waiting": seen.progress and run and run.metrics.get("waiting"),
         "last run": run and f"{run.status} {duration(run.duration_seconds)}, {run.rows_read:,} rows read",
         "last success": lag.last_success_at,
+        "data as of": lag.data_as_of if seen.waits_for else None,
+        "runs after": "; ".join(edge.message for edge in seen.waits_for) or None,
         "next run": seen.next_run_at,
         "last error": seen.last_error and seen.last_error.message,
         "next step": seen.last_error and seen.last_error.next_step,

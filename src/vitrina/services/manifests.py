@@ -78,8 +78,8 @@ def apply(
 def export(connection: Connection, names: Sequence[str]) -> str:
     """The named pipelines, or all, as YAML documents in the order of their names."""
     # Postgres has no such character, so nothing can have such a name.
-    impossible = [name for name in names if "\x00" in name]
-    found = rows.list_by_name(connection, names or None) if not impossible else []
+    possible = [name for name in names if "\x00" not in name]
+    found = rows.list_by_name(connection, possible if names else None)
     missing = sorted(set(names) - {row["name"] for row in found})
     if missing:
         raise pipelines.no_such(connection, missing[0])

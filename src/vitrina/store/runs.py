@@ -129,6 +129,20 @@ def find_last_success(connection: Connection, pipeline_id: UUID) -> Row | None:
     ).fetchone()
 
 
+def list_data_as_of(connection: Connection) -> dict[UUID, datetime]:
+    """How fresh each pipeline's target is: when the oldest run began that its latest success is built on."""
+    found = connection.execute(
+        """
+        SELECT p.id, least(done.started_at, done.data_as_of) AS data_as_of
+        FROM etl.etl_pipelines p
+        CROSS JOIN LATERAL (SELECT r.started_at, r.data_as_of FROM etl.etl_runs r
+                            WHERE r.pipeline_id = p.id AND r.status = 'SUCCESS' AND NOT r.metrics ?| '{repair,replay}'
+                            ORDER BY r.started_at DESC, r.id DESC LIMIT 1) done
+        """
+    )
+    return {row["id"]: row["data_as_of"] for row in found}
+
+
 def list_page(
     connection: Connection,
     *,

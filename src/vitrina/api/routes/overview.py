@@ -1,4 +1,4 @@
-"""`/overview`, `/me`: what the console shows first."""
+"""`/overview`, `/graph`, `/me`: what the console shows first."""
 
 from typing import Annotated
 from uuid import UUID
@@ -10,6 +10,7 @@ from vitrina.answers import Page
 from vitrina.api import paging
 from vitrina.api.security import GuardedRoute, Viewer
 from vitrina.api.state import State
+from vitrina.services import graph
 from vitrina.store import overview
 
 router = APIRouter(tags=["overview"], route_class=GuardedRoute)
@@ -37,3 +38,10 @@ def list_overview(
     with state.pool.connection() as connection:
         found = overview.list_page(connection, only=pipeline, after_name=after[0] if after else None, limit=limit + 1)
     return paging.page(found, limit, answers.PipelineOverview.model_validate, lambda row: [row["name"]])
+
+
+@router.get("/graph")
+def draw_graph(state: State, caller: Viewer) -> answers.Graph:
+    """Tables, pipelines and targets with the edges between them, and who runs after whom."""
+    with state.pool.connection() as connection:
+        return graph.graph(connection, state.settings)

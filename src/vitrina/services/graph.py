@@ -1,0 +1,100 @@
+"""What reads what: tables that queries read, pipelines, the targets they fill, and who runs after whom."""
+
+from functools import lru_cache
+
+from pydantic import ValidationError
+
+from vitrina import sqlguard
+from vitrina.answers import Graph, GraphEdge, GraphNode
+from vitrina.definition import Definition
+from vitrina.errors import InvalidQuery
+from vitrina.settings import DEFAULT_CONNECTION, Settings
+from vitrina.sqlguard import SqlPolicy
+from vitrina.store import databases, pipelines, run_after, runs
+from vitrina.store.database import Connection
+from vitrina.store.pipelines import Row
+
+
+def graph(connection: Connection, settings: Settings) -> Graph:
+    """Every pipeline with its tables. A mart that another pipeline reads is one node: it joins the two."""
+    found = pipelines.list_by_name(connection, None)
+    fresh = runs.list_data_as_of(connection)
+    drawing = _Drawing(connection, settings)
+    for row in found:
+        drawing.add_pipeline(row)
+        drawing.nodes[_id_of(row["name"])].data_as_of = fresh.get(row["id"])
+    for edge in run_after.list_edges(connection):
+        drawing.edges.append(
+            GraphEdge(
+                source=_id_of(edge["upstream"]),
+                target=_id_of(edge["downstream"]),
+                kind="run_after",
+                arrived=edge["arrived"],
+                only_if_changed=edge["only_if_changed"],
+            )
+        )
+    return Graph(nodes=list(drawing.nodes.values()), edges=drawing.edges)
+
+
+class _Drawing:
+    """Nodes and edges as they are found."""
+
+    def __init__(self, connection: Connection, settings: Settings) -> None:
+        self._connection = connection
+        self._settings = settings
+        self._databases: dict[str, str] = {}
+        self.nodes: dict[str, GraphNode] = {}
+        self.edges: list[GraphEdge] = []
+
+    def add_pipeline(self, row: Row) -> None:
+        node = _id_of(row["name"])
+        self.nodes[node] = GraphNode(
+            id=node, kind="pipeline", name=row["name"], status=row["status"], enabled=row["enabled"]
+        )
+        try:
+            definition = pipelines.definition_of(row)
+        except ValidationError:
+            return  # edited by hand: its next run says what is wrong with it
+        for source in self._sources(definition):
+            self.edges.append(GraphEdge(source=source, target=node, kind="reads"))
+        self.edges.append(GraphEdge(source=node, target=self._target(definition), kind="writes"))
+
+    def _sources(self, definition: Definition) -> list[str]:
+        if definition.python_source:
+            return [self._add(f"python:{definition.python_source}", "python", definition.python_source, None)]
+        tables = _tables(definition.query or "", self._settings.sql_policy)
+        return [self._table(f"{schema}.{table}", definition.source_connection) for schema, table in tables]
+
+    def _target(self, definition: Definition) -> str:
+        target = definition.final_target
+        if target.startswith("es:"):
+            return self._add(f"index:{target[3:]}", "index", target, None)
+        return self._table(target, definition.options.target_connection)
+
+    def _table(self, name: str, connection_name: str | None) -> str:
+        database = self._database(connection_name or DEFAULT_CONNECTION)
+        return self._add(f"table:{database}:{name}", "table", name, database)
+
+    def _database(self, name: str) -> str:
+        if name not in self._databases:
+            self._databases[name] = databases.resolve(self._connection, name)
+        return self._databases[name]
+
+    def _add(self, node: str, kind: str, name: str, connection_name: str | None) -> str:
+        self.nodes.setdefault(
+            node, GraphNode.model_validate({"id": node, "kind": kind, "name": name, "connection": connection_name})
+        )
+        return node
+
+
+@lru_cache(maxsize=10_000)
+def _tables(query: str, policy: SqlPolicy) -> tuple[tuple[str, str], ...]:
+    """What the query really reads; a query that may not run reads nothing."""
+    try:
+        return tuple(dict.fromkeys(sqlguard.judge(query, policy).tables))
+    except InvalidQuery:
+        return ()
+
+
+def _id_of(pipeline: str) -> str:
+    return f"pipeline:{pipeline}"

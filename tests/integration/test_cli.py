@@ -355,6 +355,38 @@ def test_disabled_pipelines_do_not_run_until_they_are_enabled(installation: Inst
     assert installation.vitrina("run", name, "--wait").returncode == 0
 
 
+def test_several_pipelines_are_asked_at_once_by_name_or_label(installation: Installation) -> None:
+    names = sorted(installation.create() for _ in range(3))
+    label = f"team={uuid4().hex[:8]}"
+    documents = "---\n".join(installation.done("export", name) for name in names[:2])
+    key, _, value = label.partition("=")
+    labelled = documents.replace("metadata:\n", f"metadata:\n  labels: {{{key}: '{value}'}}\n")
+    installation.done("apply", "-f", installation.write("labelled.yaml", labelled))
+    ended = installation.data("run", "-l", label, "--wait")
+    assert [(run["pipeline"], run["status"]) for run in ended] == [(name, "SUCCESS") for name in names[:2]]
+    assert [one["pipeline"] for one in installation.data("disable", *names)] == names
+    assert [one["pipeline"] for one in installation.data("enable", names[2], "-l", label)] == [names[2], *names[:2]]
+
+    ended_with = installation.vitrina("enable", names[0], "no_such_pipeline", names[1], "-o", "json")
+    assert ended_with.returncode == 2
+    assert "error: no_such_pipeline: " in ended_with.stderr
+    assert len(json.loads(ended_with.stdout)) == 2  # the others were asked all the same
+    assert "no pipeline has the label team=nobody" in installation.vitrina("run", "-l", "team=nobody").stderr
+    assert "name a pipeline" in installation.vitrina("pause").stderr
+
+
+def test_an_older_definition_comes_back(installation: Installation) -> None:
+    name = installation.create(batch_size=100)
+    assert "there is none before it" in installation.vitrina("rollback", name).stderr
+    definition = installation.done("export", name).replace("batch_size: 100", "batch_size: 200")
+    installation.done("apply", "-f", installation.write("changed.yaml", definition))
+    before = installation.data("pipelines", "get", name)
+    assert before["batch_size"] == 200
+    restored = installation.data("rollback", name)
+    assert restored["batch_size"] == 100
+    assert installation.data("rollback", name, "--to", str(before["version"]))["batch_size"] == 200
+
+
 def test_a_paused_pipeline_says_so_and_goes_on_with_run(installation: Installation) -> None:
     name = installation.create()
     assert installation.data("pause", name)["status"] in ("PAUSE_REQUESTED", "PAUSED")

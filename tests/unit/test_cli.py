@@ -1,6 +1,7 @@
 """The command line's own rules: it starts fast, ends with the right code and prints what people and programs expect."""
 
 import json
+import re
 import resource
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from operator import itemgetter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -17,6 +19,8 @@ from vitrina import errors
 from vitrina.cli import exits, files, output, remote, runs
 from vitrina.cli.exits import ExitCode
 from vitrina.cli.output import Column, Format
+from vitrina.cli.pipelines import LIST_COLUMNS, STATUS_COLUMNS
+from vitrina.cli.runs import HISTORY_COLUMNS, RESULT_COLUMNS
 
 VITRINA = [sys.executable, "-m", "vitrina.cli"]
 
@@ -115,6 +119,68 @@ def test_an_empty_list_is_empty_data_and_a_hint(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr() == ("", "nothing: make one\n")
     output.show_list([], COLUMNS, Format.JSON, empty="nothing: make one")
     assert capsys.readouterr() == ("[]\n", "")
+
+
+def test_a_year_in_a_row_is_no_count(capsys: pytest.CaptureFixture[str]) -> None:
+    output.show_table([["Batman", 1989, 7.5, True]], ["title", "year", "rating", "seen"], are_data=True)
+    assert capsys.readouterr().out.splitlines() == ["TITLE   YEAR  RATING  SEEN", "Batman  1989     7.5  yes"]
+
+
+@pytest.mark.parametrize("room", [60, 80, 100, 200])
+@pytest.mark.parametrize("columns", [LIST_COLUMNS, STATUS_COLUMNS, RESULT_COLUMNS, HISTORY_COLUMNS])
+def test_a_table_fits_its_terminal_without_cutting_names(
+    columns: list[output.Column],
+    room: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(room))
+    monkeypatch.setenv("NO_COLOR", "1")
+    name = "customer_orders_of_the_day"
+    output.show_columns([thing(name)], columns)
+    lines = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= room
+    assert any(name in line for line in lines)
+    if room == 200:
+        assert all(column.title in lines[0] for column in columns)
+
+
+def test_a_name_longer_than_the_terminal_is_folded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    name = "n" * 100
+    output.show_columns([thing(name)], [output.Column("name", lambda one: one.name, is_name=True)])
+    assert capsys.readouterr().out.count("n") >= 100
+
+
+def thing(name: str) -> SimpleNamespace:
+    """A pipeline and a run at once, with values as long as they come."""
+    at = datetime(2026, 11, 16, 2, 0, tzinfo=UTC)
+    return SimpleNamespace(
+        id="0198f2a0-0000-7000-8000-000000000000",
+        name=name,
+        pipeline=name,
+        status="RUN_REQUESTED",
+        status_since=at,
+        enabled=True,
+        mode="incremental",
+        target_table="analytics.customer_orders",
+        schedule_interval="0 3 * * * Europe/Moscow",
+        batch_size=5000,
+        version=12,
+        next_run_at=at,
+        last_error="no " * 60,
+        rows_read=1_234_567,
+        rows_deleted=0,
+        metrics={"inserted": 1_234_567, "updated": 1_234_567, "deleted": 1_234_567, "unchanged": 1_234_567},
+        duration_seconds=123.456,
+        rows_per_second=123_456.7,
+        started_at=at,
+        trigger="schedule",
+    )
 
 
 def test_data_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

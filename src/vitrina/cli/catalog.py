@@ -20,14 +20,14 @@ transforms.command(name="test")(steps.try_step)
 LETTERS_SEARCHED = 10_000
 
 TRANSFORM_COLUMNS = [
-    Column("name", lambda found: found.name),
+    Column("name", lambda found: found.name, is_name=True),
     Column("kind", lambda found: found.kind),
     Column("runners", lambda found: found.runners),
     Column("what it does", lambda found: found.doc.strip().partition("\n")[0]),
 ]
 LETTER_COLUMNS = [
     Column("number", lambda letter: str(letter.id)),
-    Column("pipeline", lambda letter: letter.pipeline),
+    Column("pipeline", lambda letter: letter.pipeline, is_name=True),
     Column("document", lambda letter: letter.document_id),
     Column("at", lambda letter: letter.created_at),
     Column("error", lambda letter: letter.error),

@@ -67,7 +67,7 @@ def preview(
         return
     rows = result.get("rows", [])
     columns = [column["name"] for column in result.get("columns", [])]
-    show_table([[row.get(name) for name in columns] for row in rows], columns)
+    show_table([[row.get(name) for name in columns] for row in rows], columns, are_data=True)
 
 
 class Level(StrEnum):
@@ -120,6 +120,7 @@ def _print_differences(result: dict[str, Any]) -> None:
                 for name, values in (one["columns"].items() if one["kind"] == "differing" else [(None, _NOTHING)])
             ],
             ["difference", *result["keys"][0]["key"], "column", "source", "target"],
+            are_data=True,
         )
         print()
     done = result["repair"] or {}

@@ -346,4 +346,4 @@ def _show(ended: "list[Run]", marts: dict[str, list[dict[str, Any]]], output: Fo
     show_runs(ended, title="Runs")
     for mart, rows in marts.items():
         print()
-        show_table([list(row.values()) for row in rows], list(rows[0]) if rows else [], title=mart)
+        show_table([list(row.values()) for row in rows], list(rows[0]) if rows else [], title=mart, are_data=True)

@@ -70,7 +70,12 @@ def _fill(client: "Client", made: "Suggestion", *, asks: bool) -> None:
     local.say(f"pipeline {name}: {change.action}, {made.definition['mode']}, guarantee {made.guarantee}, into {target}")
     result = checks.result_of(client, client.preview(name, limit=ROWS_SHOWN), checks.WAIT_SECONDS)
     columns = [column["name"] for column in result.get("columns", [])]
-    show_table([[row.get(column) for column in columns] for row in result.get("rows", [])], columns, title="Preview")
+    show_table(
+        [[row.get(column) for column in columns] for row in result.get("rows", [])],
+        columns,
+        title="Preview",
+        are_data=True,
+    )
     if asks and not typer.confirm(f"Fill {target} now?", default=True, err=True):
         return
     ended = _run(client, name)
@@ -90,7 +95,10 @@ def _run(client: "Client", name: str) -> "Run":
     with watching() as watcher:
         accepted = client.run(name)
         ended = client.wait_for_run(
-            accepted.pipeline_id, requested_at=accepted.run_requested_at, on_progress=watcher.see
+            accepted.pipeline_id,
+            requested_at=accepted.run_requested_at,
+            asked=accepted.asked,
+            on_progress=watcher.see,
         )
         watcher.finish(ended)
     return ended

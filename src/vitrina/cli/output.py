@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -31,6 +31,10 @@ class Column:
 
     title: str
     value: Callable[[Any], object]
+    # Where the terminal is too narrow, the highest goes first; 0 stays.
+    leaves: int = 0
+    # What people type again: never cut.
+    is_name: bool = False
 
 
 STATUS_STYLES = {
@@ -52,7 +56,7 @@ def show_list(items: Sequence[Any], columns: Sequence[Column], output: Format, *
     if output is not Format.TABLE:
         show_data(items, output)
     elif items:
-        show_table([[column.value(item) for column in columns] for item in items], [c.title for c in columns])
+        show_columns(items, columns)
     else:
         sys.stderr.write(f"{empty}\n")
 
@@ -81,11 +85,63 @@ def show_data(data: Any, output: Format) -> None:
         print(json.dumps(plain, indent=2, ensure_ascii=False, default=str))
 
 
-def show_table(rows: Sequence[Sequence[object]], titles: Sequence[str], *, title: str | None = None) -> None:
+def show_columns(items: Sequence[Any], columns: Sequence[Column], *, title: str | None = None) -> None:
+    """Items as rows. A terminal too narrow for all of it gets the columns that matter, with their names whole."""
     if sys.stdout.isatty():
-        _draw_table(rows, titles, title)
+        columns = fitting(items, columns, console(sys.stdout).width)
+    rows = [[column.value(item) for column in columns] for item in items]
+    show_table(rows, [c.title for c in columns], title=title, names=[c.is_name for c in columns])
+
+
+def fitting(items: Sequence[Any], columns: Sequence[Column], room: int) -> list[Column]:
+    """The columns that fit, when texts that are no names are cut to a few letters."""
+    kept = list(columns)
+    while sum(_least(items, column) + _GAP + 1 for column in kept) > room:
+        leaving = max(kept, key=lambda column: column.leaves)
+        if not leaving.leaves:
+            break
+        kept.remove(leaving)
+    return kept
+
+
+def _least(items: Sequence[Any], column: Column) -> int:
+    values = [column.value(item) for item in items]
+    longest = max([len(column.title), *(len(_one_line(value)) for value in values)])
+    is_whole = column.is_name or all(value is None or _is_number(value) for value in values)
+    return longest if is_whole else min(longest, max(len(column.title), _SHORTEST))
+
+
+def show_table(
+    rows: Sequence[Sequence[object]],
+    titles: Sequence[str],
+    *,
+    title: str | None = None,
+    are_data: bool = False,
+    names: Sequence[bool] = (),
+) -> None:
+    """`are_data`: numbers are values of somebody's rows, such as years, and not counts. `names`: columns to keep."""
+    if are_data:
+        rows = [[_as_data(value) for value in row] for row in rows]
+    if sys.stdout.isatty():
+        _draw_table(rows, titles, title, names or [False] * len(titles))
     else:
         _print_table(rows, titles, title)
+
+
+@dataclass(frozen=True)
+class _Number:
+    """A number that is shown as it is, and still stands at the right."""
+
+    shown: str
+
+    def __str__(self) -> str:
+        return self.shown
+
+
+def _as_data(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return _Number(str(value) if isinstance(value, int) else f"{value:.12g}")
 
 
 def as_plain(data: Any) -> Any:
@@ -150,7 +206,7 @@ def styled(value: object) -> "Text":
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+    return isinstance(value, int | float | Decimal | _Number) and not isinstance(value, bool)
 
 
 def _print_table(rows: Sequence[Sequence[object]], titles: Sequence[str], title: str | None) -> None:
@@ -165,7 +221,9 @@ def _print_table(rows: Sequence[Sequence[object]], titles: Sequence[str], title:
         print("  ".join(f"{cell:>{width}}" if right else f"{cell:<{width}}" for cell, width, right in cells).rstrip())
 
 
-def _draw_table(rows: Sequence[Sequence[object]], titles: Sequence[str], title: str | None) -> None:
+def _draw_table(
+    rows: Sequence[Sequence[object]], titles: Sequence[str], title: str | None, names: Sequence[bool]
+) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -176,26 +234,33 @@ def _draw_table(rows: Sequence[Sequence[object]], titles: Sequence[str], title: 
     if title:
         screen.print(Text(title, style="bold"))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, _GAP, 0, 0), pad_edge=False)
-    for name, right, width in zip(
-        titles,
-        _numeric_columns(rows, len(titles)),
-        fit(widths, screen.width - (_GAP + 1) * len(titles)),
-        strict=True,
-    ):
-        table.add_column(name, justify="right" if right else "left", width=width, overflow="ellipsis", no_wrap=True)
+    numeric = _numeric_columns(rows, len(titles))
+    whole = [is_name or right for is_name, right in zip(names, numeric, strict=True)]
+    fitted = fit(widths, screen.width - (_GAP + 1) * len(titles), whole)
+    for name, right, width, is_name in zip(titles, numeric, fitted, names, strict=True):
+        # A name that is longer than the terminal goes on in the next line: it can still be read.
+        overflow: Literal["fold", "ellipsis"] = "fold" if is_name else "ellipsis"
+        justify: Literal["left", "right"] = "right" if right else "left"
+        table.add_column(name, justify=justify, width=width, overflow=overflow, no_wrap=not is_name)
     for line in lines:
         table.add_row(*line)
     screen.print(table)
 
 
 _GAP = 1
+# Letters of a text that still say something.
+_SHORTEST = 10
 
 
-def fit(widths: Sequence[int], room: int) -> list[int]:
-    """Widths that fit: the widest columns give way first, so that short ones such as numbers stay whole."""
+def fit(widths: Sequence[int], room: int, whole: Sequence[bool] = ()) -> list[int]:
+    """Widths that fit: the widest columns give way first, those that should stay whole last of all."""
     fitted = list(widths)
-    while sum(fitted) > room and max(fitted) > 1:
-        fitted[fitted.index(max(fitted))] -= 1
+    for kept, least in ((whole, _SHORTEST), ((), 1)):
+        while sum(fitted) > room:
+            width, place = max((w if not any(kept[i : i + 1]) else 0, -i) for i, w in enumerate(fitted))
+            if width <= least:
+                break
+            fitted[-place] -= 1
     return fitted
 
 

@@ -1,13 +1,14 @@
-"""Verbs on pipelines: list, get, create, delete, pause, enable, disable, cancel, status, state."""
+"""Verbs on pipelines: list, get, create, delete, pause, enable, disable, cancel, rollback, status, state."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrina.cli import files, remote
+from vitrina.cli import files, local, remote, several
 from vitrina.cli.output import Column, Format, Output, ago, duration, show_list, show_one
 from vitrina.cli.remote import OptionalPipelineName, PipelineName
+from vitrina.errors import Conflict
 
 if TYPE_CHECKING:
     from vitrina.answers import Accepted, Checkpoint, Pipeline, PipelineStatus
@@ -17,30 +18,30 @@ group = typer.Typer(help="List pipelines; get, create or delete one.", rich_mark
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 LIST_COLUMNS = [
-    Column("name", lambda p: p.name),
+    Column("name", lambda p: p.name, is_name=True),
     Column("status", lambda p: p.status),
-    Column("enabled", lambda p: p.enabled),
-    Column("mode", lambda p: p.mode),
-    Column("target", lambda p: p.target_table),
+    Column("enabled", lambda p: p.enabled, leaves=2),
+    Column("mode", lambda p: p.mode, leaves=1),
+    Column("target", lambda p: p.target_table, is_name=True, leaves=1),
     Column("schedule", lambda p: p.schedule_interval),
-    Column("batch size", lambda p: p.batch_size),
-    Column("version", lambda p: p.version),
+    Column("batch size", lambda p: p.batch_size, leaves=4),
+    Column("version", lambda p: p.version, leaves=3),
 ]
 STATUS_COLUMNS = [
-    Column("name", lambda p: p.name),
+    Column("name", lambda p: p.name, is_name=True),
     Column("status", lambda p: p.status),
-    Column("since", lambda p: p.status_since),
-    Column("enabled", lambda p: p.enabled),
-    Column("next run", lambda p: p.next_run_at),
+    Column("since", lambda p: p.status_since, leaves=2),
+    Column("enabled", lambda p: p.enabled, leaves=3),
+    Column("next run", lambda p: p.next_run_at, leaves=1),
     Column("last error", lambda p: p.last_error),
 ]
 STATE_COLUMNS = [
-    Column("pipeline", lambda row: row["pipeline"]),
+    Column("pipeline", lambda row: row["pipeline"], is_name=True),
     Column("last key", lambda row: row["last_processed_key"]),
     Column("last id", lambda row: row["last_processed_id"]),
     Column("safe up to", lambda row: row["safe_upto"]),
-    Column("batch", lambda row: row["batch_no"]),
-    Column("updated", lambda row: row["updated_at"]),
+    Column("batch", lambda row: row["batch_no"], leaves=2),
+    Column("updated", lambda row: row["updated_at"], leaves=1),
 ]
 NO_PIPELINES = "no pipelines: create one with `vitrina pipelines create -f FILE`, or try `vitrina demo`"
 
@@ -86,28 +87,45 @@ def delete(pipeline: PipelineName, yes: Yes = False) -> None:
         client.delete_pipeline(pipeline)
 
 
-def pause(pipeline: PipelineName, output: Output = Format.TABLE) -> None:
+def pause(names: several.Names = None, labels: several.Labels = None, output: Output = Format.TABLE) -> None:
     """Stop at the next batch, until `resume` or `run`."""
-    with remote.api() as client:
-        show_accepted(client.pause(pipeline), output)
+    several.ask(names, labels, lambda client, name: client.pause(name), output, show_accepted)
 
 
-def cancel(pipeline: PipelineName, output: Output = Format.TABLE) -> None:
+def cancel(names: several.Names = None, labels: several.Labels = None, output: Output = Format.TABLE) -> None:
     """Take back a run that waits, or end the one at work. What it has committed stays."""
+    several.ask(names, labels, lambda client, name: client.cancel(name), output, show_accepted)
+
+
+def enable(names: several.Names = None, labels: several.Labels = None, output: Output = Format.TABLE) -> None:
+    """Let pipelines run, on request and by their schedule."""
+    several.ask(names, labels, lambda client, name: client.enable(name), output, show_accepted)
+
+
+def disable(names: several.Names = None, labels: several.Labels = None, output: Output = Format.TABLE) -> None:
+    """Let pipelines not run again until `enable`. A run at work is finished."""
+    several.ask(names, labels, lambda client, name: client.disable(name), output, show_accepted)
+
+
+def rollback(
+    pipeline: PipelineName,
+    version: Annotated[
+        int | None, typer.Option("--to", metavar="VERSION", help="Which version. [default: the one before]", min=1)
+    ] = None,
+    output: Output = Format.TABLE,
+) -> None:
+    """Make an older definition of a pipeline the newest one.
+
+    Checkpoint and mart stay; `vitrina run` fills the mart by that definition again.
+    """
     with remote.api() as client:
-        show_accepted(client.cancel(pipeline), output)
-
-
-def enable(pipeline: PipelineName, output: Output = Format.TABLE) -> None:
-    """Let a pipeline run, on request and by its schedule."""
-    with remote.api() as client:
-        show_accepted(client.enable(pipeline), output)
-
-
-def disable(pipeline: PipelineName, output: Output = Format.TABLE) -> None:
-    """Let a pipeline not run again until `enable`. A run at work is finished."""
-    with remote.api() as client:
-        show_accepted(client.disable(pipeline), output)
+        now = client.get_pipeline(pipeline)
+        wanted = version or now.version - 1
+        if wanted < 1:
+            raise Conflict(f"pipeline {now.name} is at version {now.version}: there is none before it")
+        restored = client.roll_back(pipeline, wanted)
+    local.say(f"{restored.name}: version {restored.version} is defined like version {wanted}")
+    show_pipeline(restored, output)
 
 
 def status(pipeline: OptionalPipelineName = None, output: Output = Format.TABLE) -> None:

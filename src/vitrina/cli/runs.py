@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrina.cli import local, remote
+from vitrina.cli import local, remote, several
 from vitrina.cli.exits import ExitCode
-from vitrina.cli.output import Column, Format, Output, ago, show_data, show_list, show_table, text
+from vitrina.cli.output import Column, Format, Output, ago, show_columns, show_data, show_list, text
 from vitrina.cli.pipelines import show_accepted
 from vitrina.cli.progress import watching
 from vitrina.cli.remote import OptionalPipelineName, PipelineName
@@ -29,22 +29,22 @@ LAST_LINES_SECONDS = 1.5
 RUNS_SEARCHED = 1000
 
 RESULT_COLUMNS = [
-    Column("pipeline", lambda run: run.pipeline),
+    Column("pipeline", lambda run: run.pipeline, is_name=True),
     Column("status", lambda run: run.status),
     Column("read", lambda run: run.rows_read),
-    Column("inserted", lambda run: run.metrics.get("inserted")),
-    Column("updated", lambda run: run.metrics.get("updated")),
-    Column("deleted", lambda run: run.metrics.get("deleted", run.rows_deleted)),
-    Column("unchanged", lambda run: run.metrics.get("unchanged")),
-    Column("seconds", lambda run: Decimal(f"{run.duration_seconds:.2f}")),
-    Column("rows/s", lambda run: round(run.rows_per_second) if run.rows_per_second is not None else None),
+    Column("inserted", lambda run: run.metrics.get("inserted"), leaves=2),
+    Column("updated", lambda run: run.metrics.get("updated"), leaves=3),
+    Column("deleted", lambda run: run.metrics.get("deleted", run.rows_deleted), leaves=4),
+    Column("unchanged", lambda run: run.metrics.get("unchanged"), leaves=6),
+    Column("seconds", lambda run: Decimal(f"{run.duration_seconds:.2f}"), leaves=5),
+    Column("rows/s", lambda run: round(run.rows_per_second) if run.rows_per_second is not None else None, leaves=8),
 ]
 HISTORY_COLUMNS = [
-    Column("run", lambda run: str(run.id)[:SHORT_ID]),
+    Column("run", lambda run: str(run.id)[:SHORT_ID], is_name=True),
     *RESULT_COLUMNS[:2],
-    Column("started", lambda run: ago(run.started_at)),
+    Column("started", lambda run: ago(run.started_at), leaves=1),
     *RESULT_COLUMNS[2:-1],
-    Column("trigger", lambda run: run.trigger),
+    Column("trigger", lambda run: run.trigger, leaves=7),
 ]
 
 
@@ -53,8 +53,9 @@ Timeout = Annotated[float | None, typer.Option(help="With --wait: give up after 
 
 
 def run(
-    pipeline: PipelineName,
+    names: several.Names = None,
     *,
+    labels: several.Labels = None,
     wait: Wait = False,
     timeout: Timeout = None,
     since: Annotated[str | None, typer.Option(help="Backfill: read again from this cursor value on.")] = None,
@@ -63,12 +64,18 @@ def run(
 ) -> None:
     """Ask for a run. With --wait, watch it and end with 0 only if it succeeded."""
     with remote.api() as client:
-        accepted = client.run(pipeline, since=since, until=until)
-        if not wait:
-            show_accepted(accepted, output)
-            return
-        ended = _watch(client, accepted, timeout)
-    _show_outcome(ended, output)
+        attempts = several.Attempts(several.chosen(client, names, labels))
+        accepted = attempts.of(lambda name: client.run(name, since=since, until=until))
+        ended = [_watch(client, one, timeout) for one in accepted] if wait else []
+    if not wait:
+        several.show(accepted, attempts.names, output, show_accepted)
+    elif len(attempts.names) == 1:
+        _show_outcome(ended[0], output)
+    else:
+        show_runs(ended) if output is Format.TABLE else show_data(ended, output)
+    attempts.end()
+    if not all(map(succeeded, ended)):
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def resume(
@@ -171,11 +178,7 @@ def find_run(client: "Client", pipeline: str, run_id: str | None) -> "Run":
 
 
 def show_runs(found: "list[Run]", *, title: str | None = None) -> None:
-    show_table(
-        [[column.value(one) for column in RESULT_COLUMNS] for one in found],
-        [column.title for column in RESULT_COLUMNS],
-        title=title,
-    )
+    show_columns(found, RESULT_COLUMNS, title=title)
     for one in found:
         if one.error_message:
             local.say(f"{one.pipeline}: {one.error_message}")

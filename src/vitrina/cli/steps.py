@@ -119,7 +119,7 @@ def _show(before: Rows, after: Rows, key: str | None) -> None:
     if any(gone):
         titles.append("")
         columns.append(["dropped" if left else "" for left in gone])
-    show_table(list(zip(*columns, strict=True)), titles)
+    show_table(list(zip(*columns, strict=True)), titles, are_data=True)
 
 
 def _paired(before: Rows, after: Rows, key: str | None) -> list[tuple[dict[str, Any] | None, dict[str, Any] | None]]:

@@ -31,7 +31,7 @@ RUNS_SEARCHED = 1000
 RESULT_COLUMNS = [
     Column("pipeline", lambda run: run.pipeline, is_name=True),
     Column("status", lambda run: run.status),
-    Column("read", lambda run: run.rows_read),
+    Column("read", lambda run: run.rows_read, leaves=1),
     Column("inserted", lambda run: run.metrics.get("inserted"), leaves=2),
     Column("updated", lambda run: run.metrics.get("updated"), leaves=3),
     Column("deleted", lambda run: run.metrics.get("deleted", run.rows_deleted), leaves=4),
@@ -42,7 +42,7 @@ RESULT_COLUMNS = [
 HISTORY_COLUMNS = [
     Column("run", lambda run: str(run.id)[:SHORT_ID], is_name=True),
     *RESULT_COLUMNS[:2],
-    Column("started", lambda run: ago(run.started_at), leaves=1),
+    Column("started", lambda run: ago(run.started_at), leaves=2),
     *RESULT_COLUMNS[2:-1],
     Column("trigger", lambda run: run.trigger, leaves=7),
 ]

@@ -57,5 +57,9 @@ if __name__ == "__main__":
 
         for mutant in sys.argv[2:]:
             mutants.apply(mutant)
+    if os.environ.get("CHAOS_WATCH_GIL"):
+        from tests.chaos import gil
+
+        gil.watch(DIRECTORY)
     sys.argv = ["vitrina", "runner"]
     main()

@@ -9,11 +9,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.chaos import gil
 from tests.chaos.arena import KINDS, STEPPED, Arena
 from tests.conftest import settings_for
 from vitrina.embedded.cluster import DATABASE
 from vitrina.embedded.temporary import TemporaryServer
-from vitrina.store import database
+from vitrina.store import database, requests
 from vitrina.store.migrate import migrate
 
 SAMPLE_SECONDS = 10.0
@@ -21,6 +22,12 @@ SAMPLE_SECONDS = 10.0
 LAG_LIMIT_SECONDS = 30.0
 LOOK_SECONDS = 0.2
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+# Queries that make large plans, large JSON and large rows; the last passes a step.
+GIANTS: dict[str, tuple[str, ...]] = {
+    "SELECT 1 AS id, repeat('x', 100000000) AS x": (),
+    "SELECT i AS id, (SELECT jsonb_agg(j) FROM generate_series(1, 900) j) AS x FROM generate_series(1, 1000) i": (),
+    "SELECT i AS id, 1 AS version, repeat('x', 7000) AS applied FROM generate_series(1, 1000) AS i": ("arena_drop",),
+}
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -38,35 +45,41 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every", default="2s", help="the schedule of each of the five pipelines")
+    parser.add_argument("--giants", action="store_true", help="ask for previews of very large plans, JSON and rows")
     options = parser.parse_args()
     with TemporaryServer() as server, tempfile.TemporaryDirectory() as directory:
         settings = settings_for(server, DATABASE)
         with database.connect(server.urls.admin, "vitrina:soak") as admin:
             admin.execute("CREATE SCHEMA content; CREATE SCHEMA ugc")
         migrate(settings)
-        with Arena(settings, Path(directory), lease_seconds=10.0) as arena:
+        watched = {"CHAOS_WATCH_GIL": "1"}
+        with Arena(settings, Path(directory), lease_seconds=10.0, environment=watched) as arena:
             arena.prepare([kind for kind in KINDS if kind not in STEPPED], schedule_interval=options.every)
             arena.start_runners(2)
-            samples = _work(arena, options.minutes * 60)
+            samples = _work(arena, options.minutes * 60, giants=options.giants)
             arena.sql("UPDATE etl.etl_pipelines SET schedule_interval = NULL")
             arena.await_quiet()
             arena.request(*arena.ids)
             arena.await_quiet()
-            problems = [*arena.violations(), *_judge(samples)]
+            held = gil.longest(arena.plans)
+            problems = [*arena.violations(), *_judge(samples), *_judge_held(held, gil.stacks(arena.plans))]
             runs = arena.sql("SELECT status, count(*) AS n FROM etl.etl_runs GROUP BY 1 ORDER BY 1")
     _tell(samples)
+    sys.stdout.write(f"longest time without any other Python: {', '.join(f'{s:.2f} s' for s in held.values())}\n")
     sys.stdout.write(f"runs kept: { {row['status']: row['n'] for row in runs} }\n")
     for problem in problems or ["flat: nothing grew, nothing lagged, nothing was lost or doubled"]:
         sys.stdout.write(f"{problem}\n")
     return int(bool(problems))
 
 
-def _work(arena: Arena, seconds: float) -> list[Sample]:
+def _work(arena: Arena, seconds: float, *, giants: bool) -> list[Sample]:
     samples = []
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         began, busy = time.monotonic(), _cpu_seconds(arena)
         arena.change_source()
+        if giants:
+            _ask_for_giants(arena)
         lag = _arrival(arena)
         time.sleep(max(0.0, began + SAMPLE_SECONDS - time.monotonic()))
         cores = (_cpu_seconds(arena) - busy) / (time.monotonic() - began)
@@ -76,6 +89,16 @@ def _work(arena: Arena, seconds: float) -> list[Sample]:
         # The record of every row ever applied is the test's own and would grow for ever.
         arena.sql("DELETE FROM audit.applied WHERE seq < (SELECT max(seq) - 20000 FROM audit.applied)")
     return samples
+
+
+def _ask_for_giants(arena: Arena) -> None:
+    """Previews that take a runner's time: a plan of many megabytes, JSON as large as it may be, rows through a step."""
+    for query, steps in GIANTS.items():
+        tasks = [{"order_index": 0, "task_type": "SQL", "body": query}]
+        tasks += [{"order_index": i, "task_type": "PYTHON", "body": name} for i, name in enumerate(steps, 1)]
+        definition = {"name": "giant", "source_query": query, "target_table": "analytics.giant", "target_key": ["id"]}
+        payload = {"definition": definition | ({"tasks": tasks} if steps else {}), "limit": 1000}
+        requests.insert(arena.admin, "preview", None, payload, "soak")
 
 
 def _arrival(arena: Arena) -> float:
@@ -117,6 +140,16 @@ def _tell(samples: list[Sample]) -> None:
         least = "  ".join(f"{min(part):8.2f}" for part in quarters if part)
         worst = max(getattr(sample, name) for sample in samples)
         sys.stdout.write(f"{name:12} mean of each quarter {means}   lowest {least}   highest {worst:.2f}\n")
+
+
+def _judge_held(held: dict[int, float], stacks: str) -> list[str]:
+    if not held:
+        return ["no runner told for how long it could run no Python"]
+    return [
+        f"runner {pid} could run no other Python for {seconds:.1f} s: {stacks}"
+        for pid, seconds in held.items()
+        if seconds > gil.LIMIT_SECONDS
+    ]
 
 
 def _judge(samples: list[Sample]) -> list[str]:

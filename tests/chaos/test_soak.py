@@ -1,8 +1,14 @@
 """The soak's own judgement: an hour is too long to find out that it would not have noticed."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from tests.chaos.soak import Sample, _judge
+from tests.chaos import gil
+from tests.chaos.arena import ROOT
+from tests.chaos.soak import Sample, _judge, _judge_held
 
 # Looks fall between runs and into the middle of them.
 STEADY = [Sample(450.0, 5 + (i % 7) * 2, 3.0, 0.1) for i in range(360)]
@@ -27,3 +33,30 @@ def test_what_grows_is_noticed(field: str, growth: float, told: str) -> None:
         for i, sample in enumerate(STEADY)
     ]
     assert told in _judge(grown)
+
+
+def test_a_lock_that_is_held_for_long_is_noticed_and_a_processor_that_is_not_free_is_not_blamed() -> None:
+    assert gil.held_seconds(2.05, {"1": 4.0, "2": 1.0}, {"1": 4.0, "2": 1.0}) == pytest.approx(2.0)
+    assert gil.held_seconds(2.05, {"1": 4.0, "2": 1.0}, {"1": 4.0, "2": 2.5}) == pytest.approx(0.5)
+    assert gil.held_seconds(2.05, {"1": 4.0, "cpu0": 1.0}, {"1": 4.5, "cpu0": 1.25}) == pytest.approx(1.25)
+    assert gil.held_seconds(0.05, {}, {"3": 0.2}) == 0.0
+    assert _judge_held({7: 0.9}, "") == []
+    assert _judge_held({7: 1.2}, "in json") == ["runner 7 could run no other Python for 1.2 s: in json"]
+    assert _judge_held({}, "") == ["no runner told for how long it could run no Python"]
+
+
+def test_a_process_tells_for_how_long_somebody_held_its_lock(tmp_path: Path) -> None:
+    """The expression keeps the lock until it is done; the thread that watches is heard before and behind it."""
+    program = """
+import sys, re, time
+from pathlib import Path
+from tests.chaos import gil
+gil.watch(Path(sys.argv[1]))
+while not gil.longest(Path(sys.argv[1])):
+    time.sleep(0.01)
+while max(gil.longest(Path(sys.argv[1])).values()) <= 0.05:
+    re.match("(a+)+$", "a" * 24 + "b")
+    time.sleep(0.01)
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, cwd=ROOT, timeout=120)
+    assert max(gil.longest(tmp_path).values()) > 0.05

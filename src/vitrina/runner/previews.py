@@ -62,8 +62,7 @@ class Stage:
         """As JSON has them."""
         from vitrina.adapters.transforms import pythonic
 
-        rows: list[dict[str, Any]] = json.loads(pythonic.json_text_of(pythonic.rows_of(self.batch)))
-        return rows
+        return [json.loads(pythonic.json_text_of(row)) for row in pythonic.rows_of(self.batch)]
 
 
 def preview(definition: Definition, settings: Settings, limit: int) -> dict[str, Any]:

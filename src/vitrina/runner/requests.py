@@ -1,5 +1,6 @@
 """What a runner does on request besides running: it needs a source or a target, so the API cannot do it."""
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -79,17 +80,20 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
         admission.admit(reader, query, settings)
         head, source = query.wrapped(Bounds())
         # The server looks at the length: what is fetched has to be held, and written down, whole.
-        rows = reader.value(
+        texts = reader.value(
             SQL(
-                "{} SELECT CASE WHEN pg_catalog.length(shown.rows::text) <= {} THEN shown.rows END FROM ("
-                "SELECT coalesce(jsonb_agg(to_jsonb(q)), '[]') AS rows FROM (SELECT * FROM {} AS r LIMIT {}) AS q"
+                "{} SELECT CASE WHEN coalesce(sum(length(shown.row)), 0) <= {}"
+                " THEN coalesce(array_agg(shown.row), ARRAY[]::text[]) END FROM ("
+                "SELECT to_jsonb(q)::text AS row FROM (SELECT * FROM {} AS r LIMIT {}) AS q"
                 ") AS shown"
             ).format(head, Literal(previews.MAX_BYTES), source, Literal(limit))
         )
-    if rows is None:
+    if texts is None:
         raise SourceQueryFailed(
             f"the first {limit} rows are larger than {previews.MAX_BYTES >> 20} MB: ask for fewer, or shorten texts"
         )
+    # Row by row: reading JSON lets no other thread run, and a heartbeat may be due.
+    rows = [json.loads(text) for text in texts]
     return {"columns": [{"name": c.name, "type": c.type} for c in columns], "rows": rows}
 
 

@@ -1,5 +1,6 @@
 """Statements on `etl_requests`: what the API asks of a runner because it needs a source or a sink."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -190,6 +191,16 @@ def extend(connection: Connection, request_ids: Sequence[UUID], runner_id: UUID,
     )
 
 
+def _dumps_in_pieces(value: Any) -> str:
+    """As `json.dumps`, which lets no other thread run before its end; lists, which may be long, item by item."""
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {_dumps_in_pieces(item)}" for name, item in value.items()]
+        return "{" + ", ".join(parts) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join([json.dumps(item) for item in value]) + "]"
+    return json.dumps(value)
+
+
 def finish(
     connection: Connection,
     request_id: UUID,
@@ -210,7 +221,7 @@ def finish(
             {
                 "id": request_id,
                 "runner": runner_id,
-                "result": Jsonb(result) if result is not None else None,
+                "result": Jsonb(result, dumps=_dumps_in_pieces) if result is not None else None,
                 "error": Jsonb(error) if error is not None else None,
             },
         ).rowcount

@@ -1,0 +1,86 @@
+"""How long a process could not run any Python of its own: a heartbeat that comes late is a lease that is lost.
+
+A thread wakes up every 50 ms. What it is late by, somebody held the interpreter's lock, or no processor was free; the
+kernel tells for each thread how long it waited for a processor, and how much of one a virtual machine was not given.
+That much is no fault of ours.
+"""
+
+import faulthandler
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+WAKE_SECONDS = 0.05
+# What is held for longer than this is somebody's fault, and the stacks of all threads are kept.
+LIMIT_SECONDS = 1.0
+PREFIX = "held"
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def watch(directory: Path) -> None:
+    """Write what is held the longest into a file of this process, each time that it is longer than before."""
+    threading.Thread(target=_watch, args=[directory], name="gil-watch", daemon=True).start()
+
+
+def longest(directory: Path) -> dict[int, float]:
+    """What was found, by process id."""
+    return {
+        int(path.suffix[1:]): float(json.loads(path.read_text())["seconds"]) for path in directory.glob(f"{PREFIX}.*")
+    }
+
+
+def stacks(directory: Path) -> str:
+    """Where the threads stood whenever the limit was passed."""
+    return "\n".join(path.read_text() for path in sorted(directory.glob(f"stacks.{PREFIX}.*")))
+
+
+def _watch(directory: Path) -> None:
+    worst, before, waited = 0.0, time.monotonic(), waiting()
+    with (directory / f"stacks.{PREFIX}.{os.getpid()}").open("w") as file:
+        while True:
+            # Written by a thread that needs no lock.
+            faulthandler.dump_traceback_later(WAKE_SECONDS + LIMIT_SECONDS, file=file)
+            time.sleep(WAKE_SECONDS)
+            now, waits = time.monotonic(), waiting()
+            held = held_seconds(now - before, waited, waits)
+            if held > worst:
+                worst = held
+                _write(directory / f"{PREFIX}.{os.getpid()}", held)
+            before, waited = now, waits
+
+
+def held_seconds(gap: float, before: dict[str, float], after: dict[str, float]) -> float:
+    """Of the time between two looks, what neither sleep nor a wait for a processor explains."""
+    more = {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
+    stolen = max((seconds for name, seconds in more.items() if name.startswith("cpu")), default=0.0)
+    waited = max((seconds for name, seconds in more.items() if not name.startswith("cpu")), default=0.0)
+    return max(0.0, gap - WAKE_SECONDS - waited - stolen)
+
+
+def waiting() -> dict[str, float]:
+    """Seconds for which each thread of this process was ready and did not run, and each processor was not there."""
+    found = _stolen()
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            found[path.parent.name] = int(path.read_text().split()[1]) / 1e9
+        except (OSError, IndexError):
+            continue  # it has ended meanwhile
+    return found
+
+
+def _stolen() -> dict[str, float]:
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.split() for line in lines if line.startswith("cpu") and not line.startswith("cpu "))
+    return {name: int(numbers[7]) / TICKS_PER_SECOND for name, *numbers in fields}
+
+
+def _write(path: Path, seconds: float) -> None:
+    """By a rename: whoever sees the file can read it whole."""
+    written = path.with_name(f".{path.name}")
+    written.write_text(json.dumps({"seconds": seconds}))
+    written.rename(path)

@@ -1,6 +1,7 @@
 """The SQL guard refuses the hostile corpus with words that help, accepts the legitimate one, and says what it uses."""
 
 import inspect
+import re
 import sys
 import time
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.corpus import queries
 from vitrina.errors import InvalidQuery
+from vitrina.settings import Settings
 from vitrina.sqlguard import Judged, SqlPolicy, judge, render, render_parts
 
 POLICY = SqlPolicy(frozenset({"content", "ugc"}))
@@ -38,6 +40,10 @@ def test_hostile_query_is_refused_for_the_right_reason(query: queries.Query) -> 
     error = refusal(query.sql)
     assert error.construct == query.title
     assert error.message.startswith(f"line {error.line}, column {error.column}: ")
+    # It names the setting that would allow it, or says that none does.
+    named = set(re.findall(r"VITRINA_(\w+)", error.message))
+    assert bool(named) != ("no setting" in error.message)
+    assert {name.lower() for name in named} <= set(Settings.model_fields)
 
 
 @pytest.mark.parametrize("query", LEGITIMATE, ids=lambda query: query.title)

@@ -56,7 +56,7 @@ def _remedy(schema: str) -> str:
 
 def _refuse_without_schema(reading: Reading, token: Token) -> NoReturn:
     name = token.value
-    instead = f"Write the schema too ({_or(reading.allowed_schemas)})"
+    instead = f"Write the schema too ({_or(reading.allowed_schemas)}: VITRINA_ALLOWED_SOURCE_SCHEMAS)"
     reading.refuse(f"table {name}", f"the table {name} has no schema, and no WITH names it here", instead, token)
 
 

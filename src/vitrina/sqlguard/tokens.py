@@ -72,8 +72,10 @@ def position(sql: str, offset: int) -> tuple[int, int]:
 
 
 def refuse(sql: str, offset: int, construct: str, what: str, instead: str) -> NoReturn:
-    """Raise the error for whatever stands at `offset`: what it is, where, and what to do."""
+    """Raise the error for whatever stands at `offset`: what it is, where, what to do, and which setting allows it."""
     line, column = position(sql, offset)
+    if "VITRINA_" not in instead and "no setting" not in instead:
+        instead += "; no setting allows it"
     raise InvalidQuery(
         f"line {line}, column {column}: {what}. {instead}.", construct=construct, line=line, column=column
     )

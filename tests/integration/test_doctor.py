@@ -1,12 +1,18 @@
 """`vitrina doctor` on installations that are not well: what it says is wrong, and what to do about it."""
 
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+from uuid import uuid4
+
 import pytest
+from pydantic import SecretStr
 
 from tests.support.workbench import Workbench
 from vitrina.cli import doctor
 from vitrina.cli.doctor import Finding
 from vitrina.embedded.temporary import TemporaryServer
-from vitrina.store import database
+from vitrina.settings import Settings
+from vitrina.store import connections, database
 
 FILMS = """
 CREATE TABLE content.film (id int PRIMARY KEY, title text);
@@ -104,3 +110,98 @@ def test_what_needs_which_level_of_the_log_is_said() -> None:
     assert (minimal.status, minimal.next_step) == ("PROBLEM", "set wal_level = replica and restart the server")
     assert (hasty.status, hasty.next_step) == ("PROBLEM", "set synchronous_commit = on on the server")
     assert (good.status, good.finding.partition(":")[0]) == ("OK", "wal_level is replica")
+
+
+# --- connections ---------------------------------------------------------------------------------------------------
+
+
+def with_connection(bench: Workbench, url: str) -> Settings:
+    return bench.settings.model_copy(update={"connections": {"shop": SecretStr(url)}})
+
+
+def verdicts(bench: Workbench, url: str) -> list[connections.Verdict]:
+    return list(connections.examine(with_connection(bench, url), "shop"))
+
+
+def make_login(bench: Workbench, *, rights: str = "") -> str:
+    """A login of the test's own, which is dropped with what it was granted."""
+    assert bench.settings.admin_url
+    name = f"shop_{uuid4().hex[:8]}"
+    bench.sql(f"CREATE ROLE {name} LOGIN PASSWORD 'p' {rights}")
+    return database.with_login(bench.settings.admin_url.get_secret_value(), name, "p")
+
+
+@pytest.fixture
+def login(bench: Workbench) -> Iterator[Callable[..., str]]:
+    made: list[str] = []
+
+    def make(rights: str = "") -> str:
+        made.append(make_login(bench, rights=rights))
+        return made[-1]
+
+    yield make
+    for url in made:
+        name = urlsplit(url).username
+        bench.sql(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+def test_a_connection_that_can_be_used(bench: Workbench, login: Callable[..., str]) -> None:
+    url = login()
+    name = urlsplit(url).username
+    for schema in ("content", "ugc"):
+        bench.sql(f"GRANT USAGE ON SCHEMA {schema} TO {name}; GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {name}")
+    bench.sql(f"GRANT USAGE ON SCHEMA etl_stage TO {name}; GRANT pg_read_all_stats TO {name}")
+    [found] = verdicts(bench, url)
+    assert found.status == "OK", found
+    assert str(urlsplit(url).password) not in found.finding.partition("@")[0]
+
+
+def test_missing_grants_are_written_out(bench: Workbench, login: Callable[..., str]) -> None:
+    url = login()
+    name = urlsplit(url).username
+    steps = [found.next_step for found in verdicts(bench, url)]
+    assert f'GRANT USAGE ON SCHEMA "content" TO "{name}"' in steps
+    assert f'GRANT SELECT ON "content"."film" TO "{name}"' in steps
+    assert f'GRANT pg_read_all_stats TO "{name}"' in steps
+
+
+def test_a_superuser_s_login_is_warned_of(bench: Workbench, login: Callable[..., str]) -> None:
+    found = [verdict for verdict in verdicts(bench, login("SUPERUSER")) if verdict.status == "WARNING"]
+    assert any("is a superuser" in verdict.finding and "NOSUPERUSER" in verdict.next_step for verdict in found)
+
+
+@pytest.mark.parametrize(
+    ("change", "step"),
+    [
+        ({"password": "wrong"}, "correct login or password in VITRINA_CONN_SHOP"),
+        ({"path": "/nothing"}, "create the database, or correct its name in VITRINA_CONN_SHOP"),
+        ({"port": "1"}, "start that server"),
+    ],
+)
+def test_what_keeps_a_connection_from_being_made(bench: Workbench, change: dict[str, str], step: str) -> None:
+    assert bench.settings.admin_url
+    parts = urlsplit(bench.settings.admin_url.get_secret_value())
+    password, port = change.get("password", parts.password), change.get("port", parts.port)
+    wrong = parts._replace(
+        netloc=f"{parts.username}:{password}@{parts.hostname}:{port}", path=change.get("path", parts.path)
+    )
+    [found] = verdicts(bench, wrong.geturl())
+    assert found.status == "PROBLEM"
+    assert found.next_step.startswith(step)
+
+
+def test_every_connection_is_looked_at_whether_used_or_not(bench: Workbench) -> None:
+    assert bench.settings.admin_url
+    settings = with_connection(bench, bench.settings.admin_url.get_secret_value() + "_gone")
+    [found] = doctor._check_connections(bench.metastore, settings)
+    assert (found.check, found.status) == ("connection shop", "PROBLEM")
+    assert "VITRINA_CONN_SHOP" in found.next_step
+
+
+def test_a_schema_that_is_nowhere_is_warned_of(bench: Workbench) -> None:
+    settings = bench.settings.model_copy(update={"allowed_source_schemas": "content,contnet"})
+    [found] = doctor._check_source_schemas(bench.metastore, settings)
+    assert found.status == "WARNING"
+    assert "names contnet, which the database does not have" in found.finding
+    assert doctor.problems([found]) == 0
+    assert not list(doctor._check_source_schemas(bench.metastore, bench.settings))

@@ -8,6 +8,7 @@ from vitrina import __version__
 from vitrina.cli import (
     catalog,
     checks,
+    connections,
     demo,
     dev,
     doctor,
@@ -89,6 +90,7 @@ app.command(rich_help_panel=FILES)(manifests.apply)
 app.command(rich_help_panel=SERVERS)(servers.api)
 app.command(rich_help_panel=SERVERS)(servers.runner)
 app.command(rich_help_panel=SERVERS)(servers.migrate)
+app.add_typer(connections.group, name="connections", rich_help_panel=SERVERS)
 app.add_typer(search.group, name="search", rich_help_panel=SERVERS)
 app.add_typer(tokens.group, name="tokens", rich_help_panel=SERVERS)
 

@@ -42,8 +42,13 @@ def doctor(output: Output = Format.TABLE) -> None:
         print_findings(findings)
     else:
         show_data([asdict(found) for found in findings], output)
-    if any(found.status != "OK" for found in findings):
+    if problems(findings):
         raise typer.Exit(ExitCode.FAILED)
+
+
+def problems(findings: list[Finding]) -> int:
+    """How many have to be corrected; a warning may be meant so."""
+    return sum(found.status == "PROBLEM" for found in findings)
 
 
 def examine() -> Iterator[Finding]:
@@ -74,6 +79,10 @@ def ok(check: str, finding: str) -> Finding:
 
 def problem(check: str, finding: str, next_step: str) -> Finding:
     return Finding(check, "PROBLEM", finding, next_step)
+
+
+def warning(check: str, finding: str, next_step: str) -> Finding:
+    return Finding(check, "WARNING", finding, next_step)
 
 
 def print_findings(findings: list[Finding]) -> None:
@@ -124,6 +133,8 @@ def _check_database(settings: "Settings") -> Iterator[Finding]:
         yield from _check_application_role(connection, settings)
         yield from _check_readers(connection, settings)
         yield from _check_targets(connection, settings)
+        yield from _check_connections(connection, settings)
+        yield from _check_source_schemas(connection, settings)
         yield _check_runners(connection, settings)
         yield from _check_pipelines(connection, settings)
         yield _check_stages(connection)
@@ -189,6 +200,12 @@ def _check_application_role(connection: "Connection", settings: "Settings") -> I
     from vitrina.store import rights
 
     found = list(rights.faults_of_application(connection, settings.source_schemas))
+    if _one(connection, "SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user")["rolsuper"]:
+        yield warning(
+            "application role",
+            f"VITRINA_DATABASE_URL logs in as {connection.info.user}, a superuser",
+            "use the role vitrina_app: API and runners need no more",
+        )
     yield from _rights_findings("application role", found)
     if not found:
         yield ok("application role", "owns the metastore, may create marts, writes to no source")
@@ -252,6 +269,36 @@ def _check_target(settings: "Settings", name: str) -> Iterator[Finding]:
     if not missing:
         made = f"its ledger of checkpoints is at version {version}" if is_current else "the next run makes its ledger"
         yield ok(check, made)
+
+
+def _check_connections(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
+    """All that are configured, also those that no pipeline uses yet. Rights of those in use have been looked at."""
+    from vitrina.store import connections, pipelines, stages
+
+    used = {*pipelines.source_connections(connection), *stages.list_target_connections(connection)}
+    for name in sorted(settings.connections):
+        try:
+            found = list(connections.examine(settings, name, with_rights=name not in used))
+        except VitrinaError as exc:
+            yield problem(f"connection {name}", exc.message, f"`vitrina connections test {name}`")
+            continue
+        for verdict in found:
+            yield Finding(f"connection {name}", verdict.status, verdict.finding, verdict.next_step)
+
+
+def _check_source_schemas(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
+    """A schema that may be read and is nowhere is a typing error, or the default of the demo."""
+    if settings.connections:
+        return  # it may be there
+    from vitrina.store import tables
+
+    missing = sorted(settings.source_schemas - set(tables.list_schemas(connection)))
+    if missing:
+        yield warning(
+            "source schemas",
+            f"VITRINA_ALLOWED_SOURCE_SCHEMAS names {', '.join(missing)}, which the database does not have",
+            "correct it, or leave it as it is if the schema is still to come",
+        )
 
 
 def _rights_findings(check: str, faults: "list[Fault]") -> Iterator[Finding]:

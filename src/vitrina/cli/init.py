@@ -315,7 +315,7 @@ def _look() -> int:
     """What `vitrina doctor` says, except that there is no runner yet; how much of it is wrong."""
     findings = [found for found in doctor.examine() if found.check not in ("runners", "api")]
     doctor.print_findings(findings)
-    return sum(found.status != "OK" for found in findings)
+    return doctor.problems(findings)
 
 
 def _ask(flag: str, question: str, asks: bool, default: str | None = None) -> str:

@@ -46,6 +46,7 @@ STATUS_STYLES = {
     "PAUSED": "yellow",
     "PAUSE_REQUESTED": "yellow",
     "CANCELLED": "yellow",
+    "WARNING": "yellow",
     "FAILED": "bold red",
     "PROBLEM": "bold red",
 }

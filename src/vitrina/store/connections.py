@@ -1,0 +1,117 @@
+"""Whether a named connection can be used: login, version, pooler, schemas, rights, each with its next step."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from psycopg.sql import Identifier
+
+from vitrina.errors import VitrinaError
+from vitrina.settings import DEFAULT_CONNECTION, Settings
+from vitrina.store import database, rights, setup
+
+OK, WARNING, PROBLEM = "OK", "WARNING", "PROBLEM"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found out, and what to do about it."""
+
+    status: str
+    finding: str
+    next_step: str = ""
+
+
+def names(settings: Settings) -> list[str]:
+    return [DEFAULT_CONNECTION, *sorted(settings.connections)]
+
+
+def variable(name: str) -> str:
+    return "VITRINA_READER_URL" if name == DEFAULT_CONNECTION else f"VITRINA_CONN_{name.upper()}"
+
+
+def examine(settings: Settings, name: str, *, with_rights: bool = True) -> Iterator[Verdict]:
+    """Log in as pipelines do and look round; nothing is written. `with_rights`: name grants that are missing."""
+    url = database.reader_url(settings, name)
+    try:
+        session = database.connect(url, "vitrina:test", connect_timeout_seconds=settings.connect_timeout_seconds)
+    except VitrinaError as exc:
+        yield Verdict(PROBLEM, exc.message, _remedy(exc.message, name))
+        return
+    with session, database.translated(f"looking at connection {name}"):
+        major = session.info.server_version // 10_000
+        found = [*_server(session), *_login(session, name), *_schemas(session, settings)]
+        if with_rights:
+            found += _rights(session, settings)
+    yield from found
+    if all(verdict.status != PROBLEM for verdict in found):
+        yield Verdict(OK, f"{database.describe(url)}, PostgreSQL {major}")
+
+
+def _remedy(message: str, name: str) -> str:
+    """By what servers and libpq say; the words have not changed for many versions."""
+    place = variable(name)
+    for words, remedy in {
+        "password authentication failed": f"correct login or password in {place}; the server does not say which",
+        "no password supplied": f"put the password into {place}",
+        "no pg_hba.conf entry": "have the server's administrator let this login in from here (pg_hba.conf)",
+        "transaction mode": "use the server's own address, or a pool in session mode (pgbouncer: pool_mode = session)",
+        "role ": f"create the login on the server, or correct it in {place}",
+        "database ": f"create the database, or correct its name in {place}",
+        "could not translate host name": f"correct the host's name in {place}",
+        "SSL": f"set sslmode and sslrootcert in {place} as the server asks for",
+    }.items():
+        if words in message:
+            return remedy
+    return f"start that server, open its port to this machine, or correct {place}"
+
+
+def _server(session: database.Connection) -> Iterator[Verdict]:
+    major = session.info.server_version // 10_000
+    if not setup.OLDEST_POSTGRES <= major <= setup.NEWEST_POSTGRES:
+        wanted = f"{setup.OLDEST_POSTGRES} to {setup.NEWEST_POSTGRES}"
+        yield Verdict(PROBLEM, f"it is PostgreSQL {major}", f"use PostgreSQL {wanted}")
+
+
+def _login(session: database.Connection, name: str) -> Iterator[Verdict]:
+    row = session.execute(
+        """
+        SELECT r.rolname AS login, r.rolsuper AS superuser,
+               r.rolsuper OR pg_catalog.pg_has_role('pg_read_all_stats', 'MEMBER') AS sees
+        FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
+        """
+    ).fetchone()
+    assert row is not None
+    login = Identifier(row["login"]).as_string()
+    if row["superuser"]:
+        yield Verdict(
+            WARNING,
+            f"its login {row['login']} is a superuser: a mistake in a query could do anything there",
+            f"use a login that may only read, or ALTER ROLE {login} NOSUPERUSER",
+        )
+    if not row["sees"] and name != DEFAULT_CONNECTION:
+        yield Verdict(
+            WARNING,
+            f"{row['login']} cannot see other sessions' transactions, so incremental pipelines read much twice",
+            f"GRANT pg_read_all_stats TO {login}",
+        )
+
+
+def _schemas(session: database.Connection, settings: Settings) -> Iterator[Verdict]:
+    """One of the source schemas has to be there; which of them, only pipelines know."""
+    row = session.execute(
+        "SELECT count(*) AS count FROM pg_catalog.pg_namespace WHERE nspname = ANY(%s)",
+        [sorted(settings.source_schemas)],
+    ).fetchone()
+    assert row is not None
+    if not row["count"]:
+        yield Verdict(
+            WARNING,
+            f"none of the schemas that may be read is there ({settings.allowed_source_schemas})",
+            "name its schemas in VITRINA_ALLOWED_SOURCE_SCHEMAS",
+        )
+
+
+def _rights(session: database.Connection, settings: Settings) -> Iterator[Verdict]:
+    for fault in rights.faults_of_reader(session, session.info.user, settings.source_schemas):
+        if fault.remedy.startswith("GRANT "):
+            yield Verdict(PROBLEM, fault.finding, fault.remedy)

@@ -19,7 +19,7 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.support import step_threads
 from tests.support.ahead import Ahead
 from tests.support.quick_logins import quick_login
-from tests.support.search_servers import EXISTING, QUICK_START, Target, kinds
+from tests.support.search_servers import EXISTING, QUICK_START, SETTINGS, Target, kinds
 from tests.support.workbench import Workbench
 from vitrina.adapters.transforms import process
 from vitrina.embedded import search_server
@@ -109,7 +109,7 @@ def search(request: pytest.FixtureRequest) -> Iterator[Target]:
     if request.param == EXISTING:
         yield Target(EXISTING, os.environ[EXISTING], None)
         return
-    with search_server.running(request.param, java_options=QUICK_START) as process:
+    with search_server.running(request.param, settings=SETTINGS, java_options=QUICK_START) as process:
         yield Target(request.param, process.url, process)
 
 

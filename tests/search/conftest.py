@@ -6,8 +6,9 @@ from uuid import uuid4
 
 import pytest
 
+from tests.chaos.conftest import LONG
 from tests.support.http_fault_proxy import HttpFaultProxy
-from tests.support.search_servers import EXISTING, NOT_RUN, Target, kinds
+from tests.support.search_servers import EXISTING, NOT_RUN, Target, kinds, newest_of_each
 from vitrina.adapters.writers.search.client import SearchClient
 from vitrina.adapters.writers.search.connection import ConnectionOptions
 from vitrina.adapters.writers.search.generations import Generations
@@ -30,14 +31,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.search)
         # The first test of each kind waits for its server, and the very first one for Maven as well.
         item.add_marker(pytest.mark.timeout(600))
-    more_than_once = [item for item in ours if item.get_closest_marker("one_server") and not _on_first_kind(item)]
-    config.hook.pytest_deselected(items=more_than_once)
-    items[:] = [item for item in items if item not in more_than_once]
+    more_than_needed = [item for item in ours if not _is_wanted(item)]
+    config.hook.pytest_deselected(items=more_than_needed)
+    items[:] = [item for item in items if item not in more_than_needed]
 
 
-def _on_first_kind(item: pytest.Item) -> bool:
+def _is_wanted(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
-    return callspec is None or callspec.params.get("search", kinds()[0]) == kinds()[0]
+    kind = callspec.params.get("search") if callspec else None
+    if kind is None:
+        return True
+    if item.get_closest_marker("one_server"):
+        return bool(kind == kinds()[0])
+    return bool(LONG or not item.get_closest_marker("two_servers") or kind in newest_of_each())
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from vitrina.store import pipelines, state
 
 __all__ = ["bench"]
 
+pytestmark = pytest.mark.two_servers
+
 
 def noted(bench: Workbench) -> list[dict[str, Any]]:
     return bench.sql("SELECT generation FROM etl.etl_left_generations")

@@ -17,6 +17,8 @@ from vitrina.adapters.writers.search.client import SearchClient
 from vitrina.runner.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 
+pytestmark = pytest.mark.two_servers
+
 FILMS = """
 CREATE TABLE content.film_work (
     id int PRIMARY KEY, title text, payload jsonb, modified timestamptz NOT NULL DEFAULT clock_timestamp());

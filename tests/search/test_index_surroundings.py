@@ -14,6 +14,8 @@ from tests.support.workbench import Workbench
 from vitrina import errors
 from vitrina.adapters.writers.search.client import SearchClient
 
+pytestmark = pytest.mark.two_servers
+
 
 @pytest.fixture
 def bench(workbench: Workbench, search: Target, proxy: HttpFaultProxy) -> Workbench:

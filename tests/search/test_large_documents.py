@@ -8,6 +8,7 @@ from pydantic import SecretStr
 
 from tests.search.conftest import Target
 from tests.search.test_search_runs import INCREMENTAL, documents, pipeline
+from tests.support.search_servers import REQUESTS_MEGABYTES
 from tests.support.workbench import Workbench
 from vitrina.adapters.writers.search.client import SearchClient
 
@@ -115,10 +116,11 @@ def test_a_large_document_that_is_refused_costs_little_memory_and_is_kept_cut(
 
 
 def test_a_document_that_no_request_can_hold_is_a_dead_letter_at_once(
-    bench: Workbench, client: SearchClient, index: str
+    bench: Workbench, client: SearchClient, index: str, search: Target
 ) -> None:
     """The server says 429, as when it is busy, but it is not: the document alone is past its limit."""
-    bench.sql("UPDATE content.notes SET body = repeat('x', 60000000) WHERE id = 3")
+    megabytes = REQUESTS_MEGABYTES * 5 // 4 if search.process else 60
+    bench.sql(f"UPDATE content.notes SET body = repeat('x', {megabytes} * 1000000) WHERE id = 3")
     pipeline(bench, index, QUERY, options={"max_dead_letters": 1})
 
     run = bench.run("films")

@@ -22,6 +22,8 @@ from vitrina.store import sessions
 
 __all__ = ["bench"]
 
+pytestmark = pytest.mark.two_servers
+
 
 class StopAt(HttpFault):
     """The runner is stopped with a request on its way, the first one that fits, until `go_on` is set."""

@@ -238,6 +238,7 @@ def watch(client: SearchClient, name: str, index: str, done: threading.Event, co
 
 
 @pytest.mark.chaos
+@pytest.mark.two_servers
 def test_server_killed_and_restarted_in_mid_load(
     *,
     bench: Workbench,

@@ -14,6 +14,8 @@ from vitrina.adapters.writers.search.client import SearchClient
 from vitrina.adapters.writers.search.generations import Generations
 from vitrina.store import recovery
 
+pytestmark = pytest.mark.two_servers
+
 
 @pytest.fixture
 def bench(workbench: Workbench, search: Target, proxy: HttpFaultProxy) -> Workbench:

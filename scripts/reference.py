@@ -186,7 +186,7 @@ Schema for editors.
 
 
 def definition_page() -> str:
-    from vitrina.definition import LOCKED_WHILE_RUNNING, Definition, Options, ReconcileSchedule, Task
+    from vitrina.definition import LOCKED_WHILE_RUNNING, Definition, Options, ReconcileSchedule, RunAfter, Task
 
     locked = ", ".join(f"`{name}`" for name in Definition.model_fields if name in LOCKED_WHILE_RUNNING)
     return "\n".join([
@@ -198,6 +198,12 @@ def definition_page() -> str:
         "",
         "## tasks\n",
         *_fields(Task.model_json_schema()),
+        "",
+        "## run_after\n",
+        "A name, or:\n",
+        *_fields(RunAfter.model_json_schema()),
+        "",
+        "[Run a pipeline after others](../how-to/run-after.md) says when it runs.",
         "",
         "## options\n",
         *_fields(Options.model_json_schema()),

@@ -2,8 +2,9 @@
 import { CompletionContext } from "@codemirror/autocomplete";
 import { EditorState } from "@codemirror/state";
 import { describe, expect, it } from "vitest";
-import type { Table } from "../api/types";
+import type { GraphEdge, GraphNode, Table } from "../api/types";
 import { columnsOfQuery, tablesBehindFrom } from "./completion";
+import { layOut, type Layout } from "./layers";
 import { lagOf, niceSeconds, niceTop } from "./scales";
 
 describe("the age of a mart's data", () => {
@@ -49,5 +50,38 @@ describe("completion", () => {
     expect(offered("SELECT 1 FROM |", tablesBehindFrom)).toEqual(["content.film_work", "ugc.ratings"]);
     expect(offered("SELECT 1 FROM a JOIN ugc.r|", tablesBehindFrom)).toEqual(["content.film_work", "ugc.ratings"]);
     expect(offered("SELECT fr|", tablesBehindFrom)).toBeNull();
+  });
+});
+
+describe("the graph's columns", () => {
+  const node = (id: string): GraphNode => ({ id, kind: "pipeline", name: id, connection: null, status: "IDLE", enabled: true, data_as_of: null });
+  const edge = (source: string, target: string): GraphEdge => ({ source, target, kind: "reads", arrived: null, only_if_changed: false });
+  const draw = (edges: [string, string][]): Layout => {
+    const ids = [...new Set(edges.flat())];
+    return layOut({ nodes: ids.map(node), edges: edges.map(([source, target]) => edge(source, target)) });
+  };
+  const x = (layout: Layout, id: string): number => layout.nodes.get(id)?.x ?? NaN;
+
+  it("lead from left to right, the longest way counts", () => {
+    const layout = draw([["a", "b"], ["b", "c"], ["a", "c"]]);
+    expect(x(layout, "a")).toBeLessThan(x(layout, "b"));
+    expect(x(layout, "b")).toBeLessThan(x(layout, "c"));
+  });
+
+  it("hold every node once, also in circles", () => {
+    const layout = draw([["a", "b"], ["b", "a"], ["b", "b"], ["x", "a"]]);
+    const places = [...layout.nodes.values()].map(({ x, y }) => `${x} ${y}`);
+    expect([...layout.nodes.keys()].sort()).toEqual(["a", "b", "x"]);
+    expect(new Set(places).size).toBe(3);
+  });
+
+  it("do not cross where they need not", () => {
+    const layout = draw([["a", "y"], ["b", "x"]]);
+    const y = (id: string): number => layout.nodes.get(id)?.y ?? NaN;
+    expect(Math.sign(y("a") - y("b"))).toBe(Math.sign(y("y") - y("x")));
+  });
+
+  it("are none for an empty graph", () => {
+    expect(layOut({ nodes: [], edges: [] }).nodes.size).toBe(0);
   });
 });

@@ -87,7 +87,7 @@ class _Drawing:
         return node
 
 
-@lru_cache(maxsize=10_000)
+@lru_cache(maxsize=2_000)
 def _tables(query: str, policy: SqlPolicy) -> tuple[tuple[str, str], ...]:
     """What the query really reads; a query that may not run reads nothing."""
     try:

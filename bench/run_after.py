@@ -80,7 +80,7 @@ def successes(metastore: Connection, name: str) -> int:
 
 
 def write(found: list[float], waves: int) -> None:
-    cuts = statistics.quantiles(found, n=100)
+    cuts = statistics.quantiles(found, n=100, method="inclusive")
     figures = {
         "waves": waves,
         "p50_ms": round(cuts[49], 1),

@@ -64,9 +64,12 @@ def main() -> int:
             held = gil.longest(arena.plans)
             problems = [*arena.violations(), *_judge(samples), *_judge_held(held, gil.stacks(arena.plans))]
             runs = arena.sql("SELECT status, count(*) AS n FROM etl.etl_runs GROUP BY 1 ORDER BY 1")
+            failed = arena.sql("SELECT DISTINCT error_message AS why FROM etl.etl_runs WHERE status = 'FAILED'")
     _tell(samples)
     sys.stdout.write(f"longest time without any other Python: {', '.join(f'{s:.2f} s' for s in held.values())}\n")
     sys.stdout.write(f"runs kept: { {row['status']: row['n'] for row in runs} }\n")
+    for row in failed:
+        sys.stdout.write(f"a run failed: {row['why']}\n")
     for problem in problems or ["flat: nothing grew, nothing lagged, nothing was lost or doubled"]:
         sys.stdout.write(f"{problem}\n")
     return int(bool(problems))

@@ -23,11 +23,12 @@ from vitrina.store import database as postgres
 
 @dataclass
 class Hold:
-    """The next request of this kind stops here, before or after it reached Vitrina, until it is let go."""
+    """A request of this kind, behind the first few, stops before or after it reached Vitrina, until it is let go."""
 
     method: str
     ending: str
     after: bool = False
+    passing: int = 0
     arrived: threading.Event = field(default_factory=threading.Event)
     gone: threading.Event = field(default_factory=threading.Event)
     port: int = 0
@@ -39,8 +40,10 @@ class Hold:
         self.gone.set()
 
     def takes(self, request: Request) -> bool:
-        path = request.path.partition("?")[0]
-        return request.method == self.method and path.endswith(self.ending) and not self.arrived.is_set()
+        if request.method != self.method or not request.path.partition("?")[0].endswith(self.ending):
+            return False
+        self.passing -= 1
+        return self.passing < 0
 
 
 class Gate(HttpFault):
@@ -51,8 +54,8 @@ class Gate(HttpFault):
         self._holds: list[Hold] = []
         self._guard = threading.Lock()
 
-    def hold(self, method: str, ending: str, *, after: bool = False) -> Hold:
-        made = Hold(method, ending, after)
+    def hold(self, method: str, ending: str, *, after: bool = False, passing: int = 0) -> Hold:
+        made = Hold(method, ending, after, passing)
         with self._guard:
             self._holds.append(made)
         return made
@@ -88,6 +91,7 @@ class Cinema:
         gate.fault = self.holds
         self.client = Client("http://127.0.0.1:1")
         self._api = ExitStack()
+        self._lock = threading.Lock()
         self._made = 0
 
     def start_api(self) -> None:
@@ -104,8 +108,9 @@ class Cinema:
 
     def pipeline(self, rows: int = 10, *, name: str | None = None, **fields: Any) -> str:
         """Make a pipeline with so many rows to load."""
-        self._made += 1
-        name = name or f"p{self._made}"
+        with self._lock:
+            self._made += 1
+            name = name or f"p{self._made}"
         assert self.settings.admin_url
         with psycopg.connect(self.settings.admin_url.get_secret_value(), autocommit=True) as admin:
             admin.execute(f"CREATE TABLE content.{name} (id integer PRIMARY KEY)")

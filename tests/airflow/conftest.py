@@ -32,7 +32,9 @@ def airflow(vitrina: Cinema, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     shutil.copy(Path(__file__).with_name("dags.py"), dags / "tested.py")
     connection = {"conn_type": "vitrina", "host": vitrina.gate.url, "password": vitrina.token}
     with station(home, dags, connection) as running:
-        running.wait_for_dags("one", "hasty", "vitrina_by_label", "vitrina_marts_then_search", "vitrina_on_new_films")
+        running.wait_for_dags(
+            "one", "once_more", "hasty", "vitrina_by_label", "vitrina_marts_then_search", "vitrina_on_new_films"
+        )
         yield running
 
 

@@ -124,6 +124,14 @@ class Station:
         found: dict[str, Any] = self._http.get(path, params=params).raise_for_status().json()
         return found
 
+    def ui(self, path: str) -> list[dict[str, Any]]:
+        """What the pages of Airflow ask for."""
+        found: list[dict[str, Any]] = self._http.get(f"{self.url}/ui{path}").raise_for_status().json()
+        return found
+
+    def clear(self, dag: str, run: str) -> None:
+        self.post(f"/dags/{dag}/clearTaskInstances", {"dry_run": False, "dag_run_id": run, "only_failed": False})
+
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = self._http.post(path, json=dict(body)).raise_for_status().json()
         return found

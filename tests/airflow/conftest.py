@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
-import psycopg
 import pytest
 from psycopg import sql
 
@@ -25,22 +24,16 @@ def vitrina(server: TemporaryServer, template: str, tmp_path_factory: pytest.Tem
 
 
 @pytest.fixture(scope="session")
-def airflow(vitrina: Cinema, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Station]:
+def airflow(vitrina: Cinema, server: TemporaryServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Station]:
+    own = f"airflow_own_{uuid4().hex[:12]}"
+    admin(server, sql.SQL("CREATE DATABASE {}").format(sql.Identifier(own)))
     home = tmp_path_factory.mktemp("airflow")
     dags = home / "dags"
     shutil.copytree(ROOT / "providers/airflow/src/vitrina_airflow/example_dags", dags)
     shutil.copy(Path(__file__).with_name("dags.py"), dags / "tested.py")
     connection = {"conn_type": "vitrina", "host": vitrina.gate.url, "password": vitrina.token}
-    with station(home, dags, connection) as running:
-        running.wait_for_dags(
-            "one", "once_more", "hasty", "vitrina_by_label", "vitrina_marts_then_search", "vitrina_on_new_films"
-        )
+    owner = settings_for(server, own).admin_url
+    assert owner
+    with station(home, dags, connection, owner.get_secret_value()) as running:
+        running.wait_for_dags("one", "once_more", "hasty", *(path.stem for path in dags.glob("vitrina_*.py")))
         yield running
-
-
-@pytest.fixture
-def source(vitrina: Cinema) -> Iterator[psycopg.Connection]:
-    """The database that pipelines read from, with the rights to change it."""
-    assert vitrina.settings.admin_url
-    with psycopg.connect(vitrina.settings.admin_url.get_secret_value(), autocommit=True) as connection:
-        yield connection

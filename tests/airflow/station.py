@@ -24,7 +24,7 @@ ENDED = ("success", "failed", "upstream_failed", "skipped")
 class Station:
     """Scheduler with local workers, DAG processor, triggerer and API server, each a process of its own."""
 
-    def __init__(self, home: Path, dags: Path, connection: Mapping[str, Any], port: int) -> None:
+    def __init__(self, home: Path, dags: Path, connection: Mapping[str, Any], database: str, port: int) -> None:
         self.home = home
         self.url = f"http://127.0.0.1:{port}"
         self.environment = {
@@ -45,7 +45,7 @@ class Station:
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__API__WORKERS": "1",
             "AIRFLOW__API_AUTH__JWT_SECRET": "of this test alone, and as long as the signature wants it: sixty-four",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database.replace("postgresql://", "postgresql+psycopg2://"),
             "AIRFLOW__SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL": "2",
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
@@ -172,11 +172,11 @@ class Station:
 
 
 @contextmanager
-def station(home: Path, dags: Path, connection: Mapping[str, Any]) -> Iterator[Station]:
+def station(home: Path, dags: Path, connection: Mapping[str, Any], database: str) -> Iterator[Station]:
     """A whole Airflow; its processes end with the block."""
     home.mkdir(exist_ok=True)
     with kept_port() as port, ExitStack() as stack:
-        made = Station(home, dags, connection, port)
+        made = Station(home, dags, connection, database, port)
         made.command("db", "migrate")
         stack.callback(made.stop)
         for name in ("api-server", "scheduler", "dag-processor", "triggerer"):

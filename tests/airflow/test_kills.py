@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -42,33 +42,71 @@ STEPS = {
 }
 
 
-class Killer:
-    """Ends processes, one at a time, and starts them again."""
+class Arena:
+    """Runs tasks and ends processes, one at a time, which it starts again."""
 
     def __init__(self, airflow: Station, vitrina: Cinema) -> None:
         self._airflow = airflow
         self._vitrina = vitrina
         self._lock = threading.Lock()
 
-    def worker(self, hold: Hold) -> None:
-        """The process of the task; its supervisor tells Airflow."""
+    def suffer(self, pipeline: str, case: tuple[str, str]) -> None:
+        """Let a task have its fault. It succeeds all the same."""
+        step, victim = case
+        run = f"kill_{uuid4().hex[:8]}"
+        die = {"worker": self._kill_worker, "api": self._kill_api, "triggerer": self._kill_triggerer}[victim]
+        if step in STEPS:
+            self._stop_at(STEPS[step], pipeline, run, die)
+        else:
+            self._while_it_waits(step, pipeline, run, die)
+        self._airflow.wait_for("one", run, "success")
+
+    def _stop_at(self, step: Step, pipeline: str, run: str, die: Callable[[Hold], None]) -> None:
+        ending = f"/pipelines/{pipeline}{step.ending}"
+        hold = self._vitrina.holds.hold(step.method, ending, after=step.after, passing=step.passing)
+        with self._vitrina.blocked(pipeline) if step.blocked else nullcontext():
+            self._airflow.trigger("one", run, {"pipeline": pipeline})
+            hold.wait()
+            die(hold)
+
+    def _while_it_waits(self, step: str, pipeline: str, run: str, die: Callable[[Hold], None]) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(self._vitrina.blocked(pipeline))
+            self._airflow.trigger("one", run, {"pipeline": pipeline})
+            self._airflow.wait_for("one", run, "deferred")
+            if step == "deferred":
+                die(Hold("GET", ""))
+                return
+            with self._lock:
+                self._airflow.kill("triggerer")
+                stack.close()
+                until(lambda: self._has_ended(pipeline), seconds=180)
+                self._airflow.start("triggerer")
+
+    def _kill_worker(self, hold: Hold) -> None:
+        """End the process of the task; its supervisor tells Airflow."""
         kill(owner_of(hold.port, descendants(self._airflow.processes["scheduler"].pid)))
         hold.let_go()
 
-    def api(self, hold: Hold | None) -> None:
+    def _kill_api(self, hold: Hold) -> None:
         with self._lock:
             self._vitrina.kill_api()
-            if hold:
-                hold.let_go()
+            hold.let_go()
             self._vitrina.start_api()
 
-    def triggerer(self, hold: Hold | None, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def _kill_triggerer(self, hold: Hold) -> None:
         with self._lock:
             self._airflow.kill("triggerer")
-            if hold:
-                hold.let_go()
-            meanwhile()
+            hold.let_go()
             self._airflow.start("triggerer")
+
+    def _has_ended(self, pipeline: str) -> bool:
+        query = (
+            "SELECT count(*) FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id"
+            " WHERE p.name = %s AND r.status = 'SUCCESS'"
+        )
+        with psycopg.connect(self._vitrina.settings.require_database_url()) as connection:
+            return connection.execute(query, [pipeline]).fetchone() == (1,)
 
 
 def cases() -> list[tuple[str, str]]:
@@ -80,82 +118,17 @@ def cases() -> list[tuple[str, str]]:
 
 
 def test_whoever_is_killed_each_task_is_one_run(airflow: Station, vitrina: Cinema) -> None:
-    killer = Killer(airflow, vitrina)
-
-    def suffer(case: tuple[str, str]) -> str:
-        step, victim = case
-        pipeline, run = vitrina.pipeline(), f"kill_{uuid4().hex[:8]}"
-        if step in STEPS:
-            _while_it_asks(airflow, vitrina, killer, STEPS[step], victim, pipeline, run)
-        else:
-            _while_it_waits(airflow, vitrina, killer, step, victim, pipeline, run)
-        airflow.wait_for("one", run, "success")
-        return pipeline
-
+    arena = Arena(airflow, vitrina)
     for _ in range(ROUNDS):
+        pipelines = [vitrina.pipeline() for _ in cases()]
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            suffered = dict(zip(cases(), pool.map(suffer, cases()), strict=True))
+            list(pool.map(arena.suffer, pipelines, cases()))
+        suffered = dict(zip(cases(), pipelines, strict=True))
         assert len(suffered) == 15
-        # All that was asked for is in the audit: also a second request that waited for nothing.
-        asked = {case: (_runs(vitrina, name), _requests(vitrina, name)) for case, name in suffered.items()}
+        # The audit has all that was asked for: also a second request that came to nothing.
+        asked = {case: (len(vitrina.runs(name)), requests(vitrina, name)) for case, name in suffered.items()}
         assert asked == dict.fromkeys(suffered, (1, 1))
 
 
-def _while_it_asks(
-    airflow: Station, vitrina: Cinema, killer: Killer, step: Step, victim: str, pipeline: str, run: str
-) -> None:
-    ending = f"/pipelines/{pipeline}{step.ending}"
-    hold = vitrina.holds.hold(step.method, ending, after=step.after, passing=step.passing)
-    with vitrina.blocked(pipeline) if step.blocked else nullcontext():
-        airflow.trigger("one", run, {"pipeline": pipeline})
-        hold.wait()
-        getattr(killer, victim)(hold)
-
-
-def _while_it_waits(
-    airflow: Station, vitrina: Cinema, killer: Killer, step: str, victim: str, pipeline: str, run: str
-) -> None:
-    block = vitrina.blocked(pipeline)
-    block.__enter__()
-    try:
-        airflow.trigger("one", run, {"pipeline": pipeline})
-        airflow.wait_for("one", run, "deferred")
-        if step == "deferred":
-            getattr(killer, victim)(None)
-    finally:
-        if step == "deferred":
-            block.__exit__(None, None, None)
-    if step != "deferred":
-
-        def end() -> None:
-            block.__exit__(None, None, None)
-            until(lambda: _ended(vitrina, pipeline), seconds=180)
-
-        killer.triggerer(None, end)
-
-
-def _ended(vitrina: Cinema, pipeline: str) -> bool:
-    return (
-        _count(
-            vitrina,
-            "SELECT count(*) FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id"
-            " WHERE p.name = %s AND r.status = 'SUCCESS'",
-            pipeline,
-        )
-        == 1
-    )
-
-
-def _runs(vitrina: Cinema, pipeline: str) -> int:
-    return len(vitrina.runs(pipeline))
-
-
-def _requests(vitrina: Cinema, pipeline: str) -> int:
+def requests(vitrina: Cinema, pipeline: str) -> int:
     return len([entry for entry in vitrina.client.list_audit(object=f"pipeline:{pipeline}") if entry.action == "run"])
-
-
-def _count(vitrina: Cinema, query: str, *parameters: str) -> int:
-    with psycopg.connect(vitrina.settings.require_database_url()) as connection:
-        found = connection.execute(query.encode(), parameters).fetchone()
-    assert found
-    return int(found[0])

@@ -97,6 +97,11 @@ chaos: setup ## Kill, stop, cut and crash everything, for half an hour: nothing 
 	@./scripts/install-system-packages java
 	@VITRINA_CHAOS=long .venv/bin/python -m pytest -s tests/chaos
 
+.PHONY: chaos-airflow
+chaos-airflow: setup ## Kill workers, triggerer and API under tasks of a real Airflow: two hundred faults, one run for each task
+	@./scripts/setup-airflow
+	@VITRINA_TEST_AIRFLOW=3 VITRINA_CHAOS=long .venv/bin/python -m pytest -s tests/airflow/test_kills.py
+
 .PHONY: soak
 soak: setup ## An hour of steady work: memory, connections and lag stay flat (MINUTES=60)
 	@.venv/bin/python -m tests.chaos.soak --minutes "$(or $(MINUTES),60)"

@@ -34,7 +34,7 @@ class Hold:
     port: int = 0
 
     def wait(self) -> None:
-        assert self.arrived.wait(180), f"no {self.method} …{self.ending} came"
+        assert self.arrived.wait(600), f"no {self.method} …{self.ending} came"
 
     def let_go(self) -> None:
         self.gone.set()
@@ -71,11 +71,11 @@ class Gate(HttpFault):
         if held is None:
             return forward(request)
         if not held.after:
-            held.gone.wait(300)
+            held.gone.wait(600)
             return forward(request)
         answer = forward(request)
         held.arrived.set()
-        held.gone.wait(300)
+        held.gone.wait(600)
         return answer
 
 

@@ -17,7 +17,8 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 AIRFLOW = ROOT / ".airflow" / "bin" / "airflow"
-PATIENCE = 180
+# A machine that is busy takes its time; whoever waits in vain has found a fault.
+PATIENCE = 600
 ENDED = ("success", "failed", "upstream_failed", "skipped")
 
 

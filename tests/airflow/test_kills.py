@@ -12,13 +12,13 @@ import psycopg
 import pytest
 
 from tests.airflow.cinema import Cinema, Hold
-from tests.airflow.station import Station, descendants, kill, owner_of
+from tests.airflow.station import PATIENCE, Station, descendants, kill, owner_of
 from tests.support.waiting import until
 
 ROUNDS = 14 if os.environ.get("VITRINA_CHAOS") == "long" else 1
 AT_ONCE = 3
 
-pytestmark = pytest.mark.timeout(900 * ROUNDS)
+pytestmark = pytest.mark.timeout(3600 * ROUNDS)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Arena:
             with self._lock:
                 self._airflow.kill("triggerer")
                 stack.close()
-                until(lambda: self._has_ended(pipeline), seconds=180)
+                until(lambda: self._has_ended(pipeline), seconds=PATIENCE)
                 self._airflow.start("triggerer")
 
     def _kill_worker(self, hold: Hold) -> None:

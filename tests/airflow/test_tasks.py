@@ -5,11 +5,11 @@ from uuid import uuid4
 import pytest
 
 from tests.airflow.cinema import Cinema
-from tests.airflow.station import Station
+from tests.airflow.station import PATIENCE, Station
 from tests.support.waiting import until
 from vitrina.status import RunStatus
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 MANIFEST = """\
 apiVersion: vitrina/v1
@@ -53,7 +53,7 @@ def test_a_deferred_task_runs_its_pipeline_once_and_a_cleared_one_again(airflow:
     assert events[0]["extra"]["rows_written"] == 250
 
     airflow.clear("one", run)
-    until(lambda: len(vitrina.runs(pipeline)) == 2)
+    until(lambda: len(vitrina.runs(pipeline)) == 2, seconds=PATIENCE)
     airflow.wait_for("one", run, "success")
     assert len(vitrina.runs(pipeline)) == 2
 
@@ -67,10 +67,10 @@ def test_a_deferred_task_that_is_marked_cancels_its_run_and_one_that_is_cleared_
             airflow.trigger("one", f"{run}_{pipeline}", {"pipeline": pipeline})
         for pipeline in (marked, cleared):
             airflow.wait_for("one", f"{run}_{pipeline}", "deferred")
-            until(lambda: [found.status for found in vitrina.runs(pipeline)] == [RunStatus.RUNNING])  # noqa: B023
+            until(lambda: [found.status for found in vitrina.runs(pipeline)] == [RunStatus.RUNNING], seconds=PATIENCE)  # noqa: B023
         airflow.patch(f"/dags/one/dagRuns/{run}_{marked}/taskInstances/run", {"new_state": "failed"})
         airflow.clear("one", f"{run}_{cleared}")
-        until(lambda: [found.status for found in vitrina.runs(marked)] == [RunStatus.CANCELLED], seconds=120)
+        until(lambda: [found.status for found in vitrina.runs(marked)] == [RunStatus.CANCELLED], seconds=PATIENCE)
     airflow.wait_for("one", f"{run}_{cleared}", "success")
     assert airflow.state("one", f"{run}_{marked}") == "failed"
     # The first one is cancelled, unless the second was asked for before the triggerer heard of it.
@@ -90,7 +90,7 @@ def test_after_a_run_that_failed_the_retry_asks_for_another(airflow: Station, vi
 def test_a_paused_pipeline_is_waited_for_and_not_resumed(airflow: Station, vitrina: Cinema) -> None:
     pipeline, run = vitrina.pipeline(), fresh()
     vitrina.client.pause(pipeline)
-    until(lambda: vitrina.client.status(pipeline).status == "PAUSED")
+    until(lambda: vitrina.client.status(pipeline).status == "PAUSED", seconds=PATIENCE)
     airflow.trigger("one", run, {"pipeline": pipeline})
     airflow.wait_for("one", run, "deferred")
     assert vitrina.runs(pipeline) == []
@@ -121,13 +121,13 @@ def test_the_example_dags_run(airflow: Station, vitrina: Cinema) -> None:
     airflow.trigger("vitrina_marts_then_search", run)
     airflow.trigger("vitrina_by_label", run)
     airflow.wait_for("vitrina_marts_then_search", run, "success", task="compare_films")
-    until(lambda: [len(vitrina.runs(name)) for name in labelled] == [1, 1, 1], seconds=180)
-    until(lambda: airflow.get(f"/dags/vitrina_by_label/dagRuns/{run}")["state"] == "success", seconds=180)
+    until(lambda: [len(vitrina.runs(name)) for name in labelled] == [1, 1, 1], seconds=PATIENCE)
+    until(lambda: airflow.get(f"/dags/vitrina_by_label/dagRuns/{run}")["state"] == "success", seconds=PATIENCE)
 
     def waiting() -> list[str]:
         return [found["dag_run_id"] for found in airflow.get("/dags/vitrina_on_new_films/dagRuns")["dag_runs"]]
 
     # The asset of the films has begun it; it waits for a run of user_activity from then on.
-    until(lambda: bool(waiting()), seconds=180)
+    until(lambda: bool(waiting()), seconds=PATIENCE)
     vitrina.client.run("user_activity")
     airflow.wait_for("vitrina_on_new_films", waiting()[0], "success", task="views_are_in")

@@ -20,6 +20,19 @@ from vitrina.services.callers import Caller, Role
 from vitrina.settings import Settings
 from vitrina.store import database as postgres
 
+# Waited for in small steps, so that no limit of the runner's for locks ends the wait.
+GATES = 4711
+GATE = f"""
+CREATE FUNCTION content.gate(name text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+    WHILE NOT pg_try_advisory_lock_shared({GATES}, hashtext(name)) LOOP
+        PERFORM pg_sleep(0.1);
+    END LOOP;
+    PERFORM pg_advisory_unlock_shared({GATES}, hashtext(name));
+    RETURN true;
+END $$
+"""
+
 
 @dataclass
 class Hold:
@@ -113,9 +126,13 @@ class Cinema:
             name = name or f"p{self._made}"
         assert self.settings.admin_url
         with psycopg.connect(self.settings.admin_url.get_secret_value(), autocommit=True) as admin:
-            admin.execute(f"CREATE TABLE content.{name} (id integer PRIMARY KEY)")
-            admin.execute(f"INSERT INTO content.{name} SELECT generate_series(1, {rows})")
-            admin.execute(f"GRANT SELECT ON content.{name} TO vitrina_reader")
+            for statement in (
+                f"CREATE TABLE content.{name}_rows (id integer PRIMARY KEY)",
+                f"INSERT INTO content.{name}_rows SELECT generate_series(1, {rows})",
+                f"CREATE VIEW content.{name} AS SELECT id FROM content.{name}_rows WHERE content.gate('{name}')",
+                f"GRANT SELECT ON content.{name}, content.{name}_rows TO vitrina_reader",
+            ):
+                admin.execute(statement.encode())
         definition = {
             "name": name,
             "source_query": f"SELECT id FROM content.{name}",
@@ -134,7 +151,7 @@ class Cinema:
         assert self.settings.admin_url
         with psycopg.connect(self.settings.admin_url.get_secret_value()) as admin:
             for name in pipelines:
-                admin.execute(f"LOCK TABLE content.{name} IN ACCESS EXCLUSIVE MODE")
+                admin.execute("SELECT pg_advisory_lock(%s, hashtext(%s))", [GATES, name])
             yield
 
     def close(self) -> None:
@@ -147,6 +164,9 @@ def cinema(settings: Settings, directory: Path) -> Iterator[Cinema]:
     """A whole Vitrina; its processes end with the block."""
     with postgres.connect(settings.require_database_url(), "vitrina:test") as metastore:
         _, secret = tokens.create(metastore, Caller("setup", Role.ADMIN), name="airflow", role=Role.ADMIN)
+    assert settings.admin_url
+    with psycopg.connect(settings.admin_url.get_secret_value(), autocommit=True) as admin:
+        admin.execute(GATE.encode())
     with HttpFaultProxy(1) as gate, runner_process(settings, directory):
         made = Cinema(settings, directory, secret, gate)
         made.start_api()

@@ -18,7 +18,7 @@ metadata:
   name: {name}
   labels: {{team: content}}
 spec:
-  source_query: SELECT id FROM content.{source}
+  source_query: SELECT id FROM content.{source}_rows
   target_table: analytics.{name}
   target_key: [id]
 """

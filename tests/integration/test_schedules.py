@@ -153,6 +153,7 @@ def test_five_hundred_pipelines_due_in_one_second_fire_once_each_while_runners_a
 EXPRESSIONS = ("30 2 * * *", "0 0 * * *", "0 */12 * * *")
 
 
+@pytest.mark.timeout(900)
 def test_the_week_of_every_change_of_the_clocks_fires_what_another_library_predicts(bench: Workbench) -> None:
     """Ten zones, 2026 and 2027: simulated time, the runner's own code, a real metastore."""
     for zone in ZONES:

@@ -199,8 +199,8 @@ def demo(
     if not all(map(succeeded, ended)):
         raise typer.Exit(ExitCode.FAILED)
     if hits is None:
-        local.say("search: `make demo SEARCH=1` fills Elasticsearch indexes too, or set ELASTICSEARCH_URL")
-    local.say("next: `make dev` serves this cinema with the console and the API documentation")
+        local.say("search: `vitrina demo --search` fills Elasticsearch indexes too, or set ELASTICSEARCH_URL")
+    local.say("next: `vitrina dev` serves this cinema with the console and the API documentation")
 
 
 def _with_cinema(settings: "Settings") -> "Settings":

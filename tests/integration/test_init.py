@@ -38,7 +38,7 @@ CREATE TRIGGER touch BEFORE INSERT OR UPDATE ON shop.orders FOR EACH ROW EXECUTE
 INSERT INTO shop.orders (customer, total) SELECT 'customer ' || n, n / 7.0 FROM generate_series(1, 500) AS n;
 """
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Shop:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=500,
             check=False,
         )
 

@@ -36,7 +36,7 @@ COLOURS = {
 def graph(
     drawing: Annotated[Drawing, typer.Option("--format", "-f", help="How to draw it.")] = Drawing.TEXT,
 ) -> None:
-    """Show what reads what: sources, pipelines, targets, and who runs after whom."""
+    """Show what reads what, and which pipeline runs after which."""
     with remote.api() as client:
         found = client.graph()
     if drawing is Drawing.JSON:

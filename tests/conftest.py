@@ -71,8 +71,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFileAndSer
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long shares first, so that no process begins with one when the other has nothing left to do."""
+    if os.environ.get("VITRINA_CHAOS") != "long":
+        config.hook.pytest_deselected(items=[item for item in items if "takes_long" in item.keywords])
+        items[:] = [item for item in items if "takes_long" not in item.keywords]
     sizes = Counter(share_of(item.nodeid) for item in items)
 
     def place(item: pytest.Item) -> tuple[int, int, str]:

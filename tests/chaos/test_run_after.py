@@ -111,7 +111,7 @@ def test_a_missing_protection_is_found(make_arena: MakeArena, mutant: str) -> No
 
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(not LONG, reason="the diamonds above show it in the short version")
+@pytest.mark.takes_long  # the diamonds above show it in the short version
 @pytest.mark.parametrize("scenario", SCENARIOS.values())
 def test_with_every_protection_in_place_nothing_is_found(
     make_arena: MakeArena, scenario: Callable[[Arena], list[str]]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from tests.chaos.conftest import LONG, say
+from tests.chaos.conftest import say
 from tests.search.conftest import Target
 from tests.search.test_search_runs import pipeline
 from tests.support.processes import runner_process
@@ -61,7 +61,7 @@ def test_large_documents_are_compared_and_repaired_some_at_a_time(
 
 
 @pytest.mark.one_server
-@pytest.mark.skipif(not LONG, reason="minutes; set VITRINA_CHAOS=long")
+@pytest.mark.takes_long
 @pytest.mark.timeout(3600)
 def test_many_documents_that_all_differ_are_repaired_in_bounded_memory(
     bench: Workbench, client: SearchClient, index: str, tmp_path: Path

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.chaos.conftest import LONG
 from tests.search.conftest import Target
 from tests.search.test_run_faults import (
     LOADS,
@@ -31,7 +30,7 @@ __all__ = ["bench"]
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(not LONG, reason="two servers more; set VITRINA_CHAOS=long"),
+    pytest.mark.takes_long,  # two servers more
 ]
 
 # A part of each index on each node, and a copy of it on the other.

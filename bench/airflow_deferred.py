@@ -22,7 +22,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--triggers", type=int, default=1000)
     arguments.add_argument("--seconds", type=float, default=60)
-    arguments.add_argument("--poll-seconds", type=float, default=5)
+    arguments.add_argument("--poll-seconds", type=float, default=10)
     arguments.add_argument("--watch", nargs="*", help=argparse.SUPPRESS)
     wanted = arguments.parse_args()
     if wanted.watch is not None:

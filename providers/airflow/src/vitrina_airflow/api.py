@@ -20,6 +20,7 @@ PREFIX = "/api/v1"
 PATIENCE_SECONDS = 60.0
 _PAUSE_SECONDS = 1.0
 _PAGE = 200
+_AT_ONCE = 20
 _PASSING = (429, 502, 503, 504)
 
 
@@ -159,8 +160,10 @@ class AsyncApi:
     def __init__(self, target: Target) -> None:
         self.target = target
         # One for all triggers of a process: a connection each would be a thousand.
-        limits = httpx.Limits(max_connections=20, max_keepalive_connections=20, keepalive_expiry=3.0)
+        limits = httpx.Limits(max_connections=_AT_ONCE, max_keepalive_connections=_AT_ONCE, keepalive_expiry=3.0)
         self._http = httpx.AsyncClient(**target.options(), limits=limits)
+        # The pool searches all who wait each time that somebody is served, so they wait here.
+        self._turn = asyncio.Semaphore(_AT_ONCE)
 
     async def look(self, request: Submitted) -> Answer:
         """How far the request has come; as `Api.look`."""
@@ -184,7 +187,9 @@ class AsyncApi:
                 return found
 
     async def get(self, path: str, params: Mapping[str, Any] | None = None) -> Json:
-        found: Json = _checked(await self._http.get(path, params=dict(params or {}))).json()
+        async with self._turn:
+            response = await self._http.get(path, params=dict(params or {}))
+        found: Json = _checked(response).json()
         return found
 
     async def cancel(self, request: Submitted) -> None:

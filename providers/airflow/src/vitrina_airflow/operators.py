@@ -48,7 +48,7 @@ class VitrinaRunPipelineOperator(BaseOperator):
         since: str | None = None,
         until: str | None = None,
         vitrina_conn_id: str = VitrinaHook.default_conn_name,
-        poll_seconds: float = 5.0,
+        poll_seconds: float = 10.0,
         deferrable: bool = True,
         **options: Any,
     ) -> None:
@@ -249,7 +249,7 @@ class VitrinaReconcileOperator(BaseOperator):
         limit: int = 100,
         fail_on_difference: bool = True,
         vitrina_conn_id: str = VitrinaHook.default_conn_name,
-        poll_seconds: float = 5.0,
+        poll_seconds: float = 10.0,
         deferrable: bool = True,
         **options: Any,
     ) -> None:

@@ -47,7 +47,7 @@ def test_the_demo_fills_the_marts_and_running_it_again_changes_nothing(checkout:
     assert marts.count("Star Trek") >= 3
     assert "analytics.film_dim\n" in marts
     assert "analytics.film_rating_agg\n" in marts
-    assert "`make dev`" in first.stderr.splitlines()[-1]
+    assert "vitrina dev`" in first.stderr.splitlines()[-1]
 
     second = json.loads(demo(checkout, "--output", "json").stdout)
     assert [run["pipeline"] for run in second["runs"]] == PIPELINES
@@ -125,7 +125,7 @@ def test_the_demo_searches_when_a_server_is_at_hand(checkout: Path, database: Se
 
     assert done.returncode == 0, done.stderr
     assert ("Star Wars" in done.stdout.partition('search for "star wars"')[2]) == (found == "a server")
-    assert ("search: `make demo SEARCH=1`" in done.stderr) == (found != "a server")
+    assert ("vitrina demo --search`" in done.stderr) == (found != "a server")
     assert ("search: left out" in done.stderr) == (found == "a server that does not start")
 
 

@@ -1,5 +1,9 @@
 """`vitrina demo`: a cinema, its marts filled by real pipelines through a real API and a real runner, and the result."""
 
+import shlex
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -198,9 +202,16 @@ def demo(
     _show(ended, marts, output)
     if not all(map(succeeded, ended)):
         raise typer.Exit(ExitCode.FAILED)
+    program = _as_typed()
     if hits is None:
-        local.say("search: `vitrina demo --search` fills Elasticsearch indexes too, or set ELASTICSEARCH_URL")
-    local.say("next: `vitrina dev` serves this cinema with the console and the API documentation")
+        local.say(f"search: `{program} demo --search` fills Elasticsearch indexes too, or set ELASTICSEARCH_URL")
+    local.say(f"next: `{program} dev` serves this cinema with the console and the API documentation")
+
+
+def _as_typed() -> str:
+    """Name this program so that the shell finds it: by its path where it is not among the commands, as in a clone."""
+    typed = Path(sys.argv[0])
+    return "vitrina" if shutil.which("vitrina") or typed.name != "vitrina" else shlex.quote(str(typed))
 
 
 def _with_cinema(settings: "Settings") -> "Settings":

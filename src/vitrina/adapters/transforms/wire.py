@@ -45,11 +45,11 @@ class Message(NamedTuple):
 
     def numbered(self, number: object) -> "Message":
         """An answer has its question's number: one that comes twice is not taken for the next."""
-        return Message(self.fields | {"number": number}, self.payload)
+        return Message(self.fields | {"question": number}, self.payload)
 
     @property
     def number(self) -> object:
-        return self.fields.get("number")
+        return self.fields.get("question")
 
 
 class Garbled(Exception):

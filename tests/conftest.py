@@ -12,6 +12,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 import structlog
+from _pytest.nodeid import coerce_node_id
 from psycopg import sql
 from pydantic import SecretStr
 from xdist.scheduler import LoadScopeScheduling
@@ -73,6 +74,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFileAndSer
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long shares first, so that no process begins with one when the other has nothing left to do."""
+    name_each(items)
     if os.environ.get("VITRINA_CHAOS") != "long":
         config.hook.pytest_deselected(items=[item for item in items if "takes_long" in item.keywords])
         items[:] = [item for item in items if "takes_long" not in item.keywords]
@@ -83,6 +85,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return next((n for n, name in enumerate(LONG_FIRST) if name in share), len(LONG_FIRST)), -sizes[share], share
 
     items.sort(key=place)
+
+
+def name_each(items: list[pytest.Item]) -> None:
+    """schemathesis gives all operations of a test one id, and of tests with one id pytest-xdist runs the first."""
+    for item in items:
+        if item.parent and "[" in item.name and not item.nodeid.endswith("]"):
+            item._id = coerce_node_id(f"{item.parent.nodeid}::{item.name}")
+    several = [nodeid for nodeid, number in Counter(item.nodeid for item in items).items() if number > 1]
+    if several:
+        raise pytest.UsageError(f"several tests have the id {several[0]}: all but one would be left out")
 
 
 def share_of(nodeid: str) -> str:

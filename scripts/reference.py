@@ -251,7 +251,7 @@ name. `.env.sample` is the same list, ready to be copied.
 def settings_page() -> str:
     lines = [SETTINGS_HEAD, "| variable | default | |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
-        if name in ("connections", "connection_limits"):
+        if name in ("connections", "connection_limits", "shut_connections"):
             continue
         variable = name.upper() if name.startswith("elasticsearch") else f"VITRINA_{name.upper()}"
         default = "" if field.default in (None, "") else f"`{_plain(field.default)}`"

@@ -1,5 +1,7 @@
 """What the operator configures: environment variables, `<VAR>_FILE` for mounted secrets, and a `.env` file."""
 
+import base64
+import binascii
 import os
 import re
 from collections.abc import Mapping
@@ -19,6 +21,7 @@ from vitrina.targets import TargetPolicy
 READER_ROLE = "vitrina_reader"
 APP_ROLE = "vitrina_app"
 DEFAULT_CONNECTION = "default"
+SECRET_KEY_BYTES = 32
 
 _CONNECTION_VARIABLE = re.compile(r"VITRINA_CONN_([A-Z0-9_]+?)(_MAX_CONNECTIONS|_STATEMENT_TIMEOUT_SECONDS)?(_FILE)?")
 
@@ -64,6 +67,10 @@ class Settings(BaseModel):
         "", description="Environment variables that Python steps are given, comma-separated; `TMDB_*` for several."
     )
     hash_key: SecretStr | None = Field(None, description="Key of the step hash_columns; the same key, the same hashes.")
+    secret_key: SecretStr | None = Field(
+        None,
+        description="Key that opens connections kept in the metastore; several, comma-separated: the first seals.",
+    )
 
     elasticsearch_url: SecretStr | None = Field(
         None,
@@ -132,6 +139,9 @@ class Settings(BaseModel):
     connection_limits: dict[str, ConnectionLimits] = Field(
         default_factory=dict, description="Their own limits, by name: `VITRINA_CONN_<NAME>_<LIMIT>`."
     )
+    shut_connections: dict[str, str] = Field(
+        default_factory=dict, description="Kept in the metastore, but not to be opened here: why. Filled by a runner."
+    )
 
     @field_validator("database_url", "admin_url", "reader_url")
     @classmethod
@@ -150,6 +160,16 @@ class Settings(BaseModel):
                 raise ValueError(f"VITRINA_CONN_{name.upper()}: {found}")
         return connections
 
+    @field_validator("secret_key")
+    @classmethod
+    def _secret_keys_are_keys(cls, value: SecretStr | None) -> SecretStr | None:
+        for number, part in enumerate(_listed(value.get_secret_value()) if value else [], 1):
+            if len(_decoded(part)) != SECRET_KEY_BYTES:
+                raise ValueError(
+                    f"key {number} is not {SECRET_KEY_BYTES} bytes in base64: make one with `openssl rand -base64 32`"
+                )
+        return value
+
     @model_validator(mode="after")
     def _limits_are_of_connections(self) -> Self:
         for name, limits in self.connection_limits.items():
@@ -157,6 +177,11 @@ class Settings(BaseModel):
                 variable = limit_variable(name, next(iter(limits.model_fields_set)))
                 raise ValueError(f"{variable}: there is no connection to limit, set VITRINA_CONN_{name.upper()}")
         return self
+
+    @property
+    def secret_keys(self) -> list[bytes]:
+        """The newest first."""
+        return [_decoded(part) for part in _listed(self.secret_key.get_secret_value())] if self.secret_key else []
 
     @cached_property
     def target_policy(self) -> TargetPolicy:
@@ -231,9 +256,12 @@ class Settings(BaseModel):
             return self.require_database_url()
         found = self.connections.get(name.lower())
         if found is None:
+            if name.lower() in self.shut_connections:
+                raise ConfigError(self.shut_connections[name.lower()])
             known = ", ".join(sorted([DEFAULT_CONNECTION, *self.connections]))
             raise ConfigError(
                 f"connection {name!r} is not configured (known: {known}); the operator sets VITRINA_CONN_{name.upper()}"
+                f" or adds it with `vitrina connections add {name.lower()}`"
             )
         return found.get_secret_value()
 
@@ -257,7 +285,7 @@ def load(environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path
     variables = {name: value for name, value in dotenv_values(dotenv).items() if value} if dotenv else {}
     variables |= dict(os.environ if environ is None else environ)
     variables = _with_files(variables)
-    known = {name.upper() for name in Settings.model_fields}
+    known = {name.upper() for name in Settings.model_fields.keys() - {"shut_connections"}}
     values: dict[str, Any] = {
         name.lower(): variables[variable]
         for name in known
@@ -311,6 +339,14 @@ def _connections(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str
         else:
             urls[name] = value
     return urls, limits
+
+
+def _decoded(key: str) -> bytes:
+    """Of either alphabet of base64; nothing of what is neither."""
+    try:
+        return base64.b64decode(key.replace("-", "+").replace("_", "/"), validate=True)
+    except (binascii.Error, ValueError):
+        return b""
 
 
 def _listed(text: str) -> list[str]:

@@ -9,7 +9,7 @@ import psycopg
 import structlog
 
 from vitrina.errors import CannotConnect, ConfigError
-from vitrina.runner import reconciliation
+from vitrina.runner import kept_connections, reconciliation
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import (
     database,
@@ -96,6 +96,7 @@ def _do(duty: str, perform: Callable[[], object], metastore: Connection) -> None
 
 
 def _drop_all_remote_orphans(metastore: Connection, settings: Settings) -> None:
+    settings = kept_connections.with_kept(settings, metastore)
     for name in stages.list_target_connections(metastore):
         _drop_remote_orphans(metastore, settings, name)
 

@@ -24,7 +24,7 @@ from vitrina.adapters.writers.postgres import PostgresWriter
 from vitrina.definition import Definition
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
 from vitrina.ports import Endable
-from vitrina.runner import admission, columns, incremental, logins, places, sources, steps
+from vitrina.runner import admission, columns, incremental, kept_connections, logins, places, sources, steps
 from vitrina.runner.plan import Capabilities, Plan, plan
 from vitrina.runner.steps import PlannedSteps
 from vitrina.settings import DEFAULT_CONNECTION, Settings
@@ -182,6 +182,7 @@ def open_job(
     connect = _connector(claim, settings, definition, sessions, guard)
     connect_last = _connector(claim, settings, definition, conclusion, guard) if conclusion else connect
     metastore = connect_last(settings.require_database_url(), None, {})
+    settings = kept_connections.for_run(settings, metastore, definition)
     target_name = definition.options.target_connection
     target_url = settings.connection_url(target_name)
     remote = target_name not in (None, DEFAULT_CONNECTION)
@@ -281,6 +282,7 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
     judged = judge(definition, settings)
     target = parse_target(definition.final_target, settings.target_policy)
     connect = _connector(claim, settings, definition, sessions)
+    settings = kept_connections.for_run(settings, metastore, definition)
     target_url = settings.connection_url(definition.options.target_connection)
     reader_url = database.reader_url(settings, definition.source_connection)
     reader_session = logins.with_extensions(

@@ -52,13 +52,17 @@ class RunLineage(Onlooker):
         self._outputs: list[Dataset] = []
         # A definition that is not valid has neither; the run is about to say so itself.
         with suppress(RunError, RequestError, ConfigError):
-            definition = jobs.definition_of(claim)
-            self._outputs = [_target(definition, settings)]
-            self._inputs = _sources(definition, settings)
+            self._name(jobs.definition_of(claim), settings)
         if ended_at is None:
             self._tell("START")
 
+    def _name(self, definition: Definition, settings: Settings) -> None:
+        self._outputs = [_target(definition, settings)]
+        self._inputs = _sources(definition, settings)
+
     def planned(self, job: Job, lap: Lap) -> None:
+        if not self._outputs or not self._inputs:
+            self._name(job.definition, job.settings)  # a connection that the metastore keeps was opened meanwhile
         for output in self._outputs:
             output["facets"] = {"schema": _schema(job.output)}
         if job.judged is None:

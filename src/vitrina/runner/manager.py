@@ -30,6 +30,7 @@ from vitrina.status import Status
 from vitrina.store import database, leases, migrate, recovery, requests, room, run_after, runners
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
+from vitrina.unsealing import Keyring
 
 # A batch or publish at work when the runner is told to stop may take this long; then it is dropped.
 DRAIN_SECONDS = 8.0
@@ -49,6 +50,7 @@ class PipelineManager:
         self._dispatcher = PipelineDispatcher(settings, self._lookout.instruments, self._lookout.onlookers)
         self._log = structlog.get_logger().bind(runner_id=str(self.runner_id))
         self._transforms: list[dict[str, Any]] = []
+        self._sealing_keys = Keyring(settings.secret_keys).public_keys if settings.secret_keys else []
         self._shutdown = threading.Event()
         self._stopped = threading.Event()
         self._claims: dict[UUID, RunControl] = {}
@@ -339,6 +341,7 @@ class PipelineManager:
             capacity=self._settings.concurrency,
             running=len(self._claims),
             transforms=self._transforms,
+            sealing_keys=self._sealing_keys,
         )
 
     # --- the end ---------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from vitrina.adapters import cursor as cursors
 from vitrina.adapters.readers.sql import Bounds, Query
 from vitrina.definition import Definition
 from vitrina.errors import NotFound, SourceQueryFailed, VitrinaError
-from vitrina.runner import admission, logins, previews, reconciliation, replays
+from vitrina.runner import admission, kept_connections, logins, previews, reconciliation, replays
 from vitrina.runner import job as jobs
 from vitrina.runner.repairs import Hold
 from vitrina.settings import Settings
@@ -43,7 +43,7 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
         handler = handlers.get(request["kind"])
         if handler is None:
             raise NotFound(f"this runner does not know how to perform {request['kind']!r}; is it older than the API?")
-        return handler(request, metastore, settings), None
+        return handler(request, metastore, kept_connections.with_kept(settings, metastore)), None
     except VitrinaError as exc:
         return None, {"code": exc.code, "message": exc.message}
     except Exception as exc:  # noqa: BLE001 - a request ends here whatever happened to it; the runner goes on

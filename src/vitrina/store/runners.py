@@ -1,5 +1,6 @@
 """Statements on `etl_runners`: who is there to work."""
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -18,15 +19,16 @@ def heartbeat(
     capacity: int,
     running: int,
     transforms: list[dict[str, Any]],
+    sealing_keys: Sequence[bytes] = (),
 ) -> None:
     connection.execute(
         """
-        INSERT INTO etl.etl_runners (id, host, pid, version, capacity, running, transforms)
-        VALUES (%s, %s, %s, %s, %s, %s, %s)
+        INSERT INTO etl.etl_runners (id, host, pid, version, capacity, running, transforms, sealing_keys)
+        VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
         ON CONFLICT (id) DO UPDATE
         SET heartbeat_at = clock_timestamp(), running = excluded.running, capacity = excluded.capacity
         """,
-        [runner_id, host, pid, version, capacity, running, Jsonb(transforms)],
+        [runner_id, host, pid, version, capacity, running, Jsonb(transforms), list(sealing_keys)],
     )
 
 

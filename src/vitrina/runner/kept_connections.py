@@ -1,0 +1,52 @@
+"""The connections that the metastore keeps, opened with this runner's key, beside those of its environment."""
+
+from pydantic import SecretStr
+
+from vitrina import dsn
+from vitrina.definition import Definition
+from vitrina.errors import ConfigError
+from vitrina.sealing import Sealed
+from vitrina.settings import DEFAULT_CONNECTION, Settings
+from vitrina.store import kept_connections
+from vitrina.store.database import Connection
+from vitrina.unsealing import Keyring
+
+
+def for_run(settings: Settings, metastore: Connection, definition: Definition) -> Settings:
+    """`with_kept` where the definition names a connection at all: most do not, and need no look."""
+    named = {definition.source_connection, definition.options.target_connection or DEFAULT_CONNECTION}
+    return with_kept(settings, metastore) if named != {DEFAULT_CONNECTION} else settings
+
+
+def with_kept(settings: Settings, metastore: Connection) -> Settings:
+    """The settings with the metastore's connections in them as they are now; the environment's go first.
+
+    One that cannot be opened is no error here: it is one when somebody uses it.
+    """
+    kept = {
+        name: sealed
+        for name, sealed in kept_connections.list_sealed(metastore).items()
+        if name not in settings.connections
+    }
+    if not kept:
+        return settings
+    keyring = Keyring(settings.secret_keys)
+    opened: dict[str, SecretStr] = {}
+    shut: dict[str, str] = {}
+    for name, sealed in kept.items():
+        try:
+            opened[name] = SecretStr(_open(keyring, name, sealed))
+        except ConfigError as exc:
+            shut[name] = exc.message
+    return settings.model_copy(
+        update={"connections": settings.connections | opened, "shut_connections": settings.shut_connections | shut}
+    )
+
+
+def _open(keyring: Keyring, name: str, sealed: Sealed) -> str:
+    """What anybody with a login to the metastore may have sealed is judged like a URL of the environment."""
+    url = keyring.open(name, sealed)
+    found = dsn.problem_of_kept(url)
+    if found:
+        raise ConfigError(f"connection {name!r}: {found}")
+    return url

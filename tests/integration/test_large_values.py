@@ -1,13 +1,21 @@
 """Single values of many megabytes: what they take of the runner's memory, and where they are refused."""
 
 import re
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
 from tests.support.workbench import Workbench
+from vitrina.runner import requests, steps
+from vitrina.runner.control import RunControl
+from vitrina.store import pipelines
+from vitrina.store.leases import Claim
+from vitrina.transforms import StepContext, transform
 
 MEGABYTE = 1 << 20
 # More than a batch may hold: smaller values count as batches do.
@@ -116,3 +124,89 @@ def test_a_value_above_the_limit_is_refused_by_name(bench: Workbench, route: str
         assert words in run["error_message"]
     bench.settings = bench.settings.model_copy(update={"max_value_mb": 3})
     assert bench.run("films")["status"] == "SUCCESS"
+
+
+# --- what is read before a run, or instead of one ------------------------------------------------------------------
+
+
+@transform("largest_of_all")
+def largest_of_all(batch: pa.RecordBatch, *, context: StepContext) -> pa.RecordBatch:
+    """Reads a reference of one row that no runner should be given."""
+    context.reference("SELECT id, a, b FROM content.films")
+    return batch
+
+
+def ask(bench: Workbench, kind: str, name: str = "films", **payload: Any) -> tuple[dict[str, Any], str]:
+    """What a runner answers, and its refusal's words."""
+    row = pipelines.find(bench.metastore, name)
+    assert row is not None
+    request = {"id": uuid4(), "kind": kind, "pipeline_id": row["id"], "payload": payload}
+    result, error = requests.perform(request, bench.metastore, bench.settings, _no_lease_is_needed)
+    return result or {}, error["message"] if error else ""
+
+
+def _no_lease_is_needed(claim: Claim, claimed_at: float) -> AbstractContextManager[RunControl]:
+    raise AssertionError("looking needs no lease")
+
+
+def growth(bench: Workbench, kind: str, **payload: Any) -> tuple[int, dict[str, Any], str]:
+    """Ask twice: the second time, what is loaded only once is there."""
+    ask(bench, kind, **payload)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    result, refusal = ask(bench, kind, **payload)
+    return memory("VmHWM") - before, result, refusal
+
+
+def giant(bench: Workbench, *small_rows: int) -> None:
+    """One row of 60 MB in three values, each of which could be carried."""
+    small = "".join(f", ({row}, 'a', 'b', 'c')" for row in small_rows)
+    bench.source(
+        f"""
+        CREATE TABLE content.films (id int PRIMARY KEY, a text, b text, c bytea);
+        INSERT INTO content.films VALUES
+        (1, repeat('x', 24 << 20), repeat('y', 24 << 20), decode(repeat('00', 12 << 20), 'hex')){small}
+        """
+    )
+
+
+def test_steps_are_tried_with_the_rows_beside_a_giant_one(bench: Workbench) -> None:
+    giant(bench, 2, 3)
+    pipeline(bench, "films", "steps", "id, a, b, c")
+    grown, found, _ = growth(bench, "validate")
+    assert [column["name"] for column in found["columns"]] == ["id", "a", "b", "c"]
+    assert grown < BESIDE, f"{grown / MEGABYTE:.0f} MB"
+
+
+def test_steps_are_tried_with_a_giant_row_when_there_is_no_other(bench: Workbench) -> None:
+    giant(bench)
+    pipeline(bench, "films", "steps", "id, a, b, c")
+    assert [column["name"] for column in ask(bench, "validate")[0]["columns"]] == ["id", "a", "b", "c"]
+
+    bench.settings = bench.settings.model_copy(update={"max_value_mb": 30})
+    grown, _, refusal = growth(bench, "validate")
+    assert refusal.startswith("the first row of the query has 60 MB; the steps are tried with rows of up to 30 MB: ")
+    assert "VITRINA_MAX_VALUE_MB" in refusal
+    assert grown < BESIDE, f"{grown / MEGABYTE:.0f} MB"
+
+
+def test_a_preview_of_steps_is_refused_before_a_giant_row_comes(bench: Workbench) -> None:
+    giant(bench, 2, 3)
+    pipeline(bench, "films", "steps", "id, a, b, c")
+    grown, _, refusal = growth(bench, "preview", limit=10)
+    assert refusal.startswith("the first 10 rows are more than 8 MB: ask for fewer")
+    assert grown < BESIDE, f"{grown / MEGABYTE:.0f} MB"
+
+
+def test_a_reference_is_refused_before_a_giant_row_comes(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "MAX_REFERENCE_BYTES", 30 * MEGABYTE)
+    giant(bench)
+    query = "SELECT 1 AS id"
+    tasks = [
+        {"order_index": 0, "task_type": "SQL", "body": query},
+        {"order_index": 1, "task_type": "PYTHON", "body": "largest_of_all"},
+    ]
+    bench.pipeline("films", query, tasks=tasks, target_key=["id"], source_connection="elsewhere")
+    grown, _, refusal = growth(bench, "validate")
+    assert "a reference query gives more than 30 MB: join it in the source query instead" in refusal
+    assert grown < BESIDE, f"{grown / MEGABYTE:.0f} MB"

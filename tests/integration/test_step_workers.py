@@ -1,6 +1,7 @@
 """Python steps are not trusted with the runner's life: they run in processes that end when they must."""
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -33,6 +34,9 @@ INSERT INTO content.film_work SELECT i, 'Film ' || i FROM generate_series(1, 130
 """
 # Behind the rows with which columns are found out, so that it is met in a batch.
 LATE_ROW = 1250
+# What a run takes of memory beside what a step sends.
+LITTLE = 48 << 20
+LONGEST_MESSAGE = 4_000
 
 
 @pytest.fixture
@@ -87,6 +91,9 @@ def heard() -> Iterator[list[dict[str, Any]]]:
         ("close", "closed the pipes of its process"),
         # Or each answer would be taken for that to the next question.
         ("answer_twice", "wrote into the pipes of its process"),
+        ("answer_nonsense", "wrote into the pipes of its process"),
+        ("send_many_lists", "wrote into the pipes of its process"),
+        ("promise_much", "wrote into the pipes of its process"),
     ],
 )
 def test_a_death_is_reported_as_what_it_was(bench: Workbench, how: str, told: str) -> None:
@@ -96,6 +103,31 @@ def test_a_death_is_reported_as_what_it_was(bench: Workbench, how: str, told: st
     assert told in run["error_message"]
     # Batch 3 begins with row 1001 of the query; 250 rows into it stands the one.
     assert "step 1 (bad_row), in batch 3, rows 201 to 300" in run["error_message"]
+
+
+@pytest.mark.parametrize("how", ["send_many_lists", "promise_much", "complain"])
+def test_what_a_worker_sends_takes_little_of_the_runner(bench: Workbench, how: str) -> None:
+    define(bench, how)
+    bench.run("films")  # with everything that is loaded only once
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+    before = resident("VmRSS")
+    run = bench.run("films")
+    assert (run["status"], run["error_code"]) == ("FAILED", "step_failed")
+    assert len(run["error_message"]) <= LONGEST_MESSAGE
+    assert resident("VmHWM") - before < LITTLE
+
+
+def resident(name: str) -> int:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) << 10
+
+
+def test_a_source_keeps_little_in_its_checkpoint(bench: Workbench) -> None:
+    bench.pipeline("feed", "", type="PYTHON", python_task="bad_checkpoint", target_key=["n"], mode="incremental")
+    run = bench.run("feed")
+    assert (run["status"], run["error_code"]) == ("FAILED", "step_failed")
+    assert "source bad_checkpoint set a checkpoint of 688,900 characters, more than 262,144" in run["error_message"]
 
 
 def test_a_child_of_a_worker_answers_nobody(bench: Workbench) -> None:

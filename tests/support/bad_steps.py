@@ -1,6 +1,7 @@
 """Steps and sources that nobody should have to trust; imported by workers alone."""
 
 import ctypes
+import json
 import os
 import re
 import sys
@@ -55,8 +56,42 @@ def _fork() -> None:
 
 def _answer_twice() -> None:
     """Something that looks like an answer, ahead of the real one."""
-    forged = Message({"letters": [], "delivered": [], "left": [0]}, (wire.packed(pa.table({})),))
+    forged = Message({"left": [0]}, (wire.packed(pa.table({})), wire.packed_letters([]), wire.packed_names([])))
     wire.send(int(sys.argv[2]), forged)
+
+
+def _answer_nonsense() -> None:
+    """With the right number: whoever looks for it finds it."""
+    frame = sys._getframe()
+    while "question" not in frame.f_locals:
+        assert frame.f_back
+        frame = frame.f_back
+    number = frame.f_locals["question"].number
+    wire.send(int(sys.argv[2]), Message({"left": "many"}, (pa.py_buffer(b"x"),)).numbered(number))
+
+
+def _send_many_lists() -> None:
+    """A header that takes twenty times its size when it is read."""
+    header = b"[" + b"[]," * (20 << 20) + b"0]"
+    _write(len(header).to_bytes(4, "little") + header)
+
+
+def _promise_much() -> None:
+    """More than the worker may have itself."""
+    header = json.dumps([{}, [3 << 30]]).encode()
+    _write(len(header).to_bytes(4, "little") + header)
+    while True:
+        _write(bytes(1 << 20))
+
+
+def _write(data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(int(sys.argv[2]), rest) :]
+
+
+def _complain() -> None:
+    raise ValueError("x" * (16 << 20))
 
 
 WAYS: dict[str, Callable[[], object]] = {
@@ -71,6 +106,10 @@ WAYS: dict[str, Callable[[], object]] = {
     "close": lambda: os.closerange(3, 100),
     "fork": _fork,
     "answer_twice": _answer_twice,
+    "answer_nonsense": _answer_nonsense,
+    "send_many_lists": _send_many_lists,
+    "promise_much": _promise_much,
+    "complain": _complain,
     "nothing": lambda: None,
 }
 
@@ -128,3 +167,10 @@ def bad_source(context: SourceContext) -> Iterator[Any]:
                 Path(context.params.marker).write_text(str(os.getpid()))
             WAYS[context.params.how]()
         yield [{"n": number, "pid": os.getpid()}]
+
+
+@source("bad_checkpoint")
+def bad_checkpoint(context: SourceContext) -> Iterator[Any]:
+    """Keeps what it read where it should keep how far it came."""
+    context.checkpoint = {"seen": list(range(100_000))}
+    yield [{"n": 1}]

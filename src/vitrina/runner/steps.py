@@ -203,43 +203,93 @@ def _open_steps(job: Reading) -> "RunsSteps":
     return OwnSteps(job.result, stamps, Chain(job.steps.own, context))
 
 
-def read_sample(job: Reading, passage: "Passage", rows: int, *, limit_bytes: int | None = None) -> "pa.Table":
-    statement = sample_of(job, passage.outputs(), limit=rows)
+def read_sample(job: Reading, passage: "Passage", rows: int, *, limit_bytes: int) -> "pa.Table":
+    statement = sample_of(job, passage.outputs(), limit=rows, largest=limit_bytes)
     return _read(job, statement, limit_bytes=limit_bytes, what=f"the first {rows} rows are", advice=ASK_FOR_LESS)
 
 
 def _read_few(job: Reading, passage: "Passage") -> "pa.Table":
-    """Enough rows to find out what the steps make of them: fewer where a large value comes."""
+    """Enough rows to find out what the steps make of them. Large ones tell no more than others, and are left out."""
+    few = _read_fitting(job, passage, SAMPLE_ROWS, SAMPLE_BYTES)
+    if few.rows.num_rows or not few.left_out:
+        return few.rows
+    # All are large: one has to do, if a runner carries values of that size.
+    largest = job.settings.max_value_mb << 20
+    one = _read_fitting(job, passage, 1, largest)
+    if one.left_out:
+        raise FatalError(
+            f"the first row of the query has {one.left_out / (1 << 20):,.0f} MB; the steps are tried with rows of up to"
+            f" {largest >> 20} MB: leave large columns out of the query, cut them there, or raise VITRINA_MAX_VALUE_MB"
+            " on every runner"
+        )
+    return one.rows
+
+
+@dataclass(frozen=True)
+class _Few:
+    rows: "pa.Table"
+    left_out: int  # the size of the largest row that did not fit
+
+
+def _read_fitting(job: Reading, passage: "Passage", rows: int, largest: int) -> _Few:
     import pyarrow as pa
 
-    statement = sample_of(job, passage.outputs(), limit=SAMPLE_ROWS)
+    statement = sample_of(job, passage.outputs(), limit=rows, largest=largest)
     batches: list[pa.RecordBatch] = []
-    size = 0
+    size = left_out = 0
     with job.reader.stream(statement) as stream:
         for batch in stream:
-            size += batch.nbytes
-            if size > SAMPLE_BYTES:
-                # The driver ends a piece behind a large value: the rows before it tell as much.
-                batches.append(batch.slice(0, max(batch.num_rows - 1, 0 if batches else 1)))
+            fitting, beyond = _told_apart(batch)
+            left_out = max(left_out, beyond)
+            batches.append(fitting)
+            size += fitting.nbytes
+            if size > largest:
                 break
-            batches.append(batch)
-    return pa.Table.from_batches(batches) if batches else pa.table({})
+    return _Few(pa.Table.from_batches(batches) if batches else pa.table({}), left_out)
 
 
-def sample_of(job: Reading, outputs: Sequence[Composable] = (SQL("q.*"),), *, limit: int) -> Composed:
-    head, source = job.query.wrapped(Bounds())
-    return SQL("{} SELECT {} FROM {} AS q LIMIT {}").format(head, SQL(", ").join(outputs), source, Literal(limit))
+def sample_of(
+    job: Reading, outputs: Sequence[Composable] = (SQL("q.*"),), *, limit: int, largest: int = SAMPLE_BYTES
+) -> Composed:
+    return _fitting(job.query, outputs, SQL("LIMIT {}").format(Literal(limit)), largest)
 
 
-def _read(job: Reading, statement: Composed, *, limit_bytes: int | None, what: str, advice: str) -> "pa.Table":
+def _fitting(query: Query, outputs: Sequence[Composable], limit: Composable, largest: int) -> Composed:
+    """`outputs` of each row, NULL where it has more than `largest` bytes; the last column says how many such a row has.
+
+    The server looks at the length: a row that has come is in the runner's memory already, several times.
+    """
+    head, source = query.wrapped(Bounds())
+    return SQL(
+        "{head} SELECT {outputs}, CASE WHEN sized.bytes > {largest} THEN sized.bytes END"
+        " FROM (SELECT * FROM {source} AS s {limit}) AS r"
+        # ROW(): of the row itself, the server would count what it has compressed.
+        " CROSS JOIN LATERAL (SELECT pg_catalog.pg_column_size(ROW(r.*)) AS bytes OFFSET 0) AS sized"
+        " LEFT JOIN LATERAL (SELECT r.* WHERE sized.bytes <= {largest}) AS q ON true"
+    ).format(head=head, outputs=SQL(", ").join(outputs), source=source, limit=limit, largest=Literal(largest))
+
+
+def _told_apart(batch: "pa.RecordBatch") -> "tuple[pa.RecordBatch, int]":
+    """The rows that the server sent, and how large the largest other is."""
+    import pyarrow.compute as pc
+
+    sizes = batch.column(batch.num_columns - 1)
+    sent = batch.select(range(batch.num_columns - 1))
+    if sizes.null_count == batch.num_rows:
+        return sent, 0
+    return sent.filter(pc.is_null(sizes)), pc.max(sizes).as_py()
+
+
+def _read(job: Reading, statement: Composed, *, limit_bytes: int, what: str, advice: str) -> "pa.Table":
     import pyarrow as pa
 
     batches, size = [], 0
     with job.reader.stream(statement) as stream:
         for batch in stream:
-            batches.append(batch)
-            size += batch.nbytes
-            if limit_bytes is not None and size > limit_bytes:
+            fitting, beyond = _told_apart(batch)
+            batches.append(fitting)
+            size += max(fitting.nbytes, beyond)
+            if size > limit_bytes:
                 raise FatalError(f"{what} more than {limit_bytes >> 20} MB: {advice}")
     return pa.Table.from_batches(batches) if batches else pa.table({})
 
@@ -268,7 +318,7 @@ class References:
         if judged.parameters:
             raise SourceQueryFailed("a reference query has no :since or :until")
         columns = self._job.reader.describe(judged)
-        statement = Query(judged).select(outputs(columns), Bounds())
+        statement = _fitting(Query(judged), outputs(columns), SQL("OFFSET 0"), MAX_REFERENCE_BYTES)
         admission.admit(self._job.reader, Query(judged), settings, "a reference query", statement=statement)
         table = _read(
             self._job,

@@ -1,6 +1,8 @@
 """What a worker sends is data: it is refused where it is damaged, and never executed."""
 
+import json
 import os
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from vitrina.adapters.transforms import wire
 from vitrina.adapters.transforms.process import environment_of
 from vitrina.errors import FatalError, LeaseLost, RunError, StepFailed, TransientError
+from vitrina.ports import DeadLetter
 
 
 class Upstream(TransientError):
@@ -18,7 +21,7 @@ def test_damaged_arrow_data_is_refused() -> None:
     offsets, data = pa.array([0, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xfe")
     damaged = pa.table({"title": pa.StringArray.from_buffers(1, offsets, data)})
     with pytest.raises(StepFailed, match="damaged"):
-        wire.checked(pa.py_buffer(b"".join(wire.packed(damaged).take_pieces())))
+        wire.checked(_sent(wire.packed(damaged)))
     with pytest.raises(StepFailed, match="damaged"):
         wire.checked(pa.py_buffer(b"nonsense"))
 
@@ -29,8 +32,46 @@ def test_what_is_no_message_is_refused(sent: bytes) -> None:
     os.write(writing, sent)
     os.close(writing)
     with pytest.raises((wire.Garbled, EOFError)):
-        wire.receive(reading)
+        wire.receive(reading, max_payload=1 << 20)
     os.close(reading)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ([{}, [(1 << 20) + 1]], "an answer of 1048577 bytes in 1 part"),
+        ([{}, [0] * 101], "an answer of 0 bytes in 101 part"),
+        ([{"x": "x" * (8 << 20)}, []], "a header of "),
+    ],
+)
+def test_what_a_worker_sends_has_limits(header: list[Any], words: str) -> None:
+    """They are known before anything of that size is read."""
+    reading, writing = os.pipe()
+    text = json.dumps(header).encode()
+    os.write(writing, len(text).to_bytes(4, "little") + text[:1000])
+    with pytest.raises(wire.Garbled, match=words):
+        wire.receive(reading, max_payload=1 << 20)
+    os.close(writing)
+    os.close(reading)
+
+
+def test_letters_arrive_as_they_were_sent() -> None:
+    letters = (DeadLetter("1", "no date\n", '{"id": 1}'), DeadLetter("Ж", "half a pair: \ud83d", "{}"))
+    arrived = wire.checked_letters(_sent(wire.packed_letters(letters)))
+    assert arrived == (letters[0], DeadLetter("Ж", "half a pair: \\ud83d", "{}"))
+    with pytest.raises(StepFailed, match="other columns"):
+        wire.checked_letters(_sent(wire.packed_names(["a"])))
+    with pytest.raises(StepFailed, match="other columns"):
+        wire.checked_names(_sent(wire.packed(pa.table({"name": pa.array(["a", None], pa.large_string())}))))
+
+
+def test_columns_that_are_damaged_are_refused() -> None:
+    with pytest.raises(StepFailed, match="damaged"):
+        wire.unpacked_schema(pa.py_buffer(b"nonsense"))
+
+
+def _sent(packed: wire.Packed) -> pa.Buffer:
+    return pa.py_buffer(b"".join(packed.take_pieces()))
 
 
 @pytest.mark.parametrize(

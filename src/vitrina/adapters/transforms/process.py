@@ -11,8 +11,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -205,6 +205,14 @@ class Worker:
             wire.raise_error(answer.fields["error"])
         return answer
 
+    @contextmanager
+    def taking_apart(self) -> Iterator[None]:
+        """Around reading an answer: that it has what was asked for is the worker's word alone."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError) as exc:
+            raise self._epitaph(wire.Garbled("an answer that makes no sense")) from exc
+
     def close(self) -> None:
         """End the worker, in the middle of a step if need be."""
         self._end(WorkerEnded("the worker was ended with its run"))
@@ -212,7 +220,9 @@ class Worker:
     def _conversation(self, message: Message) -> Message:
         self._asked += 1
         wire.send(self._started.requests, message.numbered(self._asked))
-        while "ask" in (said := wire.receive(self._started.replies)).fields:
+        # What it sends has been in its own memory.
+        limit = self._limits.memory_mb << 20
+        while "ask" in (said := wire.receive(self._started.replies, max_payload=limit)).fields:
             deadline, self._deadline = self._deadline, None  # the step waits for us now
             asked_at = time.monotonic()
             try:

@@ -106,16 +106,19 @@ class WorkerSteps:
     def discover(self, sample: pa.Table) -> pa.Schema:
         with self._worker(f"the first {sample.num_rows} row(s)") as worker:
             answer = worker.ask("discover", (wire.packed(sample),))
-        schema, *expected = answer.payload
+        with worker.taking_apart():
+            schema, *expected = answer.payload
         self._expected = tuple(expected)
         return wire.unpacked_schema(schema)
 
     def trace(self, sample: pa.Table, letters: list[DeadLetter] | None) -> list[pa.RecordBatch]:
         with self._worker(f"the first {sample.num_rows} row(s)") as worker:
             answer = worker.ask("trace", (wire.packed(sample),), keeps_letters=letters is not None)
+        with worker.taking_apart():
+            left, *stages = answer.payload
         if letters is not None:
-            letters += wire.unpacked_letters(answer.fields["letters"])
-        return [forms.one_batch(wire.checked(stage)) for stage in answer.payload]
+            letters += wire.checked_letters(left)
+        return [forms.one_batch(wire.checked(stage)) for stage in stages]
 
     def take(self, table: pa.Table, number: int) -> Taken:
         """One batch through the steps of some worker; several threads may have one taken each."""
@@ -124,11 +127,14 @@ class WorkerSteps:
             packed = wire.packed(table)
             del table  # it is not kept beside what comes back
             answer = worker.ask("take", (packed,), number=number, key=list(self.key), watched=fresh)
-        letters = wire.unpacked_letters(answer.fields["letters"])
-        self._count_left(answer.fields["left"], number)
+        with worker.taking_apart():
+            rows, left, delivered = answer.payload
+            counts = [int(count) for _, count in zip(self.steps, answer.fields["left"], strict=True)]
+        letters = wire.checked_letters(left)
+        self._count_left(counts, number)
         if self.watched is not None:
             self.watched.update(letter.document_id for letter in letters)
-        return Taken(wire.checked(answer.payload[0]), letters, frozenset(map(str, answer.fields["delivered"])))
+        return Taken(wire.checked(rows), letters, wire.checked_names(delivered))
 
     def close(self) -> None:
         """End all workers, whatever they do."""
@@ -191,10 +197,11 @@ class WorkerSteps:
         answer = worker.ask(
             "plan", tasks=self._tasks, **_where_from(self._about, [task["body"] for task in self._tasks])
         )
-        self.steps = [
-            RemoteStep(int(place), str(name), str(digest), int(most))
-            for place, name, digest, most in answer.fields["steps"]
-        ]
+        with worker.taking_apart():
+            self.steps = [
+                RemoteStep(int(place), str(name), str(digest), int(most))
+                for place, name, digest, most in answer.fields["steps"]
+            ]
 
     def _open(self, worker: "_StepWorker") -> None:
         about = self._about
@@ -270,13 +277,16 @@ class SourceWorker(Worker):
             since=asked.get("since"),
             until=asked.get("until"),
         )
-        return OpenSource(self._name, str(opened.fields["digest"]), self._batches, self.close)
+        with self.taking_apart():
+            return OpenSource(self._name, str(opened.fields["digest"]), self._batches, self.close)
 
     def _batches(self, checkpoint: Any) -> Iterator[Yielded]:
         self._number = 1
         self.ask("begin", checkpoint=checkpoint)
         while "ended" not in (answer := self.ask("next")).fields:
-            yield forms.one_batch(wire.checked(answer.payload[0])), answer.fields["checkpoint"]
+            with self.taking_apart():
+                [batch], checkpoint = answer.payload, answer.fields["checkpoint"]
+            yield forms.one_batch(wire.checked(batch)), checkpoint
             self._number += 1
 
 
@@ -291,7 +301,9 @@ def describe(modules: str, limits: Limits) -> list[dict[str, Any]]:
     """All steps and sources that workers find, as `GET /transforms` shows them."""
     worker = Worker(limits, describe=lambda _: "importing the modules of steps", answer=_refuse)
     try:
-        found: list[dict[str, Any]] = worker.ask("describe", modules=modules).fields["found"]
+        answer = worker.ask("describe", modules=modules)
+        with worker.taking_apart():
+            found: list[dict[str, Any]] = answer.fields["found"]
         return found
     finally:
         worker.close()

@@ -14,6 +14,8 @@ from vitrina.adapters.transforms.registry import Registered
 from vitrina.errors import RunError, StepFailed, TransientError
 
 Yielded = tuple[pa.RecordBatch, Any]
+# It is written down with every batch, and shown whole.
+MAX_CHECKPOINT_CHARACTERS = 262_144
 
 
 def yielded(registered: Registered, context: SourceContext) -> Iterator[Yielded]:
@@ -108,8 +110,14 @@ def _batch(registered: Registered, made: Any, expected: pa.Schema | None, number
 
 def _copied(registered: Registered, checkpoint: Any) -> Any:
     try:
-        return json.loads(json.dumps(checkpoint))
-    except (TypeError, ValueError) as exc:
+        text = json.dumps(checkpoint)
+    except (TypeError, ValueError, RecursionError) as exc:
         raise StepFailed(
             f"source {registered.name} set a checkpoint that is not JSON ({exc}): use numbers, texts, lists and dicts"
         ) from exc
+    if len(text) > MAX_CHECKPOINT_CHARACTERS:
+        raise StepFailed(
+            f"source {registered.name} set a checkpoint of {len(text):,} characters, more than"
+            f" {MAX_CHECKPOINT_CHARACTERS:,}: keep in it where to go on, not what was read"
+        )
+    return json.loads(text)

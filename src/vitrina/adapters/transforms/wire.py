@@ -17,8 +17,11 @@ from vitrina.errors import FatalError, FieldError, Invalid, StepFailed, VitrinaE
 from vitrina.ports import DeadLetter
 
 _PREFIX = struct.Struct("<I")
-MAX_HEADER_BYTES = 256 << 20
-MAX_PAYLOAD_BYTES = 4 << 30
+# Of what a worker sends: reading JSON lets no other thread run, and makes many objects of few bytes.
+MAX_HEADER_BYTES = 8 << 20
+MAX_PARTS = 100
+_MESSAGE_CHARACTERS = 10_000
+_MOST_FIELDS, _FIELD_PARTS = 100, 3
 # Exit code of a worker that can neither be asked nor answer.
 PIPES_LOST = 74
 # One call of writev takes no more pieces than this on any system.
@@ -73,22 +76,20 @@ def _pieces_of(part: pa.Buffer | Packed) -> list[pa.Buffer]:
     return part.take_pieces() if isinstance(part, Packed) else [part]
 
 
-def receive(descriptor: int) -> Message:
-    """Read the next message; EOFError when the other side is gone."""
+def receive(descriptor: int, *, max_payload: int | None = None) -> Message:
+    """Read the next message; EOFError when the other side is gone. A sender that is not trusted has limits."""
     (length,) = _PREFIX.unpack(_read(descriptor, _PREFIX.size))
-    if length > MAX_HEADER_BYTES:
+    if max_payload is not None and length > MAX_HEADER_BYTES:
         raise Garbled(f"a header of {length} bytes")
     try:
         fields, sizes = json.loads(memoryview(_read(descriptor, length)).tobytes())
-        total = sum(sizes)
+        total, parts = sum(sizes), len(sizes)
     except (ValueError, TypeError, RecursionError) as exc:
         raise Garbled("a header that is no JSON") from exc
-    if (
-        not isinstance(fields, dict)
-        or not all(isinstance(n, int) and n >= 0 for n in sizes)
-        or total > MAX_PAYLOAD_BYTES
-    ):
+    if not isinstance(fields, dict) or not all(isinstance(n, int) and n >= 0 for n in sizes):
         raise Garbled("a header that says nothing sensible")
+    if max_payload is not None and (total > max_payload or parts > MAX_PARTS):
+        raise Garbled(f"an answer of {total} bytes in {parts} part(s)")
     return Message(fields, tuple(_read(descriptor, size) for size in sizes))
 
 
@@ -140,7 +141,7 @@ def checked(buffer: pa.Buffer) -> pa.Table:
     try:
         table = unpacked(buffer)
         table.validate(full=True)
-    except (pa.ArrowInvalid, OSError) as exc:
+    except (pa.ArrowException, OSError) as exc:
         raise StepFailed(f"the steps gave Arrow data that is damaged ({exc})") from exc
     return table
 
@@ -150,18 +151,46 @@ def packed_schema(schema: pa.Schema) -> pa.Buffer:
 
 
 def unpacked_schema(buffer: pa.Buffer) -> pa.Schema:
-    return pa.ipc.read_schema(buffer)
+    try:
+        return pa.ipc.read_schema(buffer)
+    except (pa.ArrowException, OSError) as exc:
+        raise StepFailed(f"the steps gave columns that are damaged ({exc})") from exc
 
 
 # --- rows that were left behind ------------------------------------------------------------------------------------
 
 
-def packed_letters(letters: Sequence[DeadLetter]) -> list[list[str]]:
-    return [[letter.document_id, letter.error, letter.document] for letter in letters]
+_LETTERS = pa.schema([(name, pa.large_string()) for name in ("document_id", "error", "document")])
+_NAMES = pa.schema([("name", pa.large_string())])
 
 
-def unpacked_letters(found: Sequence[Sequence[str]]) -> tuple[DeadLetter, ...]:
-    return tuple(DeadLetter(*map(str, letter)) for letter in found)
+def packed_letters(letters: Sequence[DeadLetter]) -> Packed:
+    columns = [[_encodable(getattr(letter, name)) for letter in letters] for name in _LETTERS.names]
+    return packed(pa.table(columns, schema=_LETTERS))
+
+
+def checked_letters(buffer: pa.Buffer) -> tuple[DeadLetter, ...]:
+    rows = zip(*(column.to_pylist() for column in _of_schema(checked(buffer), _LETTERS).columns), strict=True)
+    return tuple(DeadLetter(*row) for row in rows)
+
+
+def packed_names(names: Sequence[str]) -> Packed:
+    return packed(pa.table([names], schema=_NAMES))
+
+
+def checked_names(buffer: pa.Buffer) -> frozenset[str]:
+    return frozenset(_of_schema(checked(buffer), _NAMES).column("name").to_pylist())
+
+
+def _encodable(text: str) -> str:
+    """Half of a pair of surrogates, which Python has in texts and Arrow has not, is written as its number."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _of_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    if table.schema != schema or any(column.null_count for column in table.columns):
+        raise StepFailed("the steps gave Arrow data of other columns than were asked for")
+    return table
 
 
 # --- errors --------------------------------------------------------------------------------------------------------
@@ -190,19 +219,27 @@ def packed_error(exc: BaseException) -> dict[str, Any]:
     if isinstance(exc, NoRowsToTell):
         return {"class": NoRowsToTell.__name__}
     if isinstance(exc, Invalid):
-        fields = [[field.path, field.message, field.code] for field in exc.fields]
-        return {"class": "Invalid", "message": exc.message, "fields": fields}
+        fields = [[_short(field.path), _short(field.message), field.code] for field in exc.fields[:_MOST_FIELDS]]
+        return {"class": "Invalid", "message": _short(exc.message), "fields": fields}
     known = next((kind.__name__ for kind in type(exc).__mro__ if kind.__name__ in _KNOWN), None)
     if known and isinstance(exc, VitrinaError):
-        return {"class": known, "message": exc.message}
-    return {"class": "FatalError", "message": f"internal error in a worker: {type(exc).__name__}: {exc}"}
+        return {"class": known, "message": _short(exc.message)}
+    return {"class": "FatalError", "message": _short(f"internal error in a worker: {type(exc).__name__}: {exc}")}
 
 
-def raise_error(found: dict[str, Any]) -> NoReturn:
+def _short(message: str) -> str:
+    return message if len(message) <= _MESSAGE_CHARACTERS else f"{message[:_MESSAGE_CHARACTERS]}..."
+
+
+def raise_error(found: Any) -> NoReturn:
     """Raise here what was raised on the other side."""
+    if not isinstance(found, dict):
+        raise StepFailed("the steps gave an error that is none")
     name, message = found.get("class"), str(found.get("message", ""))
     if name == NoRowsToTell.__name__:
         raise NoRowsToTell
     if name == "Invalid":
-        raise Invalid(message, tuple(FieldError(*map(str, field)) for field in found.get("fields", ())))
+        fields = found.get("fields")
+        told = [part for part in fields if isinstance(part, list)] if isinstance(fields, list) else []
+        raise Invalid(message, tuple(FieldError(*map(str, part)) for part in told if len(part) == _FIELD_PARTS))
     raise _KNOWN.get(str(name), FatalError)(message)

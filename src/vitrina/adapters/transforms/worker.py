@@ -143,14 +143,13 @@ class Server:
         before = [step.letters for step in self._planned]
         taken = steps.take(wire.unpacked(message.payload[0]), fields["number"])
         left = [step.letters - count for step, count in zip(self._planned, before, strict=True)]
-        answer = {"letters": wire.packed_letters(taken.letters), "delivered": sorted(taken.delivered), "left": left}
-        return Message(answer, (wire.packed(taken.table),))
+        letters, delivered = wire.packed_letters(taken.letters), wire.packed_names(sorted(taken.delivered))
+        return Message({"left": left}, (wire.packed(taken.table), letters, delivered))
 
     def _trace(self, message: Message) -> Message:
         letters: list[DeadLetter] | None = [] if message.fields["keeps_letters"] else None
         stages = self._opened.trace(wire.unpacked(message.payload[0]), letters)
-        answer = {"letters": wire.packed_letters(letters or ())}
-        return Message(answer, tuple(wire.packed(stage) for stage in stages))
+        return Message({}, (wire.packed_letters(letters or ()), *(wire.packed(stage) for stage in stages)))
 
     def _reference(self, query: str) -> pa.Table:
         """Asked of the runner, which has the right to read; once for each worker."""

@@ -408,6 +408,34 @@ def test_an_edge_may_be_turned_round_in_one_apply(bench: Workbench) -> None:
     assert (upstreams(bench, "one"), upstreams(bench, "two")) == (["two"], [])
 
 
+def test_an_apply_and_the_end_of_an_upstream_do_not_block_each_other(bench: Workbench, second: Connection) -> None:
+    """Both want the edges of two pipelines. The files name first the one that whoever ends an upstream takes last."""
+    apply(bench, document("one", "films"), document("two", "films"))
+    low, high = (
+        row["name"] for row in bench.sql("SELECT name FROM etl.etl_pipelines WHERE name IN ('one', 'two') ORDER BY id")
+    )
+    bench.request("films")
+    claim = bench.claim()
+    with (
+        ThreadPoolExecutor(2) as threads,
+        database.connect(bench.settings.require_database_url(), "test") as third,
+    ):
+        with third.transaction():
+            third.execute(
+                """
+                SELECT FROM etl.etl_run_after e JOIN etl.etl_pipelines p ON p.id = e.downstream_id
+                WHERE p.name = %s FOR UPDATE OF e
+                """,
+                [low],
+            )
+            ending = threads.submit(leases.conclude_run, second, claim)
+            until(lambda: waits_for_a_lock(bench))
+            applying = threads.submit(apply, bench, document(high, "films, ratings"), document(low, f"films, {high}"))
+            until(lambda: waits_for_a_lock(bench, 2))
+        ending.result(timeout=60)
+        assert applying.result(timeout=60) == [("one", "update"), ("two", "update")]
+
+
 def test_pruning_takes_both_ends_or_refuses(bench: Workbench) -> None:
     apply(bench, document("one"), document("two", "one"))
     with pytest.raises(Conflict, match="two would wait for it"):
@@ -445,7 +473,6 @@ def successes(bench: Workbench, name: str) -> int:
     return int(counted[0]["count"])
 
 
-def waits_for_a_lock(bench: Workbench) -> bool:
-    return bool(
-        bench.sql("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()")
-    )
+def waits_for_a_lock(bench: Workbench, sessions: int = 1) -> bool:
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    return len(bench.sql(waiting)) == sessions

@@ -15,6 +15,7 @@ from vitrina.services.callers import Caller
 from vitrina.services.manifest_files import API_VERSION, KIND, Document, Path
 from vitrina.settings import Settings
 from vitrina.store import pipelines as rows
+from vitrina.store import run_after as edges
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
@@ -53,6 +54,7 @@ def apply(
             rows.lock_targets(connection)
             declared = {manifest.definition.name for manifest in manifests}
             found = rows.list_by_name(connection, declared, or_managed_by=managed_by if prune else None, lock=True)
+            edges.lock_edges(connection, [row["id"] for row in found])
             existing = {row["name"]: row for row in found}
             changes = [
                 _make_it_so(

@@ -58,7 +58,7 @@ def replace(connection: Connection, pipeline_id: UUID, definition: Definition) -
                 f"pipeline {definition.name} cannot run after {name!r}: there is no such pipeline; create that one"
                 " first, or apply both together",
             )
-    _lock_edges(connection, [pipeline_id])
+    lock_edges(connection, [pipeline_id])
     connection.execute(
         "DELETE FROM etl.etl_run_after WHERE downstream_id = %s AND upstream_id <> ALL(%s)",
         [pipeline_id, list(ids.values())],
@@ -117,7 +117,7 @@ def pass_on(connection: Connection, pipeline_id: UUID, run_id: UUID) -> None:
     """A run has succeeded, in this transaction: note it on the edges that lead away, request what waited for it."""
     downstreams = [row["id"] for row in list_downstreams(connection, pipeline_id)]
     # Two upstreams that end at the same moment: the second sees what the first noted.
-    _lock_edges(connection, downstreams)
+    lock_edges(connection, downstreams)
     connection.execute(
         sql.SQL(
             """
@@ -153,7 +153,7 @@ def request_ready(connection: Connection, among: Sequence[UUID] | None = None) -
         if not ready:
             return 0
         ids = [row["id"] for row in ready]
-        _lock_edges(connection, ids)
+        lock_edges(connection, ids)
         return _request(connection, ids)
 
 
@@ -188,7 +188,7 @@ def _request(connection: Connection, ids: Sequence[UUID]) -> int:
 
 def use_up(connection: Connection, pipeline_id: UUID) -> None:
     """A run was asked for otherwise, and will see everything: what has arrived for it asks for no second one."""
-    _lock_edges(connection, [pipeline_id])
+    lock_edges(connection, [pipeline_id])
     connection.execute(sql.SQL("WITH {used} SELECT FROM used").format(used=_USED), {"ids": [pipeline_id]})
 
 
@@ -206,7 +206,8 @@ _USED = sql.SQL(
 )
 
 
-def _lock_edges(connection: Connection, downstreams: Sequence[UUID]) -> None:
+def lock_edges(connection: Connection, downstreams: Sequence[UUID]) -> None:
+    """Lock what leads to these pipelines. Who needs several asks for all of them at once: that is the order."""
     connection.execute(
         """
         SELECT FROM etl.etl_run_after WHERE downstream_id = ANY(%s)

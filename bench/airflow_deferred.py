@@ -1,118 +1,141 @@
-"""CPU of a triggerer with a thousand deferred tasks: `python -m bench.airflow_deferred`, after `make test-airflow`.
+"""CPU of a real triggerer with a thousand deferred tasks: `python -m bench.airflow_deferred` after `make test-airflow`.
 
-A real API and the provider's own triggers, in one event loop as a triggerer runs them, in Airflow's environment. What
-counts is the CPU time of that process: for each look, and for all looks of a thousand tasks at the default pace.
+A real Airflow and a real API; each task waits for a pipeline of its own, which waits for a runner that never comes. The
+tasks get into the triggerer without a worker each, as if their workers had just put them there.
 """
 
 import argparse
-import asyncio
 import json
-import os
-import resource
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+import psycopg
+
+from bench.report import write_figures
+from bench.servers import cpu_seconds, prepared
+from tests.airflow.station import AIRFLOW, Station, descendants, station
+from tests.integration.api import serving, without_auth
+from tests.support.waiting import until
+from vitrina.settings import Settings
+from vitrina.store import database
+
+# In a pool without slots, so that no worker begins them.
+DAG = """
+import json
+from airflow.sdk import DAG
+from vitrina_airflow.operators import VitrinaRunPipelineOperator
+
+with DAG("wave", schedule=None):
+    VitrinaRunPipelineOperator.partial(task_id="run", pool="closed").expand(pipeline=json.loads('{pipelines}'))
+"""
+DEFINE = """
+INSERT INTO etl.etl_pipelines (name, source_query, target_table, target_key, status, run_requested_at)
+SELECT 'p' || i, 'SELECT 1 AS id', 'analytics.t' || i, '{id}', 'RUN_REQUESTED', clock_timestamp()
+FROM generate_series(1, %s) AS i RETURNING name, run_requested_at
+"""
+# In Airflow's own environment: what its API server does when a worker defers a task.
+DEFER = """
+import json, sys
+from airflow.models.taskinstance import TaskInstance
+from airflow.models.trigger import Trigger
+from airflow.utils.session import create_session
+from airflow.utils.timezone import utcnow
+from sqlalchemy import select
+from vitrina_airflow.triggers import VitrinaRunTrigger
+
+asked = json.load(sys.stdin)
+with create_session() as session:
+    tasks = session.scalars(select(TaskInstance).where(TaskInstance.dag_id == "wave")).all()
+    for task, (pipeline, moment) in zip(tasks, asked, strict=True):
+        watch = VitrinaRunTrigger(conn_id="vitrina_default", poll_seconds=10.0, pipeline=pipeline, requested_at=moment)
+        row = Trigger.from_object(watch)
+        session.add(row)
+        session.flush()
+        task.state, task.trigger_id, task.next_method = "deferred", row.id, "execute_complete"
+        task.start_date, task.try_number = utcnow(), 1
+"""
+
+
+TAKEN_UP = "SELECT count(*) FROM trigger WHERE triggerer_id IS NOT NULL"
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--triggers", type=int, default=1000)
-    arguments.add_argument("--seconds", type=float, default=60)
-    arguments.add_argument("--poll-seconds", type=float, default=10)
-    arguments.add_argument("--watch", nargs="*", help=argparse.SUPPRESS)
+    arguments.add_argument("--tasks", type=int, default=1000)
+    arguments.add_argument("--seconds", type=float, default=45)
     wanted = arguments.parse_args()
-    if wanted.watch is not None:
-        asyncio.run(watch(wanted.watch, wanted.triggers, wanted.seconds, wanted.poll_seconds))
-        return
-    found = measure(wanted.triggers, wanted.seconds, wanted.poll_seconds)
-    (ROOT / "bench/results/airflow_deferred.json").write_text(json.dumps(found, indent=2) + "\n")
-    print(json.dumps(found, indent=2))
-    sys.exit(found["cores_at_full_pace"] >= 1)
+    with prepared() as (settings, directory):
+        figures = measure(settings, directory, wanted.tasks, wanted.seconds)
+    write_figures(
+        "airflow_deferred",
+        "A triggerer with a thousand deferred tasks",
+        "`python -m bench.airflow_deferred`: a real triggerer and its supervisor; each task has a pipeline.",
+        figures,
+    )
+    sys.exit(max(figures["triggerer_cores_while_taking_them_up"], figures["triggerer_cores_at_rest"]) >= 1)
 
 
-def measure(triggers: int, seconds: float, poll_seconds: float) -> dict[str, float]:
-    """Start a Vitrina whose pipelines wait for a runner that never comes, and watch them."""
-    from tests.conftest import settings_for
-    from tests.integration.api import create, serving, without_auth
-    from vitrina.embedded.temporary import TemporaryServer
-    from vitrina.store.migrate import migrate
-
-    with TemporaryServer() as server, tempfile.TemporaryDirectory() as home:
-        settings = without_auth(settings_for(server, "postgres"), log_level="error")
-        migrate(settings)
-        with serving(settings) as api:
-            watched = []
-            for number in range(20):
-                name = create(api, name=f"p{number}")["name"]
-                asked = api.post(f"/api/v1/pipelines/{name}/run").raise_for_status().json()
-                watched.append(f"{name}={asked['run_requested_at']}")
-            pace = ["--triggers", str(triggers), "--seconds", str(seconds), "--poll-seconds", str(poll_seconds)]
-            told = subprocess.run(
-                [ROOT / ".airflow/bin/python", __file__, *pace, "--watch", *watched],
-                env={
-                    "PATH": os.environ["PATH"],
-                    "AIRFLOW_HOME": home,
-                    "AIRFLOW_CONN_VITRINA_DEFAULT": json.dumps({"conn_type": "vitrina", "host": str(api.base_url)}),
-                },
-                check=True,
-                stdout=subprocess.PIPE,
-                text=True,
-            ).stdout
-    found: dict[str, float] = json.loads(told.splitlines()[-1])
-    return found
-
-
-async def watch(watched: list[str], triggers: int, seconds: float, poll_seconds: float) -> None:
-    """What the triggerer does with them; in Airflow's environment."""
-    from vitrina_airflow.api import AsyncApi
-    from vitrina_airflow.triggers import VitrinaRunTrigger
-
-    looks = 0
-    look = AsyncApi.look
-
-    async def counted(api: AsyncApi, request: object) -> object:
-        nonlocal looks
-        looks += 1
-        return await look(api, request)
-
-    AsyncApi.look = counted
-    requests = [one.partition("=") for one in watched]
-
-    async def follow(number: int) -> None:
-        pipeline, _, asked = requests[number % len(requests)]
-        trigger = VitrinaRunTrigger(
-            conn_id="vitrina_default", poll_seconds=poll_seconds, pipeline=pipeline, requested_at=asked
-        )
-        async for event in trigger.run():
-            raise AssertionError(f"nothing was to end: {event}")
-
-    following = [asyncio.create_task(follow(number)) for number in range(triggers)]
-    await asyncio.sleep(poll_seconds * 2)
-    before, looks, began = cpu_seconds(), 0, time.monotonic()
-    await asyncio.sleep(seconds)
-    spent, passed = cpu_seconds() - before, time.monotonic() - began
-    assert not any(task.done() for task in following)
-    for task in following:
-        task.cancel()
-    per_look = spent / looks
-    told = {
-        "triggers": triggers,
-        "poll_seconds": poll_seconds,
-        "looks_per_second": round(looks / passed, 1),
-        "cpu_milliseconds_per_look": round(per_look * 1000, 3),
-        "cores_measured": round(spent / passed, 3),
-        "cores_at_full_pace": round(per_look * triggers / poll_seconds, 3),
+def measure(settings: Settings, directory: Path, tasks: int, seconds: float) -> dict[str, float]:
+    """Cores in the time in which the triggerer takes all of them up, and in as much time after that."""
+    with database.connect(settings.require_database_url(), "bench") as metastore:
+        asked = [(row["name"], row["run_requested_at"].isoformat()) for row in metastore.execute(DEFINE, [tasks])]
+    assert settings.admin_url
+    owner = settings.admin_url.get_secret_value()
+    with psycopg.connect(owner, autocommit=True) as admin:
+        admin.execute("CREATE DATABASE airflow")
+    own = owner.rpartition("/")[0] + "/airflow"
+    with (
+        serving(without_auth(settings, log_level="error")) as api,
+        station(directory, own) as airflow,
+        psycopg.connect(own, autocommit=True) as its,
+    ):
+        pipelines = json.dumps([name for name, _ in asked])
+        (airflow.dags / "wave.py").write_text(DAG.format(pipelines=pipelines))
+        airflow.open({"conn_type": "vitrina", "host": str(api.base_url)})
+        defer(airflow, its, asked)
+        taking_up = cores(airflow, seconds)
+        until(lambda: count(its, TAKEN_UP) == tasks, seconds=600)
+        at_rest = cores(airflow, seconds)
+        assert count(its, TAKEN_UP) == tasks
+    return {
+        "tasks": tasks,
+        "seconds": seconds,
+        "triggerer_cores_while_taking_them_up": taking_up,
+        "triggerer_cores_at_rest": at_rest,
     }
-    print(json.dumps(told))
 
 
-def cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+def defer(airflow: Station, its: psycopg.Connection, asked: Sequence[tuple[str, str]]) -> None:
+    airflow.wait_for_dags("wave")
+    airflow.post("/pools", {"name": "closed", "slots": 0})
+    airflow.trigger("wave", "all")
+    until(lambda: count(its, "SELECT count(*) FROM task_instance WHERE dag_id = 'wave'") == len(asked), seconds=600)
+    subprocess.run(
+        [AIRFLOW.with_name("python"), "-c", DEFER],
+        input=json.dumps(asked),
+        env=airflow.environment,
+        cwd=airflow.home,
+        text=True,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def count(connection: psycopg.Connection, query: str) -> int:
+    row = connection.execute(query.encode()).fetchone()
+    return int(row[0]) if row else 0
+
+
+def cores(airflow: Station, seconds: float) -> float:
+    """What the triggerer and its processes use."""
+    processes = [airflow.processes["triggerer"].pid]
+    processes += descendants(processes[0])
+    before, began = sum(map(cpu_seconds, processes)), time.monotonic()
+    time.sleep(seconds)
+    return round((sum(map(cpu_seconds, processes)) - before) / (time.monotonic() - began), 3)
 
 
 if __name__ == "__main__":

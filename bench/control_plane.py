@@ -2,22 +2,17 @@
 
 import argparse
 import asyncio
-import json
-import tempfile
 from pathlib import Path
 
-from pydantic import SecretStr
-
-from bench.report import RESULTS, machine
+from bench.report import write_figures
+from bench.servers import prepared
 from tests.acceptance.test_control_plane_load import refuse_illegal_moves, refuse_lost_updates
 from tests.integration.api import api_process
 from tests.support.crowd import PIPELINES, Heard, a_runner, define_pipelines, play
-from vitrina.embedded.temporary import TemporaryServer
 from vitrina.services import tokens
 from vitrina.services.callers import Caller, Role
 from vitrina.settings import Settings
 from vitrina.store import database
-from vitrina.store.migrate import migrate
 
 
 def main() -> None:
@@ -25,16 +20,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60)
     wish = parser.parse_args()
-    with TemporaryServer() as server, tempfile.TemporaryDirectory() as directory:
-        settings = Settings(
-            database_url=SecretStr(server.urls.app),
-            admin_url=SecretStr(server.urls.admin),
-            reader_url=SecretStr(server.urls.reader),
-            app_password=SecretStr(server.urls.app_password),
-            reader_password=SecretStr(server.urls.reader_password),
-        )
-        migrate(settings)
-        heard = exercise(settings, Path(directory), clients=wish.clients, seconds=wish.seconds)
+    with prepared() as (settings, directory):
+        heard = exercise(settings, directory, clients=wish.clients, seconds=wish.seconds)
     write(heard, clients=wish.clients, seconds=wish.seconds)
 
 
@@ -62,18 +49,13 @@ def write(heard: Heard, *, clients: int, seconds: float) -> None:
         "statuses": {str(status): count for status, count in sorted(heard.statuses.items())},
         "accepted_changes": sum(heard.patched.values()),
     }
-    RESULTS.mkdir(exist_ok=True)
-    described = machine()
-    (RESULTS / "control_plane.json").write_text(json.dumps({"machine": described, "figures": figures}, indent=2) + "\n")
-    rows = "\n".join(f"| {name.replace('_', ' ')} | {value} |" for name, value in figures.items())
-    notes = "\n".join(f"- {name.replace('_', ' ')}: {value}" for name, value in described.items())
-    text = (
-        "# Control plane under load\n\n"
+    write_figures(
+        "control_plane",
+        "Control plane under load",
         f"Reads, run, pause and PATCH mixed on {PIPELINES} pipelines; clients and API share the machine. No 5xx,"
-        f" no lost update, no illegal move (checked).\n\n| what | figure |\n|---|---|\n{rows}\n\n{notes}\n"
+        " no lost update, no illegal move (checked).",
+        figures,
     )
-    (RESULTS / "control_plane.md").write_text(text)
-    print(text)
 
 
 if __name__ == "__main__":

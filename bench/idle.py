@@ -1,29 +1,20 @@
 """What waiting costs and how long a request waits: `python -m bench.idle` (10,000 idle pipelines, one runner)."""
 
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 
-import psycopg
-from pydantic import SecretStr
-
-from vitrina.embedded.temporary import TemporaryServer
-from vitrina.settings import Settings
+from bench.servers import cpu_seconds, prepared
+from tests.support.processes import runner_process
 from vitrina.store import database
-from vitrina.store.migrate import migrate
 
 PIPELINES = 10_000
 IDLE_SECONDS = 30
 REQUESTS = 100
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 FILL = """
 CREATE SCHEMA IF NOT EXISTS content; CREATE SCHEMA IF NOT EXISTS ugc;
 CREATE TABLE content.item (id int PRIMARY KEY); INSERT INTO content.item VALUES (1);
+GRANT USAGE ON SCHEMA content TO vitrina_reader; GRANT SELECT ON content.item TO vitrina_reader;
 """
 # A tenth of them is scheduled, far from now.
 DEFINE = """
@@ -35,39 +26,14 @@ FROM generate_series(1, %s) AS i
 
 
 def main() -> None:
-    with TemporaryServer(settings={"autovacuum": "off"}) as server, tempfile.TemporaryDirectory() as directory:
-        with psycopg.connect(server.urls.admin, autocommit=True) as admin:
-            admin.execute(FILL)
-        settings = Settings(
-            database_url=SecretStr(server.urls.app),
-            admin_url=SecretStr(server.urls.admin),
-            reader_url=SecretStr(server.urls.reader),
-            app_password=SecretStr(server.urls.app_password),
-            reader_password=SecretStr(server.urls.reader_password),
-        )
-        migrate(settings)
-        with database.connect(server.urls.admin, "bench") as admin:
-            admin.execute("GRANT SELECT ON ALL TABLES IN SCHEMA content TO vitrina_reader")
+    with prepared({"autovacuum": "off"}) as (settings, directory):
+        assert settings.admin_url
+        with database.connect(settings.admin_url.get_secret_value(), "bench") as admin:
+            admin.execute(FILL.encode())
             admin.execute(DEFINE, [PIPELINES])
             admin.execute("VACUUM ANALYZE")
-            runner = _start_runner(settings, directory)
-            try:
+            with runner_process(settings, directory) as runner:
                 _measure(admin, runner.pid)
-            finally:
-                runner.terminate()
-                runner.wait()
-
-
-def _start_runner(settings: Settings, directory: str) -> "subprocess.Popen[bytes]":
-    assert settings.reader_url is not None
-    environment = os.environ | {
-        "VITRINA_DATABASE_URL": settings.require_database_url(),
-        "VITRINA_READER_URL": settings.reader_url.get_secret_value(),
-    }
-    with Path(directory, "runner.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "vitrina.cli", "runner"], env=environment, cwd=directory, stdout=log, stderr=log
-        )
 
 
 def _measure(admin: database.Connection, runner: int) -> None:
@@ -88,12 +54,7 @@ def _measure(admin: database.Connection, runner: int) -> None:
 
 def _cpu_seconds(admin: database.Connection, runner: int) -> dict[str, float]:
     sessions = admin.execute("SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'vitrina:%'").fetchall()
-    return {"runner": _used(runner), "sessions": sum(_used(session["pid"]) for session in sessions)}
-
-
-def _used(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+    return {"runner": cpu_seconds(runner), "sessions": sum(cpu_seconds(session["pid"]) for session in sessions)}
 
 
 def _wait(admin: database.Connection, number: int) -> float:

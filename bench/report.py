@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,6 +87,18 @@ def write(name: str, lines: list[Line], extra: dict[str, object], sizes: "Sequen
     path = RESULTS / f"{name}.md"
     path.write_text("\n\n".join(parts) + "\n")
     return path
+
+
+def write_figures(name: str, title: str, intro: str, figures: Mapping[str, object]) -> None:
+    """For a benchmark that has a few figures of its own; prints what it writes."""
+    RESULTS.mkdir(exist_ok=True)
+    described = machine()
+    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": described, "figures": figures}, indent=2) + "\n")
+    rows = "\n".join(f"| {figure.replace('_', ' ')} | {value} |" for figure, value in figures.items())
+    notes = "\n".join(f"- {key.replace('_', ' ')}: {value}" for key, value in described.items())
+    text = f"# {title}\n\n{intro}\n\n| what | figure |\n|---|---|\n{rows}\n\n{notes}\n"
+    (RESULTS / f"{name}.md").write_text(text)
+    print(text)
 
 
 SIZES_HEADER = """\

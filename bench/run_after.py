@@ -1,23 +1,18 @@
 """How soon a pipeline runs after another one, at rest: `python -m bench.run_after` (`--waves`)."""
 
 import argparse
-import json
 import statistics
-import tempfile
 from pathlib import Path
 
-from pydantic import SecretStr
-
-from bench.report import RESULTS, machine
+from bench.report import write_figures
+from bench.servers import prepared
 from tests.support.processes import runner_process
 from tests.support.waiting import until
 from vitrina.definition import Definition
-from vitrina.embedded.temporary import TemporaryServer
 from vitrina.settings import Settings
 from vitrina.status import Trigger
 from vitrina.store import database, pipelines
 from vitrina.store.database import Connection
-from vitrina.store.migrate import migrate
 
 QUERY = "SELECT n AS id FROM generate_series(1, 10) n"
 
@@ -26,17 +21,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--waves", type=int, default=300)
     waves = parser.parse_args().waves
-    with TemporaryServer() as server, tempfile.TemporaryDirectory() as directory:
-        settings = Settings(
-            database_url=SecretStr(server.urls.app),
-            admin_url=SecretStr(server.urls.admin),
-            reader_url=SecretStr(server.urls.reader),
-            app_password=SecretStr(server.urls.app_password),
-            reader_password=SecretStr(server.urls.reader_password),
-        )
-        migrate(settings)
-        with database.connect(settings.require_database_url(), "bench") as metastore:
-            write(measure(metastore, settings, Path(directory), waves), waves)
+    with (
+        prepared() as (settings, directory),
+        database.connect(settings.require_database_url(), "bench") as metastore,
+    ):
+        write(measure(metastore, settings, directory, waves), waves)
 
 
 def measure(metastore: Connection, settings: Settings, directory: Path, waves: int) -> list[float]:
@@ -87,17 +76,12 @@ def write(found: list[float], waves: int) -> None:
         "p99_ms": round(cuts[98], 1),
         "max_ms": round(max(found), 1),
     }
-    RESULTS.mkdir(exist_ok=True)
-    described = machine()
-    (RESULTS / "run_after.json").write_text(json.dumps({"machine": described, "figures": figures}, indent=2) + "\n")
-    rows = "\n".join(f"| {name.replace('_', ' ')} | {value} |" for name, value in figures.items())
-    notes = "\n".join(f"- {name.replace('_', ' ')}: {value}" for name, value in described.items())
-    text = (
-        "# From the end of an upstream to the run after it\n\n`python -m bench.run_after`: one runner at rest, from the"
-        " upstream's end to the downstream RUNNING.\n\n| figure | value |\n|---|---|\n" + rows + f"\n\n{notes}\n"
+    write_figures(
+        "run_after",
+        "From the end of an upstream to the run after it",
+        "`python -m bench.run_after`: one runner at rest, from the upstream's end to the downstream RUNNING.",
+        figures,
     )
-    (RESULTS / "run_after.md").write_text(text)
-    print(text)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A real Vitrina for tests with Airflow: API, runner, pipelines; and the gate through which Airflow speaks to it."""
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 import psycopg
 
 from tests.integration.api import api_process
-from tests.support.http_fault_proxy import Answer, Forward, HttpFault, HttpFaultProxy, Request
+from tests.support.http_fault_proxy import Answer, DropConnection, Forward, HttpFault, HttpFaultProxy, Request
 from tests.support.processes import runner_process
 from tests.support.waiting import until
 from vitrina import answers
@@ -20,6 +21,8 @@ from vitrina.services.callers import Caller, Role
 from vitrina.settings import Settings
 from vitrina.store import database as postgres
 
+# A machine that is busy takes its time; whoever waits in vain has found a fault.
+PATIENCE = 600
 # Waited for in small steps, so that no limit of the runner's for locks ends the wait.
 GATES = 4711
 GATE = f"""
@@ -36,7 +39,7 @@ END $$
 
 @dataclass
 class Hold:
-    """A request of this kind, behind the first few, stops before or after it reached Vitrina, until it is let go."""
+    """A request of this kind, behind the first few, stops before or after Vitrina answered it, until it is let go."""
 
     method: str
     ending: str
@@ -45,22 +48,28 @@ class Hold:
     arrived: threading.Event = field(default_factory=threading.Event)
     gone: threading.Event = field(default_factory=threading.Event)
     port: int = 0
+    is_lost: bool = False
 
     def wait(self) -> None:
-        assert self.arrived.wait(600), f"no {self.method} …{self.ending} came"
+        assert self.arrived.wait(PATIENCE), f"no {self.method} …{self.ending} came"
 
-    def let_go(self) -> None:
+    def let_go(self, *, lost: bool = False) -> None:
+        """Let it pass; one that is lost gets no answer, although there may be one."""
+        self.is_lost = lost
         self.gone.set()
 
-    def takes(self, request: Request) -> bool:
-        if request.method != self.method or not request.path.partition("?")[0].endswith(self.ending):
-            return False
-        self.passing -= 1
-        return self.passing < 0
+    def is_about(self, request: Request) -> bool:
+        return request.method == self.method and request.path.partition("?")[0].endswith(self.ending)
+
+    def stop(self, request: Request) -> None:
+        self.port = request.client_port
+        self.arrived.set()
+        if not self.gone.wait(PATIENCE) or self.is_lost:
+            raise DropConnection
 
 
 class Gate(HttpFault):
-    """Holds requests back."""
+    """Holds requests back. One that Vitrina does not answer, because it was killed just then, does not count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,23 +82,26 @@ class Gate(HttpFault):
             self._holds.append(made)
         return made
 
+    def triggerer_looks_at(self, pipeline: str) -> Hold:
+        """Hold what the triggerer hears first about its run; the worker looks twice before the task waits."""
+        return self.hold("GET", f"/pipelines/{pipeline}/status", after=True, passing=2)
+
     def handle(self, request: Request, forward: Forward) -> Answer:
-        with self._guard:
-            held = next((hold for hold in self._holds if hold.takes(request)), None)
-            if held:
-                self._holds.remove(held)
-                held.port = request.client_port
-                if not held.after:
-                    held.arrived.set()
-        if held is None:
-            return forward(request)
-        if not held.after:
-            held.gone.wait(600)
-            return forward(request)
+        self._stop(request, after=False)
         answer = forward(request)
-        held.arrived.set()
-        held.gone.wait(600)
+        self._stop(request, after=True)
+        with self._guard:
+            for hold in self._holds:
+                hold.passing -= hold.is_about(request)
         return answer
+
+    def _stop(self, request: Request, *, after: bool) -> None:
+        with self._guard:
+            due = [hold for hold in self._holds if hold.after == after and not hold.passing and hold.is_about(request)]
+            for hold in due[:1]:
+                self._holds.remove(hold)
+        for hold in due[:1]:
+            hold.stop(request)
 
 
 class Cinema:
@@ -145,6 +157,11 @@ class Cinema:
     def runs(self, pipeline: str) -> list[answers.Run]:
         return self.client.list_runs(pipeline, limit=None)
 
+    def asked(self, pipeline: str) -> int:
+        """How many runs were asked for, by the audit: also those that came to nothing."""
+        entries = self.client.list_audit(object=f"pipeline:{pipeline}")
+        return len([entry for entry in entries if entry.action == "run"])
+
     @contextmanager
     def blocked(self, *pipelines: str) -> Iterator[None]:
         """Runs of these pipelines begin, and do not get on, for the length of the block."""
@@ -175,3 +192,13 @@ def cinema(settings: Settings, directory: Path) -> Iterator[Cinema]:
             yield made
         finally:
             made.close()
+
+
+def connection_of(vitrina: Cinema) -> dict[str, Any]:
+    """Airflow's connection to it; patient, so that a request that is held back is not given up."""
+    return {
+        "conn_type": "vitrina",
+        "host": vitrina.gate.url,
+        "password": vitrina.token,
+        "extra": json.dumps({"timeout_seconds": PATIENCE}),
+    }

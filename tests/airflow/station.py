@@ -11,31 +11,34 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 
+from tests.airflow.cinema import PATIENCE
 from tests.support.ports import kept_port
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 AIRFLOW = ROOT / ".airflow" / "bin" / "airflow"
-# A machine that is busy takes its time; whoever waits in vain has found a fault.
-PATIENCE = 600
 ENDED = ("success", "failed", "upstream_failed", "skipped")
 
 
 class Station:
     """Scheduler with local workers, DAG processor, triggerer and API server, each a process of its own."""
 
-    def __init__(self, home: Path, dags: Path, connection: Mapping[str, Any], database: str, port: int) -> None:
+    def __init__(self, home: Path, database: str) -> None:
         self.home = home
+        self.dags = home / "dags"
+        self._ports = ExitStack()
+        port = self._ports.enter_context(kept_port())
         self.url = f"http://127.0.0.1:{port}"
         self.environment = {
             "PATH": f"{AIRFLOW.parent}:{os.environ['PATH']}",
             "HOME": str(home),
             "AIRFLOW_HOME": str(home),
-            "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(self.dags),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
-            "AIRFLOW__CORE__PARALLELISM": "3",
+            "AIRFLOW__CORE__PARALLELISM": "8",
             "AIRFLOW__CORE__MAX_ACTIVE_TASKS_PER_DAG": "64",
             "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
@@ -49,37 +52,45 @@ class Station:
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database.replace("postgresql://", "postgresql+psycopg2://"),
             "AIRFLOW__SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL": "2",
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
-            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",
+            # They do not change.
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "3600",
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
             "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
             "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "3",
             # A machine that is busy answers late; that is no fault.
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
+            # How soon a worker sees that the process of its task has ended.
+            "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
             "AIRFLOW__LOGGING__COLORED_CONSOLE_LOG": "False",
-            "AIRFLOW_CONN_VITRINA_DEFAULT": json.dumps(dict(connection)),
             "NO_PROXY": "127.0.0.1",
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._database = psycopg.connect(database, autocommit=True)
         self._http = httpx.Client(base_url=f"{self.url}/api/v2", timeout=60, trust_env=False)
 
-    def command(self, *words: str, timeout: float = PATIENCE) -> str:
-        """What `airflow WORDS` says."""
-        done = subprocess.run(
-            [AIRFLOW, *words],
-            env=self.environment,
-            cwd=self.home,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def begin(self) -> None:
+        """Make its database; meanwhile other things can be done."""
+        self.start("db", "migrate")
 
-    def start(self, name: str) -> None:
-        """Start one of the four, in a session of its own: what it starts ends with it."""
+    def open(self, connection: Mapping[str, Any]) -> None:
+        """Start its processes, once there is a database; `connection` is the one to Vitrina."""
+        assert self.processes.pop("db").wait(PATIENCE) == 0, self.log("db")
+        self.environment["AIRFLOW_CONN_VITRINA_DEFAULT"] = json.dumps(dict(connection))
+        self.start("api-server")
+        self.start("dag-processor")
+        self.start("scheduler", "--skip-serve-logs")
+        self.start_triggerer()
+        self.log_in()
+
+    def start_triggerer(self) -> None:
+        # A log server would be one more process, with a fixed port.
+        self.start("triggerer", "--skip-serve-logs")
+
+    def start(self, name: str, *words: str) -> None:
+        """Start `airflow NAME`, in a session of its own: what it starts ends with it."""
         with (self.home / f"{name}.log").open("a") as output:
             self.processes[name] = subprocess.Popen(
-                [AIRFLOW, name],
+                [AIRFLOW, name, *words],
                 env=self.environment,
                 cwd=self.home,
                 stdout=output,
@@ -90,14 +101,17 @@ class Station:
     def kill(self, name: str) -> None:
         """End it and everything that it started, without a word."""
         process = self.processes.pop(name)
-        for pid in [*descendants(process.pid), process.pid]:
-            kill(pid)
+        while alive := of_session(process.pid):
+            for pid in alive:
+                kill(pid)
         process.wait()
 
     def stop(self) -> None:
         for name in list(self.processes):
             self.kill(name)
         self._http.close()
+        self._database.close()
+        self._ports.close()
 
     def log_in(self) -> None:
         def answers() -> bool:
@@ -144,13 +158,17 @@ class Station:
         body = {"dag_run_id": run, "logical_date": None, "conf": dict(conf or {})}
         self.post(f"/dags/{dag}/dagRuns", body)
 
-    def tasks(self, dag: str, run: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.get(f"/dags/{dag}/dagRuns/{run}/taskInstances")["task_instances"]
-        return found
-
     def state(self, dag: str, run: str, task: str = "run") -> str | None:
-        states: dict[str, str | None] = {found["task_id"]: found["state"] for found in self.tasks(dag, run)}
-        return states.get(task)
+        return self._told("state", dag, run, task)
+
+    def tries(self, dag: str, run: str, task: str = "run") -> int:
+        return int(self._told("try_number", dag, run, task))
+
+    def _told(self, column: str, dag: str, run: str, task: str) -> Any:
+        """From its database: many wait at the same time, and its API would have nothing else to do."""
+        query = f"SELECT {column} FROM task_instance WHERE dag_id = %s AND run_id = %s AND task_id = %s"
+        found = self._database.execute(query.encode(), [dag, run, task]).fetchone()
+        return found and found[0]
 
     def wait_for(self, dag: str, run: str, *states: str, task: str = "run") -> None:
         """Until the task has one of the states; says what the task has logged when it ended otherwise."""
@@ -173,17 +191,15 @@ class Station:
 
 
 @contextmanager
-def station(home: Path, dags: Path, connection: Mapping[str, Any], database: str) -> Iterator[Station]:
-    """A whole Airflow; its processes end with the block."""
-    home.mkdir(exist_ok=True)
-    with kept_port() as port, ExitStack() as stack:
-        made = Station(home, dags, connection, database, port)
-        made.command("db", "migrate")
-        stack.callback(made.stop)
-        for name in ("api-server", "scheduler", "dag-processor", "triggerer"):
-            made.start(name)
-        made.log_in()
+def station(home: Path, database: str) -> Iterator[Station]:
+    """An Airflow whose database is being made; its processes end with the block."""
+    made = Station(home, database)
+    made.dags.mkdir()
+    try:
+        made.begin()
         yield made
+    finally:
+        made.stop()
 
 
 # --- processes -----------------------------------------------------------------------------------------------------
@@ -207,11 +223,22 @@ def descendants(pid: int) -> list[int]:
 
 
 def parent_of(pid: int) -> int | None:
+    found = stat_of(pid)
+    return int(found[1]) if found else None
+
+
+def of_session(session: int) -> list[int]:
+    """The processes of a session that have not ended."""
+    numbers = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in numbers if (found := stat_of(pid)) and int(found[3]) == session and found[0] != "Z"]
+
+
+def stat_of(pid: int) -> list[str] | None:
+    """State, parent, group, session and more; None when it has ended."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[1])
 
 
 def kill(pid: int) -> None:

@@ -8,7 +8,7 @@ import random
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -37,6 +37,7 @@ class Answer:
     status: int
     body: bytes
     headers: dict[str, str] = field(default_factory=lambda: {"content-type": "application/json"})
+    stream: Generator[bytes] | None = None  # instead of a body: passed on as it comes
 
 
 class DropConnection(Exception):
@@ -213,6 +214,12 @@ def _action(lines: bytes) -> str:
 _PASSED_BACK = ("content-type", "idempotent-replayed")
 
 
+def _pieces(connection: http.client.HTTPConnection, reply: http.client.HTTPResponse) -> Generator[bytes]:
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        while piece := reply.read1(65536):
+            yield piece
+
+
 class HttpFaultProxy:
     """Stands in front of a search server on loopback; `fault` spoils bulk requests from now on.
 
@@ -259,11 +266,14 @@ class HttpFaultProxy:
             connection.request(request.method, request.path, body=request.body or None, headers=headers)
             reply = connection.getresponse()
             told = {name: value for name in _PASSED_BACK if (value := reply.getheader(name)) is not None}
-            return Answer(reply.status, reply.read(), {"content-type": "application/json"} | told)
+            if told.get("content-type", "").startswith("text/event-stream"):
+                return Answer(reply.status, b"", told, stream=_pieces(connection, reply))
+            answer = Answer(reply.status, reply.read(), {"content-type": "application/json"} | told)
         except (OSError, http.client.HTTPException) as exc:
-            raise DropConnection from exc
-        finally:
             connection.close()
+            raise DropConnection from exc
+        connection.close()
+        return answer
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         answer = self._answer
@@ -285,9 +295,20 @@ class HttpFaultProxy:
                 self.send_response(reply.status)
                 for name, value in reply.headers.items():
                     self.send_header(name, value)
+                if reply.stream is not None:
+                    self.pass_on(reply.stream)
+                    return
                 self.send_header("content-length", str(len(reply.body)))
                 self.end_headers()
                 self.wfile.write(reply.body)
+
+            def pass_on(self, stream: Generator[bytes]) -> None:
+                self.send_header("connection", "close")
+                self.end_headers()
+                with contextlib.suppress(OSError), contextlib.closing(stream):
+                    for piece in stream:
+                        self.wfile.write(piece)
+                        self.wfile.flush()
 
             do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_any  # noqa: N815  the base class wants these names
 

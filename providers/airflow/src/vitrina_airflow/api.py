@@ -12,6 +12,7 @@ import httpx
 
 from vitrina_airflow import __version__
 from vitrina_airflow.runs import Answer, judge, looks_over
+from vitrina_airflow.stream import News
 
 Json = dict[str, Any]
 
@@ -164,6 +165,7 @@ class AsyncApi:
         self._http = httpx.AsyncClient(**target.options(), limits=limits)
         # The pool searches all who wait each time that somebody is served, so they wait here.
         self._turn = asyncio.Semaphore(_AT_ONCE)
+        self.news = News(target.options())
 
     async def look(self, request: Submitted) -> Answer:
         """How far the request has come; as `Api.look`."""

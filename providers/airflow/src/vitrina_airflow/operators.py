@@ -33,7 +33,7 @@ class VitrinaRunPipelineOperator(BaseOperator):
     :param pipeline: its name or uuid.
     :param since: read again from this cursor value on; with `until`, up to it: a backfill.
     :param vitrina_conn_id: a connection of the type `vitrina`.
-    :param poll_seconds: how often to look.
+    :param poll_seconds: how often to look, where Vitrina's events do not get through.
     :param deferrable: wait in the triggerer instead of holding a worker.
     """
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +19,8 @@ ERROR, TIMEOUT, RESUMED = "ERROR", "TIMEOUT", "RESUMED"
 # A changed connection is noticed within this time.
 _CLIENT_SECONDS = 300.0
 _RETRY_SECONDS = 2.0
+# While news arrive.
+_SELDOM_SECONDS = 60.0
 
 _clients: dict[tuple[int, str], tuple[float, "asyncio.Future[AsyncApi]"]] = {}
 
@@ -42,7 +45,12 @@ async def _connect(conn_id: str) -> AsyncApi:
 
 
 class _Watch(BaseTrigger):
-    """Looks every `poll_seconds` until there is something to tell, or the deadline has passed."""
+    """Looks until there is something to tell, or the deadline has passed.
+
+    Every `poll_seconds`; when the pipeline has a name and news of it arrive, then, and once a minute.
+    """
+
+    pipeline_name: str | None = None
 
     def __init__(self, *, conn_id: str, poll_seconds: float, deadline: str | None = None) -> None:
         super().__init__()
@@ -73,17 +81,33 @@ class _Watch(BaseTrigger):
     async def _watch(self) -> dict[str, Any]:
         # Triggers that begin together would otherwise always ask together.
         await asyncio.sleep(random.uniform(0, min(1.0, self.poll_seconds)))  # noqa: S311
-        while True:
-            api = await shared_api(self.conn_id)
-            try:
-                async with asyncio.timeout(self._seconds_left()):
-                    told = await api.patiently(self.look, pause_seconds=_RETRY_SECONDS)
-            except TimeoutError:
-                return {"status": TIMEOUT, "words": f"still not over at {self.deadline}"}
-            if told is not None:
-                return dict(told)
-            left = self._seconds_left()
-            await asyncio.sleep(self.poll_seconds if left is None else min(self.poll_seconds, max(left, 0)))
+        api, news = None, asyncio.Event()
+        with ExitStack() as listening:
+            while True:
+                current = await shared_api(self.conn_id)
+                if current is not api:
+                    api = current
+                    listening.close()
+                    news = listening.enter_context(api.news.about(self.pipeline_name))
+                news.clear()
+                try:
+                    async with asyncio.timeout(self._seconds_left()):
+                        told = await api.patiently(self.look, pause_seconds=_RETRY_SECONDS)
+                except TimeoutError:
+                    return {"status": TIMEOUT, "words": f"still not over at {self.deadline}"}
+                if told is not None:
+                    return dict(told)
+                await self._pause(news, seldom=api.news.arrive and self.pipeline_name is not None)
+
+    async def _pause(self, news: asyncio.Event, *, seldom: bool) -> None:
+        """Wait until there is something to look at; that nobody tells of it is no reason to miss it."""
+        seconds = self.poll_seconds
+        if seldom:
+            seconds = max(seconds, random.uniform(0.7, 1) * _SELDOM_SECONDS)  # noqa: S311
+        left = self._seconds_left()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds if left is None else min(seconds, max(left, 0))):
+                await news.wait()
 
     def _seconds_left(self) -> float | None:
         if self.deadline is None:
@@ -106,6 +130,7 @@ class VitrinaRunTrigger(_Watch):
         super().__init__(**options)
         self.request = Submitted(pipeline, requested_at, replayed=False, backfill=backfill, asked=owns_run)
         self.owns_run = owns_run
+        self.pipeline_name = pipeline
 
     def arguments(self) -> dict[str, Any]:
         request = {name: getattr(self.request, name) for name in ("pipeline", "requested_at", "backfill")}

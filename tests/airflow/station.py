@@ -159,7 +159,8 @@ class Station:
         self.post(f"/dags/{dag}/dagRuns", body)
 
     def state(self, dag: str, run: str, task: str = "run") -> str | None:
-        return self._told("state", dag, run, task)
+        found: str | None = self._told("state", dag, run, task)
+        return found
 
     def tries(self, dag: str, run: str, task: str = "run") -> int:
         return int(self._told("try_number", dag, run, task))

@@ -25,7 +25,7 @@ async def soon(true: Callable[[], bool]) -> None:
 async def move(api: httpx.Client, pipeline: str) -> None:
     """Bring about news of it."""
     for verb in ("run", "cancel"):
-        await asyncio.to_thread(lambda verb=verb: api.post(f"/api/v1/pipelines/{pipeline}/{verb}").raise_for_status())
+        (await asyncio.to_thread(api.post, f"/api/v1/pipelines/{pipeline}/{verb}")).raise_for_status()
 
 
 async def first_line(api: httpx.Client, news: News) -> None:

@@ -26,12 +26,12 @@ from uuid import uuid4
 from pydantic import SecretStr
 
 from bench import report
-from vitrina import logs, tracing
 from vitrina.definition import Definition
 from vitrina.embedded.temporary import TemporaryServer
-from vitrina.runner.control import RunControl
+from vitrina.loads.control import RunControl
+from vitrina.observe import logs, tracing
+from vitrina.observe.telemetry import Lookout
 from vitrina.runner.dispatcher import PipelineDispatcher
-from vitrina.runner.lookout import Lookout
 from vitrina.settings import Settings
 from vitrina.status import Trigger
 from vitrina.store import database, leases, pipelines, runs

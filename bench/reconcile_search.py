@@ -19,8 +19,8 @@ from bench.cinema import COLUMNS, FILMS
 from bench.postgres import Bench, bench
 from bench.reconcile import WANTED, reconcile
 from bench.report import timed, write
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.connection import ConnectionOptions
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.connection import ConnectionOptions
 from vitrina.embedded import search_server
 
 INDEX = "bench-films"

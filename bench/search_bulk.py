@@ -28,12 +28,12 @@ from bench.cinema import FILMS, Cinema
 from bench.ours import Platform
 from bench.peers import Peer
 from bench.report import Line, timed, write
-from vitrina.adapters.writers.search import mapping
-from vitrina.adapters.writers.search.bulk import BulkEngine, Delivery, Limits
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.connection import ConnectionOptions
-from vitrina.adapters.writers.search.documents import Action, DocumentEncoder
-from vitrina.adapters.writers.search.generations import write_version
+from vitrina.connectors.search import mapping
+from vitrina.connectors.search.bulk import BulkEngine, Delivery, Limits
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.connection import ConnectionOptions
+from vitrina.connectors.search.documents import Action, DocumentEncoder
+from vitrina.connectors.search.generations import write_version
 from vitrina.embedded import search_server
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.settings import Settings

@@ -13,10 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from vitrina.adapters.writers.search.bulk import BulkEngine
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.connection import ConnectionOptions
-from vitrina.adapters.writers.search.documents import DocumentEncoder
+from vitrina.connectors.search.bulk import BulkEngine
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.connection import ConnectionOptions
+from vitrina.connectors.search.documents import DocumentEncoder
 from vitrina.embedded import search_server
 
 BATCH_ROWS = 10_000

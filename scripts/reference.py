@@ -278,7 +278,7 @@ are few: never a run id.
 
 
 def metrics_page() -> str:
-    from vitrina.runner.instruments import Instruments
+    from vitrina.observe.prometheus import Instruments
 
     own = [(f"{name}_total" if kind == "counter" else name, kind, labels, words)
            for name, kind, labels, words in _collected(Instruments().registry)]  # fmt: skip

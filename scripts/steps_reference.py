@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitrina.adapters.transforms import registry
+from vitrina.transforms import registry
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "steps.md"
 HEAD = """\

@@ -22,13 +22,13 @@ from tests.support.ahead import Ahead
 from tests.support.quick_logins import quick_login
 from tests.support.search_servers import EXISTING, QUICK_START, SETTINGS, Target, kinds
 from tests.support.workbench import Workbench
-from vitrina.adapters.transforms import process
 from vitrina.embedded import search_server
 from vitrina.embedded.cluster import SUPERUSER
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.settings import APP_ROLE, READER_ROLE, Settings
 from vitrina.store import database as postgres
 from vitrina.store.migrate import migrate
+from vitrina.transforms import process
 
 TEMPLATE = "vitrina_template"
 

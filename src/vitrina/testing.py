@@ -11,12 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from vitrina.adapters.transforms import chain, natural, pythonic, registry, sources
-from vitrina.adapters.transforms.context import SourceContext, StepContext
-from vitrina.adapters.transforms.registry import Registered
 from vitrina.definition import Task
 from vitrina.errors import NotFound
-from vitrina.ports import DeadLetter
+from vitrina.ports.batch import DeadLetter
+from vitrina.transforms import chain, natural, python_values, registry, sources
+from vitrina.transforms.context import SourceContext, StepContext
+from vitrina.transforms.registry import Registered
 
 Step = str | Callable[..., Any]
 
@@ -30,7 +30,7 @@ class StepResult:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return pythonic.rows_of(self.batch)
+        return python_values.rows_of(self.batch)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class SourceResult:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        return pythonic.rows_of(self.batch)
+        return python_values.rows_of(self.batch)
 
 
 def run_step(
@@ -95,7 +95,7 @@ def _table(rows: Any, types: Mapping[str, str]) -> pa.Table:
     hints = pa.schema([natural.tagged(name, natural.long_name(kind)) for name, kind in types.items()])
     if not rows:
         return hints.empty_table()
-    return pa.Table.from_batches([pythonic.batch_of([dict(row) for row in rows], hints)])
+    return pa.Table.from_batches([python_values.batch_of([dict(row) for row in rows], hints)])
 
 
 __all__ = ["SourceContext", "SourceResult", "StepContext", "StepResult", "run_source", "run_step"]

@@ -10,16 +10,16 @@ from uuid import UUID
 
 from psycopg import sql
 
-from vitrina.adapters import cursor as cursors
-from vitrina.adapters.writers import mart_identity
-from vitrina.adapters.writers.stage import Stage
+from vitrina.connectors.postgres import cursor as cursors
+from vitrina.connectors.postgres import mart_identity
+from vitrina.connectors.postgres.stage import Stage
 from vitrina.errors import Disconnected, TransientError
-from vitrina.runner import columns, control
-from vitrina.runner.control import RunControl
+from vitrina.loads import columns, control
+from vitrina.loads.control import RunControl
+from vitrina.loads.job import Job
+from vitrina.observe.run_meter import RunMeter
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.runner.executor import PipelineExecutor
-from vitrina.runner.job import Job
-from vitrina.runner.metrics import RunMeter
 from vitrina.status import Status
 from vitrina.store import databases, leases, ledger, recovery, run_after, sessions, state
 from vitrina.store.database import Connection
@@ -192,14 +192,14 @@ def _stage_trusted(replace: Callable[[Any, str, Any], None]) -> None:
 def _alias_kept(replace: Callable[[Any, str, Any], None]) -> None:
     """A claim adds its write alias to an index, and those of earlier claims stay."""
     # Imported here: runners of other tests need no search client.
-    from vitrina.adapters.writers.search.generations import Generations
+    from vitrina.connectors.search.generations import Generations
 
     replace(Generations, "_write_aliases", lambda self: [])
 
 
 def _cleaning_unasked(replace: Callable[[Any, str, Any], None]) -> None:
     """Indexes are removed without asking the metastore whether the claim is still ours."""
-    from vitrina.adapters.writers.search.generations import Generations
+    from vitrina.connectors.search.generations import Generations
 
     remove_while = Generations._remove_while
 
@@ -211,7 +211,7 @@ def _cleaning_unasked(replace: Callable[[Any, str, Any], None]) -> None:
 
 def _cleaning_unlooked(replace: Callable[[Any, str, Any], None]) -> None:
     """Indexes are removed without the server's look at what must stay in the same step."""
-    from vitrina.adapters.writers.search import generations
+    from vitrina.connectors.search import generations
 
     replace(generations, "_stays", lambda *_: [])
 

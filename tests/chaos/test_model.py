@@ -18,7 +18,7 @@ from tests.chaos.arena import Arena
 from tests.chaos.conftest import LONG, say
 from vitrina import failpoints
 from vitrina.errors import TransientError
-from vitrina.runner.control import RunControl
+from vitrina.loads.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.settings import Settings
 from vitrina.status import Trigger

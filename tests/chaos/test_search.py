@@ -14,8 +14,8 @@ from tests.chaos.arena import PATIENCE_SECONDS, Arena
 from tests.chaos.conftest import LONG, say
 from tests.support.http_fault_proxy import Hold, HttpFaultProxy
 from tests.support.search_servers import Target, kinds
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.connection import ConnectionOptions
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.connection import ConnectionOptions
 from vitrina.settings import Settings
 
 # With the mutant, an earlier claim's name for the index stays, and what comes late under it is taken.

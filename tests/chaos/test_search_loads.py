@@ -12,9 +12,9 @@ import pytest
 from tests.chaos.arena import CURSOR, ROWS, Arena
 from tests.chaos.conftest import LONG, say
 from tests.support.search_servers import Target, kinds
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.connection import ConnectionOptions
-from vitrina.adapters.writers.search.generations import Generations
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.connection import ConnectionOptions
+from vitrina.connectors.search.generations import Generations
 from vitrina.errors import RunError
 from vitrina.settings import Settings
 

@@ -67,14 +67,7 @@ def serve(address: str) -> None:
 
 
 def _read_modules() -> None:
-    import vitrina.adapters.transforms.registry
-    import vitrina.cli.app
-    import vitrina.cli.steps
-    import vitrina.client
-    import vitrina.embedded.postgres
-    import vitrina.runner.previews
-    import vitrina.services.tokens
-    import vitrina.store.migrate  # noqa: F401
+    pass
 
 
 def _answer(line: socket.socket) -> None:

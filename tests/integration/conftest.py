@@ -10,8 +10,8 @@ from psycopg import sql
 
 from tests.conftest import admin, settings_for
 from tests.integration.api import serving, without_auth
-from vitrina import logs
 from vitrina.embedded.temporary import TemporaryServer
+from vitrina.observe import logs
 from vitrina.settings import Settings
 from vitrina.store import database as postgres
 

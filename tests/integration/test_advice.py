@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.support.workbench import Workbench
-from vitrina.runner import job as jobs
+from vitrina.loads import job as jobs
 from vitrina.store import pipelines
 
 FIELDS = {"target_key": ["id"], "mode": "incremental", "incremental_key": "modified", "incremental_id_key": "id"}

@@ -15,10 +15,10 @@ from psycopg import sql
 from pydantic import SecretStr
 
 from tests.integration.api import DEFINITION, create, problem, serving
-from vitrina import logs
 from vitrina.api.app import create_app
 from vitrina.api.security import GuardedRoute, Needs
 from vitrina.errors import ConfigError
+from vitrina.observe import logs
 from vitrina.services import tokens
 from vitrina.services.callers import Caller, Role
 from vitrina.settings import Settings

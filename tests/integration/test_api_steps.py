@@ -7,15 +7,15 @@ import httpx
 import pytest
 
 from tests.integration.api import DEFINITION, create
-from vitrina.adapters.transforms import registry
 from vitrina.store import runners
 from vitrina.store.database import Connection
+from vitrina.transforms import registry
 
 HOSTILE = [
     "os.system",
     "__import__",
     "__class__",
-    "vitrina.adapters.transforms.registry",
+    "vitrina.transforms.registry",
     "../../etc/passwd",
     "/bin/sh",
     "..\\windows",
@@ -65,7 +65,7 @@ def test_a_name_that_is_only_a_word_is_only_a_word(api: httpx.Client, api_metast
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_hostile_name_leads_anywhere_in_a_runner(name: str) -> None:
-    from vitrina.adapters.transforms import registry
+    from vitrina.transforms import registry
 
     assert registry.load().find(name) is None
 

@@ -7,9 +7,8 @@ import pytest
 
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
-from vitrina.adapters import catalog
-from vitrina.adapters.writers import bulk_load
-from vitrina.adapters.writers.bulk_load import WORTHWHILE_ROWS
+from vitrina.connectors.postgres import bulk_load, catalog
+from vitrina.connectors.postgres.bulk_load import WORTHWHILE_ROWS
 from vitrina.store import database
 from vitrina.targets import PostgresTarget
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
-from vitrina.adapters import cursor as cursors
-from vitrina.runner import table_run
+from vitrina.connectors.postgres import cursor as cursors
+from vitrina.loads import table_run
 from vitrina.services import pipelines as service
 from vitrina.services.callers import Caller, Role
 from vitrina.store import pipelines

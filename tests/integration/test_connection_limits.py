@@ -10,8 +10,8 @@ from psycopg.rows import DictRow
 from structlog.testing import capture_logs
 
 from tests.support.workbench import Workbench
-from vitrina.runner import job as jobs
-from vitrina.runner import logins
+from vitrina.connectors.postgres import sessions as source_sessions
+from vitrina.loads import job as jobs
 from vitrina.runner.manager import PipelineManager
 from vitrina.settings import ConnectionLimits
 from vitrina.store import database, leases, pipelines, room
@@ -66,9 +66,9 @@ def test_each_side_of_a_run_has_the_limit_of_its_connection(bench: Workbench) ->
     with ExitStack() as sessions:
         job = jobs.open_for_inspection(row, bench.settings, bench.metastore, sessions)
         assert [_timeout(job.reader.connection), _timeout(job.target_connection)] == ["1h", "7s"]
-    with logins.waited_for("marts", bench.settings, "vitrina:test") as reader:
+    with source_sessions.waited_for("marts", bench.settings, "vitrina:test") as reader:
         assert _timeout(reader.connection) == "7s"
-    with logins.waited_for("shop", bench.settings, "vitrina:test") as reader:
+    with source_sessions.waited_for("shop", bench.settings, "vitrina:test") as reader:
         assert _timeout(reader.connection) == "30s"
     # The watch over silent servers waits for the most patient of them.
     assert jobs.statement_timeout(job.definition, bench.settings, None, "shop", "marts") == 3600

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.workbench import Workbench
-from vitrina.adapters.cursor import Cursor, guarantee
+from vitrina.connectors.postgres.cursor import Cursor, guarantee
 from vitrina.definition import Options
 
 ROUTES = pytest.mark.parametrize("route", ["auto", "copy", "arrow"])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.workbench import Workbench
-from vitrina.adapters.readers import sql
+from vitrina.connectors.postgres import source
 
 FILMS = """
 CREATE TABLE content.film_work (id int PRIMARY KEY, title text, rating numeric(3,1), genres text[]);
@@ -209,7 +209,7 @@ def test_a_long_read_goes_on_in_a_new_snapshot(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     """Unless it promised one snapshot: then it keeps it."""
-    monkeypatch.setattr(sql.Age, "is_over", property(lambda age: age.limit_seconds is not None))
+    monkeypatch.setattr(source.Age, "is_over", property(lambda age: age.limit_seconds is not None))
     bench.pipeline("films", QUERY, target_key=["id"], batch_size=200, options=options)
     run = bench.run("films")
     assert (run["status"], run["error_message"], run["metrics"]["consistency"]) == ("SUCCESS", None, "mixed")

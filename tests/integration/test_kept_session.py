@@ -8,8 +8,8 @@ import pytest
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.errors import CannotConnect
-from vitrina.runner import kept_session
-from vitrina.runner.kept_session import KeptSession
+from vitrina.observe import kept_session
+from vitrina.observe.kept_session import KeptSession
 
 ASLEEP = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
 

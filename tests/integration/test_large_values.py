@@ -11,8 +11,9 @@ import pytest
 from pydantic import SecretStr
 
 from tests.support.workbench import Workbench
-from vitrina.runner import requests, steps
-from vitrina.runner.control import RunControl
+from vitrina.loads import steps
+from vitrina.loads.control import RunControl
+from vitrina.runner import requests
 from vitrina.store import pipelines
 from vitrina.store.leases import Claim
 from vitrina.transforms import StepContext, transform

@@ -11,11 +11,11 @@ import pytest
 from psycopg.sql import SQL
 
 from tests.support.workbench import Workbench
-from vitrina.adapters import cursor as cursors
-from vitrina.adapters.cursor import Watermark
-from vitrina.adapters.readers.sql import Bounds
-from vitrina.runner import table_run
-from vitrina.runner.table_run import Run
+from vitrina.connectors.postgres import cursor as cursors
+from vitrina.connectors.postgres.cursor import Watermark
+from vitrina.connectors.postgres.source import Bounds
+from vitrina.loads import table_run
+from vitrina.loads.table_run import Run
 
 WRITERS = 6
 SECONDS = 2.0
@@ -207,7 +207,7 @@ def test_a_page_without_ties_loses_rows(workbench: Workbench, monkeypatch: pytes
     def without_ties(text: str) -> SQL:
         return SQL(text.replace("FETCH FIRST {} ROWS WITH TIES", "LIMIT {}"))
 
-    monkeypatch.setattr("vitrina.adapters.readers.sql.SQL", without_ties)
+    monkeypatch.setattr("vitrina.connectors.postgres.source.SQL", without_ties)
     workbench.run("events")
 
     assert workbench.differences(QUERY, "analytics.events") > 0

@@ -20,13 +20,13 @@ from tests.support.receiver import Receiver
 from tests.support.waiting import until
 from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
 from vitrina.errors import CannotConnect
-from vitrina.runner import lineage_sender
-from vitrina.runner.control import RunControl
+from vitrina.loads.control import RunControl
+from vitrina.observe import lineage_sender
+from vitrina.observe.lineage import RunLineage
+from vitrina.observe.lineage_sender import LineageSender
+from vitrina.observe.observer import Outcome
+from vitrina.observe.prometheus import Instruments
 from vitrina.runner.dispatcher import PipelineDispatcher
-from vitrina.runner.instruments import Instruments
-from vitrina.runner.lineage import RunLineage
-from vitrina.runner.lineage_sender import LineageSender
-from vitrina.runner.onlookers import Outcome
 from vitrina.services.monitoring import Connect
 from vitrina.settings import Settings
 from vitrina.store import leases, recovery

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 
 from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
-from vitrina.runner.control import RunControl
+from vitrina.loads.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.store import pipelines
 

@@ -17,9 +17,9 @@ from pydantic import SecretStr
 from tests.support.receiver import Receiver
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
-from vitrina.runner import courier as courier_module
-from vitrina.runner.courier import MAX_ATTEMPTS, Courier
-from vitrina.runner.instruments import Instruments
+from vitrina.observe import notifications as courier_module
+from vitrina.observe.notifications import MAX_ATTEMPTS, Courier
+from vitrina.observe.prometheus import Instruments
 from vitrina.settings import Settings
 from vitrina.store import database, notifications, pipelines
 from vitrina.store.database import Connection

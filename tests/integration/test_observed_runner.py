@@ -19,9 +19,9 @@ from pydantic import SecretStr
 from tests.support.receiver import Receiver
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
-from vitrina import logs
-from vitrina.runner.kept_session import KeptSession
-from vitrina.runner.lines import LineKeeper
+from vitrina.observe import logs
+from vitrina.observe.kept_session import KeptSession
+from vitrina.observe.run_logs import LineKeeper
 from vitrina.runner.manager import PipelineManager
 from vitrina.settings import Settings
 from vitrina.store import leases, pipelines, run_logs

@@ -7,10 +7,11 @@ from psycopg.sql import SQL
 
 from tests.support.workbench import Workbench
 from vitrina import explain, sqlguard
-from vitrina.adapters.readers.reach import Reach
-from vitrina.adapters.readers.sql import Query, SqlReader
+from vitrina.connectors.postgres import plan_check
+from vitrina.connectors.postgres.reach import Reach
+from vitrina.connectors.postgres.source import Query, SqlReader
 from vitrina.errors import InvalidQuery, SourceQueryFailed
-from vitrina.runner import admission, filling
+from vitrina.loads import filling
 from vitrina.runner import requests as runner_requests
 from vitrina.settings import Settings
 from vitrina.sqlguard import SqlPolicy
@@ -87,7 +88,7 @@ def test_without_these_checks_the_same_run_would_deliver_private_rows(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the test above means something."""
-    monkeypatch.setattr(admission, "reach", lambda *args, **wanted: Reach())
+    monkeypatch.setattr(plan_check, "reach", lambda *args, **wanted: Reach())
     monkeypatch.setattr(filling, "admit_pass", lambda job, bounds: None)
     # Before 18 the planner keeps the relation, and the plan shows it.
     monkeypatch.setattr(explain, "explain_relations", lambda plan: set())
@@ -209,11 +210,11 @@ def _policy(settings: Settings) -> SqlPolicy:
     return SqlPolicy(settings.source_schemas)
 
 
-def admit(bench: Workbench, judged: sqlguard.Judged, settings: Settings) -> admission.Admitted:
+def admit(bench: Workbench, judged: sqlguard.Judged, settings: Settings) -> plan_check.Admitted:
     url = database.reader_url(settings, None)
     with database.connect(url, "vitrina:test", settings=database.READ_ONLY) as connection:
         reader = SqlReader(connection, url, "vitrina:test")
         bounds = {"since": "'-infinity'::timestamptz", "until": "'infinity'::timestamptz"}
         text = sqlguard.render(judged, bounds)
         statement = SQL("SELECT q.* FROM ({}) AS q").format(SQL(text))
-        return admission.admit(reader, Query(judged), settings, statement=statement)
+        return plan_check.admit(reader, Query(judged), settings, statement=statement)

@@ -8,8 +8,8 @@ import httpx
 
 from tests.integration.api import problem
 from tests.support.workbench import Workbench
+from vitrina.loads.control import RunControl
 from vitrina.runner import requests as runner_requests
-from vitrina.runner.control import RunControl
 from vitrina.store import requests
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim

@@ -13,11 +13,12 @@ from pydantic import SecretStr
 
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
-from vitrina import logs, sqlguard
-from vitrina.adapters.readers.copy import copy_out
-from vitrina.adapters.readers.sql import Bounds, SqlReader
+from vitrina import sqlguard
+from vitrina.connectors.postgres.copy import copy_out
+from vitrina.connectors.postgres.source import Bounds, SqlReader
 from vitrina.definition import Definition
 from vitrina.errors import CannotConnect, RunError, SourceQueryFailed
+from vitrina.observe import logs
 from vitrina.runner import dispatcher
 from vitrina.runner import requests as runner_requests
 from vitrina.sqlguard import SqlPolicy

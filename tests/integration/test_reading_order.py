@@ -8,7 +8,7 @@ import pytest
 from psycopg.sql import SQL, Identifier, Literal
 
 from tests.conftest import url_of
-from vitrina.adapters.readers.sql import Order
+from vitrina.connectors.postgres.source import Order
 from vitrina.embedded.temporary import TemporaryServer
 
 VALUES = (None, 1, 2)

@@ -11,10 +11,10 @@ import psycopg
 import pytest
 
 from tests.support.workbench import Workbench
+from vitrina.checks import reconcile
 from vitrina.errors import Conflict, FatalError, ShrinkRefused
-from vitrina.runner import reconciliation
+from vitrina.loads.control import RunControl
 from vitrina.runner import requests as performing
-from vitrina.runner.control import RunControl
 from vitrina.settings import Settings
 from vitrina.store import database as postgres
 from vitrina.store import figures, requests
@@ -328,10 +328,10 @@ def test_what_cannot_be_reconciled_is_named(workbench: Workbench) -> None:
 
 def test_comparisons_are_scheduled_and_drift_is_told(workbench: Workbench) -> None:
     films(workbench, options={"reconcile": {"interval": "1h", "level": "quick"}})
-    assert reconciliation.request_due(workbench.metastore) == 0
+    assert reconcile.request_due(workbench.metastore) == 0
     workbench.sql("UPDATE etl.etl_pipelines SET created_at = now() - interval '2 hours'")
 
-    assert [reconciliation.request_due(workbench.metastore) for _ in range(2)] == [1, 0]
+    assert [reconcile.request_due(workbench.metastore) for _ in range(2)] == [1, 0]
 
     [asked] = workbench.sql("SELECT kind, payload, requested_by FROM etl.etl_requests")
     assert asked == {"kind": "reconcile", "payload": {"level": "quick"}, "requested_by": "schedule"}

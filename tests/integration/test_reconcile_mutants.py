@@ -9,11 +9,10 @@ from psycopg.sql import SQL, Composed
 
 from tests.integration.test_reconcile import counts, films, key
 from tests.support.workbench import Workbench
-from vitrina.reconcile import compare
-from vitrina.reconcile.compare import Look, Verdict
-from vitrina.reconcile.tables import TableSide, one_form
-from vitrina.runner import comparison, reconciliation
-from vitrina.runner.job import Job
+from vitrina.checks import compare, comparison, reconcile
+from vitrina.checks.compare import Look, Verdict
+from vitrina.checks.tables import TableSide, one_form
+from vitrina.loads.job import Job
 
 
 def null_is_not_an_empty_text(bench: Workbench) -> None:
@@ -54,14 +53,14 @@ def what_no_pass_has_read_is_in_flight(bench: Workbench) -> None:
 
 @contextmanager
 def _between_the_looks(happening: Callable[[], object]) -> Iterator[None]:
-    ask = reconciliation._is_pending
+    ask = reconcile._is_pending
 
     def is_pending(job: Job) -> bool:
         happening()
         return ask(job)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reconciliation, "_is_pending", is_pending)
+        patch.setattr(reconcile, "_is_pending", is_pending)
         yield
 
 
@@ -96,7 +95,7 @@ CHECKS: list[tuple[Callable[[Workbench], None], Mutant]] = [
     (null_is_not_an_empty_text, (TableSide, "_image", _null_blind)),
     (arrays_have_an_order, (TableSide, "_image", _order_blind)),
     (a_passing_difference_is_none, (compare, "confirm", _first_look_counts)),
-    (a_changing_row_is_in_flight, (reconciliation, "_movement", _nothing_moves)),
+    (a_changing_row_is_in_flight, (reconcile, "_movement", _nothing_moves)),
     (what_no_pass_has_read_is_in_flight, (comparison, "young", lambda job: SQL("false"))),
 ]
 

@@ -10,7 +10,8 @@ import pytest
 from tests.chaos import mutants
 from tests.support.workbench import Workbench
 from vitrina.errors import TargetMismatch
-from vitrina.runner import requests, table_run
+from vitrina.loads import table_run
+from vitrina.runner import requests
 from vitrina.services import pipelines as service
 from vitrina.services.callers import Caller, Role
 from vitrina.store import pipelines

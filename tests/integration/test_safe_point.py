@@ -10,8 +10,8 @@ import pytest
 from tests.chaos import mutants
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
-from vitrina.adapters import cursor as cursors
-from vitrina.runner import passes
+from vitrina.connectors.postgres import cursor as cursors
+from vitrina.loads import passes
 
 ROUTES = pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
 QUERY = "SELECT id, at, note FROM content.events"

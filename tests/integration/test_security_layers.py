@@ -20,12 +20,12 @@ from tests.conftest import admin, settings_for, url_of
 from tests.corpus import queries
 from tests.corpus.queries import Query as Hostile
 from vitrina import sqlguard
-from vitrina.adapters.readers.pushdown import Paging, PushdownSource
-from vitrina.adapters.readers.sql import Bounds, Query, SqlReader
-from vitrina.adapters.writers.stage import Stage, StageColumn
+from vitrina.connectors.postgres import plan_check
+from vitrina.connectors.postgres.pushdown import Paging, PushdownSource
+from vitrina.connectors.postgres.source import Bounds, Query, SqlReader
+from vitrina.connectors.postgres.stage import Stage, StageColumn
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.errors import InvalidQuery, RunError, SourceQueryFailed
-from vitrina.runner import admission
 from vitrina.settings import Settings
 from vitrina.sqlguard import Judged, SqlPolicy
 from vitrina.store import database
@@ -238,7 +238,7 @@ def _fill(place: Place, reader: SqlReader, judged: Judged) -> None:
         paging=Paging(),
         epoch=1,
         target=PostgresTarget("analytics", "layers"),
-        isolate=bool(admission.functions_of_unknown_effect(plan)),
+        isolate=bool(plan_check.functions_of_unknown_effect(plan)),
     )
     for _ in source.batches(1, None):
         pass
@@ -276,7 +276,7 @@ def stopped_by_plan(place: Place, hostile: Hostile) -> bool:
     with database.connect(url.get_secret_value(), "vitrina:test") as connection:
         reader = SqlReader(connection, url.get_secret_value(), "vitrina:test")
         try:
-            admission.admit(reader, Query(believed(hostile.sql)), place.settings, "it")
+            plan_check.admit(reader, Query(believed(hostile.sql)), place.settings, "it")
         except (SourceQueryFailed, UnicodeEncodeError):
             refused = True
     return place.is_as_seen() and refused
@@ -376,7 +376,7 @@ def test_the_session_layer_can_fail(
 ) -> None:
     """Without one of its parts the same queries leave a trace, so that the test above means something."""
     if broken == "stage filled without reading first":
-        monkeypatch.setattr(admission, "functions_of_unknown_effect", lambda plan: set())
+        monkeypatch.setattr(plan_check, "functions_of_unknown_effect", lambda plan: set())
     else:
         monkeypatch.setattr(SqlReader, "reading", lambda reader, settings=None: reader.connection.transaction())
         monkeypatch.setattr(database, "READ_ONLY", {"default_transaction_read_only": "off"})

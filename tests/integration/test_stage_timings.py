@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
-from vitrina.runner.control import RunControl
+from vitrina.loads.control import RunControl
+from vitrina.observe.prometheus import Instruments
+from vitrina.observe.run_meter import STAGES
 from vitrina.runner.dispatcher import PipelineDispatcher
-from vitrina.runner.instruments import Instruments
-from vitrina.runner.metrics import STAGES
 
 FILMS = """
 CREATE TABLE content.films (id int PRIMARY KEY, title text, modified timestamptz NOT NULL DEFAULT clock_timestamp());

@@ -10,11 +10,11 @@ import pytest
 
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
-from vitrina.adapters.readers import arrow
-from vitrina.adapters.readers.arrow import Stager
-from vitrina.adapters.writers.stage import Stage, StageColumn
+from vitrina.connectors.postgres import stream
+from vitrina.connectors.postgres.stage import Stage, StageColumn
+from vitrina.connectors.postgres.stream import Stager
 from vitrina.errors import Disconnected
-from vitrina.ports import Staged
+from vitrina.ports.batch import Staged
 from vitrina.targets import PostgresTarget
 
 STAGE = Stage("p_closing", (StageColumn("id", "bigint", "bigint"), StageColumn("body", "text", "text")), ("id",))
@@ -95,7 +95,7 @@ def test_a_thread_that_stays_in_it_is_left_its_session(
 ) -> None:
     with copying(workbench, stager, SMALL) as thread:
         with monkeypatch.context() as patience:
-            patience.setattr(arrow, "_CLOSE_SECONDS", 0.0)
+            patience.setattr(stream, "_CLOSE_SECONDS", 0.0)
             stager.close()
         assert _sessions(workbench) == 1
 

@@ -10,13 +10,12 @@ from uuid import uuid4
 import pytest
 
 from tests.support.workbench import Workbench
-from vitrina.adapters.transforms import registry
+from vitrina.loads.control import RunControl
 from vitrina.runner import requests
-from vitrina.runner.control import RunControl
 from vitrina.runner.manager import PipelineManager
 from vitrina.store import pipelines, runners
 from vitrina.store.leases import Claim
-from vitrina.transforms import SourceContext, source, transform
+from vitrina.transforms import SourceContext, registry, source, transform
 
 QUERY = "SELECT id, title, rating FROM content.film_work"
 

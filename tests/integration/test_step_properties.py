@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.support.workbench import Workbench
 from vitrina import failpoints
-from vitrina.adapters.writers.stage import Stage
-from vitrina.ports import Filled
-from vitrina.runner.table_run import Run
+from vitrina.connectors.postgres.stage import Stage
+from vitrina.loads.table_run import Run
+from vitrina.ports.batch import Filled
 from vitrina.store import recovery
 from vitrina.transforms import transform
 

@@ -16,8 +16,8 @@ from pydantic import SecretStr
 from tests.support.processes import runner_process
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
+from vitrina.checks import previews
 from vitrina.errors import StepFailed
-from vitrina.runner import previews
 from vitrina.runner.manager import PipelineManager
 from vitrina.services import pipelines as service
 from vitrina.services.callers import Caller, Role
@@ -201,7 +201,7 @@ def test_a_step_is_given_nothing_that_it_does_not_need(bench: Workbench, monkeyp
 
 
 def test_one_worker_serves_a_whole_run(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitrina.adapters.transforms import process
+    from vitrina.transforms import process
 
     started: list[int] = []
     real = process.start

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from tests.support.workbench import Workbench
-from vitrina.adapters import cursor as cursors
-from vitrina.adapters.cursor import Cursor
+from vitrina.connectors.postgres import cursor as cursors
+from vitrina.connectors.postgres.cursor import Cursor
 
 QUERY = "SELECT id, at FROM content.events"
 FIELDS = {"target_key": ["id"], "mode": "incremental", "incremental_key": "at"}

@@ -17,13 +17,13 @@ from tests.integration.test_observed_runner import kept, observed
 from tests.support.receiver import Receiver
 from tests.support.waiting import until
 from tests.support.workbench import NO_HEARTBEAT_SECONDS, Workbench
-from vitrina import logs, tracing
-from vitrina.ports import Filled, Lap
-from vitrina.runner import traces as runner_traces
-from vitrina.runner.control import RunControl
+from vitrina.loads.control import RunControl
+from vitrina.observe import logs, tracing
+from vitrina.observe import run_trace as runner_traces
+from vitrina.observe.observer import Outcome
+from vitrina.observe.run_trace import RunTrace
+from vitrina.ports.batch import Filled, Lap
 from vitrina.runner.dispatcher import PipelineDispatcher
-from vitrina.runner.onlookers import Outcome
-from vitrina.runner.traces import RunTrace
 from vitrina.status import Trigger
 from vitrina.store import pipelines
 from vitrina.store.runs import Counters

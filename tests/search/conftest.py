@@ -9,9 +9,9 @@ import pytest
 from tests.chaos.conftest import LONG
 from tests.support.http_fault_proxy import HttpFaultProxy
 from tests.support.search_servers import EXISTING, NOT_RUN, Target, kinds, newest_of_each
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.connection import ConnectionOptions
-from vitrina.adapters.writers.search.generations import Generations
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.connection import ConnectionOptions
+from vitrina.connectors.search.generations import Generations
 
 __all__ = ["Target"]
 

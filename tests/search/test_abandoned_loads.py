@@ -11,9 +11,9 @@ from tests.search.test_generations import FIRST, MAPPING, PIPELINE, StoppedBefor
 from tests.search.test_interrupted_loads import interrupt
 from tests.search.test_run_faults import bench, make, violations
 from tests.support.workbench import Workbench
-from vitrina.adapters.writers.search import abandoned
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.generations import Generations
+from vitrina.connectors.search import abandoned
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.generations import Generations
 from vitrina.runner import housekeeping
 from vitrina.store import pipelines, state
 

@@ -13,8 +13,8 @@ from tests.search.conftest import Target
 from tests.support.http_fault_proxy import Answer, Forward, HttpFault, HttpFaultProxy, Request
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.runner.control import RunControl
+from vitrina.connectors.search.client import SearchClient
+from vitrina.loads.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 
 pytestmark = pytest.mark.two_servers

@@ -24,12 +24,12 @@ from tests.support.http_fault_proxy import (
 )
 from tests.support.waiting import until
 from vitrina import errors
-from vitrina.adapters.writers.search.batch import Actions
-from vitrina.adapters.writers.search.bulk import BulkEngine, BulkInterrupted, Limits
-from vitrina.adapters.writers.search.client import Reply, SearchClient
-from vitrina.adapters.writers.search.connection import ConnectionOptions
-from vitrina.adapters.writers.search.generations import Generations, WriteAlias
-from vitrina.adapters.writers.search.verdicts import Item, Verdict, judge_item
+from vitrina.connectors.search.batch import Actions
+from vitrina.connectors.search.bulk import BulkEngine, BulkInterrupted, Limits
+from vitrina.connectors.search.client import Reply, SearchClient
+from vitrina.connectors.search.connection import ConnectionOptions
+from vitrina.connectors.search.generations import Generations, WriteAlias
+from vitrina.connectors.search.verdicts import Item, Verdict, judge_item
 
 DOCUMENTS = 600
 PIPELINE = "11111111-1111-1111-1111-111111111111"

@@ -13,8 +13,8 @@ import pytest
 from tests.search.conftest import Target
 from tests.support.http_fault_proxy import Answer, AnswerInstead, Forward, HttpFault, HttpFaultProxy, Request
 from vitrina import errors
-from vitrina.adapters.writers.search.client import ReplyLost, SearchClient, Unreachable, describe_error, translate
-from vitrina.adapters.writers.search.connection import ConnectionOptions
+from vitrina.connectors.search.client import ReplyLost, SearchClient, Unreachable, describe_error, translate
+from vitrina.connectors.search.connection import ConnectionOptions
 
 SECRET = "canary-5a1e"
 

@@ -7,9 +7,9 @@ from tests.search.conftest import Target
 from tests.search.test_bulk import Writing, indexings, writing
 from tests.search.test_run_faults import bench
 from tests.support.workbench import Workbench
-from vitrina.adapters.writers.search.batch import Actions
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.versions import write_version
+from vitrina.connectors.search.batch import Actions
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.versions import write_version
 
 __all__ = ["bench", "writing"]
 

@@ -9,8 +9,8 @@ from tests.contracts.writers import SOURCE, Mart, Row, WriterContract
 from tests.search.conftest import Target
 from tests.search.test_search_runs import documents
 from tests.support.workbench import Workbench
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.writer import ElasticsearchWriter
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.target import ElasticsearchWriter
 
 
 @dataclass

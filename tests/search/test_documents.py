@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitrina import errors
-from vitrina.adapters.writers.search import mapping
-from vitrina.adapters.writers.search.documents import LONGEST_ID_BYTES, DocumentEncoder, Prepared
+from vitrina.connectors.search import mapping
+from vitrina.connectors.search.documents import LONGEST_ID_BYTES, DocumentEncoder, Prepared
 
 
 def encode(
@@ -164,7 +164,7 @@ def test_what_has_no_json_form_is_rejected_with_the_reason(column: pa.Array, pg_
 
 
 def test_rows_that_fill_more_than_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitrina.adapters.writers.search.documents._SLICE_BYTES", 1000)
+    monkeypatch.setattr("vitrina.connectors.search.documents._SLICE_BYTES", 1000)
     count = 500
     columns = {"id": pa.array(range(count)), "x": pa.array([math.nan if n == 77 else float(n) for n in range(count)])}
 

@@ -8,16 +8,11 @@ import pytest
 
 from tests.support.waiting import until
 from vitrina import errors
-from vitrina.adapters.writers.search.batch import Actions
-from vitrina.adapters.writers.search.bulk import BulkEngine
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.generations import (
-    Generations,
-    IncompleteGeneration,
-    Standing,
-    WriteAlias,
-)
-from vitrina.adapters.writers.search.versions import write_version
+from vitrina.connectors.search.batch import Actions
+from vitrina.connectors.search.bulk import BulkEngine
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.generations import Generations, IncompleteGeneration, Standing, WriteAlias
+from vitrina.connectors.search.versions import write_version
 
 PIPELINE = "11111111-1111-1111-1111-111111111111"
 OTHER_PIPELINE = "22222222-2222-2222-2222-222222222222"

@@ -12,7 +12,7 @@ from tests.support.http_fault_proxy import Answer, AnswerInstead, Forward, HttpF
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina import errors
-from vitrina.adapters.writers.search.client import SearchClient
+from vitrina.connectors.search.client import SearchClient
 
 pytestmark = pytest.mark.two_servers
 

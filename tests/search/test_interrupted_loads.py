@@ -6,8 +6,8 @@ import pytest
 
 from tests.search.test_run_faults import QUERY, ROWS, bench, change_source, make, violations
 from tests.support.workbench import Workbench
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.generations import Generations
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.generations import Generations
 
 __all__ = ["bench"]
 

@@ -10,7 +10,7 @@ from tests.search.conftest import Target
 from tests.search.test_search_runs import INCREMENTAL, documents, pipeline
 from tests.support.search_servers import REQUESTS_MEGABYTES
 from tests.support.workbench import Workbench
-from vitrina.adapters.writers.search.client import SearchClient
+from vitrina.connectors.search.client import SearchClient
 
 NOTES = """
 CREATE TABLE content.notes (

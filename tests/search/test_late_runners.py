@@ -16,8 +16,8 @@ from tests.search.test_run_faults import bench, change_source, make, violations
 from tests.support.http_fault_proxy import Answer, Forward, HttpFault, HttpFaultProxy, Request
 from tests.support.workbench import Workbench
 from vitrina import errors
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.generations import Generations, Standing
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.generations import Generations, Standing
 from vitrina.store import sessions
 
 __all__ = ["bench"]

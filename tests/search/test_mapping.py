@@ -5,9 +5,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from vitrina.adapters.writers.search import mapping
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.generations import Generations
+from vitrina.connectors.search import mapping
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.generations import Generations
 
 TEXT = pa.string()
 EVERY_TYPE = {

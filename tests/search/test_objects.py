@@ -24,14 +24,14 @@ from tests.support.http_fault_proxy import (
 )
 from tests.support.workbench import Workbench
 from vitrina import failpoints
-from vitrina.adapters.writers.search import mapping, objects
-from vitrina.adapters.writers.search.batch import Outcome
-from vitrina.adapters.writers.search.bulk import BulkEngine, Delivery
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.connection import ConnectionOptions
-from vitrina.adapters.writers.search.documents import DocumentEncoder
-from vitrina.adapters.writers.search.generations import Generations, WriteAlias
-from vitrina.adapters.writers.search.verdicts import Item
+from vitrina.connectors.search import mapping, objects
+from vitrina.connectors.search.batch import Outcome
+from vitrina.connectors.search.bulk import BulkEngine, Delivery
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.connection import ConnectionOptions
+from vitrina.connectors.search.documents import DocumentEncoder
+from vitrina.connectors.search.generations import Generations, WriteAlias
+from vitrina.connectors.search.verdicts import Item
 
 TYPES = {
     "id": "text", "payload": "jsonb", "ages": "int4range", "title": "text",

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitrina.adapters.writers.search import mapping
-from vitrina.adapters.writers.search.documents import DocumentEncoder
-from vitrina.adapters.writers.search.values import travels_as
+from vitrina.connectors.search import mapping
+from vitrina.connectors.search.documents import DocumentEncoder
+from vitrina.connectors.search.values import travels_as
 from vitrina.embedded.temporary import TemporaryServer
 
 # An SQL literal, what the document shall hold, and whether ADBC carries the type natively.

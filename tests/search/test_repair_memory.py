@@ -12,10 +12,9 @@ from tests.search.test_search_runs import pipeline
 from tests.support.processes import runner_process
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
-from vitrina.adapters.readers import arrow
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.reconcile import documents
-from vitrina.runner import index_comparison, index_repair
+from vitrina.checks import documents, index_comparison, index_repair
+from vitrina.connectors.postgres import stream
+from vitrina.connectors.search.client import SearchClient
 from vitrina.store import pipelines, requests
 
 QUERY = "SELECT id, title FROM content.film_work"
@@ -36,7 +35,7 @@ def test_large_documents_are_compared_and_repaired_some_at_a_time(
 ) -> None:
     """Limits of a 32nd, so that 20 MB stand for 600."""
     limits = (
-        (arrow, "MAX_BATCH_BYTES"),
+        (stream, "MAX_BATCH_BYTES"),
         (index_comparison, "PAGE_BYTES"),
         (index_repair, "BATCH_BYTES"),
         (documents, "KEPT_BYTES"),

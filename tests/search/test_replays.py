@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from tests.search.conftest import Target
 from tests.search.test_search_runs import INCREMENTAL, QUERY, documents, pipeline
 from tests.support.workbench import Workbench
-from vitrina.adapters.writers.search.client import SearchClient
+from vitrina.connectors.search.client import SearchClient
 from vitrina.errors import Conflict, FatalError
 from vitrina.status import Status
 from vitrina.transforms import transform

@@ -35,13 +35,13 @@ from tests.support.http_fault_proxy import (
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina import failpoints
-from vitrina.adapters.writers.search import writer
-from vitrina.adapters.writers.search.batch import Outcome
-from vitrina.adapters.writers.search.bulk import BulkEngine, Limits
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.generations import Generations, WriteAlias
+from vitrina.connectors.search import target
+from vitrina.connectors.search.batch import Outcome
+from vitrina.connectors.search.bulk import BulkEngine, Limits
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.generations import Generations, WriteAlias
 from vitrina.errors import RunError
-from vitrina.ports import Staged
+from vitrina.ports.batch import Staged
 from vitrina.runner import dispatcher
 from vitrina.store import recovery
 
@@ -80,12 +80,12 @@ def bench(workbench: Workbench, proxy: HttpFaultProxy, monkeypatch: pytest.Monke
         }
     )
     use_engine(monkeypatch, partial(BulkEngine, limits=LIMITS))
-    monkeypatch.setattr(writer.ElasticsearchWriter, "fence_grace_seconds", LIMITS.fence_grace_seconds)
+    monkeypatch.setattr(target.ElasticsearchWriter, "fence_grace_seconds", LIMITS.fence_grace_seconds)
     return workbench
 
 
 def use_engine(monkeypatch: pytest.MonkeyPatch, engine: Callable[..., BulkEngine]) -> None:
-    monkeypatch.setattr(writer, "BulkEngine", engine)
+    monkeypatch.setattr(target, "BulkEngine", engine)
 
 
 def make(bench: Workbench, index: str, mode: str, **fields: Any) -> None:
@@ -415,7 +415,7 @@ def test_a_crash_behind_a_checkpoint_loses_nothing(
     bench: Workbench, client: SearchClient, index: str, monkeypatch: pytest.MonkeyPatch, *, mutant: bool
 ) -> None:
     if mutant:
-        monkeypatch.setattr(writer.DocumentSender, "begin", _send_late(writer.DocumentSender.begin))
+        monkeypatch.setattr(target.DocumentSender, "begin", _send_late(target.DocumentSender.begin))
     make(bench, index, "incremental")
     bench.request("films")
     bench.lose_a_runner("batch.committed:crash:2")
@@ -426,14 +426,14 @@ def test_a_crash_behind_a_checkpoint_loses_nothing(
     assert bool(violations(bench, client, index)) == mutant
 
 
-_Begin = Callable[[writer.DocumentSender, pa.Table, int], Callable[[], Staged]]
+_Begin = Callable[[target.DocumentSender, pa.Table, int], Callable[[], Staged]]
 
 
 def _send_late(begin: _Begin) -> _Begin:
     """Each batch counts as acknowledged at once, and is sent when the second one behind it counts."""
     owed: deque[tuple[pa.Table, int]] = deque()
 
-    def begin_nothing(sender: writer.DocumentSender, table: pa.Table, number: int) -> Callable[[], Staged]:
+    def begin_nothing(sender: target.DocumentSender, table: pa.Table, number: int) -> Callable[[], Staged]:
         def arrive() -> Staged:
             owed.append((table, number))
             if len(owed) > 2:

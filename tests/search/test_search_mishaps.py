@@ -10,8 +10,8 @@ from tests.search.conftest import Target
 from tests.search.test_search_runs import FILMS, INCREMENTAL, documents, pipeline
 from tests.support.http_fault_proxy import Answer, DropConnection, Forward, HttpFault, HttpFaultProxy, Request
 from tests.support.workbench import Workbench
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.generations import Generations
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.generations import Generations
 from vitrina.store import recovery
 
 pytestmark = pytest.mark.two_servers

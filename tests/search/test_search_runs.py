@@ -9,7 +9,7 @@ from pydantic import SecretStr
 from tests.search.conftest import Target
 from tests.support.workbench import Workbench
 from vitrina import failpoints
-from vitrina.adapters.writers.search.client import SearchClient
+from vitrina.connectors.search.client import SearchClient
 
 FILMS = """
 CREATE TABLE content.film_work (

@@ -10,7 +10,7 @@ from tests.search.conftest import Target
 from tests.search.test_search_runs import documents
 from tests.support.workbench import Workbench
 from vitrina import failpoints
-from vitrina.adapters.writers.search.client import SearchClient
+from vitrina.connectors.search.client import SearchClient
 from vitrina.transforms import SourceContext, source
 
 pytestmark = pytest.mark.one_server

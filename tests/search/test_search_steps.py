@@ -9,7 +9,7 @@ from pydantic import SecretStr
 from tests.search.conftest import Target
 from tests.search.test_search_runs import documents
 from tests.support.workbench import Workbench
-from vitrina.adapters.writers.search.client import SearchClient
+from vitrina.connectors.search.client import SearchClient
 from vitrina.transforms import transform
 
 FILMS = """

@@ -7,20 +7,12 @@ from contextlib import ExitStack
 import pytest
 
 from tests.search.conftest import Target
-from tests.search.test_run_faults import (
-    LOADS,
-    QUERY,
-    HoldInMidLoad,
-    bench,
-    change_source,
-    violations,
-    watch,
-)
+from tests.search.test_run_faults import LOADS, QUERY, HoldInMidLoad, bench, change_source, violations, watch
 from tests.support.http_fault_proxy import HttpFaultProxy
 from tests.support.search_servers import EXISTING, QUICK_START, kinds
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
-from vitrina.adapters.writers.search.client import SearchClient
+from vitrina.connectors.search.client import SearchClient
 from vitrina.embedded import search_server
 from vitrina.embedded.search_server import SearchServer
 from vitrina.runner import dispatcher

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vitrina.adapters.writers.search import mapping
-from vitrina.adapters.writers.search.batch import Outcome
-from vitrina.adapters.writers.search.bulk import BulkEngine
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.documents import DocumentEncoder
+from vitrina.connectors.search import mapping
+from vitrina.connectors.search.batch import Outcome
+from vitrina.connectors.search.bulk import BulkEngine
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.documents import DocumentEncoder
 
 Action = Literal["update", "index"]
 

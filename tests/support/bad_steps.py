@@ -14,9 +14,8 @@ from typing import Any
 import pyarrow as pa
 from pydantic import BaseModel
 
-from vitrina.adapters.transforms import wire
-from vitrina.adapters.transforms.wire import Message
-from vitrina.transforms import SourceContext, StepContext, source, transform
+from vitrina.transforms import SourceContext, StepContext, source, transform, wire
+from vitrina.transforms.wire import Message
 
 
 class Mischief(BaseModel):

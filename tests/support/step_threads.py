@@ -6,13 +6,13 @@ import socket
 import threading
 from contextlib import suppress
 
-from vitrina.adapters.transforms import progress
-from vitrina.adapters.transforms.process import Started
-from vitrina.adapters.transforms.worker import Server
+from vitrina.transforms import progress
+from vitrina.transforms.process import Started
+from vitrina.transforms.worker import Server
 
 
 def start(environment: dict[str, str]) -> Started:
-    """In place of `vitrina.adapters.transforms.process.start`."""
+    """In place of `vitrina.transforms.process.start`."""
     ours, theirs = socket.socketpair()
     output, nothing = os.pipe()
     os.close(nothing)

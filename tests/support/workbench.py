@@ -11,9 +11,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from vitrina import failpoints
+from vitrina.checks import reconcile
 from vitrina.definition import Definition
-from vitrina.runner import reconciliation, replays
-from vitrina.runner.control import RunControl
+from vitrina.loads import replay
+from vitrina.loads.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.settings import Settings
 from vitrina.status import Trigger
@@ -110,7 +111,7 @@ class Workbench:
         row = pipelines.find(self.metastore, name)
         assert row is not None
         request = {"pipeline_id": row["id"], "runner_id": uuid4(), "payload": wish}
-        return reconciliation.reconcile(request, self.metastore, self.settings, _hold, confirm_after_seconds=0.05)
+        return reconcile.reconcile(request, self.metastore, self.settings, _hold, confirm_after_seconds=0.05)
 
     def replay(self, name: str, *letters: int) -> dict[str, Any]:
         """Send the rows of dead letters again, here and now, as a runner would; the report."""
@@ -118,7 +119,7 @@ class Workbench:
         assert row is not None
         payload = {"letters": list(letters)} if letters else {}
         request = {"pipeline_id": row["id"], "runner_id": uuid4(), "payload": payload}
-        return replays.replay(request, self.metastore, self.settings, _hold)
+        return replay.replay(request, self.metastore, self.settings, _hold)
 
     def last_run(self, name: str) -> dict[str, Any]:
         row = pipelines.find(self.metastore, name)

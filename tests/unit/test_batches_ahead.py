@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from vitrina.adapters.readers.arrow import MAX_BATCH_BYTES, _arriving, _UnderWay
-from vitrina.ports import Filled, Staged, Stopwatch
+from vitrina.connectors.postgres.stream import MAX_BATCH_BYTES, _arriving, _UnderWay
+from vitrina.ports.batch import Filled, Staged, Stopwatch
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import structlog
 from pydantic import SecretStr
 
-from vitrina import logs
+from vitrina.observe import logs
 from vitrina.settings import Settings
 
 PASSWORD = "s3cr3t-p@ss/word é\"'"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from vitrina.adapters.readers import copy
-from vitrina.adapters.readers.copy import Line, Lines
+from vitrina.connectors.postgres import copy
+from vitrina.connectors.postgres.copy import Line, Lines
 
 
 def batches(pieces: list[list[bytes]], places: tuple[int, ...], rows: int) -> Iterator[tuple[int, object]]:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from vitrina.runner import courier
+from vitrina.observe import notifications
 
 
 def test_a_delivery_has_a_limit_as_a_whole() -> None:
@@ -26,8 +26,8 @@ def test_a_delivery_has_a_limit_as_a_whole() -> None:
     thread.start()
     url = f"http://127.0.0.1:{server.getsockname()[1]}/"
     try:
-        with pytest.raises(courier.TooSlow, match=r"within 0\.5 s"):
-            courier.post_in_time(url, b"{}", {}, seconds=0.5)
+        with pytest.raises(notifications.TooSlow, match=r"within 0\.5 s"):
+            notifications.post_in_time(url, b"{}", {}, seconds=0.5)
     finally:
         ended.set()
         thread.join(30)
@@ -37,5 +37,5 @@ def test_a_delivery_has_a_limit_as_a_whole() -> None:
 def test_a_refusal_is_told_as_before() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/"
-    with pytest.raises(courier.Undelivered, match="cannot be reached"):
-        courier.post_in_time(url, b"{}", {})
+    with pytest.raises(notifications.Undelivered, match="cannot be reached"):
+        notifications.post_in_time(url, b"{}", {})

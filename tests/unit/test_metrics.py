@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from tests.support import promlint
 from vitrina.api.middleware import Surroundings
 from vitrina.errors import CannotConnect
-from vitrina.runner.instruments import Instruments, RunTally
+from vitrina.observe.prometheus import Instruments, RunTally
 from vitrina.services import monitoring
 from vitrina.settings import Settings
 from vitrina.store import figures

@@ -3,7 +3,7 @@
 import pytest
 
 from vitrina.definition import Definition
-from vitrina.runner.plan import Capabilities, Plan, plan
+from vitrina.loads.plan import Capabilities, Plan, plan
 
 
 def planned(rows: int, rate: float | None = None, **options: object) -> Plan:

@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 
 from tests.support.waiting import until
-from vitrina.adapters.readers import prefetch
-from vitrina.adapters.readers.prefetch import BYTES_AHEAD, PIECES_AHEAD, prefetched
+from vitrina.connectors.postgres import prefetch
+from vitrina.connectors.postgres.prefetch import BYTES_AHEAD, PIECES_AHEAD, prefetched
 
 
 class Piece:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from vitrina.checks import compare
+from vitrina.checks.compare import Kind
+from vitrina.checks.documents import Document, DocumentSide
+from vitrina.checks.sides import Extent
 from vitrina.errors import BadKey
-from vitrina.reconcile import compare
-from vitrina.reconcile.compare import Kind
-from vitrina.reconcile.documents import Document, DocumentSide
-from vitrina.reconcile.sides import Extent
 
 
 class Listed:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vitrina.runner.replays import key_of
+from vitrina.loads.replay import key_of
 
 
 @pytest.mark.parametrize(

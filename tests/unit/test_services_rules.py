@@ -12,7 +12,7 @@ from vitrina.api import paging
 from vitrina.api.security import FailedAttempts, is_loopback
 from vitrina.definition import Definition, Options
 from vitrina.errors import FieldError, InvalidField
-from vitrina.runner import job
+from vitrina.loads import job
 from vitrina.services import audit, policy, reports, versions
 from vitrina.services.callers import Role
 from vitrina.settings import Settings

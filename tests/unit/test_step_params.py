@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vitrina.adapters.transforms import registry
 from vitrina.services import params
+from vitrina.transforms import registry
 
 STEPS = {found.name: found for found in registry.load() if found.params}
 

@@ -7,7 +7,7 @@ import anyio.to_thread
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from vitrina import __version__, tracing
+from vitrina import __version__
 from vitrina.api import errors, openapi, security
 from vitrina.api.feed import EventFeed
 from vitrina.api.middleware import Surroundings
@@ -15,6 +15,7 @@ from vitrina.api.pool import make_pool
 from vitrina.api.routes import drafts, files, installation, overview, pages, pipelines, reports, stream, system, verbs
 from vitrina.api.security import FailedAttempts
 from vitrina.api.state import AppState
+from vitrina.observe import tracing
 from vitrina.settings import Settings
 from vitrina.store import migrate
 

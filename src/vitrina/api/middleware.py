@@ -10,8 +10,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitrina import tracing
-from vitrina.tracing import OpenSpan, Tracing
+from vitrina.observe import tracing
+from vitrina.observe.tracing import OpenSpan, Tracing
 
 log = structlog.get_logger("vitrina.api")
 

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from vitrina.api.feed import EventFeed
 from vitrina.api.pool import Pool
+from vitrina.observe.tracing import Tracing
 from vitrina.settings import Settings
 from vitrina.store.database import Connection
-from vitrina.tracing import Tracing
 
 Model = TypeVar("Model", bound=BaseModel)
 

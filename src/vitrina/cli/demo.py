@@ -326,7 +326,7 @@ def _search(settings: "Settings", url: str) -> list[dict[str, Any]]:
     """What somebody who types into the cinema's search box would get."""
     from pydantic import SecretStr
 
-    from vitrina.adapters.writers.search.writer import open_client
+    from vitrina.connectors.search.target import open_client
 
     client = open_client(settings.model_copy(update={"elasticsearch_url": SecretStr(url)}))
     try:

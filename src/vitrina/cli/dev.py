@@ -62,7 +62,7 @@ def _say_where(running: stack.Stack, server: "EmbeddedPostgres | None") -> None:
 
 
 def _line_printer() -> Callable[[str, str], None]:
-    from vitrina.logs import wants_colours
+    from vitrina.observe.logs import wants_colours
 
     colours = COLOURS if wants_colours(sys.stderr) else {}
 

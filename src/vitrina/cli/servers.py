@@ -112,7 +112,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _begin(end_with_stdin: bool, **overrides: int) -> "Settings":
-    from vitrina import logs
+    from vitrina.observe import logs
 
     if end_with_stdin:
         processes.end_with_stdin()

@@ -10,8 +10,8 @@ from vitrina.cli.output import Format, Output, show_data, show_table
 from vitrina.errors import ConfigError, NotFound
 
 if TYPE_CHECKING:
+    from vitrina.checks.previews import Stage
     from vitrina.definition import Definition
-    from vitrina.runner.previews import Stage
     from vitrina.settings import Settings
 
 Rows = list[dict[str, Any]]
@@ -73,8 +73,8 @@ def _definition(settings: "Settings", name: str) -> "Definition":
 def _before_and_after(
     definition: "Definition", settings: "Settings", name: str, limit: int, params: dict[str, Any] | None
 ) -> "tuple[Stage, Stage]":
+    from vitrina.checks import previews
     from vitrina.definition import Task
-    from vitrina.runner import previews
 
     planned = [step.body for step in definition.steps]
     if name in planned and params is None:

@@ -1,1 +1,1 @@
-"""The data plane: manager, dispatcher, executor. Knows nothing about HTTP."""
+"""Claim runs, execute them, and keep the installation tidy. Knows nothing about HTTP."""

@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 import psycopg
 import structlog
 
-from vitrina import tracing
 from vitrina.errors import (
     CannotConnect,
     ConfigError,
@@ -19,11 +18,12 @@ from vitrina.errors import (
     TargetTaken,
     TransientError,
 )
-from vitrina.runner.control import Paused, RunControl, Stopping
+from vitrina.loads.control import Paused, RunControl, Stopping
+from vitrina.observe import tracing
+from vitrina.observe.observer import Invitation, Onlooker, Outcome, nobody
+from vitrina.observe.prometheus import Instruments, RunTally
+from vitrina.observe.run_meter import RunMeter
 from vitrina.runner.executor import PipelineExecutor
-from vitrina.runner.instruments import Instruments, RunTally
-from vitrina.runner.metrics import RunMeter
-from vitrina.runner.onlookers import Invitation, Onlooker, Outcome, nobody
 from vitrina.settings import Settings
 from vitrina.status import Status
 from vitrina.store import database, leases, migrate, recovery, state

@@ -6,12 +6,12 @@ from contextlib import ExitStack
 import structlog
 
 from vitrina import failpoints
-from vitrina.runner import job as jobs
-from vitrina.runner.control import Paused, RunControl
-from vitrina.runner.job import Job
-from vitrina.runner.metrics import RunMeter
-from vitrina.runner.table_run import Run
-from vitrina.runner.watch import silence_limit
+from vitrina.loads import job as jobs
+from vitrina.loads.control import Paused, RunControl
+from vitrina.loads.job import Job
+from vitrina.loads.table_run import Run
+from vitrina.observe.run_meter import RunMeter
+from vitrina.runner.watchdog import silence_limit
 from vitrina.settings import Settings
 from vitrina.status import Status
 from vitrina.store import database, leases
@@ -66,10 +66,10 @@ class PipelineExecutor:
 def _kind_of(job: Job) -> type[Run]:
     # Imported here: runs that move rows inside Postgres need neither pyarrow nor a search client.
     if not isinstance(job.target, PostgresTarget):
-        from vitrina.runner.search_run import SearchRun
-        from vitrina.runner.search_source_run import SearchSourceRun
+        from vitrina.loads.search_run import SearchRun
+        from vitrina.loads.search_source_run import SearchSourceRun
 
         return SearchSourceRun if job.source else SearchRun
-    from vitrina.runner.source_run import SourceRun
+    from vitrina.loads.source_run import SourceRun
 
     return SourceRun if job.source else Run

@@ -8,8 +8,9 @@ from contextlib import contextmanager, suppress
 import psycopg
 import structlog
 
+from vitrina.checks import reconcile
 from vitrina.errors import CannotConnect, ConfigError
-from vitrina.runner import kept_connections, reconciliation
+from vitrina.loads import kept_connections
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import (
     database,
@@ -73,7 +74,7 @@ def tidy_up(settings: Settings) -> None:
             "events": lambda: events.prune(metastore, older_than_hours=settings.events_retention_hours),
             "logs": lambda: run_logs.prune(metastore, older_than_days=settings.logs_retention_days),
             "notifications": lambda: notifications.prune(metastore, older_than_days=settings.logs_retention_days),
-            "reconciliations": lambda: reconciliation.request_due(metastore),
+            "reconciliations": lambda: reconcile.request_due(metastore),
             "unanswered requests": lambda: requests.expire(metastore, older_than_seconds=REQUEST_EXPIRY_SECONDS),
             "old requests": lambda: requests.prune(metastore, older_than_days=days),
             "runners": lambda: runners.forget_stale(metastore, older_than_seconds=stale),

@@ -19,12 +19,13 @@ import structlog
 import vitrina
 from vitrina import failpoints
 from vitrina.errors import CannotConnect, OtherVersion
-from vitrina.runner import housekeeping, scheduler, steps
+from vitrina.loads import steps
+from vitrina.loads.control import RunControl, clock
+from vitrina.observe.telemetry import Lookout
+from vitrina.runner import housekeeping, scheduler
 from vitrina.runner import requests as runner_requests
-from vitrina.runner.control import RunControl, clock
 from vitrina.runner.dispatcher import PipelineDispatcher
-from vitrina.runner.lookout import Lookout
-from vitrina.runner.watch import SILENCE_SECONDS, Watch, silence_limit
+from vitrina.runner.watchdog import SILENCE_SECONDS, Watch, silence_limit
 from vitrina.settings import Settings
 from vitrina.status import Status
 from vitrina.store import database, leases, migrate, recovery, requests, room, run_after, runners

@@ -8,7 +8,7 @@ import psycopg
 
 from vitrina import status
 from vitrina.errors import CannotConnect, Conflict, NotFound
-from vitrina.runner.control import clock
+from vitrina.loads.control import clock
 from vitrina.runner.manager import PipelineManager
 from vitrina.services import pipelines as services
 from vitrina.services.callers import Caller, Role

@@ -10,14 +10,15 @@ from uuid import UUID
 import structlog
 from psycopg.sql import SQL, Literal
 
-from vitrina.adapters import catalog
-from vitrina.adapters import cursor as cursors
-from vitrina.adapters.readers.sql import Bounds, Query
+from vitrina.checks import previews, reconcile
+from vitrina.checks.repairs import Hold
+from vitrina.connectors.postgres import catalog, plan_check, sessions
+from vitrina.connectors.postgres import cursor as cursors
+from vitrina.connectors.postgres.source import Bounds, Query
 from vitrina.definition import Definition
 from vitrina.errors import NotFound, SourceQueryFailed, VitrinaError
-from vitrina.runner import admission, kept_connections, logins, previews, reconciliation, replays
-from vitrina.runner import job as jobs
-from vitrina.runner.repairs import Hold
+from vitrina.loads import job as jobs
+from vitrina.loads import kept_connections, replay
 from vitrina.settings import Settings
 from vitrina.store import pipelines
 from vitrina.store.database import Connection
@@ -36,8 +37,8 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
         "validate": validate,
         "preview": preview,
         "tables": list_tables,
-        "reconcile": partial(reconciliation.reconcile, hold=hold),
-        "replay": partial(replays.replay, hold=hold),
+        "reconcile": partial(reconcile.reconcile, hold=hold),
+        "replay": partial(replay.replay, hold=hold),
     }
     try:
         handler = handlers.get(request["kind"])
@@ -72,12 +73,12 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
     judged = jobs.judge(definition, settings)
     if judged is None or definition.steps:
         return previews.preview(definition, settings, limit)
-    with logins.preview_reader(definition, settings) as reader:
+    with sessions.preview_reader(definition, settings) as reader:
         columns = reader.describe(judged)
         types = {column.name: column.type for column in columns}
         cursor = cursors.cursor_of(definition, types) if definition.mode == "incremental" else None
         query = Query(judged, cursor)
-        admission.admit(reader, query, settings)
+        plan_check.admit(reader, query, settings)
         head, source = query.wrapped(Bounds())
         # The server looks at the length: what is fetched has to be held, and written down, whole.
         texts = reader.value(
@@ -100,7 +101,7 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
 def list_tables(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """What queries on a connection may read: tables of the allowed schemas that the reader may select from."""
     name = request["payload"]["connection"]
-    with logins.waited_for(name, settings, "vitrina:tables") as reader:
+    with sessions.waited_for(name, settings, "vitrina:tables") as reader:
         tables = catalog.list_readable(reader.connection, sorted(settings.source_schemas), limit=MAX_TABLES + 1)
     return {"connection": name, "tables": tables[:MAX_TABLES], "complete": len(tables) <= MAX_TABLES}
 

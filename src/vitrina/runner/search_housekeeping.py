@@ -5,9 +5,9 @@ from functools import partial
 
 import structlog
 
-from vitrina.adapters.writers.search import abandoned
-from vitrina.adapters.writers.search.client import SearchClient
-from vitrina.adapters.writers.search.writer import connection_options
+from vitrina.connectors.search import abandoned
+from vitrina.connectors.search.client import SearchClient
+from vitrina.connectors.search.target import connection_options
 from vitrina.errors import VitrinaError
 from vitrina.settings import Settings
 from vitrina.store import left_generations

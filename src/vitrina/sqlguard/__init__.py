@@ -20,7 +20,7 @@ __all__ = ["Judged", "SqlPolicy", "judge", "place", "render", "render_parts"]
 class SqlPolicy:
     """What the operator allows. `extra_functions` are written as queries call them: `similarity`, `public.st_*`.
 
-    What extensions have is named without a schema: the reader's session finds it (`vitrina.runner.logins`).
+    What extensions have is named without a schema: the reader finds it (`connectors.postgres.sessions`).
     """
 
     allowed_schemas: frozenset[str]

@@ -10,7 +10,7 @@ from uuid import UUID
 import psycopg
 
 from vitrina import deep_json
-from vitrina.ports import DeadLetter
+from vitrina.ports.batch import DeadLetter
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]

@@ -8,12 +8,11 @@ import pyarrow.compute as pc
 import pytest
 from pydantic import BaseModel
 
-from vitrina.adapters.transforms import chain, registry
-from vitrina.adapters.transforms.context import StepContext
 from vitrina.definition import Task
 from vitrina.errors import BadKey, ConfigError, FatalError, Invalid, StepFailed, TransientError
 from vitrina.testing import SourceContext, run_source, run_step
-from vitrina.transforms import source, transform
+from vitrina.transforms import chain, registry, source, transform
+from vitrina.transforms.context import StepContext
 
 ROWS = [{"id": 1, "name": "ann"}, {"id": 2, "name": "bob"}, {"id": 3, "name": "eve"}]
 

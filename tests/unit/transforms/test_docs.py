@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from vitrina.adapters.transforms import registry
 from vitrina.testing import run_step
+from vitrina.transforms import registry
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -10,9 +10,9 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from vitrina.adapters.transforms import registry
 from vitrina.errors import FatalError, Invalid, RunError, StepFailed
 from vitrina.testing import StepContext, run_step
+from vitrina.transforms import registry
 
 FILM = UUID("11111111-1111-1111-1111-111111111111")
 FILMS: list[dict[str, Any]] = [

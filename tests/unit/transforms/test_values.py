@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitrina.adapters.columns import Column
-from vitrina.adapters.transforms import forms, landing, natural, pythonic, registry
-from vitrina.adapters.transforms.landing import Landing
 from vitrina.errors import NotCarried, StepFailed, TargetMismatch
+from vitrina.ports.schema import Column
+from vitrina.transforms import call, natural, python_values, registry, to_target
+from vitrina.transforms.to_target import Landing
 
 ANY_UUID = UUID("11111111-1111-1111-1111-111111111111")
 NAIVE = datetime(2020, 1, 1, 12)  # noqa: DTZ001
@@ -56,19 +56,19 @@ def test_a_natural_value_goes_there_and_back(kind: str) -> None:
     rows = [{"x": EXAMPLES[kind]}, {"x": None}]
     field = natural.tagged("x", kind)
 
-    batch = pythonic.batch_of(rows, pa.schema([field]))
+    batch = python_values.batch_of(rows, pa.schema([field]))
 
     assert batch.schema.field("x").type == natural.arrow_type(kind)
     assert natural.tag_of(batch.schema.field("x")) == kind
-    assert pythonic.rows_of(batch) == rows
+    assert python_values.rows_of(batch) == rows
 
 
 def test_uuids_are_read_from_any_part_of_a_column() -> None:
     values = [None, ANY_UUID, UUID(int=0), None, UUID(int=2**128 - 1), UUID("00000000-0000-0001-0000-000000000002")]
-    column, field = pythonic.column_of(values, "x", natural.tagged("x", "uuid"))
+    column, field = python_values.column_of(values, "x", natural.tagged("x", "uuid"))
     for start in range(len(values) + 1):
         for length in range(len(values) - start + 1):
-            found = pythonic.to_python(column.slice(start, length), field)
+            found = python_values.to_python(column.slice(start, length), field)
             assert found == values[start : start + length]
             assert [str(value) for value in found] == [str(value) for value in values[start : start + length]]
 
@@ -87,34 +87,34 @@ def test_a_step_may_change_values_in_their_place() -> None:
         {"id": UUID(int=7), "list": [], "json": {}, "left": Decimal("3.5"), "right": None},
     ]
     kinds = {"id": "uuid", "list": "text[]", "json": "jsonb", "left": "numeric(3,1)", "right": "numeric(3,1)"}
-    batch = pythonic.batch_of(rows, pa.schema([natural.tagged(name, kind) for name, kind in kinds.items()]))
+    batch = python_values.batch_of(rows, pa.schema([natural.tagged(name, kind) for name, kind in kinds.items()]))
     step = registry.Registered("touched", "transform", "rows", touched)
 
-    made = forms.call_rows(step, touched, batch, None, [])
+    made = call.call_rows(step, touched, batch, None, [])
 
-    assert pythonic.rows_of(made) == list(map(touched, pythonic.rows_of(batch)))
+    assert python_values.rows_of(made) == list(map(touched, python_values.rows_of(batch)))
     assert made.schema == batch.schema
 
 
 def test_nan_and_scale_of_a_plain_numeric_survive() -> None:
     field = natural.tagged("x", "numeric")
     column = pa.array(["1.500", "NaN", "-Infinity", "1E+5"])
-    values = pythonic.to_python(column, field)
-    assert pythonic.column_of(values, "x", field)[0].to_pylist() == ["1.500", "NaN", "-Infinity", "1E+5"]
+    values = python_values.to_python(column, field)
+    assert python_values.column_of(values, "x", field)[0].to_pylist() == ["1.500", "NaN", "-Infinity", "1E+5"]
 
 
 def test_json_null_is_not_null() -> None:
     field = natural.tagged("x", "jsonb")
     column = pa.array(["null", None, '{"a": null}'])
-    values = pythonic.to_python(column, field)
+    values = python_values.to_python(column, field)
     assert values[1:] == [None, {"a": None}]
     assert not values[0]
-    assert pythonic.column_of(values, "x", field)[0].to_pylist() == ["null", None, '{"a": null}']
+    assert python_values.column_of(values, "x", field)[0].to_pylist() == ["null", None, '{"a": null}']
 
 
 def test_json_with_a_key_twice_is_refused() -> None:
     with pytest.raises(NotCarried, match="same key twice"):
-        pythonic.to_python(pa.array(['{"a": 1, "a": 2}']), natural.tagged("x", "json"))
+        python_values.to_python(pa.array(['{"a": 1, "a": 2}']), natural.tagged("x", "json"))
 
 
 @pytest.mark.parametrize(
@@ -134,15 +134,15 @@ def test_json_with_a_key_twice_is_refused() -> None:
 def test_a_value_of_another_type_changes_the_column_instead_of_being_bent(
     hint: str, value: Any, made: pa.DataType
 ) -> None:
-    column, field = pythonic.column_of([value, None], "x", natural.tagged("x", hint))
+    column, field = python_values.column_of([value, None], "x", natural.tagged("x", hint))
     assert field.type == made
-    assert pythonic.to_python(column, field) == [value, None]
+    assert python_values.to_python(column, field) == [value, None]
 
 
 @pytest.mark.parametrize("values", [[NAIVE, AWARE], [1, "a"], [time(1), NAIVE], [True, 1]])
 def test_mixed_values_are_refused(values: list[Any]) -> None:
-    with pytest.raises(pythonic.Unfit, match="'x'"):
-        pythonic.column_of(values, "x", None)
+    with pytest.raises(python_values.Unfit, match="'x'"):
+        python_values.column_of(values, "x", None)
 
 
 @pytest.mark.parametrize(
@@ -170,21 +170,21 @@ def test_mixed_values_are_refused(values: list[Any]) -> None:
     ],
 )
 def test_new_columns_get_a_postgres_type_from_their_values(values: list[Any], expected: str) -> None:
-    _, field = pythonic.column_of(values, "x", None)
-    assert landing.postgres_type(field) == expected
+    _, field = python_values.column_of(values, "x", None)
+    assert to_target.postgres_type(field) == expected
 
 
 def test_a_zone_is_converted_not_dropped() -> None:
     moment = datetime(2020, 1, 1, 3, tzinfo=timezone(timedelta(hours=3)))
-    column, field = pythonic.column_of([moment], "x", None)
-    assert pythonic.to_python(column, field) == [datetime(2020, 1, 1, tzinfo=UTC)]
+    column, field = python_values.column_of([moment], "x", None)
+    assert python_values.to_python(column, field) == [datetime(2020, 1, 1, tzinfo=UTC)]
 
 
 def test_rows_must_have_the_same_columns() -> None:
-    with pytest.raises(pythonic.Unfit, match="lacks 'b'"):
-        pythonic.batch_of([{"a": 1, "b": 2}, {"a": 1}], pa.schema([]))
-    with pytest.raises(pythonic.Unfit, match="'c' as well"):
-        pythonic.batch_of([{"a": 1}, {"a": 1, "c": 3}], pa.schema([]))
+    with pytest.raises(python_values.Unfit, match="lacks 'b'"):
+        python_values.batch_of([{"a": 1, "b": 2}, {"a": 1}], pa.schema([]))
+    with pytest.raises(python_values.Unfit, match="'c' as well"):
+        python_values.batch_of([{"a": 1}, {"a": 1, "c": 3}], pa.schema([]))
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_nan_in_a_numeric_with_scale_is_refused() -> None:
     ],
 )
 def test_which_targets_take_which_columns(kind: pa.DataType, target: str, fits: bool) -> None:
-    assert landing.lands(pa.field("x", kind), target) is fits
+    assert to_target.lands(pa.field("x", kind), target) is fits
 
 
 @pytest.mark.parametrize(
@@ -258,9 +258,9 @@ def test_which_targets_take_which_columns(kind: pa.DataType, target: str, fits: 
 )
 def test_what_postgres_would_round_is_refused(column: pa.Array, target: str) -> None:
     batch = pa.RecordBatch.from_arrays([column], names=["x"])
-    places = {"x": Landing("x", landing.staged_type(batch.schema.field("x")), target)}
+    places = {"x": Landing("x", to_target.staged_type(batch.schema.field("x")), target)}
     with pytest.raises(TargetMismatch, match="'x'"):
-        landing.to_stage(batch, places)
+        to_target.to_stage(batch, places)
 
 
 @pytest.mark.parametrize(
@@ -274,13 +274,13 @@ def test_what_postgres_would_round_is_refused(column: pa.Array, target: str) -> 
 )
 def test_what_postgres_would_not_round_passes(column: pa.Array, target: str) -> None:
     batch = pa.RecordBatch.from_arrays([column], names=["x"])
-    places = {"x": Landing("x", landing.staged_type(batch.schema.field("x")), target)}
-    assert landing.to_stage(batch, places).num_rows == len(column)
+    places = {"x": Landing("x", to_target.staged_type(batch.schema.field("x")), target)}
+    assert to_target.to_stage(batch, places).num_rows == len(column)
 
 
 def test_a_column_without_any_value_has_no_type_of_its_own() -> None:
     with pytest.raises(StepFailed, match="'x' has no value"):
-        landing.settle(pa.schema([pa.field("x", pa.null())]), None)
+        to_target.settle(pa.schema([pa.field("x", pa.null())]), None)
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=6), st.integers(0, 8))
@@ -291,20 +291,20 @@ def test_rounding_is_noticed_exactly_when_it_happens(value: Decimal, scale: int)
     if rounded is None:
         return
     if rounded == value:
-        landing.to_stage(batch, places)
+        to_target.to_stage(batch, places)
     else:
         with pytest.raises(TargetMismatch):
-            landing.to_stage(batch, places)
+            to_target.to_stage(batch, places)
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
 @pytest.mark.parametrize("gaps", [False, True])
 def test_every_type_is_read_from_any_part_of_a_column_with_and_without_null(kind: str, gaps: bool) -> None:
     values = [EXAMPLES[kind]] * 3 + ([None, EXAMPLES[kind]] if gaps else [])
-    column, field = pythonic.column_of(values, "x", natural.tagged("x", kind))
+    column, field = python_values.column_of(values, "x", natural.tagged("x", kind))
     for start in range(len(values) + 1):
         for length in range(len(values) - start + 1):
-            assert pythonic.to_python(column.slice(start, length), field) == values[start : start + length]
+            assert python_values.to_python(column.slice(start, length), field) == values[start : start + length]
 
 
 # What a step may do to a row of whatever kind; `None` leaves it alone.
@@ -330,14 +330,14 @@ def test_rows_come_out_of_a_step_as_one_call_for_each_would_have_them(deeds: lis
     given_rows = [{"id": place, "title": f"t{place}", "list": lists[place]} for place in range(len(deeds))]
     kinds = {"id": "integer", "title": "text", "list": "text[]"}
     schema = pa.schema([natural.tagged(name, kind) for name, kind in kinds.items()])
-    batch = pythonic.batch_of(given_rows, schema)
+    batch = python_values.batch_of(given_rows, schema)
 
     def step(row: dict[str, Any]) -> Any:
         return DEEDS[deeds[row["id"]]](row)
 
     expected: list[dict[str, Any]] = []
     failed: list[int] = []
-    for place, row in enumerate(pythonic.rows_of(batch)):
+    for place, row in enumerate(python_values.rows_of(batch)):
         try:
             made = step(row)
         except (ValueError, StopIteration):
@@ -346,24 +346,24 @@ def test_rows_come_out_of_a_step_as_one_call_for_each_would_have_them(deeds: lis
         expected += made if isinstance(made, list) else [made] if made is not None else []
     rejected: list[tuple[int, Exception]] = []
     registered = registry.Registered("any", "transform", "rows", step, columns={"id": pa.int32()})
-    result = forms.call_rows(registered, step, batch, None, rejected)
+    result = call.call_rows(registered, step, batch, None, rejected)
 
     assert [place for place, _ in rejected] == failed
     plain = [{**row, "list": None if row["list"] is None else list(row["list"])} for row in expected]
-    assert pythonic.rows_of(result) == plain
+    assert python_values.rows_of(result) == plain
     assert all(type(exc) is (StopIteration if deeds[place] == "stop" else ValueError) for place, exc in rejected)
 
 
 def test_a_text_that_spells_the_items_of_a_list_is_not_taken_for_it() -> None:
-    batch = pythonic.batch_of([{"x": ["a", "b"]}], pa.schema([natural.tagged("x", "text[]")]))
+    batch = python_values.batch_of([{"x": ["a", "b"]}], pa.schema([natural.tagged("x", "text[]")]))
     spell = lambda row: {"x": "ab"}  # noqa: E731
-    made = forms.call_rows(registry.Registered("spell", "transform", "rows", spell), spell, batch, None, [])
-    assert pythonic.rows_of(made) == [{"x": "ab"}]
+    made = call.call_rows(registry.Registered("spell", "transform", "rows", spell), spell, batch, None, [])
+    assert python_values.rows_of(made) == [{"x": "ab"}]
 
 
 def test_names_of_columns_are_only_ever_keys() -> None:
     names = ["a'b", 'c"d', "e\\f", "{g}", "h\ni", "Ünï", "__import__('os')"]
     for count in (0, 1, len(names)):
         columns = [[place, -place] for place in range(count)]
-        made = pythonic.rows_from(columns, pa.schema([pa.field(name, pa.int64()) for name in names[:count]]))
+        made = python_values.rows_from(columns, pa.schema([pa.field(name, pa.int64()) for name in names[:count]]))
         assert made == [dict(zip(names, row, strict=False)) for row in zip(*columns, strict=True)]

@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from vitrina.adapters.transforms import wire
-from vitrina.adapters.transforms.process import environment_of
 from vitrina.errors import FatalError, LeaseLost, RunError, StepFailed, TransientError
-from vitrina.ports import DeadLetter
+from vitrina.ports.batch import DeadLetter
+from vitrina.transforms import wire
+from vitrina.transforms.process import environment_of
 
 
 class Upstream(TransientError):

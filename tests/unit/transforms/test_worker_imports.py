@@ -3,9 +3,9 @@
 import subprocess
 import sys
 
-from vitrina.adapters.transforms import registry
 from vitrina.definition import ErrorRule
 from vitrina.step_rules import RESERVED_PARAMS, StepRule
+from vitrina.transforms import registry
 
 HEAVY = (
     "adbc_driver_postgresql",
@@ -22,7 +22,7 @@ HEAVY = (
 def test_a_worker_loads_neither_drivers_nor_models_nor_logging() -> None:
     program = f"""
 import sys
-import vitrina.adapters.transforms.worker
+import vitrina.transforms.worker
 import vitrina.transforms
 print([name for name in {HEAVY!r} if name in sys.modules])
 """

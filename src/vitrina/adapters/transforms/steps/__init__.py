@@ -1,5 +1,0 @@
-"""The steps that ship with Vitrina; importing this package registers them."""
-
-from vitrina.adapters.transforms.steps import columns, demo, documents, privacy, reference, rows, stamps, text
-
-__all__ = ["columns", "demo", "documents", "privacy", "reference", "rows", "stamps", "text"]

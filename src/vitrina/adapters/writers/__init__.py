@@ -1,1 +1,0 @@
-"""Writers: where the rows of a run go."""

@@ -1,0 +1,1 @@
+"""Compare targets with their sources, repair the differences, and preview queries."""

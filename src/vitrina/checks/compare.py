@@ -1,0 +1,264 @@
+"""Comparing two sides: counts and ends, buckets narrowed down to the keys that differ, or random keys.
+
+The order of looking is what makes the answer exact while both sides move: checkpoint, then mart, then source. A source
+row older than the checkpoint was delivered before the mart was looked at, and the mart cannot know a newer one.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from vitrina.checks.sides import Extent, Key, RowImage, Side
+
+# About this many rows share a bucket: few enough to list when one of them differs.
+BUCKET_ROWS = 256
+MIN_BUCKETS, MAX_BUCKETS = 64, 65_536
+# So many keys are looked up one by one in the second look; of more, their buckets are read again.
+LOOKUP_KEYS = 10_000
+# Differences that are kept with their keys, to be repaired; beyond it they are only counted.
+KEPT_KEYS = 100_000
+
+
+# A mask, and numbers of buckets under it.
+Buckets = tuple[int, Sequence[int]]
+
+
+class Kind(StrEnum):
+    MISSING = "missing"
+    EXTRA = "extra"
+    DIFFERING = "differing"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A key on which the sides do not agree."""
+
+    kind: Kind
+    place: int
+    key: Key
+    young: bool
+    source_image: int | None
+    target_image: int | None
+
+
+@dataclass
+class Look:
+    """What one look at both sides found."""
+
+    extents: tuple[Extent, Extent] | None = None
+    rows: tuple[int, int] | None = None
+    differences: list[Difference] = field(default_factory=list)
+    places: "array[int]" = field(default_factory=lambda: array("q"))  # of all differences, in order
+    buckets: list[Buckets] = field(default_factory=list)  # those that differ, in groups
+
+    @property
+    def is_complete(self) -> bool:
+        """All differences are kept with their keys."""
+        return len(self.differences) == len(self.places)
+
+    def add(self, difference: Difference) -> None:
+        self.places.append(difference.place)
+        if len(self.differences) < KEPT_KEYS:
+            self.differences.append(difference)
+
+    def has(self, place: int) -> bool:
+        at = bisect_left(self.places, place)
+        return at < len(self.places) and self.places[at] == place
+
+
+@dataclass
+class Verdict:
+    """What both looks agree on."""
+
+    counts: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))
+    in_flight: int = 0
+    confirmed: list[Difference] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+# --- the first look ------------------------------------------------------------------------------------------------
+
+
+def look_quickly(source: Side, target: Side) -> Look:
+    there = target.extent()
+    here = source.extent()
+    return Look(extents=(here, there), rows=(here.rows, there.rows))
+
+
+def look_fully(source: Side, target: Side, *, expected_rows: int) -> Look:
+    """One sum on each side; if they differ, bucket by bucket; what differs is listed and joined here."""
+    total = target.total()
+    wanted = source.total()
+    if total == wanted:
+        return Look(rows=(wanted[0], total[0]))
+    mask = _bucket_count(max(expected_rows, wanted[0], total[0])) - 1
+    there = target.buckets(mask)
+    here = source.buckets(mask)
+    differing = sorted(bucket for bucket in here.keys() | there.keys() if here.get(bucket) != there.get(bucket))
+    counted = sum(rows for rows, _ in here.values()), sum(rows for rows, _ in there.values())
+    look = Look(rows=counted, buckets=_grouped(mask, differing, max(counted), source.listed_at_once))
+    if look.buckets:
+        for difference in _join_buckets(source, target, look.buckets):
+            look.add(difference)
+    look.places = array("q", sorted(look.places))  # group by group, they did not come in order
+    return look
+
+
+def _grouped(mask: int, buckets: Sequence[int], rows: int, listed_at_once: int | None) -> list[Buckets]:
+    """In groups that a side can list in one go."""
+    if not buckets:
+        return []
+    size = len(buckets) if listed_at_once is None else max(1, listed_at_once * (mask + 1) // max(rows, 1))
+    return [(mask, buckets[start : start + size]) for start in range(0, len(buckets), size)]
+
+
+def look_at_sample(source: Side, target: Side, *, keys: int) -> Look:
+    """Keys of both sides: those of the mart alone would never show a missing row."""
+    chosen = list(dict.fromkeys([*source.random_keys((keys + 1) // 2), *target.random_keys(keys // 2)]))
+    look = Look()
+    for difference in _join_keys(source, target, chosen):
+        look.add(difference)
+    return look
+
+
+def quick_findings(look: Look, *, others_write: bool) -> list[str]:
+    """What counts and ends prove to be wrong. Rows that may be on their way prove nothing."""
+    assert look.extents is not None
+    here, there = look.extents
+    findings = []
+    if there.rows < here.rows - here.young:
+        findings.append(f"the mart has {there.rows} rows, the source {here.rows - here.young} that must be in it")
+    if others_write:
+        return findings
+    if there.rows > here.rows:
+        findings.append(f"the mart has {there.rows} rows, the source only {here.rows}")
+    if not here.young:
+        for word, ours, theirs in (("least", here.least, there.least), ("greatest", here.greatest, there.greatest)):
+            findings += [
+                f"the {word} {name} is {ours[name]} in the source, {theirs[name]} in the mart"
+                for name in ours
+                if name in theirs and ours[name] != theirs[name]
+            ]
+    return findings
+
+
+def _bucket_count(rows: int) -> int:
+    wanted = max(MIN_BUCKETS, min(MAX_BUCKETS, rows // BUCKET_ROWS))
+    return 1 << (wanted - 1).bit_length()
+
+
+# --- the second look -----------------------------------------------------------------------------------------------
+
+
+def confirm(
+    first: Look,
+    source: Side,
+    target: Side,
+    *,
+    still_moving: Callable[[Difference, Difference], bool],
+    others_write: bool = False,
+) -> Verdict:
+    """Only what differs again, and is not younger than the checkpoint in either look, is called a difference.
+
+    Where others write to the same mart, rows that this source does not have are theirs.
+    """
+    verdict = Verdict()
+    seen = {difference.place: difference for difference in first.differences}
+    gone = len(first.places)
+    for again in _look_again(first, source, target):
+        if not first.has(again.place):
+            continue  # it began to differ between the looks
+        gone -= 1
+        if others_write and again.kind is Kind.EXTRA:
+            continue
+        before = seen.get(again.place)
+        if again.young or (before is not None and (before.young or still_moving(before, again))):
+            verdict.in_flight += 1
+            continue
+        verdict.counts[again.kind] += 1
+        if len(verdict.confirmed) < KEPT_KEYS:
+            verdict.confirmed.append(again)
+    verdict.in_flight += gone
+    return verdict
+
+
+def _look_again(first: Look, source: Side, target: Side) -> Iterator[Difference]:
+    if first.is_complete and len(first.places) <= LOOKUP_KEYS:
+        return _join_keys(source, target, [difference.key for difference in first.differences])
+    assert first.buckets, "a sample is small enough to look up"
+    return _join_buckets(source, target, first.buckets)
+
+
+# --- joining ---------------------------------------------------------------------------------------------------------
+
+
+# The mart is asked before the source: see above.
+
+
+def _join_buckets(source: Side, target: Side, groups: Sequence[Buckets]) -> Iterator[Difference]:
+    for mask, buckets in groups:
+        there = target.images_in(mask, buckets)
+        yield from _join(source.images_in(mask, buckets), there)
+
+
+def _join_keys(source: Side, target: Side, keys: Sequence[Key]) -> Iterator[Difference]:
+    if keys:
+        there = target.images_of(keys)
+        yield from _join(source.images_of(keys), there)
+
+
+def _join(source: Iterator[RowImage], target: Iterator[RowImage]) -> Iterator[Difference]:
+    """Both come by place and key."""
+    here, there = next(source, None), next(target, None)
+    while here is not None or there is not None:
+        if there is None or (here is not None and here.position < there.position):
+            assert here is not None
+            if here.image is not None:
+                yield Difference(Kind.MISSING, here.place, here.key, here.young, here.image, None)
+            here = next(source, None)
+        elif here is None or there.position < here.position:
+            yield Difference(Kind.EXTRA, there.place, there.key, False, None, there.image)
+            there = next(target, None)
+        else:
+            if here.image != there.image:
+                kind = Kind.EXTRA if here.image is None else Kind.DIFFERING
+                yield Difference(kind, here.place, here.key, here.young, here.image, there.image)
+            here, there = next(source, None), next(target, None)
+
+
+# --- details -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Detail:
+    """A difference as people read it: the columns that differ, with both values as text."""
+
+    kind: Kind
+    key: dict[str, str]
+    columns: dict[str, tuple[str | None, str | None]]
+
+
+def details(differences: Sequence[Difference], source: Side, target: Side) -> list[Detail]:
+    keys = [difference.key for difference in differences]
+    there, here = (target.texts(keys), source.texts(keys)) if keys else ({}, {})
+    return [
+        _detail(difference, here.get(difference.key), there.get(difference.key), source) for difference in differences
+    ]
+
+
+Texts = dict[str, str | None]
+
+
+def _detail(difference: Difference, here: Texts | None, there: Texts | None, side: Side) -> Detail:
+    key = dict(zip(side.key_names, difference.key, strict=True))
+    names = [name for name in {**(here or {}), **(there or {})} if name not in key]
+    pairs = {name: ((here or {}).get(name), (there or {}).get(name)) for name in names}
+    if difference.kind is Kind.DIFFERING:
+        gone = here is None or there is None  # since it was looked at
+        pairs = {} if gone else {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
+    return Detail(difference.kind, key, pairs)

@@ -1,0 +1,313 @@
+"""A search index and its source as the two sides of a comparison: rows become documents as the writer makes them.
+
+The source is read as a whole for every question: behind steps, and behind an id, nobody can ask for single rows.
+"""
+
+import secrets
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import orjson
+import pyarrow as pa
+from psycopg.sql import SQL, Composable, Identifier
+
+from vitrina import deep_json
+from vitrina.checks import comparison, recomputed
+from vitrina.checks.documents import Document, DocumentSide, place_of
+from vitrina.checks.sides import Extent, Side
+from vitrina.checks.tables import Field, TableSide
+from vitrina.connectors.postgres.source import Bounds, translate_read
+from vitrina.connectors.search import mapping, objects, values
+from vitrina.connectors.search.documents import Prepared
+from vitrina.errors import FatalError
+from vitrina.loads import job as jobs
+from vitrina.loads import sources
+from vitrina.loads.job import Job
+from vitrina.store import state
+
+PAGE_DOCUMENTS = 2_000
+# A page is held several times over, here and by the server: of large documents it has fewer.
+PAGE_BYTES = 8 << 20
+PROBED_DOCUMENTS = 20
+IDS_AT_ONCE = 1_000
+
+
+class IndexComparison:
+    """A pipeline whose target is an index."""
+
+    full_guarantee = "every document by a 64-bit hash of its id and fields, as the writer would write them"
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        inspect(job)
+
+    @property
+    def compared(self) -> list[str]:
+        options = self.job.definition.options
+        return [name for name in self.job.index.columns if name != options.delete_when and name not in self._stamps]
+
+    @property
+    def not_compared(self) -> list[str]:
+        return [name for name in self.job.index.columns if name in self._stamps]
+
+    @property
+    def _stamps(self) -> frozenset[str]:
+        return stamps(self.job) - set(self.job.key)
+
+    @contextmanager
+    def both_sides(self) -> Iterator[tuple[Side, Side]]:
+        job = self.job
+        job.checkpoint = state.peek(job.metastore, job.claim.pipeline_id)
+        # With `update`, other pipelines may fill other fields of the same documents.
+        whole = job.definition.options.action == "index" and not self.not_compared
+        fields = None if whole else self.compared
+        source = DocumentSide(SourceShelf(job), fields, repeats=job.cursor is not None)
+        target = DocumentSide(IndexShelf(job), fields)
+        with target.snapshot(), source.snapshot():
+            yield source, target
+
+
+def inspect(job: Job) -> None:
+    comparison.refuse_moving_source(job)
+    if job.source:
+        sources.look_into(job)
+        if not job.output:
+            raise FatalError(
+                f"source {job.source.name} gives no row now, so nobody can tell which fields its documents"
+                f" have: run the pipeline, which empties {job.target} if it may, instead of comparing"
+            )
+    else:
+        jobs.inspect(job, create_target=False)
+    concrete = job.index.seen.concrete if job.index.seen else None
+    if concrete is None:
+        raise FatalError(f"{job.target} does not exist yet: run the pipeline first")
+    kept = job.index.client.get_mapping(concrete).get("_source", {})
+    mode = kept.get("mode") or job.index.client.get_settings(concrete).get("index.mapping.source.mode")
+    if kept.get("enabled") is False or kept.get("includes") or kept.get("excludes") or mode not in (None, "stored"):
+        raise FatalError(
+            f"{job.target} does not keep its documents as they were written (`_source` in its mapping or settings), so"
+            " nobody can tell what is in them: keep `_source`, rebuild the index with a full load, and ask again"
+        )
+
+
+def stamps(job: Job) -> frozenset[str]:
+    """Columns that differ in every run by nature."""
+    made = job.passage.stamps if job.passage else job.judged.volatile_columns if job.judged else frozenset()
+    return frozenset(job.definition.options.stamps) | made
+
+
+class SourceShelf:
+    """The rows of the source as the documents that the writer would make of them."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        # `index` has the document alone in its second line.
+        self._encoder = job.index.encoder("index")
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        yield
+
+    def extent(self) -> Extent:
+        job = self._job
+        if job.steps or job.source:
+            return self._counted()
+        head, source = job.query.wrapped(Bounds())
+        side = TableSide(
+            connection=job.reader.connection,
+            head=head,
+            source=source,
+            key=tuple(self._field(name) for name in job.key),
+            columns=(),
+            translate=translate_read,
+            condition=self._condition(),
+            young=comparison.young(job),
+            latest=tuple(job.cursor.columns("q")) if job.cursor else (),
+            cursor=self._field(job.cursor.key) if job.cursor else None,
+        )
+        with side.snapshot():
+            return _Ends(job).as_documents(side.extent())
+
+    def _field(self, name: str) -> Field:
+        return Field(name, SQL("q.{}").format(Identifier(name)), self._job.types[name])
+
+    def _counted(self) -> Extent:
+        """What Python makes cannot be counted in SQL."""
+        ages: dict[int, bool] = {}
+        for document in self.documents(in_order=True):
+            place = place_of(document.id)
+            if document.content is None:
+                ages.pop(place, None)
+            else:
+                ages[place] = document.young
+        return Extent(len(ages), sum(ages.values()), {}, {})
+
+    def _condition(self) -> Composable:
+        parts = [comparison.is_read(self._job)]
+        gone = self._job.definition.options.delete_when
+        if gone:
+            parts.append(SQL("q.{} IS NOT TRUE").format(Identifier(gone)))
+        return SQL(" AND ").join(parts)
+
+    def documents(self, *, in_order: bool) -> Iterator[Document]:
+        for table, young in recomputed.read(self._job, in_order=in_order):
+            yield from self._documents_of(table, young)
+
+    def with_ids(self, ids: Collection[str]) -> Iterator[Document]:
+        return (document for document in self.documents(in_order=True) if document.id in ids)
+
+    def random_ids(self, count: int) -> list[str]:
+        if not count:
+            return []
+        found = (
+            document
+            for table, young in recomputed.read(self._job, sample=count)
+            for document in self._documents_of(table, young)
+        )
+        ids = [document.id for document in found if document.content is not None]
+        return secrets.SystemRandom().sample(ids, min(count, len(ids)))
+
+    def _documents_of(self, table: pa.Table, young: bool) -> Iterator[Document]:
+        if not table.num_rows:
+            return
+        for batch in table.select(self._job.index.columns).combine_chunks().to_batches():
+            prepared = self._encoder.encode(batch)
+            yield from self._prepared_documents(prepared, young)
+
+    def _prepared_documents(self, prepared: Prepared, young: bool) -> Iterator[Document]:
+        for position, document_id in enumerate(prepared.actions.ids):
+            text = prepared.actions.document(position)
+            yield Document(document_id, objects.parsed(text) if text else None, young)
+        for refused in prepared.rejected:
+            if refused.id:  # no document can be like this one, and the report says why
+                yield Document(refused.id, {}, young, refused.reason)
+
+
+class IndexShelf:
+    """The documents of the index that the target's name shows."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._client = job.index.client
+        self._concrete = ""
+        self._page = PAGE_DOCUMENTS
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """What was acknowledged before is found from here on, and nobody's new generation comes between."""
+        self._concrete = self._job.index.generations.standing().concrete or self._job.index.generations.index
+        self._client.refresh(self._concrete)
+        self._page = self._fitting_page()
+        yield
+
+    def _fitting_page(self) -> int:
+        """By a look at some documents: how large the others are, only reading them would tell."""
+        score = {"function_score": {"random_score": {}, "boost_mode": "replace"}}
+        hits = self._client.search(self._concrete, {"size": PROBED_DOCUMENTS, "query": score})["hits"]["hits"]
+        size = sum(len(deep_json.dumps(hit["_source"])) for hit in hits)
+        return max(1, min(PAGE_DOCUMENTS, PAGE_BYTES * len(hits) // max(size, 1)))
+
+    def extent(self) -> Extent:
+        made = self._job.steps or self._job.source
+        ends = {} if made else _Ends(self._job).found_in(self._client.get_mapping(self._concrete))
+        return Extent(
+            self._client.count(self._concrete),
+            0,
+            {name: self._end(name, by, "asc") for name, by in ends.items()},
+            {name: self._end(name, by, "desc") for name, by in ends.items()},
+        )
+
+    def _end(self, name: str, by: str, direction: str) -> str | None:
+        found = self._client.search(
+            self._concrete, {"size": 1, "sort": [{by: {"order": direction, "missing": "_last"}}], "_source": [name]}
+        )["hits"]["hits"]
+        return _as_text(found[0]["_source"].get(name)) if found else None
+
+    def documents(self, *, in_order: bool) -> Iterator[Document]:
+        for hits in self._client.scroll(self._concrete, {"size": self._page}):
+            yield from map(_document, hits)
+
+    def with_ids(self, ids: Collection[str]) -> Iterator[Document]:
+        wanted = sorted(filter(None, ids))  # a server takes no empty id, and fails when it is asked for one
+        for start in range(0, len(wanted), IDS_AT_ONCE):
+            part = wanted[start : start + IDS_AT_ONCE]
+            query = {"size": min(len(part), self._page), "query": {"ids": {"values": part}}}
+            for hits in self._client.scroll(self._concrete, query):
+                yield from map(_document, hits)
+
+    def random_ids(self, count: int) -> list[str]:
+        if not count:
+            return []
+        score = {"function_score": {"random_score": {}, "boost_mode": "replace"}}
+        found = self._client.search(self._concrete, {"size": count, "query": score, "_source": False})
+        return [hit["_id"] for hit in found["hits"]["hits"]]
+
+
+def _document(hit: Mapping[str, Any]) -> Document:
+    return Document(hit["_id"], hit["_source"])
+
+
+class _Ends:
+    """Least and greatest of key and cursor, where both sides have the same order and the same exactness."""
+
+    # By the type of the field, where a document is found when it is sorted by it.
+    _ORDERED = (
+        (mapping.LONG, ""),
+        (mapping.DOUBLE, ""),
+        (mapping.DATE, ""),
+        ({"type": "date_nanos"}, ""),
+        (mapping.KEYWORD, ""),
+        (mapping.TEXT, ".keyword"),
+    )
+    # Those whose order in the source is that of their text, bytewise, or of the number or moment itself.
+    _TYPES = frozenset(
+        {
+            "smallint", "integer", "bigint", "real", "double precision", "numeric", "date", "uuid", "text",
+            "character varying", "timestamp with time zone", "timestamp without time zone",
+        }
+    )  # fmt: skip
+
+    def __init__(self, job: Job) -> None:
+        names = [*job.key, *([job.cursor.key] if job.cursor and job.cursor.key not in job.key else [])]
+        self._field_types = mapping.field_types(job.index.mappings)
+        self._types = {
+            name: job.types[name]
+            for name in names
+            if name in job.types and values.base_type(job.types[name]) in self._TYPES and name in self._field_types
+        }
+
+    def found_in(self, found: Mapping[str, Any]) -> dict[str, str]:
+        """What to sort by, for each column that the index can sort exactly."""
+        properties = found.get("properties", {})
+        return {
+            name: f"{name}{suffix}"
+            for name in self._types
+            for field, suffix in self._ORDERED
+            if properties.get(name) == field
+        }
+
+    def as_documents(self, extent: Extent) -> Extent:
+        return Extent(extent.rows, extent.young, self._converted(extent.least), self._converted(extent.greatest))
+
+    def _converted(self, ends: Mapping[str, str | None]) -> dict[str, str | None]:
+        converted: dict[str, str | None] = {}
+        for name, text in ends.items():
+            # Longer ones are not indexed as keywords, so the index does not find them either.
+            if name in self._types and (text is None or len(text) <= mapping.KEYWORD_LIMIT):
+                with suppress(values.NotJson):  # no document can have it
+                    converted[name] = self._convert(name, text)
+        return converted
+
+    def _convert(self, name: str, text: str | None) -> str | None:
+        token = values.text_token(self._types[name], self._field_types[name])
+        return None if text is None else _as_text(orjson.loads(token(text)))
+
+
+def _as_text(value: Any) -> str | None:
+    """7.0 and 7 are one number, however it travelled."""
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)

@@ -1,0 +1,208 @@
+"""A runner compares a mart with its source, twice before it calls anything a difference, and repairs it on request."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+from pydantic import ValidationError
+
+from vitrina import schedule
+from vitrina.checks import compare, comparison, repair, repairs
+from vitrina.checks.compare import Difference, Look, Verdict
+from vitrina.checks.comparison import Comparison
+from vitrina.checks.repairs import Hold
+from vitrina.checks.report import Report
+from vitrina.checks.sides import Side
+from vitrina.definition import ReconcileSchedule
+from vitrina.errors import Conflict, InvalidField, NotFound
+from vitrina.loads import incremental
+from vitrina.loads import job as jobs
+from vitrina.loads.job import Job
+from vitrina.settings import Settings
+from vitrina.status import Status, can_move
+from vitrina.store import database, events, pipelines, requests, runs
+from vitrina.store.database import Connection
+
+# Between the two looks: long enough for what was on its way to arrive, short enough to wait for.
+CONFIRM_AFTER_SECONDS = 2.0
+DEFAULT_SHOWN, MAX_SHOWN = 100, 10_000
+SAMPLE_KEYS, MAX_SAMPLE_KEYS = 1_000, 10_000
+
+
+def reconcile(
+    request: dict[str, Any],
+    metastore: Connection,
+    settings: Settings,
+    hold: Hold,
+    *,
+    confirm_after_seconds: float = CONFIRM_AFTER_SECONDS,
+) -> dict[str, Any]:
+    """Compare; with `repair`, also correct what differs. The answer is the report."""
+    row = pipelines.find(metastore, request["pipeline_id"])
+    if row is None:
+        raise NotFound(f"pipeline {request['pipeline_id']} was deleted meanwhile")
+    wish = request["payload"]
+    if wish.get("repair"):
+        _refuse_beside_a_run(row)
+    started, began_at = time.monotonic(), datetime.now(UTC).isoformat()
+    report = _compared(row, metastore, settings, wish, confirm_after_seconds)
+    if wish.get("repair") and report.verdict.confirmed:
+        report.repair = repairs.repair(request, metastore, settings, report.verdict, hold)
+    elif report.verdict.confirmed:
+        report.repair = {"done": False, **repair.plan(report.verdict.confirmed)}
+    report.started_at, report.duration_seconds = began_at, time.monotonic() - started
+    _announce(row, metastore, report)
+    return report.as_dict()
+
+
+def request_due(metastore: Connection) -> int:
+    """Ask for the comparisons that `options.reconcile` schedules; any runner may perform them."""
+    asked = 0
+    for found in requests.list_reconcile_schedules(metastore):
+        try:
+            wish = ReconcileSchedule.model_validate(found["wish"])
+            is_due = schedule.next_after(wish.interval, found["last_at"]) <= found["now"]
+        except (ValidationError, InvalidField) as exc:
+            structlog.get_logger().error("reconcile.schedule_invalid", pipeline=found["name"], error=str(exc))
+            continue
+        if is_due:
+            requests.insert(metastore, "reconcile", found["id"], {"level": wish.level}, "schedule")
+            asked += 1
+    return asked
+
+
+def _refuse_beside_a_run(row: dict[str, Any]) -> None:
+    if not can_move("claim_idle", row["status"]):
+        raise Conflict(
+            f"pipeline {row['name']} is {row['status']}: nothing is repaired beside a run; pause it or wait until it is"
+            " IDLE, then ask again"
+        )
+
+
+def _announce(row: dict[str, Any], metastore: Connection, report: Report) -> None:
+    """A line in any case; an event when people should look."""
+    told = {
+        "pipeline_id": str(row["id"]),
+        "pipeline": row["name"],
+        "differences": report.differences,
+        "remaining": report.remaining,
+        "in_flight": report.verdict.in_flight,
+        **{str(kind): number for kind, number in report.verdict.counts.items()},
+    }
+    structlog.get_logger().info("reconcile.done", **told, duration_ms=round(report.duration_seconds * 1000))
+    if report.differences:
+        events.publish(metastore, "drift", told | {"level": report.level})
+
+
+# --- comparing -----------------------------------------------------------------------------------------------------
+
+
+def _compared(
+    row: dict[str, Any], metastore: Connection, settings: Settings, wish: dict[str, Any], wait_seconds: float
+) -> Report:
+    level = wish.get("level", "full")
+    with ExitStack() as sessions:
+        job = jobs.open_for_inspection(row, settings, metastore, sessions)
+        with database.translated(f"comparing with {job.target}"):
+            opened = comparison.inspect(job)
+            with opened.both_sides() as (source, target):
+                first = _look(level, source, target, job, wish)
+            report = _report(opened, level, first)
+            if level == "quick":
+                return _confirm_quickly(opened, report, first, wait_seconds)
+            if first.places:
+                _confirm(opened, report, first, wish, wait_seconds)
+            return report
+
+
+def _look(level: str, source: Side, target: Side, job: Job, wish: dict[str, Any]) -> Look:
+    if level == "quick":
+        return compare.look_quickly(source, target)
+    if level == "sample":
+        keys = min(int(wish.get("keys") or SAMPLE_KEYS), MAX_SAMPLE_KEYS)
+        return compare.look_at_sample(source, target, keys=keys)
+    return compare.look_fully(source, target, expected_rows=job.estimated_rows)
+
+
+def _confirm(opened: Comparison, report: Report, first: Look, wish: dict[str, Any], wait_seconds: float) -> None:
+    time.sleep(wait_seconds)
+    job = opened.job
+    pending = _is_pending(job)
+    with opened.both_sides() as (source, target):
+        report.verdict = compare.confirm(
+            first,
+            source,
+            target,
+            still_moving=_movement(job, pending=pending),
+            others_write=job.definition.options.shared_target,
+        )
+        shown = min(int(wish.get("limit") or DEFAULT_SHOWN), MAX_SHOWN)
+        report.details = compare.details(report.verdict.confirmed[:shown], source, target)
+    report.looks = 2
+
+
+def _confirm_quickly(opened: Comparison, report: Report, first: Look, wait_seconds: float) -> Report:
+    job = opened.job
+    others = job.definition.options.shared_target
+    findings = compare.quick_findings(first, others_write=others)
+    if findings:
+        time.sleep(wait_seconds)
+        pending = _is_pending(job)
+        with opened.both_sides() as (source, target):
+            second = compare.look_quickly(source, target)
+        again = compare.quick_findings(second, others_write=others)
+        report.looks, report.extents, report.rows = 2, second.extents, second.rows
+        in_flight = pending and not comparison.knows_age(job)
+        report.quick_findings = again if not in_flight else []
+        report.verdict.in_flight = len(again) if in_flight else 0
+    return report
+
+
+def _is_pending(job: Job) -> bool:
+    row = pipelines.find(job.metastore, job.claim.pipeline_id)
+    return row is not None and row["status"] in (Status.RUN_REQUESTED, Status.RUNNING, Status.PAUSE_REQUESTED)
+
+
+def _movement(job: Job, *, pending: bool) -> Callable[[Difference, Difference], bool]:
+    """With a cursor, a row's age says whether it is on its way. Without one, a load at work or a changing row does."""
+    if comparison.knows_age(job):
+        return lambda before, again: False
+    if pending:
+        return lambda before, again: True
+    return lambda before, again: before.source_image != again.source_image
+
+
+def _report(opened: Comparison, level: str, look: Look) -> Report:
+    job = opened.job
+    return Report(
+        level=level,
+        key=job.key,
+        compared=opened.compared,
+        not_compared=opened.not_compared,
+        guarantee=_guarantee(opened, level),
+        checkpoint=job.checkpoint.safe_upto if job.cursor else None,
+        verdict=Verdict(),
+        rows=look.rows,
+        extents=look.extents,
+    )
+
+
+def _guarantee(opened: Comparison, level: str) -> str:
+    what = {
+        "quick": "row counts and ends of key and cursor only",
+        "sample": "random keys of both sides, column by column",
+        "full": opened.full_guarantee,
+    }[level]
+    job = opened.job
+    if job.cursor is None:
+        last = runs.find_last_success(job.metastore, job.claim.pipeline_id)
+        since = f"the last load, begun {last['started_at'].isoformat()}," if last else "the beginning"
+        return f"{what}; against the source as it is now: what changed in it since {since} counts as a difference"
+    kept = incremental.guarantee(job)
+    return (
+        f"{what}; rows whose {job.cursor.key} is before the checkpoint must be in the mart ({kept}), newer ones are in"
+        " flight; rows deleted in the source are extra"
+    )

@@ -1,0 +1,1 @@
+"""PostgreSQL as a source and as a target: queries, cursors, stages, merges."""

@@ -1,0 +1,150 @@
+"""What the source's catalog tells about an incremental cursor: reasons to expect slow passes or rows left out."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+from psycopg.sql import SQL, Identifier, Literal
+
+from vitrina.connectors.postgres.cursor import Cursor
+from vitrina.definition import Options
+from vitrina.store.database import Connection
+
+# Below this a table is read as fast as its index.
+WORTH_AN_INDEX_BYTES = 1 << 20
+# Words of a query that may put NULL into a column that has none.
+_MAKES_NULLS = re.compile(r"\b(left|right|full|union|intersect|except|sets|rollup|cube)\b", re.IGNORECASE)
+_CLOCKS = r"now\(\)|(clock|statement|transaction|current)_timestamp|localtimestamp|current_date"
+
+
+def cursor_warnings(source: Connection, cursor: Cursor, origin: tuple[int, int] | None, options: Options) -> list[str]:
+    """Of a cursor that is a plain column of a table; nothing is known about computed ones and columns of views."""
+    found = _find_column(source, origin) if origin else None
+    return list(_warnings(cursor, found, options)) if found else []
+
+
+def count_changes(source: Connection, origin: tuple[int, int] | None) -> dict[str, Any] | None:
+    """Rows of the cursor's table that were ever inserted or updated, and when that was asked for."""
+    found = _find_column(source, origin) if origin else None
+    return {"rows": int(found["inserts"] + found["updates"]), "at": found["now"]} if found else None
+
+
+def clock_warnings(
+    source: Connection, cursor: Cursor, origin: tuple[int, int] | None, before: dict[str, Any] | None
+) -> list[str]:
+    """Of a column that is said to be stamped by the database's clock: signs that something else writes it.
+
+    `before`: how many changes there were at the end of the last pass.
+    """
+    found = _find_column(source, origin) if origin else None
+    if found is None or not (found["indexed"] or found["bytes"] < WORTH_AN_INDEX_BYTES):
+        return []  # to look for the newest value would take too long
+    try:
+        newest = _newest(source, cursor, found, before)
+    except psycopg.errors.InsufficientPrivilege:
+        return []  # a view may read what its reader may not
+    if newest is None:
+        return []
+    said = f"options.cursor_clock is 'database', but the newest {cursor.key} in {found['table']} is {newest['value']}"
+    remedy = "if something else than the database's clock writes it, leave options.cursor_clock out: rows are lost else"
+    if newest["ahead"]:
+        return [f"{said}, which is in the future: {remedy}"]
+    changes = found["inserts"] + found["updates"] - before["rows"] if before else 0
+    if newest["behind"] and changes > 0:
+        return [f"{said}, although {changes} row(s) were inserted or changed there since the last pass: {remedy}"]
+    return []
+
+
+def _newest(
+    source: Connection, cursor: Cursor, found: dict[str, Any], before: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    """The table's newest value, and whether it says another time than the clock. What is counted comes a bit later."""
+    column = Identifier(found["column"])
+    return source.execute(
+        SQL(
+            """
+            SELECT {column}::text AS value, {column} > clock_timestamp() + interval '1 minute' AS ahead,
+                   {column} < {before}::timestamptz - interval '15 minutes' AS behind
+            FROM {table} WHERE {column} < 'infinity' ORDER BY {column} DESC LIMIT 1
+            """
+        ).format(
+            column=column,
+            before=Literal(before["at"] if before else None),
+            table=Identifier(found["schema"], found["relation"]),
+        )
+    ).fetchone()
+
+
+def is_never_null(source: Connection, origin: tuple[int, int], query: str) -> bool:
+    """Whether a column of the result, which is one of a table, has a value in each row, as far as can be seen."""
+    if _MAKES_NULLS.search(query):
+        return False
+    found = _find_column(source, origin)
+    return found is not None and found["not_null"]
+
+
+def _warnings(cursor: Cursor, found: dict[str, Any], options: Options) -> Iterator[str]:
+    table, column = found["table"], cursor.key
+    order = f'{column} COLLATE "C"' if cursor.is_text else column
+    if not found["bytewise" if cursor.is_text else "indexed"] and found["bytes"] >= WORTH_AN_INDEX_BYTES:
+        columns = f"{order}, {cursor.id}" if cursor.id else order
+        yield (
+            f"{table} has no index that starts with {order}, so each pass reads the whole table: CREATE INDEX"
+            f" CONCURRENTLY ON {table} ({columns})"
+        )
+    if not found["not_null"] and options.null_cursor == "reject":
+        yield (
+            f"incremental_key {column} may be NULL in {table}, and a row without it is never read: fill it in and ALTER"
+            f" TABLE {table} ALTER {column} SET NOT NULL, or set options.null_cursor to 'read'"
+        )
+    if cursor.is_clock and found["set_by_default"] and not found["set_by_trigger"] and found["updates"]:
+        yield (
+            f"incremental_key {column} is set by its default for new rows, and no trigger of {table} moves it later,"
+            f" though {found['updates']} row(s) were changed: a change that leaves it alone is never delivered. Add a"
+            " BEFORE UPDATE trigger, or compare regularly (options.reconcile)"
+        )
+
+
+def _find_column(source: Connection, origin: tuple[int, int]) -> dict[str, Any] | None:
+    return source.execute(
+        """
+        SELECT c.oid::regclass::text AS table, s.nspname AS schema, c.relname AS relation, a.attname AS column,
+               clock_timestamp()::text AS now,
+               -- A constraint may be there for new rows only, or not for the tables that inherit.
+               a.attnotnull AND NOT (c.relhassubclass AND c.relkind = 'r') AND NOT EXISTS (
+                   SELECT FROM pg_catalog.pg_constraint n
+                   WHERE n.conrelid = c.oid AND n.contype = 'n' AND n.conkey = ARRAY[a.attnum] AND NOT n.convalidated
+               ) AS not_null,
+               (SELECT coalesce(sum(pg_catalog.pg_relation_size(t.relid)), 0)
+                FROM pg_catalog.pg_partition_tree(c.oid) t) + pg_catalog.pg_relation_size(c.oid) AS bytes,
+               -- Whatever the application may do, a default counts once and a trigger each time.
+               coalesce(pg_catalog.pg_get_expr(d.adbin, d.adrelid) ~* %(clocks)s, false)
+                   AND a.attgenerated = '' AS set_by_default,
+               EXISTS (SELECT FROM pg_catalog.pg_trigger g
+                       WHERE g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgenabled IN ('O', 'A')
+                         AND g.tgtype & 19 = 19) AS set_by_trigger, -- FOR EACH ROW, BEFORE, UPDATE
+               (SELECT coalesce(sum(pg_catalog.pg_stat_get_tuples_updated(t.relid)), 0)
+                FROM pg_catalog.pg_partition_tree(c.oid) t)
+                   + pg_catalog.pg_stat_get_tuples_updated(c.oid) AS updates,
+               (SELECT coalesce(sum(pg_catalog.pg_stat_get_tuples_inserted(t.relid)), 0)
+                FROM pg_catalog.pg_partition_tree(c.oid) t)
+                   + pg_catalog.pg_stat_get_tuples_inserted(c.oid) AS inserts,
+               coalesce(i.indexed, false) AS indexed, coalesce(i.bytewise, false) AS bytewise
+        FROM pg_catalog.pg_attribute a
+        JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
+        JOIN pg_catalog.pg_namespace s ON s.oid = c.relnamespace
+        LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+        LEFT JOIN LATERAL (
+            -- An index in the order of the database's own collation does not serve, even if that orders bytes.
+            SELECT true AS indexed, bool_or(x.indcollation[0] = 'pg_catalog."C"'::pg_catalog.regcollation) AS bytewise
+            FROM pg_catalog.pg_index x
+            JOIN pg_catalog.pg_class xc ON xc.oid = x.indexrelid
+            JOIN pg_catalog.pg_am m ON m.oid = xc.relam AND m.amname = 'btree'
+            WHERE x.indrelid = c.oid AND x.indkey[0] = a.attnum AND x.indisvalid AND x.indpred IS NULL
+            HAVING count(*) > 0
+        ) i ON true
+        WHERE a.attrelid = %(table)s AND a.attnum = %(column)s AND c.relkind IN ('r', 'p', 'm')
+        """,
+        {"clocks": _CLOCKS, "table": origin[0], "column": origin[1]},
+    ).fetchone()

@@ -1,0 +1,83 @@
+"""Loading a table that a run has made: indexes come off before the rows and on after them, in one transaction."""
+
+from dataclasses import dataclass
+
+import psycopg
+from psycopg.sql import SQL, Composed, Identifier
+
+from vitrina.connectors.postgres.catalog import Table
+from vitrina.store.database import Connection
+
+# Below this, taking indexes off and on costs more than it saves.
+WORTHWHILE_ROWS = 20_000
+
+
+@dataclass(frozen=True)
+class DetachedIndexes:
+    """How to take the indexes of a table off and put them back exactly as they were."""
+
+    table: Table
+    drops: tuple[Composed, ...]
+    restores: tuple[Composed, ...]
+
+    def detach(self, connection: Connection) -> bool:
+        """False, and nothing is done, when somebody uses the table: who waits for a lock makes all others wait too."""
+        if not self.drops:
+            return False
+        try:
+            with connection.transaction():
+                connection.execute(SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE NOWAIT").format(self.table.identifier))
+                for statement in self.drops:
+                    connection.execute(statement)
+        except psycopg.errors.LockNotAvailable:
+            return False
+        return True
+
+    def restore(self, connection: Connection) -> None:
+        if self.restores:
+            # A table that a deferred check still has to look at cannot be altered.
+            connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        for statement in self.restores:
+            connection.execute(statement)
+
+
+def plan_detachment(connection: Connection, table: Table) -> DetachedIndexes:
+    """Only what nothing else depends on, and what a definition describes in full."""
+    if not table.owned or table.kind != "r":
+        return DetachedIndexes(table, (), ())
+    rows = connection.execute(
+        """
+        SELECT n.nspname AS schema, ic.relname AS name, con.conname AS constraint,
+               pg_catalog.pg_get_indexdef(i.indexrelid) AS index_definition,
+               pg_catalog.pg_get_constraintdef(con.oid) AS constraint_definition
+        FROM pg_catalog.pg_index i
+        JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid
+        JOIN pg_catalog.pg_namespace n ON n.oid = ic.relnamespace
+        LEFT JOIN pg_catalog.pg_constraint con ON con.conindid = i.indexrelid AND con.contype IN ('p', 'u', 'x')
+        WHERE i.indrelid = %s AND i.indisvalid AND i.indislive
+          -- marks that a definition does not carry
+          AND NOT i.indisclustered AND NOT i.indisreplident AND ic.reltablespace = 0
+          AND pg_catalog.obj_description(i.indexrelid, 'pg_class') IS NULL
+          AND (con.oid IS NULL OR pg_catalog.obj_description(con.oid, 'pg_constraint') IS NULL)
+          -- foreign keys elsewhere, partitions and views grouped by the key hold on to it
+          AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhrelid = i.indexrelid)
+          AND NOT EXISTS (
+              SELECT FROM pg_catalog.pg_depend d
+              WHERE (d.refclassid = 'pg_catalog.pg_class'::regclass AND d.refobjid = i.indexrelid
+                     OR d.refclassid = 'pg_catalog.pg_constraint'::regclass AND d.refobjid = con.oid)
+                AND d.deptype = 'n')
+        ORDER BY i.indisprimary DESC, i.indexrelid
+        """,
+        [table.oid],
+    ).fetchall()
+    drops, restores = [], []
+    for row in rows:
+        if row["constraint"]:
+            name = Identifier(row["constraint"])
+            drops.append(SQL("ALTER TABLE {} DROP CONSTRAINT {}").format(table.identifier, name))
+            definition = SQL(row["constraint_definition"])
+            restores.append(SQL("ALTER TABLE {} ADD CONSTRAINT {} {}").format(table.identifier, name, definition))
+        else:
+            drops.append(SQL("DROP INDEX {}").format(Identifier(row["schema"], row["name"])))
+            restores.append(Composed([SQL(row["index_definition"])]))
+    return DetachedIndexes(table, tuple(drops), tuple(restores))

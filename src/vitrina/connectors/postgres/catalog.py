@@ -1,0 +1,396 @@
+"""What a table looks like in Postgres's catalog, and whether a query's result fits into it."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import sql
+
+from vitrina.errors import TargetMismatch
+from vitrina.ports.schema import Column
+from vitrina.store import database
+from vitrina.store.database import Connection
+from vitrina.targets import PostgresTarget
+
+
+@dataclass(frozen=True)
+class TableColumn(Column):
+    """A column of a table. `base_type` differs from `type` for a domain: queries give its base type."""
+
+    base_type: str = ""
+    not_null: bool = False
+    default: str | None = None
+    generated: bool = False
+    identity: bool = False
+    always_identity: bool = False  # an UPDATE may not set it
+
+
+@dataclass(frozen=True)
+class Table:
+    """A target table as it stands."""
+
+    schema: str
+    name: str
+    oid: int
+    kind: str
+    owned: bool
+    has_policies: bool  # that apply to us
+    # A plain table whose rows must differ in one way only, by its key: they may be written in any order.
+    has_one_key: bool
+    columns: tuple[TableColumn, ...]
+    primary_key: tuple[str, ...]
+    unique_keys: tuple[tuple[str, ...], ...]
+    # Columns of these keys whose values may be equal and yet differ: 1.0 and 1.00, 0 and -0.
+    loosely_equal: frozenset[str]
+    cascading: tuple[str, ...]
+    # What its rows are kept in, partitions included: others when it was truncated or rewritten.
+    files: str = ""
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.name)
+
+    def column(self, name: str) -> TableColumn | None:
+        return next((column for column in self.columns if column.name == name), None)
+
+
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "c": "a type"}
+
+
+def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
+    """The table, or None when there is none of that name."""
+    head = connection.execute(
+        """
+        SELECT c.oid, c.relkind::text AS kind, pg_catalog.row_security_active(c.oid) AS has_policies,
+               pg_catalog.pg_has_role(c.relowner, 'USAGE') AS owned,
+               c.relkind = 'r' AND NOT c.relhasrules AND NOT EXISTS (
+                   SELECT FROM pg_catalog.pg_trigger t -- BEFORE ROW: it may leave a row out without a word
+                   WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 3 = 3
+               ) AND 1 = (
+                   SELECT count(*) FROM pg_catalog.pg_index i
+                   WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) AS has_one_key
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = %s AND c.relname = %s
+        """,
+        [target.schema, target.table],
+    ).fetchone()
+    if head is None:
+        return None
+    keys = _unique_keys(connection, head["oid"])
+    return Table(
+        schema=target.schema,
+        name=target.table,
+        oid=head["oid"],
+        kind=head["kind"],
+        owned=head["owned"],
+        has_policies=head["has_policies"],
+        has_one_key=head["has_one_key"],
+        columns=_columns(connection, head["oid"]),
+        primary_key=next((tuple(key["columns"]) for key in keys if key["primary"]), ()),
+        unique_keys=tuple(tuple(key["columns"]) for key in keys),
+        loosely_equal=_loosely_equal(connection, head["oid"]),
+        cascading=_cascading(connection, head["oid"]),
+        files=files_of(connection, target),
+    )
+
+
+# Bits of pg_trigger.tgtype, and what pg_rewrite.ev_type calls the same.
+_EVENTS = {"INSERT": (4, "3"), "DELETE": (8, "4"), "UPDATE": (16, "2")}
+
+
+def skippers(connection: Connection, table: Table, event: str) -> list[str]:
+    """Triggers and rules of a table, or of its partitions, that may leave rows out."""
+    trigger_bit, rule_type = _EVENTS[event]
+    rows = connection.execute(
+        """
+        WITH part AS (
+            SELECT %(oid)s::oid AS oid UNION
+            SELECT relid FROM pg_catalog.pg_partition_tree(%(oid)s::oid::pg_catalog.regclass)
+        )
+        SELECT DISTINCT format('trigger %%I', t.tgname) AS name
+        FROM pg_catalog.pg_trigger t JOIN part ON part.oid = t.tgrelid
+        WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 3 = 3 AND t.tgtype & %(bit)s <> 0
+        UNION ALL
+        SELECT DISTINCT format('rule %%I', r.rulename)
+        FROM pg_catalog.pg_rewrite r JOIN part ON part.oid = r.ev_class
+        WHERE r.is_instead AND r.ev_enabled <> 'D' AND r.ev_type::text = %(type)s
+        ORDER BY name
+        """,
+        {"oid": table.oid, "bit": trigger_bit, "type": rule_type},
+    ).fetchall()
+    return [row["name"] for row in rows]
+
+
+def files_of(connection: Connection, target: PostgresTarget) -> str:
+    """Where the rows of a table are kept; nothing when it is gone."""
+    row = connection.execute(
+        """
+        SELECT concat_ws(',', c.oid, pg_catalog.pg_relation_filenode(c.oid), (
+                   SELECT string_agg(pg_catalog.pg_relation_filenode(t.relid)::text, ',' ORDER BY t.relid)
+                   FROM pg_catalog.pg_partition_tree(c.oid) t WHERE c.relkind = 'p')) AS files
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = %s AND c.relname = %s
+        """,
+        [target.schema, target.table],
+    ).fetchone()
+    return str(row["files"]) if row else ""
+
+
+def _columns(connection: Connection, oid: int) -> tuple[TableColumn, ...]:
+    rows = connection.execute(
+        """
+        SELECT a.attname AS name, pg_catalog.format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS not_null,
+               (WITH RECURSIVE base (oid, typmod) AS ( -- a domain may be made of a domain
+                    SELECT a.atttypid, a.atttypmod
+                    UNION ALL
+                    SELECT d.typbasetype, d.typtypmod
+                    FROM base JOIN pg_catalog.pg_type d ON d.oid = base.oid AND d.typtype = 'd')
+                SELECT pg_catalog.format_type(base.oid, base.typmod)
+                FROM base JOIN pg_catalog.pg_type t ON t.oid = base.oid AND t.typtype <> 'd') AS base_type,
+               CASE WHEN a.attgenerated = '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END AS default,
+               a.attgenerated <> '' AS generated, a.attidentity <> '' AS identity,
+               a.attidentity = 'a' AS always_identity
+        FROM pg_catalog.pg_attribute a
+        LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+        WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped
+        ORDER BY a.attnum
+        """,
+        [oid],
+    ).fetchall()
+    return tuple(TableColumn(**row) for row in rows)
+
+
+def columns_of(connection: Connection, tables: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[Column]]:
+    """The columns of tables or views, by schema and name, as far as this session may see them."""
+    rows = connection.execute(
+        """
+        SELECT n.nspname AS schema, c.relname AS table, a.attname AS name,
+               pg_catalog.format_type(a.atttypid, a.atttypmod) AS type
+        FROM unnest(%s::text[], %s::text[]) AS wanted(schema, name)
+        JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.schema
+        JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        ORDER BY c.oid, a.attnum
+        """,
+        [[schema for schema, _ in tables], [name for _, name in tables]],
+    ).fetchall()
+    found: dict[tuple[str, str], list[Column]] = {}
+    for row in rows:
+        found.setdefault((row["schema"], row["table"]), []).append(Column(row["name"], row["type"]))
+    return found
+
+
+def _unique_keys(connection: Connection, oid: int) -> list[dict[str, Any]]:
+    """Complete, immediate-or-deferrable unique keys on plain columns: what a row can be found by."""
+    return connection.execute(
+        """
+        SELECT i.indisprimary AS primary,
+               (SELECT array_agg(a.attname::text ORDER BY k.position)
+                FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, position)
+                JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum) AS columns
+        FROM pg_catalog.pg_index i
+        WHERE i.indrelid = %s AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indisvalid
+        ORDER BY i.indisprimary DESC, i.indexrelid
+        """,
+        [oid],
+    ).fetchall()
+
+
+def _loosely_equal(connection: Connection, oid: int) -> frozenset[str]:
+    """Postgres knows of a type, as of a collation, whether what is equal is also the same (deduplication needs it)."""
+    rows = connection.execute(
+        """
+        SELECT a.attname AS name
+        FROM pg_catalog.pg_index i
+        CROSS JOIN LATERAL unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
+            AS k(attnum, opclass, ordered_by)
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+        JOIN pg_catalog.pg_opclass o ON o.oid = k.opclass
+        LEFT JOIN pg_catalog.pg_amproc p
+            ON p.amprocfamily = o.opcfamily AND p.amproclefttype = o.opcintype AND p.amprocnum = 4
+        LEFT JOIN pg_catalog.pg_collation c ON c.oid = k.ordered_by
+        WHERE i.indrelid = %s AND i.indisunique AND (p.oid IS NULL OR NOT coalesce(c.collisdeterministic, true))
+        """,
+        [oid],
+    ).fetchall()
+    return frozenset(row["name"] for row in rows)
+
+
+def _cascading(connection: Connection, oid: int) -> tuple[str, ...]:
+    """Foreign keys elsewhere that would delete or blank rows when ours are deleted."""
+    rows = connection.execute(
+        """
+        SELECT format('%%s on %%s', conname, conrelid::regclass) AS name FROM pg_catalog.pg_constraint
+        WHERE confrelid = %s AND contype = 'f' AND confdeltype IN ('c', 'n', 'd')
+        """,
+        [oid],
+    ).fetchall()
+    return tuple(row["name"] for row in rows)
+
+
+def schemas_of_extensions(connection: Connection, names: Iterable[str]) -> list[str]:
+    """Where these extensions are installed, less the schemas in which everybody may create."""
+    rows = connection.execute(
+        """
+        SELECT DISTINCT n.nspname AS schema
+        FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace
+        WHERE e.extname = ANY(%s) AND NOT pg_catalog.has_schema_privilege('public', n.oid, 'CREATE')
+          AND n.nspname <> 'pg_catalog'
+        ORDER BY schema
+        """,
+        [list(names)],
+    ).fetchall()
+    return [row["schema"] for row in rows]
+
+
+def list_readable(connection: Connection, schemas: Sequence[str], *, limit: int) -> list[dict[str, Any]]:
+    """Tables and views of these schemas that the session's role may select from, with the columns it may see.
+
+    Partitions are left out: queries name the table that they are part of.
+    """
+    with database.translated("listing tables"):
+        return connection.execute(
+            """
+            SELECT n.nspname AS schema, c.relname AS name,
+                   (SELECT json_agg(json_build_object('name', a.attname,
+                                                      'type', pg_catalog.format_type(a.atttypid, a.atttypmod))
+                                    ORDER BY a.attnum)
+                    FROM pg_catalog.pg_attribute a
+                    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                      AND pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')) AS columns
+            FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = ANY(%s) AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT c.relispartition
+              AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+              AND pg_catalog.has_any_column_privilege(c.oid, 'SELECT')
+            ORDER BY n.nspname, c.relname LIMIT %s
+            """,
+            [list(schemas), limit],
+        ).fetchall()
+
+
+def refuse_unusable(table: Table) -> None:
+    """Things that carry the right name but cannot be merged into."""
+    if table.kind in _KINDS:
+        raise TargetMismatch(f"target {table.schema}.{table.name} is {_KINDS[table.kind]}, not a table")
+    if table.has_policies:
+        raise TargetMismatch(
+            f"target {table.schema}.{table.name} has row-level security that applies to the application's own login, so"
+            " a load could not see all of its rows: let that login own it, with NO FORCE ROW LEVEL SECURITY, or use"
+            " another table"
+        )
+
+
+def choose_key(table: Table | None, wanted: Sequence[str] | None, result: Sequence[Column]) -> tuple[str, ...]:
+    """The key that rows are matched by: the pipeline's `target_key`, else the table's primary key."""
+    names = [column.name for column in result]
+    if wanted:
+        missing = [name for name in wanted if name not in names]
+        if missing:
+            raise TargetMismatch(
+                f"target_key column {missing[0]!r} is not in the query's result (it has: {', '.join(names)})"
+            )
+        if table is not None and not any(set(key) == set(wanted) for key in table.unique_keys):
+            raise TargetMismatch(
+                f"target_key ({', '.join(wanted)}) is not a primary key or unique constraint of"
+                f" {table.schema}.{table.name}; add one, or name the columns of an existing one"
+            )
+        return tuple(wanted)
+    if table is None:
+        raise TargetMismatch("the target table does not exist yet: set target_key, the columns that identify a row")
+    if not table.primary_key:
+        raise TargetMismatch(f"{table.schema}.{table.name} has no primary key: add one, or set target_key")
+    missing = [name for name in table.primary_key if name not in names]
+    if missing:
+        raise TargetMismatch(
+            f"the query's result lacks {missing[0]!r}, part of the primary key of {table.schema}.{table.name}"
+            f" (the result has: {', '.join(names)})"
+        )
+    return table.primary_key
+
+
+def compare(table: Table, result: Sequence[Column], *, key: Sequence[str], ignorable: frozenset[str]) -> list[Column]:
+    """Check every result column against the table; returns the columns that the table lacks.
+
+    `ignorable` columns (cursors) may be missing from the table without anybody minding.
+    """
+    problems, missing = [], []
+    for column in result:
+        found = table.column(column.name)
+        if found is None:
+            if column.name not in ignorable:
+                missing.append(column)
+        elif found.generated:
+            problems.append(f"{column.name} is generated in the table and cannot be written")
+        elif found.always_identity and column.name not in key:
+            problems.append(
+                f"{column.name} is GENERATED ALWAYS AS IDENTITY in the table and could not be updated (BY DEFAULT can)"
+            )
+        elif not fits(column.type, found.base_type):
+            problems.append(f"{column.name} is {found.type} in the table, {column.type} in the query")
+    names = {column.name for column in result}
+    for needed in table.columns:
+        writable = needed.default is not None or needed.generated or needed.identity or not needed.not_null
+        if needed.name not in names and not writable:
+            problems.append(f"{needed.name} is NOT NULL without a default in the table, but the query does not give it")
+    if problems:
+        raise TargetMismatch(
+            f"the query does not fit {table.schema}.{table.name}: {'; '.join(problems)}. Cast in the query, or change"
+            " the table"
+        )
+    return missing
+
+
+# Assignments that lose nothing, or fail loudly when a value does not fit.
+_WIDER = {
+    "smallint": {"integer", "bigint", "numeric"},
+    "integer": {"bigint", "numeric"},
+    "bigint": {"numeric"},
+    "real": {"double precision"},
+    "name": {"text"},
+}
+_TEXTS = ("text", "character varying")
+_CONSTRAINT = re.compile(r"\([\d,]+\)")
+
+
+def fits(source: str, target: str) -> bool:
+    """Whether every value of the source type arrives unchanged in the target type, or is refused by Postgres."""
+    if source == target or target in _WIDER.get(source, ()):
+        return True
+    if source.startswith(_TEXTS) and target.startswith(_TEXTS):
+        return source.endswith("[]") == target.endswith("[]")
+    # The same type with the target unconstrained: numeric(3,1) into numeric.
+    return _CONSTRAINT.sub("", source) == target
+
+
+def create_table(connection: Connection, target: PostgresTarget, result: Sequence[Column], key: Sequence[str]) -> None:
+    """A mart from the types of the query's result, with the key as its primary key."""
+    columns = sql.SQL(", ").join(
+        sql.SQL("{} {}{}").format(
+            sql.Identifier(column.name),
+            sql.SQL(storable(column)),
+            sql.SQL(" NOT NULL" if column.name in key else ""),
+        )
+        for column in result
+    )
+    connection.execute(
+        sql.SQL("CREATE TABLE {} ({}, PRIMARY KEY ({}))").format(
+            sql.Identifier(target.schema, target.table), columns, sql.SQL(", ").join(map(sql.Identifier, key))
+        )
+    )
+
+
+def add_columns(connection: Connection, table: Table, missing: Sequence[Column]) -> None:
+    for column in missing:
+        connection.execute(
+            sql.SQL("ALTER TABLE {} ADD COLUMN {} {}").format(
+                table.identifier,
+                sql.Identifier(column.name),
+                sql.SQL(storable(column)),
+            )
+        )
+
+
+def storable(column: Column) -> str:
+    """The type for a new column. Pseudo-types of a result (an untyped NULL or literal) become text."""
+    return "text" if column.type in ("unknown", '"unknown"') else column.type

@@ -1,0 +1,320 @@
+"""Rows that nobody has to look at, on their way to another database: lines of COPY, passed on unopened."""
+
+import re
+import select
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import psycopg
+from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
+from psycopg.sql import SQL, Composable, Identifier
+
+from vitrina import failpoints
+from vitrina.connectors.postgres.pushdown import Paging
+from vitrina.connectors.postgres.source import Age, Bounds, Query, SqlReader, column, translate_read
+from vitrina.connectors.postgres.stage import BATCH, EPOCH, Stage, StageColumn
+from vitrina.connectors.postgres.target import null_key_error
+from vitrina.ports import values
+from vitrina.ports.batch import Filled, Position, Stopwatch
+from vitrina.ports.schema import Column
+from vitrina.store import database, sessions
+from vitrina.store.database import Connection
+from vitrina.targets import PostgresTarget
+
+# A batch ends early when it holds this much: what is lost with a runner stays small for wide rows too.
+MAX_BATCH_BYTES = 64 << 20
+# Lines are passed on in pieces of about this size: one write, and little memory.
+_PIECE_BYTES = 256 << 10
+# A line of more than this is never copied: the driver has it twice already, as it came and as it gave it to us.
+_LONG_LINE_BYTES = 1 << 20
+# How long the server may take to hear that nobody wants a query any more.
+_PATIENCE_SECONDS = 5.0
+
+
+# As libpq gave it to us, where it is long.
+Line = bytes | memoryview
+
+
+class CopySource:
+    """One streamed query. Postgres's text form is exact for every type, and the stage's own types read it back."""
+
+    def __init__(
+        self,
+        reader: SqlReader,
+        sink: Connection,
+        query: Query,
+        *,
+        bounds: Bounds,
+        stages: tuple[Stage, ...],
+        paging: Paging,
+        epoch: int,
+        target: PostgresTarget,
+        result: Sequence[Column],
+        batch_size: Callable[[], int],
+        max_value_bytes: int,
+        max_snapshot_seconds: float | None = None,
+    ) -> None:
+        self._max_value_bytes = max_value_bytes
+        self._reader = reader
+        self._sink = sink
+        self._query = query
+        self._bounds = bounds
+        self._stages = stages
+        self._paging = paging
+        self._epoch = epoch
+        self._target = target
+        self._types = {c.name: c.type for c in result}
+        self._batch_size = batch_size
+        # After this long the query is asked anew behind the last row. None: all rows come from one snapshot.
+        self._max_snapshot_seconds = max_snapshot_seconds
+
+    def batches(self, first_number: int, after: Position | None) -> Iterator[Filled]:
+        number, position, reopened = first_number, after, False
+        while True:
+            age = Age(self._max_snapshot_seconds)
+            with copy_out(self._reader, self._select(self._stages[0], position), self._bounds.settings) as pieces:
+                lines = Lines(pieces, self._places(self._stages[0]))
+                while lines.waiting:
+                    started, watch = time.monotonic(), Stopwatch()
+                    # Rows are staged as they come; what that takes is mostly the query's.
+                    with watch.lap("read"):
+                        rows = self._fill(self._stages[number % len(self._stages)], number, lines)
+                    failpoints.hit("batch.filled")
+                    position, seconds = lines.position, time.monotonic() - started
+                    yield Filled(number, rows, position, seconds, laps=watch.laps, reopened=reopened)
+                    number += 1
+                    if age.is_over:
+                        break
+            if not lines.waiting:
+                return
+            reopened = True
+
+    def close(self) -> None:
+        with suppress(psycopg.Error):  # a server that does not listen is cut off all the same
+            self._reader.connection.cancel_safe(timeout=2)
+        sessions.cut(self._reader.connection)
+        sessions.cut(self._sink)
+
+    def _select(self, stage: Stage, after: Position | None) -> Composable:
+        outputs: list[Composable] = [column(c.name, self._cast(c)) for c in stage.columns]
+        if stage.cursor_types:
+            outputs += self._paging.order.places
+        bounds = replace(self._bounds, after=after)
+        return self._query.select(outputs, bounds, order=self._paging.order)
+
+    def _cast(self, staged: StageColumn) -> str | None:
+        """Text is read back into the target's type: 0.1 of a real would become another double than a cast makes."""
+        widened = self._types[staged.name] == "real" and staged.type != "real"
+        return "double precision" if widened else None
+
+    def _places(self, stage: Stage) -> tuple[int, ...]:
+        """Where in a line the columns stand that the query is read in the order of."""
+        names = [*(c.name for c in stage.columns), *stage.cursor_columns]
+        return tuple(names.index(name) for name in self._paging.staged_as)
+
+    def _fill(self, stage: Stage, number: int, lines: "Lines") -> int:
+        names = [EPOCH, BATCH, *(c.name for c in stage.columns), *stage.cursor_columns]
+        statement = SQL("COPY {} ({}) FROM STDIN").format(stage.identifier, SQL(", ").join(map(Identifier, names)))
+        tag = b"%d\t%d\t" % (self._epoch, number)
+        rows = 0
+        try:
+            with self._sink.cursor() as cursor, cursor.copy(statement) as copy:
+                for piece in lines.batch(self._batch_size()):
+                    self._refuse_large(stage, piece[-1])
+                    rows += len(piece)
+                    _send(copy, piece, tag)
+        except psycopg.errors.NotNullViolation as exc:
+            raise null_key_error(exc.diag.column_name, self._target) from exc
+        except psycopg.Error as exc:
+            database.raise_translated(f"staging rows for {self._target} failed", exc)
+        return rows
+
+    def _refuse_large(self, stage: Stage, line: Line) -> None:
+        """A long line is the last of its piece."""
+        if len(line) <= self._max_value_bytes:
+            return
+        names = [*(c.name for c in stage.columns), *stage.cursor_columns]
+        for name, (start, end) in zip(names, _spans(line), strict=True):
+            if end - start > self._max_value_bytes:
+                key = {
+                    name: _unescaped(field) for name, field in zip(stage.key, self._key_of(stage, line), strict=True)
+                }
+                raise values.too_large(name, end - start, self._max_value_bytes, key)
+
+    def _key_of(self, stage: Stage, line: Line) -> tuple[bytes, ...]:
+        names = [c.name for c in stage.columns]
+        return _fields(line, tuple(names.index(name) for name in stage.key))
+
+
+def _send(copy: psycopg.Copy, piece: list[Line], tag: bytes) -> None:
+    """The lines with the tag in front of each. A long one goes in parts, and is gone before more is read."""
+    last = piece[-1]
+    if isinstance(last, bytes):
+        copy.write(tag + tag.join(piece))
+        return
+    copy.write(b"".join(tag + line for line in piece[:-1]) + tag)
+    piece.clear()
+    for start in range(0, len(last), _PIECE_BYTES):
+        copy.write(last[start : start + _PIECE_BYTES])
+
+
+def _fields(line: Line, places: tuple[int, ...]) -> tuple[bytes, ...]:
+    if isinstance(line, bytes):
+        fields = line.rstrip(b"\n").split(b"\t")
+        return tuple(fields[place] for place in places)
+    spans = _spans(line)
+    return tuple(bytes(line[slice(*spans[place])]) for place in places)
+
+
+def _spans(line: Line) -> list[tuple[int, int]]:
+    """Where the values of a line begin and end: it is looked at, not taken apart."""
+    tabs = [found.start() for found in re.finditer(rb"\t", line)]
+    return list(zip([0, *(tab + 1 for tab in tabs)], [*tabs, len(line) - 1], strict=True))
+
+
+class Lines:
+    """Cuts a stream of lines into batches. Lines of one position stay together: no checkpoint points between them."""
+
+    def __init__(self, pieces: Iterator[list[Line]], places: tuple[int, ...]) -> None:
+        self._pieces = pieces
+        self._places = places
+        self.waiting = next(pieces, [])
+        self._last: tuple[bytes, ...] = ()
+
+    @property
+    def position(self) -> Position | None:
+        """Of the last line that was given out."""
+        if not self._places:
+            return None
+        return tuple(map(_unescaped, self._last))
+
+    def batch(self, wanted_rows: int) -> Iterator[list[Line]]:
+        """At least so many lines, or so many bytes, and then up to the end of their position.
+
+        The next piece is read when this one is done with.
+        """
+        rows = size = 0
+        while self.waiting and not (self._places and (rows >= wanted_rows or size >= MAX_BATCH_BYTES)):
+            if self._places and len(self.waiting) > wanted_rows - rows:
+                piece, self.waiting = self.waiting[: wanted_rows - rows], self.waiting[wanted_rows - rows :]
+            else:
+                piece, self.waiting = self.waiting, []
+            rows += len(piece)
+            size += sum(map(len, piece))
+            self._last = _fields(piece[-1], self._places)
+            yield piece
+            self.waiting = self.waiting or next(self._pieces, [])
+        yield from self._ties()
+
+    def _ties(self) -> Iterator[list[Line]]:
+        while self.waiting and self._same_position(self.waiting[0]):
+            end = next((i for i, line in enumerate(self.waiting) if not self._same_position(line)), len(self.waiting))
+            piece, self.waiting = self.waiting[:end], self.waiting[end:]
+            yield piece
+            self.waiting = self.waiting or next(self._pieces, [])
+
+    def _same_position(self, line: Line) -> bool:
+        return _fields(line, self._places) == self._last
+
+
+@contextmanager
+def copy_out(reader: SqlReader, statement: Composable, settings: Mapping[str, str]) -> Iterator[Iterator[list[Line]]]:
+    """The query's rows as COPY writes them, in pieces. It may be left in the middle."""
+    connection = reader.connection
+    text = SQL("COPY ({}) TO STDOUT").format(statement).as_string(connection)
+    with reader.reading(settings):
+        try:
+            yield _translated(_pieces(connection, text))
+        finally:
+            if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                _abandon(connection)
+
+
+def _translated(pieces: Iterator[list[Line]]) -> Iterator[list[Line]]:
+    """Here and not around the block: what goes wrong at the other end must not be taken for the source's error."""
+    try:
+        yield from pieces
+    except psycopg.Error as exc:
+        raise translate_read(exc) from exc
+
+
+def _pieces(connection: Connection, text: str) -> Iterator[list[Line]]:
+    """Over the extended protocol, like all users' SQL: psycopg's own COPY would let two statements pass."""
+    raw = connection.pgconn
+    raw.send_query_params(text.encode(), None)
+    while raw.flush():
+        _wait(raw, select.POLLOUT)
+    begun = _next_result(raw)
+    if begun is None or begun.status != ExecStatus.COPY_OUT:
+        raise _failure(connection, begun)
+    yield from _gathered(raw)
+    while (result := _next_result(raw)) is not None:
+        if result.status != ExecStatus.COMMAND_OK:
+            raise _failure(connection, result)
+
+
+def _gathered(raw: PGconn) -> Iterator[list[Line]]:
+    piece: list[Line] = []
+    size = 0
+    while True:
+        length, data = raw.get_copy_data(1)
+        if length > 0:
+            piece.append(data if length > _LONG_LINE_BYTES else bytes(data))
+            size += length
+        if size >= _PIECE_BYTES or (length < 0 and piece):
+            del data
+            yield piece
+            piece, size = [], 0
+        if length < 0:
+            return
+        if length == 0:
+            _wait(raw, select.POLLIN)
+            raw.consume_input()
+
+
+def _abandon(connection: Connection) -> None:
+    """End the query, and read what had been sent of it already."""
+    raw = connection.pgconn
+    try:
+        connection.cancel_safe(timeout=_PATIENCE_SECONDS)
+        while (result := _next_result(raw)) is not None:
+            if result.status == ExecStatus.COPY_OUT:
+                for _ in _gathered(raw):
+                    pass
+    except psycopg.Error:
+        connection.close()  # it was cut: nobody waits for what it would say
+
+
+def _next_result(raw: PGconn) -> PGresult | None:
+    while raw.is_busy():
+        _wait(raw, select.POLLIN)
+        raw.consume_input()
+    return raw.get_result()
+
+
+def _wait(raw: PGconn, event: int) -> None:
+    """For as long as it takes: whoever loses patience cuts the connection."""
+    ready = select.poll()
+    ready.register(raw.socket, event)
+    ready.poll()
+
+
+def _failure(connection: Connection, result: PGresult | None) -> psycopg.Error:
+    if result is None:
+        return psycopg.OperationalError("the source ended the conversation")
+    return psycopg.errors.error_from_result(result, encoding=connection.info.encoding)
+
+
+def _unescaped(field: bytes) -> str | None:
+    r"""A value as COPY wrote it: `\t`, `\n`, `\\` and the like stand for the characters themselves, `\N` for NULL."""
+    if field == b"\\N":
+        return None
+    if b"\\" not in field:
+        return field.decode()
+    parts = field.decode().split("\\\\")
+    for name, character in (("b", "\b"), ("f", "\f"), ("n", "\n"), ("r", "\r"), ("t", "\t"), ("v", "\v")):
+        parts = [part.replace(f"\\{name}", character) for part in parts]
+    return "\\".join(parts)

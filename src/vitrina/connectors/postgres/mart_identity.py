@@ -1,0 +1,77 @@
+"""Whether a mart is still the table that a pipeline filled: what is remembered of it, and how that is looked at again.
+
+TRUNCATE, and a table made anew, show in the oid or the file. A file also changes for harmless reasons (VACUUM FULL,
+CLUSTER, pg_repack, ALTER TABLE): then the rows decide. Those that were written last are in no older copy.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+
+from vitrina.connectors.postgres import catalog
+from vitrina.connectors.postgres.catalog import Table
+from vitrina.store.database import Connection
+from vitrina.targets import PostgresTarget
+
+# How many rows are remembered of the latest batch that wrote any.
+WITNESSES = 2
+
+
+def remember(table: Table, rows: int, before: dict[str, Any] | None) -> dict[str, Any]:
+    """What to keep with the checkpoint when nothing was written: at least `rows` rows are in these files."""
+    known = before or {"key": [], "columns": [], "witnesses": []}
+    return known | {"name": f"{table.schema}.{table.name}", "files": table.files, "rows": rows}
+
+
+def witnesses(
+    connection: Connection, table: Table, key: Sequence[str], columns: Sequence[str], written: Composable
+) -> dict[str, Any]:
+    """Some of the rows that a merge wrote: those that meet the condition, on the alias `t`."""
+    rows = connection.execute(
+        SQL("SELECT {key} AS key, {digest} AS digest FROM {table} AS t WHERE {written} LIMIT {limit}").format(
+            key=_as_text(key),
+            digest=_digest(columns),
+            table=table.identifier,
+            written=written,
+            limit=Literal(WITNESSES),
+        )
+    ).fetchall()
+    return {"key": list(key), "columns": list(columns), "witnesses": [[row["key"], row["digest"]] for row in rows]}
+
+
+def is_same(connection: Connection, target: PostgresTarget, known: dict[str, Any]) -> bool:
+    """Whether the table of that name holds what was remembered of it."""
+    files = catalog.files_of(connection, target)
+    if files == known["files"]:
+        return True
+    if files.partition(",")[0] != known["files"].partition(",")[0]:
+        return False
+    try:
+        row = connection.execute(_count_known(target, known)).fetchone()
+    except psycopg.errors.UndefinedColumn:
+        return False
+    return row is not None and row["rows"] >= known["rows"] and row["witnesses"] == len(known["witnesses"])
+
+
+def _count_known(target: PostgresTarget, known: dict[str, Any]) -> Composed:
+    """In one read of the table, once for each time that its file has changed."""
+    found = [
+        SQL("CASE WHEN {} = {} THEN {} = {} ELSE false END").format(
+            _as_text(known["key"]), Literal(key), _digest(known["columns"]), Literal(digest)
+        )
+        for key, digest in known["witnesses"]
+    ]
+    return SQL("SELECT count(*) AS rows, count(*) FILTER (WHERE {found}) AS witnesses FROM {table} AS t").format(
+        found=SQL(" OR ").join(found) if found else Literal(False), table=Identifier(target.schema, target.table)
+    )
+
+
+def _digest(columns: Sequence[str]) -> Composed:
+    return SQL("pg_catalog.hashtextextended({}, 0)").format(_as_text(columns))
+
+
+def _as_text(columns: Sequence[str]) -> Composed:
+    names = SQL(", ").join(SQL("t.{}").format(Identifier(name)) for name in columns)
+    return SQL("ROW({})::pg_catalog.text").format(names)

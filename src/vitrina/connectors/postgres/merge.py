@@ -1,0 +1,227 @@
+"""The SQL that turns staged rows into the smallest change of a target: delete, update what differs, insert."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from psycopg.sql import SQL, Composable, Composed, Identifier
+
+from vitrina.connectors.postgres.catalog import Table
+
+DIFF = Identifier("pg_temp", "vitrina_diff")
+POSITION = "_position"
+
+
+@dataclass(frozen=True)
+class Merge:
+    """How the rows of a stage relate to the rows of a target."""
+
+    target: Table
+    key: tuple[str, ...]
+    columns: tuple[str, ...]  # what the query gives and the target takes, key included
+    not_compared: frozenset[str]  # stamps: a row does not differ because of them
+    staged: Composable  # FROM item that yields exactly the staged rows that count, under the target's column names
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        return tuple(name for name in self.columns if name not in self.key)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """What an update writes. A key whose value may be equal and yet differ, such as 1.0 and 1.00, too."""
+        return tuple(name for name in self.columns if name not in self.key or name in self.target.loosely_equal)
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        return tuple(name for name in self.written if name not in self.not_compared)
+
+    @property
+    def finds_by_position(self) -> bool:
+        """Rows of a plain table are found again by their place; partitions each number their own places."""
+        return self.target.kind == "r"
+
+    @property
+    def touched(self) -> tuple[str, ...]:
+        """Bookkeeping columns that the query does not give: written anew whenever their row is."""
+        return tuple(
+            column.name
+            for column in self.target.columns
+            if column.name == "updated_at" and column.name not in self.columns and _is_clock(column.default)
+        )
+
+
+def upsert(merge: Merge) -> Composed:
+    """All in one statement, which tells how many rows it inserted and updated: for a target that has no other key."""
+    matched = SQL("WHEN MATCHED AND {} THEN UPDATE SET {}").format(_differs(merge), _comma(_assignments(merge, "s")))
+    return SQL(
+        """
+        WITH done AS (
+            MERGE INTO {target} AS t USING {staged} AS s ON {on}
+            {matched}
+            WHEN NOT MATCHED THEN INSERT ({columns}){overriding} VALUES ({values})
+            RETURNING merge_action() AS action, t.ctid AS place
+        )
+        SELECT count(*) FILTER (WHERE action = 'INSERT') AS inserted,
+               count(*) FILTER (WHERE action = 'UPDATE') AS updated,
+               ARRAY[min(place), max(place)] AS places
+        FROM done
+        """
+    ).format(
+        target=merge.target.identifier,
+        staged=merge.staged,
+        on=_all(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merge.key),
+        matched=matched if merge.compared else SQL(""),
+        columns=_comma(map(Identifier, merge.columns)),
+        overriding=_overriding(merge.target, merge.columns),
+        values=_prefixed("s", merge.columns),
+    )
+
+
+def create_diff(merge: Merge, *, deletes: bool) -> Composed:
+    """One join of stage and target into a temporary table: op I, U or D, with the rows themselves.
+
+    A row differs when its binary image does: IS DISTINCT would call 1.0 and 1.00 equal, and fails on json.
+    """
+    return SQL(
+        """
+        CREATE TEMPORARY TABLE vitrina_diff ON COMMIT DROP AS
+        SELECT CASE WHEN {target_absent} THEN 'I' WHEN {stage_absent} THEN 'D' ELSE 'U' END::"char" AS "_op",
+               {position}{key_columns}{other_columns}
+        FROM {staged} AS s {join} JOIN {target} AS t ON {on}
+        WHERE {target_absent} OR {stage_absent} OR {differs}
+        """
+    ).format(
+        # Not the key: a mart's own rows may lack it, and a composite of NULLs "is NULL".
+        target_absent=SQL("t.ctid IS NULL"),
+        stage_absent=SQL("s.{} IS NOT DISTINCT FROM NULL").format(Identifier(merge.key[0])),
+        position=SQL("t.ctid AS {}, ").format(Identifier(POSITION)) if merge.finds_by_position else SQL(""),
+        key_columns=_comma(SQL("coalesce(s.{0}, t.{0}) AS {0}").format(Identifier(name)) for name in merge.key),
+        other_columns=SQL("").join(SQL(", s.{}").format(Identifier(name)) for name in merge.others),
+        staged=merge.staged,
+        join=SQL("FULL" if deletes else "LEFT"),
+        target=merge.target.identifier,
+        on=_all(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merge.key),
+        differs=_differs(merge),
+    )
+
+
+def _differs(merge: Merge) -> Composable:
+    if not merge.compared:
+        return SQL("false")
+    return SQL("ROW({})::record OPERATOR(pg_catalog.*<>) ROW({})::record").format(
+        _prefixed("t", merge.compared), _prefixed("s", merge.compared)
+    )
+
+
+def count_diff() -> Composed:
+    return SQL('SELECT "_op"::text AS op, count(*) AS rows FROM {} GROUP BY 1').format(DIFF)
+
+
+def is_in_diff(merge: Merge) -> Composed:
+    """A condition on rows `t` of the target: this merge wrote them."""
+    return SQL("EXISTS (SELECT FROM {} AS d WHERE d.\"_op\" <> 'D' AND {})").format(
+        DIFF, _all(_same_value(merge.target, name) for name in merge.key)
+    )
+
+
+def delete_rows(merge: Merge) -> Composed:
+    return SQL("DELETE FROM {} AS t USING {} AS d WHERE d.\"_op\" = 'D' AND {}").format(
+        merge.target.identifier, DIFF, _same_row(merge)
+    )
+
+
+def update_rows(merge: Merge) -> Composed | None:
+    """None when a row is nothing but its key: there is nothing to update."""
+    if not merge.written:
+        return None
+    return SQL("UPDATE {} AS t SET {} FROM {} AS d WHERE d.\"_op\" = 'U' AND {}").format(
+        merge.target.identifier,
+        _comma(_assignments(merge, "d")),
+        DIFF,
+        _same_row(merge),
+    )
+
+
+def _assignments(merge: Merge, alias: str) -> Iterator[Composed]:
+    for name in merge.written:
+        yield SQL("{0} = {1}.{0}").format(Identifier(name), SQL(alias))
+    for name in merge.touched:
+        yield SQL("{} = DEFAULT").format(Identifier(name))
+
+
+def _same_row(merge: Merge) -> Composable:
+    """By position it costs one page, no index. If somebody else moved the row, the counts will not agree."""
+    if merge.finds_by_position:
+        return SQL("t.ctid = d.{}").format(Identifier(POSITION))
+    return _all(_same_value(merge.target, name) for name in merge.key)
+
+
+def _same_value(target: Table, name: str) -> Composed:
+    column = target.column(name)
+    equal = "t.{0} = d.{0}" if column and column.not_null else "t.{0} IS NOT DISTINCT FROM d.{0}"
+    return SQL(equal).format(Identifier(name))
+
+
+def insert_rows(merge: Merge) -> Composed:
+    return SQL("INSERT INTO {} ({}){} SELECT {} FROM {} AS d WHERE d.\"_op\" = 'I' ORDER BY {}").format(
+        merge.target.identifier,
+        _comma(map(Identifier, merge.columns)),
+        _overriding(merge.target, merge.columns),
+        _prefixed("d", merge.columns),
+        DIFF,
+        _prefixed("d", merge.key),
+    )
+
+
+def insert_all(merge: Merge, *, in_order: bool) -> Composed:
+    """For an empty target: straight from the stage, no comparison."""
+    return SQL("INSERT INTO {} ({}){} SELECT {} FROM {} AS s{}").format(
+        merge.target.identifier,
+        _comma(map(Identifier, merge.columns)),
+        _overriding(merge.target, merge.columns),
+        _prefixed("s", merge.columns),
+        merge.staged,
+        SQL(" ORDER BY {}").format(_prefixed("s", merge.key)) if in_order else SQL(""),
+    )
+
+
+def count_staged(merge: Merge) -> Composed:
+    """How many rows, and how many keys: fewer keys than rows means that a key comes twice."""
+    return SQL("SELECT count(*) AS rows, count(DISTINCT ({})) AS keys FROM {} AS s").format(
+        _prefixed("s", merge.key), merge.staged
+    )
+
+
+def find_duplicates(merge: Merge) -> Composed:
+    """How many keys come more than once, and one of them."""
+    keys = _prefixed("s", merge.key)
+    return SQL(
+        """
+        SELECT count(*) AS keys, (array_agg(example))[1] AS example
+        FROM (SELECT concat_ws(', ', {texts}) AS example FROM {staged} AS s GROUP BY {keys} HAVING count(*) > 1) twice
+        """
+    ).format(
+        texts=_comma(SQL("s.{}::text").format(Identifier(name)) for name in merge.key), staged=merge.staged, keys=keys
+    )
+
+
+def _overriding(table: Table, columns: Sequence[str]) -> Composable:
+    given = [table.column(name) for name in columns]
+    return SQL(" OVERRIDING SYSTEM VALUE" if any(column and column.identity for column in given) else "")
+
+
+def _is_clock(default: str | None) -> bool:
+    return default is not None and any(
+        word in default for word in ("now()", "CURRENT_TIMESTAMP", "clock_timestamp()", "statement_timestamp()")
+    )
+
+
+def _prefixed(alias: str, names: Sequence[str]) -> Composed:
+    return _comma(SQL("{}.{}").format(SQL(alias), Identifier(name)) for name in names)
+
+
+def _comma(parts: Iterable[Composable]) -> Composed:
+    return Composed(list(parts)).join(", ")
+
+
+def _all(parts: Iterable[Composable]) -> Composed:
+    return Composed(list(parts)).join(" AND ")

@@ -1,0 +1,48 @@
+"""Amounts of type `money`: what their text says depends on the locale of the session that writes or reads it."""
+
+from collections.abc import Sequence
+
+from vitrina.errors import TargetMismatch
+from vitrina.ports.schema import Column
+from vitrina.store.database import Connection
+
+
+def refuse_unlike(source: Connection, target: Connection, columns: Sequence[Column]) -> None:
+    """Sessions of ours write money alike, unless a database counts other than two digits behind the point.
+
+    Such a one keeps its own locale, because queries that cast its amounts would get others in any other locale.
+    """
+    # Types of a schema's own may be made of it.
+    suspects = [column for column in columns if "money" in column.type or "." in column.type]
+    if not suspects or (ours := _written(source)) == (theirs := _written(target)):
+        return
+    for column in suspects:
+        if _is_made_of_money(source, column.type):
+            raise TargetMismatch(
+                f"the column {column.name} is of type {column.type}, and -1234.50 of type money is {ours} in the source"
+                f" but {theirs} in the target's database (lc_monetary): cast it to numeric in the query"
+            )
+
+
+def _written(connection: Connection) -> str:
+    row = connection.execute("SELECT ((-1234.50)::numeric::money)::text AS written").fetchone()
+    assert row is not None
+    return str(row["written"])
+
+
+def _is_made_of_money(connection: Connection, kind: str) -> bool:
+    row = connection.execute(
+        """
+        WITH RECURSIVE part (oid) AS (
+            SELECT %s::pg_catalog.regtype::oid
+            UNION
+            SELECT unnest(ARRAY[t.typelem, t.typbasetype, a.atttypid, r.rngsubtype])
+            FROM part JOIN pg_catalog.pg_type t ON t.oid = part.oid
+            LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+            LEFT JOIN pg_catalog.pg_range r ON r.rngtypid = t.oid OR r.rngmultitypid = t.oid
+        )
+        SELECT EXISTS (SELECT FROM part WHERE oid = 'pg_catalog.money'::pg_catalog.regtype) AS found
+        """,
+        [kind],
+    ).fetchone()
+    return bool(row and row["found"])

@@ -1,0 +1,124 @@
+"""What the server itself says a query would read and call, held against the operator's allow-lists before it runs.
+
+The catalog decides: where views, partitions and SQL functions may lead does not depend on the values of a run. The plan
+of the statement, with the bounds that it runs with, is the second opinion, and knows what it costs.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg.sql import SQL, Composed
+
+from vitrina import explain
+from vitrina.connectors.postgres import operators
+from vitrina.connectors.postgres.reach import Name, Reach, reach
+from vitrina.connectors.postgres.source import Bounds, Query, SqlReader
+from vitrina.errors import SourceQueryFailed
+from vitrina.settings import Settings
+from vitrina.sqlguard import vocabulary
+
+Plan = list[dict[str, Any]]
+SOURCE_QUERY = "the source query"
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A statement that may run: its plan, and everything that it may call."""
+
+    plan: Plan
+    reach: Reach
+
+    @property
+    def functions_of_unknown_effect(self) -> set[str]:
+        """What is called beyond the functions known to compute and nothing else: such a query runs read-only."""
+        reached = {".".join(name) for name in self.reach.functions} | (
+            self.reach.volatile_of_catalog - vocabulary.FUNCTIONS
+        )
+        return functions_of_unknown_effect(self.plan) | reached
+
+
+def admit(
+    reader: SqlReader,
+    query: Query,
+    settings: Settings,
+    what: str = SOURCE_QUERY,
+    *,
+    statement: Composed | None = None,
+    max_cost: float | None = None,
+) -> Admitted:
+    """Explain a query, or a statement made of it; `SourceQueryFailed` names what it must not read, call or cost."""
+    found = reader.explain(statement or query.select([SQL("q.*")], Bounds()))
+    reached = reach(
+        reader.connection,
+        opened=found.opened,
+        tables=query.judged.tables,
+        functions=_functions(query, found.plan),
+        trusted_extensions=settings.extensions,
+    )
+    _refuse_strangers(found.plan, reached, settings, what)
+    _refuse_effects(found.plan, reached, reader, settings, what)
+    operators.refuse_hidden(reader.connection, query.judged.text, found.plan, reached.relations)
+    _refuse_cost(found.plan, max_cost, what)
+    return Admitted(found.plan, reached)
+
+
+def functions_of_unknown_effect(plan: Plan) -> set[str]:
+    """The part of them that the plan shows."""
+    found = explain.explain_functions_outside_catalog(plan) | (
+        explain.explain_functions_of_catalog(plan) - vocabulary.FUNCTIONS
+    )
+    if explain.touches_rows(plan):
+        found.add("FOR UPDATE")
+    if explain.hides_expressions(plan):
+        found.add("what EXPLAIN does not show (VALUES, LIMIT)")
+    return found
+
+
+def _functions(query: Query, plan: Plan) -> set[Name]:
+    """Those with a schema, as the guard read them in the text and as the plan names them."""
+    called = query.judged.functions | {
+        name.replace('"', "") for name in explain.explain_functions_outside_catalog(plan)
+    }
+    pairs = (name.partition(".") for name in called if name.count(".") == 1)
+    return {(schema, name) for schema, _, name in pairs}
+
+
+def _refuse_strangers(plan: Plan, reached: Reach, settings: Settings, what: str) -> None:
+    """A view may lead where its text does not."""
+    strangers = sorted(
+        name for name in explain.explain_relations(plan) | reached.relations if not settings.may_be_reached(*name)
+    )
+    if strangers:
+        raise SourceQueryFailed(
+            f"{what} reads {'.'.join(strangers[0])}{reached.way_to(strangers[0])}, outside the allowed schemas"
+            f" ({', '.join(sorted(settings.source_schemas))}); {_remedy(strangers[0])}"
+        )
+
+
+def _remedy(name: Name) -> str:
+    if Settings.is_never_reached(name[0]):
+        return "no setting allows it: the server's catalogs and the metastore are not for queries"
+    return f"the operator may allow views and partitions to lead there with VITRINA_ALLOWED_RELATIONS={'.'.join(name)}"
+
+
+def _refuse_effects(plan: Plan, reached: Reach, reader: SqlReader, settings: Settings, what: str) -> None:
+    """Functions of the server that do more than compute: files, locks, settings, tables read by their name."""
+    if explain.touches_rows(plan):
+        raise SourceQueryFailed(f"{what} locks or changes rows: a pipeline only reads its source")
+    known = vocabulary.FUNCTIONS | settings.extra_functions
+    called = explain.explain_functions_of_catalog(plan) - known
+    refused = (explain.explain_from_functions(plan) - known) | {name for name in called if "_to_xml" in name}
+    refused |= reader.volatile_functions_of_catalog(called) if called else set()
+    refused |= reached.volatile_of_catalog - known
+    if refused:
+        name = min(refused)
+        raise SourceQueryFailed(
+            f"{what} calls {name}{reached.way_to(('pg_catalog', name))}, a function of the server that does more than"
+            " compute; leave it out, or have the operator add it to VITRINA_ALLOWED_FUNCTIONS"
+        )
+
+
+def _refuse_cost(plan: Plan, max_cost: float | None, what: str) -> None:
+    cost = plan[0]["Plan"]["Total Cost"]
+    if max_cost is not None and cost > max_cost:
+        raise SourceQueryFailed(f"{what} costs {cost:.0f} by EXPLAIN, more than options.max_cost {max_cost:.0f}")

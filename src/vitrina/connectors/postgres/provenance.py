@@ -1,0 +1,109 @@
+"""Where the values of a cursor come from: whether they are a table's own, and what may bring them late."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from vitrina.connectors.postgres.cursor import Cursor
+from vitrina.connectors.postgres.source import SqlReader
+from vitrina.store.database import Connection
+
+# Views over views over views: more than anybody writes.
+_MAX_DEPTH = 20
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """`is_column`: a plain column of a table, also one that views pass on. Doubts are reasons not to call it exact."""
+
+    is_column: bool = False
+    doubts: tuple[str, ...] = ()
+
+
+def of_cursor(reader: SqlReader, cursor: Cursor, origin: tuple[int, int] | None) -> Provenance:
+    """What the source's catalog tells of a cursor."""
+    origin = _behind_views(reader, origin)
+    tables = _tables(reader.connection, origin) if origin else []
+    if not tables or any(table["is_generated"] for table in tables):
+        return Provenance()
+    doubts = [*_doubts_of_tables(tables), *(_doubts_of_numbers(cursor, tables) if cursor.is_number else ())]
+    return Provenance(True, tuple(doubts))
+
+
+def _behind_views(reader: SqlReader, origin: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The column that a view's column is; None when it is computed somewhere on the way, or cannot be seen."""
+    for _ in range(_MAX_DEPTH):
+        if origin is None:
+            return None
+        row = reader.connection.execute(
+            """
+            SELECT pg_catalog.pg_get_viewdef(oid) AS query FROM pg_catalog.pg_class WHERE oid = %s AND relkind = 'v'
+            """,
+            [origin[0]],
+        ).fetchone()
+        if row is None:
+            return origin
+        origins = reader.find_origins(row["query"])
+        origin = origins[origin[1] - 1] if len(origins) >= origin[1] else None
+    return None
+
+
+def _doubts_of_tables(tables: list[dict[str, Any]]) -> Iterator[str]:
+    for table in tables:
+        name = table["name"]
+        if table["kind"] == "f":
+            yield f"{name} is a foreign table, and which transactions are open on its server is not seen from here"
+        if table["kind"] == "m":
+            yield f"{name} is a materialized view, whose rows appear when it is refreshed, with stamps from before"
+        if table["is_subscribed"]:
+            yield f"{name} is filled by logical replication, with stamps that are older than the rows here"
+
+
+def _doubts_of_numbers(cursor: Cursor, tables: list[dict[str, Any]]) -> Iterator[str]:
+    sequences = {found["name"]: found for table in tables for found in table["sequences"] or []}
+    if not sequences:
+        yield f"{cursor.key} is not drawn from a sequence, so a lower value may be written after a higher one"
+    for name, found in sequences.items():
+        if found["cache"] > 1:
+            yield (
+                f"the sequence {name} has CACHE {found['cache']}, so sessions keep numbers and write them behind higher"
+                f" ones: ALTER SEQUENCE {name} CACHE 1"
+            )
+        if found["step"] < 0 or found["cycles"]:
+            yield f"the sequence {name} counts down, or begins again at its end"
+
+
+def _tables(source: Connection, origin: tuple[int, int]) -> list[dict[str, Any]]:
+    """The table, its partitions and what inherits from it, each with its column of that name."""
+    return source.execute(
+        """
+        WITH RECURSIVE tree AS (
+            SELECT %(table)s::oid AS oid
+            UNION
+            SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid
+        )
+        SELECT c.oid::regclass::text AS name, c.relkind AS kind, a.attgenerated <> '' AS is_generated,
+               EXISTS (SELECT FROM pg_catalog.pg_subscription_rel s WHERE s.srrelid = c.oid) AS is_subscribed,
+               (SELECT json_agg(json_build_object('name', s.seqrelid::regclass::text, 'cache', s.seqcache,
+                                                  'step', s.seqincrement, 'cycles', s.seqcycle))
+                FROM pg_catalog.pg_sequence s
+                WHERE s.seqrelid IN (
+                    -- What a default draws from, and what belongs to an identity column.
+                    SELECT d.refobjid FROM pg_catalog.pg_depend d
+                    JOIN pg_catalog.pg_attrdef f ON f.oid = d.objid AND f.adrelid = c.oid AND f.adnum = a.attnum
+                    WHERE d.classid = 'pg_catalog.pg_attrdef'::regclass
+                      AND d.refclassid = 'pg_catalog.pg_class'::regclass
+                    UNION
+                    SELECT d.objid FROM pg_catalog.pg_depend d
+                    WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.deptype = 'i'
+                      AND d.refclassid = 'pg_catalog.pg_class'::regclass
+                      AND d.refobjid = c.oid AND d.refobjsubid = a.attnum
+                )) AS sequences
+        FROM tree
+        JOIN pg_catalog.pg_class c ON c.oid = tree.oid
+        JOIN pg_catalog.pg_attribute named ON named.attrelid = %(table)s AND named.attnum = %(column)s
+        JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attname = named.attname AND NOT a.attisdropped
+        ORDER BY tree.oid
+        """,
+        {"table": origin[0], "column": origin[1]},
+    ).fetchall()

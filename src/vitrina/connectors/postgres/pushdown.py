@@ -1,0 +1,193 @@
+"""Rows that nobody has to look at: the reader's own session fills the stage, inside Postgres."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import psycopg
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+
+from vitrina import failpoints
+from vitrina.connectors.postgres.source import NO_ORDER, Age, Bounds, Order, Query, SqlReader, column, translate_read
+from vitrina.connectors.postgres.stage import BATCH, EPOCH, Stage
+from vitrina.connectors.postgres.target import null_key_error
+from vitrina.ports.batch import Filled, Position, Stopwatch
+from vitrina.store import database, sessions
+from vitrina.store.database import Connection
+from vitrina.targets import PostgresTarget
+
+
+@dataclass(frozen=True)
+class Paging:
+    """In which order a query is read in pieces, and how large they are. No order: all in one statement."""
+
+    order: Order = NO_ORDER
+    staged_as: tuple[str, ...] = ()
+    # Asked before each page: it may change under a run.
+    limit: Callable[[], int] | None = None
+
+
+class PushdownSource:
+    """Fills stages by SQL. `stages` alternate, so that one can be filled while the other is merged and emptied."""
+
+    def __init__(
+        self,
+        reader: SqlReader,
+        probe: Connection,
+        query: Query,
+        *,
+        bounds: Bounds,
+        stages: tuple[Stage, ...],
+        paging: Paging,
+        epoch: int,
+        target: PostgresTarget,
+        isolate: bool,
+        snapshot: "SharedSnapshot | None" = None,
+    ) -> None:
+        self._reader = reader
+        self._probe = probe
+        self._query = query
+        self._bounds = bounds
+        self._stages = stages
+        self._paging = paging
+        self._epoch = epoch
+        self._target = target
+        # Whether the query runs read-only into a temporary table first: needed when it calls functions of its own.
+        self._isolate = isolate
+        self._snapshot = snapshot
+
+    def batches(self, first_number: int, after: Position | None) -> Iterator[Filled]:
+        number, position = first_number, after
+        while True:
+            started, watch = time.monotonic(), Stopwatch()
+            stage = self._stages[number % len(self._stages)]
+            limit = self._paging.limit() if self._paging.limit else None
+            reopened = self._snapshot.renew() if self._snapshot else False
+            # One statement reads and stages; what it takes is mostly the query's.
+            with watch.lap("read"):
+                rows = self._fill(stage, number, position, limit)
+            failpoints.hit("batch.filled")
+            if rows:
+                with watch.lap("stage"):
+                    position = self._last(stage, number)
+                yield Filled(number, rows, position, time.monotonic() - started, laps=watch.laps, reopened=reopened)
+            if limit is None or rows < limit:
+                return
+            number += 1
+
+    def close(self) -> None:
+        with suppress(psycopg.Error):  # a server that does not listen is cut off all the same
+            self._reader.connection.cancel_safe(timeout=2)
+        sessions.cut(self._reader.connection)
+        sessions.cut(self._probe)
+
+    def _fill(self, stage: Stage, number: int, after: Position | None, limit: int | None) -> int:
+        connection = self._reader.connection
+        select = self._select(stage, after, limit)
+        try:
+            # A query may have called set_config: each fill begins with the settings that the session began with.
+            database.reset(connection)
+            with connection.transaction():
+                if self._snapshot:
+                    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE")
+                    connection.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Literal(self._snapshot.name)))
+                else:
+                    connection.execute("SET TRANSACTION READ WRITE")
+                if self._isolate:
+                    return self._fill_isolated(stage, number, select)
+                return connection.execute(
+                    _insert_into(stage, stage.identifier, select, self._epoch, number), prepare=True
+                ).rowcount
+        except psycopg.errors.NotNullViolation as exc:
+            raise null_key_error(exc.diag.column_name, self._target) from exc
+        except psycopg.Error as exc:
+            raise translate_read(exc) from exc
+
+    def _fill_isolated(self, stage: Stage, number: int, select: Composed) -> int:
+        """The query runs while the transaction is read-only; Postgres lifts that when the savepoint is released."""
+        connection = self._reader.connection
+        types = [(c.name, c.type) for c in stage.columns] + list(
+            zip(stage.cursor_columns, stage.cursor_types, strict=True)
+        )
+        definitions = SQL(", ").join(
+            SQL("{} {}{}").format(Identifier(name), SQL(kind), SQL(" NOT NULL" if name in stage.key else ""))
+            for name, kind in types
+        )
+        connection.execute(SQL("CREATE TEMPORARY TABLE vitrina_fill ({}) ON COMMIT DROP").format(definitions))
+        filling = Identifier("pg_temp", "vitrina_fill")
+        connection.execute("SAVEPOINT reading")
+        connection.execute("SET LOCAL transaction_read_only = on")
+        connection.execute(SQL("INSERT INTO {} {}").format(filling, select), prepare=True)
+        connection.execute("RELEASE reading")
+        return connection.execute(
+            _insert_into(stage, stage.identifier, SQL("SELECT * FROM {}").format(filling), self._epoch, number)
+        ).rowcount
+
+    def _select(self, stage: Stage, after: Position | None, limit: int | None) -> Composed:
+        outputs: list[Composable] = [column(name) for name in (c.name for c in stage.columns)]
+        outputs += [SQL("q.{}").format(Identifier(name)) for name in self._cursor_names(stage)]
+        bounds = replace(self._bounds, after=after)
+        return self._query.select(outputs, bounds, order=self._paging.order, limit=limit)
+
+    def _cursor_names(self, stage: Stage) -> list[str]:
+        cursor = self._query.cursor
+        if cursor is None or not stage.cursor_types:
+            return []
+        return [cursor.key, *([cursor.id] if cursor.id else [])]
+
+    def _last(self, stage: Stage, number: int) -> Position | None:
+        """Where this batch ended, read back from the stage: the reader itself may only insert there."""
+        if not self._paging.staged_as:
+            return None
+        names = [Identifier(name) for name in self._paging.staged_as]
+        known = self._paging.order.collations or (None,) * len(names)
+        collations = [SQL(f" COLLATE {name}" if name else "") for name in known]
+        row = self._probe.execute(
+            SQL("SELECT {} FROM {} WHERE {} = {} AND {} = {} ORDER BY {} LIMIT 1").format(
+                SQL(", ").join(SQL("{0}::text AS {0}").format(name) for name in names),
+                stage.identifier,
+                Identifier(EPOCH),
+                Literal(self._epoch),
+                Identifier(BATCH),
+                Literal(number),
+                SQL(", ").join(
+                    SQL("{}.{}{} DESC").format(stage.identifier, name, collation)
+                    for name, collation in zip(names, collations, strict=True)
+                ),
+            )
+        ).fetchone()
+        return tuple(row.values()) if row else None
+
+
+class SharedSnapshot:
+    """What all chunks of a load see, exported by a session that stays open; a new one when it has grown too old."""
+
+    def __init__(self, holder: Connection, max_seconds: float | None) -> None:
+        self._holder = holder
+        self._max_seconds = max_seconds
+        self._age: Age | None = None
+        self.name = ""
+
+    def renew(self) -> bool:
+        """Whether an earlier one had to be given up. Called between chunks only."""
+        if self._age and not self._age.is_over:
+            return False
+        is_first, self._age = self._age is None, Age(self._max_seconds)
+        try:
+            if not is_first:
+                self._holder.execute("ROLLBACK")
+            self._holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            row = self._holder.execute("SELECT pg_catalog.pg_export_snapshot() AS name").fetchone()
+        except psycopg.Error as exc:
+            raise translate_read(exc) from exc
+        assert row is not None
+        self.name = str(row["name"])
+        return not is_first
+
+
+def _insert_into(stage: Stage, table: Composable, select: Composable, epoch: int, number: int) -> Composed:
+    names = [*(c.name for c in stage.columns), *stage.cursor_columns, EPOCH, BATCH]
+    return SQL("INSERT INTO {} ({}) SELECT r.*, {}::bigint, {}::integer FROM ({}) AS r").format(
+        table, SQL(", ").join(map(Identifier, names)), Literal(epoch), Literal(number), select
+    )

@@ -1,0 +1,459 @@
+"""Reading a pipeline's SQL: describing its result, asking how it would run, and fetching its rows as Arrow."""
+
+import json
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
+
+import psycopg
+from psycopg import conninfo
+from psycopg.sql import SQL, Composable, Composed, Identifier
+from psycopg.sql import Literal as Value
+
+from vitrina import sqlguard
+from vitrina.connectors.postgres.cursor import Cursor
+from vitrina.errors import Disconnected, SourceQueryFailed, TransientError
+from vitrina.ports.batch import Position
+from vitrina.ports.schema import Column
+from vitrina.sqlguard import Judged
+from vitrina.store import database, pooling
+from vitrina.store.database import Connection
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# A plan of a hundred joins has a fifth of this. Reading it must not take the runner's memory, nor its attention.
+MAX_PLAN_CHARACTERS = 4 << 20
+_TOO_LONG = "the plan is too long"
+# libpq keeps a row whole, so that the server has to look at its length. A cursor takes one statement, never two; an
+# error's text may be as long as a plan.
+_EXPLAIN_BOUNDED = f"""
+DO $vitrina$
+DECLARE
+    shown text;
+    detail text;
+    hint text;
+BEGIN
+    FOR shown IN EXECUTE pg_catalog.current_setting('vitrina.statement') LOOP
+        IF pg_catalog.length(shown) > {MAX_PLAN_CHARACTERS} THEN
+            RAISE program_limit_exceeded USING MESSAGE = '{_TOO_LONG}';
+        END IF;
+        PERFORM pg_catalog.set_config('vitrina.plan', shown, true);
+    END LOOP;
+EXCEPTION WHEN OTHERS THEN
+    GET STACKED DIAGNOSTICS detail = PG_EXCEPTION_DETAIL, hint = PG_EXCEPTION_HINT;
+    RAISE EXCEPTION USING ERRCODE = SQLSTATE, MESSAGE = pg_catalog."left"(SQLERRM, 10000),
+        DETAIL = pg_catalog."left"(detail, 10000), HINT = pg_catalog."left"(hint, 10000);
+END $vitrina$
+"""
+_EXPLAINED = """
+SELECT pg_catalog.current_setting('vitrina.plan') AS plan,
+       ARRAY(SELECT DISTINCT relation::int8 FROM pg_catalog.pg_lock_status()
+             WHERE pid = pg_catalog.pg_backend_pid() AND locktype = 'relation') AS opened
+"""
+# Arrow batches come in about this size from the driver; a batch of the run is assembled from them.
+_FETCH_BYTES = 2 << 20
+NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Where to read: `:since` and `:until` of the query, and the range around it."""
+
+    since: str | None = None  # inclusive
+    until: str | None = None  # exclusive
+    after: Position | None = None  # exclusive, in the order of the columns read by
+    only: Composable | None = None  # a condition on `q`, when some rows alone are wanted
+    nulls: Literal["left out", "included", "alone"] = "left out"  # rows whose cursor is NULL
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """For the session that reads there.
+
+        A planner that believes the table to be cached walks an index across it where all rows are wanted in the order
+        of a random key: beyond the cache that takes three times as long as sorting. It still takes one along the table.
+        """
+        is_everything = self.since is None and self.until is None and self.only is None and self.nulls != "alone"
+        return {"effective_cache_size": "64MB"} if is_everything else {}
+
+
+@dataclass(frozen=True)
+class Order:
+    """The columns that a query is read in the order of."""
+
+    columns: tuple[Composable, ...] = ()
+    types: tuple[str, ...] = ()
+    nullable: tuple[bool, ...] = ()
+    # How text among them is ordered, where that is not as everywhere in the database.
+    collations: tuple[str | None, ...] = ()
+
+    @property
+    def places(self) -> list[Composable]:
+        """The columns, written so that what is equal has one text: 1.0 and 1.00 are one place in the order."""
+        numeric = [kind.partition("(")[0] == "numeric" and "[" not in kind for kind in self.types]
+        return [
+            SQL("pg_catalog.trim_scale({})").format(column) if is_number else column
+            for column, is_number in zip(self.columns, numeric, strict=True)
+        ]
+
+    def behind(self, after: Position) -> Composable:
+        """The rows that come later. NULL comes last, and Postgres calls it neither greater nor smaller."""
+        if None not in after:
+            return self._greater(after)
+        # Behind what comes before the first NULL; or there, and also NULL, and behind the rest.
+        place = after.index(None)
+        before, rest = self._part(0, place), self._part(place + 1, len(after))
+        alternatives = []
+        if place:
+            alternatives.append(before._greater(after[:place]))
+        if rest.columns:
+            same = [SQL("{} = {}").format(*pair) for pair in before._pairs(after[:place])]
+            same.append(SQL("{} IS NULL").format(self.columns[place]))
+            alternatives.append(SQL(" AND ").join([*same, SQL("({})").format(rest.behind(after[place + 1 :]))]))
+        return SQL("({})").format(SQL(" OR ").join(alternatives)) if alternatives else SQL("FALSE")
+
+    def _greater(self, after: Position) -> Composable:
+        pairs = self._pairs(after)
+        columns, values = (SQL(", ").join(part) for part in zip(*pairs, strict=True))
+        later = SQL("({}) > ({})").format(columns, values)
+        if not any(self.nullable):
+            return later
+        # The first of two conditions is for the index, which the second one cannot use.
+        first = SQL("") if self.nullable[0] else SQL("{} >= {} AND ").format(*pairs[0])
+        return SQL("{}({}) IS NOT FALSE").format(first, later)
+
+    def _pairs(self, after: Position) -> list[tuple[Composable, Composable]]:
+        """Each column with the value of a place, in its type."""
+        values = (SQL("{}::{}").format(Value(value), SQL(kind)) for value, kind in zip(after, self.types, strict=True))
+        return list(zip(self.columns, values, strict=True))
+
+    def _part(self, start: int, end: int) -> "Order":
+        return Order(self.columns[start:end], self.types[start:end], self.nullable[start:end])
+
+
+NO_ORDER = Order()
+
+
+class Age:
+    """How long a snapshot has been held: a source cannot clean up behind it, nor a standby replay past it."""
+
+    def __init__(self, limit_seconds: float | None) -> None:
+        self.limit_seconds = limit_seconds
+        self._began = time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        return self.limit_seconds is not None and time.monotonic() - self._began >= self.limit_seconds
+
+
+@dataclass(frozen=True)
+class Query:
+    """A judged query with its cursor bounds filled in."""
+
+    judged: Judged
+    cursor: Cursor | None = None
+
+    def wrapped(self, bounds: Bounds) -> tuple[Composed, Composed]:
+        """The WITH clause and the query as a FROM item: inside the wrapper a CTE would be an optimisation fence."""
+        values = {}
+        for name, value, default in (
+            ("since", bounds.since, self.cursor.lowest if self.cursor else None),
+            ("until", bounds.until, self.cursor.highest if self.cursor else None),
+        ):
+            if name in self.judged.parameters:
+                values[name] = _quoted(value if value is not None else default)
+        head, body = sqlguard.render_parts(self.judged, values)
+        return SQL("{}").format(SQL(head)), SQL("(\n{}\n)").format(SQL(body))
+
+    def select(
+        self,
+        outputs: Sequence[Composable],
+        bounds: Bounds,
+        *,
+        order: Order = NO_ORDER,
+        limit: int | None = None,
+    ) -> Composed:
+        """`outputs` of the rows within the bounds, in order. Ties of the last row are never cut off."""
+        head, source = self.wrapped(bounds)
+        conditions = [*self._range(bounds), *([bounds.only] if bounds.only else [])]
+        if bounds.after is not None:
+            conditions.append(order.behind(bounds.after))
+        return SQL("{head} SELECT {outputs} FROM {source} AS q{where}{order}{limit}").format(
+            head=head,
+            outputs=SQL(", ").join(outputs),
+            source=source,
+            where=SQL(" WHERE {}").format(SQL(" AND ").join(conditions)) if conditions else SQL(""),
+            order=SQL(" ORDER BY {}").format(SQL(", ").join(order.columns)) if order.columns else SQL(""),
+            limit=SQL(" FETCH FIRST {} ROWS WITH TIES").format(Value(limit)) if limit else SQL(""),
+        )
+
+    def _range(self, bounds: Bounds) -> Iterator[Composable]:
+        if self.cursor is None:
+            return
+        column = self.cursor.columns("q")[0]
+        # A row that does not say when it changed is in no range: it is left out, or read on its own each time.
+        if bounds.nulls != "included":
+            wanted = SQL("NULL" if bounds.nulls == "alone" else "NOT NULL")
+            yield SQL("q.{} IS {}").format(Identifier(self.cursor.key), wanted)
+        if bounds.since is not None:
+            yield SQL("{} >= {}").format(column, self.cursor.literal(bounds.since))
+        if bounds.until is not None:
+            yield SQL("{} < {}").format(column, self.cursor.literal(bounds.until))
+
+
+def _quoted(value: str | None) -> str:
+    return Value(value).as_string(None)
+
+
+class SqlReader:
+    """A session logged in as the reader. Users' SQL goes over the extended protocol only: one statement, never two."""
+
+    def __init__(self, connection: Connection, url: str, application_name: str) -> None:
+        self.connection = connection
+        self._url = url
+        self._application_name = application_name
+        self._streaming: Any = None
+
+    @contextmanager
+    def reading(self, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[None]:
+        """A transaction that reads and is never committed: settings that a query changes in it are undone too."""
+        with self.connection.transaction(force_rollback=True):
+            self.connection.execute("SET TRANSACTION READ ONLY")
+            for name, value in settings.items():
+                self.connection.execute("SELECT pg_catalog.set_config(%s, %s, true)", [name, value])
+            yield
+
+    def describe(self, judged: Judged) -> list[Column]:
+        """Names and types of the result, without running the query."""
+        raw = self.connection.pgconn
+        with self.reading():
+            prepared = raw.prepare(b"", sqlguard.render(judged, _placeholders(judged)).encode())
+            if prepared.status != psycopg.pq.ExecStatus.COMMAND_OK:
+                raise self._refused(prepared, judged)
+            described = raw.describe_prepared(b"")
+        columns = [
+            (described.fname(i).decode(), described.ftype(i), described.fmod(i))  # type: ignore[union-attr]
+            for i in range(described.nfields)
+        ]
+        self._refuse_unnamed([name for name, _, _ in columns])
+        return [
+            replace(column, origin=origin)
+            for column, origin in zip(self._with_type_names(columns), _origins(described), strict=True)
+        ]
+
+    def find_origins(self, view: str) -> list[tuple[int, int] | None]:
+        """Which columns of tables the columns of a view's own query are; none when it may not be looked at."""
+        raw = self.connection.pgconn
+        with self.reading():
+            if raw.prepare(b"", view.encode()).status != psycopg.pq.ExecStatus.COMMAND_OK:
+                return []
+            return _origins(raw.describe_prepared(b""))
+
+    def _refused(self, result: "psycopg.pq.abc.PGresult", judged: Judged) -> SourceQueryFailed:
+        exc = psycopg.errors.error_from_result(result)
+        position = exc.diag.statement_position
+        where = ""
+        if position:
+            line, column = sqlguard.place(judged, _placeholders(judged), int(position) - 1)
+            where = f" at line {line}, column {column}"
+        said = database.sql_message(exc)
+        if "row-level security" in said:
+            said += ". Rows would be left out without a word: give the reader's login BYPASSRLS, or a view of its own"
+        return SourceQueryFailed(f"the source query is refused{where}: {said}")
+
+    def _refuse_unnamed(self, names: Sequence[str]) -> None:
+        if not names:
+            raise SourceQueryFailed("the source query has no columns: select what the target shall hold")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise SourceQueryFailed(
+                f"the source query gives the column name {twice[0]!r} more than once: give each its own with AS"
+            )
+        if "?column?" in names:
+            raise SourceQueryFailed("the source query has a column without a name: give it one with AS")
+
+    def _with_type_names(self, columns: Sequence[tuple[str, int, int]]) -> list[Column]:
+        # With their schemas, as other sessions will have to write them: types of extensions are found in this one only.
+        with self.reading({"search_path": ""}):
+            rows = self.connection.execute(
+                """
+                SELECT pg_catalog.format_type(oid, typmod) AS type
+                FROM unnest(%s::oid[], %s::int[]) WITH ORDINALITY AS c(oid, typmod, position) ORDER BY position
+                """,
+                [[oid for _, oid, _ in columns], [typmod for _, _, typmod in columns]],
+            ).fetchall()
+        return [Column(name, row["type"]) for (name, _, _), row in zip(columns, rows, strict=True)]
+
+    def explain(self, statement: Composed) -> "Explained":
+        """EXPLAIN (VERBOSE, FORMAT JSON) of a statement that may itself hold the user's query, and what it opened.
+
+        The server locks each relation that it reads a statement to name, those behind views included, before it plans:
+        what the planner leaves out has been opened all the same.
+        """
+        text = SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(statement).as_string(self.connection)
+        try:
+            with self.reading():
+                self.connection.execute("SELECT pg_catalog.set_config('vitrina.statement', %s, true)", [text])
+                self.connection.execute(_EXPLAIN_BOUNDED)
+                row = self.connection.execute(_EXPLAINED).fetchone()
+        except psycopg.errors.ProgramLimitExceeded as exc:
+            if exc.diag.message_primary != _TOO_LONG:
+                raise translate_read(exc) from exc
+            raise SourceQueryFailed(
+                f"the plan of the source query is longer than {MAX_PLAN_CHARACTERS >> 20} MB, so it is not run: it"
+                " computes a constant of that size, or lists as many values; leave that out, or keep them in a table"
+            ) from None
+        except psycopg.Error as exc:
+            raise translate_read(exc) from exc
+        assert row is not None
+        return Explained(_parsed(row["plan"]), tuple(row["opened"]))
+
+    def volatile_functions_of_catalog(self, names: Collection[str]) -> set[str]:
+        """Which of these names the server has a volatile function for."""
+        rows = self.connection.execute(
+            """
+            SELECT DISTINCT proname FROM pg_catalog.pg_proc
+            WHERE pronamespace = 'pg_catalog'::pg_catalog.regnamespace AND provolatile = 'v' AND proname = ANY(%s)
+            """,
+            [list(names)],
+        ).fetchall()
+        return {row["proname"] for row in rows}
+
+    def value(self, statement: Composed) -> Any:
+        """The single value of a statement that holds the user's query."""
+        try:
+            with self.reading():
+                row = self.connection.execute(statement, prepare=True).fetchone()
+        except psycopg.Error as exc:
+            raise translate_read(exc) from exc
+        return next(iter(row.values())) if row else None
+
+    @contextmanager
+    def stream(
+        self, statement: Composable, settings: Mapping[str, str] = NO_SETTINGS
+    ) -> Iterator["Iterator[pa.RecordBatch]"]:
+        """The rows as Arrow, streamed by a session of its own that ends with the block."""
+        # Imported here: the driver and pyarrow are the runner's alone and cost half a second.
+        import adbc_driver_manager
+        import adbc_driver_postgresql.dbapi as adbc
+        from adbc_driver_manager._reader import AdbcRecordBatchReader
+
+        text = statement.as_string(self.connection)
+        try:
+            connection = adbc.connect(self._arrow_url(settings), autocommit=True)
+            if pooling.is_pooled(self.connection):
+                with connection.cursor() as cursor:
+                    cursor.execute(pooling.statement_of(self._arrow_options(settings)))
+        except adbc_driver_manager.Error as exc:
+            # The driver's words repeat host and login; who may see a run need not know them.
+            raise Disconnected("the source took no second connection of the same login") from exc
+        try:
+            with connection, connection.cursor() as cursor:
+                cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_FETCH_BYTES)})
+                self._streaming = cursor
+                cursor.execute(text)
+                # Not fetch_record_batch(): its reader forgets the SQLSTATE of what goes wrong behind the first rows.
+                handle = cursor.fetch_arrow()
+                with closing(AdbcRecordBatchReader._import_from_c(handle.address)) as batches:
+                    yield _translating(batches)
+        except adbc_driver_manager.Error as exc:
+            raise translate_arrow(exc) from exc
+        finally:
+            self._streaming = None
+
+    def cancel_stream(self) -> None:
+        """From another thread: a query that nobody waits for any more ends now, not when it has its first row."""
+        import adbc_driver_manager
+
+        streaming = self._streaming
+        if streaming is not None:
+            with suppress(adbc_driver_manager.Error):  # it ended by itself meanwhile
+                streaming.adbc_cancel()
+
+    def _arrow_url(self, settings: Mapping[str, str]) -> str:
+        """The same login with the settings of our own session, read-only: ADBC takes them in the URL only.
+
+        One user's statement is all that such a session ever runs, so nothing that it changes outlives it.
+        """
+        return arrow_url(self._url, self._application_name, self._arrow_options(settings))
+
+    def _arrow_options(self, settings: Mapping[str, str]) -> str:
+        options = self.connection.info.get_parameters().get("options", "")
+        more = database.options_of({**database.settled(self.connection), **database.READ_ONLY, **settings})
+        return f"{options} {more}"
+
+
+@dataclass(frozen=True)
+class Explained:
+    """What the server would do: the plan, and the relations (by oid) that it opened to make it."""
+
+    plan: list[dict[str, Any]]
+    opened: tuple[int, ...]
+
+
+def _parsed(plan: str) -> list[dict[str, Any]]:
+    try:
+        found: list[dict[str, Any]] = json.loads(plan)
+    except RecursionError:
+        raise SourceQueryFailed("the plan of the source query is nested too deeply: join or union less") from None
+    return found
+
+
+def _origins(described: "psycopg.pq.abc.PGresult") -> list[tuple[int, int] | None]:
+    found = [(described.ftable(i), described.ftablecol(i)) for i in range(described.nfields)]
+    return [origin if all(origin) else None for origin in found]
+
+
+def _placeholders(judged: Judged) -> dict[str, str]:
+    """How a query is written to be described: parameters whose types the server finds out."""
+    return {"since": "$1", "until": "$2" if "since" in judged.parameters else "$1"}
+
+
+def arrow_url(url: str, application_name: str, options: str) -> str:
+    if "://" not in url:
+        return conninfo.make_conninfo(url, application_name=application_name, options=options, **database.TRANSPORT)
+    parts = urlsplit(url)
+    extra = urlencode({"application_name": application_name, "options": options} | database.TRANSPORT, quote_via=quote)
+    return urlunsplit(parts._replace(query=f"{parts.query}&{extra}" if parts.query else extra))
+
+
+def _translating(batches: "pa.RecordBatchReader") -> "Iterator[pa.RecordBatch]":
+    import adbc_driver_manager
+    import pyarrow as pa
+
+    try:
+        yield from batches
+    except adbc_driver_manager.Error as exc:
+        raise translate_arrow(exc) from exc
+    except (pa.ArrowException, OSError) as exc:
+        raise TransientError(f"reading the source failed: {' '.join(str(exc).split())}") from exc
+
+
+def translate_read(exc: psycopg.Error) -> Exception:
+    """A driver's error while a user's query ran."""
+    message = f"the source query failed: {database.sql_message(exc)}"
+    if database.is_disconnect(exc):
+        return Disconnected(message)
+    if database.is_transient(exc):
+        return TransientError(message)
+    return SourceQueryFailed(message)
+
+
+def translate_arrow(exc: Any) -> Exception:
+    """The same for ADBC, whose errors carry the SQLSTATE."""
+    state = exc.sqlstate if isinstance(exc.sqlstate, str) and exc.sqlstate != "\0\0\0\0\0" else None
+    said = " ".join(str(exc)[: database.MAX_MESSAGE].split())
+    message = f"the source query failed: {said}" + (f" (SQLSTATE {state})" if state else "")
+    if state is None or database.is_disconnect_state(state):
+        return Disconnected(message)
+    return TransientError(message) if database.is_transient_state(state) else SourceQueryFailed(message)
+
+
+def column(name: str, cast: str | None = None) -> Composed:
+    """`q."name"`, optionally cast."""
+    reference = SQL("q.{}").format(Identifier(name))
+    return SQL("{}::{} AS {}").format(reference, SQL(cast), Identifier(name)) if cast else reference

@@ -1,0 +1,462 @@
+"""Postgres marts: rows are staged, then merged into the target in one transaction with the checkpoint."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+from psycopg.sql import SQL, Composable, Identifier, Literal
+
+from vitrina import failpoints
+from vitrina.connectors.postgres import bulk_load, carriage, catalog, mart_identity, merge
+from vitrina.connectors.postgres.catalog import Table
+from vitrina.connectors.postgres.merge import Merge
+from vitrina.connectors.postgres.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOCH, Stage, StageColumn, stage_name
+from vitrina.definition import Options
+from vitrina.errors import BadKey, FatalError, ShrinkRefused, TargetMismatch, TransientError
+from vitrina.ports.schema import Column
+from vitrina.store import database
+from vitrina.store.database import Connection
+from vitrina.store.leases import Claim
+from vitrina.store.state import Checkpoint
+from vitrina.targets import PostgresTarget
+
+# MERGE .. RETURNING came with PostgreSQL 17.
+COUNTS_MERGED_ROWS = 17_00_00
+# A publish that would delete more than this part of the mart is refused.
+SHRINK_LIMIT = 0.5
+
+
+@dataclass(frozen=True)
+class MergeCounts:
+    """What a merge did."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    unchanged: int = 0
+
+    def __add__(self, other: "MergeCounts") -> "MergeCounts":
+        return MergeCounts(
+            self.inserted + other.inserted,
+            self.updated + other.updated,
+            self.deleted + other.deleted,
+            self.unchanged + other.unchanged,
+        )
+
+
+class PostgresWriter:
+    """The target side of one run. One connection, used by one thread; `fence` calls come from the caller."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        claim: Claim,
+        target: PostgresTarget,
+        options: Options,
+        *,
+        memory_mb: int = 128,
+    ) -> None:
+        self.connection = connection
+        self._memory_mb = memory_mb
+        self._claim = claim
+        self._target = target
+        self._options = options
+        self._table: Table | None = None
+        # By this run: nobody can have been reading it for long.
+        self._made_table = False
+        self._key: tuple[str, ...] = ()
+        self._columns: tuple[str, ...] = ()
+        self._not_compared: frozenset[str] = frozenset()
+        # Which rows the latest merge wrote: a condition on the alias `t`.
+        self._written: Composable | None = None
+
+    # --- the target ------------------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        result: Sequence[Column],
+        *,
+        wanted_key: Sequence[str] | None,
+        ignorable: frozenset[str],
+        stamps: frozenset[str],
+        create: bool = True,
+    ) -> tuple[str, ...]:
+        """Find or create the target, settle the key and the columns that will be written; returns the key."""
+        _refuse_reserved(result)
+        table = catalog.find_table(self.connection, self._target)
+        if table is None:
+            self._key = catalog.choose_key(None, wanted_key, result)
+            if not create:
+                return self._key
+            self._create(result, self._key)
+            table = self._require_table()
+        catalog.refuse_unusable(table)
+        self._key = catalog.choose_key(table, wanted_key, result)
+        missing = catalog.compare(table, result, key=self._key, ignorable=ignorable)
+        if missing:
+            table = self._add_missing(table, missing, alter=create)
+        self._table = table
+        self._columns = tuple(column.name for column in result if table.column(column.name) is not None)
+        self._not_compared = stamps
+        return self._key
+
+    def _create(self, result: Sequence[Column], key: tuple[str, ...]) -> None:
+        try:
+            catalog.create_table(self.connection, self._target, result, key)
+            self._made_table = True
+        except psycopg.errors.DuplicateTable:
+            pass  # another pipeline or person was faster: compare with theirs
+        except psycopg.errors.InsufficientPrivilege as exc:
+            raise FatalError(
+                f"cannot create {self._target}: {database.sql_message(exc)}; {self.connection.info.user} needs CREATE"
+                f" ON SCHEMA {self._target.schema}, and USAGE on the schemas of the columns' types: grant it, or create"
+                " the table by hand"
+            ) from exc
+        except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidTableDefinition) as exc:
+            # A key of json, which has no order; a column of type record, which no table can have.
+            raise TargetMismatch(
+                f"cannot create {self._target} from the query's result: {exc.diag.message_primary}; cast the column in"
+                " the query, or choose another target_key"
+            ) from exc
+        except psycopg.errors.InvalidSchemaName as exc:
+            raise FatalError(f"cannot create {self._target}: schema {self._target.schema} does not exist") from exc
+
+    def _add_missing(self, table: Table, missing: Sequence[Column], *, alter: bool) -> Table:
+        named = ", ".join(f"{column.name} {column.type}" for column in missing)
+        if self._options.on_schema_change != "add_columns":
+            raise TargetMismatch(
+                f"{table.schema}.{table.name} lacks {named}; add the columns, drop them from the query, or set"
+                " options.on_schema_change to 'add_columns'"
+            )
+        if not alter:
+            return table
+        catalog.add_columns(self.connection, table, missing)
+        return self._require_table()
+
+    def _require_table(self) -> Table:
+        table = catalog.find_table(self.connection, self._target)
+        if table is None:
+            raise TransientError(f"{self._target} disappeared while it was being prepared")
+        return table
+
+    @property
+    def table(self) -> Table:
+        assert self._table is not None, "prepare() comes first"
+        return self._table
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self._columns
+
+    @property
+    def not_compared(self) -> frozenset[str]:
+        """Stamps: a row does not differ because of them."""
+        return self._not_compared
+
+    @property
+    def exists(self) -> bool:
+        return self._table is not None
+
+    def is_empty(self) -> bool:
+        if self._table is None:
+            return True
+        row = self.connection.execute(
+            SQL("SELECT NOT EXISTS (SELECT FROM {}) AS empty").format(self.table.identifier)
+        ).fetchone()
+        return bool(row and row["empty"])
+
+    def was_emptied(self, known: dict[str, Any] | None = None) -> bool:
+        """Whether somebody has truncated the table or made it anew since the run, or the checkpoint, knew it."""
+        # Held until the transaction ends, so that it cannot happen between this look and the merge.
+        self.connection.execute(SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self.table.identifier))
+        files = catalog.files_of(self.connection, self._target)
+        if files == self.table.files:
+            return False
+        self._table = replace(self.table, files=files)
+        return self.is_empty() or (known is not None and not self.is_same(known))
+
+    def is_same(self, known: dict[str, Any]) -> bool:
+        """Whether the table still holds what `remembered` said of it."""
+        return known["name"] != str(self._target) or mart_identity.is_same(self.connection, self._target, known)
+
+    def remembered(self, before: dict[str, Any] | None, rows: int) -> dict[str, Any]:
+        """What to know the table by, behind a merge and in its transaction; `rows` of it are ours at least."""
+        if before and before["name"] != str(self._target):
+            before = None
+        known = mart_identity.remember(self.table, rows, before)
+        if self._written is None:
+            return known
+        return known | mart_identity.witnesses(self.connection, self.table, self._key, self._columns, self._written)
+
+    def clear_columns(self, names: Sequence[str]) -> int:
+        """Set columns to NULL in all rows."""
+        columns = [Identifier(name) for name in names]
+        return self.connection.execute(
+            SQL("UPDATE {} SET {} WHERE {}").format(
+                self.table.identifier,
+                SQL(", ").join(SQL("{} = NULL").format(column) for column in columns),
+                SQL(" OR ").join(SQL("{} IS NOT NULL").format(column) for column in columns),
+            )
+        ).rowcount
+
+    # --- the stage -------------------------------------------------------------------------------------------
+
+    def stage(self, name: str, staged_types: dict[str, str] | None = None, cursor_types: tuple[str, ...] = ()) -> Stage:
+        """A stage of the target's exact types; `staged_types` names the columns that travel as something else."""
+        columns = []
+        for column_name in self._columns:
+            column = self.table.column(column_name)
+            assert column is not None
+            staged = (staged_types or {}).get(column_name, column.type)
+            merged = column.type if staged == column.type else carriage.merge_type(column.type)
+            columns.append(StageColumn(column_name, staged, merged))
+        return Stage(name, tuple(columns), self._key, cursor_types, cursor_as_text=staged_types is not None)
+
+    def new_stage_name(self) -> str:
+        return stage_name(str(self._claim.pipeline_id), uuid4().hex[:12])
+
+    def drop_other_stages(self, keep: Sequence[str]) -> None:
+        """Stages of this pipeline that no checkpoint names any more."""
+        rows = self.connection.execute(
+            """
+            SELECT c.relname AS name FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = 'etl_stage' AND c.relkind = 'r' AND c.relname LIKE %s
+            """,
+            [stage_name(str(self._claim.pipeline_id), "").replace("_", r"\_") + "%"],
+        ).fetchall()
+        for row in rows:
+            if row["name"] not in keep:
+                self.connection.execute(SQL("DROP TABLE IF EXISTS {}").format(Identifier("etl_stage", row["name"])))
+
+    # --- merging: inside the caller's transaction -----------------------------------------------------------------
+
+    def merge_batch(self, stage: Stage, number: int) -> MergeCounts:
+        """Upsert one staged batch. The row with the latest cursor wins when a key comes twice."""
+        batch = self._merge_of(stage.of_batch(self._claim.epoch, number))
+        self._prepare_merge()
+        stage.analyze(self.connection)
+        staged = self.connection.execute(merge.count_staged(batch)).fetchone()
+        assert staged is not None
+        if staged["keys"] < staged["rows"]:
+            batch = self._latest_rows(batch, stage)
+        counts = self._upsert(batch)
+        failpoints.hit("merge.applied")
+        return replace(counts, unchanged=staged["keys"] - counts.inserted - counts.updated)
+
+    def _upsert(self, batch: Merge) -> MergeCounts:
+        """In one statement where the server can say what it did, and rows of the target get in nobody's way."""
+        if self.table.has_one_key and self.connection.info.server_version >= COUNTS_MERGED_ROWS:
+            row = self.connection.execute(merge.upsert(batch)).fetchone()
+            assert row is not None
+            places = [place for place in row["places"] if place]
+            self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(places)) if places else None
+            return MergeCounts(inserted=row["inserted"], updated=row["updated"])
+        self.connection.execute(merge.create_diff(batch, deletes=False))
+        return self._apply(batch)
+
+    def delete_rows(self, condition: Composable) -> int:
+        """Rows that left the source and that the condition names, under the alias `q`."""
+        return self.connection.execute(
+            SQL("DELETE FROM {} AS q WHERE {}").format(self.table.identifier, condition)
+        ).rowcount
+
+    def refuse_shrinking(self, removed: int) -> None:
+        """The guard of a publish, for whoever deletes rows in another way."""
+        self._refuse_shrinking(removed, self._rows_in_target())
+
+    def _prepare_merge(self) -> None:
+        """Memory enough to join in one go; unique values may pass from row to row until the end."""
+        settings = {
+            "work_mem": f"{self._memory_mb}MB",
+            "maintenance_work_mem": f"{2 * self._memory_mb}MB",
+            # A batch is small beside its mart: look its rows up by index rather than reading the whole mart.
+            "random_page_cost": 1.1,
+            # What the planner needs to know of a stage is how many rows it has, and that its keys differ.
+            "default_statistics_target": 10,
+        }
+        local = [SQL("SET LOCAL {} = {}").format(SQL(name), Literal(value)) for name, value in settings.items()]
+        self.connection.execute(SQL("; ").join([*local, SQL("SET CONSTRAINTS ALL DEFERRED")]))
+
+    def _latest_rows(self, merging: Merge, stage: Stage) -> Merge:
+        """Several versions of one row in a batch: keep the latest; two that cannot be told apart are an error."""
+        order = [column for column in (CURSOR_KEY, CURSOR_ID) if column in stage.cursor_columns]
+        if not order:
+            self._refuse_duplicates(merging)
+        names = SQL(", ").join(SQL("b.{}").format(Identifier(name)) for name in self._key)
+        descending = SQL(", ").join(SQL("b.{} DESC").format(Identifier(name)) for name in order)
+        latest = SQL("(SELECT DISTINCT ON ({0}) b.* FROM {1} AS b ORDER BY {0}, {2})").format(
+            names, merging.staged, descending
+        )
+        self._refuse_ambiguous(merging, order)
+        return replace(merging, staged=latest)
+
+    def _refuse_ambiguous(self, merging: Merge, order: Sequence[str]) -> None:
+        tied = replace(merging, key=(*merging.key, *order))
+        row = self.connection.execute(merge.find_duplicates(tied)).fetchone()
+        if row and row["keys"]:
+            raise self._duplicate_keys(row["keys"], row["example"])
+
+    def publish(self, stage: Stage, checkpoint: Checkpoint, *, deletes: bool) -> MergeCounts:
+        """Make the target equal to the counted rows of the stage."""
+        merging = self._merge_of(stage.counted(checkpoint.segments))
+        self._prepare_merge()
+        if self.is_empty():
+            return self._fill_empty(merging, stage, checkpoint)
+        staged_rows = stage.count(self.connection, checkpoint.segments)
+        self._refuse_lost_stage(staged_rows, checkpoint.rows)
+        if staged_rows == 0 and deletes and not self._options.allow_empty:
+            raise ShrinkRefused(
+                f"the source has no rows, but {self._target} does; if it shall be emptied, set options.allow_empty"
+            )
+        stage.analyze(self.connection)
+        self.connection.execute(merge.create_diff(merging, deletes=deletes))
+        return self._publish_diff(merging, staged_rows, deletes=deletes)
+
+    def _publish_diff(self, merging: Merge, staged_rows: int, *, deletes: bool) -> MergeCounts:
+        target_rows = self._rows_in_target()
+        planned = self._planned()
+        inserts, removed = planned.inserted, planned.deleted
+        # Every staged row that is not new must have met a target row of its own; else a key came twice.
+        if not deletes or staged_rows - inserts != target_rows - removed or inserts:
+            self._refuse_duplicates(merging)
+        if removed:
+            self._refuse_shrinking(removed, target_rows)
+        counts = self._apply(merging)
+        failpoints.hit("publish.applied")
+        return replace(counts, unchanged=staged_rows - counts.inserted - counts.updated)
+
+    def _fill_empty(self, merging: Merge, stage: Stage, checkpoint: Checkpoint) -> MergeCounts:
+        try:
+            with self.connection.transaction():
+                indexes = self._indexes_to_detach(checkpoint.rows)
+                is_detached = indexes is not None and indexes.detach(self.connection)
+                # Into an index that stays, keys go in their order: at random they cost twice as much.
+                insert = merge.insert_all(merging, in_order=not is_detached)
+                inserted = self.connection.execute(insert).rowcount
+                if inserted != checkpoint.rows:
+                    self._refuse_lost_stage(stage.count(self.connection, checkpoint.segments), checkpoint.rows)
+                    raise self._skipped(checkpoint.rows - inserted, checkpoint.rows, "INSERT")
+                if indexes is not None and is_detached:
+                    indexes.restore(self.connection)
+        except psycopg.errors.UniqueViolation:
+            self._refuse_duplicates(merging)
+            raise
+        failpoints.hit("publish.applied")
+        self._written = SQL("true") if inserted else None
+        return MergeCounts(inserted=inserted)
+
+    def _indexes_to_detach(self, rows: int) -> bulk_load.DetachedIndexes | None:
+        """None where it does not pay, or where somebody may read the mart: they would wait for the whole publish."""
+        if not self._made_table or rows < bulk_load.WORTHWHILE_ROWS:
+            return None
+        return bulk_load.plan_detachment(self.connection, self.table)
+
+    def _skipped(self, skipped: int, rows: int, event: str) -> FatalError:
+        named = ", ".join(catalog.skippers(self.connection, self.table, event))
+        return FatalError(
+            f"{self._target} took {rows - skipped} of {rows} rows of an {event}: {named or 'a trigger or rule'} left"
+            " the others out, and a mart shall hold what its query gives; drop it, or filter such rows out in the query"
+        )
+
+    def _refuse_lost_stage(self, staged_rows: int, counted_rows: int) -> None:
+        if staged_rows != counted_rows:
+            raise StageLost(f"the stage has {staged_rows} of {counted_rows} rows: the database lost it in a crash")
+
+    def _apply(self, merging: Merge) -> MergeCounts:
+        """Delete, update, insert: in this order a value of a second unique key can move from row to row."""
+        self.connection.execute(SQL('ANALYZE {} ("_op")').format(merge.DIFF))
+        planned = self._planned()
+        deleted = self.connection.execute(merge.delete_rows(merging)).rowcount
+        update = merge.update_rows(merging)
+        updated = self.connection.execute(update).rowcount if update else 0
+        inserted = self.connection.execute(merge.insert_rows(merging)).rowcount
+        done = MergeCounts(inserted=inserted, updated=updated, deleted=deleted)
+        self._written = merge.is_in_diff(merging) if inserted or updated else None
+        if done != planned:
+            self._refuse_partial(planned, done)
+        return done
+
+    def _refuse_partial(self, planned: MergeCounts, done: MergeCounts) -> None:
+        """Nobody can take back a row that we have just inserted. A row to update or delete may have been moved."""
+        if done.inserted != planned.inserted:
+            raise self._skipped(planned.inserted - done.inserted, planned.inserted, "INSERT")
+        event = "UPDATE" if done.updated != planned.updated else "DELETE"
+        named = catalog.skippers(self.connection, self.table, event)
+        by_whom = f", or {', '.join(named)} leaves out rows of an {event}: drop it if so" if named else ""
+        raise TransientError(f"{self._target} was changed by somebody else during the merge{by_whom}")
+
+    def _planned(self) -> MergeCounts:
+        rows = {row["op"]: row["rows"] for row in self.connection.execute(merge.count_diff()).fetchall()}
+        return MergeCounts(inserted=rows.get("I", 0), updated=rows.get("U", 0), deleted=rows.get("D", 0))
+
+    def _merge_of(self, staged: Composable) -> Merge:
+        return Merge(self.table, self._key, self._columns, self._not_compared, staged)
+
+    def _rows_in_target(self) -> int:
+        row = self.connection.execute(SQL("SELECT count(*) AS rows FROM {}").format(self.table.identifier)).fetchone()
+        return int(row["rows"]) if row else 0
+
+    # --- refusals --------------------------------------------------------------------------------------------
+
+    def _refuse_duplicates(self, merging: Merge) -> None:
+        row = self.connection.execute(merge.find_duplicates(merging)).fetchone()
+        if row and row["keys"]:
+            raise self._duplicate_keys(row["keys"], row["example"])
+
+    def _duplicate_keys(self, keys: int, example: str) -> "DuplicateKeys":
+        return DuplicateKeys(
+            f"{keys} key(s) come more than once in the source, for example ({', '.join(self._key)}) = ({example});"
+            f" {self._target} needs one row per key: aggregate or deduplicate in the query, or change target_key"
+        )
+
+    def _refuse_shrinking(self, removed: int, target_rows: int) -> None:
+        if self.table.cascading and not self._options.allow_cascade:
+            raise ShrinkRefused(
+                f"{removed} row(s) left the source, but deleting them from {self._target} would cascade through"
+                f" {', '.join(self.table.cascading)}; set options.allow_cascade if that is wanted"
+            )
+        if removed > target_rows * SHRINK_LIMIT and not self._options.allow_shrink:
+            raise ShrinkRefused(
+                f"publishing would delete {removed} of {target_rows} rows of {self._target}; if the source really"
+                " shrank that much, set options.allow_shrink and run again"
+            )
+
+
+class DuplicateKeys(BadKey):
+    """Several rows of the source have one key."""
+
+
+class StageLost(TransientError):
+    """The stage no longer holds what the checkpoint counted: the load starts over."""
+
+    code = "stage_lost"
+    discards_load = True
+
+
+# Names of our own in stages and in what is compared with them.
+_RESERVED = frozenset((EPOCH, BATCH, CURSOR_KEY, CURSOR_ID, "_op"))
+# Postgres's limit for a table, less our own columns of a stage.
+MAX_COLUMNS = 1_600 - 4
+
+
+def _refuse_reserved(result: Sequence[Column]) -> None:
+    names = [column.name for column in result]
+    taken = [name for name in names if name in _RESERVED or name.startswith(merge.POSITION)]
+    if taken:
+        raise TargetMismatch(
+            f"the result has a column named {taken[0]}, a name that stages need themselves: give it another with AS"
+        )
+    if len(result) > MAX_COLUMNS:
+        raise TargetMismatch(
+            f"the result has {len(result):,} columns; {MAX_COLUMNS:,} fit into a table of Postgres beside the stage's"
+            " own: select fewer, or split them between two marts"
+        )
+
+
+def null_key_error(column: str | None, target: PostgresTarget) -> BadKey:
+    return BadKey(
+        f"the key column {column!r} is NULL in a row of the source; {target} needs it to identify the row: filter such"
+        " rows out in the query, or change target_key"
+    )

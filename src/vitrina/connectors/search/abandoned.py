@@ -1,0 +1,36 @@
+"""Removing an unfinished generation that no run of its pipeline will come back to."""
+
+import structlog
+
+from vitrina.connectors.search.client import Missing, SearchClient
+from vitrina.connectors.search.generations import WriteAlias
+from vitrina.connectors.search.mapping import noted
+
+
+def remove(client: SearchClient, generation: str, pipeline: str) -> bool:
+    """Whether nothing is left to be done: it is gone, was completed, or is not this pipeline's.
+
+    The caller's metastore has said that nobody works on it. A runner that is late all the same can show it only in one
+    step that takes its write alias away, so whoever takes that away first decides; nothing that has another alias goes.
+    """
+    entry = (client.find_index(generation) or {}).get(generation)
+    if entry is None:
+        return True
+    notes = noted(entry.get("mappings", {}))
+    if notes.get("pipeline") != pipeline or notes.get("complete"):
+        return True
+    aliases = list(entry.get("aliases", {}))
+    if not all(WriteAlias.parse(str(notes.get("index", "")), alias) for alias in aliases):
+        return False
+    if aliases:
+        try:
+            client.update_aliases(
+                [{"remove": {"index": generation, "alias": alias, "must_exist": True}} for alias in aliases]
+            )
+        except Missing:
+            return False
+    if (client.find_index(generation) or {}).get(generation, {}).get("aliases"):
+        return False
+    client.delete_index(generation)
+    structlog.get_logger().info("generation.removed", generation=generation)
+    return True

@@ -1,0 +1,478 @@
+"""Sends documents with the bulk API until each one is acknowledged, rejected for good, or the attempt is given up."""
+
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from vitrina import errors
+from vitrina.connectors.search import objects, versions
+from vitrina.connectors.search.batch import Actions, Outcome, Rejected
+from vitrina.connectors.search.circuit import Circuit
+from vitrina.connectors.search.client import Reply, ReplyLost, translate
+from vitrina.connectors.search.verdicts import Item, Verdict, all_results, judge_item, judge_request
+
+BEATEN = "the index holds a version of this document that a later claim than this run's wrote"
+
+
+class BulkInterrupted(errors.RunError):
+    """The run was asked to stop while documents were still on their way: this batch is not done."""
+
+    code = "interrupted"
+
+
+class BulkTransport(Protocol):
+    """The part of `SearchClient` that the engine needs."""
+
+    def bulk(self, target: str, body: bytes, returned: Sequence[str] = ()) -> Reply: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large requests are, how many travel at once, and how patient we are."""
+
+    request_bytes: int = 5 * 1024 * 1024
+    request_documents: int = 10_000
+    in_flight: int = 3
+    # Below this a request is not worth being split just to keep all connections busy.
+    small_request_bytes: int = 256 * 1024
+    first_delay_seconds: float = 0.2
+    longest_delay_seconds: float = 5.0
+    # Without a single settled document for so long, the attempt is given up.
+    patience_seconds: float = 600.0
+    # This many troubled requests in a row open the circuit: one request at a time, until one succeeds.
+    circuit_threshold: int = 3
+    # A refused request is sent again in halves, down to this many documents.
+    worth_halving: int = 200
+    # For internal errors of the server (500) about one document, which may or may not go away.
+    few_attempts: int = 5
+    # A request that was on its way when its alias was taken away has ended by then.
+    fence_grace_seconds: float = 2.0
+
+    def circuit(self) -> Circuit:
+        """A new one, closed."""
+        return Circuit(
+            first_delay_seconds=self.first_delay_seconds,
+            longest_delay_seconds=self.longest_delay_seconds,
+            patience_seconds=self.patience_seconds,
+            threshold=self.circuit_threshold,
+        )
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Documents that travel in one request."""
+
+    positions: Sequence[int]
+    attempt: int = 0
+
+
+_Answer = Reply | Exception
+
+
+@dataclass(frozen=True)
+class _Request:
+    chunk: _Chunk
+    target: str
+    actions: Actions
+    # What goes before the actions at some positions.
+    clearings: Mapping[int, bytes]
+    answers: "queue.SimpleQueue[tuple[_Request, _Answer]]"
+
+
+class BulkEngine:
+    """Keeps several requests in flight and answers for every document.
+
+    `target` is the write alias. `renew_target` moves it: after a reply was lost, the server may still be about to apply
+    that request, and an `update` carries no version, so the old alias must go before newer documents may follow.
+    `on_wait` hears why nothing moves, and None when it moves again. `should_stop` is asked several times a second.
+    """
+
+    def __init__(
+        self,
+        transport: BulkTransport,
+        target: str,
+        *,
+        limits: Limits | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+        on_wait: Callable[[str | None], None] = lambda reason: None,
+        renew_target: Callable[[], str] | None = None,
+        judge_item: Callable[[Item], Verdict] = judge_item,
+        judge_request: Callable[[Reply], Verdict] = judge_request,
+    ) -> None:
+        self.target = target
+        self.transport = transport
+        self.limits = limits or Limits()
+        self.should_stop = should_stop
+        self.on_wait = on_wait
+        self.renew_target = renew_target
+        self.judge_item = judge_item
+        self.judge_request = judge_request
+        self.request_bytes = self.limits.request_bytes  # shrinks when the server finds requests too large
+        self.jobs: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self.closed = False
+        self._unfinished: list[Delivery] = []
+        # Daemon threads: a request that hangs for its whole time-out must not keep a stopping process alive.
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(self.limits.in_flight)]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """From any thread: a delivery under way ends with `BulkInterrupted`."""
+        self.closed = True
+        for _ in self._threads:
+            self.jobs.put(None)
+
+    def drain(self) -> None:
+        """Behind `close`: requests that are being answered just now come to their end, or have had time to."""
+        deadline = time.monotonic() + self.limits.fence_grace_seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def send(self, actions: Actions) -> Outcome:
+        """Returns when every document is acknowledged or rejected; raises `RunError` when that cannot be had."""
+        return self.start(actions).finish()
+
+    def start(self, actions: Actions) -> "Delivery":
+        """Put the first requests on their way and return, so that the caller can prepare the next batch meanwhile.
+
+        Several may be under way, to be finished in the order in which they were started. One that writes a document
+        which an earlier one still writes waits for it here: `update` carries no version, so none may overtake another.
+        """
+        for earlier in list(self._unfinished):
+            if not earlier.actions.id_set.isdisjoint(actions.id_set):
+                earlier.finish()
+        delivery = Delivery(self, actions)
+        self._unfinished.append(delivery)
+        delivery.launch()
+        return delivery
+
+    def forget(self, delivery: "Delivery") -> None:
+        self._unfinished.remove(delivery)
+
+    def _work(self) -> None:
+        while (request := self.jobs.get()) is not None:
+            request.answers.put((request, self._ask(request)))
+
+    def _ask(self, request: _Request) -> _Answer:
+        if self.closed:
+            return BulkInterrupted("closed before the request was sent")
+        lines, clearings = request.actions.lines, request.clearings
+        parts = [clearings.get(i, b"") + lines[i] if clearings else lines[i] for i in request.chunk.positions]
+        try:
+            return self.transport.bulk(request.target, b"".join(parts), request.actions.objects)
+        except Exception as exc:  # noqa: BLE001  the thread's loop ends here; the delivery raises it again
+            return exc
+
+
+class Delivery:
+    """One batch on its way to the server."""
+
+    def __init__(self, engine: BulkEngine, actions: Actions) -> None:
+        self._engine = engine
+        self._limits = engine.limits
+        self.actions = actions
+        self._outcome = Outcome()
+        self._ready = deque(_Chunk(positions) for positions in self._cut(range(len(actions.lines))))
+        self._in_flight = 0
+        self._answers: queue.SimpleQueue[tuple[_Request, _Answer]] = queue.SimpleQueue()
+        self._circuit = engine.limits.circuit()
+        # Updates that left something in an object: from then on each is a pair of actions, clearing and update, which
+        # are sent, judged and sent again together.
+        self._clearings: dict[int, bytes] = {}
+        self._internal_errors: Counter[int] = Counter()
+        self._refused_alone = 0
+        self._reply_lost = False
+        self._grace_until = 0.0
+        self._told_to_wait = False
+        self._finished = False
+        self._failure: errors.RunError | None = None
+
+    def finish(self) -> Outcome:
+        """Every document acknowledged or rejected, or `RunError`; asked again, the same answer."""
+        if self._failure:
+            raise self._failure
+        if not self._finished:
+            self._finish_or_fail()
+        return self._outcome
+
+    def _finish_or_fail(self) -> None:
+        try:
+            self._finish()
+        except errors.RunError as exc:
+            self._failure = exc  # whoever asks again must not take this for success
+            raise
+        finally:
+            self._finished = True
+            self._engine.forget(self)
+
+    def _finish(self) -> None:
+        while self._ready or self._in_flight:
+            self._check_patience()
+            self._move_target_after_lost_reply()
+            self.launch()
+            self._settle_answers()
+        self._wait_out_grace()
+
+    # --- sending ---
+
+    def launch(self) -> None:
+        allowed = 1 if self._circuit.is_open else self._limits.in_flight
+        while self._ready and self._in_flight < allowed and not (self._circuit.must_wait or self._reply_lost):
+            chunk = self._ready.popleft()
+            self._in_flight += 1
+            self._outcome.requests += 1
+            self._engine.jobs.put(_Request(chunk, self._engine.target, self.actions, self._clearings, self._answers))
+
+    def _cut(self, positions: Sequence[int]) -> list[Sequence[int]]:
+        """Pieces of about the same size within the limits, enough to occupy all connections when there is enough."""
+        sizes = [len(self.actions.lines[position]) for position in positions]
+        total = sum(sizes)
+        busy = total // self._limits.in_flight + 1
+        limit = min(self._engine.request_bytes, max(busy, self._limits.small_request_bytes))
+        share = total / max(-(-total // limit), 1)
+        pieces: list[Sequence[int]] = []
+        start = piece_bytes = done_bytes = 0
+        for end, size in enumerate(sizes):
+            full = piece_bytes + size > self._engine.request_bytes or end - start >= self._limits.request_documents
+            if end > start and (full or done_bytes + size / 2 > share * (len(pieces) + 1)):
+                pieces.append(positions[start:end])
+                start, piece_bytes = end, 0
+            piece_bytes += size
+            done_bytes += size
+        return [*pieces, positions[start:]] if sizes else []
+
+    def _send_again(self, positions: Sequence[int], attempt: int, *, halves: bool) -> None:
+        self._outcome.sent_again += len(positions)
+        halves = halves and len(positions) >= self._limits.worth_halving
+        middle = (len(positions) + 1) // 2 if halves else len(positions)
+        for part in (positions[:middle], positions[middle:]):
+            if part:
+                self._ready.append(_Chunk(part, attempt))
+
+    # --- answers ---
+
+    def _settle_answers(self) -> None:
+        """Wait a moment for answers, then deal with all that are there."""
+        if not self._in_flight:
+            time.sleep(min(0.05, self._circuit.seconds_to_wait))
+            return
+        try:
+            request, answer = self._answers.get(timeout=0.2)
+        except queue.Empty:
+            return
+        self._in_flight -= 1
+        self._settle(request, answer)
+
+    def _settle(self, request: _Request, answer: _Answer) -> None:
+        if isinstance(answer, errors.Disconnected):
+            self._settle_disconnected(request, answer)
+        elif isinstance(answer, Exception):
+            raise answer
+        else:
+            self._settle_reply(request, answer)
+
+    def _settle_disconnected(self, request: _Request, problem: errors.Disconnected) -> None:
+        self._reply_lost |= isinstance(problem, ReplyLost)
+        self._wait_for_server(problem)
+        self._send_again(request.chunk.positions, request.chunk.attempt + 1, halves=isinstance(problem, ReplyLost))
+
+    def _settle_reply(self, request: _Request, reply: Reply) -> None:
+        positions = request.chunk.positions
+        verdict = self._engine.judge_request(reply)
+        if verdict is Verdict.DONE:
+            self._settle_items(request, reply)
+        elif verdict is Verdict.SPLIT:
+            self._split(request.chunk, reply)
+        elif verdict is Verdict.FENCED:
+            self._fenced(request, positions)
+        elif verdict in (Verdict.RETRY, Verdict.RETRY_FEW, Verdict.BLOCKED):
+            # A gateway that gave up waiting (502, 504) does not know what became of the request either.
+            self._reply_lost |= reply.status in (502, 504)
+            self._wait_for_server(translate("bulk request not taken", reply))
+            self._send_again(positions, request.chunk.attempt + 1, halves=True)
+        else:
+            raise translate(f"cannot write to {request.target}", reply)
+
+    def _settle_items(self, request: _Request, reply: Reply) -> None:
+        positions = request.chunk.positions
+        entries = reply.body.get("items", [])
+        sent = len(positions) + sum(position in self._clearings for position in positions)
+        if len(entries) != sent:
+            problem = f"{sent} actions were sent and the reply speaks of {len(entries)}"
+            self._settle_disconnected(request, ReplyLost(problem))
+            return
+        results = None if self.actions.objects else all_results(entries)
+        if results is not None:
+            self._outcome.add(results)
+            self._say_that_it_moves()
+            return
+        self._settle_each(request, self._words_on(positions, [Item.parse(entry) for entry in entries]))
+
+    def _words_on(self, positions: Sequence[int], items: Sequence[Item]) -> list[Item]:
+        """One for each document: of a pair the second, unless the first says that it was not done."""
+        if len(items) == len(positions):
+            return list(items)
+        words, rest = [], iter(items)
+        for position in positions:
+            item = next(rest)
+            if position in self._clearings:
+                second = next(rest)
+                item = second if self._engine.judge_item(item) is Verdict.DONE else item
+            words.append(item)
+        return words
+
+    def _settle_each(self, request: _Request, items: Sequence[Item]) -> None:
+        settled_before = self._outcome.settled
+        again: list[int] = []
+        fenced: list[int] = []
+        unclear: list[int] = []
+        problem_item: Item | None = None
+        for position, item in zip(request.chunk.positions, items, strict=True):
+            verdict = self._engine.judge_item(item)
+            if verdict is Verdict.DONE and self._left_something(position, item):
+                unclear.append(position)
+            elif verdict is Verdict.DONE:
+                self._outcome.add({item.result: 1})
+            elif verdict is Verdict.SUPERSEDED and self._beaten_by_later_claim(position):
+                self._reject(position, f"{BEATEN}: {item.reason}", item.status)
+            elif verdict is Verdict.FENCED:
+                fenced.append(position)
+            elif self._is_worth_another_try(verdict, position):
+                again.append(position)
+                problem_item = item
+            elif verdict is Verdict.REJECT or verdict is Verdict.RETRY_FEW:
+                self._reject(position, item.reason, item.status)
+            else:
+                raise _refusal(item, request.target)
+        if self._outcome.settled > settled_before or unclear:
+            self._say_that_it_moves()
+        if unclear:
+            self._outcome.cleared += len(unclear)
+            self._ready.extendleft(_Chunk(part, request.chunk.attempt) for part in reversed(self._cut(unclear)))
+        if problem_item:
+            self._delay_items(request.chunk, again, problem_item)
+        if fenced:
+            self._fenced(request, fenced)
+
+    def _left_something(self, position: int, item: Item) -> bool:
+        """Whether the document holds more than was sent, because objects were merged into those that were there."""
+        if not self.actions.objects or item.action != "update" or item.result == "created":
+            return False
+        if position in self._clearings:
+            return False
+        names = objects.leftovers(self.actions.document(position), item.returned)
+        if names:
+            self._clearings[position] = objects.clearing(self.actions.ids[position], names)
+        return bool(names)
+
+    def _is_worth_another_try(self, verdict: Verdict, position: int) -> bool:
+        if verdict is Verdict.RETRY_FEW:
+            self._internal_errors[position] += 1
+            return self._internal_errors[position] < self._limits.few_attempts
+        return verdict in (Verdict.RETRY, Verdict.BLOCKED, Verdict.SUPERSEDED)
+
+    def _beaten_by_later_claim(self, position: int) -> bool:
+        """A version that another writer's update has lifted past our batch says nothing about who is newer.
+
+        What is sent again with the highest version of our claim, and is refused still, has met a later claim's.
+        """
+        line = self.actions.lines[position]
+        higher = versions.raised(line)
+        if higher is None:
+            return versions.is_versioned(line)
+        lines = list(self.actions.lines)
+        lines[position] = higher
+        self.actions = replace(self.actions, lines=lines)
+        return False
+
+    def _delay_items(self, chunk: _Chunk, positions: list[int], item: Item) -> None:
+        error = _refusal(item, self._engine.target)
+        none_taken = len(positions) == len(chunk.positions)
+        self._wait_for_server(error, attempt=None if none_taken else chunk.attempt)
+        self._send_again(positions, chunk.attempt + 1, halves=none_taken)
+
+    def _split(self, chunk: _Chunk, reply: Reply) -> None:
+        """413 and requests spoilt by one of their documents: halves, until the culprit stands alone."""
+        if len(chunk.positions) > 1:
+            if reply.status == 413:
+                size = sum(len(self.actions.lines[i]) for i in chunk.positions)
+                self._engine.request_bytes = min(self._engine.request_bytes, max(size // 2, 1))
+            middle = (len(chunk.positions) + 1) // 2
+            # To the front: the culprit is found before anything else is tried.
+            self._ready.appendleft(_Chunk(chunk.positions[middle:], chunk.attempt))
+            self._ready.appendleft(_Chunk(chunk.positions[:middle], chunk.attempt))
+            return
+        (position,) = chunk.positions
+        self._refused_alone += 1
+        if self._refused_alone > 100 and not self._outcome.acknowledged:
+            raise translate("the server takes none of the documents", reply)
+        self._reject(position, self._why_refused_alone(position, reply), reply.status)
+
+    def _why_refused_alone(self, position: int, reply: Reply) -> str:
+        too_large = f"the server takes no document of {len(self.actions.lines[position]):,} bytes"
+        if reply.status == 413:
+            return f"{too_large} (http.max_content_length, or a proxy's limit)"
+        if reply.status == 429:
+            return f"{too_large} (indexing_pressure.memory.limit, or its heap): {reply.reason}"
+        return reply.reason
+
+    def _fenced(self, request: _Request, positions: Sequence[int]) -> None:
+        if request.target == self._engine.target:
+            raise errors.LeaseLost(
+                f"the write alias {request.target} is gone: another runner took the pipeline over, "
+                "or the index was deleted or replaced by hand"
+            )
+        self._send_again(positions, request.chunk.attempt, halves=False)  # we moved the alias ourselves meanwhile
+
+    def _reject(self, position: int, reason: str, status: int) -> None:
+        document = self.actions.document(position)
+        self._outcome.rejected.append(Rejected(self.actions.ids[position], reason, document, status))
+
+    # --- waiting ---
+
+    def _wait_for_server(self, problem: errors.RunError, attempt: int | None = None) -> None:
+        """Leave the server alone for a while; `attempt` is given when other documents of the request were taken."""
+        self._circuit.fail(problem, attempt)
+        if attempt is None or self._circuit.is_open:
+            self._told_to_wait = True
+            self._engine.on_wait(problem.message)
+
+    def _say_that_it_moves(self) -> None:
+        self._circuit.close()
+        if self._told_to_wait:
+            self._told_to_wait = False
+            self._engine.on_wait(None)
+
+    def _check_patience(self) -> None:
+        if self._engine.closed or self._engine.should_stop():
+            raise BulkInterrupted(f"stopped with {len(self.actions.ids) - self._outcome.settled} documents not settled")
+        self._circuit.check_patience()
+
+    def _move_target_after_lost_reply(self) -> None:
+        """The lost request may still be waiting somewhere; without its alias the server will refuse it."""
+        if not self._reply_lost or self._circuit.must_wait:
+            return
+        if self._engine.renew_target is None:
+            self._reply_lost = False
+            return
+        try:
+            self._engine.target = self._engine.renew_target()
+        except errors.TransientError as exc:
+            self._wait_for_server(exc)
+            return
+        self._reply_lost = False
+        self._grace_until = time.monotonic() + self._limits.fence_grace_seconds
+
+    def _wait_out_grace(self) -> None:
+        """Sending the same documents again is harmless; newer ones must not be overtaken by the lost request."""
+        while time.monotonic() < self._grace_until:
+            self._check_patience()
+            time.sleep(0.05)
+
+
+def _refusal(item: Item, target: str) -> errors.RunError:
+    return translate(f"cannot write to {target}", Reply(item.status, {"error": item.error or {}}))

@@ -1,0 +1,380 @@
+"""Search targets as a run sees them: an index, its mapping and generations, batches sent under a write alias."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from vitrina.connectors.search import mapping
+from vitrina.connectors.search.batch import Actions, Outcome, Rejected
+from vitrina.connectors.search.bulk import BulkEngine, Delivery, Limits
+from vitrina.connectors.search.client import Blocked, SearchClient
+from vitrina.connectors.search.connection import ConnectionOptions
+from vitrina.connectors.search.documents import Action, DocumentEncoder, Prepared
+from vitrina.connectors.search.generations import Generations, Standing, WriteAlias
+from vitrina.connectors.search.versions import write_version
+from vitrina.definition import Options
+from vitrina.errors import CannotConnect, ConfigError, Disconnected, LeaseLost, ShrinkRefused, TargetMismatch
+from vitrina.ports.batch import DeadLetter, Staged
+from vitrina.ports.schema import Column
+from vitrina.settings import Settings
+from vitrina.store.leases import Claim
+from vitrina.targets import SearchTarget
+
+# A rebuild that would show fewer than this part of the documents is refused.
+SHRINK_LIMIT = 0.5
+
+
+def open_client(settings: Settings) -> SearchClient:
+    return SearchClient(connection_options(settings))
+
+
+def connection_options(settings: Settings) -> ConnectionOptions:
+    if settings.elasticsearch_url is None:
+        raise ConfigError(
+            "ELASTICSEARCH_URL is not set, so es: targets cannot be written: set it to http://host:9200, or start a"
+            " server beside the platform with `vitrina dev --search`"
+        )
+    api_key = settings.elasticsearch_api_key
+    return ConnectionOptions.from_url(
+        settings.elasticsearch_url.get_secret_value(),
+        api_key=api_key.get_secret_value() if api_key else None,
+        ca_file=settings.elasticsearch_ca_file,
+        fingerprint=settings.elasticsearch_fingerprint,
+    )
+
+
+@dataclass
+class Waiting:
+    """What a delivery tells its run while it waits for the server, and what it asks."""
+
+    on_wait: Callable[[str | None], None]
+    should_stop: Callable[[], bool]
+
+
+class ElasticsearchWriter:
+    """The target side of one run into Elasticsearch or OpenSearch."""
+
+    # A bulk that the server was at work on when its alias was taken away has ended by then.
+    fence_grace_seconds = Limits().fence_grace_seconds
+
+    def __init__(self, client: SearchClient, claim: Claim, target: SearchTarget, options: Options) -> None:
+        self._client = client
+        self._claim = claim
+        self._target = target
+        self._options = options
+        self._key: tuple[str, ...] = ()
+        self._types: dict[str, str] = {}
+        self._mappings: dict[str, Any] = {}
+        self.generations = Generations(client, target.index)
+        self.seen: Standing | None = None
+
+    # --- the target --------------------------------------------------------------------------------------------
+
+    def prepare(self, result: Sequence[Column], *, wanted_key: Sequence[str] | None, **_: object) -> tuple[str, ...]:
+        """Settle the key and the mapping; nothing is created yet."""
+        names = [column.name for column in result]
+        if not wanted_key:
+            raise TargetMismatch(f"{self._target} needs target_key, the columns whose values make a document's id")
+        for name in (*wanted_key, *filter(None, [self._options.delete_when])):
+            if name not in names:
+                raise TargetMismatch(f"column {name!r} is not in the query's result (it has: {', '.join(names)})")
+        self._key = tuple(wanted_key)
+        self._types = {column.name: column.type for column in result}
+        documented = {name: kind for name, kind in self._types.items() if name != self._options.delete_when}
+        schema = pa.schema([(name, pa.string()) for name in documented])
+        self._mappings = mapping.derive(schema, documented, self._options.index.get("mappings"))
+        self.seen = self._look()
+        return self._key
+
+    def prepare_nothing(self) -> bool:
+        """For a source without rows, which cannot tell its columns: what is shown keeps its mapping, if it exists."""
+        self.seen = self._look()
+        if self.seen.concrete is None:
+            return False
+        self._mappings = self._client.get_mapping(self.seen.concrete)
+        return True
+
+    def _look(self) -> Standing:
+        """As long as nothing is written, an outage costs nobody anything: the run waits and tries again."""
+        try:
+            return self.generations.standing()
+        except (Disconnected, Blocked) as exc:  # blocked: as while a server starts
+            raise CannotConnect(exc.message) from exc
+
+    @property
+    def exists(self) -> bool:
+        return self.seen is not None and self.seen.concrete is not None
+
+    def is_empty(self) -> bool:
+        return not self.exists
+
+    @property
+    def client(self) -> SearchClient:
+        return self._client
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self._types)
+
+    @property
+    def mappings(self) -> dict[str, Any]:
+        """As the query's result and the options ask for."""
+        return self._mappings
+
+    def current_index(self) -> str:
+        """The index that incremental pipelines add to, created when missing, its mapping compared field by field."""
+        name = self.generations.ensure_current(self._pipeline, self._mappings, self._options.index.get("settings"))
+        found = self._client.get_mapping(name)
+        differences = mapping.compare(self._mappings, found)
+        missing = [item for item in differences if item.found is None]
+        if len(missing) < len(differences) or (missing and self._options.on_schema_change != "add_columns"):
+            told = "; ".join(map(str, differences))
+            raise TargetMismatch(
+                f"the mapping of {self._target} does not fit the query: {told}. Map the fields in"
+                " options.index.mappings, let a full load build a new generation, or set options.on_schema_change to"
+                " 'add_columns' for fields that are only missing"
+            )
+        if missing:
+            self._client.put_mapping(name, mapping.additions(self._mappings, found, missing))
+        return name
+
+    def is_new_here(self) -> bool:
+        """Whether the index is not the one that this pipeline has filled so far, if it exists at all."""
+        return not self.generations.was_written_by(self._pipeline)
+
+    def identity(self, concrete: str | None = None) -> str | None:
+        """What no other index has, also not one of the same name: of this one, or of what the target shows, if any."""
+        return self.generations.identity(concrete)
+
+    def count(self, concrete: str) -> int:
+        """Documents that were acknowledged, whether searches see them yet or not."""
+        self._client.refresh(concrete)
+        return self._client.count(concrete)
+
+    def uncounted(self, generation: str, segments: Mapping[int, int]) -> list[str]:
+        return self.generations.uncounted(generation, segments)
+
+    def new_generation(self) -> str:
+        assert self.seen is not None
+        self.generations.refuse_concrete(self.seen, self._options.on_concrete_index)
+        settings = self._options.index.get("settings")
+        return self.generations.create(self._pipeline, self._mappings, settings, epoch=self._claim.epoch)
+
+    def can_continue(self, generation: str) -> bool:
+        return self.generations.is_resumable(generation, self._pipeline)
+
+    def shows(self, generation: str) -> bool:
+        """Whether a load was interrupted behind its swap."""
+        return self.generations.is_published(generation)
+
+    def publish(self, generation: str, documents: int, alias: WriteAlias) -> str:
+        """Check the generation and let the target's name show it."""
+        assert self.seen is not None
+        if not self.shows(generation):
+            checked = self.generations.check(generation, documents)
+            self._refuse_shrinking(checked.documents, checked.documents_before)
+            self.generations.finish(generation)
+        return self.generations.swap(generation, self.seen, alias, on_concrete_index=self._options.on_concrete_index)
+
+    def clean(self, current: str, still_held: Callable[[], object]) -> list[str]:
+        """Remove the generations that are no longer kept."""
+        keep = self._options.keep_generations
+        return self.generations.remove_old(current, self._claim.epoch, keep, still_held=still_held)
+
+    def refuse_shrinking(self, deletes: int, before: int) -> None:
+        """The guard of a publish, for whoever deletes documents in another way."""
+        self._refuse_shrinking(before - deletes, before)
+
+    def _refuse_shrinking(self, documents: int, before: int) -> None:
+        if documents == 0 and before and not self._options.allow_empty:
+            raise ShrinkRefused(
+                f"the source has no rows, but {self._target} shows {before:,} documents; if it shall be emptied, set"
+                " options.allow_empty"
+            )
+        if documents < before * SHRINK_LIMIT and not self._options.allow_shrink:
+            raise ShrinkRefused(
+                f"publishing would leave {documents:,} of {before:,} documents in {self._target}; if the source really"
+                " shrank that much, set options.allow_shrink and run again"
+            )
+
+    @property
+    def _pipeline(self) -> str:
+        return str(self._claim.pipeline_id)
+
+    # --- sending -----------------------------------------------------------------------------------------------
+
+    def claim_writes(self, concrete: str, still_held: Callable[[], object]) -> WriteAlias:
+        """From here on a bulk of an older claim is refused by the server, and so is one of an earlier try of ours.
+
+        In this order: a runner that comes late takes the name, and leaves it when `still_held` tells it to. The other
+        way round it could be stopped behind the question and write to what its successor has published.
+        """
+        alias = self.generations.next_alias(self._pipeline, self._claim.epoch)
+        self.generations.claim_writes(concrete, alias, shared=self._options.shared_target)
+        try:
+            still_held()
+        except LeaseLost:
+            self.generations.release_writes(alias)
+            raise
+        return alias
+
+    def discard_unfinished(
+        self, concrete: str, alias: WriteAlias, still_held: Callable[[], object], *, left: str | None = None
+    ) -> None:
+        """What loads of this pipeline were building when they were given up; `left` may be of another target."""
+        self.generations.discard_unfinished(concrete, alias, still_held=still_held)
+        if left and left != concrete:
+            self.generations.discard_elsewhere(left, concrete, alias, still_held=still_held)
+
+    def refresh(self, concrete: str) -> None:
+        """From here on searches find whatever was acknowledged."""
+        self._client.refresh(concrete)
+
+    def sender(
+        self, concrete: str, alias: WriteAlias, waiting: Waiting, *, made_anew: bool = False
+    ) -> "DocumentSender":
+        """In an index made anew there is nothing to be updated, and whole documents cost the server less."""
+        encoder = self.encoder("index" if made_anew else self._options.action)
+        return DocumentSender(
+            self._client,
+            self.generations,
+            encoder,
+            self.columns,
+            concrete=concrete,
+            alias=alias,
+            shared=self._options.shared_target,
+            waiting=waiting,
+            made_anew=made_anew,
+        )
+
+    def encoder(self, action: Action) -> DocumentEncoder:
+        """How rows become documents of this index."""
+        return DocumentEncoder(
+            types=self._types,
+            field_types=mapping.field_types(self._mappings),
+            key=self._key,
+            action=action,
+            delete_when=self._options.delete_when,
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class DocumentSender:
+    """Sends batches and answers for every document of them: acknowledged, or a dead letter."""
+
+    timed_as = "index"
+    # Further batches are on their way before the last one is acknowledged: the server does not wait for us, and one
+    # request that it lets wait, while it writes a segment, does not hold up the others.
+    batches_ahead = 3
+
+    def __init__(
+        self,
+        client: SearchClient,
+        generations: Generations,
+        encoder: DocumentEncoder,
+        columns: list[str],
+        *,
+        concrete: str,
+        alias: WriteAlias,
+        shared: bool,
+        waiting: Waiting,
+        made_anew: bool,
+    ) -> None:
+        self.target = f"es:{generations.index}"
+        self.alias = alias
+        self.outcomes: dict[int, Outcome] = {}
+        # Rows that came before another one with their key: in a pass they are history.
+        self.duplicates = 0
+        # Documents whose key is too long to be their id.
+        self.hashed_ids = 0
+        # Ids of documents that were refused before. None: nobody wants to know whether they are taken now.
+        self.watched: set[str] | None = None
+        self._encoder = encoder
+        self._columns = columns
+        self._generations = generations
+        self.concrete = concrete
+        self._shared = shared
+        # Whether the index was empty when the load began: rows that say they are gone are then left out.
+        self._made_anew = made_anew
+        self._engine = BulkEngine(
+            client,
+            str(alias),
+            should_stop=waiting.should_stop,
+            on_wait=waiting.on_wait,
+            renew_target=self._renew_alias,
+        )
+
+    def begin(self, table: pa.Table, number: int) -> Callable[[], Staged]:
+        """What is returned waits until every document of the batch is acknowledged or rejected."""
+        under_way = [(prepared, self._engine.start(prepared.actions)) for prepared in self.prepare(table, number)]
+        self._count_ids([prepared for prepared, _ in under_way])
+        return partial(self._arrive, number, under_way)
+
+    def _arrive(self, number: int, under_way: Sequence[tuple[Prepared, Delivery]]) -> Staged:
+        outcome = self.outcomes.setdefault(number, Outcome())  # a batch may come in several pieces
+        before = outcome.acknowledged
+        letters: list[DeadLetter] = []
+        delivered: set[str] = set()
+        for prepared, delivery in under_way:
+            sent = delivery.finish()
+            letters += letters_of([*prepared.rejected, *sent.rejected])
+            delivered |= self.watched.intersection(prepared.actions.ids) if self.watched else set()
+            outcome.add({"created": sent.created, "updated": sent.updated, "deleted": sent.deleted, "noop": sent.noop})
+        if self.watched is not None:
+            self.watched.update(letter.document_id for letter in letters)
+        return Staged(outcome.acknowledged - before, tuple(letters), frozenset(delivered))
+
+    def prepare(self, table: pa.Table, number: int) -> Iterator[Prepared]:
+        """The actions that write these rows as a part of batch `number`."""
+        if not table.num_rows:  # it may come without its columns
+            return
+        if self._made_anew:
+            table = self._encoder.without_deleted(table)
+        version = write_version(self.alias.epoch, number)
+        for batch in table.select(self._columns).combine_chunks().to_batches():
+            yield self._encoder.encode(batch, version=version)
+
+    def deletions(self, ids: Sequence[str], number: int) -> Actions:
+        version = write_version(self.alias.epoch, number)
+        return Actions(ids, [self._encoder.deletion(one, version=version) for one in ids])
+
+    def deliver(self, actions: Actions) -> Outcome:
+        return self._engine.send(actions)
+
+    def close(self) -> None:
+        """From any thread: whoever waits for documents to be settled is interrupted."""
+        self._engine.close()
+
+    def drain(self) -> None:
+        """Nothing that was sent is still on its way when another try begins, unless the server hangs."""
+        self._engine.close()
+        self._engine.drain()
+
+    def _count_ids(self, parts: Sequence[Prepared]) -> None:
+        ids = [identity for part in parts for identity in part.actions.ids]
+        self.duplicates += sum(part.duplicates for part in parts) + len(ids) - len(set(ids))
+        self.hashed_ids += sum(part.hashed_ids for part in parts)
+
+    def _renew_alias(self) -> str:
+        self.alias = replace(self.alias, renewal=self.alias.renewal + 1)
+        self._generations.claim_writes(self.concrete, self.alias, shared=self._shared)
+        return str(self.alias)
+
+
+def letters_of(refused: Sequence[Rejected]) -> list[DeadLetter]:
+    return [DeadLetter.about(one.id, one.reason, one.document) for one in refused]
+
+
+def counts_of(outcome: Outcome) -> Mapping[str, int]:
+    """In the words of a merge."""
+    return {
+        "inserted": outcome.created,
+        "updated": outcome.updated,
+        "deleted": outcome.deleted,
+        "unchanged": outcome.noop,
+    }

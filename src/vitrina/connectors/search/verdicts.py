@@ -1,0 +1,117 @@
+"""What an answer to a bulk request means for each document in it, and what to do next."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+from vitrina.connectors.search.client import BLOCK_TYPES, BUSY_STATUSES, Reply, describe_error
+
+
+class Verdict(Enum):
+    """What to do with a document, or with all documents of a request."""
+
+    DONE = "applied, or already there"
+    SUPERSEDED = "a higher version is there: send again with the highest one of this claim"
+    RETRY = "send again a little later"
+    RETRY_FEW = "send again, but not for ever"
+    BLOCKED = "the index is read-only: wait until it is not"
+    SPLIT = "the request is too large, or holds a document that spoils it: send it in halves"
+    REJECT = "the server will never take this document"
+    FENCED = "the write alias is gone"
+    FORBIDDEN = "the login may not write here"
+    BROKEN = "the index takes no document at all until a person acts"
+
+
+class Item(NamedTuple):
+    """The server's word on one document."""
+
+    action: str
+    status: int
+    result: str
+    error: Mapping[str, Any] | None
+    # Fields of the document as it is now, when they were asked for.
+    returned: Mapping[str, Any] | None = None
+
+    @classmethod
+    def parse(cls, entry: Mapping[str, Any]) -> "Item":
+        ((action, answer),) = entry.items()
+        returned = answer.get("get", {}).get("_source")
+        return cls(action, answer["status"], answer.get("result", ""), answer.get("error"), returned)
+
+    @property
+    def error_type(self) -> str:
+        return str(self.error.get("type", "")) if self.error else ""
+
+    @property
+    def reason(self) -> str:
+        return describe_error(self.error) if self.error else f"status {self.status}"
+
+
+def all_results(entries: Sequence[Mapping[str, Any]]) -> Counter[str] | None:
+    """How often each result came if every single item was applied, else None: the common case, made fast."""
+    answers = [answer for entry in entries for answer in entry.values()]
+    if any([answer["status"] >= 300 for answer in answers]):  # noqa: C419  a list is twice as fast here
+        return None
+    return Counter([answer["result"] for answer in answers])
+
+
+def judge_item(item: Item) -> Verdict:
+    """Every item is judged on its own: a reply of 200 says nothing about them."""
+    if item.status < 300 or (item.status == 404 and item.error is None):  # the latter: delete of what is not there
+        return Verdict.DONE
+    if item.status == 409 and item.action != "update":
+        return Verdict.SUPERSEDED
+    if item.status == 409:  # somebody else wrote the document between the server's read and write: nothing was applied
+        return Verdict.RETRY
+    if item.status == 429 and is_past_limit(item.reason):
+        return Verdict.REJECT
+    return _judge_refusal(item.status, item.error_type) or Verdict.REJECT
+
+
+# What an operation needs, and what the server has for all of them at once, in the words of its two guards.
+_LIMITS = (
+    re.compile(r"operation_bytes=(\d+), max_\w+_bytes=(\d+)"),
+    re.compile(r"larger than the limit of \[(?P<limit>\d+)/.*new bytes reserved: \[(?P<needed>\d+)/"),
+)
+
+
+def is_past_limit(reason: str) -> bool:
+    """Whether a server that says it is busy would say so to the same request when it had nothing else to do."""
+    for pattern in _LIMITS:
+        if found := pattern.search(reason):
+            named = found.groupdict()
+            needed, limit = (named["needed"], named["limit"]) if named else found.groups()
+            return int(needed) > int(limit)
+    return False
+
+
+def judge_request(reply: Reply) -> Verdict:
+    """For a request that was answered as a whole; DONE means: look at the items."""
+    if reply.status == 200:
+        return Verdict.DONE
+    if reply.status == 429 and is_past_limit(reply.reason):
+        return Verdict.SPLIT
+    # One document that cannot be parsed makes the server refuse all of them (a broken `update` does).
+    if reply.status in (400, 413):
+        return _judge_refusal(reply.status, reply.error_type) or Verdict.SPLIT
+    return _judge_refusal(reply.status, reply.error_type) or Verdict.BROKEN
+
+
+# Errors that say more than their status, which differs between the servers and their versions.
+_BY_ERROR_TYPE = {
+    "index_not_found_exception": Verdict.FENCED,
+    **dict.fromkeys(BLOCK_TYPES, Verdict.BLOCKED),
+    "index_closed_exception": Verdict.BROKEN,
+}
+
+
+def _judge_refusal(status: int, error_type: str) -> Verdict | None:
+    if error_type in _BY_ERROR_TYPE:
+        return _BY_ERROR_TYPE[error_type]
+    if status in BUSY_STATUSES:
+        return Verdict.RETRY
+    if status in (401, 403):
+        return Verdict.FORBIDDEN
+    return Verdict.RETRY_FEW if status >= 500 else None

@@ -1,0 +1,1 @@
+"""What a run does: plan, read, transform, write, checkpoint, for full loads, incremental runs and replays."""

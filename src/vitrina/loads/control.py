@@ -1,0 +1,154 @@
+"""What can interrupt a run from outside: the lease, the operator's pause, the process's own end."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import psycopg
+
+from vitrina.errors import LeaseLost, RunError
+from vitrina.ports.batch import Endable
+from vitrina.store.database import Connection, sqlstate_of
+from vitrina.store.sessions import Line
+
+_STEP_SECONDS = 0.2
+_CANCEL_SECONDS = 2.0
+_CANCELLED = psycopg.errors.QueryCanceled.sqlstate
+
+
+class Stopping(RunError):
+    """This runner is shutting down: leave at the batch boundary and give the lease back."""
+
+    code = "stopping"
+
+
+class Paused(Exception):
+    """A pause was asked for and the run is at a point where it can be continued from."""
+
+
+def clock() -> float:
+    """Seconds that go on while the process is stopped or the machine sleeps. No change of the time of day moves it."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+class RunControl:
+    """One claim's line to the rest of the runner. The heartbeat moves the deadline; the run looks at it."""
+
+    def __init__(self, ttl_seconds: float, shutdown: threading.Event, *, claimed_at: float | None = None) -> None:
+        self._ttl = ttl_seconds
+        self._shutdown = shutdown
+        self._lost = threading.Event()
+        self._lines: list[Line] = []
+        self._lines_lock = threading.Lock()
+        self._workers: list[Endable] = []
+        # How long a session may wait for an answer; the run sets it, because each pipeline has its own timeouts.
+        self.silence_limit_seconds = math.inf
+        # Kept up to date by the manager. A run in batches looks for itself, at the end of each.
+        self.pause_asked = False
+        self._in_one_statement = False
+        self.extended(clock() if claimed_at is None else claimed_at)
+
+    # --- the heartbeat's side ------------------------------------------------------------------------------------
+
+    def extended(self, asked_at: float) -> None:
+        """The database confirmed the lease. It counts from when we asked: the answer may have waited for us."""
+        self._deadline = asked_at + self._ttl
+
+    def lose(self) -> None:
+        self._lost.set()
+
+    @property
+    def is_lost(self) -> bool:
+        """The database itself said that the claim is no longer ours."""
+        return self._lost.is_set()
+
+    @property
+    def lease_is_over(self) -> bool:
+        return self._lost.is_set() or clock() > self._deadline
+
+    # --- the run's side ------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Called between batches and before anything that cannot be undone."""
+        self.require_lease()
+        if self._shutdown.is_set():
+            raise Stopping("the runner is shutting down")
+
+    def require_lease(self) -> None:
+        """Called last before a COMMIT: what the lease does not cover is not done."""
+        if self.lease_is_over:
+            raise LeaseLost("the lease was not confirmed in time; leaving the pipeline to others")
+
+    def wait(self, seconds: float, pause_asked: Callable[[], bool] = lambda: False) -> None:
+        """Sleep, unless the run is interrupted."""
+        end = clock() + seconds
+        while (left := end - clock()) > 0:
+            self.check()
+            if pause_asked():
+                raise Paused
+            self._shutdown.wait(min(left, _STEP_SECONDS))
+
+    @property
+    def is_interrupted(self) -> bool:
+        """A pause was asked for, and no batch boundary will come: the statement at work is to be cancelled."""
+        return self.pause_asked and self._in_one_statement
+
+    @contextmanager
+    def one_statement(self) -> Iterator[None]:
+        """A stretch without a batch boundary, which a pause ends; the next run begins it again."""
+        self._in_one_statement = True
+        try:
+            yield
+        except (RunError, psycopg.errors.QueryCanceled) as exc:
+            if self.pause_asked and sqlstate_of(exc) == _CANCELLED:
+                raise Paused from exc
+            raise
+        finally:
+            self._in_one_statement = False
+
+    # --- sessions that may have to be ended while the run waits for them -------------------------------------------
+
+    def guard(self, connection: Connection) -> Connection:
+        """From now on the connection ends with the lease, also in the middle of a statement."""
+        with self._lines_lock:
+            self._lines.append(Line(connection))
+        return connection
+
+    def attach(self, workers: Endable) -> None:
+        """From now on the run's Python steps end with the lease, also in the middle of one."""
+        with self._lines_lock:
+            self._workers.append(workers)
+
+    def release(self) -> None:
+        """The run's sessions are closed: nothing is left to end."""
+        with self._lines_lock:
+            lines, self._lines = self._lines, []
+            self._workers = []
+        for line in lines:
+            line.close()
+
+    @property
+    def lines(self) -> list[Line]:
+        with self._lines_lock:
+            return list(self._lines)
+
+    def cancel(self) -> None:
+        """Ask the servers to give up the statements at work; a server that does not listen is cut off."""
+        for line in self.lines:
+            if line.is_busy:
+                with suppress(psycopg.Error):
+                    line.connection.cancel_safe(timeout=_CANCEL_SECONDS)
+
+    def cut(self) -> None:
+        self.end_workers()
+        for line in self.lines:
+            line.cut()
+
+    def end_workers(self) -> None:
+        """A step does not look at a clock: its process is ended."""
+        with self._lines_lock:
+            workers = list(self._workers)
+        for worker in workers:
+            worker.close()

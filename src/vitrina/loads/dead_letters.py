@@ -1,0 +1,51 @@
+"""Rows that a run leaves behind, and those of earlier ones that it delivers after all."""
+
+from datetime import datetime
+from functools import cached_property
+
+from vitrina.loads.job import Job
+from vitrina.observe.run_meter import RunMeter
+from vitrina.ports.batch import Filled
+from vitrina.store import dead_letters
+
+
+class Letters:
+    """The dead letters of one run.
+
+    They are kept in the metastore. Where the target is in the same database, they are resolved in the transaction that
+    moves the checkpoint; otherwise right behind its commit: one may then stay open, but none is resolved too early.
+    """
+
+    def __init__(self, job: Job, meter: RunMeter) -> None:
+        self._job = job
+        self._meter = meter
+
+    def leave_behind(self, filled: Filled) -> None:
+        """On record with the checkpoint that passes them by."""
+        if filled.letters:
+            claim = self._job.claim
+            dead_letters.record(self._job.metastore, claim.pipeline_id, claim.run_id, filled.letters)
+            self._meter.left_behind(len(filled.letters))
+        self.delivered(filled)
+
+    @cached_property
+    def open(self) -> set[str]:
+        """The rows that were left behind before: one look for a run."""
+        return dead_letters.open_ids(self._job.metastore, self._job.claim.pipeline_id)
+
+    def watch_steps(self) -> None:
+        """From now on the steps tell which of these rows come through."""
+        if self._job.passage:
+            self._job.passage.steps.watched = self.open
+
+    def delivered(self, filled: Filled, *, committed: bool = False) -> None:
+        if filled.delivered and self._is_time(committed):
+            dead_letters.resolve_delivered(self._job.metastore, self._job.claim.pipeline_id, filled.delivered)
+
+    def rebuilt(self, begun_at: datetime | None, *, committed: bool = False) -> None:
+        """What was left behind before a full load began is in what it publishes, or was left behind again."""
+        if begun_at is not None and self._is_time(committed):
+            dead_letters.resolve_rebuilt(self._job.metastore, self._job.claim.pipeline_id, before=begun_at)
+
+    def _is_time(self, committed: bool) -> bool:
+        return committed != (self._job.target_connection is self._job.metastore)

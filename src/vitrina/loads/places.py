@@ -1,0 +1,68 @@
+"""Where a pipeline's target is: which database its connection leads to, and who else writes there."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vitrina.connectors.postgres import sessions
+from vitrina.definition import Definition
+from vitrina.errors import FatalError
+from vitrina.settings import DEFAULT_CONNECTION, Settings
+from vitrina.store import databases, leases, pipelines, state
+from vitrina.store.database import Connection
+from vitrina.store.leases import Claim
+from vitrina.store.state import Checkpoint
+from vitrina.targets import Target
+
+
+def hold(
+    claim: Claim, definition: Definition, settings: Settings, metastore: Connection, target_session: Connection
+) -> None:
+    """Hold the target by its database before anything is touched there; `TargetTaken` when somebody else does."""
+    name = _target_connection(definition)
+    _recognise(name, settings, metastore, target_session)
+    leases.hold_database(metastore, claim)
+    other = pipelines.find_rival(metastore, claim.pipeline_id, definition)
+    if other and (other["target_connection"] or DEFAULT_CONNECTION).lower() != name:
+        raise FatalError(
+            f"target {definition.final_target} is written by pipeline {other['name']} as well: the connections"
+            f" {name!r} and {other['target_connection'] or DEFAULT_CONNECTION!r} are one database, and a full load"
+            " deletes what its own source does not have; choose another target, or set options.shared_target on both"
+        )
+
+
+def checkpoint_to_show(
+    claim: Claim, definition: Definition, settings: Settings, metastore: Connection, target_session: Connection
+) -> tuple[Checkpoint, str | None]:
+    """The checkpoint that a run would go on from, and why it would not go on from the one that is there."""
+    name = _target_connection(definition)
+    found = state.peek(metastore, claim.pipeline_id)
+    if name == DEFAULT_CONNECTION:
+        here = found.mirror_of is None
+    else:
+        _recognise(name, settings, metastore, target_session)
+        seen = databases.look(target_session)
+        reset = state.find_reset(metastore, claim.pipeline_id) is not None
+        here = reset or found.mirror_of in (state.UNKNOWN_DATABASE, seen.identity if seen else None)
+    if here:
+        return found, None
+    delivered = found.safe_upto is not None or found.last_key is not None
+    reason = another_database(definition.final_target) if delivered else None
+    return Checkpoint(batch_no=found.batch_no), reason
+
+
+def another_database(target: Target | str) -> str:
+    return f"the checkpoint is that of {target} in another database"
+
+
+def _target_connection(definition: Definition) -> str:
+    return (definition.options.target_connection or DEFAULT_CONNECTION).lower()
+
+
+def _recognise(name: str, settings: Settings, metastore: Connection, target_session: Connection) -> str:
+    @contextmanager
+    def reach(other: str) -> Iterator[Connection]:
+        url = settings.connection_url(other)
+        with sessions.connect(settings, url, other, "vitrina:same-database", {}) as session:
+            yield session
+
+    return databases.recognise(metastore, name, target_session, reach)

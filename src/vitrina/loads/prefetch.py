@@ -1,0 +1,98 @@
+"""Filling the next batch while the current one is written."""
+
+import contextvars
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from types import TracebackType
+from typing import Self
+
+from vitrina.errors import Disconnected, TransientError
+from vitrina.ports.batch import Filled, Position, Source
+
+_LOOK_UP_SECONDS = 0.25
+# A filling thread that cannot be stopped in this time is left behind: its session may never answer.
+_PATIENCE_SECONDS = 10.0
+
+
+class Ahead:
+    """Iterates over a source's batches; a thread keeps exactly one batch ahead of the consumer.
+
+    With two stages taking turns this also keeps them apart: batch n + 2 is begun only when n has been dealt with.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        first_number: int,
+        after: Position | None,
+        *,
+        check: Callable[[], None],
+        silence_limit_seconds: float,
+        on_wait: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self._source = source
+        self._batches = source.batches(first_number, after)
+        # Looked at while waiting: a lease that is lost or a runner that leaves does not wait for a long query.
+        self._check = check
+        self._silence_limit = silence_limit_seconds
+        self._on_wait = on_wait
+        self._ready: queue.Queue[Filled | BaseException | None] = queue.Queue()
+        self._permits = threading.Semaphore(1)
+        self._closing = threading.Event()
+        # With the run's names in its log lines.
+        context = contextvars.copy_context()
+        self._thread = threading.Thread(target=context.run, args=[self._produce], name="fill", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """The filling thread is gone before anybody tries again: its batch number may then be used anew."""
+        self._closing.set()
+        self._permits.release()
+        if self._thread.is_alive():
+            self._source.close()
+        self._thread.join(_PATIENCE_SECONDS)
+        if self._thread.is_alive() and (error is None or isinstance(error, TransientError)):
+            # Its rows carry our epoch: only another epoch may go on from here.
+            raise Disconnected("the source does not answer, not even to being told to stop") from error
+
+    def __iter__(self) -> Iterator[Filled]:
+        while True:
+            started = time.monotonic()
+            item = self._next()
+            self._on_wait(time.monotonic() - started)
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+            self._permits.release()
+
+    def _next(self) -> Filled | BaseException | None:
+        end = time.monotonic() + self._silence_limit
+        while time.monotonic() < end:
+            try:
+                return self._ready.get(timeout=_LOOK_UP_SECONDS)
+            except queue.Empty:
+                self._check()
+        raise Disconnected(f"the source has said nothing for {self._silence_limit:.0f} s")
+
+    def _produce(self) -> None:
+        try:
+            for filled in self._batches:
+                self._ready.put(filled)
+                self._permits.acquire()
+                if self._closing.is_set():
+                    return
+            self._ready.put(None)
+        except BaseException as exc:  # noqa: BLE001 - handed to the consumer, which raises it
+            self._ready.put(exc)
+        finally:
+            if isinstance(self._batches, Generator):
+                self._batches.close()  # in this thread, which owns the sessions inside

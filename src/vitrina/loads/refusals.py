@@ -1,0 +1,44 @@
+"""What becomes of a load that could not be published: read again when its rows were refused, else published later."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+from vitrina.errors import Disconnected, LeaseLost, RunError
+from vitrina.loads.control import Stopping
+from vitrina.store import database
+
+# 22: a value; 23: a constraint; 44: WITH CHECK OPTION; 54: too large for an index; P0: a trigger of the mart objected.
+_BECAUSE_OF_ROWS = ("22", "23", "44", "54", "P0")
+
+
+@contextmanager
+def of_publish(read_at: datetime | None) -> Iterator[None]:
+    """Around a publish. The same rows would be refused again, and by then may no longer be the source's."""
+    try:
+        yield
+    except (Stopping, LeaseLost, Disconnected):
+        raise  # nothing is decided: whoever takes over publishes
+    except RunError as exc:
+        state = database.sqlstate_of(exc)
+        if state and state.startswith(_BECAUSE_OF_ROWS):
+            exc.discards_load = True
+        exc.message += f"; {_next_run(exc, read_at)}"
+        raise
+
+
+@contextmanager
+def of_reading() -> Iterator[None]:
+    """Around the filling of a stage: a row without a key is refused there. Any other load goes on where it ended."""
+    try:
+        yield
+    except RunError as exc:
+        if exc.discards_load:
+            exc.message += f"; {_next_run(exc, None)}"
+        raise
+
+
+def _next_run(exc: RunError, read_at: datetime | None) -> str:
+    if exc.discards_load or read_at is None:
+        return "the next run reads the source again"
+    return f"the next run publishes what was read at {read_at.astimezone(UTC):%H:%M} UTC"

@@ -1,0 +1,1 @@
+"""Telemetry of runs: logs, metrics, traces, lineage, notifications."""

@@ -1,0 +1,172 @@
+"""Runs in the words of OpenLineage: START, then COMPLETE, FAIL or ABORT, with what was read and written."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import psycopg
+from psycopg import conninfo
+
+from vitrina import __version__
+from vitrina.connectors.postgres import catalog
+from vitrina.definition import Definition
+from vitrina.errors import ConfigError, RequestError, RunError
+from vitrina.loads import job as jobs
+from vitrina.loads.job import Job
+from vitrina.observe.observer import Onlooker, Outcome
+from vitrina.ports.batch import Lap
+from vitrina.ports.schema import Column
+from vitrina.settings import Settings
+from vitrina.store.leases import Claim
+from vitrina.store.runs import Counters
+from vitrina.targets import PostgresTarget, parse_target
+
+PRODUCER = f"urn:vitrina:{__version__}"
+SPEC = "https://openlineage.io/spec"
+RUN_EVENT = f"{SPEC}/2-0-2/OpenLineage.json#/$defs/RunEvent"
+
+# Whoever goes on with a lost or paused run makes a run of its own.
+_ENDINGS = {"SUCCESS": "COMPLETE", "FAILED": "FAIL"}
+_NOBODY = UUID(int=0)
+
+Row = dict[str, Any]
+Event = dict[str, Any]
+Dataset = dict[str, Any]
+
+
+class RunLineage(Onlooker):
+    """One run's events. The first knows names only; schemas come with the last, once the query was looked at."""
+
+    def __init__(
+        self, settings: Settings, claim: Claim, send: Callable[[Event], None], *, ended_at: datetime | None = None
+    ) -> None:
+        """`ended_at`: the run is over since then, and its start has been told."""
+        self._claim = claim
+        self._send = send
+        self._ended_at = ended_at
+        self._job = {"namespace": settings.lineage_namespace, "name": claim.name, "facets": _job_facets(claim)}
+        self._inputs: list[Dataset] = []
+        self._outputs: list[Dataset] = []
+        # A definition that is not valid has neither; the run is about to say so itself.
+        with suppress(RunError, RequestError, ConfigError):
+            self._name(jobs.definition_of(claim), settings)
+        if ended_at is None:
+            self._tell("START")
+
+    def _name(self, definition: Definition, settings: Settings) -> None:
+        self._outputs = [_target(definition, settings)]
+        self._inputs = _sources(definition, settings)
+
+    def planned(self, job: Job, lap: Lap) -> None:
+        if not self._outputs or not self._inputs:
+            self._name(job.definition, job.settings)  # a connection that the metastore keeps was opened meanwhile
+        for output in self._outputs:
+            output["facets"] = {"schema": _schema(job.output)}
+        if job.judged is None:
+            return
+        with suppress(psycopg.Error):  # the run finds out itself when its session is gone
+            known = catalog.columns_of(job.reader.connection, job.judged.tables)
+            for dataset, table in zip(self._inputs, _unique(job.judged.tables), strict=False):
+                if table in known:
+                    dataset["facets"] = {"schema": _schema(known[table])}
+
+    def ended(self, outcome: Outcome, counters: Counters) -> None:
+        for output in self._outputs:
+            facet = _facet("1-0-2/OutputStatisticsOutputDatasetFacet", rowCount=counters.rows_written)
+            output["outputFacets"] = {"outputStatistics": facet}
+        if len(self._inputs) == 1:  # of a join nobody knows how many rows came from where
+            facet = _facet("1-0-0/InputStatisticsInputDatasetFacet", rowCount=counters.rows_read)
+            self._inputs[0]["inputFacets"] = {"inputStatistics": facet}
+        facets = {}
+        if outcome.message:
+            facets["errorMessage"] = _facet(
+                "1-0-1/ErrorMessageRunFacet", message=outcome.message, programmingLanguage="python"
+            )
+        self._tell(_ENDINGS.get(outcome.status, "ABORT"), facets)
+
+    def _tell(self, kind: str, facets: dict[str, Any] | None = None) -> None:
+        engine = _facet("1-1-1/ProcessingEngineRunFacet", name="vitrina", version=__version__)
+        self._send(
+            {
+                "eventType": kind,
+                "eventTime": (self._ended_at or datetime.now(UTC)).isoformat(),
+                "producer": PRODUCER,
+                "schemaURL": RUN_EVENT,
+                "run": {"runId": str(self._claim.run_id), "facets": {"processing_engine": engine, **(facets or {})}},
+                "job": self._job,
+                "inputs": [dict(dataset) for dataset in self._inputs],
+                "outputs": [dict(dataset) for dataset in self._outputs],
+            }
+        )
+
+
+def tell_left_behind(settings: Settings, run: Row, pipeline: Row, send: Callable[[Event], None]) -> None:
+    """The end of a run whose own runner cannot tell it any more, as the metastore has it."""
+    names = (run["pipeline_id"], pipeline["name"], run["epoch"], _NOBODY, run["run_id"], run["pipeline_version"])
+    told = RunLineage(settings, Claim(*names, pipeline), send, ended_at=run["finished_at"])
+    # What was taken from a silent runner goes on in a run of its own; after too many losses it does not.
+    status = "LOST" if run["error_code"] == "lease_lost" else run["status"]
+    counters = Counters(rows_read=run["rows_read"], rows_written=run["rows_written"])
+    told.ended(Outcome(status, run["error_code"], run["error_message"]), counters)
+
+
+# --- what is read and written --------------------------------------------------------------------------------------
+
+
+def _sources(definition: Definition, settings: Settings) -> list[Dataset]:
+    """The tables of the query; what a Python source reads is its own business."""
+    judged = jobs.judge(definition, settings)
+    if judged is None:
+        return []
+    url = settings.connection_url(definition.source_connection)
+    return [_table(url, schema, table) for schema, table in _unique(judged.tables)]
+
+
+def _target(definition: Definition, settings: Settings) -> Dataset:
+    target = parse_target(definition.final_target, settings.target_policy)
+    if isinstance(target, PostgresTarget):
+        return _table(settings.connection_url(definition.options.target_connection), target.schema, target.table)
+    url = settings.elasticsearch_url.get_secret_value().split(",")[0] if settings.elasticsearch_url else ""
+    server = urlsplit(url)
+    where = f"{server.hostname or 'localhost'}:{server.port or 9200}"
+    return {"namespace": f"elasticsearch://{where}", "name": target.index}
+
+
+def _table(url: str, schema: str, table: str) -> Dataset:
+    """As OpenLineage names tables of Postgres; nothing of the login."""
+    parts = conninfo.conninfo_to_dict(url)
+    host = str(parts.get("host") or "localhost")
+    server = "localhost" if host.startswith("/") else host
+    name = f"{parts.get('dbname') or ''}.{schema}.{table}"
+    return {"namespace": f"postgres://{server}:{parts.get('port') or 5432}", "name": name}
+
+
+def _unique(tables: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys(tables))
+
+
+# --- facets --------------------------------------------------------------------------------------------------------
+
+
+def _job_facets(claim: Claim) -> dict[str, Any]:
+    facets = {
+        "jobType": _facet("2-0-4/JobTypeJobFacet", processingType="BATCH", integration="VITRINA", jobType="PIPELINE")
+    }
+    if claim.row["source_query"]:
+        facets["sql"] = _facet("1-1-0/SQLJobFacet", query=claim.row["source_query"])
+    if claim.row["description"]:
+        facets["documentation"] = _facet("1-1-0/DocumentationJobFacet", description=claim.row["description"])
+    return facets
+
+
+def _schema(columns: Sequence[Column]) -> dict[str, Any]:
+    fields = [{"name": column.name, "type": column.type} for column in columns]
+    return _facet("1-2-0/SchemaDatasetFacet", fields=fields)
+
+
+def _facet(schema: str, **fields: Any) -> dict[str, Any]:
+    name = schema.partition("/")[2]
+    return {"_producer": PRODUCER, "_schemaURL": f"{SPEC}/facets/{schema}.json#/$defs/{name}", **fields}

@@ -1,0 +1,320 @@
+"""Delivering notifications: to a signed webhook and to Slack, with patience, and never two runners the same one."""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import httpx
+import psycopg
+import structlog
+
+from vitrina.errors import CannotConnect
+from vitrina.observe.prometheus import Instruments
+from vitrina.services.monitoring import Connect
+from vitrina.settings import Settings
+from vitrina.store import notifications
+
+MAX_ATTEMPTS = 10
+FIRST_WAIT_SECONDS = 5.0
+LONGEST_WAIT_SECONDS = 900.0
+TIMEOUT_SECONDS = 10.0
+# A whole delivery: the time above is that of one read, and a receiver may send its answer letter by letter.
+DELIVERY_SECONDS = 10.0
+# Messages that a channel takes up at once. It sends them one by one, and all of them take less time than the lease, so
+# that nobody else sends them meanwhile; a runner that dies leaves them to the next one.
+PORTION = 4
+LEASE_SECONDS = 60.0
+# A receiver that let us wait is left alone for a while.
+LEAVE_ALONE_SECONDS = 60.0
+LOOK_SECONDS = 2.0
+# A channel that takes longer is left to itself: the others go on with the next messages.
+PATIENCE_SECONDS = 1.0
+
+Row = dict[str, Any]
+
+
+class Undelivered(Exception):
+    """The receiver did not accept the message."""
+
+
+class TooSlow(Undelivered):
+    """It may have arrived: whoever receives it twice knows it by its id."""
+
+
+class Channel:
+    """One receiver. It sends in a thread of its own, so that a slow receiver delays nobody but itself."""
+
+    def __init__(self, name: str, send: Callable[[Row], None]) -> None:
+        self.name = name
+        self._send = send
+        self._thread: threading.Thread | None = None
+        self._left_alone_until = 0.0
+
+    @property
+    def is_free(self) -> bool:
+        return not (self._thread and self._thread.is_alive()) and time.monotonic() >= self._left_alone_until
+
+    def begin(self, work: Callable[["Channel"], None]) -> None:
+        self._thread = threading.Thread(target=work, args=[self], name=f"notifications:{self.name}", daemon=True)
+        self._thread.start()
+
+    def join(self, seconds: float) -> None:
+        if self._thread:
+            self._thread.join(seconds)
+
+    def send(self, message: Row) -> bool:
+        """False: it was not tried, because the receiver let us wait just now."""
+        if time.monotonic() < self._left_alone_until:
+            return False
+        try:
+            self._send(message)
+        except TooSlow:
+            self._left_alone_until = time.monotonic() + LEAVE_ALONE_SECONDS
+            raise
+        return True
+
+
+class Courier:
+    """A thread that looks for messages to send. Several runners may each have one."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        instruments: Instruments,
+        metastore: Connect,
+        *,
+        first_wait_seconds: float = FIRST_WAIT_SECONDS,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._settings = settings
+        # Asked for anew for each statement: a receiver that takes its time must not keep others waiting for it.
+        self._metastore = metastore
+        self._instruments = instruments
+        self._first_wait = first_wait_seconds
+        self._patience = patience_seconds
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="notifications", daemon=True)
+        self._channels = self._make_channels()
+        self._log = structlog.get_logger()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(timeout=2)
+
+    def _work(self) -> None:
+        while not self._stopping.wait(LOOK_SECONDS):
+            with self._surviving():
+                while self.deliver_due() and not self._stopping.is_set():
+                    pass
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """What was not put on record is taken up again when its lease is over."""
+        try:
+            yield
+        except (CannotConnect, psycopg.Error) as exc:
+            self._log.warning("notifications.waiting", error=" ".join(str(exc).split()))
+        except Exception:  # noqa: BLE001 - the next look tries again; runs do not depend on it
+            self._log.exception("notifications.crashed")
+
+    def deliver_due(self) -> int:
+        """One round; how many messages were taken up or closed. Each free channel takes what it can send."""
+        free = [channel for channel in self._channels if channel.is_free]
+        taken = {message for channel in free for message in self._take_up(channel)}
+        end = time.monotonic() + self._patience
+        for channel in free:
+            channel.join(max(0.0, end - time.monotonic()))
+        with self._metastore() as metastore:
+            closed = notifications.conclude(metastore, [channel.name for channel in self._channels])
+        return len(taken) or closed
+
+    def _take_up(self, channel: Channel) -> list[UUID]:
+        with self._metastore() as metastore:
+            messages = notifications.claim_due(metastore, channel.name, lease_seconds=LEASE_SECONDS, limit=PORTION)
+        if messages:
+            channel.begin(lambda channel: self._deliver_all(channel, messages))
+        return [message["id"] for message in messages]
+
+    def _deliver_all(self, channel: Channel, messages: list[Row]) -> None:
+        for message in messages:
+            with self._surviving():
+                self._deliver(channel, message)
+
+    def _deliver(self, channel: Channel, message: Row) -> None:
+        try:
+            tried = channel.send(message)
+        except Undelivered as exc:
+            self._instruments.notifications.labels(channel.name, "failed").inc()
+            self._try_later(channel, message, str(exc))
+            return
+        with self._metastore() as metastore:
+            if not tried:
+                # Taken up again as soon as the channel is free; nothing was tried, so nothing is counted.
+                notifications.put_back(metastore, message["id"], channel.name)
+                return
+            notifications.mark_delivered(metastore, message["id"], channel.name)
+        self._instruments.notifications.labels(channel.name, "delivered").inc()
+        self._log.info("notification.sent", **_names(message), channel=channel.name)
+
+    def _try_later(self, channel: Channel, message: Row, problem: str) -> None:
+        """By this channel's own count: what another one could not deliver says nothing about it."""
+        names = {**_names(message), "channel": channel.name}
+        with self._metastore() as metastore:
+            if message["tries"] < MAX_ATTEMPTS:
+                wait = min(self._first_wait * 2 ** (message["tries"] - 1), LONGEST_WAIT_SECONDS)
+                notifications.postpone(metastore, message["id"], channel.name, seconds=wait, error=problem)
+                self._log.warning("notification.retrying", **names, wait_seconds=wait, error=problem)
+                return
+            notifications.give_up(metastore, message["id"], channel.name, error=problem)
+        self._instruments.notifications.labels(channel.name, "given_up").inc()
+        self._log.error("notification.given_up", **names, error=problem)
+
+    def _make_channels(self) -> list[Channel]:
+        found = []
+        if self._settings.webhook_url:
+            found.append(Channel("webhook", self._send_webhook))
+        if self._settings.slack_webhook_url:
+            found.append(Channel("slack", self._send_slack))
+        return found
+
+    def _send_webhook(self, message: Row) -> None:
+        assert self._settings.webhook_url is not None
+        body = json.dumps(webhook_body(message)).encode()
+        headers = {"Content-Type": "application/json", "webhook-id": str(message["id"])}
+        # By the database's clock: receivers refuse what is dated by one that is wrong.
+        headers["webhook-timestamp"] = str(int(message["taken_at"].timestamp()))
+        if self._settings.webhook_secret:
+            secret = self._settings.webhook_secret.get_secret_value()
+            headers["webhook-signature"] = signature(secret, headers["webhook-id"], headers["webhook-timestamp"], body)
+        post_in_time(self._settings.webhook_url.get_secret_value(), body, headers)
+
+    def _send_slack(self, message: Row) -> None:
+        assert self._settings.slack_webhook_url is not None
+        body = json.dumps({"text": slack_text(message)}).encode()
+        url = self._settings.slack_webhook_url.get_secret_value()
+        post_in_time(url, body, {"Content-Type": "application/json"})
+
+
+# --- what is said --------------------------------------------------------------------------------------------------
+
+
+def webhook_body(message: Row) -> dict[str, Any]:
+    details = {name: value for name, value in message["payload"].items() if name != "error"}
+    return {
+        "type": f"pipeline.{message['kind']}",
+        "timestamp": _iso(message["created_at"]),
+        "data": {
+            "pipeline": message["pipeline"],
+            "pipeline_id": str(message["pipeline_id"]),
+            "run_id": str(message["run_id"]) if message["run_id"] else None,
+            "labels": message["labels"],
+            "error_code": message["error_code"] if message["kind"] == "failed" else None,
+            "error": message["error"] if message["kind"] == "failed" else None,
+            **details,
+        },
+    }
+
+
+def slack_text(message: Row) -> str:
+    name, details = _slack_escaped(message["pipeline"]), message["payload"]
+    if message["kind"] == "failed":
+        code = f" ({message['error_code']})" if message["error_code"] else ""
+        return (
+            f":red_circle: Pipeline *{name}* failed{code}: {_slack_escaped(message['error'] or 'no message was kept')}"
+        )
+    if message["kind"] == "recovered":
+        return (
+            f":large_green_circle: Pipeline *{name}* works again; it was failing since {details.get('failing_since')}"
+        )
+    rows = details.get("differences")
+    return f":large_yellow_circle: The mart of pipeline *{name}* differs from its source in {rows} rows"
+
+
+def signature(secret: str, message_id: str, timestamp: str, body: bytes) -> str:
+    """As standardwebhooks.com has it, so that its libraries verify it: `v1,` and base64 of an HMAC-SHA256."""
+    signed = f"{message_id}.{timestamp}.".encode() + body
+    return "v1," + base64.b64encode(hmac.new(_key(secret), signed, hashlib.sha256).digest()).decode()
+
+
+def _key(secret: str) -> bytes:
+    """`whsec_...` is base64, anything else is taken as it is."""
+    if secret.startswith("whsec_"):
+        try:
+            return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+        except binascii.Error:
+            pass
+    return secret.encode()
+
+
+def post_in_time(url: str, body: bytes, headers: dict[str, str], *, seconds: float | None = None) -> None:
+    """In a thread of its own, which is left behind, with its connection closed, when the whole takes too long."""
+    limit = DELIVERY_SECONDS if seconds is None else seconds
+    outcome: list[Exception | None] = []
+
+    def work(client: httpx.Client) -> None:
+        try:
+            post(url, body, headers, client)
+        except Exception as exc:  # noqa: BLE001 - a thread ends here; whoever waits for it raises it
+            outcome.append(exc)
+        else:
+            outcome.append(None)
+
+    try:
+        opened = open_client(url)
+    except ValueError as exc:
+        raise Undelivered("the configured URL is not valid") from exc
+    with opened as client:
+        thread = threading.Thread(target=work, args=[client], name="delivery", daemon=True)
+        thread.start()
+        thread.join(limit)
+    if not outcome:
+        raise TooSlow(f"the receiver did not answer within {limit:g} s")
+    if outcome[0] is not None:
+        raise outcome[0]
+
+
+def post(url: str, body: bytes, headers: dict[str, str], client: httpx.Client | None = None) -> None:
+    """Redirects are not followed: it goes where the operator sent it. The URL is a secret, so no error names it."""
+    try:
+        with nullcontext(client) if client else open_client(url) as http:
+            answer = http.post(url, content=body, headers=headers)
+    except httpx.HTTPError as exc:
+        raise Undelivered(f"the receiver cannot be reached ({type(exc).__name__})") from exc
+    except (httpx.InvalidURL, ValueError) as exc:
+        raise Undelivered("the configured URL is not valid") from exc
+    if not answer.is_success:
+        raise Undelivered(f"the receiver answered {answer.status_code}")
+
+
+def open_client(url: str) -> httpx.Client:
+    """For whoever posts often to the same receiver."""
+    where = urlsplit(url)
+    # Proxies of the environment are for the world outside, not for a receiver on this machine.
+    local = (where.hostname or "") in ("localhost", "127.0.0.1", "::1")
+    # Reading the system's certificates takes longer than all the rest, and plain HTTP has no use for them.
+    return httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=not local, verify=where.scheme != "http")
+
+
+def _names(message: Row) -> dict[str, Any]:
+    return {"pipeline": message["pipeline"], "pipeline_id": str(message["pipeline_id"]), "kind": message["kind"]}
+
+
+def _iso(moment: datetime) -> str:
+    return moment.isoformat()
+
+
+def _slack_escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

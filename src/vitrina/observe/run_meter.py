@@ -1,0 +1,228 @@
+"""What a run measures of itself: counters, timings and the shape of its batches."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vitrina.connectors.postgres.target import MergeCounts
+from vitrina.loads.plan import Plan
+from vitrina.observe.observer import Onlooker, Outcome
+from vitrina.observe.prometheus import Instruments, RunTally
+from vitrina.ports.batch import Filled, Lap
+from vitrina.store import events, runs
+from vitrina.store.database import Connection
+from vitrina.store.leases import Claim
+from vitrina.store.runs import Counters
+from vitrina.store.state import Checkpoint
+
+if TYPE_CHECKING:
+    from vitrina.loads.job import Job
+
+# Listeners are told about progress at most this often.
+_ANNOUNCE_SECONDS = 0.5
+
+# What the time of a run is spent on. Filling goes on beside writing, so stages overlap: `wait` is where it held us up.
+STAGES = ("plan", "read", "transform", "stage", "merge", "index", "publish", "wait")
+
+
+class RunMeter:
+    """Counters of one run, across its attempts; tells onlookers what it is told."""
+
+    def __init__(self, tally: RunTally | None = None, onlookers: Sequence[Onlooker] = ()) -> None:
+        self.tally = tally or RunTally(Instruments(), "")
+        self._onlookers = onlookers
+        # Of the batch at work: how long it was waited for, and when its writing began.
+        self._laps: dict[str, Lap] = {}
+        self.counters = Counters()
+        self.attempt = 1
+        self.attempts_without_progress = 0
+        # Rows of the load or pass at work, and how many an earlier try of it had come to.
+        self._rows_since_start = 0
+        self._rows_to_surpass = 0
+        self._batch_seconds: list[float] = []
+        self._stage_seconds = dict.fromkeys(STAGES, 0.0)
+        self._counts = MergeCounts()
+        self._started = time.monotonic()
+        self._announced = 0.0
+        self._consistency = "snapshot"
+        self._null_cursors = 0
+        self._letters = 0
+
+    def planned(self, job: "Job", plan: Plan, seconds: float) -> None:
+        self.spent("plan", seconds)
+        self.counters.metrics |= {
+            "route": plan.route,
+            "paging": plan.paging,
+            "guarantee": plan.guarantee,
+            "plan": plan.as_dict(),
+            "rows_estimate": job.estimated_rows,
+        }
+        if job.cursor:
+            # Ranges that people ask for are judged by it.
+            self.counters.metrics["cursor"] = {"key": job.cursor.key, "type": job.cursor.base_type}
+        self.no_longer_waiting()
+        for onlooker in self._onlookers:
+            onlooker.planned(job, _lap(seconds))
+
+    def continued(self, checkpoint: Checkpoint) -> None:
+        self._consistency = "mixed" if checkpoint.last_key is not None else self._consistency
+        self.counters.metrics.setdefault("continued", []).append(
+            {"rows": checkpoint.rows, "batches": checkpoint.batch_no, "after": checkpoint.last_key}
+        )
+
+    def starts_over(self) -> None:
+        """What was done before is done again: it is no progress until it comes further."""
+        self._rows_to_surpass = max(self._rows_to_surpass, self._rows_since_start)
+        self._rows_since_start = 0
+
+    def note(self, name: str, value: Any) -> None:
+        self.counters.metrics[name] = value
+
+    def warn(self, text: str) -> None:
+        """Among the warnings of the plan, where people look for them."""
+        said = self.counters.metrics.setdefault("plan", {}).setdefault("warnings", [])
+        if text not in said:
+            said.append(text)
+
+    def rejected(self, rows: int) -> None:
+        self._null_cursors = rows
+        self.counters.rows_rejected = rows + self._letters
+        if rows:
+            self.note("null_cursors", rows)
+
+    def left_behind(self, rows: int) -> None:
+        """Rows that a step failed on and that went to the dead letters."""
+        self._letters += rows
+        self.counters.rows_rejected = self._null_cursors + self._letters
+        self.note("dead_letters", self._letters)
+
+    @property
+    def letters(self) -> int:
+        return self._letters
+
+    def started_from(self, cursor: str | None) -> None:
+        self.counters.cursor_from = self.counters.cursor_from or cursor
+
+    def reached(self, cursor: str | None) -> None:
+        self.counters.cursor_to = cursor
+
+    def batch(self, filled: Filled, counts: MergeCounts, seconds: float) -> None:
+        self.counters.rows_read += filled.rows
+        self.counters.batches += 1
+        for stage, lap in filled.laps.items():
+            self.spent(stage, lap.seconds)
+        self.spent("merge", seconds)
+        if seconds:
+            self._laps["merge"] = _lap(seconds)
+        if filled.reopened:
+            self._consistency = "mixed"
+        self._batch_seconds.append(filled.seconds + seconds)
+        if filled.last:
+            self.counters.cursor_to = filled.last[0]
+        self._summarise()
+
+    def merged(self, counts: MergeCounts) -> None:
+        self._counts += counts
+        self._summarise()
+
+    def published(self, counts: MergeCounts, seconds: float) -> None:
+        self.spent("publish", seconds)
+        self.merged(counts)
+        self.note("consistency", self._consistency)
+        for onlooker in self._onlookers:
+            onlooker.published(_lap(seconds))
+
+    def spent(self, stage: str, seconds: float) -> None:
+        """Time of one of `STAGES`."""
+        self._stage_seconds[stage] += seconds
+
+    def waited(self, seconds: float) -> None:
+        """For the source, while nothing was left to write."""
+        self.spent("wait", seconds)
+        self._laps = {"wait": _lap(seconds)}
+
+    def progressed(self, filled: Filled) -> None:
+        """A committed batch: tries start counting anew."""
+        self._rows_since_start += filled.rows
+        if self._rows_since_start > self._rows_to_surpass:
+            self.attempts_without_progress = 0
+        for onlooker in self._onlookers:
+            onlooker.batch_done(filled, {**filled.laps, **self._laps})
+
+    def retrying(self, error: str) -> None:
+        self.tally.retried()
+        self.attempt += 1
+        self.note("waiting", error)
+        for onlooker in self._onlookers:
+            onlooker.retrying(self.attempt, error)
+
+    def no_longer_waiting(self) -> None:
+        if "waiting" in self.counters.metrics:
+            self.note("waiting", None)
+
+    def ended(self, outcome: Outcome) -> None:
+        self.tally.ended(outcome.status)
+        for onlooker in self._onlookers:
+            onlooker.ended(outcome, self.counters)
+
+    @property
+    def last_batch_ms(self) -> int:
+        return round(self._batch_seconds[-1] * 1000) if self._batch_seconds else 0
+
+    def _summarise(self) -> None:
+        counts = self._counts
+        self.counters.rows_written = counts.inserted + counts.updated
+        self.counters.rows_deleted = counts.deleted
+        seconds = time.monotonic() - self._started
+        ordered = sorted(self._batch_seconds)
+        self.counters.metrics |= {
+            **vars(counts),
+            "seconds": round(seconds, 3),
+            "rows_per_second": round(self.counters.rows_read / seconds) if seconds > 0 else None,
+            "stage_seconds": {name: round(value, 6) for name, value in self._stage_seconds.items() if value},
+            "batch_ms": {
+                "p50": _milliseconds(ordered, 0.5),
+                "p95": _milliseconds(ordered, 0.95),
+                "max": _milliseconds(ordered, 1.0),
+            },
+        }
+
+    def record(self, metastore: Connection, claim: Claim) -> None:
+        self._summarise()
+        self._tell()
+        runs.record_progress(metastore, claim.run_id, self.counters, attempts=self.attempt)
+
+    def announce(self, metastore: Connection, claim: Claim) -> None:
+        """After every commit."""
+        self._tell()
+        if time.monotonic() - self._announced < _ANNOUNCE_SECONDS:
+            return
+        self._announced = time.monotonic()
+        events.publish(
+            metastore,
+            "progress",
+            {
+                "pipeline_id": str(claim.pipeline_id),
+                "pipeline": claim.name,
+                "run_id": str(claim.run_id),
+                "rows_read": self.counters.rows_read,
+                "rows_written": self.counters.rows_written,
+                "batches": self.counters.batches,
+                "rows_per_second": self.counters.metrics.get("rows_per_second"),
+                "rows_estimate": self.counters.metrics.get("rows_estimate"),
+            },
+        )
+
+    def _tell(self) -> None:
+        self.tally.advance(self.counters, self._stage_seconds, self._batch_seconds)
+
+
+def _lap(seconds: float) -> Lap:
+    """Something that has just ended."""
+    return Lap(time.time() - seconds, seconds)
+
+
+def _milliseconds(ordered: list[float], quantile: float) -> float | None:
+    if not ordered:
+        return None
+    return round(ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] * 1000, 1)

@@ -1,0 +1,80 @@
+"""A run as a trace: one span for the run, one for each batch, one for each stage of a batch."""
+
+import time
+from collections.abc import Mapping
+
+from vitrina.loads.job import Job
+from vitrina.observe.observer import Onlooker, Outcome
+from vitrina.observe.tracing import Tracing
+from vitrina.ports.batch import Filled, Lap
+from vitrina.store.leases import Claim
+from vitrina.store.runs import Counters
+
+# A trace is for looking at: the batches of a very long run behind these are in its log and metrics only.
+MAX_BATCHES = 1000
+# Nobody can see what is shorter beside the rest of its batch; how long all of them took is in the metrics.
+SHORTEST_STAGE_SECONDS = 0.001
+# Spans of many batches are made in one go: in between, each takes several times as long.
+DRAW_BATCHES = 50
+DRAW_SECONDS = 5.0
+
+
+class RunTrace(Onlooker):
+    """Spans are made when what they tell is over, so between batches a run only notes the time."""
+
+    def __init__(self, tracing: Tracing, claim: Claim) -> None:
+        self._span = tracing.begin(
+            f"run {claim.name}",
+            {
+                "vitrina.pipeline": claim.name,
+                "vitrina.pipeline_id": str(claim.pipeline_id),
+                "vitrina.run_id": str(claim.run_id),
+                "vitrina.version": claim.version,
+                "vitrina.trigger": str(claim.row["requested_trigger"]),
+            },
+            traceparent=claim.row.get("traceparent"),
+        )
+        self.trace_id = self._span.trace_id
+        self._batches = 0
+        self._undrawn: list[tuple[int, int, Mapping[str, Lap], float]] = []
+
+    def planned(self, job: Job, lap: Lap) -> None:
+        self._span.part("plan", began=lap.began, ended=lap.began + lap.seconds)
+
+    def batch_done(self, filled: Filled, laps: Mapping[str, Lap]) -> None:
+        self._batches += 1
+        if self._batches <= MAX_BATCHES:
+            now = time.time()
+            self._undrawn.append((filled.number, filled.rows, laps, now))
+            if len(self._undrawn) >= DRAW_BATCHES or now - self._undrawn[0][3] > DRAW_SECONDS:
+                self._draw()
+
+    def published(self, lap: Lap) -> None:
+        self._span.part("publish", began=lap.began, ended=lap.began + lap.seconds)
+
+    def retrying(self, attempt: int, error: str) -> None:
+        self._span.event("retrying", {"vitrina.attempt": attempt, "exception.message": error})
+
+    def ended(self, outcome: Outcome, counters: Counters) -> None:
+        self._draw()
+        self._span.end(
+            attributes={
+                "vitrina.outcome": outcome.status,
+                "vitrina.rows_read": counters.rows_read,
+                "vitrina.rows_written": counters.rows_written,
+                "vitrina.rows_deleted": counters.rows_deleted,
+                "vitrina.batches": counters.batches,
+                "error.type": outcome.code,
+            },
+            error=outcome.message,
+        )
+
+    def _draw(self) -> None:
+        undrawn, self._undrawn = self._undrawn, []
+        for number, rows, laps, ended in undrawn:
+            attributes = {"vitrina.batch_no": number, "vitrina.rows": rows}
+            began = min(lap.began for lap in laps.values())
+            batch = self._span.part("batch", began=began, ended=ended, attributes=attributes)
+            for stage, lap in laps.items():
+                if lap.seconds >= SHORTEST_STAGE_SECONDS:
+                    self._span.part(stage, began=lap.began, ended=lap.began + lap.seconds, of=batch)

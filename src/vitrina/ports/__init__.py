@@ -1,0 +1,1 @@
+"""Values that sources, loads and targets exchange."""

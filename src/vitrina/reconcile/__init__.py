@@ -1,1 +1,0 @@
-"""Whether a mart equals its source, row by row, and how to make it so."""

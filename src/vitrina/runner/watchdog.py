@@ -1,0 +1,97 @@
+"""A look at every open session from outside: ends those that outlive their lease, the drain, or all patience.
+
+A thread that waits for a server cannot look at a clock. A peer that has vanished is noticed by the kernel; one that
+is there but never answers is noticed here.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from vitrina.loads.control import RunControl, clock
+from vitrina.store.database import Connection
+from vitrina.store.sessions import Line
+
+INTERVAL_SECONDS = 0.25
+# A runner's own statements take milliseconds: a server that is silent for so long is not there.
+SILENCE_SECONDS = 10.0
+
+
+def silence_limit(statement_timeout_seconds: float) -> float:
+    """How long a source or target may leave a statement without an answer: its own clock has ended it long before."""
+    return 2 * statement_timeout_seconds + SILENCE_SECONDS
+
+
+class Watch:
+    """One thread for a whole runner. `runs` says which are at work."""
+
+    def __init__(self, runs: Callable[[], Iterable[RunControl]]) -> None:
+        self._runs = runs
+        self._own: dict[Line, float] = {}
+        self._busy_since: dict[Line, float] = {}
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._drain_until: float | None = None
+        self._given_up: set[RunControl] = set()
+        self._thread = threading.Thread(target=self._look_around, name="watch", daemon=True)
+        self._log = structlog.get_logger()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join(timeout=5)
+
+    def drain(self, seconds: float) -> None:
+        """What is still at work after this long is given up: a long publish must not keep a runner from leaving."""
+        self._drain_until = clock() + seconds
+
+    @contextmanager
+    def over(self, connection: Connection, limit_seconds: float) -> Iterator[None]:
+        """Watch a session of the runner itself, whose statements are short."""
+        line = Line(connection)
+        with self._lock:
+            self._own[line] = limit_seconds
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._own.pop(line, None)
+            line.close()
+
+    def _look_around(self) -> None:
+        while not self._stopped.wait(INTERVAL_SECONDS):
+            runs = list(self._runs())
+            with self._lock:
+                limits = dict(self._own)
+            limits |= {line: run.silence_limit_seconds for run in runs for line in run.lines}
+            self._end_silent(limits)
+            for run in runs:
+                self._enforce(run)
+
+    def _end_silent(self, limits: dict[Line, float]) -> None:
+        now = clock()
+        self._busy_since = {line: self._busy_since.get(line, now) for line in limits if line.is_busy}
+        for line, since in self._busy_since.items():
+            if now - since > limits[line]:
+                self._log.warning("session.cut", reason="no answer", seconds=round(now - since, 1))
+                line.cut()
+
+    def _enforce(self, run: RunControl) -> None:
+        if run.lease_is_over:
+            if run.is_lost and run not in self._given_up:
+                self._given_up.add(run)
+                run.cancel()  # a server goes on with a statement whose client has merely gone
+            run.cut()
+            return
+        if run.is_interrupted:
+            run.cancel()
+        if self._drain_until is not None:
+            run.end_workers()  # the batch at work is begun again elsewhere; a step would not hear that we leave
+        if self._drain_until is not None and clock() > self._drain_until and run not in self._given_up:
+            self._given_up.add(run)  # once: giving the lease back takes a session as well
+            run.cancel()
+            run.cut()

@@ -1,0 +1,238 @@
+"""Calling a step in the form that it takes: Arrow, row by row, polars or pandas."""
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from vitrina.errors import RunError
+from vitrina.transforms import natural, progress, python_values
+from vitrina.transforms.python_values import Original
+from vitrina.transforms.registry import Form, Registered
+
+# How closely it is known which row a step was at when its process ended.
+_ROWS_NOTED = 100
+
+# The step with its parameters filled in.
+Bound = Callable[[Any], Any]
+
+
+class WrongResult(TypeError):
+    """A step gave something that is not rows."""
+
+
+class NoRowsToTell(Exception):
+    """A row step gave no row at all, so nobody can tell which columns it makes."""
+
+
+def call_batch(form: Form, bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """One batch through a step that takes batches."""
+    return _BATCH_FORMS[form](bound, batch)
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_arrays([[]] * table.num_columns, schema=table.schema)
+
+
+# --- Arrow -----------------------------------------------------------------------------------------------------
+
+
+def _call_arrow(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
+    result = bound(batch)
+    if isinstance(result, pa.Table):
+        result = one_batch(result)
+    if not isinstance(result, pa.RecordBatch):
+        raise WrongResult(f"it gave {type(result).__name__}, not a pyarrow.RecordBatch")
+    return normalised(result)
+
+
+def normalised(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """One Arrow type for each kind of value, so that everything behind has fewer cases to tell apart."""
+    if not any(_plainer(field.type) for field in batch.schema):
+        return batch
+    fields, columns = [], []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        kind = _plainer(field.type)
+        fields.append(field.with_type(kind) if kind else field)
+        columns.append(column.cast(kind) if kind else column)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _plainer(kind: pa.DataType) -> pa.DataType | None:
+    """The plain type for a variant of it; None for what is plain already."""
+    if pa.types.is_dictionary(kind):
+        return _plainer(kind.value_type) or kind.value_type
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind) or pa.types.is_list_view(kind):
+        return pa.list_(_plainer(kind.value_type) or kind.value_type)
+    if pa.types.is_list(kind):
+        element = _plainer(kind.value_type)
+        return pa.list_(element) if element else None
+    return None
+
+
+# --- rows ------------------------------------------------------------------------------------------------------
+
+
+def call_rows(
+    registered: Registered,
+    bound: Bound,
+    batch: pa.RecordBatch,
+    expected: pa.Schema | None,
+    rejected: list[tuple[int, Exception]],
+) -> pa.RecordBatch:
+    """One batch through a row step; the rows that it raises on go to `rejected`.
+
+    `expected` is what earlier batches of it came to: their types are asked for again.
+    """
+    hints = expected if expected is not None else _hints(registered, batch.schema)
+    # The rows are gone when collecting begins again: it would go through them all.
+    with python_values.without_collection():
+        made = _through(bound, batch, hints, rejected)
+    if made is not None:
+        return made
+    if expected is None and not registered.columns:
+        raise NoRowsToTell
+    return pa.RecordBatch.from_pylist([], schema=hints)
+
+
+def _through(
+    bound: Bound, batch: pa.RecordBatch, hints: pa.Schema, rejected: list[tuple[int, Exception]]
+) -> pa.RecordBatch | None:
+    values = python_values.values_of(batch)
+    before = zip(batch.schema, batch.columns, values, strict=True)
+    originals = {field.name: Original.of(column, field, given) for field, column, given in before}
+    rows = _made_rows(bound, python_values.rows_from(values, batch.schema), rejected)
+    return python_values.batch_of(rows, hints, originals) if rows else None
+
+
+def _made_rows(
+    bound: Bound, given: list[dict[str, Any]], rejected: list[tuple[int, Exception]]
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for start in range(0, len(given), _ROWS_NOTED):
+        some = given[start : start + _ROWS_NOTED]
+        progress.narrow(start + 1, start + len(some))
+        made = _called(bound, some, start, rejected)
+        if set(map(type, made)) <= {dict}:
+            rows += made
+        else:
+            rows.extend(chain.from_iterable(_several(one) for one in made if one is not None))
+    return rows
+
+
+def _called(bound: Bound, given: list[dict[str, Any]], start: int, rejected: list[tuple[int, Exception]]) -> list[Any]:
+    """What each row is made into. `extend` keeps what came before an exception, and goes on behind the row it met."""
+    made: list[Any] = []
+    rest, failed = iter(given), 0
+    while len(made) + failed < len(given):
+        exc: Exception = StopIteration()  # that one ends `extend` without a word
+        try:
+            made.extend(map(bound, rest))
+        except (RunError, ConnectionError, TimeoutError):
+            raise
+        except Exception as raised:  # noqa: BLE001 - a step is a stranger's code and may raise anything
+            exc = raised
+        if len(made) + failed < len(given):
+            rejected.append((start + len(made) + failed, exc))
+            failed += 1
+    return made
+
+
+def _several(made: Any) -> Iterable[dict[str, Any]]:
+    if isinstance(made, dict):
+        return [made]
+    if not isinstance(made, list | tuple) or not all(isinstance(row, dict) for row in made):
+        raise WrongResult(f"it gave {type(made).__name__}: give a dict, None to drop the row, or a list of dicts")
+    return made
+
+
+def _hints(registered: Registered, schema: pa.Schema) -> pa.Schema:
+    fields = {field.name: field for field in schema}
+    fields |= {name: pa.field(name, kind) for name, kind in registered.columns.items()}
+    return pa.schema(list(fields.values()))
+
+
+# --- frames ----------------------------------------------------------------------------------------------------
+
+
+def _call_polars(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
+    import polars
+
+    result = bound(polars.from_arrow(_for_frames(batch)))
+    if not isinstance(result, polars.DataFrame):
+        raise WrongResult(f"it gave {type(result).__name__}, not a polars.DataFrame")
+    return _from_frame(normalised(one_batch(result.to_arrow())), batch.schema)
+
+
+def _call_pandas(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
+    import pandas
+
+    # Arrow-backed columns: no copy, and NULL does not turn integers into floats.
+    result = bound(_for_frames(batch).to_pandas(types_mapper=pandas.ArrowDtype))
+    if not isinstance(result, pandas.DataFrame):
+        raise WrongResult(f"it gave {type(result).__name__}, not a pandas.DataFrame")
+    made = pa.RecordBatch.from_pandas(result, preserve_index=False).replace_schema_metadata(None)
+    return _from_frame(normalised(made), batch.schema)
+
+
+def _for_frames(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Frames know neither uuid nor numbers of more than 38 digits: both become text."""
+    columns = [
+        _as_text(column, field) if _frames_lack(field.type) else column
+        for column, field in zip(batch.columns, batch.schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _frames_lack(kind: pa.DataType) -> bool:
+    if pa.types.is_list(kind):
+        return _frames_lack(kind.value_type)
+    return isinstance(kind, pa.UuidType) or pa.types.is_decimal256(kind)
+
+
+def _as_text(column: pa.Array, field: pa.Field) -> pa.Array:
+    if pa.types.is_list(field.type):
+        return python_values.regrouped(column, _as_text(column.flatten(), natural.item_field(field)))
+    values = python_values.to_python(column, field)
+    return pa.array([None if value is None else str(value) for value in values], pa.string())
+
+
+def _from_frame(made: pa.RecordBatch, before: pa.Schema) -> pa.RecordBatch:
+    """Columns that kept name and type get their Postgres type back, which no frame carries."""
+    fields, columns = [], []
+    for field, column in zip(made.schema, made.columns, strict=True):
+        known = before.field(field.name) if before.get_field_index(field.name) >= 0 else None
+        restored = _restored(column, known.type) if known is not None else None
+        fields.append(pa.field(field.name, field.type) if restored is None else known)
+        columns.append(column if restored is None else restored)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _restored(column: pa.Array, known: pa.DataType) -> pa.Array | None:
+    """None when the step made something else of the column."""
+    if column.type == known:
+        return column
+    if pa.types.is_timestamp(known) and pa.types.is_timestamp(column.type):
+        return column.cast(known) if column.type.tz == known.tz else None
+    if pa.types.is_list(known) and pa.types.is_list(column.type):
+        items = _restored(column.flatten(), known.value_type)
+        return None if items is None else python_values.regrouped(column, items)
+    if not pa.types.is_string(column.type) or not _frames_lack(known):
+        return None
+    try:
+        return column.cast(known) if pa.types.is_decimal(known) else python_values.uuids_of(column.to_pylist())
+    except ValueError:
+        return None
+
+
+_BATCH_FORMS: dict[Form, Callable[[Bound, pa.RecordBatch], pa.RecordBatch]] = {
+    "arrow": _call_arrow,
+    "polars": _call_polars,
+    "pandas": _call_pandas,
+}

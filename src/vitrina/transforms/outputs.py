@@ -1,0 +1,32 @@
+"""What to select, so that the driver carries every value exactly. Apart from `natural`: workers load no driver."""
+
+from collections.abc import Sequence
+
+from psycopg.sql import SQL, Composable, Identifier, Literal
+
+from vitrina.ports.schema import Column
+from vitrina.transforms.natural import UNFIT, is_array, read_as
+
+
+def outputs(columns: Sequence[Column]) -> list[Composable]:
+    """Each column as it is read; UNFIT names the column of a row that the driver cannot carry."""
+    unfit = [
+        SQL("WHEN {} THEN {}").format(_odd_array(column.name), Literal(column.name))
+        for column in columns
+        if is_array(column.type)
+    ]
+    named = SQL("CASE {} END").format(SQL(" ").join(unfit)) if unfit else SQL("NULL::text")
+    return [_output(column) for column in columns] + [SQL("{} AS {}").format(named, Identifier(UNFIT))]
+
+
+def _output(column: Column) -> Composable:
+    name, cast = Identifier(column.name), read_as(column.type)
+    value: Composable = SQL("q.{}").format(name)
+    if is_array(column.type):
+        value = SQL("CASE WHEN {} THEN NULL ELSE {} END").format(_odd_array(column.name), value)
+    return SQL("({})::{} AS {}").format(value, SQL(cast), name) if cast else SQL("{} AS {}").format(value, name)
+
+
+def _odd_array(name: str) -> Composable:
+    """Two dimensions would be flattened silently, and other bounds than usual stop the driver."""
+    return SQL("(pg_catalog.array_ndims(q.{0}) > 1 OR pg_catalog.array_lower(q.{0}, 1) <> 1)").format(Identifier(name))

@@ -1,0 +1,157 @@
+"""Between the reader and the stage: rows in their natural types, through the steps, into the types of the stage."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+from vitrina.errors import StepFailed, TargetMismatch
+from vitrina.ports.batch import DeadLetter
+from vitrina.ports.schema import Column
+from vitrina.transforms import call, natural, to_target
+from vitrina.transforms.chain import Chain
+from vitrina.transforms.to_target import Landing
+
+if TYPE_CHECKING:
+    from psycopg.sql import Composable
+
+    from vitrina.connectors.postgres.catalog import Table
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A batch that is ready to be staged."""
+
+    table: pa.Table
+    letters: tuple[DeadLetter, ...] = ()
+    delivered: frozenset[str] = frozenset()
+
+
+class RunsSteps(Protocol):
+    """Where the steps of a run are run: in this process, or in workers."""
+
+    # Columns that must be there, without NULL, behind the last step.
+    key: tuple[str, ...]
+    # Rows that were left behind, by name. None: nobody wants to know whether they come again.
+    watched: set[str] | None
+    # How each column is staged; known once the columns behind the last step are.
+    landings: dict[str, Landing]
+    # How many batches may be on their way through the steps at once.
+    parallel: int
+
+    def discover(self, sample: pa.Table) -> pa.Schema:
+        """The columns behind the last step; NoRowsToTell when no row came through."""
+        ...
+
+    def take(self, table: pa.Table, number: int) -> Taken: ...
+
+    def trace(self, sample: pa.Table, letters: list[DeadLetter] | None) -> list[pa.RecordBatch]: ...
+
+    def close(self) -> None:
+        """End what is at work; called from another thread."""
+        ...
+
+
+class OwnSteps:
+    """The steps of one run, run in this process."""
+
+    parallel = 0
+
+    def __init__(self, result: Sequence[Column], stamps: frozenset[str], chain: Chain) -> None:
+        self._schema = natural.schema_of(result, stamps)
+        self._chain = chain
+        self.landings: dict[str, Landing] = {}
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self._chain.key
+
+    @key.setter
+    def key(self, key: tuple[str, ...]) -> None:
+        self._chain.key = key
+
+    @property
+    def watched(self) -> set[str] | None:
+        return self._chain.watched
+
+    @watched.setter
+    def watched(self, watched: set[str] | None) -> None:
+        self._chain.watched = watched
+
+    def discover(self, sample: pa.Table) -> pa.Schema:
+        return self._chain.discover(self._naturalise(sample), 1)
+
+    def trace(self, sample: pa.Table, letters: list[DeadLetter] | None) -> list[pa.RecordBatch]:
+        """What comes in, and what comes out of each step."""
+        return self._chain.trace(self._naturalise(sample), letters)
+
+    def take(self, table: pa.Table, number: int) -> Taken:
+        """One batch of the reader, ready for the stage."""
+        passed = self._chain.apply(self._naturalise(table), number)
+        strange = set(passed.batch.schema.names) ^ set(self.landings)
+        if strange and passed.batch.num_rows:
+            raise StepFailed(
+                f"the steps give other columns in batch {number} than were found out before the load"
+                f" ({', '.join(sorted(strange))}): name them in @transform(columns=...)"
+            )
+        if not passed.batch.num_rows:
+            return Taken(pa.table({}), passed.letters)
+        return Taken(to_target.to_stage(passed.batch, self.landings), passed.letters, passed.delivered)
+
+    def close(self) -> None:
+        """Our own steps come to an end by themselves."""
+
+    def _naturalise(self, table: pa.Table) -> pa.Table:
+        """What was read in its natural types; a result without a single row comes without columns."""
+        return natural.naturalise(table, self._schema) if table.num_rows else self._schema.empty_table()
+
+
+class Passage:
+    """The steps of one run, fitted between a query's result and a target."""
+
+    def __init__(self, result: Sequence[Column], stamps: frozenset[str], steps: RunsSteps) -> None:
+        self._result = list(result)
+        self._schema = natural.schema_of(result, stamps)
+        self.steps = steps
+        # Columns that differ in every run by nature: a row is not written anew because of them.
+        self.stamps: frozenset[str] = frozenset()
+
+    @property
+    def landings(self) -> dict[str, Landing]:
+        return self.steps.landings
+
+    def outputs(self) -> "list[Composable]":
+        # Imported here: workers load no driver.
+        from vitrina.transforms.outputs import outputs
+
+        return outputs(self._result)
+
+    def settle(self, sample: pa.Table, table: "Table | None", wanted_key: Sequence[str] | None) -> list[Column]:
+        """Find out with some rows what comes out behind the steps, and as what it is written."""
+        schema = self._discover(sample, table)
+        missing = [name for name in wanted_key or () if name not in schema.names]
+        if missing:
+            raise TargetMismatch(
+                f"target_key column {missing[0]!r} is not there behind the steps (they give: {', '.join(schema.names)})"
+            )
+        settled = to_target.settle(schema, table)
+        self.steps.landings = to_target.landings(schema, settled)
+        self.stamps = frozenset(field.name for field in schema if natural.is_stamp(field))
+        return settled
+
+    def _discover(self, sample: pa.Table, table: "Table | None") -> pa.Schema:
+        try:
+            return self.steps.discover(sample)
+        except call.NoRowsToTell:
+            return self._guess(table)
+
+    def _guess(self, table: "Table | None") -> pa.Schema:
+        """No row came through a row step: columns keep their names, as far as the target knows them."""
+        if table is None:
+            raise StepFailed(
+                "no row came through the steps, so nobody can tell which columns they make: create the target table, or"
+                " name the columns in @transform(columns=...)"
+            ) from None
+        names = {field.name for field in self._schema} | set(table.primary_key)
+        return pa.schema([natural.tagged(c.name, c.type) for c in table.columns if c.name in names])

@@ -1,0 +1,123 @@
+"""Running a registered source: batches in the form that steps have, each with the checkpoint that belongs to it."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from vitrina.errors import RunError, StepFailed, TransientError
+from vitrina.transforms import call, python_values, shape
+from vitrina.transforms.context import SourceContext
+from vitrina.transforms.registry import Registered
+
+Yielded = tuple[pa.RecordBatch, Any]
+# It is written down with every batch, and shown whole.
+MAX_CHECKPOINT_CHARACTERS = 262_144
+
+
+def yielded(registered: Registered, context: SourceContext) -> Iterator[Yielded]:
+    """What the source yields. The checkpoint is copied when a batch comes: what it becomes later belongs to later.
+
+    A checkpoint that the source sets behind its last batch comes with an empty one.
+    """
+    expected: pa.Schema | None = None
+    stored = _copied(registered, context.checkpoint)
+    for number, made in enumerate(_guarded(registered, context), 1):
+        batch = _batch(registered, made, expected, number)
+        if batch.num_columns:
+            expected = batch.schema
+        stored = _copied(registered, context.checkpoint)
+        yield batch, stored
+    last = _copied(registered, context.checkpoint)
+    if last != stored:
+        yield pa.RecordBatch.from_pylist([], schema=expected or pa.schema([])), last
+
+
+class OpenSource:
+    """A source that was looked into before its batches are wanted: the first one tells the columns."""
+
+    def __init__(
+        self, name: str, digest: str, begin: Callable[[Any], Iterator[Yielded]], close: Callable[[], None]
+    ) -> None:
+        self.name = name
+        self.digest = digest
+        # Starts the source from a checkpoint.
+        self._begin = begin
+        # Ends it in the middle of whatever it does; may be called from another thread.
+        self.close = close
+        self._pending: list[Yielded] = []
+        self._rest: Iterator[Yielded] | None = None
+        self._begun_at: Any = None
+        self.peek_seconds = 0.0
+
+    def peek(self, checkpoint: Any) -> pa.Schema | None:
+        """The columns of the first batch that has some; None when there is nothing to come."""
+        started = time.monotonic()
+        try:
+            return self._peek(checkpoint)
+        finally:
+            self.peek_seconds += time.monotonic() - started
+
+    def _peek(self, checkpoint: Any) -> pa.Schema | None:
+        self._begun_at = checkpoint
+        self._rest = self._begin(checkpoint)
+        for batch, state in self._rest:
+            self._pending.append((batch, state))
+            if batch.num_columns:
+                schema: pa.Schema = batch.schema
+                return schema
+        return None
+
+    def batches(self, checkpoint: Any) -> Iterator[Yielded]:
+        """From a checkpoint on; what was looked at is not asked for twice when it is the same one."""
+        pending, rest = self._pending, self._rest
+        self._pending, self._rest = [], None
+        if rest is not None and checkpoint == self._begun_at:
+            return chain(pending, rest)
+        return self._begin(checkpoint)
+
+
+def _guarded(registered: Registered, context: SourceContext) -> Iterator[Any]:
+    try:
+        yield from registered.function(context)
+    except RunError:
+        raise
+    except (ConnectionError, TimeoutError) as exc:
+        raise TransientError(f"source {registered.name}: {type(exc).__name__}: {exc}") from exc
+    except Exception as exc:  # a source is a stranger's code and may raise anything
+        raise StepFailed(f"source {registered.name} failed: {type(exc).__name__}: {exc}") from exc
+
+
+def _batch(registered: Registered, made: Any, expected: pa.Schema | None, number: int) -> pa.RecordBatch:
+    """A record batch, a table or a list of dicts; an empty list moves the checkpoint alone."""
+    who = f"source {registered.name}"
+    if isinstance(made, list) and all(isinstance(row, dict) for row in made):
+        if not made:
+            return pa.RecordBatch.from_pylist([], schema=expected or pa.schema([]))
+        try:
+            made = python_values.batch_of(made, expected or pa.schema([]))
+        except python_values.Unfit as exc:
+            raise StepFailed(f"{who} in batch {number}: {exc}") from exc
+    if isinstance(made, pa.Table):
+        made = call.one_batch(made)
+    if not isinstance(made, pa.RecordBatch):
+        raise StepFailed(f"{who} yielded {type(made).__name__}: yield a pyarrow.RecordBatch or a list of dicts")
+    return shape.held(who, call.normalised(made), expected, number)
+
+
+def _copied(registered: Registered, checkpoint: Any) -> Any:
+    try:
+        text = json.dumps(checkpoint)
+    except (TypeError, ValueError, RecursionError) as exc:
+        raise StepFailed(
+            f"source {registered.name} set a checkpoint that is not JSON ({exc}): use numbers, texts, lists and dicts"
+        ) from exc
+    if len(text) > MAX_CHECKPOINT_CHARACTERS:
+        raise StepFailed(
+            f"source {registered.name} set a checkpoint of {len(text):,} characters, more than"
+            f" {MAX_CHECKPOINT_CHARACTERS:,}: keep in it where to go on, not what was read"
+        )
+    return json.loads(text)

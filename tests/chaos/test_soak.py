@@ -15,8 +15,8 @@ STEADY = [Sample(450.0, 5 + (i % 7) * 2, 3.0, 0.1) for i in range(360)]
 
 
 def test_steady_work_is_steady() -> None:
-    assert _judge(STEADY) == []
-    assert _judge(STEADY[:1]) == ["too short to tell: give it more --minutes"]
+    assert _judge(STEADY, resting=5) == []
+    assert _judge(STEADY[:1], resting=5) == ["too short to tell: give it more --minutes"]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,13 @@ def test_what_grows_is_noticed(field: str, growth: float, told: str) -> None:
         Sample(**{**vars(sample), field: getattr(sample, field) + type(getattr(sample, field))(i * growth)})
         for i, sample in enumerate(STEADY)
     ]
-    assert told in _judge(grown)
+    assert told in _judge(grown, resting=9)
+
+
+def test_a_machine_that_never_rests_is_no_leak() -> None:
+    busy = [Sample(450.0, 17 + 4 * (i >= 180), 3.0, 0.1) for i in range(360)]
+    assert _judge(busy, resting=13) == []
+    assert _judge(busy, resting=20) == ["connections at rest grew from 17 to 20"]
 
 
 def test_a_lock_that_is_held_for_long_is_noticed_and_a_processor_that_is_not_free_is_not_blamed() -> None:

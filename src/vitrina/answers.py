@@ -495,6 +495,10 @@ class Connection(Answer):
     """A named database; where it is and how to log in is the operator's knowledge."""
 
     name: str
+    set_in: Literal["environment", "metastore"] = "environment"
+    pipelines: list[str] = Field(default_factory=list, description="Those that read from it or write to it.")
+    updated_at: datetime | None = Field(None, description="When it was last entered, if the metastore keeps it.")
+    updated_by: str | None = None
 
 
 class Target(Answer):

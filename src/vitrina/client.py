@@ -342,6 +342,16 @@ class Client:
     def list_connections(self) -> list[answers.Connection]:
         return self._ask(Page[answers.Connection], "GET", "/connections").items
 
+    def add_connection(self, name: str, url: str) -> answers.Connection:
+        """Keep a connection in the metastore, sealed; it is never shown again."""
+        return self._ask(answers.Connection, "POST", "/connections", body={"name": name, "url": url})
+
+    def replace_connection(self, name: str, url: str) -> answers.Connection:
+        return self._ask(answers.Connection, "PUT", f"/connections/{_quoted(name)}", body={"url": url})
+
+    def remove_connection(self, name: str) -> None:
+        self._send("DELETE", f"/connections/{_quoted(name)}")
+
     def list_targets(self) -> answers.Targets:
         return self._ask(answers.Targets, "GET", "/targets")
 

@@ -39,7 +39,8 @@ def api(running_api: httpx.Client, api_settings: Settings) -> httpx.Client:
         # The audit refuses to be emptied, even by us, unless triggers are off.
         connection.execute("SET session_replication_role = replica")
         connection.execute(
-            "TRUNCATE etl.etl_pipelines, etl.etl_audit, etl.etl_runners, etl.etl_requests, etl.etl_api_tokens CASCADE"
+            "TRUNCATE etl.etl_pipelines, etl.etl_audit, etl.etl_runners, etl.etl_requests, etl.etl_api_tokens,"
+            " etl.etl_connections CASCADE"
         )
     return running_api
 

@@ -486,7 +486,8 @@ def test_runners_targets_connections(api: httpx.Client, api_metastore: Connectio
     api_metastore.execute("UPDATE etl.etl_runners SET heartbeat_at = now() - interval '1 hour' WHERE id = %s", [silent])
     listed = {runner["id"]: runner["alive"] for runner in api.get("/api/v1/runners").json()["items"]}
     assert listed == {str(alive): True, str(silent): False}
-    assert api.get("/api/v1/connections").json()["items"] == [{"name": "default"}]
+    [default] = api.get("/api/v1/connections").json()["items"]
+    assert (default["name"], default["set_in"]) == ("default", "environment")
     targets = api.get("/api/v1/targets").json()
     assert targets["items"] == [{"target": "analytics.films", "pipelines": ["films"]}]
     assert targets["allowed"] == ["analytics.*", "es:film_dim", "es:film_rating_agg"]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from vitrina import dsn, sealing, settings
 from vitrina.errors import ConfigError
+from vitrina.observe import logs
 from vitrina.sealing import Sealed
 from vitrina.unsealing import Keyring
 
@@ -117,3 +118,16 @@ def test_a_url_that_is_kept_says_everything_itself_and_names_nothing_of_the_runn
 ) -> None:
     found = dsn.problem_of_kept(url)
     assert (found is None) if why is None else (found is not None and why in found)
+
+
+def test_a_password_that_a_process_learns_later_is_masked_in_what_it_writes() -> None:
+    redact = logs.Redactor(["known-from-the-start"])
+    assert "canary-9d1f" in redact("login with canary-9d1f")
+    logs.learn(URL)
+    assert redact("login with canary-9d1f and known-from-the-start") == "login with *** and ***"
+
+
+def test_each_of_several_keys_is_masked() -> None:
+    keys = [base64.b64encode(secret).decode() for secret in (SECRET, OTHER)]
+    found = logs.secrets_of(settings.load({"VITRINA_SECRET_KEY": ",".join(keys)}, dotenv=None))
+    assert set(keys) <= found

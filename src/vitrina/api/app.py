@@ -12,7 +12,19 @@ from vitrina.api import errors, openapi, security
 from vitrina.api.feed import EventFeed
 from vitrina.api.middleware import Surroundings
 from vitrina.api.pool import make_pool
-from vitrina.api.routes import drafts, files, installation, overview, pages, pipelines, reports, stream, system, verbs
+from vitrina.api.routes import (
+    connections,
+    drafts,
+    files,
+    installation,
+    overview,
+    pages,
+    pipelines,
+    reports,
+    stream,
+    system,
+    verbs,
+)
 from vitrina.api.security import FailedAttempts
 from vitrina.api.state import AppState
 from vitrina.observe import tracing
@@ -35,6 +47,8 @@ def create_app(
 ) -> FastAPI:
     """The control plane. `bind_host` is where it will listen: auth may be off on loopback only."""
     security.require_auth_or_loopback(settings, bind_host)
+    # Where one file serves API and runners, the key is in it; nothing here may have it.
+    settings = settings.model_copy(update={"secret_key": None})
     state = AppState(
         settings=settings,
         pool=make_pool(settings, timeout_seconds=pool_timeout_seconds),
@@ -67,6 +81,7 @@ def _include_routes(app: FastAPI) -> None:
         reports.router,
         files.router,
         files.schema_router,
+        connections.router,
         installation.router,
         overview.router,
         drafts.router,

@@ -1,14 +1,21 @@
 """`vitrina connections`: the databases that pipelines may name, and whether they can be used."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrina.cli import doctor, local
+from vitrina.cli import doctor, local, opened, tokens
 from vitrina.cli.exits import ExitCode
 from vitrina.cli.output import Column, Format, Output, show_data, show_list
-from vitrina.errors import NotFound
+from vitrina.errors import CannotConnect, ConfigError, NotFound
+
+if TYPE_CHECKING:
+    from vitrina.settings import Settings
+    from vitrina.store.database import Connection
 
 group = typer.Typer(help="Databases that pipelines may name.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -17,6 +24,10 @@ LIST_COLUMNS = [
     Column("database", lambda row: row["database"]),
     Column("set by", lambda row: row["set_by"], leaves=1),
 ]
+# As long as a runner may take to log in somewhere and look round, and a little more.
+RUNNER_SECONDS = 60.0
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="As pipelines name it: small letters, digits and _.")]
 
 
 @group.command(name="list")
@@ -24,16 +35,73 @@ def list_connections(output: Output = Format.TABLE) -> None:
     """Show connections and where they lead. Passwords are left out."""
     from vitrina.store import connections, database
 
-    with local.database(local.load_settings(), migrated=False) as settings:
+    with _metastore() as (settings, metastore):
+        kept = _kept(settings, metastore)
         rows = [
             {
                 "name": name,
-                "database": database.describe(database.reader_url(settings, name)),
-                "set_by": connections.variable(name),
+                "database": "sealed"
+                if name in settings.shut_connections
+                else database.describe(database.reader_url(settings, name)),
+                "set_by": f"metastore, by {kept[name]}" if name in kept else connections.variable(name),
             }
             for name in connections.names(settings)
         ]
     show_list(rows, LIST_COLUMNS, output, empty="no connections")
+
+
+@group.command()
+def add(
+    name: Name,
+    replace: Annotated[bool, typer.Option("--replace", help="Enter another URL for one that is kept.")] = False,
+) -> None:
+    """Keep a connection in the metastore, sealed: asks for its URL, or reads it from standard input.
+
+    postgresql://LOGIN:PASSWORD@HOST:5432/DATABASE. It is never shown again; runners use it without a restart.
+    """
+    from vitrina.services import connections
+
+    url = _read_url(name)
+    with _metastore() as (settings, metastore):
+        keep = connections.replace if replace else connections.add
+        session = _required(metastore)
+        keep(session, _environment_only(settings), tokens.caller(), name, url, key=_sealing_key(session, settings))
+    local.say(f"connection {name} is {'replaced' if replace else 'kept'}; `vitrina connections test {name}` tries it")
+
+
+@group.command()
+def remove(name: Name) -> None:
+    """Forget a connection that the metastore keeps; refused while pipelines use it."""
+    from vitrina.services import connections
+
+    with _metastore() as (settings, metastore):
+        connections.remove(_required(metastore), _environment_only(settings), tokens.caller(), name.lower())
+    local.say(f"connection {name} is forgotten")
+
+
+@group.command()
+def rotate() -> None:
+    """Seal all kept connections anew with the first key of VITRINA_SECRET_KEY; the others of it open them."""
+    from vitrina import sealing
+    from vitrina.services import audit
+    from vitrina.store import kept_connections
+    from vitrina.unsealing import Keyring
+
+    with _metastore() as (settings, session):
+        metastore = _required(session)
+        keyring = Keyring(settings.secret_keys)
+        if not keyring.public_keys:
+            raise ConfigError("VITRINA_SECRET_KEY is not set: run this where a runner's key is, the new key first")
+        current = sealing.key_id(keyring.public_keys[0])
+        found = kept_connections.list_sealed(metastore)
+        urls = {name: keyring.open(name, box) for name, box in found.items() if box.key_id != current}
+        with metastore.transaction():
+            for name, url in urls.items():
+                anew = sealing.seal(keyring.public_keys[0], name, url)
+                if kept_connections.seal_anew(metastore, name, found[name], anew):
+                    after = {"key_id": anew.key_id}
+                    audit.record(metastore, tokens.caller(), "rotate_connection", f"connection:{name}", after=after)
+    local.say(f"{len(urls)} of {len(found)} connections sealed anew, with the key {current}")
 
 
 @group.command(name="test")
@@ -41,30 +109,117 @@ def try_connections(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="These; all, if none is named.")
     ] = None,
+    by_runner: Annotated[bool, typer.Option("--by-runner", help="Let a runner try it, from where it is.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Log in and look: what is wrong, and the statement that mends it.
 
-    From this machine, with its settings; runners elsewhere may be let in or not. Exit code 1 if a connection cannot
-    be used.
+    From this machine, with its settings, unless --by-runner is given or the key of a kept connection is not here.
+    Exit code 1 if a connection cannot be used.
     """
     from vitrina.store import connections
 
-    with local.database(local.load_settings(), migrated=False) as settings:
+    with _metastore() as (settings, metastore):
         known = connections.names(settings)
-        for name in names or ():
-            if name.lower() not in known:
+        wanted = [name.lower() for name in names] if names else known
+        for name in wanted:
+            if name not in known:
                 raise NotFound(
-                    f"there is no connection {name!r} (known: {', '.join(known)}); set VITRINA_CONN_{name.upper()}"
+                    f"there is no connection {name!r} (known: {', '.join(known)}); add it with"
+                    f" `vitrina connections add {name}`, or set VITRINA_CONN_{name.upper()}"
                 )
-        findings = [
-            doctor.Finding(name, found.status, found.finding, found.next_step)
-            for name in ([name.lower() for name in names] if names else known)
-            for found in connections.examine(settings, name)
-        ]
+        findings = [found for name in wanted for found in _try(settings, metastore, name, by_runner=by_runner)]
     if output is Format.TABLE:
         doctor.print_findings(findings)
     else:
         show_data([asdict(found) for found in findings], output)
     if doctor.problems(findings):
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _try(
+    settings: "Settings", metastore: "Connection | None", name: str, *, by_runner: bool
+) -> Iterator[doctor.Finding]:
+    from vitrina.store import connections
+
+    kept = name in _kept(settings, metastore)
+    if by_runner or name in settings.shut_connections:
+        for found in _ask_runner(settings, _required(metastore), name):
+            yield doctor.Finding(name, found["status"], found["finding"], found["next_step"])
+        return
+    for verdict in connections.examine(settings, name, place=connections.kept_place(name) if kept else None):
+        yield doctor.Finding(name, verdict.status, verdict.finding, verdict.next_step)
+
+
+def _ask_runner(settings: "Settings", metastore: "Connection", name: str) -> list[dict[str, Any]]:
+    from contextlib import nullcontext
+
+    from vitrina.services import requests
+
+    if not requests.somebody_works(metastore, settings):
+        raise CannotConnect(f"connection {name!r} is tried by a runner, and none is alive: start `vitrina runner`")
+    asked = requests.ask_to_try(metastore, tokens.caller(), name)
+    asked = requests.wait_for(lambda: nullcontext(metastore), asked, seconds=RUNNER_SECONDS)
+    if asked["error"] is not None:
+        return [{"status": "PROBLEM", "finding": asked["error"]["message"], "next_step": ""}]
+    if asked["result"] is None:
+        raise CannotConnect(f"no runner tried connection {name!r} within {RUNNER_SECONDS:.0f} s; look at their logs")
+    findings: list[dict[str, Any]] = asked["result"]["findings"]
+    return findings
+
+
+@contextmanager
+def _metastore() -> Iterator[tuple["Settings", "Connection | None"]]:
+    """Settings with the kept connections in them, and the metastore; None where it cannot be asked yet."""
+    from vitrina.store import database, migrate
+
+    with local.database(local.load_settings(), migrated=False) as settings:
+        try:
+            session = database.connect(settings.require_database_url(), "vitrina:connections")
+        except CannotConnect:
+            yield settings, None  # the connection `default` is what has to be tried then
+            return
+        with session, database.translated("working on the metastore"):
+            if migrate.current_version(session) != migrate.newest_version():
+                yield settings, None
+            else:
+                yield opened.with_kept(settings, session), session
+
+
+def _kept(settings: "Settings", metastore: "Connection | None") -> dict[str, str]:
+    """Names of those that the metastore keeps and the environment does not have, with who entered them."""
+    from vitrina.store import kept_connections
+
+    if metastore is None:
+        return {}
+    own = _environment_only(settings).connections
+    return {row["name"]: row["updated_by"] for row in kept_connections.list_all(metastore) if row["name"] not in own}
+
+
+def _required(metastore: "Connection | None") -> "Connection":
+    if metastore is None:
+        raise ConfigError("the metastore cannot be used yet: `vitrina doctor` says why (`vitrina migrate` makes it)")
+    return metastore
+
+
+def _environment_only(settings: "Settings") -> "Settings":
+    """Without what the metastore keeps: services tell the two apart."""
+    return local.load_settings(database_url=settings.database_url)
+
+
+def _sealing_key(metastore: "Connection", settings: "Settings") -> bytes | None:
+    """The runners' own wish goes first; where none is alive, the key that is here."""
+    from vitrina.store import runners
+    from vitrina.unsealing import Keyring
+
+    alive = runners.list_sealing_keys(metastore, stale_after_seconds=settings.lease_ttl_seconds)
+    if any(alive) or not settings.secret_keys:
+        return None
+    return Keyring(settings.secret_keys).public_keys[0]
+
+
+def _read_url(name: str) -> str:
+    """Never an argument: every user of the machine can read those."""
+    if sys.stdin.isatty():
+        return str(typer.prompt(f"URL of {name}", hide_input=True, err=True)).strip()
+    return sys.stdin.readline().strip()

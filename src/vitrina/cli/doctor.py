@@ -130,6 +130,9 @@ def _check_database(settings: "Settings") -> Iterator[Finding]:
         yield _check_log(connection)
         if migrations.status != "OK":
             return
+        from vitrina.cli import opened
+
+        settings = opened.with_kept(settings, connection)
         yield from _check_application_role(connection, settings)
         yield from _check_readers(connection, settings)
         yield from _check_targets(connection, settings)
@@ -273,12 +276,14 @@ def _check_target(settings: "Settings", name: str) -> Iterator[Finding]:
 
 def _check_connections(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
     """All that are configured, also those that no pipeline uses yet. Rights of those in use have been looked at."""
-    from vitrina.store import connections, pipelines, stages
+    from vitrina.store import connections, kept_connections, pipelines, stages
 
     used = {*pipelines.source_connections(connection), *stages.list_target_connections(connection)}
-    for name in sorted(settings.connections):
+    kept = kept_connections.list_names(connection)
+    for name in sorted({*settings.connections, *settings.shut_connections}):
+        place = connections.kept_place(name) if name in kept else None
         try:
-            found = list(connections.examine(settings, name, with_rights=name not in used))
+            found = list(connections.examine(settings, name, with_rights=name not in used, place=place))
         except VitrinaError as exc:
             yield problem(f"connection {name}", exc.message, f"`vitrina connections test {name}`")
             continue
@@ -288,7 +293,7 @@ def _check_connections(connection: "Connection", settings: "Settings") -> Iterat
 
 def _check_source_schemas(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
     """A schema that may be read and is nowhere is a typing error, or the default of the demo."""
-    if settings.connections:
+    if settings.connections or settings.shut_connections:
         return  # it may be there
     from vitrina.store import tables
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitrina.store.setup import Plan
 
 TARGET_SCHEMA = "analytics"
+SECRET_KEY = "VITRINA_SECRET_KEY"  # noqa: S105 - the variable's name
 WRITTEN = ("VITRINA_DATABASE_URL", "VITRINA_READER_URL", "VITRINA_ALLOWED_TARGETS", "VITRINA_ALLOWED_SOURCE_SCHEMAS")
 
 
@@ -295,6 +296,8 @@ def _refuse_unknown_passwords(answers: Answers, plan: "Plan", roles: frozenset[s
 
 def _write(values: dict[str, str], must_write: bool) -> None:
     if must_write:
+        if not (env_file.read().get(SECRET_KEY) or os.environ.get(SECRET_KEY)):
+            values = {**values, SECRET_KEY: local.new_secret_key()}
         env_file.write(values)
     local.say(f"{env_file.PATH}: {'written, readable by you alone' if must_write else 'is as it should be'}")
 

@@ -1,5 +1,6 @@
 """What a command finds on this machine: its settings, and the embedded PostgreSQL when no database is configured."""
 
+import base64
 import os
 import shlex
 import shutil
@@ -64,7 +65,32 @@ def embedded(settings: "Settings") -> Iterator[tuple["EmbeddedPostgres", "Settin
             "app_password": urls.app_password,
             "reader_password": urls.reader_password,
         }
+        if settings.secret_key is None:
+            logins["secret_key"] = _own_secret_key()
         yield server, settings.model_copy(update={name: SecretStr(value) for name, value in logins.items()})
+
+
+def new_secret_key() -> str:
+    """As `openssl rand -base64 32` makes it."""
+    return base64.b64encode(os.urandom(32)).decode()
+
+
+def _own_secret_key() -> str:
+    """The key of the connections that this directory's metastore keeps; made once, for its owner's eyes only."""
+    path = HOME / "secret-key"
+    if not path.exists():
+        made = path.with_name(f".{path.name}.{os.getpid()}")
+        with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(new_secret_key())
+        with suppress(FileExistsError):  # another command was quicker
+            path.hardlink_to(made)
+        made.unlink()
+    return path.read_text().strip()
+
+
+def key_environment(settings: "Settings") -> dict[str, str]:
+    """The key that opens connections, for a runner and nobody else."""
+    return {"VITRINA_SECRET_KEY": settings.secret_key.get_secret_value()} if settings.secret_key else {}
 
 
 def opened_to_the_cinema(settings: "Settings") -> "Settings":

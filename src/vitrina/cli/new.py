@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vitrina.cli import local
+from vitrina.cli import local, opened
 from vitrina.cli.files import STDIN
 from vitrina.errors import ConfigError
 
@@ -61,20 +61,17 @@ def check_mode(mode: str | None) -> None:
 
 def propose(settings: "Settings", source: str, target: str | None, wishes: "Wishes") -> "Suggestion":
     """The pipeline that copies the table, accepted by this installation's rules."""
-    from vitrina.services import policy, suggestions
+    from vitrina.services import suggestions
     from vitrina.store import database
 
     connection, schema, table = parse_source(source)
+    settings = opened.for_name(settings, connection)
     url = database.reader_url(settings, connection)
     with (
         database.connect(url, "vitrina:new", connect_timeout_seconds=settings.connect_timeout_seconds) as session,
         database.translated(f"looking at {source}"),
     ):
-        found = suggestions.find_table(session, schema, table)
-    wanted = target or suggestions.target_for(found, default_schema(settings))
-    made = suggestions.suggest(found, wanted, wishes, connection)
-    policy.check(policy.parse(made.definition), settings)
-    return made
+        return suggestions.propose(session, settings, (connection, schema, table), target, wishes)
 
 
 def parse_source(text: str) -> tuple[str, str, str]:
@@ -86,15 +83,6 @@ def parse_source(text: str) -> tuple[str, str, str]:
 
     connection, schema, table = parts if len(parts) == 3 else (DEFAULT_CONNECTION, *parts)
     return connection.lower(), schema, table
-
-
-def default_schema(settings: "Settings") -> str:
-    """The first schema of marts that the operator has opened as a whole."""
-    for pattern in settings.target_policy.patterns:
-        schema, _, table = pattern.partition(".")
-        if table == "*" and "*" not in schema:
-            return schema
-    raise ConfigError(f"say where to write with --to: allowed are {settings.allowed_targets}")
 
 
 def told(made: "Suggestion") -> list[str]:

@@ -81,8 +81,9 @@ def running(
             port = listener.getsockname()[1]
             # The API gets the socket itself: nobody can take the port between our look and its start.
             number = listener.fileno()
-            children.start("api", ["api", "--host", HOST, "--socket", str(number)], environment, sockets=[number])
-        children.start("runner", ["runner"], environment)
+            without_key = {**environment, "VITRINA_SECRET_KEY": "", "VITRINA_SECRET_KEY_FILE": ""}
+            children.start("api", ["api", "--host", HOST, "--socket", str(number)], without_key, sockets=[number])
+        children.start("runner", ["runner"], {**environment, **local.key_environment(settings)})
         stack = Stack(children, port, environment.get("ELASTICSEARCH_URL"))
         _await_api(stack)
         yield stack

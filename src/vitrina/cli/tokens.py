@@ -53,7 +53,7 @@ def create(
     from vitrina.services.callers import Role
 
     with _metastore() as connection:
-        row, secret = tokens.create(connection, _caller(), name=name, role=Role(role), expires_in_days=expires_in_days)
+        row, secret = tokens.create(connection, caller(), name=name, role=Role(role), expires_in_days=expires_in_days)
     if output is Format.TABLE:
         # Nothing else on standard output: TOKEN=$(vitrina tokens create ci --role operator)
         print(secret)
@@ -79,7 +79,7 @@ def revoke(name: TokenName) -> None:
     from vitrina.services import tokens
 
     with _metastore() as connection:
-        tokens.revoke(connection, _caller(), name)
+        tokens.revoke(connection, caller(), name)
     local.say(f"token {name} is revoked")
 
 
@@ -96,7 +96,7 @@ def _metastore() -> Iterator["Connection"]:
         yield connection
 
 
-def _caller() -> "Caller":
+def caller() -> "Caller":
     """Whoever can reach the database with our login may do everything there; the audit names the shell's user."""
     from vitrina.services.callers import Caller, Role
 

@@ -5,6 +5,7 @@ from pydantic import SecretStr
 from vitrina import dsn
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError
+from vitrina.observe import logs
 from vitrina.sealing import Sealed
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import kept_connections
@@ -46,6 +47,7 @@ def with_kept(settings: Settings, metastore: Connection) -> Settings:
 def _open(keyring: Keyring, name: str, sealed: Sealed) -> str:
     """What anybody with a login to the metastore may have sealed is judged like a URL of the environment."""
     url = keyring.open(name, sealed)
+    logs.learn(url)
     found = dsn.problem_of_kept(url)
     if found:
         raise ConfigError(f"connection {name!r}: {found}")

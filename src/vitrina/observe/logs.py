@@ -137,16 +137,35 @@ def secrets_of(settings: Settings) -> frozenset[str]:
     return frozenset(part for part in (*parts, *receivers) if part)
 
 
+# Passwords of connections that the metastore keeps: no settings have them when a process starts.
+_learned: frozenset[str] = frozenset()
+
+
+def learn(url: str) -> None:
+    """Mask the password of this URL from now on, in everything that is written."""
+    global _learned  # noqa: PLW0603 - one for the process, like the listeners
+    found = frozenset(part for part in _secret_parts(url) if part)
+    if not found <= _learned:
+        _learned |= found
+
+
 class Redactor:
     """Masks secret values wherever they stand in a text: in a message, a field or a traceback."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        forms = {form for secret in secrets for form in _written_forms(secret)}
+        self._given = frozenset(secrets)
+        self._prepare(_learned)
+
+    def _prepare(self, learned: frozenset[str]) -> None:
+        forms = {form for secret in self._given | learned for form in _written_forms(secret)}
         # Longest first: a secret that contains another one must not leave its rest behind.
         self._forms = sorted(forms, key=len, reverse=True)
         self._secrets = re.compile("|".join(map(_pattern, self._forms)))
+        self._knows = learned
 
     def __call__(self, text: str) -> str:
+        if self._knows is not _learned:
+            self._prepare(_learned)
         # Nearly every line has none of them, and finding that out costs less this way.
         if "://" in text:
             text = _PASSWORD_IN_URL.sub(rf"\1:{MASK}@", text)
@@ -213,7 +232,7 @@ def _secret_values(settings: Settings) -> Iterator[str]:
         value = getattr(settings, name)
         for secret in value.values() if isinstance(value, dict) else [value]:
             if isinstance(secret, SecretStr):
-                yield secret.get_secret_value()
+                yield from secret.get_secret_value().split(",") if name == "secret_key" else [secret.get_secret_value()]
 
 
 def _secret_parts(value: str) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -19,8 +20,10 @@ from vitrina.definition import Definition
 from vitrina.errors import NotFound, SourceQueryFailed, VitrinaError
 from vitrina.loads import job as jobs
 from vitrina.loads import kept_connections, replay
+from vitrina.services import suggestions
 from vitrina.settings import Settings
-from vitrina.store import pipelines
+from vitrina.store import connections, database, pipelines
+from vitrina.store import kept_connections as kept_rows
 from vitrina.store.database import Connection
 
 PREVIEW_ROWS = 20
@@ -37,6 +40,8 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
         "validate": validate,
         "preview": preview,
         "tables": list_tables,
+        "suggest": suggest_copy,
+        "test_connection": try_connection,
         "reconcile": partial(reconcile.reconcile, hold=hold),
         "replay": partial(replay.replay, hold=hold),
     }
@@ -104,6 +109,30 @@ def list_tables(request: dict[str, Any], metastore: Connection, settings: Settin
     with sessions.waited_for(name, settings, "vitrina:tables") as reader:
         tables = catalog.list_readable(reader.connection, sorted(settings.source_schemas), limit=MAX_TABLES + 1)
     return {"connection": name, "tables": tables[:MAX_TABLES], "complete": len(tables) <= MAX_TABLES}
+
+
+def suggest_copy(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
+    """The definition that copies a table, and why it is made so."""
+    asked = request["payload"]
+    if asked["schema"] not in settings.source_schemas:
+        raise NotFound(f"schema {asked['schema']!r} may not be read; allowed are {settings.allowed_source_schemas}")
+    wishes = suggestions.Wishes(name=asked.get("name"), key=tuple(asked.get("key", ())))
+    source = (asked["connection"], asked["schema"], asked["table"])
+    with (
+        sessions.waited_for(asked["connection"], settings, "vitrina:suggest") as reader,
+        database.translated(f"looking at {asked['schema']}.{asked['table']}"),
+    ):
+        made = suggestions.propose(reader.connection, settings, source, asked.get("target"), wishes)
+    return {"definition": made.definition, "guarantee": made.guarantee, "reasons": list(made.reasons)}
+
+
+def try_connection(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
+    """What stands in the way of using a connection from here, and what to do about it."""
+    name = request["payload"]["connection"]
+    kept = name in kept_rows.list_names(metastore)
+    found = list(connections.examine(settings, name, place=connections.kept_place(name) if kept else None))
+    usable = all(verdict.status != connections.PROBLEM for verdict in found)
+    return {"connection": name, "usable": usable, "findings": [asdict(verdict) for verdict in found]}
 
 
 def _definition(request: dict[str, Any], metastore: Connection) -> Definition:

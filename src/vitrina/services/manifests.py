@@ -48,7 +48,7 @@ def apply(
     dry_run: bool = False,
 ) -> ApplyReport:
     """Every document in one transaction. A dry run does the same work and takes it back."""
-    manifests = _read(files, settings)
+    manifests = _read(files, settings, connection)
     try:
         with connection.transaction(force_rollback=dry_run):
             rows.lock_targets(connection)
@@ -133,7 +133,7 @@ def json_schema() -> dict[str, Any]:
 # --- reading ---------------------------------------------------------------------------------------------------
 
 
-def _read(files: Files, settings: Settings) -> list[Manifest]:
+def _read(files: Files, settings: Settings, connection: Connection) -> list[Manifest]:
     """Every document of every file; everything that is wrong anywhere is said at once."""
     manifests: dict[str, Manifest] = {}
     found: list[FieldError] = []
@@ -142,7 +142,7 @@ def _read(files: Files, settings: Settings) -> list[Manifest]:
         raise manifest_files.too_many()
     for document in documents:
         try:
-            manifest = _manifest(document, settings)
+            manifest = _manifest(document, settings, connection)
         except _WrongDocument as exc:
             found += exc.fields
             continue
@@ -171,7 +171,7 @@ class _WrongDocument(Exception):
         self.fields = fields
 
 
-def _manifest(document: Document, settings: Settings) -> Manifest:
+def _manifest(document: Document, settings: Settings, connection: Connection) -> Manifest:
     content = document.content
     found = _form_errors(document)
     metadata, spec = content.get("metadata"), content.get("spec")
@@ -179,7 +179,7 @@ def _manifest(document: Document, settings: Settings) -> Manifest:
         raise _WrongDocument(found)
     try:
         definition = policy.parse(spec | {"name": metadata.get("name")})
-        policy.check(definition, settings)
+        policy.check(definition, settings, connection)
     except Invalid as exc:
         raise _WrongDocument([_located(document, error) for error in exc.fields]) from exc
     return Manifest(definition, metadata.get("labels") or {}, document)

@@ -77,7 +77,7 @@ def insert(
     labels: Mapping[str, str] | None = None,
 ) -> Row:
     """A new row, judged. The caller looks at second writers when all is written."""
-    policy.check(definition, settings)
+    policy.check(definition, settings, connection)
     steps.check(connection, settings, definition)
     pipeline_id = pipelines.insert(connection, definition, pipeline_id=None, managed_by=managed_by)
     schedules.renew(connection, pipeline_id)
@@ -133,7 +133,7 @@ def redefine(
         return row
     _refuse_locked(row, changed)
     if policy.JUDGED_FIELDS & changed:
-        policy.check(definition, settings)
+        policy.check(definition, settings, connection)
     if _STEP_FIELDS & changed or ("options" in changed and definition.options.params):
         steps.check(connection, settings, definition)
     _write(connection, row, definition)
@@ -328,7 +328,7 @@ def reload_config(connection: Connection, settings: Settings, caller: Caller, id
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
         definition = policy.parse(versions.fields_of(row))
-        policy.check(definition, settings)
+        policy.check(definition, settings, connection)
         versions.keep_baseline(connection, row)
         known = versions.get(connection, row, row["version"])["definition"]
         changed = versions.changed_fields(known, versions.snapshot_of(definition))

@@ -10,6 +10,8 @@ from vitrina import sqlguard, taskplan
 from vitrina.definition import Definition, Options, Task, Unfit
 from vitrina.errors import FieldError, ForbiddenTarget, Invalid, InvalidQuery
 from vitrina.settings import DEFAULT_CONNECTION, Settings
+from vitrina.store import kept_connections
+from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget, parse_target
 
 # Nobody reads more of them at a time, and each may repeat a part of what was sent.
@@ -40,19 +42,20 @@ def parse(fields: Mapping[str, Any]) -> Definition:
         raise invalid(field_errors(exc.errors(include_url=False))) from None
 
 
-def check(definition: Definition, settings: Settings) -> None:
+def check(definition: Definition, settings: Settings, metastore: Connection | None = None) -> None:
     """Raise `Invalid` with everything that stands against the definition at once."""
-    found = problems(definition, settings)
+    found = problems(definition, settings, metastore)
     if found:
         raise invalid(found)
 
 
-def problems(definition: Definition, settings: Settings) -> list[FieldError]:
+def problems(definition: Definition, settings: Settings, metastore: Connection | None = None) -> list[FieldError]:
+    """Without the metastore, only the environment's connections are known."""
     return [
         *taskplan.target_violations(definition, settings.target_policy),
         *taskplan.violations(definition.tasks),
         *_query_problems(definition, settings),
-        *_connection_problems(definition, settings),
+        *_connection_problems(definition, settings, metastore),
         *_timeout_problems(definition, settings),
     ]
 
@@ -128,20 +131,24 @@ def judge(query: str, settings: Settings) -> sqlguard.Judged:
     return sqlguard.judge(query, settings.sql_policy)
 
 
-def _connection_problems(definition: Definition, settings: Settings) -> list[FieldError]:
+def _connection_problems(definition: Definition, settings: Settings, metastore: Connection | None) -> list[FieldError]:
     named = {"source_connection": definition.source_connection}
     if definition.options.target_connection is not None:
         named["options.target_connection"] = definition.options.target_connection
     known = {DEFAULT_CONNECTION, *settings.connections}
+    unknown = {path: name for path, name in named.items() if name not in known}
+    if unknown and metastore:
+        # Held, so that nobody removes it before the definition is saved.
+        unknown = {path: name for path, name in unknown.items() if not kept_connections.hold(metastore, name)}
+        known |= set(kept_connections.list_names(metastore)) if unknown else set()
     return [
         FieldError(
             path,
             f"connection {name!r} is not configured; known: {', '.join(sorted(known))}"
-            f" (the operator sets VITRINA_CONN_{name.upper()})",
+            f" (the operator sets VITRINA_CONN_{name.upper()}, or adds it with `vitrina connections add`)",
             "unknown_connection",
         )
-        for path, name in named.items()
-        if name not in known
+        for path, name in unknown.items()
     ] + _search_connection_problems(definition, settings)
 
 

@@ -20,6 +20,9 @@ EXPIRES_SECONDS = 600.0
 TABLES_FRESH_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 
+# Its answer says where a connection leads, and under which login.
+TEST_CONNECTION = "test_connection"
+
 Connect = Callable[[], AbstractContextManager[Connection]]
 
 
@@ -50,6 +53,22 @@ def ask_for_tables(connection: Connection, caller: Caller, source_connection: st
         if fresh is not None:
             return fresh
         return get(connection, requests.insert(connection, "tables", None, payload, caller.name))
+
+
+def ask_to_try(connection: Connection, caller: Caller, name: str) -> Row:
+    """Whether a connection can be used, as a runner finds it."""
+    with connection.transaction():
+        requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
+        request_id = requests.insert(connection, TEST_CONNECTION, None, {"connection": name}, caller.name)
+        audit.record(connection, caller, TEST_CONNECTION, f"connection:{name}")
+        return get(connection, request_id)
+
+
+def ask_for_copy(connection: Connection, caller: Caller, payload: dict[str, Any]) -> Row:
+    """How to copy a table, as its catalog speaks for it."""
+    with connection.transaction():
+        requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
+        return get(connection, requests.insert(connection, "suggest", None, payload, caller.name))
 
 
 def get(connection: Connection, request_id: UUID) -> Row:
@@ -87,7 +106,7 @@ def static_report(connection: Connection, settings: Settings, fields: dict[str, 
     except Invalid as exc:
         return _report(list(exc.fields), [])
     warnings = [] if somebody_works(connection, settings) else [_NOBODY_WORKS]
-    found = policy.problems(definition, settings) or steps.problems(connection, settings, definition)
+    found = policy.problems(definition, settings, connection) or steps.problems(connection, settings, definition)
     return _report(found, warnings)
 
 

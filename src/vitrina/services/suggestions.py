@@ -8,7 +8,8 @@ from typing import Any
 from psycopg.sql import Identifier
 
 from vitrina.errors import ConfigError, NotFound
-from vitrina.settings import DEFAULT_CONNECTION
+from vitrina.services import policy
+from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard.vocabulary import FUNCTION_OR_TYPE_KEYWORDS, RESERVED
 from vitrina.store import tables
 from vitrina.store.database import Connection
@@ -27,6 +28,10 @@ CLOCKS = ("timestamp with time zone", "timestamp without time zone")
 ORDERED = ("smallint", "integer", "bigint", "numeric", "uuid", "text", "character varying", *CLOCKS)
 LOOKBACK_SECONDS = 600
 EVERY = {"incremental": "5m", "full": "1h"}
+
+
+# Connection, schema, table.
+Source = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,24 @@ def find_table(connection: Connection, schema: str, name: str) -> Table:
         there = [name for _, name in tables.list_names(connection, [schema])]
         raise NotFound(f"there is no table {schema}.{name}; {schema} has: {', '.join(there[:20]) or 'no tables'}")
     return found
+
+
+def propose(session: Connection, settings: Settings, source: Source, target: str | None, wishes: Wishes) -> Suggestion:
+    """The pipeline that copies the table, accepted by this installation's rules."""
+    connection, schema, name = source
+    table = find_table(session, schema, name)
+    made = suggest(table, target or target_for(table, default_schema(settings)), wishes, connection)
+    policy.check(policy.parse(made.definition), settings)
+    return made
+
+
+def default_schema(settings: Settings) -> str:
+    """The first schema of marts that the operator has opened as a whole."""
+    for pattern in settings.target_policy.patterns:
+        schema, _, table = pattern.partition(".")
+        if table == "*" and "*" not in schema:
+            return schema
+    raise ConfigError(f"say where to write with --to: allowed are {settings.allowed_targets}")
 
 
 def suggest(table: Table, target: str, wishes: Wishes, connection: str = DEFAULT_CONNECTION) -> Suggestion:

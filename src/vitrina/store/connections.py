@@ -5,11 +5,15 @@ from dataclasses import dataclass
 
 from psycopg.sql import Identifier
 
-from vitrina.errors import VitrinaError
+from vitrina.errors import ConfigError, VitrinaError
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import database, rights, setup
 
 OK, WARNING, PROBLEM = "OK", "WARNING", "PROBLEM"
+
+
+# Somebody waits, and so may others behind: whatever answers there, it is not waited for long.
+_LIMITS = {"statement_timeout": "15000", "lock_timeout": "5000", **database.READ_ONLY}
 
 
 @dataclass(frozen=True)
@@ -22,20 +26,34 @@ class Verdict:
 
 
 def names(settings: Settings) -> list[str]:
-    return [DEFAULT_CONNECTION, *sorted(settings.connections)]
+    return [DEFAULT_CONNECTION, *sorted({*settings.connections, *settings.shut_connections})]
 
 
 def variable(name: str) -> str:
     return "VITRINA_READER_URL" if name == DEFAULT_CONNECTION else f"VITRINA_CONN_{name.upper()}"
 
 
-def examine(settings: Settings, name: str, *, with_rights: bool = True) -> Iterator[Verdict]:
-    """Log in as pipelines do and look round; nothing is written. `with_rights`: name grants that are missing."""
-    url = database.reader_url(settings, name)
+def kept_place(name: str) -> str:
+    """Where a connection that the metastore keeps is corrected."""
+    return f"its URL (`vitrina connections add {name} --replace`)"
+
+
+def examine(settings: Settings, name: str, *, with_rights: bool = True, place: str | None = None) -> Iterator[Verdict]:
+    """Log in as pipelines do and look round; nothing is written. `with_rights`: name grants that are missing.
+
+    `place`: where its URL is corrected, if not in its variable.
+    """
     try:
-        session = database.connect(url, "vitrina:test", connect_timeout_seconds=settings.connect_timeout_seconds)
+        url = database.reader_url(settings, name)
+    except ConfigError as exc:  # kept in the metastore, and this process cannot open it
+        yield Verdict(PROBLEM, exc.message)
+        return
+    try:
+        session = database.connect(
+            url, "vitrina:test", connect_timeout_seconds=settings.connect_timeout_seconds, settings=_LIMITS
+        )
     except VitrinaError as exc:
-        yield Verdict(PROBLEM, exc.message, _remedy(exc.message, name))
+        yield Verdict(PROBLEM, exc.message, _remedy(exc.message, place or variable(name)))
         return
     with session, database.translated(f"looking at connection {name}"):
         major = session.info.server_version // 10_000
@@ -47,9 +65,8 @@ def examine(settings: Settings, name: str, *, with_rights: bool = True) -> Itera
         yield Verdict(OK, f"{database.describe(url)}, PostgreSQL {major}")
 
 
-def _remedy(message: str, name: str) -> str:
+def _remedy(message: str, place: str) -> str:
     """By what servers and libpq say; the words have not changed for many versions."""
-    place = variable(name)
     for words, remedy in {
         "password authentication failed": f"correct login or password in {place}; the server does not say which",
         "no password supplied": f"put the password into {place}",

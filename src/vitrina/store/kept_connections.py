@@ -60,17 +60,29 @@ def seal_anew(connection: Connection, name: str, before: Sealed, after: Sealed) 
     )
 
 
+def lock(connection: Connection, name: str) -> bool:
+    """Until the end of the transaction nobody changes it, or saves a pipeline that names it. False: there is none."""
+    return bool(connection.execute("SELECT FROM etl.etl_connections WHERE name = %s FOR UPDATE", [name]).rowcount)
+
+
+def hold(connection: Connection, name: str) -> bool:
+    """Until the end of the transaction it is not removed: a pipeline is about to name it. False: there is none."""
+    return bool(connection.execute("SELECT FROM etl.etl_connections WHERE name = %s FOR KEY SHARE", [name]).rowcount)
+
+
 def delete(connection: Connection, name: str) -> bool:
     return bool(connection.execute("DELETE FROM etl.etl_connections WHERE name = %s", [name]).rowcount)
 
 
-def list_users(connection: Connection, name: str) -> list[str]:
-    """The pipelines that read from it or write to it."""
+def list_users(connection: Connection) -> dict[str, list[str]]:
+    """The pipelines that read from a connection or write to it, by its name."""
     rows = connection.execute(
         """
-        SELECT name FROM etl.etl_pipelines
-        WHERE lower(source_connection) = %(name)s OR lower(options ->> 'target_connection') = %(name)s ORDER BY name
-        """,
-        {"name": name},
+        SELECT used.connection, array_agg(DISTINCT p.name::text ORDER BY p.name::text) AS pipelines
+        FROM etl.etl_pipelines p,
+             LATERAL (VALUES (lower(p.source_connection)),
+                             (lower(coalesce(p.options ->> 'target_connection', 'default')))) AS used (connection)
+        GROUP BY 1
+        """
     )
-    return [row["name"] for row in rows]
+    return {row["connection"]: row["pipelines"] for row in rows}

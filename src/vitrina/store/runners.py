@@ -66,6 +66,18 @@ def count_alive(connection: Connection, *, stale_after_seconds: float) -> int:
     return int(row["alive"]) if row else 0
 
 
+def list_sealing_keys(connection: Connection, *, stale_after_seconds: float) -> list[list[bytes]]:
+    """The public keys of each live runner, the one that it wants used first."""
+    rows = connection.execute(
+        """
+        SELECT sealing_keys AS keys FROM etl.etl_runners
+        WHERE heartbeat_at > clock_timestamp() - make_interval(secs => %s) ORDER BY started_at DESC, id
+        """,
+        [stale_after_seconds],
+    )
+    return [[bytes(key) for key in row["keys"]] for row in rows]
+
+
 def list_transforms(connection: Connection, *, stale_after_seconds: float) -> list[dict[str, Any]]:
     """Each registered step once, as a live runner describes it, with the number of live runners that have it."""
     return connection.execute(

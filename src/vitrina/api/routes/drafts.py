@@ -25,8 +25,8 @@ class DraftPreviewWish(bodies.PreviewWish):
 def preview_draft(state: State, caller: Operator, response: Response, wish: DraftPreviewWish) -> answers.Request:
     """The first rows of a definition that is not saved; nothing is written. Performed by a runner."""
     definition = policy.parse(wish.definition)
-    policy.check(definition, state.settings)
     payload = {"definition": definition.model_dump(mode="json", exclude_unset=True), "limit": wish.limit}
     with state.pool.connection() as connection:
+        policy.check(definition, state.settings, connection)
         asked = requests.ask_about_draft(connection, caller, "preview", payload)
     return verbs.wait_for_runner(state, response, asked)

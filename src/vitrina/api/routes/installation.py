@@ -1,4 +1,4 @@
-"""`/runners`, `/transforms`, `/connections`, `/targets`, `/audit`, `/dead-letters`, `/tokens`: what is set up here."""
+"""`/runners`, `/transforms`, `/targets`, `/audit`, `/dead-letters`, `/tokens`: what is set up here."""
 
 from typing import Annotated
 
@@ -10,10 +10,8 @@ from vitrina.api import bodies, paging
 from vitrina.api.routes import verbs
 from vitrina.api.security import Admin, GuardedRoute, Operator, Viewer
 from vitrina.api.state import State
-from vitrina.errors import NotFound
-from vitrina.services import pipelines, reconciliation, requests, tokens
+from vitrina.services import pipelines, reconciliation, tokens
 from vitrina.services.callers import Role
-from vitrina.settings import DEFAULT_CONNECTION
 from vitrina.store import audit, dead_letters, runners
 from vitrina.store import pipelines as pipeline_rows
 from vitrina.store import tokens as token_rows
@@ -35,26 +33,6 @@ def list_transforms(state: State, caller: Viewer) -> Page[answers.Transform]:
         found = runners.list_transforms(connection, stale_after_seconds=state.settings.lease_ttl_seconds)
     items = [answers.Transform.model_validate({**row["described"], "runners": row["runners"]}) for row in found]
     return Page(items=items, next_cursor=None)
-
-
-@router.get("/connections")
-def list_connections(state: State, caller: Viewer) -> Page[answers.Connection]:
-    """Names only: where they lead is the operator's knowledge."""
-    names = sorted({DEFAULT_CONNECTION, *state.settings.connections})
-    return Page(items=[answers.Connection(name=name) for name in names], next_cursor=None)
-
-
-@router.get("/connections/{connection}/tables", responses={202: {"model": answers.Request}})
-def list_tables(
-    state: State, caller: Viewer, response: Response, connection: Annotated[str, Path(max_length=100)]
-) -> answers.Request:
-    """The tables and columns that queries on this connection may read. Performed by a runner."""
-    known = {DEFAULT_CONNECTION, *state.settings.connections}
-    if connection not in known:
-        raise NotFound(f"there is no connection {connection!r}; there are: {', '.join(sorted(known))}")
-    with state.pool.connection() as metastore:
-        asked = requests.ask_for_tables(metastore, caller, connection)
-    return verbs.wait_for_runner(state, response, asked)
 
 
 @router.get("/targets")

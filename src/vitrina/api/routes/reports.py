@@ -12,8 +12,9 @@ from vitrina.api import paging
 from vitrina.api.routes.pipelines import PipelineId
 from vitrina.api.security import GuardedRoute, Viewer
 from vitrina.api.state import AppState, State
-from vitrina.errors import NotFound
+from vitrina.errors import Forbidden, NotFound
 from vitrina.services import pipelines, reports, requests
+from vitrina.services.callers import Role
 from vitrina.status import RunStatus, Trigger
 from vitrina.store import notifications, run_logs, runs
 from vitrina.store import requests as request_rows
@@ -150,7 +151,10 @@ def get_run_log(
 def get_request(state: State, caller: Viewer, request_id: UUID) -> answers.Request:
     """How far a runner is with what it was asked for."""
     with state.pool.connection() as connection:
-        return answers.Request.model_validate(requests.get(connection, request_id))
+        found = requests.get(connection, request_id)
+    if found["kind"] == requests.TEST_CONNECTION and not caller.role.includes(Role.ADMIN):
+        raise Forbidden(f"the token {caller.name!r} has the role {caller.role}; the test of a connection is for admins")
+    return answers.Request.model_validate(found)
 
 
 def _runs(

@@ -1,0 +1,106 @@
+"""`/connections`: the databases that pipelines may name. What leads there goes in and never comes out."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+from pydantic import Field, SecretStr
+
+from vitrina import answers
+from vitrina.answers import Page
+from vitrina.api.routes import verbs
+from vitrina.api.security import Admin, GuardedRoute, Operator, Viewer
+from vitrina.api.state import State
+from vitrina.definition import Strict
+from vitrina.services import connections, requests
+
+router = APIRouter(tags=["installation"], route_class=GuardedRoute)
+
+Name = Annotated[str, Path(max_length=100)]
+
+
+class ConnectionUrl(Strict):
+    """Where it is and how to log in."""
+
+    url: SecretStr = Field(
+        max_length=connections.MAX_URL_LENGTH,
+        examples=["postgresql://reader:PASSWORD@db.example:5432/shop"],
+        description="Sealed at once with a runner's public key; never shown again.",
+    )
+
+
+class NewConnection(ConnectionUrl):
+    """A connection to keep in the metastore."""
+
+    name: str = Field(pattern=connections.NAME, examples=["shop"])
+
+
+@router.get("/connections")
+def list_connections(state: State, caller: Viewer) -> Page[answers.Connection]:
+    """Names, and who set them: where they lead is the operator's knowledge."""
+    with state.pool.connection() as connection:
+        return Page(items=connections.list_all(connection, state.settings), next_cursor=None)
+
+
+@router.post("/connections", status_code=201)
+def add_connection(state: State, caller: Admin, wish: NewConnection) -> answers.Connection:
+    """Keeps a new one in the metastore, sealed with a runner's public key: no process of the API can open it."""
+    with state.changing() as connection:
+        connections.add(connection, state.settings, caller, wish.name, wish.url.get_secret_value())
+        return connections.get(connection, state.settings, wish.name)
+
+
+@router.put("/connections/{name}")
+def replace_connection(state: State, caller: Admin, name: Name, wish: ConnectionUrl) -> answers.Connection:
+    """Keeps another URL under the name; runs that begin from now on use it."""
+    with state.changing() as connection:
+        connections.replace(connection, state.settings, caller, name, wish.url.get_secret_value())
+        return connections.get(connection, state.settings, name)
+
+
+@router.delete("/connections/{name}", status_code=204)
+def remove_connection(state: State, caller: Admin, name: Name) -> None:
+    """Forgets one that is kept in the metastore. 409 while pipelines use it."""
+    with state.changing() as connection:
+        connections.remove(connection, state.settings, caller, name)
+
+
+@router.get("/connections/{name}/tables", responses={202: {"model": answers.Request}})
+def list_tables(state: State, caller: Viewer, response: Response, name: Name) -> answers.Request:
+    """The tables and columns that queries on this connection may read. Performed by a runner."""
+    with state.pool.connection() as connection:
+        asked = requests.ask_for_tables(connection, caller, connections.require(connection, state.settings, name))
+    return verbs.wait_for_runner(state, response, asked)
+
+
+@router.post("/connections/{name}/test", responses={202: {"model": answers.Request}})
+def try_connection(state: State, caller: Admin, response: Response, name: Name) -> answers.Request:
+    """Logs in and looks round: what is wrong, and the statement that mends it. Performed by a runner.
+
+    The answer says where the connection leads and under which login, so that it is for admins only.
+    """
+    with state.pool.connection() as connection:
+        asked = requests.ask_to_try(connection, caller, connections.require(connection, state.settings, name))
+    return verbs.wait_for_runner(state, response, asked)
+
+
+class CopyWish(Strict):
+    """Which table to copy; what is left out is suggested."""
+
+    table: str = Field(min_length=1, max_length=63, examples=["orders"])
+    table_schema: str = Field(alias="schema", min_length=1, max_length=63, examples=["shop"])
+    target: str | None = Field(None, max_length=200, examples=["analytics.orders"])
+    name: str | None = Field(None, max_length=100, description="Of the pipeline; that of the target if not given.")
+    key: list[Annotated[str, Field(max_length=63)]] = Field(default_factory=list, max_length=32, examples=[["id"]])
+
+
+@router.post("/connections/{name}/copy", responses={202: {"model": answers.Request}})
+def suggest_copy(state: State, caller: Operator, response: Response, name: Name, wish: CopyWish) -> answers.Request:
+    """The definition that copies a table, with key, cursor, mode and guarantee, and why. Performed by a runner.
+
+    Nothing is created: send `result.definition` to `POST /pipelines`.
+    """
+    with state.pool.connection() as connection:
+        known = connections.require(connection, state.settings, name)
+        payload = {"connection": known, **wish.model_dump(by_alias=True, exclude_none=True)}
+        asked = requests.ask_for_copy(connection, caller, payload)
+    return verbs.wait_for_runner(state, response, asked)

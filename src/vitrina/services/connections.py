@@ -1,0 +1,125 @@
+"""Connections kept in the metastore: sealed here with a runner's public key, opened by runners only."""
+
+import re
+
+from vitrina import answers, dsn, sealing
+from vitrina.errors import Conflict, InvalidField, NotFound
+from vitrina.observe import logs
+from vitrina.services import audit
+from vitrina.services.callers import Caller
+from vitrina.settings import DEFAULT_CONNECTION, Settings
+from vitrina.store import kept_connections, runners
+from vitrina.store.database import Connection
+from vitrina.store.kept_connections import Row
+
+NAME = r"^[a-z0-9_]{1,63}$"
+# What `VITRINA_CONN_<NAME>` may not end in either: it would be read as something about another connection.
+RESERVED_ENDINGS = ("_max_connections", "_statement_timeout_seconds", "_file")
+MAX_URL_LENGTH = 4_000
+MAKE_A_KEY = "make one with `openssl rand -base64 32`, set it for every runner and restart them"
+
+
+def names(connection: Connection, settings: Settings) -> list[str]:
+    """All that pipelines may name."""
+    return sorted({DEFAULT_CONNECTION, *settings.connections, *kept_connections.list_names(connection)})
+
+
+def list_all(connection: Connection, settings: Settings) -> list[answers.Connection]:
+    users = kept_connections.list_users(connection)
+    kept = {row["name"]: row for row in kept_connections.list_all(connection)}
+    return [_answer(settings, name, kept.get(name), users.get(name, [])) for name in names(connection, settings)]
+
+
+def get(connection: Connection, settings: Settings, name: str) -> answers.Connection:
+    return next(found for found in list_all(connection, settings) if found.name == name)
+
+
+def _answer(settings: Settings, name: str, row: Row | None, used_by: list[str]) -> answers.Connection:
+    if row is None or name in settings.connections:
+        return answers.Connection(name=name, set_in="environment", pipelines=used_by)
+    return answers.Connection(
+        name=name, set_in="metastore", pipelines=used_by, updated_at=row["updated_at"], updated_by=row["updated_by"]
+    )
+
+
+def require(connection: Connection, settings: Settings, name: str) -> str:
+    """The name as it is written; `NotFound` when there is no such connection."""
+    known = names(connection, settings)
+    if name.lower() not in known:
+        raise NotFound(f"there is no connection {name!r}; there are: {', '.join(known)}")
+    return name.lower()
+
+
+def add(
+    connection: Connection, settings: Settings, caller: Caller, name: str, url: str, *, key: bytes | None = None
+) -> None:
+    """Keep a new one. `key`: the public key to seal it with; without one, that of the runners."""
+    _check(settings, name, url)
+    with connection.transaction():
+        sealed = sealing.seal(key or sealing_key(connection, settings), name, url)
+        if not kept_connections.insert(connection, name, sealed, by=caller.name):
+            raise Conflict(f"there is a connection {name!r} already: replace it (`--replace`, PUT), or remove it first")
+        audit.record(connection, caller, "add_connection", f"connection:{name}", after={"key_id": sealed.key_id})
+
+
+def replace(
+    connection: Connection, settings: Settings, caller: Caller, name: str, url: str, *, key: bytes | None = None
+) -> None:
+    """Keep another URL under the name; runs that begin from now on use it."""
+    _check(settings, name, url)
+    with connection.transaction():
+        sealed = sealing.seal(key or sealing_key(connection, settings), name, url)
+        if not kept_connections.replace(connection, name, sealed, by=caller.name):
+            raise NotFound(f"no connection {name!r} is kept in the metastore: add it first")
+        audit.record(connection, caller, "replace_connection", f"connection:{name}", after={"key_id": sealed.key_id})
+
+
+def remove(connection: Connection, settings: Settings, caller: Caller, name: str) -> None:
+    """Forget it, unless a pipeline uses it."""
+    with connection.transaction():
+        if not kept_connections.lock(connection, name):
+            if name in (DEFAULT_CONNECTION, *settings.connections):
+                raise Conflict(f"connection {name!r} is set in the environment ({_variable(name)}): remove it there")
+            raise NotFound(f"no connection {name!r} is kept in the metastore")
+        used_by = kept_connections.list_users(connection).get(name, [])
+        if used_by and name not in settings.connections:
+            raise Conflict(f"connection {name!r} is used by {_listed(used_by)}: change or delete these first")
+        kept_connections.delete(connection, name)
+        audit.record(connection, caller, "remove_connection", f"connection:{name}")
+
+
+def sealing_key(connection: Connection, settings: Settings) -> bytes:
+    """The public key that runners want used: one that every live runner can open with, if there is such a one."""
+    alive = runners.list_sealing_keys(connection, stale_after_seconds=settings.lease_ttl_seconds)
+    holders = [keys for keys in alive if keys]
+    if not holders:
+        what = "no runner that is alive has VITRINA_SECRET_KEY" if alive else "no runner is alive"
+        raise Conflict(f"{what}, and only a runner's key can seal a connection: {MAKE_A_KEY}")
+    preferred = list(dict.fromkeys(keys[0] for keys in holders))
+    return max(preferred, key=lambda wanted: sum(wanted in keys for keys in holders))
+
+
+def _check(settings: Settings, name: str, url: str) -> None:
+    if not re.fullmatch(NAME, name) or name.endswith(RESERVED_ENDINGS):
+        raise InvalidField(
+            "name",
+            f"connection name {name!r} is not acceptable: up to 63 small letters, digits and _, not ending in"
+            f" {', '.join(RESERVED_ENDINGS)}",
+        )
+    if name == DEFAULT_CONNECTION:
+        raise InvalidField("name", "the connection 'default' is the metastore's own database: choose another name")
+    if name in settings.connections:
+        raise Conflict(f"connection {name!r} is set in the environment ({_variable(name)}), which goes first")
+    found = dsn.problem_of_kept(url) if len(url) <= MAX_URL_LENGTH else "it is too long"
+    if found:
+        raise InvalidField("url", f"url: {found}")
+    logs.learn(url)
+
+
+def _variable(name: str) -> str:
+    return "VITRINA_DATABASE_URL" if name == DEFAULT_CONNECTION else f"VITRINA_CONN_{name.upper()}"
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:10])
+    return f"{shown} and {len(names) - 10} more" if len(names) > 10 else shown

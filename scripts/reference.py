@@ -333,6 +333,7 @@ next to `error_message`.
 OF_THE_API = {
     "malformed_json": (400, "The body is not JSON."),
     "method_not_allowed": (405, "The path does not take this method; `Allow` says which it takes."),
+    "body_too_slow": (408, "The body did not come within a minute."),
     "body_too_large": (413, "The body is larger than 8 MiB."),
     "internal": (500, "An error in Vitrina itself; the log has it under the request's id."),
     "metastore_unavailable": (503, "The metastore does not answer; try again after `Retry-After`."),

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from tests.integration.api import DEFINITION, create, problem, serving
+from tests.support.waiting import until
 from vitrina import json_values
-from vitrina.api import server
+from vitrina.api import middleware, server
 from vitrina.settings import Settings
 from vitrina.store.database import Connection
 
@@ -145,6 +146,56 @@ def test_a_request_whose_headers_do_not_come_is_given_up(
             slow.sendall(b"GET /livez HTTP/1.1\r\nHost")
             while slow.recv(4096):
                 pass
+
+
+def test_connections_that_are_kept_behind_an_answer_take_no_place_from_others(api_settings: Settings) -> None:
+    settings = api_settings.model_copy(update={"api_max_connections": 10})
+    with serving(settings) as client, ExitStack() as opened:
+        port = client.base_url.port
+        assert port is not None
+        for _ in range(30):
+            kept = opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            kept.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert kept.recv(100).startswith(b"HTTP/1.1 200")
+        for _ in range(3):
+            with httpx.Client(base_url=client.base_url, trust_env=False, timeout=60) as another:
+                assert another.get("/livez").status_code == 200
+
+
+def test_a_body_that_does_not_come_is_given_up(api_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "BODY_SECONDS", 0.5)
+    request = "POST /api/v1/pipelines HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with serving(api_settings) as client:
+        port = client.base_url.port
+        assert port is not None
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as slow:
+            slow.sendall(f"{request}Content-Length: 100\r\n\r\n{{".encode())
+            answer = slow.recv(4096)
+            assert answer.startswith(b"HTTP/1.1 408")
+            while b"body_too_slow" not in answer:
+                answer += slow.recv(4096)
+
+
+def test_streams_of_events_leave_half_of_the_places_to_others(api_settings: Settings) -> None:
+    settings = api_settings.model_copy(update={"api_max_connections": 8})
+    with serving(settings) as client, ExitStack() as opened:
+        port = client.base_url.port
+        assert port is not None
+        for _ in range(4):
+            stream = opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            stream.sendall(b"GET /api/v1/events?after=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert stream.recv(100).startswith(b"HTTP/1.1 200")
+        until(lambda: _is_full(client))
+        refused = problem(client.get("/api/v1/events"))
+        assert refused["code"] == "too_many_requests"
+        assert "4 streams of events are open" in refused["detail"]
+        assert client.get("/api/v1/pipelines").status_code == 200
+
+
+def _is_full(client: httpx.Client) -> bool:
+    """A stream that is answered has not been counted by then."""
+    with client.stream("GET", "/api/v1/events") as answer:
+        return answer.status_code == 429
 
 
 # --- keys and files -----------------------------------------------------------------------------------------------

@@ -135,6 +135,7 @@ _HTTP_WORDS = {
     400: ("bad_request", "the body cannot be read as JSON"),
     404: ("not_found", "there is nothing at {path}; /docs lists what there is"),
     405: ("method_not_allowed", "{method} cannot be used on {path}; the Allow header says what can"),
+    408: ("body_too_slow", "the body did not come in time; send less at a time"),
     413: ("body_too_large", "the body is too large; send less at a time"),
 }
 

@@ -41,6 +41,11 @@ class EventFeed:
         self._newest = 0
         self._skipped: set[int] = set()
 
+    @property
+    def listeners(self) -> int:
+        with self._lock:
+            return len(self._listeners)
+
     def start(self) -> None:
         """Follow the metastore from now on; `CannotConnect` when it cannot be reached."""
         with self._lock:

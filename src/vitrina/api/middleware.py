@@ -1,5 +1,6 @@
 """Around every request: a request id, a limit on the body, security headers, one log line, its metrics and trace."""
 
+import asyncio
 import re
 import time
 from uuid import uuid4
@@ -16,6 +17,8 @@ from vitrina.observe.tracing import OpenSpan, Tracing
 log = structlog.get_logger("vitrina.api")
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
+# For a body from its beginning to its end.
+BODY_SECONDS = 60.0
 _DRAINED_BYTES = 8 * MAX_BODY_BYTES
 # Asked every few seconds by programs: a trace of each would hide the others.
 _UNTRACED = frozenset({"/health", "/livez", "/metrics", "/readyz"})
@@ -100,20 +103,36 @@ class _Exchange:
         length = Headers(scope=scope).get("content-length", "")
         self._announced = int(length) if length.isdigit() else 0
         self._received = 0
+        self._is_whole = False
+        self._body_until: float | None = None
         self.status = 500
 
     async def receive(self) -> Message:
-        message = await self._receive()
+        message = await self._receive_in_time()
         self._received += len(message.get("body", b""))
         if max(self._received, self._announced) > MAX_BODY_BYTES:
             await self._let_it_finish(message)
             raise HTTPException(413)
         return message
 
+    async def _receive_in_time(self) -> Message:
+        """Who waits behind the body waits for the end of the connection, and may do so for ever."""
+        if self._is_whole:
+            return await self._receive()
+        # From when it is asked for: what happens before is not the client's doing.
+        self._body_until = self._body_until or asyncio.get_running_loop().time() + BODY_SECONDS
+        try:
+            async with asyncio.timeout_at(self._body_until):
+                message = await self._receive()
+        except TimeoutError:
+            raise HTTPException(408) from None
+        self._is_whole = not message.get("more_body")
+        return message
+
     async def _let_it_finish(self, message: Message) -> None:
         """A client that is still sending would not see the answer; one that never ends is cut off."""
         while message.get("more_body") and self._received < _DRAINED_BYTES:
-            message = await self._receive()
+            message = await self._receive_in_time()
             self._received += len(message.get("body", b""))
 
     async def send(self, message: Message) -> None:

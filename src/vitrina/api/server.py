@@ -60,8 +60,8 @@ def _protocol(most: int) -> type[H11Protocol]:
 class BoundedProtocol(H11Protocol):
     """Closes connections on which no request arrives, and keeps room for those on which one will.
 
-    Who only opens connections takes neither descriptors nor places from others: when all places are taken, the one that
-    has been waiting longest for its headers goes.
+    Who only opens connections, or keeps them behind an answer, takes neither descriptors nor places from others: when
+    all places are taken, the one on which nothing has been asked for longest goes.
     """
 
     most_connections = 500
@@ -69,15 +69,16 @@ class BoundedProtocol(H11Protocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._waits_since: float | None = None
+        self._idle_since = self.loop.time()
         self._check: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_headers()
         if len(self.connections) > self.most_connections:
-            waiting = [c for c in self.connections if isinstance(c, BoundedProtocol) and c._waits_since is not None]
+            idle = [c for c in self.connections if isinstance(c, BoundedProtocol) and c._can_go]
             # Itself, when all the others are being served.
-            min(waiting, key=BoundedProtocol._waiting_since).transport.abort()
+            min(idle, key=lambda connection: connection._idle_since).transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._headers_came()
@@ -91,8 +92,13 @@ class BoundedProtocol(H11Protocol):
         if self.cycle is not before:
             self._headers_came()
 
-    def _waiting_since(self) -> float:
-        return self._waits_since or 0.0
+    def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
+        super().on_response_complete()
+
+    @property
+    def _can_go(self) -> bool:
+        return self._is_idle and not self.transport.is_closing()
 
     @property
     def _is_idle(self) -> bool:

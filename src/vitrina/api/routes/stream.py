@@ -11,7 +11,9 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from vitrina.api import viewers
 from vitrina.api.feed import Event
 from vitrina.api.security import GuardedRoute, Viewer
+from vitrina.api.server import max_connections
 from vitrina.api.state import AppState, State
+from vitrina.errors import TooManyRequests
 from vitrina.services.callers import Role
 from vitrina.store import events
 
@@ -34,6 +36,12 @@ async def follow_events(
     after: Annotated[int | None, Query(ge=0, le=2**63 - 1, description="The same as Last-Event-ID.")] = None,
 ) -> EventSourceResponse:
     """Status moves, progress, runners coming and going. `Last-Event-ID` first replays what came behind it."""
+    most = max_connections(state.settings) // 2
+    if state.feed.listeners >= most:
+        raise TooManyRequests(
+            f"{most} streams of events are open, half of the connections that this API serves: close some, or raise"
+            " VITRINA_API_MAX_CONNECTIONS"
+        )
     await asyncio.to_thread(state.feed.start)
     since = last_event_id if last_event_id is not None else after
     is_viewer = not caller.role.includes(Role.OPERATOR)

@@ -69,9 +69,9 @@ test-frames: setup ## Steps written with pandas and polars, which are installed 
 	@PYTHONPATH=.frames VITRINA_TEST_FRAMES=1 .venv/bin/python -m pytest tests/frames
 
 .PHONY: test-airflow
-test-airflow: setup ## The provider in a real Airflow, installed beside .venv (VERSION=2.11: a short run on that line)
+test-airflow: setup ## The provider in a real Airflow, installed beside .venv (VERSION=2.11: on that line)
 	@./scripts/setup-airflow
-	@VITRINA_TEST_AIRFLOW=3 .venv/bin/python -m pytest tests/airflow/test_tasks.py tests/airflow/test_kills.py
+	@VITRINA_TEST_AIRFLOW="$(or $(VERSION),3)" .venv/bin/python -m pytest tests/airflow/test_tasks.py tests/airflow/test_kills.py
 
 .PHONY: test-console
 test-console: setup ## The console: types, units, and the whole platform driven in a browser

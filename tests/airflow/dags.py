@@ -2,7 +2,10 @@
 
 from datetime import timedelta
 
-from airflow.sdk import DAG
+try:
+    from airflow.sdk import DAG
+except ImportError:  # Airflow 2
+    from airflow import DAG
 
 from vitrina_airflow.operators import VitrinaRunPipelineOperator
 

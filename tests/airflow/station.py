@@ -1,7 +1,9 @@
 """A real Airflow for tests: its processes, its REST API, and which of its processes sent a request."""
 
+import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,12 +20,16 @@ from tests.support.ports import kept_port
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
-AIRFLOW = ROOT / ".airflow" / "bin" / "airflow"
+# The line of versions, as `make test-airflow VERSION=2.11` says; the environment is of `scripts/setup-airflow`.
+LINE = os.environ.get("VITRINA_TEST_AIRFLOW") or "3"
+AIRFLOW = ROOT / (".airflow" if LINE == "3" else f".airflow-{LINE}") / "bin" / "airflow"
 ENDED = ("success", "failed", "upstream_failed", "skipped")
 
 
 class Station:
     """Scheduler with local workers, DAG processor, triggerer and API server, each a process of its own."""
+
+    API = "/api/v2"
 
     def __init__(self, home: Path, database: str) -> None:
         self.home = home
@@ -66,7 +72,7 @@ class Station:
         }
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._database = psycopg.connect(database, autocommit=True)
-        self._http = httpx.Client(base_url=f"{self.url}/api/v2", timeout=60, trust_env=False)
+        self._http = httpx.Client(base_url=self.url + self.API, timeout=60, trust_env=False)
 
     def begin(self) -> None:
         """Make its database; meanwhile other things can be done."""
@@ -76,11 +82,14 @@ class Station:
         """Start its processes, once there is a database; `connection` is the one to Vitrina."""
         assert self.processes.pop("db").wait(PATIENCE) == 0, self.log("db")
         self.environment["AIRFLOW_CONN_VITRINA_DEFAULT"] = json.dumps(dict(connection))
-        self.start("api-server")
-        self.start("dag-processor")
+        self.start_servers()
         self.start("scheduler", "--skip-serve-logs")
         self.start_triggerer()
-        self.log_in()
+        until(self.answers, seconds=PATIENCE)
+
+    def start_servers(self) -> None:
+        self.start("api-server")
+        self.start("dag-processor")
 
     def start_triggerer(self) -> None:
         # A log server would be one more process, with a fixed port.
@@ -113,19 +122,17 @@ class Station:
         self._database.close()
         self._ports.close()
 
-    def log_in(self) -> None:
-        def answers() -> bool:
-            assert self.processes["api-server"].poll() is None, self.log("api-server")
-            try:
-                reply = httpx.get(f"{self.url}/auth/token", trust_env=False, timeout=60)
-            except httpx.TransportError:
-                return False
-            if reply.status_code != 201:
-                return False
-            self._http.headers["Authorization"] = f"Bearer {reply.json()['access_token']}"
-            return True
-
-        until(answers, seconds=PATIENCE)
+    def answers(self) -> bool:
+        """Whether its API does; logs in."""
+        assert self.processes["api-server"].poll() is None, self.log("api-server")
+        try:
+            reply = httpx.get(f"{self.url}/auth/token", trust_env=False, timeout=60)
+        except httpx.TransportError:
+            return False
+        if reply.status_code != 201:
+            return False
+        self._http.headers["Authorization"] = f"Bearer {reply.json()['access_token']}"
+        return True
 
     def log(self, name: str) -> str:
         return (self.home / f"{name}.log").read_text()[-6000:]
@@ -139,13 +146,27 @@ class Station:
         found: dict[str, Any] = self._http.get(path, params=params).raise_for_status().json()
         return found
 
-    def ui(self, path: str) -> list[dict[str, Any]]:
-        """What the pages of Airflow ask for."""
-        found: list[dict[str, Any]] = self._http.get(f"{self.url}/ui{path}").raise_for_status().json()
-        return found
+    def form_of(self, connection_type: str) -> tuple[str, set[str]]:
+        """Name and further fields of the form in which people make such a connection."""
+        forms = self._http.get(f"{self.url}/ui/connections/hook_meta").raise_for_status().json()
+        form = next(form for form in forms if form["connection_type"] == connection_type)
+        return form["hook_name"], set(form["extra_fields"])
 
     def clear(self, dag: str, run: str) -> None:
-        self.post(f"/dags/{dag}/clearTaskInstances", {"dry_run": False, "dag_run_id": run, "only_failed": False})
+        wish = {"dry_run": False, "dag_run_id": run, "only_failed": False, "reset_dag_runs": True}
+        self.post(f"/dags/{dag}/clearTaskInstances", wish)
+
+    def mark_failed(self, dag: str, run: str, task: str = "run") -> None:
+        self.patch(f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}", {"new_state": "failed"})
+
+    def links(self, dag: str, run: str, task: str = "run") -> dict[str, str]:
+        found: dict[str, str] = self.get(f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/links")["extra_links"]
+        return found
+
+    def events(self, dag: str, run: str) -> list[tuple[str, dict[str, Any]]]:
+        """Assets that the run announced, and what it said about them."""
+        found = self.get("/assets/events", source_run_id=run, source_dag_id=dag)["asset_events"]
+        return [(event["uri"], event["extra"]) for event in found]
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = self._http.post(path, json=dict(body)).raise_for_status().json()
@@ -191,10 +212,68 @@ class Station:
         return "\n".join(path.read_text()[-6000:] for path in sorted(place.rglob("*.log")))
 
 
+class OlderStation(Station):
+    """The same of Airflow 2: web server and scheduler do what is four processes later."""
+
+    API = "/api/v1"
+
+    def __init__(self, home: Path, database: str) -> None:
+        super().__init__(home, database)
+        self.environment |= {
+            "AIRFLOW__WEBSERVER__WEB_SERVER_PORT": self.url.rpartition(":")[2],
+            "AIRFLOW__WEBSERVER__WEB_SERVER_HOST": "127.0.0.1",
+            "AIRFLOW__WEBSERVER__BASE_URL": self.url,
+            "AIRFLOW__WEBSERVER__WORKERS": "1",
+            "AIRFLOW__API__AUTH_BACKENDS": "airflow.api.auth.backend.basic_auth",
+            "AIRFLOW__SCHEDULER__MIN_FILE_PROCESS_INTERVAL": "3600",
+            "AIRFLOW__SCHEDULER__JOB_HEARTBEAT_SEC": "1",
+            "PYTHONWARNINGS": "ignore",
+        }
+        # Whoever comes is an administrator.
+        (home / "webserver_config.py").write_text('AUTH_ROLE_PUBLIC = "Admin"\nWTF_CSRF_ENABLED = False\n')
+
+    def start_servers(self) -> None:
+        self.start("webserver")
+
+    def answers(self) -> bool:
+        assert self.processes["webserver"].poll() is None, self.log("webserver")
+        try:
+            return self._http.get("/dags").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def form_of(self, connection_type: str) -> tuple[str, set[str]]:
+        page = self._http.get(f"{self.url}/connection/add").raise_for_status().text
+        fields = re.findall(rf'name="extra__{connection_type}__(\w+)"', page)
+        (name,) = re.findall(rf'<option value="{connection_type}">(\w+)</option>', page)
+        return name, set(fields)
+
+    def trigger(self, dag: str, run: str, conf: Mapping[str, Any] | None = None) -> None:
+        self.post(f"/dags/{dag}/dagRuns", {"dag_run_id": run, "conf": dict(conf or {})})
+
+    def mark_failed(self, dag: str, run: str, task: str = "run") -> None:
+        self.patch(f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}", {"dry_run": False, "new_state": "failed"})
+
+    def links(self, dag: str, run: str, task: str = "run") -> dict[str, str]:
+        found: dict[str, str] = self.get(f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/links")
+        return found
+
+    def events(self, dag: str, run: str) -> list[tuple[str, dict[str, Any]]]:
+        found = self.get("/datasets/events", source_run_id=run, source_dag_id=dag)["dataset_events"]
+        return [(event["dataset_uri"], event["extra"]) for event in found]
+
+    def xcom(self, dag: str, run: str, key: str = "return_value", task: str = "run", map_index: int = -1) -> Any:
+        path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/xcomEntries/{key}"
+        return ast.literal_eval(self.get(path)["value"])
+
+
+_KINDS = {"3": Station, "2.11": OlderStation}
+
+
 @contextmanager
 def station(home: Path, database: str) -> Iterator[Station]:
     """An Airflow whose database is being made; its processes end with the block."""
-    made = Station(home, database)
+    made = _KINDS[LINE](home, database)
     made.dags.mkdir()
     try:
         made.begin()

@@ -12,6 +12,7 @@ import pytest
 
 from tests.airflow.cinema import PATIENCE, Cinema, Hold
 from tests.airflow.station import Station, descendants, kill, owner_of
+from tests.chaos.conftest import say
 from tests.support.waiting import until
 
 ROUNDS = 14 if os.environ.get("VITRINA_CHAOS") == "long" else 1
@@ -116,11 +117,11 @@ def cases() -> list[tuple[str, str]]:
 
 def test_whoever_is_killed_each_task_is_one_run(airflow: Station, vitrina: Cinema) -> None:
     arena = Arena(airflow, vitrina)
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         suffered = {case: vitrina.pipeline() for case in cases()}
         assert len(suffered) == 15
         with ThreadPoolExecutor(len(suffered)) as pool:
             list(pool.map(arena.suffer, suffered.values(), suffered))
-        # The audit has all that was asked for: also a second request that came to nothing.
         asked = {case: (len(vitrina.runs(name)), vitrina.asked(name)) for case, name in suffered.items()}
         assert asked == dict.fromkeys(suffered, (1, 1))
+        say(f"{(number + 1) * len(suffered)} faults: every task was one run, asked for once")

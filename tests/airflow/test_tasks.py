@@ -49,9 +49,8 @@ def hasty(airflow: Station, vitrina: Cinema) -> Iterator[Hasty]:
 
 def test_the_provider_is_discovered_with_its_connection_type_and_test_button(airflow: Station, vitrina: Cinema) -> None:
     assert "airflow-provider-vitrina" in {found["package_name"] for found in airflow.get("/providers")["providers"]}
-    forms = {form["connection_type"]: form for form in airflow.ui("/connections/hook_meta")}
-    assert forms["vitrina"]["hook_name"] == "Vitrina"
-    assert "console_url" in forms["vitrina"]["extra_fields"]
+    name, fields = airflow.form_of("vitrina")
+    assert (name, "console_url" in fields) == ("Vitrina", True)
     told = airflow.post("/connections/test", {"connection_id": "typed_in", **connection_of(vitrina)})
     assert (told["status"], "role admin" in told["message"]) == (True, True), told
 
@@ -65,12 +64,10 @@ def test_a_deferred_task_runs_its_pipeline_once_and_a_cleared_one_again(airflow:
     (done,) = vitrina.runs(pipeline)
     told = airflow.xcom("one", run)
     assert (told["run_id"], told["rows_written"], told["target"]) == (str(done.id), 250, f"analytics.{pipeline}")
-    links = airflow.get(f"/dags/one/dagRuns/{run}/taskInstances/run/links")["extra_links"]
-    assert links == {"Vitrina run": f"{vitrina.gate.url}/ui/runs/{done.id}"}
-    events = airflow.get("/assets/events", source_run_id=run, source_dag_id="one")["asset_events"]
+    assert airflow.links("one", run) == {"Vitrina run": f"{vitrina.gate.url}/ui/runs/{done.id}"}
     # Airflow counts a task twice that it takes for lost while it ends.
-    assert {event["uri"] for event in events} == {f"vitrina://target/analytics.{pipeline}"}
-    assert events[0]["extra"]["rows_written"] == 250
+    (uri, extra), *_ = airflow.events("one", run)
+    assert (uri, extra["rows_written"]) == (f"vitrina://target/analytics.{pipeline}", 250)
 
     airflow.clear("one", run)
     until(lambda: len(vitrina.runs(pipeline)) == 2, seconds=PATIENCE)
@@ -90,7 +87,7 @@ def test_a_deferred_task_that_is_marked_cancels_its_run_and_one_that_is_cleared_
             look.wait()
             look.let_go()
             until(lambda: [found.status for found in vitrina.runs(pipeline)] == [RunStatus.RUNNING], seconds=PATIENCE)  # noqa: B023
-        airflow.patch(f"/dags/one/dagRuns/{run}_{marked}/taskInstances/run", {"new_state": "failed"})
+        airflow.mark_failed("one", f"{run}_{marked}")
         airflow.clear("one", f"{run}_{cleared}")
         until(lambda: [found.status for found in vitrina.runs(marked)] == [RunStatus.CANCELLED], seconds=PATIENCE)
     airflow.wait_for("one", f"{run}_{cleared}", "success")

@@ -184,6 +184,13 @@ export interface Progress {
   eta_seconds: number | null;
 }
 
+export interface Lag {
+  last_success_at: string | null;
+  seconds_since_success: number | null;
+  cursor_lag_seconds: number | null;
+  data_as_of: string | null;
+}
+
 export interface PipelineStatus {
   pipeline_id: string;
   pipeline: string;
@@ -205,7 +212,7 @@ export interface PipelineStatus {
     stage: string | null;
     updated_at: string | null;
   } | null;
-  lag: { last_success_at: string | null; seconds_since_success: number | null; cursor_lag_seconds: number | null };
+  lag: Lag;
   hold: Record<string, unknown> | null;
   guarantee: string | null;
   last_error: { code: string; message: string; next_step: string; run_id: string | null; at: string | null } | null;

@@ -4,12 +4,13 @@ import { useEffect, useRef, useState } from "react";
 import { request } from "../api/client";
 import { useRates } from "../api/live";
 import { useDeadLetters, useMay, usePipeline, useRefresh, useRuns, useStatus, verb } from "../api/queries";
-import type { Pipeline, PipelineStatus } from "../api/types";
+import type { Lag, Pipeline, PipelineStatus } from "../api/types";
 import { Ago, Button, Dialog, Empty, Failure, Figures, Loading, Menu, Since, StatusChip, Switch, Tag, cx, inputLook, useCopyCurl, type MenuEntry } from "../ui/basics";
 import { Sparkline } from "../ui/charts";
 import { Icon } from "../ui/icons";
 import { LetterList } from "../ui/letters";
 import { FailureCard, Guarantee, RunTable } from "../ui/parts";
+import { dataAsOf } from "../ui/scales";
 import { toast, toastError } from "../ui/toasts";
 import { compact, count, duration, percent } from "../words/format";
 import { t } from "../words/language";
@@ -270,6 +271,11 @@ function Hold({ hold }: { hold: Record<string, unknown> }) {
   );
 }
 
+function freshnessNote(pipeline: Pipeline, lag: Lag): string {
+  if (pipeline.run_after.length > 0) return t("the oldest data that it is built on");
+  return lag.cursor_lag_seconds !== null ? t("cursor {time} behind", { time: duration(lag.cursor_lag_seconds) }) : t("last success");
+}
+
 function Headline({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus }) {
   const { recent, lag, run } = status;
   return (
@@ -277,8 +283,8 @@ function Headline({ pipeline, status }: { pipeline: Pipeline; status: PipelineSt
       items={[
         {
           name: t("Freshness"),
-          value: <Ago at={lag.last_success_at} />,
-          note: lag.cursor_lag_seconds !== null ? t("cursor {time} behind", { time: duration(lag.cursor_lag_seconds) }) : t("last success"),
+          value: <Ago at={dataAsOf(pipeline, lag)} />,
+          note: freshnessNote(pipeline, lag),
         },
         {
           name: t("Last run"),

@@ -5,7 +5,7 @@ import { describe, expect, it } from "vitest";
 import type { GraphEdge, GraphNode, Table } from "../api/types";
 import { columnsOfQuery, tablesBehindFrom } from "./completion";
 import { layOut, type Layout } from "./layers";
-import { lagOf, niceSeconds, niceTop } from "./scales";
+import { dataAsOf, lagOf, niceSeconds, niceTop } from "./scales";
 
 describe("the age of a mart's data", () => {
   const at = (second: number): string => new Date(second * 1000).toISOString();
@@ -18,6 +18,15 @@ describe("the age of a mart's data", () => {
       { at: 105_000, seconds: 5 },
       { at: 200_000, seconds: 100 },
     ]);
+  });
+  it.each([
+    [[], "10:00", "10:00"],
+    [["films"], "10:00", "09:00"],
+    [["films"], null, null],
+  ])("runs after %s: with a success at %s it is of %s", (upstreams, last_success_at, expected) => {
+    const run_after = upstreams.map((pipeline) => ({ pipeline, only_if_changed: false }));
+    const data_as_of = last_success_at && "09:00";
+    expect(dataAsOf({ run_after }, { last_success_at, data_as_of })).toBe(expected);
   });
   it("is unknown before the first success", () => expect(lagOf([run("FAILED", 0, 10)], 20_000)).toEqual([]));
   it.each([

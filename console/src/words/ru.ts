@@ -397,6 +397,7 @@ const ru: Record<string, string> = {
   "sent dead letters again": "отправил отвергнутые снова",
   stage: "в стадию",
   "sent to {receivers}": "отправлено: {receivers}",
+  "the oldest data that it is built on": "самые старые из данных, на которых построена",
   "took the run back": "отозвал запуск",
   transform: "шаги",
   viewer: "наблюдатель",

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from tests.integration.api import create
+from tests.support.http_fault_proxy import Answer, DropConnection, Forward, HttpFault, HttpFaultProxy, Request
 from vitrina.status import RunStatus
 from vitrina.store import leases
 from vitrina.store.database import Connection
@@ -42,6 +43,46 @@ def test_the_same_key_finds_the_run_again_and_sees_how_it_ended(vitrina: Api, ap
     leases.fail_run(api_metastore, claimed(api_metastore), "source_query_failed", "later, of somebody else")
     answer = vitrina.look(found)
     assert (answer.status, answer.run and answer.run["id"]) == (RunStatus.SUCCESS, str(claim.run_id))
+
+
+class LoseFirst(HttpFault):
+    """The API is not there for the first request of this kind; the next one arrives."""
+
+    def __init__(self, ending: str) -> None:
+        super().__init__(1)
+        self._ending = ending
+
+    def handle(self, request: Request, forward: Forward) -> Answer:
+        if request.path.endswith(self._ending) and self._takes():
+            raise DropConnection
+        return forward(request)
+
+
+class LoseFirstReply(LoseFirst):
+    """The API does what it is asked for, and is gone before it says so."""
+
+    def handle(self, request: Request, forward: Forward) -> Answer:
+        answer = forward(request)
+        if request.path.endswith(self._ending) and self._takes():
+            raise DropConnection
+        return answer
+
+
+def test_a_request_that_is_sent_twice_still_tells_an_older_run_from_its_own(
+    vitrina: Api, api_metastore: Connection
+) -> None:
+    """A retry behind a run that failed asks for a new one, whatever the network does; its own request is not older."""
+    vitrina.submit("films", "key", PLAIN)
+    leases.fail_run(api_metastore, claimed(api_metastore), "source_query_failed", "the try before failed")
+    with HttpFaultProxy(int(vitrina.target.url.rpartition(":")[2])) as proxy:
+        api = Api(Target(proxy.url))
+        before = api.get("/pipelines/films/status")
+        proxy.fault = LoseFirst("/run")
+        found = api.submit("films", "key", PLAIN, before)
+        proxy.fault = LoseFirstReply("/run")
+        own = api.submit("films", "another key", PLAIN, before)
+        api.close()
+    assert (found.replayed, vitrina.look(found).ended_badly, own.replayed) == (True, True, False)
 
 
 def test_a_run_that_is_cancelled_is_its_own(vitrina: Api, api_metastore: Connection) -> None:

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 import httpx
 
 from vitrina_airflow import __version__
-from vitrina_airflow.runs import Answer, judge, looks_over
+from vitrina_airflow.runs import Answer, began_after, judge, looks_over
 from vitrina_airflow.stream import News
 
 Json = dict[str, Any]
@@ -91,12 +91,17 @@ class Api:
     def close(self) -> None:
         self._http.close()
 
-    def submit(self, pipeline: str, key: str, wish: Mapping[str, Any]) -> Submitted:
-        """Ask for a run under a key. Whatever is lost on the way is asked for again: it stays one request."""
+    def submit(self, pipeline: str, key: str, wish: Mapping[str, Any], before: Json | None = None) -> Submitted:
+        """Ask for a run under a key. Whatever is lost on the way is asked for again: it stays one request.
+
+        `before` is the pipeline's status just before: with it, an older request is told from one that was sent twice.
+        """
         answer, tries = self._send("POST", _of(pipeline, "run"), json=dict(wish), headers={"Idempotency-Key": key})
         told = answer.json()
-        # A repeated request may meet its own first copy: that is no older run.
-        replayed = "idempotent-replayed" in answer.headers and tries == 1
+        replayed = "idempotent-replayed" in answer.headers
+        if tries > 1:
+            # It may have met its own first copy, and that is no older one.
+            replayed = replayed and began_after(told["run_requested_at"], before)
         backfill = bool(wish.get("since") or wish.get("until"))
         return Submitted(told["pipeline"], told["run_requested_at"], replayed, backfill)
 

@@ -71,8 +71,8 @@ class VitrinaRunPipelineOperator(BaseOperator):
 
     def _ask_and_wait(self, context: Any) -> Any:
         api = self._connect()
-        self._leave_a_paused_one_alone(api, context)
-        request, answer = self._attach_or_ask(api, key_of(context, self._wish()))
+        before = self._leave_a_paused_one_alone(api, context)
+        request, answer = self._attach_or_ask(api, key_of(context, self._wish()), before)
         context["ti"].xcom_push(key=REQUEST_KEY, value=_as_json(request))
         self._show(context, api, request, answer)
         if self.deferrable and not answer.over:
@@ -138,19 +138,23 @@ class VitrinaRunPipelineOperator(BaseOperator):
     def _wish(self) -> dict[str, Any]:
         return {"trigger": "api", "since": self.since, "until": self.until}
 
-    def _leave_a_paused_one_alone(self, api: Api, context: Any) -> None:
-        while api.get(status_path(self.pipeline))["status"] in PAUSING:
+    def _leave_a_paused_one_alone(self, api: Api, context: Any) -> dict[str, Any]:
+        """Wait while it is paused; give its status."""
+        while True:
+            status = api.get(status_path(self.pipeline))
+            if status["status"] not in PAUSING:
+                return status
             self.log.info("Pipeline %s is paused: waiting until somebody resumes it", self.pipeline)
             if self.deferrable:
                 trigger = VitrinaResumedTrigger(pipeline=self.pipeline, **self._watching(context))
                 self.defer(trigger=trigger, method_name="execute_resumed", timeout=self._time_left(context))
             self._pause_between_looks()
 
-    def _attach_or_ask(self, api: Api, key: str) -> tuple[Submitted, Answer]:
+    def _attach_or_ask(self, api: Api, key: str, before: dict[str, Any]) -> tuple[Submitted, Answer]:
         ended_badly = 0
         while True:
             self._key = numbered(key, ended_badly)
-            request = api.submit(self.pipeline, self._key, self._wish())
+            request = api.submit(self.pipeline, self._key, self._wish(), before)
             answer = api.look(request)
             if self._killed:
                 raise AirflowException(f"the task was killed while it asked for a run of pipeline {self.pipeline}")

@@ -46,6 +46,12 @@ def looks_over(status: Json, requested_at: str) -> bool:
     return not (run["status"] == "RUNNING" and _answers(run, requested_at))
 
 
+def began_after(requested_at: str, status: Json | None) -> bool:
+    """Whether the latest run that a status shows began after the request: then the request is older than the status."""
+    run = status.get("run") if status else None
+    return bool(run) and moment(run["started_at"]) >= moment(requested_at)
+
+
 def judge(
     status: Json, runs: Sequence[Json], requested_at: str, *, backfill: bool = False, asked: bool = True
 ) -> Answer:

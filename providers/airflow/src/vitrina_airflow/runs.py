@@ -49,7 +49,7 @@ def looks_over(status: Json, requested_at: str) -> bool:
 def began_after(requested_at: str, status: Json | None) -> bool:
     """Whether the latest run that a status shows began after the request: then the request is older than the status."""
     run = status.get("run") if status else None
-    return bool(run) and moment(run["started_at"]) >= moment(requested_at)
+    return run is not None and moment(run["started_at"]) >= moment(requested_at)
 
 
 def judge(

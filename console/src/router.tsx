@@ -67,6 +67,11 @@ const runners = createRoute({
   path: "/runners",
   component: lazyRouteComponent(() => import("./pages/runners"), "RunnersPage"),
 });
+const connections = createRoute({
+  getParentRoute: () => root,
+  path: "/connections",
+  component: lazyRouteComponent(() => import("./pages/connections"), "ConnectionsPage"),
+});
 const letters = createRoute({
   getParentRoute: () => root,
   path: "/dead-letters",
@@ -90,7 +95,7 @@ const settings = createRoute({
 });
 
 export const router = createRouter({
-  routeTree: root.addChildren([pipelines, pipeline, edit, create, graph, runs, run, runners, letters, audit, settings]),
+  routeTree: root.addChildren([pipelines, pipeline, edit, create, graph, runs, run, connections, runners, letters, audit, settings]),
   basepath: "/ui",
   defaultPreload: "intent",
   scrollRestoration: false,

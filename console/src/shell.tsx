@@ -73,6 +73,7 @@ const PLACES: { to: string; icon: IconName; words: string }[] = [
   { to: "/", icon: "pipelines", words: "Pipelines" },
   { to: "/graph", icon: "graph", words: "Graph" },
   { to: "/runs", icon: "runs", words: "Runs" },
+  { to: "/connections", icon: "connections", words: "Connections" },
   { to: "/runners", icon: "runners", words: "Runners" },
   { to: "/dead-letters", icon: "letters", words: "Dead letters" },
   { to: "/audit", icon: "audit", words: "Audit" },

@@ -308,7 +308,52 @@ test("the graph shows what is read, what is filled, and who runs after whom", as
   await platform.api("PATCH", "/pipelines/ratings_copy", { run_after: [] });
 });
 
-const PAGES = ["/", "/new", "/pipelines/ratings_copy", "/pipelines/film_dim_full?tab=definition", "/pipelines/ratings_copy?tab=versions", "/pipelines/ratings_copy?tab=checks", "/graph", "/runs", "/runners", "/dead-letters", "/pipelines/ratings_copy/edit", "/audit?object=pipeline:ratings_copy", "/settings"];
+test("a table is picked, and the pipeline that copies it is suggested with its reasons", async () => {
+  await visit("/new");
+  await page.getByRole("button", { name: "Copy a table" }).click();
+  const dialog = page.getByRole("dialog", { name: "Copy a table" });
+  await until(async () => (await dialog.getByLabel("Table").locator("option").allTextContents()).includes("content.genre"), 60);
+  await dialog.getByLabel("Table").selectOption("content.genre");
+  await dialog.getByLabel("Into").fill("analytics.copied_genres");
+  await dialog.getByRole("button", { name: "Suggest" }).click();
+  const made = dialog.getByRole("region", { name: "Suggested pipeline" });
+  await made.getByText("key id: the primary key of content.genre").waitFor();
+  await expectAccessible("copying a table");
+  await dialog.getByRole("button", { name: "Use this definition" }).click();
+  await dialog.waitFor({ state: "detached" });
+  expect(await page.getByLabel("Name", { exact: true }).inputValue()).toBe("copied_genres");
+  expect(await page.getByLabel("Key columns", { exact: true }).first().inputValue()).toBe("id");
+  await see(page, /FROM content\.genre/);
+  await see(page, "Valid");
+});
+
+test("a connection is added, tried by a runner, and forgotten, without a restart", async () => {
+  await visit("/connections");
+  const line = (name: string) => page.getByRole("listitem", { name, exact: true });
+  await line("default").getByRole("button", { name: "Test" }).click();
+  await line("default").getByText("It can be used.").waitFor();
+
+  await page.getByRole("button", { name: "New connection" }).click();
+  const dialog = page.getByRole("dialog", { name: "New connection" });
+  await dialog.getByLabel("Name").fill("shop");
+  await dialog.getByLabel("URL, with login and password").fill("postgresql://reader:canary-3a9e@127.0.0.1:1/shop");
+  await expectAccessible("entering a connection");
+  await dialog.getByRole("button", { name: "Add" }).click();
+  await line("shop").getByText("kept in the metastore").waitFor();
+  await line("shop").getByRole("button", { name: "Test" }).click();
+  await line("shop").getByText("It cannot be used:").waitFor();
+  await line("shop").getByText(/start that server, open its port/).waitFor();
+  await expectAccessible("a connection that cannot be used");
+  await page.emulateMedia({ colorScheme: "dark" });
+  await page.locator("html[data-theme=dark]").waitFor();
+  expect(await violations("the same in dark", ["color-contrast"])).toEqual([]);
+  await page.emulateMedia({ colorScheme: "light" });
+  expect(await page.content()).not.toContain("canary-3a9e");
+  await line("shop").getByRole("button", { name: "Remove shop" }).click();
+  await line("shop").waitFor({ state: "detached" });
+});
+
+const PAGES = ["/", "/new", "/pipelines/ratings_copy", "/pipelines/film_dim_full?tab=definition", "/pipelines/ratings_copy?tab=versions", "/pipelines/ratings_copy?tab=checks", "/graph", "/runs", "/connections", "/runners", "/dead-letters", "/pipelines/ratings_copy/edit", "/audit?object=pipeline:ratings_copy", "/settings"];
 
 async function visit(path: string): Promise<void> {
   await open(path);
@@ -352,7 +397,7 @@ test("nothing went wrong in the browser's console, and no other host was asked",
 
 // --- who may what -----------------------------------------------------------------------------------------------
 
-const FORBIDDEN = /^(Run|Retry|Resume|Pause|Cancel|Roll back|New|Edit|Save|Create|Preview|Add a step|Compare|Repair|Send|Revoke|Delete|Reset)\b/;
+const FORBIDDEN = /^(Run|Retry|Resume|Pause|Cancel|Roll back|New|Edit|Save|Create|Preview|Add a step|Compare|Repair|Send|Revoke|Delete|Reset|Test|Replace|Remove|Add|Copy a table)\b/;
 
 test("a viewer signs in with a token and sees no control that it may not use", async () => {
   const { token } = await platform.api<{ token: string }>("POST", "/tokens", { name: "onlooker", role: "viewer" });

@@ -5,6 +5,7 @@ import { useConnection } from "./live";
 import type {
   Alert,
   AuditEntry,
+  Connection,
   DeadLetter,
   Graph,
   LogLine,
@@ -236,6 +237,10 @@ export function useNames(kind: "connections" | "transforms") {
     queryFn: ({ signal }) => get<Page<{ name: string; doc?: string }>>(`/${kind}`, signal),
     staleTime: 60_000,
   });
+}
+
+export function useConnections() {
+  return useQuery({ queryKey: ["connections"], queryFn: ({ signal }) => get<Page<Connection>>("/connections", signal) });
 }
 
 export function useTargets() {

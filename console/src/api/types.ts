@@ -251,6 +251,21 @@ export interface RunnerRequest {
   finished_at: string | null;
 }
 
+export interface Connection {
+  name: string;
+  set_in: "environment" | "metastore";
+  pipelines: string[];
+  updated_at: string | null;
+  updated_by: string | null;
+}
+
+/** What a runner found when it tried a connection. */
+export interface Finding {
+  status: "OK" | "WARNING" | "PROBLEM";
+  finding: string;
+  next_step: string;
+}
+
 export interface Column {
   name: string;
   type: string;

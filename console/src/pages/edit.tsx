@@ -4,13 +4,14 @@ import { Link, useBlocker, useNavigate, useParams } from "@tanstack/react-router
 import { useEffect, useMemo, useState, type ReactNode } from "react";
 import { ApiError, get, post, request } from "../api/client";
 import { useMay, usePipeline, useRefresh, useTables } from "../api/queries";
-import type { FieldProblem, Pipeline, Preview, Table, ValidationReport } from "../api/types";
+import type { Definition, FieldProblem, Pipeline, Preview, Table, ValidationReport } from "../api/types";
 import { Button, Dialog, Empty, Failure, Loading, Menu, PageHead, Tag, cx, useCopyCurl } from "../ui/basics";
 import { Changes, compare } from "../ui/diff";
 import { Icon } from "../ui/icons";
 import { PreviewPane } from "../ui/preview";
 import { toast, toastError } from "../ui/toasts";
 import { t } from "../words/language";
+import { CopyTable } from "./copy-table";
 import { NEW_DRAFT, changesBetween, definitionOf, draftOf, savedDefinition, type Draft } from "./draft";
 import { Fields } from "./edit-fields";
 import { Query, Readable } from "./edit-query";
@@ -55,6 +56,7 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
   const [busy, setBusy] = useState(false);
   const [done, setDone] = useState(false);
   const [preview, setPreview] = useState<Preview | null>(null);
+  const [copying, setCopying] = useState(false);
   const tables = useTables(draft.source_connection).data ?? NO_TABLES;
   const definition = useMemo(() => definitionOf(draft), [draft]);
   const before = useMemo(() => (saved ? savedDefinition(saved) : null), [saved]);
@@ -102,6 +104,11 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
         </div>
         <div className="flex flex-wrap items-center gap-2">
           <Verdict problems={problems} touched={touched} report={report} />
+          {!saved && (
+            <Button icon="copy" onClick={() => setCopying(true)}>
+              {t("Copy a table")}
+            </Button>
+          )}
           <Link to={saved ? "/pipelines/$name" : "/"} params={{ name: saved?.name ?? "" }}>
             <Button tabIndex={-1}>{t("Cancel")}</Button>
           </Link>
@@ -130,6 +137,16 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
         </div>
         <Fields draft={draft} change={change} problems={problems} isNew={!saved} columns={preview?.columns ?? []} />
       </div>
+      {copying && (
+        <CopyTable
+          onClose={() => setCopying(false)}
+          onTake={(made) => {
+            setCopying(false);
+            setPreview(null);
+            change(draftOf({ ...(definitionOf(NEW_DRAFT) as unknown as Definition), ...made.definition }));
+          }}
+        />
+      )}
       <Conflict
         mine={saved}
         theirs={conflict}

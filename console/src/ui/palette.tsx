@@ -109,6 +109,7 @@ function useEntries(onClose: () => void): Entry[] {
     const places: Entry[] = [
       { key: "list", text: t("Pipelines"), icon: "pipelines", act: go("/") },
       { key: "runs", text: t("Runs"), icon: "runs", act: go("/runs") },
+      { key: "connections", text: t("Connections"), icon: "connections", act: go("/connections") },
       { key: "runners", text: t("Runners"), icon: "runners", act: go("/runners") },
       { key: "letters", text: t("Dead letters"), icon: "letters", act: go("/dead-letters") },
       { key: "audit", text: t("Audit"), icon: "audit", act: go("/audit") },

@@ -60,7 +60,7 @@ class Stand:
                 process.terminate()
 
     def _make_secrets(self, server: TemporaryServer) -> None:
-        for volume in ("admin", "app"):
+        for volume in ("admin", "app", "runner"):
             (self._folder / volume).mkdir()
         script = (ROOT / "infra" / "make-secrets").read_text().replace("/secrets/", f"{self._folder}/")
         # The server is shared by all tests, and a role has one password in all of its databases.

@@ -14,11 +14,15 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
+import psycopg
 import pytest
 
+from tests.integration.test_init import DURABLE, SHOP
 from tests.support.waiting import until
 from vitrina import __version__
+from vitrina.embedded.temporary import TemporaryServer
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = Path(sys.executable).with_name("uv")
@@ -120,6 +124,58 @@ def test_dev_serves_api_console_and_runner(scratch: Path, installed: Path) -> No
             os.killpg(dev.pid, signal.SIGINT)
         ended = dev.wait(LONGEST_SECONDS)
     assert ended == 0, log.read_text()
+
+
+def test_five_minutes_from_an_empty_environment_to_a_scheduled_mart_that_is_compared(
+    scratch: Path, installed: Path
+) -> None:
+    """Somebody's own PostgreSQL, `pip install`, `vitrina init`: no file is edited."""
+    directory = scratch / "five-minutes"
+    directory.mkdir()
+    with TemporaryServer(settings=DURABLE) as server:
+        url = urlunsplit(urlsplit(server.urls.admin)._replace(path="/somebody"))
+        with psycopg.connect(server.urls.admin, autocommit=True) as connection:
+            connection.execute("CREATE DATABASE somebody")
+        with psycopg.connect(url, autocommit=True) as theirs:
+            theirs.execute(SHOP)
+            run(
+                directory,
+                installed,
+                "init",
+                "--yes",
+                "--database-url",
+                url,
+                "--sources",
+                "shop",
+                "--table",
+                "shop.orders",
+            )
+            assert differences(theirs) == 0
+            assert one(theirs, "SELECT enabled AND next_run_at IS NOT NULL FROM etl.etl_pipelines") is True
+            compared = "SELECT result ->> 'differences' FROM etl.etl_requests WHERE kind = 'reconcile'"
+            assert one(theirs, compared) == "0"
+            assert one(theirs, "SELECT options ? 'reconcile' FROM etl.etl_pipelines") is True
+
+            theirs.execute("UPDATE shop.orders SET total = total + 1 WHERE id <= 10")
+            theirs.execute("INSERT INTO shop.orders (customer, total) VALUES ('somebody', 1)")
+            theirs.execute("UPDATE etl.etl_pipelines SET next_run_at = now()")  # five minutes later
+            said = run(directory, installed, "runner", "--once")
+            assert differences(theirs) == 0, said
+            assert one(theirs, "SELECT trigger FROM etl.etl_runs ORDER BY started_at DESC LIMIT 1") == "schedule"
+    assert [path.name for path in directory.iterdir() if path.is_file()] == [".env"]
+
+
+def differences(theirs: "psycopg.Connection[tuple[object, ...]]") -> object:
+    return one(
+        theirs,
+        "SELECT count(*) FROM (TABLE shop.orders EXCEPT ALL SELECT id, customer, total, updated_at"
+        " FROM analytics.orders) AS lacking",
+    )
+
+
+def one(theirs: "psycopg.Connection[tuple[object, ...]]", question: str) -> object:
+    row = theirs.execute(question.encode()).fetchone()
+    return row[0] if row else None
 
 
 def test_the_demo_runs_without_installing_anything(scratch: Path, wheel: Path, installed: Path) -> None:

@@ -103,6 +103,13 @@ def test_only_the_migration_and_the_server_see_the_admin_password() -> None:
     assert holders == {"etl_secrets", "etl_db", "etl_migrate"}
 
 
+def test_only_runners_see_the_key_of_kept_connections() -> None:
+    holders = {name for name, s in SERVICES.items() if any("runner_secrets" in v for v in s.get("volumes", []))}
+    assert holders == {"etl_secrets", "etl_runner"}
+    told = {name for name, s in SERVICES.items() if any("SECRET_KEY" in v for v in s.get("environment", {}))}
+    assert told == {"etl_runner"}
+
+
 def test_ports_are_published_on_this_machine_only() -> None:
     published = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert published
@@ -113,6 +120,7 @@ def test_invented_passwords_stay_the_same_and_chosen_ones_win(tmp_path: Path) ->
     script = (ROOT / "infra" / "make-secrets").read_text(encoding="utf-8").replace("/secrets/", f"{tmp_path}/")
     (tmp_path / "admin").mkdir()
     (tmp_path / "app").mkdir()
+    (tmp_path / "runner").mkdir()
 
     def make_secrets(**environ: str) -> str:
         subprocess.run(["sh", "-c", script], check=True, env={"PATH": "/usr/bin:/bin"} | environ, capture_output=True)
@@ -120,7 +128,10 @@ def test_invented_passwords_stay_the_same_and_chosen_ones_win(tmp_path: Path) ->
 
     first = make_secrets()
     assert re.fullmatch(r"postgresql://vitrina_app:[0-9a-f]{48}@etl_db:5432/cinema", first)
+    key = (tmp_path / "runner" / "secret_key").read_text()
     assert make_secrets() == first
+    assert (tmp_path / "runner" / "secret_key").read_text() == key
+    assert len(settings.load({"VITRINA_SECRET_KEY": key}, dotenv=None).secret_keys) == 1
     assert make_secrets(VITRINA_APP_PASSWORD="chosen") == "postgresql://vitrina_app:chosen@etl_db:5432/cinema"
     with pytest.raises(subprocess.CalledProcessError) as refused:
         make_secrets(VITRINA_APP_PASSWORD="p@ss/word")

@@ -35,6 +35,18 @@ def test_resume_continues_what_is_paused_and_nothing_else(api: httpx.Client, api
     assert audited
 
 
+def test_who_resumes_before_the_pause_has_come_is_told_to_wait_for_it(
+    api: httpx.Client, api_metastore: Connection
+) -> None:
+    create(api, name="films", **INCREMENTAL)
+    api_metastore.execute("UPDATE etl.etl_pipelines SET status = 'PAUSE_REQUESTED'")
+    answer = api.post(f"{FILMS}/pause").json()
+    assert "at the next batch boundary, or at once where it runs as one statement" in answer["message"]
+    refused = api.post(f"{FILMS}/resume")
+    assert refused.status_code == 409
+    assert "wait until it is PAUSED, then resume it" in problem(refused)["detail"]
+
+
 def test_run_on_a_paused_pipeline_says_that_a_second_run_follows(api: httpx.Client, api_metastore: Connection) -> None:
     create(api, name="films", **INCREMENTAL)
     api_metastore.execute("UPDATE etl.etl_pipelines SET status = 'PAUSED'")

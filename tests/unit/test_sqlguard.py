@@ -31,8 +31,8 @@ def accepted(sql: str, policy: SqlPolicy = POLICY) -> Judged:
 
 
 def test_the_corpus_is_large_enough() -> None:
-    assert len({query.sql for query in HOSTILE}) >= 150
-    assert len({query.sql for query in LEGITIMATE}) >= 100
+    assert len({query.sql for query in HOSTILE}) >= 430
+    assert len({query.sql for query in LEGITIMATE}) >= 300
 
 
 @pytest.mark.parametrize("query", HOSTILE, ids=lambda query: query.sql[:60].replace("\n", " "))

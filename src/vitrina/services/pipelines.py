@@ -250,6 +250,10 @@ def resume(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Ro
         if not row["enabled"]:
             raise Conflict(f"pipeline {row['name']} is disabled: enable it, then resume it")
         moved = pipelines.resume(connection, row["id"], trigger=Trigger.API, traceparent=caller.traceparent)
+        if moved is None and row["status"] == Status.PAUSE_REQUESTED:
+            raise Conflict(
+                f"pipeline {row['name']} is about to pause (PAUSE_REQUESTED): wait until it is PAUSED, then resume it"
+            )
         if moved is None:
             raise Conflict(
                 f"pipeline {row['name']} is {row['status']}: only a PAUSED one is resumed;"

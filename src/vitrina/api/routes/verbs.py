@@ -63,7 +63,8 @@ def pause(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accep
     """Asks for a pause at the next batch boundary; the schedule stops too."""
     with state.changing() as connection:
         row = pipelines.request_pause(connection, caller, pipeline)
-        done = "is paused" if row["status"] == Status.PAUSED else "will pause at the next batch boundary"
+        soon = "will pause at the next batch boundary, or at once where it runs as one statement"
+        done = "is paused" if row["status"] == Status.PAUSED else soon
         return _accepted(row, f"pipeline {row['name']} {done}; `resume` continues it")
 
 

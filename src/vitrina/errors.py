@@ -13,8 +13,13 @@ class VitrinaError(Exception):
     code: ClassVar[str] = "error"
 
     def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = _storable(message)
+        super().__init__(self.message)
+
+
+def _storable(message: str) -> str:
+    """Spell out what PostgreSQL or UTF-8 does not take: the end of a run must not fail on its reason."""
+    return message.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
 
 
 # --- the caller can fix it -------------------------------------------------------------------------------------

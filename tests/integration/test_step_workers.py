@@ -130,6 +130,13 @@ def test_a_source_keeps_little_in_its_checkpoint(bench: Workbench) -> None:
     assert "source bad_checkpoint set a checkpoint of 688,900 characters, more than 262,144" in run["error_message"]
 
 
+def test_an_error_that_no_database_stores_is_the_reason_all_the_same(bench: Workbench) -> None:
+    define(bench, "mumble")
+    run = bench.run("films")
+    assert (run["status"], run["error_code"]) == ("FAILED", "step_failed")
+    assert "ValueError: a file named \\x00 \\udcff" in run["error_message"]
+
+
 def test_a_child_of_a_worker_answers_nobody(bench: Workbench) -> None:
     define(bench, "fork", row=650)
     assert bench.run("films")["status"] == "SUCCESS"

@@ -89,6 +89,11 @@ def _write(data: bytes) -> None:
         rest = rest[os.write(int(sys.argv[2]), rest) :]
 
 
+def _mumble() -> None:
+    """What no database stores, and no encoding has."""
+    raise ValueError("a file named \x00 \udcff")
+
+
 def _complain() -> None:
     raise ValueError("x" * (16 << 20))
 
@@ -109,6 +114,7 @@ WAYS: dict[str, Callable[[], object]] = {
     "send_many_lists": _send_many_lists,
     "promise_much": _promise_much,
     "complain": _complain,
+    "mumble": _mumble,
     "nothing": lambda: None,
 }
 

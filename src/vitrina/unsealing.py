@@ -34,10 +34,9 @@ class Keyring:
         try:
             shared = key.exchange(X25519PublicKey.from_public_bytes(theirs))
             secret = sealing.message_key(shared, theirs, key.public_key().public_bytes_raw())
-            opened = AESGCM(secret).decrypt(nonce, text, sealing.associated(name, sealed.key_id))
-        except (InvalidTag, ValueError):  # ValueError: too short to be a box
+            return AESGCM(secret).decrypt(nonce, text, sealing.associated(name, sealed.key_id)).decode()
+        except (InvalidTag, ValueError):  # ValueError: too short to be a box, or no text
             raise ConfigError(
                 f"connection {name!r} cannot be opened: what the metastore keeps of it was changed, or belongs to"
                 f" another name; enter it again with `vitrina connections add {name} --replace`"
             ) from None
-        return opened.decode()

@@ -115,7 +115,7 @@ def test_the_key_that_most_runners_have_seals(api: httpx.Client, api_metastore: 
         ("default", URL, "the metastore's own database"),
         ("shop_file", URL, "not ending in"),
         ("shop", "canary-7c2b", "not a valid postgresql:// URL"),
-        ("shop", URL + "?options=-c%20x=canary-7c2b", "must not set options"),
+        ("shop", URL + "?options=-c%20x%3Dcanary-7c2b", "must not set options"),
         ("shop", URL + "?passfile=/canary-7c2b", "must not set passfile"),
         ("shop", "postgresql://reader:canary-7c2b@/shop?host=/run", "must name a host"),
         ("shop", URL + "?x=" + "y" * 5_000, "url"),

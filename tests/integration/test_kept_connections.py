@@ -129,7 +129,7 @@ def test_the_environment_goes_before_the_metastore(bench: Workbench, shop: str) 
 
 
 def test_what_somebody_sealed_past_the_api_is_judged_all_the_same(bench: Workbench) -> None:
-    keep(bench, "shop", "postgresql://u@/shop?host=/var/run/postgresql")
+    keep(bench, "shop", "postgresql://u:p@/shop?host=/var/run/postgresql")
     status, message = outcome(bench)
     assert status == "FAILED"
     assert "connection 'shop': the URL must name a host: a socket of the runner's machine can only be set in" in message

@@ -11,6 +11,7 @@ from vitrina import dsn, sealing, settings
 from vitrina.errors import ConfigError
 from vitrina.observe import logs
 from vitrina.sealing import Sealed
+from vitrina.store import kept_connections
 from vitrina.unsealing import Keyring
 
 URL = "postgresql://shop:canary-9d1f@db.example:5432/shop?sslmode=verify-full"
@@ -99,25 +100,43 @@ def test_what_is_no_key_is_refused_without_being_repeated(value: str) -> None:
     [
         ("postgresql://u:p@h/d", None),
         ("postgres://u:p@h:5432/d?sslmode=require&sslrootcert=system", None),
-        ("postgresql://u@[::1]:5432/d", None),
-        ("host=h user=u dbname=d", "not a valid"),
+        ("postgresql://u:p@[::1]:5432/d", None),
+        ("postgresql://u:p@h1:1,h2:2/d?target_session_attrs=primary", None),
+        ("host=h user=u password=p dbname=d", "not a valid"),
+        (" postgresql://u:p@h/d", "not a valid"),
+        ("POSTGRESQL://u:p@h/d", "not a valid"),
         ("https://u:p@h/d", "not a valid"),
-        ("postgresql://u:p@h", "does not say the database"),
+        ("postgresql://u:p@h/d\n", "not a valid"),
+        ("postgresql://u:p%00@h/d", "not a valid"),
+        ("postgresql://u:p@h", "does not say the dbname"),
         ("postgresql://h/d", "does not say the user"),
-        ("postgresql:///d?user=u", "does not say the host"),
-        ("postgresql://u@%2Fvar%2Frun/d", "must name a host"),
-        ("postgresql://u@/d?host=/var/run", "must name a host"),
-        ("postgresql://u@h/d?host=/var/run", "must name a host"),
+        ("postgresql://u@h/d", "does not say the password"),
+        ("postgresql:///d?user=u&password=p", "does not say the host"),
+        ("postgresql://u:p@h,/d", "does not say the host"),
+        ("postgresql://u:p@%2Fvar%2Frun/d", "must name a host"),
+        ("postgresql://u:p@h,%2Fvar%2Frun/d", "must name a host"),
+        ("postgresql://u:p@/d?host=/var/run", "must name a host"),
+        ("postgresql://u:p@h/d?host=x&host=/var/run", "must name a host"),
+        ("postgresql://u:p@%40abstract/d", "more than one @"),
+        ("postgresql://u:p@ss@h/d", "more than one @"),
         ("postgresql://u:p@h/d?passfile=/root/.pgpass", "must not set passfile"),
+        ("postgresql://u:p@h/d#?passfile=/root/.pgpass", "must not set passfile"),
         ("postgresql://u:p@h/d?hostaddr=10.0.0.1", "must not set hostaddr"),
-        ("postgresql://u:p@h/d?options=-c%20a=b", "must not set options"),
+        ("postgresql://u:p@h/d?options=-c%20a%3Db", "must not set options"),
+        ("postgresql://u:p@h/d#?options=-c%20a%3Db", "must not set options"),
+        ("postgresql://u:p@h/d?service=x", "must not set service"),
     ],
 )
 def test_a_url_that_is_kept_says_everything_itself_and_names_nothing_of_the_runner_s_machine(
     url: str, why: str | None
 ) -> None:
-    found = dsn.problem_of_kept(url)
+    found = kept_connections.problem(url)
     assert (found is None) if why is None else (found is not None and why in found)
+
+
+def test_what_stands_behind_a_number_sign_is_judged_in_the_environment_too() -> None:
+    """libpq reads it as parameters like any other."""
+    assert "options" in str(dsn.problem("postgresql://u:p@h/d#?options=-c%20statement_timeout=0"))
 
 
 def test_a_password_that_a_process_learns_later_is_masked_in_what_it_writes() -> None:

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,7 +40,7 @@ def _work(port: int, with_search: bool) -> None:
     with (
         stack.migrated_database(settings) as (found, server),
         stack.running(found, port, _line_printer(), with_search=with_search) as running,
-        remote.announced(running.url) if server else nullcontext(),
+        remote.announced(running.url),
     ):
         _say_where(running, server)
         running.children.wait_for_an_end()

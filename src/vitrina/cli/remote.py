@@ -30,16 +30,25 @@ def api() -> Iterator["Client"]:
 @contextmanager
 def announced(url: str) -> Iterator[None]:
     """Other commands of this directory find the API while the block lasts."""
-    # Whole or not at all: another command may be reading it.
-    written = ADDRESS.with_name(f".{ADDRESS.name}.{os.getpid()}")
-    written.write_text(url)
-    written.replace(ADDRESS)
+    with suppress(OSError):  # in a directory where nothing can be written, VITRINA_API_URL says it
+        _write(url)
     try:
         yield
     finally:
         with suppress(OSError):
             if ADDRESS.read_text() == url:  # a second `vitrina dev` may have come
                 ADDRESS.unlink()
+
+
+def _write(url: str) -> None:
+    """Whole or not at all: another command may be reading it."""
+    with suppress(FileExistsError):
+        ADDRESS.parent.mkdir()
+        # As the embedded PostgreSQL makes it, should it come later: root's runs under another account.
+        ADDRESS.parent.chmod(0o711 if os.geteuid() == 0 else 0o700)
+    written = ADDRESS.with_name(f".{ADDRESS.name}.{os.getpid()}")
+    written.write_text(url)
+    written.replace(ADDRESS)
 
 
 def _settings() -> "Settings":

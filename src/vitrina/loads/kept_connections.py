@@ -2,7 +2,6 @@
 
 from pydantic import SecretStr
 
-from vitrina import dsn
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError
 from vitrina.observe import logs
@@ -48,7 +47,7 @@ def _open(keyring: Keyring, name: str, sealed: Sealed) -> str:
     """What anybody with a login to the metastore may have sealed is judged like a URL of the environment."""
     url = keyring.open(name, sealed)
     logs.learn(url)
-    found = dsn.problem_of_kept(url)
+    found = kept_connections.problem(url)
     if found:
         raise ConfigError(f"connection {name!r}: {found}")
     return url

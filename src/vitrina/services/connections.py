@@ -2,7 +2,7 @@
 
 import re
 
-from vitrina import answers, dsn, sealing
+from vitrina import answers, sealing
 from vitrina.errors import Conflict, InvalidField, NotFound
 from vitrina.observe import logs
 from vitrina.services import audit
@@ -110,7 +110,7 @@ def _check(settings: Settings, name: str, url: str) -> None:
         raise InvalidField("name", "the connection 'default' is the metastore's own database: choose another name")
     if name in settings.connections:
         raise Conflict(f"connection {name!r} is set in the environment ({_variable(name)}), which goes first")
-    found = dsn.problem_of_kept(url) if len(url) <= MAX_URL_LENGTH else "it is too long"
+    found = kept_connections.problem(url) if len(url) <= MAX_URL_LENGTH else "it is too long"
     if found:
         raise InvalidField("url", f"url: {found}")
     logs.learn(url)

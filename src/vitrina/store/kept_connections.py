@@ -2,10 +2,41 @@
 
 from typing import Any
 
+import psycopg
+from psycopg import conninfo
+
+from vitrina import dsn
 from vitrina.sealing import Sealed
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
+
+
+def problem(url: str) -> str | None:
+    """Why a URL that somebody sends us is not kept, in libpq's own reading of it; nothing of its values is repeated.
+
+    It says everything itself, so that nothing of the runner's surroundings takes its place.
+    """
+    if not url.startswith(("postgresql://", "postgres://")) or not url.isprintable():
+        return dsn.NOT_VALID
+    try:
+        parts = {name: str(value) for name, value in conninfo.conninfo_to_dict(url).items()}
+    except psycopg.ProgrammingError:
+        return dsn.NOT_VALID
+    refused = sorted(parts.keys() - dsn.ALLOWED)
+    if refused:
+        return f"the URL must not set {', '.join(refused)}: how sessions behave is set by the platform"
+    refused = sorted(parts.keys() & dsn.OF_THE_MACHINE)
+    if refused:
+        return f"the URL must not set {', '.join(refused)}: files of the runner's machine are set in its environment"
+    if "@" in parts.get("host", ""):
+        return "the URL has more than one @: in a password, write it as %40"
+    if any(host.startswith("/") for host in parts.get("host", "").split(",")):
+        return "the URL must name a host: a socket of the runner's machine can only be set in its environment"
+    lacking = [name for name in ("host", "user", "password", "dbname") if not parts.get(name)]
+    if not lacking and not all(parts["host"].split(",")):
+        lacking = ["host"]  # an empty one of several is a socket
+    return f"the URL does not say the {lacking[0]}: postgresql://USER:PASSWORD@HOST:5432/DATABASE" if lacking else None
 
 
 def list_names(connection: Connection) -> list[str]:

@@ -15,7 +15,7 @@ from vitrina.store import database, pooling
 from vitrina.store.database import Connection
 
 # Somebody waits for a preview, or for names to complete.
-_WAITED_FOR_SECONDS = 30.0
+WAITED_FOR_SECONDS = 30.0
 _WAITED_FOR_LIMITS = {
     "lock_timeout": "5000",
     "idle_in_transaction_session_timeout": "60000",
@@ -78,7 +78,7 @@ def preview_reader(definition: Definition, settings: Settings) -> AbstractContex
 def waited_for(source_connection: str | None, settings: Settings, name: str) -> Iterator[SqlReader]:
     """A reader on the named connection for somebody who waits for the answer."""
     url = database.reader_url(settings, source_connection)
-    seconds = min(_WAITED_FOR_SECONDS, settings.statement_timeout_on(source_connection))
+    seconds = min(WAITED_FOR_SECONDS, settings.statement_timeout_on(source_connection))
     session = _WAITED_FOR_LIMITS | {"statement_timeout": str(int(seconds * 1000))} | database.READ_ONLY
     with with_extensions(
         settings, lambda more: connect(settings, url, source_connection, name, session | dict(more))

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -200,9 +199,14 @@ class AsyncApi:
         return found
 
     async def cancel(self, request: Submitted) -> None:
+        """End the run of this request and of no other, if there is anything to end."""
         body = {"run_requested_at": request.requested_at}
-        with suppress(VitrinaError):
+        try:
             _checked(await self._http.post(_of(request.pipeline, "cancel"), json=body))
+        except VitrinaUnreachable:
+            raise
+        except VitrinaError:
+            return
 
     async def patiently(self, ask: Callable[["AsyncApi"], Awaitable[Any]], *, pause_seconds: float) -> Any:
         """Ask until somebody answers: whatever is out of reach now, the run goes on without us."""

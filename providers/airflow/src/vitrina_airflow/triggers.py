@@ -19,6 +19,8 @@ ERROR, TIMEOUT, RESUMED = "ERROR", "TIMEOUT", "RESUMED"
 # A changed connection is noticed within this time.
 _CLIENT_SECONDS = 300.0
 _RETRY_SECONDS = 2.0
+# Airflow waits half a minute for what is cancelled.
+_CANCEL_SECONDS = 25.0
 # While news arrive.
 _SELDOM_SECONDS = 60.0
 
@@ -157,10 +159,21 @@ class VitrinaRunTrigger(_Watch):
                 await asyncio.shield(self.on_kill())
             raise
 
+    async def _watch(self) -> dict[str, Any]:
+        told = await super()._watch()
+        if told["status"] == TIMEOUT:
+            # Here, because Airflow 2 ends a task that is out of time without asking it.
+            await self.on_kill()
+        return told
+
     async def on_kill(self) -> None:
         """Cancel the run: a person marked the task, or cleared it. Not called when a triggerer restarts."""
-        if self.owns_run:
-            await (await shared_api(self.conn_id)).cancel(self.request)
+        if not self.owns_run:
+            return
+        api = await shared_api(self.conn_id)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CANCEL_SECONDS):
+                await api.patiently(lambda api: api.cancel(self.request), pause_seconds=_RETRY_SECONDS)
 
 
 class VitrinaResumedTrigger(_Watch):

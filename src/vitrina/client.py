@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import quote, urlsplit
@@ -25,6 +25,8 @@ PREFIX = "/api/v1"
 _CONNECT_ATTEMPTS = 3
 _CONNECT_PAUSE_SECONDS = 0.2
 _PAGE = 200
+# By how much a clock may be set back without hiding a run from whoever waits for it.
+_CLOCK_STEP = timedelta(hours=1)
 _LOG_PAGE = 500
 # Shorter than any server keeps an idle connection, so that no request meets one that is just being closed.
 _IDLE_SECONDS = 3.0
@@ -231,6 +233,8 @@ class Client:
             run = find_answer(runs, requested_at, asked)
             if run and run.status != RunStatus.RUNNING and not (goes_on and was_broken_off(run)):
                 return run
+            if not goes_on and run is None and (dated_back := self._answer_dated_back(pipeline, requested_at)):
+                return dated_back
             if not goes_on and not runs:
                 raise errors.Conflict(f"pipeline {seen.pipeline} is {seen.status} and the run did not start")
             if not goes_on and run is None:
@@ -241,6 +245,11 @@ class Client:
                     " it goes on without you"
                 )
             time.sleep(poll_seconds)
+
+    def _answer_dated_back(self, pipeline: str | UUID, requested_at: datetime) -> answers.Run | None:
+        """An answer that began before it was asked for, because somebody set the database's clock back in between."""
+        earlier = self.list_runs(pipeline, since=requested_at - _CLOCK_STEP, limit=None)
+        return next((run for run in earlier if run.answers_request == requested_at), None)
 
     # --- what a runner performs --------------------------------------------------------------------------------
 

@@ -98,6 +98,16 @@ def test_a_run_that_is_cancelled_is_its_own(vitrina: Api, api_metastore: Connect
     assert vitrina.look(mine).status == RunStatus.SUCCESS
 
 
+def test_a_clock_that_is_set_back_hides_no_run(vitrina: Api, api_metastore: Connection) -> None:
+    asked = vitrina.submit("films", "key", PLAIN)
+    claim = claimed(api_metastore)
+    api_metastore.execute("UPDATE etl.etl_runs SET started_at = started_at - interval '5 minutes'")
+    assert not vitrina.look(asked).over
+    leases.conclude_run(api_metastore, claim)
+    answer = vitrina.look(asked)
+    assert (answer.status, answer.run and answer.run["id"]) == (RunStatus.SUCCESS, str(claim.run_id))
+
+
 def test_a_refusal_is_told_in_the_words_of_the_api(vitrina: Api) -> None:
     with pytest.raises(VitrinaError, match="nobody") as refused:
         vitrina.submit("nobody", "key", PLAIN)

@@ -70,6 +70,18 @@ def test_a_backfill_that_was_taken_back_is_not_answered_by_a_plain_run(
         wait(client, backfill, timeout_seconds=0)
 
 
+def test_a_clock_that_is_set_back_hides_no_answer(client: Client, api_metastore: Connection) -> None:
+    accepted = client.run("films")
+    claim = claimed(api_metastore)
+    leases.answer_request(api_metastore, claim)
+    api_metastore.execute("UPDATE etl.etl_runs SET started_at = started_at - interval '5 minutes'")
+    leases.conclude_run(api_metastore, claim)
+
+    run = wait(client, accepted)
+
+    assert (run.id, run.status) == (claim.run_id, RunStatus.SUCCESS)
+
+
 def test_a_backfill_is_followed_through_lost_runners_and_pauses(client: Client, api_metastore: Connection) -> None:
     backfill = client.run("films", since="2024-01-01")
     claimed(api_metastore)

@@ -43,7 +43,7 @@ def looks_over(status: Json, requested_at: str) -> bool:
     run = status.get("run")
     if run is None or moment(run["started_at"]) < moment(requested_at):
         return status["status"] not in _AT_WORK
-    return not (run["status"] == "RUNNING" and _answers(run, requested_at))
+    return not (run["status"] == "RUNNING" and answers(run, requested_at))
 
 
 def began_after(requested_at: str, status: Json | None) -> bool:
@@ -88,7 +88,7 @@ def counters(run: Json) -> dict[str, Any]:
 
 def _place_of_answer(runs: Sequence[Json], requested_at: str, backfill: bool) -> int | None:
     for place, run in enumerate(runs):
-        if _answers(run, requested_at):
+        if answers(run, requested_at):
             return place
     # Who asks again while a run works replaces the wish before it: what answers the later one has read all.
     for place, run in enumerate(runs):
@@ -102,7 +102,8 @@ def _place_of_first(runs: Sequence[Json], backfill: bool) -> int | None:
     return next((place for place, run in enumerate(runs) if bool(run.get("backfill")) == backfill), None)
 
 
-def _answers(run: Json, requested_at: str) -> bool:
+def answers(run: Json, requested_at: str) -> bool:
+    """Whether the run says that it answers this request."""
     answered = run.get("answers_request")
     return answered is not None and moment(answered) == moment(requested_at)
 

@@ -228,7 +228,7 @@ def test_added_used_tried_replaced_and_rotated_without_a_restart(
         runner_process(settings, tmp_path, VITRINA_SECRET_KEY=key_text(new, old), VITRINA_POLL_SECONDS="0.2"),
         httpx.Client(base_url=address, timeout=60, trust_env=False) as api,
     ):
-        until(lambda: bool(workbench.sql("SELECT 1 FROM etl.etl_runners WHERE sealing_keys <> '{}'")))
+        until(lambda: bool(workbench.sql("SELECT 1 FROM etl.etl_runners WHERE sealing_keys <> '{}'")), seconds=180)
         assert api.post(CONNECTIONS, json={"name": "shop", "url": shop}).status_code == 201
         tried = result_of(api, api.post(f"{CONNECTIONS}/shop/test"))
         assert tried["usable"], tried
@@ -238,7 +238,7 @@ def test_added_used_tried_replaced_and_rotated_without_a_restart(
         assert any("primary key" in reason for reason in suggested["reasons"])
         assert api.post("/api/v1/pipelines", json=suggested["definition"]).status_code == 201
         api.post("/api/v1/pipelines/orders/run")
-        until(lambda: workbench.sql("SELECT 1 FROM etl.etl_runs WHERE status = 'SUCCESS'") != [])
+        until(lambda: workbench.sql("SELECT 1 FROM etl.etl_runs WHERE status = 'SUCCESS'") != [], seconds=180)
         assert workbench.sql("SELECT count(*) AS rows FROM analytics.orders") == [{"rows": 100}]
 
         wrong = shop.replace(password, "canary-5e0d")
@@ -288,7 +288,7 @@ def test_added_used_tried_replaced_and_rotated_without_a_restart(
 def result_of(api: httpx.Client, answer: httpx.Response) -> dict[str, Any]:
     assert answer.status_code in (200, 202), answer.text
     address = f"/api/v1/requests/{answer.json()['id']}"
-    until(lambda: api.get(address).json()["finished_at"] is not None)
+    until(lambda: api.get(address).json()["finished_at"] is not None, seconds=180)
     found = api.get(address).json()
     assert found["error"] is None, found
     result: dict[str, Any] = found["result"]

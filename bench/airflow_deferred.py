@@ -19,6 +19,7 @@ from bench.servers import cpu_seconds, prepared
 from tests.airflow.station import AIRFLOW, Station, descendants, station
 from tests.integration.api import serving, without_auth
 from tests.support.waiting import until
+from vitrina.observe import logs
 from vitrina.settings import Settings
 from vitrina.store import database
 
@@ -87,8 +88,10 @@ def measure(settings: Settings, directory: Path, tasks: int, seconds: float) -> 
     with psycopg.connect(owner, autocommit=True) as admin:
         admin.execute("CREATE DATABASE airflow")
     own = owner.rpartition("/")[0] + "/airflow"
+    quiet = without_auth(settings, log_level="error")
+    logs.configure(quiet)
     with (
-        serving(without_auth(settings, log_level="error")) as api,
+        serving(quiet) as api,
         station(directory, own) as airflow,
         psycopg.connect(own, autocommit=True) as its,
     ):

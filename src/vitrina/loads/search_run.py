@@ -138,7 +138,7 @@ class SearchRun(Run):
         begun_at = database.now(self._job.metastore)
         generation = self._patiently(self._index.new_generation)
         self._checkpoint = replace(
-            self._checkpoint.without_load(),
+            self._checkpoint.without_cursor(),
             stage=generation,
             fingerprint=self._fingerprint(),
             load_started_at=begun_at,
@@ -210,7 +210,7 @@ class SearchRun(Run):
     def _begin_sending(self) -> None:
         leases.answer_request(self._job.metastore, self._job.claim)
         self._checkpoint = replace(
-            self._checkpoint.without_load(),
+            self._checkpoint.without_cursor(),
             fingerprint=self._fingerprint(),
             load_started_at=database.now(self._job.metastore),
         )
@@ -235,7 +235,7 @@ class SearchRun(Run):
         """It was begun before the mode changed: where it stood says nothing of where a pass stands."""
         if self._checkpoint.stage is not None:
             self._say_started_over("the definition changed")
-            self._checkpoint = replace(self._checkpoint.without_load(), safe_upto=None, held_upto=None)
+            self._checkpoint = self._checkpoint.without_cursor()
 
     def _judge_index(self) -> None:
         """What earlier passes or batches delivered is in the index that they wrote to, and in no other."""

@@ -33,6 +33,7 @@ class SearchSourceRun(SourceRun, SearchRun):
         self._forget_full_load()
         self._judge_index()
         leases.answer_request(self._job.metastore, self._job.claim)
+        self._checkpoint = self._identified()
         self._meter.started_from(self._checkpoint.safe_upto)
         sender = self._watching_sender()
         after = (self._checkpoint.safe_upto,) if self._checkpoint.safe_upto else None

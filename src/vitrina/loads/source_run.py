@@ -37,7 +37,7 @@ class SourceRun(Run):
         self._meter.spent("read", job.source.peek_seconds)
         for _, checkpoint in job.source.batches(sources.stored_checkpoint(job.definition, job.checkpoint)):
             if job.definition.mode == "incremental" and not job.backfill:
-                self._checkpoint = replace(self._checkpoint, safe_upto=json.dumps(checkpoint))
+                self._checkpoint = replace(self._identified(), safe_upto=json.dumps(checkpoint))
         with self._transaction("keeping the source's checkpoint"):
             self._fence()
 
@@ -55,6 +55,7 @@ class SourceRun(Run):
 
     def _merge_batches(self) -> None:
         leases.answer_request(self._job.metastore, self._job.claim)
+        self._checkpoint = self._identified()
         stages = self._alternating_stages()
         self._meter.started_from(self._checkpoint.safe_upto)
         source = self._source(stages, Bounds(), Paging())
@@ -70,6 +71,12 @@ class SourceRun(Run):
     def _alternating_stages(self) -> tuple[Stage, ...]:
         name = str(self._job.claim.pipeline_id)
         return self._created(tuple(self._stage(stage_name(name, suffix)) for suffix in ("a", "b")))
+
+    def _identified(self) -> Checkpoint:
+        """A range says nothing of how far the source was followed."""
+        if self._job.backfill:
+            return self._checkpoint
+        return replace(self._checkpoint, fingerprint=sources.checkpoint_identity(self._job))
 
     def _after_merge(self, filled: Filled) -> Checkpoint:
         if self._job.backfill or not filled.last:

@@ -1,5 +1,6 @@
 """Pipelines without SQL: a registered Python source makes the rows, and keeps its checkpoint with ours."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -67,14 +68,38 @@ def inspect(job: "Job", *, create_target: bool) -> Plan:
     return _plan(job)
 
 
+def checkpoint_identity(job: "Job") -> str:
+    """Whose a stored checkpoint is, and what has been filled with what it passed by: a source's, and a target."""
+    parts = ["source", job.definition.python_source, str(job.target)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
 def _forget_replaced(job: "Job") -> None:
-    """Before the source is asked to go on: what it gave so far is no longer in the mart."""
-    known = job.checkpoint.identity.get("mart")
-    if known is None or job.definition.mode != "incremental" or job.backfill:
+    """Before the source is asked to go on: it never gave what is asked for, or that is no longer in the mart."""
+    if job.definition.mode != "incremental" or job.backfill:
         return
-    if isinstance(job.target, PostgresTarget) and not job.writer.is_same(known):
+    if job.checkpoint.stage is not None and not isinstance(job.target, PostgresTarget):
+        return  # the run itself gives the generation up
+    if _was_anothers(job):
+        job.starts_over_because = "the source or the target is another one than at the last checkpoint"
+    elif _mart_was_another(job):
         job.starts_over_because = f"{job.target} was emptied, replaced or restored by hand"
+    if job.starts_over_because:
         job.checkpoint = job.checkpoint.blank()
+
+
+def _was_anothers(job: "Job") -> bool:
+    """One that an earlier version of the platform wrote does not say whose it is, only which mart it filled."""
+    found = job.checkpoint
+    if found.fingerprint is not None:
+        return found.fingerprint != checkpoint_identity(job)
+    known = found.identity.get("mart")
+    return known is not None and known["name"] != str(job.target)
+
+
+def _mart_was_another(job: "Job") -> bool:
+    known = job.checkpoint.identity.get("mart")
+    return known is not None and isinstance(job.target, PostgresTarget) and not job.writer.is_same(known)
 
 
 def look_into(job: "Job") -> None:

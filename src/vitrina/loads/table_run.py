@@ -113,7 +113,7 @@ class Run:
         self._say_started_over("the source has several versions of a row, which are merged in the order of the cursor")
         self._meter.starts_over()
         self._filler.close()
-        self._checkpoint = replace(self._checkpoint.without_load(), safe_upto=None, held_upto=None)
+        self._checkpoint = self._checkpoint.without_cursor()
         self._merge_batches()
 
     def _continue_load(self) -> Stage | None:
@@ -126,7 +126,7 @@ class Run:
         if obstacle:
             self._say_started_over(obstacle)
             if job.cursor:  # it may be another one by now, and all rows are read anyway
-                self._checkpoint = replace(found.without_load(), safe_upto=None, held_upto=None)
+                self._checkpoint = found.without_cursor()
             return None
         with self._transaction("cleaning the stage"):
             stage.discard_uncounted(job.writer.connection, found.segments)
@@ -162,7 +162,7 @@ class Run:
         stage = self._stage(job.writer.new_stage_name())
         upto = self._watermark_of_load() if job.cursor else None
         self._checkpoint = replace(
-            self._checkpoint.without_load(),
+            self._checkpoint.without_cursor(),
             stage=stage.name,
             fingerprint=self._fingerprint(),
             # By the clock that letters are dated by.

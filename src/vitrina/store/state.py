@@ -70,6 +70,13 @@ class Checkpoint:
             identity={name: value for name, value in self.identity.items() if name not in OF_THE_LOAD},
         )
 
+    def without_cursor(self) -> "Checkpoint":
+        """No unfinished load, and nothing to go on from: for whoever reads everything.
+
+        Kept, the place would be believed by the next pass, although the load was refused, or was one of another mode.
+        """
+        return replace(self.without_load(), safe_upto=None, held_upto=None)
+
     def identified(self, **keys: Any) -> "Checkpoint":
         """With these keys of the identity set, the others as they were."""
         return replace(self, identity=self.identity | keys)

@@ -3,15 +3,21 @@
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
+from pydantic import SecretStr
 
+from tests.conftest import url_of
+from tests.support.ahead import Ahead
 from tests.support.workbench import Workbench
+from vitrina.embedded.temporary import TemporaryServer
 from vitrina.transforms import SourceContext, source
 
 FILMS = """
 CREATE TABLE content.films (id int PRIMARY KEY, title text, at timestamptz NOT NULL, seen timestamptz NOT NULL);
 INSERT INTO content.films
-SELECT i, 'Film ' || i, timestamptz '2024-01-01' + make_interval(mins => i), '2023-01-01' FROM generate_series(1, 100) i;
+SELECT i, 'Film ' || i, timestamptz '2024-01-01' + make_interval(mins => i), '2023-01-01'
+FROM generate_series(1, 100) AS i;
 """
 QUERY = "SELECT id, title, at, seen FROM content.films"
 INCREMENTAL = {"mode": "incremental", "incremental_key": "at", "target_key": ["id"]}
@@ -80,6 +86,46 @@ def test_a_mart_whose_refilling_was_refused_is_filled_whole_by_the_next_run(benc
     assert bench.differences(QUERY, "analytics.films") == 0
 
 
+# --- the source ------------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_was_pointed_to_another_database_is_read_from_the_beginning(
+    bench: Workbench, server: TemporaryServer, copies: Ahead[str]
+) -> None:
+    elsewhere = copies.take()
+    with psycopg.connect(url_of(server.urls.admin, elsewhere), autocommit=True) as other:
+        other.execute(FILMS)
+        other.execute("UPDATE content.films SET title = 'another', at = at - interval '1 year'")
+        other.execute("GRANT SELECT ON ALL TABLES IN SCHEMA content TO vitrina_reader")
+    point(bench, bench.settings.reader_url)
+    bench.pipeline("films", QUERY, source_connection="crm", **INCREMENTAL)
+    run(bench)
+    assert "started_over" not in run(bench)["metrics"]
+
+    point(bench, SecretStr(url_of(server.urls.reader, elsewhere)))
+
+    assert "leads to another database" in run(bench)["metrics"]["started_over"]
+    assert bench.sql("SELECT count(*) AS rows FROM analytics.films WHERE title = 'another'") == [{"rows": 100}]
+
+
+def point(bench: Workbench, url: SecretStr | None) -> None:
+    bench.settings = bench.settings.model_copy(update={"connections": {"crm": url}})
+
+
+def test_numbers_that_began_again_are_warned_of(bench: Workbench) -> None:
+    bench.source("CREATE TABLE content.events (id bigserial PRIMARY KEY, what text)")
+    bench.sql("INSERT INTO content.events (what) SELECT 'old' FROM generate_series(1, 100)")
+    fields = {"incremental_key": "id", "options": {"cursor_clock": "database"}}
+    bench.pipeline("events", "SELECT id, what FROM content.events", **INCREMENTAL | fields)
+    run(bench, "events")
+    bench.sql("TRUNCATE content.events RESTART IDENTITY")
+    bench.sql("INSERT INTO content.events (what) SELECT 'new' FROM generate_series(1, 50)")
+
+    warnings = run(bench, "events")["metrics"]["plan"]["warnings"]
+
+    assert any("is 50, below the checkpoint 100" in warning for warning in warnings)
+
+
 # --- Python sources --------------------------------------------------------------------------------------------------
 
 
@@ -140,9 +186,7 @@ def test_a_query_does_not_go_on_where_a_source_stood(bench: Workbench) -> None:
 
 
 def test_a_source_does_not_go_on_where_a_query_stood(bench: Workbench) -> None:
-    bench.pipeline(
-        "numbers", "SELECT id::bigint, title FROM content.films", **INCREMENTAL | {"incremental_key": "id"}
-    )
+    bench.pipeline("numbers", "SELECT id::bigint, title FROM content.films", **INCREMENTAL | {"incremental_key": "id"})
     run(bench, "numbers")
 
     bench.change("numbers", type="PYTHON", python_task="it_twelve", source_query=None)

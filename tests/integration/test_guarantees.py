@@ -52,6 +52,11 @@ EXACT: dict[str, tuple[str, str, str]] = {
         QUERY,
         "at",
     ),
+    "a clock that is cut to seconds": (
+        TABLE.replace("NOT NULL", "NOT NULL DEFAULT date_trunc('second', now())"),
+        QUERY,
+        "at",
+    ),
     "a view that passes it on": (
         f"{TABLE}; {VIEWS}",
         "SELECT id, at FROM content.v",
@@ -99,6 +104,20 @@ INEXACT: dict[str, tuple[str, str, str, str, str]] = {
         "at",
         "bounded-lag",
         "content.m is a materialized view",
+    ),
+    "a clock that is cut to hours": (
+        TABLE.replace("NOT NULL", "NOT NULL DEFAULT date_trunc('hour', now())"),
+        QUERY,
+        "at",
+        "bounded-lag",
+        "the default of at in content.events is date_trunc('hour'",
+    ),
+    "the day alone": (
+        TABLE.replace("NOT NULL", "NOT NULL DEFAULT current_date"),
+        QUERY,
+        "at",
+        "bounded-lag",
+        "the default of at in content.events is CURRENT_DATE",
     ),
     "a sequence that sessions keep numbers of": (
         CACHED,

@@ -9,12 +9,15 @@ from vitrina.connectors.postgres import advice, provenance, sessions
 from vitrina.connectors.postgres import cursor as cursors
 from vitrina.connectors.postgres.source import Bounds
 from vitrina.errors import FatalError
+from vitrina.store import databases
 
 if TYPE_CHECKING:
     from vitrina.loads.job import Job
 
 # Key of the checkpoint's identity: how many rows of the source were ever written, at the end of the last pass.
 CHANGES = "changes"
+# Which database the values of the cursor are of: a connection may be pointed to another one.
+SOURCE = "source"
 
 
 def inspect(job: "Job") -> None:
@@ -102,6 +105,12 @@ def count_changes(job: "Job") -> dict[str, Any] | None:
     if guarantee(job) != "exact" or job.cursor is None or not job.cursor.is_clock:
         return None
     return advice.count_changes(job.reader.connection, _origin(job))
+
+
+def source_identity(job: "Job") -> str | None:
+    """A standby, and the server that it becomes, say the same; None where that may not be asked."""
+    seen = databases.look(job.reader.connection)
+    return seen.identity if seen else None
 
 
 def _origin(job: "Job") -> tuple[int, int] | None:

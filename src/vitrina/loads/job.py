@@ -373,6 +373,11 @@ def _forget_useless_checkpoint(job: Job) -> None:
         return
     if _cursor_was_another(job):
         job.starts_over_because = "the cursor, its source or the target is another one than at the last checkpoint"
+    elif _source_was_another(job):
+        job.starts_over_because = (
+            f"the source connection {job.definition.source_connection} leads to another database than at the last"
+            " checkpoint"
+        )
     elif _mart_was_another(job):
         job.starts_over_because = f"{job.target} was emptied, replaced or restored by hand"
     elif job.steps and found.rows and isinstance(job.target, PostgresTarget) and job.target_writer.is_empty():
@@ -382,6 +387,11 @@ def _forget_useless_checkpoint(job: Job) -> None:
     elif found.fingerprint not in (None, cursor_identity(job)):
         # Another id: where the pass was interrupted says nothing now. It begins again at what is safe.
         job.checkpoint = replace(found, last_key=None, last_id=None)
+
+
+def _source_was_another(job: Job) -> bool:
+    known, seen = job.checkpoint.identity.get(incremental.SOURCE), incremental.source_identity(job)
+    return known is not None and seen is not None and known != seen
 
 
 def _mart_was_another(job: Job) -> bool:

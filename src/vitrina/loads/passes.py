@@ -42,7 +42,7 @@ def ended(job: Job, found: Checkpoint, upto: Watermark, rows_read: int) -> Check
     ties = _ties_at(safe, found, rows_read) if safe == highest else None
     return _remembering(
         replace(found, safe_upto=safe, held_upto=upto.held_upto, last_key=None, last_id=None, segments={}),
-        {_TIES: ties, _AHEAD: is_ahead or None, incremental.CHANGES: incremental.count_changes(job)},
+        {_TIES: ties, _AHEAD: is_ahead or None, **_of_source(job)},
     )
 
 
@@ -52,8 +52,15 @@ def loaded(job: Job, found: Checkpoint, upto: Watermark, rows_read: int) -> Chec
     ties = _ties_at(safe, found, rows_read) if safe == upto.newest else None
     return _remembering(
         replace(found, safe_upto=safe, held_upto=upto.held_upto),
-        {_TIES: ties, _AHEAD: None, incremental.CHANGES: incremental.count_changes(job)},
+        {_TIES: ties, _AHEAD: None, **_of_source(job)},
     )
+
+
+def _of_source(job: Job) -> dict[str, Any]:
+    return {
+        incremental.CHANGES: incremental.count_changes(job),
+        incremental.SOURCE: incremental.source_identity(job),
+    }
 
 
 def _ties_at(safe: str | None, found: Checkpoint, rows_read: int) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -317,6 +318,7 @@ class Run:
         job = self._job
         assert job.cursor is not None
         newest = None if self._is_by_clock else incremental.newest_cursor(job)
+        self._warn_of_lower_numbers(newest)
         held = self._checkpoint.held_upto
         # What was remembered of a finished pass is the pair of a sequence cursor, not a whole watermark.
         return cursors.watermark(
@@ -327,6 +329,18 @@ class Run:
             held=held if held and not held.startswith("{") else None,
             newest=newest,
         )
+
+    def _warn_of_lower_numbers(self, newest: str | None) -> None:
+        """Nothing tells a sequence that began again from rows that were deleted at its end."""
+        cursor, safe = self._job.cursor, self._checkpoint.safe_upto
+        if cursor is None or not cursor.is_number or newest is None or safe is None or self._job.backfill:
+            return
+        if Decimal(newest) < Decimal(safe):
+            self._meter.warn(
+                f"the highest value of incremental_key {cursor.key} is {newest}, below the checkpoint {safe}: if its"
+                " numbers began again, the rows up to there were not read; read them with `vitrina state"
+                f" {self._job.definition.name} --reset`"
+            )
 
     def _pass_stages(self) -> tuple[Stage, ...]:
         job = self._job

@@ -1,5 +1,6 @@
 """Where the values of a cursor come from: whether they are a table's own, and what may bring them late."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ def of_cursor(reader: SqlReader, cursor: Cursor, origin: tuple[int, int] | None)
     if not tables or any(table["is_generated"] for table in tables):
         return Provenance()
     doubts = [*_doubts_of_tables(tables), *(_doubts_of_numbers(cursor, tables) if cursor.is_number else ())]
+    doubts += _doubts_of_defaults(cursor, tables) if cursor.is_clock else ()
     return Provenance(True, tuple(doubts))
 
 
@@ -73,6 +75,26 @@ def _doubts_of_numbers(cursor: Cursor, tables: list[dict[str, Any]]) -> Iterator
             yield f"the sequence {name} counts down, or begins again at its end"
 
 
+def _doubts_of_defaults(cursor: Cursor, tables: list[dict[str, Any]]) -> Iterator[str]:
+    """A clock that is cut to seconds is within the margin; one that is cut to hours, or moved, is not."""
+    for table in tables:
+        default = table["default"]
+        if default and _CLOCK.search(default) and not _PLAIN_CLOCK.fullmatch(default):
+            yield (
+                f"the default of {cursor.key} in {table['name']} is {default}, which may be earlier than the"
+                " transaction that writes it"
+            )
+
+
+_CLOCK = re.compile(r"now\(\)|timestamp|current_date", re.IGNORECASE)
+_NOW = r"(now\(\)|(clock|statement|transaction)_timestamp\(\)|CURRENT_TIMESTAMP(\(\d\))?|LOCALTIMESTAMP(\(\d\))?)"
+_PLAIN_CLOCK = re.compile(
+    rf"\(*({_NOW}|date_trunc\('((micro|milli)?seconds?)'::text, {_NOW}\))\)*"
+    r"(::timestamp(\(\d\))? with(out)? time zone)?\)*",
+    re.IGNORECASE,
+)
+
+
 def _tables(source: Connection, origin: tuple[int, int]) -> list[dict[str, Any]]:
     """The table, its partitions and what inherits from it, each with its column of that name."""
     return source.execute(
@@ -83,6 +105,8 @@ def _tables(source: Connection, origin: tuple[int, int]) -> list[dict[str, Any]]
             SELECT i.inhrelid FROM tree JOIN pg_catalog.pg_inherits i ON i.inhparent = tree.oid
         )
         SELECT c.oid::regclass::text AS name, c.relkind AS kind, a.attgenerated <> '' AS is_generated,
+               (SELECT pg_catalog.pg_get_expr(d.adbin, d.adrelid) FROM pg_catalog.pg_attrdef d
+                WHERE d.adrelid = c.oid AND d.adnum = a.attnum) AS default,
                EXISTS (SELECT FROM pg_catalog.pg_subscription_rel s WHERE s.srrelid = c.oid) AS is_subscribed,
                (SELECT json_agg(json_build_object('name', s.seqrelid::regclass::text, 'cache', s.seqcache,
                                                   'step', s.seqincrement, 'cycles', s.seqcycle))

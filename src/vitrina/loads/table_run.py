@@ -335,7 +335,8 @@ class Run:
         cursor, safe = self._job.cursor, self._checkpoint.safe_upto
         if cursor is None or not cursor.is_number or newest is None or safe is None or self._job.backfill:
             return
-        if Decimal(newest) < Decimal(safe):
+        highest, reached = Decimal(newest), Decimal(safe)
+        if highest.is_finite() and reached.is_finite() and highest < reached:
             self._meter.warn(
                 f"the highest value of incremental_key {cursor.key} is {newest}, below the checkpoint {safe}: if its"
                 " numbers began again, the rows up to there were not read; read them with `vitrina state"

@@ -325,7 +325,8 @@ def test_everything_wrong_is_said_at_once(api: httpx.Client) -> None:
         ("source_connection", "unknown_connection"),
     ]
     assert found["errors"][2]["message"] == (
-        "connection 'nowhere' is not configured; known: default (the operator sets VITRINA_CONN_NOWHERE)"
+        "connection 'nowhere' is not configured; known: default (the operator sets VITRINA_CONN_NOWHERE, or adds it"
+        " with `vitrina connections add`)"
     )
 
 

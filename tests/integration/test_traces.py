@@ -197,7 +197,7 @@ def test_what_is_no_traceparent_is_not_kept(given: str) -> None:
 ASK = """
 import json, sys
 if "hidden" in sys.argv: sys.modules["opentelemetry.sdk.trace"] = None
-from vitrina import tracing
+from vitrina.observe import tracing
 found = tracing.start("vitrina-test")
 print(json.dumps([found is not None, any(name.startswith("opentelemetry") for name in sys.modules)]))
 """

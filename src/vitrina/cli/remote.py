@@ -38,6 +38,7 @@ def announced(url: str) -> Iterator[None]:
         with suppress(OSError):
             if ADDRESS.read_text() == url:  # a second `vitrina dev` may have come
                 ADDRESS.unlink()
+                ADDRESS.parent.rmdir()  # where nothing else is kept in it
 
 
 def _write(url: str) -> None:

@@ -17,7 +17,7 @@ from vitrina import sqlguard
 from vitrina.connectors.postgres.copy import copy_out
 from vitrina.connectors.postgres.source import Bounds, SqlReader
 from vitrina.definition import Definition
-from vitrina.errors import CannotConnect, RunError, SourceQueryFailed
+from vitrina.errors import CannotConnect, Disconnected, RunError, SourceQueryFailed
 from vitrina.observe import logs
 from vitrina.runner import dispatcher
 from vitrina.runner import requests as runner_requests
@@ -82,6 +82,14 @@ def test_streams_have_the_timeouts_of_their_session(workbench: Workbench) -> Non
         reader.stream(SQL("SELECT pg_sleep(30)::text AS slept")) as rows,
     ):
         list(rows)
+
+
+def test_a_stream_beside_a_session_that_was_ended_is_a_lost_connection(workbench: Workbench) -> None:
+    with careless_reader(workbench) as reader:
+        reader.connection.close()
+
+        with pytest.raises(Disconnected), reader.stream(SQL("SELECT 1 AS id")):
+            pass
 
 
 def test_who_reads_everything_in_order_counts_on_a_small_cache(workbench: Workbench) -> None:

@@ -348,6 +348,8 @@ class SqlReader:
             if pooling.is_pooled(self.connection):
                 with connection.cursor() as cursor:
                     cursor.execute(pooling.statement_of(self._arrow_options(settings)))
+        except psycopg.Error as exc:  # our own session, which knows the settings, was ended
+            raise translate_read(exc) from exc
         except adbc_driver_manager.Error as exc:
             # The driver's words repeat host and login; who may see a run need not know them.
             raise Disconnected("the source took no second connection of the same login") from exc

@@ -55,9 +55,10 @@ def add(
     name: Name,
     replace: Annotated[bool, typer.Option("--replace", help="Enter another URL for one that is kept.")] = False,
 ) -> None:
-    """Keep a connection in the metastore, sealed: asks for its URL, or reads it from standard input.
+    """Keep a connection in the metastore, sealed.
 
-    postgresql://LOGIN:PASSWORD@HOST:5432/DATABASE. It is never shown again; runners use it without a restart.
+    Asks for its URL, postgresql://LOGIN:PASSWORD@HOST:5432/DATABASE, or reads it from standard input. It is never shown
+    again; runners use it without a restart.
     """
     from vitrina.services import connections
 
@@ -71,7 +72,10 @@ def add(
 
 @group.command()
 def remove(name: Name) -> None:
-    """Forget a connection that the metastore keeps; refused while pipelines use it."""
+    """Forget a connection that the metastore keeps.
+
+    Refused while pipelines use it.
+    """
     from vitrina.services import connections
 
     with _metastore() as (settings, metastore):
@@ -81,7 +85,10 @@ def remove(name: Name) -> None:
 
 @group.command()
 def rotate() -> None:
-    """Seal all kept connections anew with the first key of VITRINA_SECRET_KEY; the others of it open them."""
+    """Seal kept connections again with the newest key.
+
+    That is the first one of VITRINA_SECRET_KEY; the others of it open them.
+    """
     from vitrina import sealing
     from vitrina.services import audit
     from vitrina.store import kept_connections

@@ -30,6 +30,7 @@ def api() -> Iterator["Client"]:
 @contextmanager
 def announced(url: str) -> Iterator[None]:
     """Other commands of this directory find the API while the block lasts."""
+    is_directory_ours = not ADDRESS.parent.exists()
     with suppress(OSError):  # in a directory where nothing can be written, VITRINA_API_URL says it
         _write(url)
     try:
@@ -38,7 +39,8 @@ def announced(url: str) -> Iterator[None]:
         with suppress(OSError):
             if ADDRESS.read_text() == url:  # a second `vitrina dev` may have come
                 ADDRESS.unlink()
-                ADDRESS.parent.rmdir()  # where nothing else is kept in it
+                if is_directory_ours:
+                    ADDRESS.parent.rmdir()  # where nothing else is kept in it
 
 
 def _write(url: str) -> None:

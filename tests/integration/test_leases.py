@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina import status
 from vitrina.errors import LeaseLost
@@ -22,6 +23,7 @@ from vitrina.store import (
     requests,
     run_after,
     runners,
+    runs,
     schedules,
     sessions,
     stages,
@@ -214,6 +216,27 @@ def test_a_late_claim_cannot_seize_and_ends_no_newer_session(bench: Workbench) -
             Ledger(late, woken).seize()
         Ledger(newer, working).seize()
         assert sessions.end_older(working, newer) == 1
+
+
+@pytest.mark.parametrize("move", ["fence", "settle"])
+def test_a_batch_and_a_cancel_take_their_locks_in_one_order(bench: Workbench, move: str) -> None:
+    """Pipeline, then run: a batch that is fenced while its run is cancelled waits, and neither is a deadlock."""
+    held = claim(bench)
+    url = bench.settings.require_database_url()
+
+    def commit_batch() -> None:
+        with database.connect(url, "a") as metastore, database.connect(url, "b") as mart, metastore.transaction():
+            ledger = Ledger(held, metastore, metastore if move == "fence" else mart)
+            getattr(ledger, move)(state.Checkpoint(), runs.Counters(), attempt=1)
+
+    with ThreadPoolExecutor() as threads:
+        with bench.admin.transaction():
+            bench.sql("UPDATE etl.etl_pipelines SET claim_id = NULL, status = 'IDLE', lease_until = NULL")
+            batch = threads.submit(commit_batch)
+            until(lambda: batch.done() or bool(bench.sql("SELECT 1 FROM pg_locks WHERE NOT granted")))
+            bench.sql(f"UPDATE etl.etl_runs SET status = 'CANCELLED' WHERE id = '{held.run_id}'")
+        with pytest.raises(LeaseLost):
+            batch.result(60)
 
 
 # --- leases --------------------------------------------------------------------------------------------------------

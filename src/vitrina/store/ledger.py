@@ -64,8 +64,9 @@ class Ledger:
     def fence(self, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int, progressed: bool = True) -> None:
         """The last statements of the transaction that carries the data. Raises `LeaseLost` when it must not commit."""
         if not self._remote:
-            self.batch_size = runs.record_progress(self._home, self._claim.run_id, counters, attempts=attempt)
+            # The pipeline's row first, as whoever cancels or ends the run does: the other order is a deadlock.
             self._status = leases.touch(self._home, self._claim, progressed=progressed)
+            self.batch_size = runs.record_progress(self._home, self._claim.run_id, counters, attempts=attempt)
         state.advance(self._home, self._claim, checkpoint, self._table)
 
     def settle(
@@ -74,7 +75,7 @@ class Ledger:
         """After the commit: what was asked of the pipeline meanwhile."""
         if self._remote:
             with self._metastore.transaction():
-                self.batch_size = runs.record_progress(self._metastore, self._claim.run_id, counters, attempts=attempt)
                 self._status = leases.touch(self._metastore, self._claim, progressed=progressed)
+                self.batch_size = runs.record_progress(self._metastore, self._claim.run_id, counters, attempts=attempt)
                 self._mirror(checkpoint)
         return self._status

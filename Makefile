@@ -19,7 +19,8 @@ export PYTHON VERSION
 
 COMPOSE = docker compose $(if $(wildcard .env),--env-file .env) -f infra/docker-compose.yml
 # Two processes, each with a PostgreSQL of its own; a file, and a search server, stays with one of them (tests/conftest.py).
-PYTEST = .venv/bin/python -m pytest --numprocesses "$(JOBS)"
+RUN_PYTEST = .venv/bin/python -m pytest
+PYTEST = $(RUN_PYTEST) --numprocesses "$(JOBS)"
 COMPILE = .venv/bin/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate \
 	--python-version 3.11 $(if $(UPGRADE),--upgrade)
 
@@ -66,12 +67,12 @@ test: check ## Check the code and run every test (TESTS=tests/unit for a part)
 .PHONY: test-frames
 test-frames: setup ## Steps written with pandas and polars, which are installed beside .venv for it
 	@.venv/bin/uv pip install --quiet --require-hashes --target .frames --requirements requirements/frames.txt
-	@PYTHONPATH=.frames VITRINA_TEST_FRAMES=1 .venv/bin/python -m pytest tests/frames
+	@PYTHONPATH=.frames VITRINA_TEST_FRAMES=1 $(RUN_PYTEST) tests/frames
 
 .PHONY: test-airflow
 test-airflow: setup ## The provider in a real Airflow, installed beside .venv (VERSION=2.11: on that line)
 	@./scripts/setup-airflow
-	@VITRINA_TEST_AIRFLOW="$(or $(VERSION),3)" .venv/bin/python -m pytest tests/airflow/test_tasks.py tests/airflow/test_kills.py
+	@VITRINA_TEST_AIRFLOW="$(or $(VERSION),3)" $(RUN_PYTEST) tests/airflow/test_tasks.py tests/airflow/test_kills.py
 
 .PHONY: test-console
 test-console: setup ## The console: types, units, and the whole platform driven in a browser

@@ -68,7 +68,8 @@ def hit(name: str) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this thread: a signal to the process is taken by its main thread, and this one may go on until then.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     elif action == "error":
         raise TransientError(f"failpoint {name}")
     elif action == "crash":

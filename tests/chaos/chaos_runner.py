@@ -7,6 +7,7 @@ files are shared by all runners, and each fires once. `hold` waits until a file 
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def perform(name: str, action: str) -> None:
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # To this thread: a signal to the process is taken by its main thread, and this one may go on until then.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     elif action == "error":
         raise TransientError(f"failpoint {name}")
     elif action == "hold":

@@ -69,7 +69,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
     def explain_and_send(cursor: psycopg.Cursor[Any], query: Any, params: Any = None, **more: Any) -> Any:
         text = query.as_string(cursor.connection) if isinstance(query, sql.Composable) else query
         text = text.decode() if isinstance(text, bytes) else text
-        if re.match(r"\s*(SELECT|WITH|INSERT|UPDATE|DELETE)\b.*\betl\.", text, re.DOTALL):
+        if re.match(r"[\s(]*(SELECT|WITH|INSERT|UPDATE|DELETE)\b.*\betl\.", text, re.DOTALL):
             send(cursor, "EXPLAIN (FORMAT JSON) " + text, params)
             [row] = cursor.fetchall()
             [plan] = next(iter(row.values()))

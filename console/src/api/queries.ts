@@ -54,15 +54,20 @@ export function useMay(role: Role): boolean {
   return data !== undefined && RANKS.indexOf(data.role) >= RANKS.indexOf(role);
 }
 
+/** So many lines are asked for anew now and then only: events keep them up to date. */
+const MANY = 2000;
+const MANY_MS = 600_000;
+
 export function useOverview() {
   const interval = useInterval();
-  const many = (queryClient.getQueryData<PipelineOverview[]>(["overview"])?.length ?? 0) > 2000;
+  const many = (queryClient.getQueryData<PipelineOverview[]>(["overview"])?.length ?? 0) > MANY;
   return useQuery({
     queryKey: ["overview"],
     queryFn: ({ signal }) => loadOverview(signal),
     // Comparing ten thousand lines field by field costs more than drawing the few that are seen.
     structuralSharing: false,
-    refetchInterval: many ? 3 * CALM_MS : interval,
+    refetchInterval: !many ? interval : interval === CALM_MS ? MANY_MS : 3 * CALM_MS,
+    refetchOnWindowFocus: !many,
   });
 }
 
@@ -85,9 +90,16 @@ export async function refreshOverview(ids: string[]): Promise<void> {
   }
   const page = await get<Page<PipelineOverview>>(`/overview?${ids.map((id) => `pipeline=${id}`).join("&")}`);
   const fresh = new Map(page.items.map((line) => [line.id, line]));
-  queryClient.setQueryData<PipelineOverview[]>(["overview"], (lines) =>
-    lines?.map((line) => fresh.get(line.id) ?? line),
-  );
+  const asked = new Set(ids);
+  queryClient.setQueryData<PipelineOverview[]>(["overview"], (lines) => lines && merged(lines, fresh, asked));
+}
+
+/** Lines that were asked for and did not come are gone; new ones take their place by name, as the API has it. */
+function merged(lines: PipelineOverview[], fresh: Map<string, PipelineOverview>, asked: Set<string>): PipelineOverview[] {
+  const kept = lines.filter((line) => fresh.has(line.id) || !asked.has(line.id)).map((line) => fresh.get(line.id) ?? line);
+  const known = new Set(lines.map((line) => line.id));
+  const added = [...fresh.values()].filter((line) => !known.has(line.id));
+  return added.length === 0 ? kept : [...kept, ...added].sort((a, b) => (a.name < b.name ? -1 : 1));
 }
 
 export function useGraph() {

@@ -145,7 +145,7 @@ def _keep_seconds(took: float) -> float:
 def _sum_up(connection: Connection, after: figures.Place) -> Row:
     found = figures.sum_up_rest(connection, after)
     cursors = [cursor_time(row["safe_upto"], row["options"]) for row in figures.list_oldest_cursors(connection, after)]
-    known = [cursor.timestamp() for cursor in cursors if cursor] + [found["success_started"]]
+    known: list[float | None] = [found["success_started"], *(cursor.timestamp() for cursor in cursors if cursor)]
     held = [row["now"] - held_seconds(row) for row in figures.list_held(connection, after)]
     return found | {
         "after": after,

@@ -3,17 +3,18 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query
 
 from vitrina import answers
 from vitrina.answers import Page
-from vitrina.api import compression, paging
-from vitrina.api.security import GuardedRoute, Viewer
+from vitrina.api import paging
+from vitrina.api.compression import CompressedRoute
+from vitrina.api.security import Viewer
 from vitrina.api.state import State
 from vitrina.services import graph
 from vitrina.store import overview
 
-router = APIRouter(tags=["overview"], route_class=GuardedRoute)
+router = APIRouter(tags=["overview"], route_class=CompressedRoute)
 
 MAX_ROWS = 2000
 
@@ -24,22 +25,20 @@ def who_am_i(state: State, caller: Viewer) -> answers.Me:
     return answers.Me(name=caller.name, role=caller.role, auth=state.settings.auth)
 
 
-@router.get("/overview", response_model=Page[answers.PipelineOverview])
+@router.get("/overview")
 def list_overview(
     *,
-    request: Request,
     state: State,
     caller: Viewer,
     pipeline: Annotated[list[UUID], Query(max_length=200, description="Only these; all when none is given.")] = [],  # noqa: B006
     limit: Annotated[int, Query(ge=1, le=MAX_ROWS, description="Pipelines in one answer.")] = MAX_ROWS,
     cursor: paging.Cursor = None,
-) -> Response:
+) -> Page[answers.PipelineOverview]:
     """Every pipeline with its latest runs, by name; compressed for whoever accepts gzip."""
     after = paging.decode(cursor, str)
     with state.pool.connection() as connection:
         found = overview.list_page(connection, only=pipeline, after_name=after[0] if after else None, limit=limit + 1)
-    page = paging.page(found, limit, answers.PipelineOverview.model_validate, lambda row: [row["name"]])
-    return compression.json_answer(request, page.model_dump_json().encode())
+    return paging.page(found, limit, answers.PipelineOverview.model_validate, lambda row: [row["name"]])
 
 
 @router.get("/graph")

@@ -1,4 +1,4 @@
-"""Indexes for tens of thousands of pipelines and millions of runs: nothing that is asked often reads a whole table."""
+"""Tens of thousands of pipelines, millions of runs: indexes for what is asked often, events for what changes."""
 
 from alembic import op
 
@@ -36,8 +36,25 @@ CREATE INDEX etl_idempotency_keys_by_age ON etl.etl_idempotency_keys (created_at
 CREATE INDEX etl_notifications_of_pipeline ON etl.etl_notifications (pipeline_id, created_at DESC);
 """
 
+# A list of very many pipelines cannot be read again and again to see what is new in it.
+DEFINITIONS = """
+CREATE FUNCTION etl.announce_definition() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    pipeline etl.etl_pipelines := CASE TG_OP WHEN 'DELETE' THEN OLD ELSE NEW END;
+BEGIN
+    INSERT INTO etl.etl_events (topic, payload) VALUES ('pipeline', jsonb_build_object(
+        'pipeline_id', pipeline.id, 'pipeline', pipeline.name, 'version', pipeline.version,
+        'state', CASE TG_OP WHEN 'DELETE' THEN 'deleted' WHEN 'INSERT' THEN 'created' ELSE 'changed' END));
+    RETURN NULL;
+END $$;
+CREATE TRIGGER announce_definition AFTER INSERT OR DELETE ON etl.etl_pipelines
+    FOR EACH ROW EXECUTE FUNCTION etl.announce_definition();
+CREATE TRIGGER announce_version AFTER UPDATE OF version ON etl.etl_pipelines
+    FOR EACH ROW WHEN (OLD.version IS DISTINCT FROM NEW.version) EXECUTE FUNCTION etl.announce_definition();
+"""
+
 
 def upgrade() -> None:
     cursor = op.get_bind().connection.cursor()
-    for statements in (RUNS, PIPELINES, OTHERS):
+    for statements in (RUNS, PIPELINES, OTHERS, DEFINITIONS):
         cursor.execute(statements)

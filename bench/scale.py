@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -58,7 +59,7 @@ def main() -> None:
     with prepared(SERVER) as (settings, directory):
         found: dict[str, object] = {"pipelines": wish.pipelines, "runs": wish.runs, "rounds": wish.rounds}
         found["seconds_to_fill_it"] = fill(settings, wish.pipelines, wish.runs)
-        old = measure_statements(settings, BEFORE, rounds=max(3, wish.rounds // 20))
+        old = measure_statements(settings, BEFORE, rounds=max(5, wish.rounds // 20))
         found["seconds_to_build_the_indexes"] = build_indexes(settings)
         new = measure_statements(settings, AFTER, rounds=wish.rounds)
         for name in AFTER:
@@ -120,6 +121,7 @@ Work = Callable[[Connection], object]
 _DAYS = 3650
 
 
+@cache
 def _claimed(connection: Connection) -> Claim:
     row = connection.execute(
         "SELECT * FROM etl.etl_pipelines WHERE claim_id IS NOT NULL ORDER BY id LIMIT 1"

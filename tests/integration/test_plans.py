@@ -34,6 +34,7 @@ class Plans:
     """What was sent while one watched, with the large tables that its plan reads from the first to the last row."""
 
     seen: list[tuple[str, set[str]]] = field(default_factory=list)
+    indexes: set[str] = field(default_factory=set)
 
     def whole_reads(self) -> list[tuple[str, set[str]]]:
         return [(statement, tables) for statement, tables in self.seen if tables]
@@ -74,6 +75,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
             [row] = cursor.fetchall()
             [plan] = next(iter(row.values()))
             found.seen.append((" ".join(text.split()), set(_read_whole(plan["Plan"]))))
+            found.indexes.update(_indexes(plan["Plan"]))
         return send(cursor, query, params, **more)
 
     monkeypatch.setattr(psycopg.Cursor, "execute", explain_and_send)
@@ -85,6 +87,13 @@ def _read_whole(plan: dict[str, Any]) -> Iterator[str]:
         yield plan["Relation Name"]
     for part in plan.get("Plans", []):
         yield from _read_whole(part)
+
+
+def _indexes(plan: dict[str, Any]) -> Iterator[str]:
+    if "Index Name" in plan:
+        yield plan["Index Name"]
+    for part in plan.get("Plans", []):
+        yield from _indexes(part)
 
 
 def test_the_watch_sees_a_statement_that_reads_a_whole_table(bench: Workbench, plans: Plans) -> None:
@@ -127,6 +136,14 @@ def test_lists_are_read_by_index_page_by_page(api: httpx.Client, plans: Plans, p
         assert api.get(f"/api/v1{path}", params={**answer.request.url.params, "cursor": cursor}).status_code == 200
     assert plans.seen
     assert plans.whole_reads() == []
+
+
+@pytest.mark.parametrize("status", ["status=RUNNING", "status=SUCCESS", "status=PAUSED&status=CANCELLED"])
+def test_runs_of_a_status_are_not_looked_for_among_all(api: httpx.Client, plans: Plans, status: str) -> None:
+    """The index of all runs by time is one as well, and reads them all when there are few of that status."""
+    assert api.get(f"/api/v1/runs?{status}").status_code == 200
+    assert "etl_runs_by_status" in plans.indexes
+    assert "etl_runs_recent" not in plans.indexes
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 /** What the pages read: one hook a question, refreshed by events and, while those are away, by asking often. */
 import { QueryClient, useInfiniteQuery, useQuery, useQueryClient } from "@tanstack/react-query";
 import { ApiError, get, post } from "./client";
+import { merged } from "./lines";
 import { useConnection } from "./live";
 import type {
   Alert,
@@ -89,17 +90,7 @@ export async function refreshOverview(ids: string[]): Promise<void> {
     return;
   }
   const page = await get<Page<PipelineOverview>>(`/overview?${ids.map((id) => `pipeline=${id}`).join("&")}`);
-  const fresh = new Map(page.items.map((line) => [line.id, line]));
-  const asked = new Set(ids);
-  queryClient.setQueryData<PipelineOverview[]>(["overview"], (lines) => lines && merged(lines, fresh, asked));
-}
-
-/** Lines that were asked for and did not come are gone; new ones take their place by name, as the API has it. */
-function merged(lines: PipelineOverview[], fresh: Map<string, PipelineOverview>, asked: Set<string>): PipelineOverview[] {
-  const kept = lines.filter((line) => fresh.has(line.id) || !asked.has(line.id)).map((line) => fresh.get(line.id) ?? line);
-  const known = new Set(lines.map((line) => line.id));
-  const added = [...fresh.values()].filter((line) => !known.has(line.id));
-  return added.length === 0 ? kept : [...kept, ...added].sort((a, b) => (a.name < b.name ? -1 : 1));
+  queryClient.setQueryData<PipelineOverview[]>(["overview"], (lines) => lines && merged(lines, ids, page.items));
 }
 
 export function useGraph() {

@@ -190,10 +190,9 @@ def list_by_name(
     connection: Connection, names: Collection[str] | None, *, or_managed_by: str | None = None, lock: bool = False
 ) -> list[Row]:
     """The named pipelines, or all; locked in one order everywhere, so that two callers cannot block each other."""
-    wanted = {
-        (False, False): sql.SQL("p.name = ANY(%(names)s)"),
-        (False, True): sql.SQL("(p.name = ANY(%(names)s) OR p.managed_by = %(managed_by)s)"),
-    }.get((names is None, or_managed_by is not None), sql.SQL("true"))
+    named = sql.SQL("p.name = ANY(%(names)s)")
+    owned = sql.SQL("p.managed_by = %(managed_by)s")
+    wanted = [named, owned] if or_managed_by is not None else [named]
     return connection.execute(
         sql.SQL(
             """
@@ -203,7 +202,7 @@ def list_by_name(
         ).format(
             tasks=_TASKS,
             run_after=run_after.OF_PIPELINE,
-            wanted=wanted,
+            wanted=sql.SQL(" OR ").join(wanted if names is not None else [sql.SQL("true")]),
             lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL(""),
         ),
         {"names": list(names) if names is not None else None, "managed_by": or_managed_by},

@@ -159,10 +159,11 @@ def list_page(
 
     Conditions that nobody asked for are left out: with all of them in it, one plan for every wish could use no index.
     """
+    each_status = bool(status) and pipeline_id is None
     wanted = {
         "r.pipeline_id = %(pipeline)s": pipeline_id is not None,
-        "r.status = ANY(%(status)s)": bool(status and pipeline_id is not None),
-        "r.status = s.status": bool(status and pipeline_id is None),
+        "r.status = s.status": each_status,
+        "r.status = ANY(%(status)s)": bool(status) and not each_status,
         "r.trigger = ANY(%(trigger)s)": bool(trigger),
         "r.started_at >= %(since)s": since is not None,
         "r.started_at < %(until)s": until is not None,
@@ -183,7 +184,7 @@ def list_page(
             """
         ).format(
             columns=_COLUMNS,
-            page=(_OF_EACH_STATUS if wanted["r.status = s.status"] else sql.SQL("({page})")).format(page=page),
+            page=(_OF_EACH_STATUS if each_status else sql.SQL("({page})")).format(page=page),
             direction=direction,
         ),
         {

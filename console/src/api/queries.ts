@@ -1,6 +1,7 @@
 /** What the pages read: one hook a question, refreshed by events and, while those are away, by asking often. */
 import { QueryClient, useInfiniteQuery, useQuery, useQueryClient } from "@tanstack/react-query";
 import { ApiError, get, post } from "./client";
+import { merged } from "./lines";
 import { useConnection } from "./live";
 import type {
   Alert,
@@ -54,15 +55,20 @@ export function useMay(role: Role): boolean {
   return data !== undefined && RANKS.indexOf(data.role) >= RANKS.indexOf(role);
 }
 
+/** So many lines are asked for anew now and then only: events keep them up to date. */
+const MANY = 2000;
+const MANY_MS = 600_000;
+
 export function useOverview() {
   const interval = useInterval();
-  const many = (queryClient.getQueryData<PipelineOverview[]>(["overview"])?.length ?? 0) > 2000;
+  const many = (queryClient.getQueryData<PipelineOverview[]>(["overview"])?.length ?? 0) > MANY;
   return useQuery({
     queryKey: ["overview"],
     queryFn: ({ signal }) => loadOverview(signal),
     // Comparing ten thousand lines field by field costs more than drawing the few that are seen.
     structuralSharing: false,
-    refetchInterval: many ? 3 * CALM_MS : interval,
+    refetchInterval: !many ? interval : interval === CALM_MS ? MANY_MS : 3 * CALM_MS,
+    refetchOnWindowFocus: !many,
   });
 }
 
@@ -84,10 +90,7 @@ export async function refreshOverview(ids: string[]): Promise<void> {
     return;
   }
   const page = await get<Page<PipelineOverview>>(`/overview?${ids.map((id) => `pipeline=${id}`).join("&")}`);
-  const fresh = new Map(page.items.map((line) => [line.id, line]));
-  queryClient.setQueryData<PipelineOverview[]>(["overview"], (lines) =>
-    lines?.map((line) => fresh.get(line.id) ?? line),
-  );
+  queryClient.setQueryData<PipelineOverview[]>(["overview"], (lines) => lines && merged(lines, ids, page.items));
 }
 
 export function useGraph() {

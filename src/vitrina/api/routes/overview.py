@@ -8,12 +8,13 @@ from fastapi import APIRouter, Query
 from vitrina import answers
 from vitrina.answers import Page
 from vitrina.api import paging
-from vitrina.api.security import GuardedRoute, Viewer
+from vitrina.api.compression import CompressedRoute
+from vitrina.api.security import Viewer
 from vitrina.api.state import State
 from vitrina.services import graph
 from vitrina.store import overview
 
-router = APIRouter(tags=["overview"], route_class=GuardedRoute)
+router = APIRouter(tags=["overview"], route_class=CompressedRoute)
 
 MAX_ROWS = 2000
 
@@ -33,7 +34,7 @@ def list_overview(
     limit: Annotated[int, Query(ge=1, le=MAX_ROWS, description="Pipelines in one answer.")] = MAX_ROWS,
     cursor: paging.Cursor = None,
 ) -> Page[answers.PipelineOverview]:
-    """Every pipeline with its latest runs, by name."""
+    """Every pipeline with its latest runs, by name; compressed for whoever accepts gzip."""
     after = paging.decode(cursor, str)
     with state.pool.connection() as connection:
         found = overview.list_page(connection, only=pipeline, after_name=after[0] if after else None, limit=limit + 1)

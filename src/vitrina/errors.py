@@ -13,7 +13,7 @@ class VitrinaError(Exception):
     code: ClassVar[str] = "error"
 
     def __init__(self, message: str) -> None:
-        self.message = _storable(message)
+        self.message = message if _storable(message) == message else _storable(message)
         super().__init__(self.message)
 
 

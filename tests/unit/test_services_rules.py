@@ -13,7 +13,7 @@ from vitrina.api.security import FailedAttempts, is_loopback
 from vitrina.definition import Definition, Options
 from vitrina.errors import FieldError, InvalidField
 from vitrina.loads import job
-from vitrina.services import audit, policy, reports, versions
+from vitrina.services import advice, audit, policy, versions
 from vitrina.services.callers import Role
 from vitrina.settings import Settings
 
@@ -87,8 +87,8 @@ def test_secrets_are_masked_wherever_they_stand() -> None:
 
 
 def test_every_error_has_a_next_step() -> None:
-    assert reports.next_step("bad_key").startswith("Make target_key unique")
-    assert reports.next_step("never heard of").startswith("Do what the message says")
+    assert advice.next_step("bad_key").startswith("Make target_key unique")
+    assert advice.next_step("never heard of").startswith("Open the run's log")
 
 
 @given(st.datetimes(timezones=st.just(UTC)), st.uuids())

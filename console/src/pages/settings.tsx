@@ -36,7 +36,7 @@ function ThisBrowser() {
   return (
     <Panel title={t("This browser")}>
       <div className="space-y-3">
-        <Choice label={t("Language")} value={language} options={[["en", "English"], ["ru", "Русский"]]} onChange={(next) => void setLanguage(next as Language)} />
+        <Choice label={t("Language")} value={language} options={[["en", "English"], ["ru", "Русский"]]} onChange={(next) => void setLanguage(next as Language).then(() => client.invalidateQueries())} />
         <Choice
           label={t("Theme")}
           value={theme}

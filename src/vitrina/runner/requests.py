@@ -20,6 +20,7 @@ from vitrina.definition import Definition
 from vitrina.errors import NotFound, SourceQueryFailed, VitrinaError
 from vitrina.loads import job as jobs
 from vitrina.loads import kept_connections, replay
+from vitrina.sentences import say
 from vitrina.services import suggestions
 from vitrina.settings import Settings
 from vitrina.store import connections, database, pipelines
@@ -48,7 +49,7 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
     try:
         handler = handlers.get(request["kind"])
         if handler is None:
-            raise NotFound(f"this runner does not know how to perform {request['kind']!r}; is it older than the API?")
+            raise NotFound(say("request.unknown_to_runner", kind=request["kind"]))
         return handler(request, metastore, kept_connections.with_kept(settings, metastore)), None
     except VitrinaError as exc:
         return None, {"code": exc.code, "message": exc.message}
@@ -95,9 +96,7 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
             ).format(head, Literal(previews.MAX_BYTES), source, Literal(limit))
         )
     if texts is None:
-        raise SourceQueryFailed(
-            f"the first {limit} rows are larger than {previews.MAX_BYTES >> 20} MB: ask for fewer, or shorten texts"
-        )
+        raise SourceQueryFailed(say("run.preview_too_large", rows=limit, size=previews.MAX_BYTES >> 20))
     # Row by row: reading JSON lets no other thread run, and a heartbeat may be due.
     rows = [json.loads(text) for text in texts]
     return {"columns": [{"name": c.name, "type": c.type} for c in columns], "rows": rows}
@@ -115,7 +114,13 @@ def suggest_copy(request: dict[str, Any], metastore: Connection, settings: Setti
     """The definition that copies a table, and why it is made so."""
     asked = request["payload"]
     if asked["schema"] not in settings.source_schemas:
-        raise NotFound(f"schema {asked['schema']!r} may not be read; allowed are {settings.allowed_source_schemas}")
+        raise NotFound(
+            say(
+                "suggestion.schema_not_allowed",
+                schema=asked["schema"],
+                allowed_source_schemas=settings.allowed_source_schemas,
+            )
+        )
     wishes = suggestions.Wishes(name=asked.get("name"), key=tuple(asked.get("key", ())))
     source = (asked["connection"], asked["schema"], asked["table"])
     with (
@@ -146,5 +151,5 @@ def _definition(request: dict[str, Any], metastore: Connection) -> Definition:
 def _row(metastore: Connection, pipeline_id: UUID) -> dict[str, Any]:
     row = pipelines.find(metastore, pipeline_id)
     if row is None:
-        raise NotFound(f"pipeline {pipeline_id} was deleted meanwhile")
+        raise NotFound(say("pipeline.deleted", pipeline_id=pipeline_id))
     return row

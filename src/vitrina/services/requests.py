@@ -8,6 +8,7 @@ from uuid import UUID
 
 from vitrina import answers
 from vitrina.errors import FieldError, Invalid, NotFound
+from vitrina.sentences import say
 from vitrina.services import audit, policy, steps, versions
 from vitrina.services.callers import Caller
 from vitrina.settings import Settings
@@ -74,14 +75,14 @@ def ask_for_copy(connection: Connection, caller: Caller, payload: dict[str, Any]
 def get(connection: Connection, request_id: UUID) -> Row:
     row = requests.find(connection, request_id)
     if row is None:
-        raise NotFound(f"there is no request {request_id}")
+        raise NotFound(say("request.none", id=request_id))
     return row
 
 
 def get_latest(connection: Connection, row: Row, kind: str) -> Row:
     found = requests.find_latest(connection, row["id"], kind)
     if found is None:
-        raise NotFound(f"pipeline {row['name']} has no {kind} report yet: POST to the same address asks for one")
+        raise NotFound(say("pipeline.no_report_of_kind", name=row["name"], kind=kind))
     return found
 
 
@@ -105,12 +106,12 @@ def static_report(connection: Connection, settings: Settings, fields: dict[str, 
         definition = policy.parse(fields)
     except Invalid as exc:
         return _report(list(exc.fields), [])
-    warnings = [] if somebody_works(connection, settings) else [_NOBODY_WORKS]
+    warnings: list[str] = [] if somebody_works(connection, settings) else [_NOBODY_WORKS]
     found = policy.problems(definition, settings, connection) or steps.problems(connection, settings, definition)
     return _report(found, warnings)
 
 
-_NOBODY_WORKS = "no runner is alive, so the query was not tried and the Python steps were not looked up"
+_NOBODY_WORKS = say("warning.nobody_works")
 
 
 def with_findings(report: answers.ValidationReport) -> answers.ValidationReport:
@@ -118,7 +119,7 @@ def with_findings(report: answers.ValidationReport) -> answers.ValidationReport:
     if report.deep is None or report.deep.error is None:
         return report
     code = str(report.deep.error.get("code", "error"))
-    message = str(report.deep.error.get("message", "the runner could not check it"))
+    message = str(report.deep.error.get("message", say("run.not_checked")))
     found = answers.FieldProblem(path=_PATHS.get(code, ""), message=message, code=code)
     return report.model_copy(update={"valid": False, "errors": [*report.errors, found]})
 

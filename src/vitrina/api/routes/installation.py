@@ -102,7 +102,7 @@ def replay_dead_letters(state: State, caller: Operator, response: Response, wish
     Not beside a run: 409 unless the pipeline is IDLE or PAUSED.
     """
     with state.pool.connection() as connection:
-        reconciliation.refuse_beside_a_run(pipelines.get(connection, wish.pipeline), "sent again")
+        reconciliation.refuse_beside_a_run(pipelines.get(connection, wish.pipeline), "pipeline.no_replay_now")
     payload = wish.model_dump(include={"letters"}, exclude_none=True)
     return verbs.ask_runner(state, caller, response, kind="replay", pipeline=wish.pipeline, payload=payload)
 

@@ -13,6 +13,7 @@ from vitrina.api.security import GuardedRoute, Operator, Viewer
 from vitrina.api.state import State, sendable
 from vitrina.definition import Definition
 from vitrina.errors import InvalidField
+from vitrina.sentences import say
 from vitrina.services import pipelines, versions
 from vitrina.status import Status
 from vitrina.store import audit as version_rows
@@ -56,7 +57,7 @@ def list_pipelines(
     is_time = rows.SORTABLE[column] == "timestamptz"
     after = paging.decode(cursor, str, datetime.fromisoformat if is_time else str, UUID)
     if after is not None and after[0] != sort:
-        raise InvalidField("query.cursor", f"the cursor belongs to sort={after[0]}: leave it out to start over")
+        raise InvalidField("query.cursor", say("request.cursor_of_other_sort", sort=after[0]))
     with state.pool.connection() as connection:
         found = rows.list_page(
             connection,

@@ -13,6 +13,7 @@ from vitrina.api.routes.pipelines import PipelineId
 from vitrina.api.security import GuardedRoute, Viewer
 from vitrina.api.state import AppState, State
 from vitrina.errors import Forbidden, NotFound
+from vitrina.sentences import say
 from vitrina.services import pipelines, reports, requests
 from vitrina.services.callers import Role
 from vitrina.status import RunStatus, Trigger
@@ -121,7 +122,7 @@ def get_run(state: State, caller: Viewer, run_id: UUID) -> answers.Run:
     with state.pool.connection() as connection:
         run = runs.find(connection, run_id)
     if run is None:
-        raise NotFound(f"there is no run {run_id}; `GET /runs` lists the ones that are kept")
+        raise NotFound(say("run.none", id=run_id))
     return reports.run_answer(run)
 
 
@@ -141,7 +142,7 @@ def get_run_log(
     """
     with state.pool.connection() as connection:
         if runs.find(connection, run_id) is None:
-            raise NotFound(f"there is no run {run_id}; `GET /runs` lists the ones that are kept")
+            raise NotFound(say("run.none", id=run_id))
         levels = LOG_LEVELS[LOG_LEVELS.index(level) :]
         found = run_logs.list_of_run(connection, run_id, levels=levels, after_id=after, limit=limit)
     return Page(items=[answers.LogLine.model_validate(line) for line in found], next_cursor=None)
@@ -153,7 +154,7 @@ def get_request(state: State, caller: Viewer, request_id: UUID) -> answers.Reque
     with state.pool.connection() as connection:
         found = requests.get(connection, request_id)
     if found["kind"] == requests.TEST_CONNECTION and not caller.role.includes(Role.ADMIN):
-        raise Forbidden(f"the token {caller.name!r} has the role {caller.role}; the test of a connection is for admins")
+        raise Forbidden(say("request.test_is_for_admins", name=caller.name, role=caller.role))
     return answers.Request.model_validate(found)
 
 

@@ -97,6 +97,8 @@ class FieldProblem(Told):
     """One wrong field of a request."""
 
     path: str = Field(description="Where it is: `batch_size`, `tasks.1.body`, `query.limit`.")
+    line: int | None = Field(None, description="Of a query: where in its text, counted from 1.")
+    column: int | None = None
     message: str
     message_said: Said | None = None
     code: str
@@ -305,6 +307,7 @@ class Run(Told):
     reason: str | None = Field(None, description="Why there is this run, where the trigger alone does not say it.")
     reason_said: Said | None = None
     backfill: StoredObject | None = Field(None, description="The range that was read again.")
+    labels: StoredTexts = Field(default_factory=dict, description="Of its pipeline, as they are now.")
     answers_request: datetime | None = Field(
         None, description="`run_requested_at` of the request that it answers; none: it goes on with an earlier run."
     )

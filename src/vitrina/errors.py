@@ -32,6 +32,9 @@ class FieldError:
     path: str
     message: str
     code: str = "invalid"
+    # Where in the text of the field, both counted from 1.
+    line: int | None = None
+    column: int | None = None
 
 
 class RequestError(VitrinaError):

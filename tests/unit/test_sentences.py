@@ -113,7 +113,7 @@ def test_every_sentence_is_said_with_what_its_places_need() -> None:
                 isinstance(node, ast.Call) and _name(node.func) == "say" and isinstance(node.args[0], ast.Constant)
             ):
                 continue
-            code = node.args[0].value
+            code = str(node.args[0].value)
             given = {keyword.arg for keyword in node.keywords}
             if code not in CATALOG or (None not in given and not given >= set(params_of(CATALOG[code]))):
                 wrong.append(f"{path.name}: {code} with {sorted(map(str, given))}")

@@ -15,6 +15,9 @@ const sentences: Record<string, string> = {
   "definition.given": ", а не {value}",
   "definition.index_part": "{name} — {part}: нужен объект, для поля — например, {'type': 'keyword'}",
   "definition.index_parts": "{unknown}: у индекса есть `settings` и `mappings`",
+  "definition.label": "значение метки {key} — текст до {most} символов",
+  "definition.label_key": "метка «{key}» не подходит: латинские буквы, цифры и _ . / -, первой — буква или цифра",
+  "definition.labels": "labels — объект с текстами, например {\"team\": \"core\"}",
   "definition.missing": "нужно заполнить {path}",
   "definition.more": "и ещё {count}",
   "definition.must": "{path}: {message}{given}",
@@ -49,6 +52,7 @@ const sentences: Record<string, string> = {
   "definition.text_too_long": "{path}: не больше {limit} символов",
   "definition.text_too_short": "{path}: не меньше {limit} символов",
   "definition.timeout_too_long": "{path} {asked} больше, чем разрешает установка ({limit} с, VITRINA_STATEMENT_TIMEOUT_SECONDS)",
+  "definition.too_many_labels": "у пайплайна не больше {most} меток",
   "definition.unknown_connection":
     "подключение «{name}» не настроено; есть: {known} (оператор задаёт VITRINA_CONN_{variable} или добавляет его на странице «Подключения»)",
   "definition.unknown_field": "поля {path} здесь нет",

@@ -21,6 +21,7 @@ const sentences: Record<string, string> = {
   "request.none": "обращения {id} нет",
   "request.not_found": "по адресу {path} ничего нет; что есть, перечисляет /docs",
   "request.role_too_low": "у токена «{name}» роль {role}, а нужна {needed}",
+  "request.superseded": "её сменил более поздний вопрос",
   "request.test_is_for_admins": "у токена «{name}» роль {role}, а проверка подключений — для администраторов",
   "request.this_machine_only": "доступ открыт без токенов, поэтому обслуживается только эта машина: localhost или 127.0.0.1",
   "request.too_many_attempts": "с вашего адреса слишком много неверных токенов: подождите минуту и повторите",

@@ -72,7 +72,7 @@ def answer(
         code=code,
         instance=request.url.path,
         request_id=getattr(request.state, "request_id", None),
-        errors=[FieldProblem(path=field.path, message=field.message, code=field.code) for field in fields],
+        errors=[FieldProblem.model_validate(vars(field)) for field in fields],
         **(extra or {}),
     )
     return JSONResponse(

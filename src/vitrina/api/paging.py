@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import orjson
 from fastapi import Query
-from pydantic import AwareDatetime, BeforeValidator
+from pydantic import AwareDatetime, BeforeValidator, Field
 
 from vitrina.answers import Page
 from vitrina.errors import InvalidField
@@ -30,6 +30,11 @@ def _not_a_number(value: Any) -> Any:
 
 
 Moment = Annotated[AwareDatetime, BeforeValidator(_not_a_number)]
+
+Labels = Annotated[
+    list[Annotated[str, Field(max_length=301, pattern=r"^[^\x00]+$")]],
+    Query(max_length=20, description="`key=value`, or `key` with any value; each of them."),
+]
 
 Row = dict[str, Any]
 Item = TypeVar("Item")

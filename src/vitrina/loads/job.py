@@ -75,6 +75,7 @@ class Job:
     on_standby: bool = False
     provenance: Provenance = field(default_factory=Provenance)
     estimated_rows: int = 0
+    query_plan: plan_check.Plan | None = None
     starts_over_because: str | None = None
     # Columns that this pipeline wrote before, no longer gives, and is to set to NULL.
     columns_to_clear: tuple[str, ...] = ()
@@ -417,7 +418,7 @@ def _digest(*parts: str | None) -> str:
 
 def _admit(job: Job) -> plan_check.Admitted:
     found = plan_check.admit(job.reader, job.query, job.settings, max_cost=job.definition.options.max_cost)
-    job.estimated_rows = int(found.plan[0]["Plan"]["Plan Rows"])
+    job.estimated_rows, job.query_plan = int(found.plan[0]["Plan"]["Plan Rows"]), found.plan
     return found
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 import structlog
 from psycopg.sql import SQL, Literal
 
+from vitrina import explain, sqlguard
 from vitrina.checks import previews, reconcile
 from vitrina.checks.repairs import Hold
 from vitrina.connectors.postgres import catalog, plan_check, sessions
@@ -20,7 +21,7 @@ from vitrina.definition import Definition
 from vitrina.errors import NotFound, SourceQueryFailed, VitrinaError
 from vitrina.loads import job as jobs
 from vitrina.loads import kept_connections, replay
-from vitrina.sentences import say
+from vitrina.sentences import Sentence, say
 from vitrina.services import suggestions
 from vitrina.settings import Settings
 from vitrina.store import connections, database, pipelines
@@ -30,6 +31,7 @@ from vitrina.store.database import Connection
 PREVIEW_ROWS = 20
 # More than anybody completes by typing.
 MAX_TABLES = 2_000
+_NOBODY = UUID(int=0)
 
 Handler = Callable[[dict[str, Any], Connection, Settings], dict[str, Any]]
 Answer = tuple[dict[str, Any] | None, dict[str, Any] | None]
@@ -40,6 +42,7 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
     handlers: dict[str, Handler] = {
         "validate": validate,
         "preview": preview,
+        "explain": explain_query,
         "tables": list_tables,
         "suggest": suggest_copy,
         "test_connection": try_connection,
@@ -52,16 +55,22 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
             raise NotFound(say("request.unknown_to_runner", kind=request["kind"]))
         return handler(request, metastore, kept_connections.with_kept(settings, metastore)), None
     except VitrinaError as exc:
-        return None, {"code": exc.code, "message": exc.message}
+        return None, {"code": exc.code, "message": exc.message, **_place(exc)}
     except Exception as exc:  # noqa: BLE001 - a request ends here whatever happened to it; the runner goes on
         structlog.get_logger().exception("request.crashed", request_id=str(request["id"]), kind=request["kind"])
         return None, {"code": "internal", "message": f"internal error: {type(exc).__name__}"}
 
 
+def _place(exc: VitrinaError) -> dict[str, int]:
+    """Where in the query, if the sentence says it."""
+    told = exc.message.params if isinstance(exc.message, Sentence) else {}
+    return {name: int(str(told[name])) for name in ("line", "column") if {"line", "column"} <= told.keys()}
+
+
 def validate(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """Everything short of running: the query is described and explained, the plan chosen."""
     with ExitStack() as sessions:
-        job = jobs.open_for_inspection(_row(metastore, request["pipeline_id"]), settings, metastore, sessions)
+        job = jobs.open_for_inspection(_row_to_inspect(request, metastore), settings, metastore, sessions)
         plan = jobs.inspect(job, create_target=False)
         return {
             "valid": True,
@@ -69,7 +78,31 @@ def validate(request: dict[str, Any], metastore: Connection, settings: Settings)
             "columns": [{"name": column.name, "type": column.type} for column in job.output],
             "estimated_rows": job.estimated_rows,
             "target_exists": job.target_writer.exists,
+            "explain": explain.outline(job.query_plan) if job.query_plan else None,
         }
+
+
+def _row_to_inspect(request: dict[str, Any], metastore: Connection) -> dict[str, Any]:
+    """The pipeline's, with the definition that came along in its place when that is not saved yet."""
+    unsaved = request["payload"].get("definition")
+    if unsaved is None:
+        return _row(metastore, request["pipeline_id"])
+    definition = Definition.model_validate(unsaved).model_dump(mode="json")
+    saved = pipelines.find(metastore, definition["name"])
+    return (saved or {"id": _NOBODY, "version": 0}) | definition
+
+
+def explain_query(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
+    """What a query alone gives and how the server would run it; nothing is read."""
+    asked = request["payload"]
+    judged = sqlguard.judge(asked["source_query"], settings.sql_policy)
+    with sessions.waited_for(asked["source_connection"], settings, "vitrina:explain") as reader:
+        columns = reader.describe(judged)
+        admitted = plan_check.admit(reader, Query(judged, None), settings)
+    return {
+        "columns": [{"name": column.name, "type": column.type} for column in columns],
+        "explain": explain.outline(admitted.plan),
+    }
 
 
 def preview(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:

@@ -21,6 +21,11 @@ SENTENCES = {
     "definition.given": ", not {value}",
     "definition.index_part": "{name} is {part}: write an object, for a field such as {{'type': 'keyword'}}",
     "definition.index_parts": "{unknown}: an index has `settings` and `mappings`",
+    "definition.label": "label {key} must be a text of up to {most} characters",
+    "definition.label_key": (
+        "label {key!r} is not acceptable: letters, digits and _ . / -, the first a letter or a digit"
+    ),
+    "definition.labels": 'labels must be an object of texts, such as {{"team": "core"}}',
     "definition.missing": "{path} is required",
     "definition.more": "and {count} more",
     "definition.must": "{path} must {message}{given}",
@@ -63,6 +68,7 @@ SENTENCES = {
     "definition.timeout_too_long": (
         "{path} {asked:g} is more than the installation allows ({limit:g} s, VITRINA_STATEMENT_TIMEOUT_SECONDS)"
     ),
+    "definition.too_many_labels": "a pipeline has at most {most} labels",
     "definition.unknown_connection": (
         "connection {name!r} is not configured; known: {known} (the operator sets VITRINA_CONN_{variable}, or adds it"
         " with `vitrina connections add`)"

@@ -26,6 +26,7 @@ SENTENCES = {
     "request.none": "there is no request {id}",
     "request.not_found": "there is nothing at {path}; /docs lists what there is",
     "request.role_too_low": "the token {name!r} has the role {role}; this needs {needed}",
+    "request.superseded": "a later question took its place",
     "request.test_is_for_admins": "the token {name!r} has the role {role}; the test of a connection is for admins",
     "request.this_machine_only": "auth is off, so only this machine is served, under localhost or 127.0.0.1",
     "request.too_many_attempts": "too many wrong tokens from your address: wait a minute, then try again",

@@ -14,6 +14,7 @@ from vitrina.definition import LOCKED_WHILE_RUNNING, Definition
 from vitrina.errors import Conflict, InvalidField, NotFound, PreconditionFailed
 from vitrina.sentences import say
 from vitrina.services import audit, backfills, policy, run_after, schedules, steps, versions
+from vitrina.services import labels as labels_of
 from vitrina.services.callers import Caller
 from vitrina.settings import Settings
 from vitrina.status import Status, Trigger
@@ -98,7 +99,8 @@ def change(
     expected_version: int | None = None,
     action: str = "change",
 ) -> Row:
-    """Set the given fields; `options` is merged key by key, null takes an option back to its default."""
+    """Set the given fields; `options` and `labels` are merged key by key, null takes an option back to its default."""
+    wanted_labels, fields = labels_of.split(fields)
     try:
         with connection.transaction():
             if (_TARGET_FIELDS | _GRAPH_FIELDS) & fields.keys():
@@ -112,7 +114,7 @@ def change(
                 refuse_second_writer(connection, after)
             if _GRAPH_FIELDS & changed:
                 run_after.refuse_circles(connection, [after["name"]])
-            return after
+            return after if wanted_labels is None else labels_of.change(connection, caller, after, wanted_labels)
     except psycopg.errors.UniqueViolation as exc:
         raise _name_taken(str(fields.get("name"))) from exc
 

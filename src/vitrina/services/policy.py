@@ -156,7 +156,7 @@ def _query_problems(definition: Definition, settings: Settings) -> list[FieldErr
     try:
         judge(definition.query, settings)
     except InvalidQuery as exc:
-        return [FieldError(path, exc.message, exc.code)]
+        return [FieldError(path, exc.message, exc.code, exc.line, exc.column)]
     return []
 
 

@@ -33,6 +33,7 @@ class Filter:
     target: str | None = None
     since: datetime | None = None
     managed_by: str | None = None
+    labels: Sequence[str] = ()
 
 
 # Columns by which a list may be sorted, with their types: none of them is ever NULL, so a keyset has no holes.
@@ -148,6 +149,7 @@ def list_page(
               AND (%(target)s::text IS NULL OR {target} = %(target)s)
               AND (%(since)s::timestamptz IS NULL OR p.updated_at >= %(since)s)
               AND (%(managed_by)s::text IS NULL OR p.managed_by = %(managed_by)s)
+              AND {labelled}
             ORDER BY {column} {direction}, p.id {direction}
             LIMIT %(limit)s
             """
@@ -155,6 +157,7 @@ def list_page(
             tasks=_TASKS,
             run_after=run_after.OF_PIPELINE,
             target=FINAL_TARGET,
+            labelled=LABELLED,
             column=column,
             direction=direction,
             beyond=sql.SQL("<") if descending else sql.SQL(">"),
@@ -169,9 +172,20 @@ def list_page(
             "target": narrowed.target,
             "since": narrowed.since,
             "managed_by": narrowed.managed_by,
+            **label_values(narrowed.labels),
             "limit": limit,
         },
     ).fetchall()
+
+
+# Every label that is asked for: `key=value` as it is, `key` whatever its value.
+LABELLED = sql.SQL("(p.labels @> %(label_pairs)s AND p.labels ?& %(label_keys)s)")
+
+
+def label_values(labels: Sequence[str]) -> dict[str, Any]:
+    """Return what `LABELLED` is to be executed with."""
+    pairs = {key: value for key, equals, value in (label.partition("=") for label in labels) if equals}
+    return {"label_pairs": Jsonb(pairs), "label_keys": [label for label in labels if "=" not in label]}
 
 
 def list_by_name(
@@ -374,6 +388,10 @@ def set_owner(connection: Connection, pipeline_id: UUID, *, managed_by: str | No
         "UPDATE etl.etl_pipelines SET managed_by = %s, labels = %s WHERE id = %s",
         [managed_by, Jsonb(labels), pipeline_id],
     )
+
+
+def set_labels(connection: Connection, pipeline_id: UUID, labels: dict[str, str]) -> None:
+    connection.execute("UPDATE etl.etl_pipelines SET labels = %s WHERE id = %s", [Jsonb(labels), pipeline_id])
 
 
 def source_connections(connection: Connection) -> list[str]:

@@ -9,6 +9,7 @@ from uuid import UUID
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from vitrina.store import pipelines
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -151,6 +152,7 @@ def list_page(
     trigger: Sequence[str] = (),
     since: datetime | None = None,
     until: datetime | None = None,
+    labels: Sequence[str] = (),
     after: tuple[datetime, UUID] | None = None,
     oldest_first: bool = False,
     limit: int,
@@ -165,6 +167,7 @@ def list_page(
               AND (%(trigger)s::text[] = '{{}}' OR r.trigger = ANY(%(trigger)s))
               AND (%(since)s::timestamptz IS NULL OR r.started_at >= %(since)s)
               AND (%(until)s::timestamptz IS NULL OR r.started_at < %(until)s)
+              AND {labelled}
               AND (%(after_id)s::uuid IS NULL
                    OR (r.started_at, r.id) {beyond} (%(after_at)s::timestamptz, %(after_id)s))
             ORDER BY r.started_at {direction}, r.id {direction}
@@ -172,6 +175,7 @@ def list_page(
             """
         ).format(
             select=_SELECT,
+            labelled=pipelines.LABELLED,
             beyond=sql.SQL(">") if oldest_first else sql.SQL("<"),
             direction=sql.SQL("ASC") if oldest_first else sql.SQL("DESC"),
         ),
@@ -181,6 +185,7 @@ def list_page(
             "trigger": list(trigger),
             "since": since,
             "until": until,
+            **pipelines.label_values(labels),
             "after_at": after[0] if after else None,
             "after_id": after[1] if after else None,
             "limit": limit,
@@ -191,7 +196,7 @@ def list_page(
 # `seconds` is by the database's clock, also for the run at work.
 _SELECT = sql.SQL(
     """
-    SELECT r.*, p.name AS pipeline,
+    SELECT r.*, p.name AS pipeline, p.labels,
            extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::float8 AS seconds
     FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id
     """

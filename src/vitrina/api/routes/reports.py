@@ -1,7 +1,7 @@
 """`/pipelines/{id}/status | state | lag | alerts | reconciles | runs`, `/runs`, `/requests`: what is and what was."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query
@@ -89,9 +89,8 @@ def list_runs_of_pipeline(
     """Newest first."""
     with state.pool.connection() as connection:
         pipeline_id = pipelines.get(connection, pipeline)["id"]
-    return _runs(
-        state, pipeline_id, status=status, trigger=trigger, since=since, until=until, limit=limit, cursor=cursor
-    )
+    narrowed: dict[str, Any] = {"status": status, "trigger": trigger, "since": since, "until": until}
+    return _runs(state, pipeline_id, narrowed, limit=limit, cursor=cursor)
 
 
 @router.get("/runs")
@@ -104,6 +103,7 @@ def list_runs(
     trigger: Triggers = [],  # noqa: B006
     since: Since = None,
     until: Until = None,
+    label: paging.Labels = [],  # noqa: B006
     limit: paging.Limit = paging.DEFAULT_LIMIT,
     cursor: paging.Cursor = None,
 ) -> Page[answers.Run]:
@@ -112,9 +112,8 @@ def list_runs(
     if pipeline is not None:
         with state.pool.connection() as connection:
             pipeline_id = pipelines.get(connection, pipeline)["id"]
-    return _runs(
-        state, pipeline_id, status=status, trigger=trigger, since=since, until=until, limit=limit, cursor=cursor
-    )
+    narrowed: dict[str, Any] = {"status": status, "trigger": trigger, "since": since, "until": until, "labels": label}
+    return _runs(state, pipeline_id, narrowed, limit=limit, cursor=cursor)
 
 
 @router.get("/runs/{run_id}")
@@ -161,11 +160,8 @@ def get_request(state: State, caller: Viewer, request_id: UUID) -> answers.Reque
 def _runs(
     state: AppState,
     pipeline_id: UUID | None,
+    narrowed: dict[str, Any],
     *,
-    status: list[RunStatus],
-    trigger: list[Trigger],
-    since: datetime | None,
-    until: datetime | None,
     limit: int,
     cursor: str | None,
 ) -> Page[answers.Run]:
@@ -174,10 +170,7 @@ def _runs(
         found = runs.list_page(
             connection,
             pipeline_id=pipeline_id,
-            status=status,
-            trigger=trigger,
-            since=since,
-            until=until,
+            **narrowed,
             after=(after[0], after[1]) if after else None,
             limit=limit + 1,
         )

@@ -443,6 +443,27 @@ class Alert(Told):
     delivery_error: str | None = None
 
 
+class Receiver(Answer):
+    """Where messages go; its address is a secret of the operator's."""
+
+    name: str
+    is_set: bool = Field(description="Whether a runner has an address for it.")
+    setting: str = Field(description="Where the operator sets it, for every runner.")
+
+
+class PipelineAlert(Alert):
+    """An alert, with the pipeline that it is about."""
+
+    pipeline: str
+
+
+class Notifications(Answer):
+    """Who is told of failures, recoveries and drift, and what was told lately."""
+
+    receivers: list[Receiver] | None = Field(None, description="As a runner has them; null: no runner has said.")
+    latest: list[PipelineAlert]
+
+
 class Reconciliation(Answer):
     """One comparison of source and target, in short; `GET .../reconcile` has the latest whole."""
 
@@ -629,6 +650,18 @@ class DeadLetter(Answer):
         description="`sent` again, `gone` from the source, `superseded` by another reason, `rebuilt` by a full load,"
         " `delivered` by a later run.",
     )
+
+
+class DeadLetterGroup(Answer):
+    """Dead letters of one pipeline that were refused for one reason."""
+
+    pipeline: str
+    pipeline_id: UUID
+    reason: str = Field(description="The error without the values and numbers that it quotes.")
+    error: str = Field(description="Of the newest letter, whole.")
+    letters: int
+    first_at: datetime
+    last_at: datetime
 
 
 class Token(Answer):

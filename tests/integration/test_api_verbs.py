@@ -512,6 +512,28 @@ def test_dead_letters(api: httpx.Client, api_metastore: Connection) -> None:
     assert {letter["resolution"] for letter in rest["items"]} == {None}
 
 
+def test_dead_letters_of_one_cause_are_one_group(api: httpx.Client, api_metastore: Connection) -> None:
+    created = create(api)
+    for number in range(5):
+        error = f"column 'n{number}' is no number: \"{number} apples\" at row {number}" if number else "it is too large"
+        api_metastore.execute(
+            "INSERT INTO etl.etl_dead_letters (pipeline_id, document_id, error, document) VALUES (%s, %s, %s, '{}')",
+            [created["id"], str(number), error],
+        )
+    large, small = api.get("/api/v1/dead-letters/groups", params={"pipeline": "films"}).json()["items"]
+    assert (large["letters"], large["reason"]) == (4, "column … is no number: … at row #")
+    assert large["error"] == "column 'n4' is no number: \"4 apples\" at row 4"
+    assert (small["letters"], small["reason"], small["pipeline"]) == (1, "it is too large", "films")
+    within = api.get("/api/v1/dead-letters", params={"reason": large["reason"]}).json()["items"]
+    assert [letter["document_id"] for letter in within] == ["4", "3", "2", "1"]
+
+    api.post("/api/v1/dead-letters/replay", json={"pipeline": "films", "reason": large["reason"]}).raise_for_status()
+    [request] = api_metastore.execute("SELECT payload FROM etl.etl_requests WHERE kind = 'replay'").fetchall()
+    assert request["payload"] == {"letters": [letter["id"] for letter in within]}
+    gone = api.post("/api/v1/dead-letters/replay", json={"pipeline": "films", "reason": "another"})
+    assert problem(gone)["detail_said"]["code"] == "pipeline.no_letters_of_group"
+
+
 def test_dead_letters_are_sent_again_by_a_runner(api: httpx.Client, api_metastore: Connection) -> None:
     create(api)
     asked = api.post("/api/v1/dead-letters/replay", json={"pipeline": "films", "letters": [7]})

@@ -1,5 +1,5 @@
 /** One way to talk to the API: the token goes along, errors come back as problem documents. */
-import { currentLanguage } from "../words/language";
+import { currentLanguage, t } from "../words/language";
 import { retold } from "../words/told";
 import type { FieldProblem } from "./types";
 
@@ -46,7 +46,7 @@ export async function request<Answer>(
     });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new ApiError(0, "unreachable", "The server does not answer.");
+    throw new ApiError(0, "unreachable", t("The server does not answer."));
   }
   if (response.status === 204) return undefined as Answer;
   const text = await response.text();

@@ -9,6 +9,7 @@ import { keepTheme, readTheme, type Theme } from "../ui/theme";
 import { toastError } from "../ui/toasts";
 import { zone, type Zone } from "../words/format";
 import { setLanguage, t, useLanguage, type Language } from "../words/language";
+import { NotificationsPanel } from "./notifications";
 
 export function SettingsPage() {
   const isAdmin = useMay("admin");
@@ -21,6 +22,7 @@ export function SettingsPage() {
             <ThisBrowser />
             <Installation />
           </div>
+          <NotificationsPanel />
           {isAdmin && <Tokens />}
         </div>
       </div>

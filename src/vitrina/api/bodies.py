@@ -155,6 +155,9 @@ class ReplayWish(Strict):
     letters: list[Annotated[int, Field(ge=1, le=2**53 - 1), _Whole]] | None = Field(
         None, min_length=1, max_length=10_000, description="These alone, by their ids; otherwise all that are open."
     )
+    reason: str | None = Field(
+        None, max_length=10_000, pattern=r"^[^\x00]*$", description="Those of this group of `/dead-letters/groups`."
+    )
 
 
 class NewTokenWish(Strict):

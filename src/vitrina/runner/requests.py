@@ -21,6 +21,7 @@ from vitrina.definition import Definition
 from vitrina.errors import NotFound, SourceQueryFailed, VitrinaError
 from vitrina.loads import job as jobs
 from vitrina.loads import kept_connections, replay
+from vitrina.observe import notifications
 from vitrina.sentences import Sentence, say
 from vitrina.services import suggestions
 from vitrina.settings import Settings
@@ -43,6 +44,8 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
         "validate": validate,
         "preview": preview,
         "explain": explain_query,
+        "receivers": list_receivers,
+        "test_notifications": try_notifications,
         "tables": list_tables,
         "suggest": suggest_copy,
         "test_connection": try_connection,
@@ -171,6 +174,19 @@ def try_connection(request: dict[str, Any], metastore: Connection, settings: Set
     found = list(connections.examine(settings, name, place=connections.kept_place(name) if kept else None))
     usable = all(verdict.status != connections.PROBLEM for verdict in found)
     return {"connection": name, "usable": usable, "findings": [asdict(verdict) for verdict in found]}
+
+
+def list_receivers(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
+    """Which receivers of messages have an address here; the addresses are secrets."""
+    found = notifications.senders(settings)
+    names = notifications.SETTINGS.items()
+    return {"receivers": [{"name": name, "is_set": name in found, "setting": setting} for name, setting in names]}
+
+
+def try_notifications(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
+    """Send a test message to every receiver, now."""
+    message = notifications.test_message(database.now(metastore), request["requested_by"])
+    return {"receivers": notifications.try_receivers(settings, message)}
 
 
 def _definition(request: dict[str, Any], metastore: Connection) -> Definition:

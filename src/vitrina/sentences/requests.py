@@ -76,6 +76,7 @@ SENTENCES = {
     "pipeline.no_delete_now": (
         "pipeline {name} is {status} and cannot be deleted now: pause it, wait until it is PAUSED, then delete it"
     ),
+    "pipeline.no_letters_of_group": "pipeline {name} has no open dead letters of this group any more",
     "pipeline.no_repair_now": (
         "pipeline {name} is {status}: nothing is repaired beside a run; pause it or wait until it is IDLE, then ask"
         " again (without `repair`, it is compared at any time)"

@@ -69,6 +69,23 @@ def ask_for_tables(connection: Connection, caller: Caller, source_connection: st
         return get(connection, requests.insert(connection, "tables", None, payload, caller.name))
 
 
+def ask_for_receivers(connection: Connection, caller: Caller) -> Row:
+    """Who is told of failures. Whoever asks within a minute is given the same answer."""
+    with connection.transaction():
+        requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
+        fresh = requests.find_shared(connection, "receivers", {}, younger_than_seconds=TABLES_FRESH_SECONDS)
+        return fresh or get(connection, requests.insert(connection, "receivers", None, {}, caller.name))
+
+
+def ask_to_notify(connection: Connection, caller: Caller) -> Row:
+    """Whether a message arrives, as a runner finds it."""
+    with connection.transaction():
+        requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
+        request_id = requests.insert(connection, "test_notifications", None, {}, caller.name)
+        audit.record(connection, caller, "test_notifications", "notifications")
+        return get(connection, request_id)
+
+
 def ask_to_try(connection: Connection, caller: Caller, name: str) -> Row:
     """Whether a connection can be used, as a runner finds it."""
     with connection.transaction():

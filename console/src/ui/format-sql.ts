@@ -44,12 +44,10 @@ interface Level {
 /** The query in its standard form; one with a string that never ends stays as it is. */
 export function formatSql(query: string): string {
   const tokens = tokensOf(query);
-  if (tokens.map((token) => token.text).join("").toLowerCase() !== query.replace(/\s+/g, "").toLowerCase() && !sameWithoutBlanks(tokens, query)) return query;
-  return new Writer(tokens).write();
+  return bare(tokens.map((token) => token.text).join("")) === bare(query) ? new Writer(tokens).write() : query;
 }
 
 const bare = (text: string): string => text.replace(/\s+/g, "").toLowerCase();
-const sameWithoutBlanks = (tokens: Token[], query: string): boolean => bare(tokens.map((token) => token.text).join("")) === bare(query);
 
 class Writer {
   private lines: string[] = [];
@@ -76,8 +74,8 @@ class Writer {
       this.newLine(this.level.indent + 1);
       return;
     }
-    if (token.text === "(") return this.open(index, before);
-    if (token.text === ")") return this.close();
+    if (token.text === "(" || token.text === "[") return this.open(token.text, index, before);
+    if (token.text === ")" || token.text === "]") return this.close(token.text);
     if (this.level.isQuery && word) this.begin(word, before);
     this.add(token.text, before);
     if (!this.level.isQuery) return;
@@ -91,8 +89,8 @@ class Writer {
   private isLongList(from: number): boolean {
     let depth = 0;
     for (const token of this.tokens.slice(from + 1)) {
-      if (token.text === "(") depth += 1;
-      if (token.text === ")" && --depth < 0) return false;
+      if (token.text === "(" || token.text === "[") depth += 1;
+      if ((token.text === ")" || token.text === "]") && --depth < 0) return false;
       if (depth === 0 && token.text === ",") return true;
       if (depth === 0 && token.kind === "word" && CLAUSES.has(token.text.toLowerCase())) return false;
     }
@@ -114,18 +112,18 @@ class Writer {
     else if ((word === "and" || word === "or") && CONDITIONS.has(level.clause)) this.newLine(level.indent + 1);
   }
 
-  private open(index: number, before: Token | undefined): void {
+  private open(bracket: string, index: number, before: Token | undefined): void {
     const next = this.tokens[index + 1]?.text.toLowerCase() ?? "";
     const isQuery = next === "select" || next === "with";
-    this.add("(", before);
+    this.add(bracket, before);
     this.levels.push({ indent: this.level.indent + (isQuery ? 1 : 0), clause: "", isQuery, between: false });
     if (isQuery) this.newLine(this.level.indent);
   }
 
-  private close(): void {
+  private close(bracket: string): void {
     const closed = this.levels.length > 1 ? this.levels.pop() : undefined;
     if (closed?.isQuery) this.newLine(this.level.indent);
-    this.line += ")";
+    this.line += bracket;
   }
 
   private newLine(indent: number): void {

@@ -74,9 +74,10 @@ export default function SqlEditor(props: {
   }, [props.value]);
   const marks = JSON.stringify(props.marks);
   useEffect(() => {
+    // Only when they are other ones: while somebody types, the editor moves them along with the text.
     const editor = view.current;
     if (editor) editor.dispatch(setDiagnostics(editor.state, diagnosticsOf(editor.state, latest.current.marks)));
-  }, [marks, props.value]);
+  }, [marks]);
   return <div ref={place} className="h-full min-h-56 [&_.cm-editor]:h-full" />;
 }
 

@@ -3,7 +3,7 @@ import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, it, vi } from "vitest";
 import { changesBetween, definitionOf, draftOf, NEW_DRAFT } from "../pages/draft";
-import { age, duration } from "./format";
+import { age, duration, percent } from "./format";
 import { lineDiff } from "./lines";
 import { setLanguage, t } from "./language";
 import ru from "./ru";
@@ -98,6 +98,9 @@ describe("what the API tells", () => {
       reasons: ["a", "пайплайн films выключен"],
       needs_attention: { schedule: "пайплайн films выключен" },
     });
+  });
+  it("has figures and units as Russian writes them", () => {
+    expect([percent(0.125), duration(1.25), duration(90)].map((text) => text.replace(/\u00a0/g, " "))).toEqual(["12,5 %", "1,3 с", "1 мин 30 с"]);
   });
   it("keeps the words of the page beside it", () => expect(t("Runs")).toBe("Запуски"));
   it("has no empty sentence", () => expect(Object.entries(sentences).filter(([, text]) => !text.trim())).toEqual([]));

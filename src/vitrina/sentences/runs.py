@@ -225,8 +225,8 @@ SENTENCES = {
         " set such rows aside (params.on_error: dead_letter), then run again."
     ),
     "advice.target_mismatch": (
-        "Change the definition, the query or the target as the message says, then run again; options.on_schema_change:"
-        " add_columns lets a target gain columns by itself."
+        "Compare the query's columns with the target's (Preview shows the one, the message the other), change the query"
+        " or the table, then run again; options.on_schema_change: add_columns lets a target gain columns by itself."
     ),
     "advice.target_taken": "Nothing: it runs as soon as the other pipeline has finished writing to this target.",
     "advice.test_connection": (

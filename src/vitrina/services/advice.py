@@ -9,14 +9,14 @@ def next_step(code: str | None, message: str | None = None) -> Sentence:
     told = sentences.said(message) or {"code": "", "params": {}}
     if told["code"] == "run.backfill_failed" and isinstance(told["params"]["message"], dict):
         told = told["params"]["message"]
-    chosen = _BY_MESSAGE.get(told["code"])
+    chosen = BY_MESSAGE.get(told["code"])
     if chosen is None:
-        return say(f"advice.{code if code in _BY_CODE else 'fatal'}")
+        return say(f"advice.{code if code in BY_CODE else 'fatal'}")
     wanted = sentences.params_of(sentences.CATALOG[chosen])
     return say(chosen, **{name: told["params"][name] for name in wanted})
 
 
-_BY_CODE = frozenset(
+BY_CODE = frozenset(
     {
         "bad_key",
         "cannot_connect",
@@ -41,7 +41,7 @@ _BY_CODE = frozenset(
 )
 
 # What a message names is better advice than its kind.
-_BY_MESSAGE = {
+BY_MESSAGE = {
     "query.refused": "advice.correct_place",
     "query.refused_for_good": "advice.correct_place",
     "run.bad_row": "advice.correct_definition",

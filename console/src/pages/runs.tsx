@@ -3,7 +3,7 @@ import { useNavigate, useSearch } from "@tanstack/react-router";
 import { useMemo, useState, type ReactNode } from "react";
 import { useOverview, useRuns } from "../api/queries";
 import type { RunStatus } from "../api/types";
-import { Button, Empty, Failure, Loading, PageHead, cx, inputLook, statusWords } from "../ui/basics";
+import { Button, Empty, Failure, Loading, PageHead, inputLook, statusWords } from "../ui/basics";
 import { labelTexts } from "../ui/label-words";
 import { RunTable } from "../ui/parts";
 import { t } from "../words/language";
@@ -117,11 +117,13 @@ function Filters({ search }: { search: RunsSearch }) {
   );
 }
 
+const FILTER = "w-40 space-y-1 max-sm:w-[calc(50%-0.25rem)]";
+
 function Choice(props: { label: string; value: string | undefined; all: string; options: [string, string][]; onChange: (next: string | undefined) => void }) {
   return (
-    <label className="space-y-1">
+    <label className={FILTER}>
       <span className="block text-xs text-muted">{props.label}</span>
-      <select className={cx(inputLook, "w-40 max-sm:w-full")} value={props.value ?? ""} onChange={(event) => props.onChange(event.target.value || undefined)}>
+      <select className={inputLook} value={props.value ?? ""} onChange={(event) => props.onChange(event.target.value || undefined)}>
         <option value="">{props.all}</option>
         {props.options.map(([value, words]) => (
           <option key={value} value={value}>
@@ -143,10 +145,11 @@ function Typed(props: { label: string; value: string | undefined; list: string; 
   }
   const take = (): void => props.onChange(typed.trim() || undefined);
   return (
-    <label className="space-y-1">
+    <label className={FILTER}>
       <span className="block text-xs text-muted">{props.label}</span>
+      <datalist id={props.list}>{props.children}</datalist>
       <input
-        className={cx(inputLook, "w-44 max-sm:w-full")}
+        className={inputLook}
         list={props.list}
         placeholder={props.placeholder}
         value={typed}
@@ -158,7 +161,6 @@ function Typed(props: { label: string; value: string | undefined; list: string; 
         onKeyDown={(event) => event.key === "Enter" && take()}
         onBlur={take}
       />
-      <datalist id={props.list}>{props.children}</datalist>
     </label>
   );
 }

@@ -50,7 +50,7 @@ function Group({ group, withPipeline, resolved, onDone }: { group: DeadLetterGro
         <span className="num min-w-12 font-semibold">{count(group.letters)}</span>
         <span className="order-last col-span-2 col-start-2 min-w-0 sm:order-none sm:col-span-1 sm:col-start-auto">
           {withPipeline && <b className="block truncate font-medium">{group.pipeline}</b>}
-          <span className={cx("line-clamp-2 break-words", withPipeline && "text-muted")}>{group.letters > 1 ? group.reason : group.error}</span>
+          <span title={group.reason} className={cx("line-clamp-2 break-words", withPipeline && "text-muted")}>{group.error}</span>
         </span>
         <span className="text-xs text-muted">
           <Ago at={group.last_at} />

@@ -46,7 +46,7 @@ export function PlanPanel({ plan, none }: { plan: Plan | undefined; none: string
           <Facts
             items={[
               [t("Route"), plan.route],
-              [t("Reading"), plan.paging],
+              [t("Reading"), t(plan.paging)],
               [t("Key"), plan.key.join(", ") || "—"],
               [t("Deletes rows"), plan.deletes ? t("yes, those that left the source") : t("no")],
               [t("Guarantee"), <Guarantee key="g" level={plan.guarantee} />],

@@ -45,7 +45,10 @@ const words: Record<string, string> = {
   "about {n} rows": "строк около {n}",
   "cost {n}": "стоимость {n}",
   first: "первое",
+  "keyset pages": "страницами по ключу",
   "not set": "не задан",
+  "one statement": "одним запросом",
+  "ordered stream": "упорядоченным потоком",
   "reads {tables} whole": "читает целиком {tables}",
   set: "задан",
 };

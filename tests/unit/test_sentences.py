@@ -1,14 +1,18 @@
 """What people are told is said by code and parameters: nothing is written beside the catalog, Russian has it all."""
 
 import ast
+import json
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 import vitrina
 from vitrina import answers, errors, sentences
+from vitrina.cli import output
 from vitrina.sentences import CATALOG, Sentence, params_of, said, say
 
 ROOT = Path(vitrina.__file__).parent
@@ -213,3 +217,12 @@ def test_what_a_runner_left_as_json_is_told_too() -> None:
 def test_a_text_full_of_words_of_sentences_is_read_once() -> None:
     """Looking for places must not try every way to part a text: whoever writes a query writes its errors, too."""
     assert said("pipeline " + " is : reads , outside ( ); " * 20_000) is None
+
+
+def test_whoever_writes_it_down_writes_a_text() -> None:
+    made = say("pipeline.disabled", name="films")
+    assert yaml.safe_load(yaml.safe_dump(output.as_plain({"finding": made}))) == {
+        "finding": "pipeline films is disabled"
+    }
+    assert json.loads(json.dumps([made])) == ["pipeline films is disabled"]
+    assert pickle.loads(pickle.dumps(made)).code == "pipeline.disabled"

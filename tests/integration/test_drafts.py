@@ -1,14 +1,18 @@
 """Drafts: what a runner says about a query while it is being written, and about a definition before it is saved."""
 
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
 import httpx
+import pytest
 
 from tests.support.workbench import Workbench
+from vitrina import answers
 from vitrina.loads.control import RunControl
 from vitrina.runner import requests as runner_requests
+from vitrina.services import requests as draft_rules
 from vitrina.store import requests
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
@@ -154,3 +158,18 @@ def test_what_a_runner_finds_stands_at_the_query_of_a_plan(api: httpx.Client, ap
     requests.finish(api_metastore, taken["id"], runner["id"], result=None, error=found)
     answer = api.get(f"/api/v1/requests/{asked['id']}").json()
     assert (answer["error"]["line"], answer["error"]["column"]) == (1, 8)
+
+
+@pytest.mark.parametrize("code", ["superseded", "not_found"])
+def test_where_nothing_was_found_out_nothing_is_held_against_a_draft(code: str) -> None:
+    """`not_found`: the answer of a runner that is older than the question."""
+    deep = answers.Request(
+        id=uuid4(),
+        kind="explain",
+        pipeline_id=None,
+        status="FAILED",
+        error={"code": code, "message": "..."},
+        created_at=datetime.now(UTC),
+    )
+    report = answers.ValidationReport(valid=True, errors=[], warnings=[], deep=deep)
+    assert draft_rules.with_findings(report, {}).valid is True

@@ -55,9 +55,12 @@ async function explained(definition: Record<string, unknown>): Promise<Validatio
   const report = await post<ValidationReport>("/explain", definition);
   if (!report.deep || report.deep.finished_at) return report;
   const deep = await awaitRequest(report.deep, RUNNER_SECONDS);
-  const problem = deep.error && deep.error.code !== "superseded" ? [problemOf(deep.error, definition)] : [];
+  const problem = deep.error && !NO_FINDINGS.has(deep.error.code ?? "") ? [problemOf(deep.error, definition)] : [];
   return { ...report, deep, valid: report.valid && problem.length === 0, errors: [...report.errors, ...problem] };
 }
+
+/** A later question took its place, or the runner is older than the question. */
+const NO_FINDINGS = new Set(["superseded", "not_found"]);
 
 const PATHS: Record<string, string> = { forbidden_target: "target_table", target_mismatch: "target_table", bad_key: "target_key" };
 

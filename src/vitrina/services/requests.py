@@ -171,9 +171,12 @@ def _query_of(fields: dict[str, Any]) -> tuple[str, Any]:
 
 def with_findings(report: answers.ValidationReport, fields: dict[str, Any] | None = None) -> answers.ValidationReport:
     """The runner's error counts like ours. `fields`: the draft that it is about."""
-    if report.deep is None or report.deep.error is None or report.deep.error.get("code") == SUPERSEDED:
+    if report.deep is None or report.deep.error is None:
         return report
     code = str(report.deep.error.get("code", "error"))
+    # A later question took its place, or the runner is older than the question: nothing was found out.
+    if code == SUPERSEDED or (fields is not None and code == NotFound.code):
+        return report
     message = str(report.deep.error.get("message", say("run.not_checked")))
     place = {name: report.deep.error.get(name) for name in ("line", "column")}
     path = _PATHS.get(code, "")

@@ -1,6 +1,7 @@
 /** Which address shows which page. Pages beyond the list are loaded when they are opened. */
 import { Link, createRootRoute, createRoute, createRouter, lazyRouteComponent } from "@tanstack/react-router";
 import { PipelinesPage, type PipelinesSearch } from "./pages/pipelines";
+import type { RunsSearch } from "./pages/runs";
 import { Shell } from "./shell";
 import { Empty, PageHead } from "./ui/basics";
 import { t } from "./words/language";
@@ -51,6 +52,13 @@ const runs = createRoute({
   getParentRoute: () => root,
   path: "/runs",
   component: lazyRouteComponent(() => import("./pages/runs"), "RunsPage"),
+  validateSearch: (search): RunsSearch => ({
+    status: text(search["status"]) as RunsSearch["status"],
+    trigger: text(search["trigger"]),
+    pipeline: text(search["pipeline"]),
+    label: text(search["label"]),
+    within: text(search["within"]) as RunsSearch["within"],
+  }),
 });
 const run = createRoute({
   getParentRoute: () => root,

@@ -161,7 +161,7 @@ test("its run is watched live, paused and resumed", async () => {
 test("a broken query makes a failure card that says what to do", async () => {
   await page.getByRole("link", { name: "Edit" }).click();
   await writeQuery("SELECT id, film_id, user_id, rating, no_such_column FROM ugc.ratings");
-  await see(page, "Valid");
+  await see(page, "1 to correct");
   await page.getByRole("tab", { name: /Changes/ }).click();
   await see(page, /no_such_column/);
   await page.getByRole("button", { name: "Save" }).click();
@@ -169,7 +169,7 @@ test("a broken query makes a failure card that says what to do", async () => {
   const card = page.getByRole("region", { name: "What went wrong" });
   await card.waitFor();
   expect(await card.textContent()).toContain("no_such_column");
-  expect(await card.textContent()).toContain("Correct source_query");
+  expect(await card.textContent()).toContain("the query is marked at line 1, column 38. Correct it there");
   await expectAccessible("a failed pipeline");
   await card.getByRole("link", { name: "Open the run" }).click();
   await page.getByRole("button", { name: "Retry" }).waitFor();
@@ -217,6 +217,7 @@ test("a comparison lists what somebody changed behind our back, and repairs it",
 test("an older version is put back and works again", async () => {
   await open("/pipelines/ratings_copy?tab=versions");
   await page.getByRole("button", { name: "Roll back to version 2" }).click();
+  await page.getByRole("dialog").getByRole("button", { name: /^Roll back/ }).click();
   await see(page, /is in force again/);
   await page.getByRole("button", { name: "Run now" }).click();
   await until(async () => (await lastRun("ratings_copy")).pipeline_version === 7 && (await lastRun("ratings_copy")).status === "SUCCESS", 60);
@@ -228,7 +229,9 @@ test("rows that a step refused are looked at, and sent again once the query is r
   await platform.api("POST", "/pipelines", PICKY);
   await runToItsEnd(platform, "picky");
   await open("/dead-letters?pipeline=picky");
-  const letters = page.locator("main details");
+  const group = page.getByRole("list", { name: "Dead letters by error" }).locator("> li");
+  await group.locator("summary").first().click();
+  const letters = page.getByRole("list", { name: "Letters of this error" }).locator("> li");
   await until(async () => (await letters.count()) === 2, 60);
   await letters.first().locator("summary").click();
   expect(await letters.first().textContent()).toContain('"code": "no number"');

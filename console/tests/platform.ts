@@ -18,11 +18,11 @@ export interface Platform {
 }
 
 /** A new one; or, to try things quickly, the one that is up at CONSOLE_PLATFORM ("url url-with-tokens"). */
-export async function startPlatform(): Promise<Platform> {
+export async function startPlatform(more: NodeJS.ProcessEnv = {}): Promise<Platform> {
   const [running, guarded] = (process.env["CONSOLE_PLATFORM"] ?? "").split(" ");
   if (running && guarded) return { url: running, guardedUrl: guarded, api: caller(running), stop: () => Promise.resolve() };
   const home = mkdtempSync(join(tmpdir(), "vitrina-console-"));
-  const environment = cleanEnvironment();
+  const environment = { ...cleanEnvironment(), ...more };
   execFileSync(program, ["demo", "--no-search"], { cwd: home, env: environment, stdio: "pipe" });
   const [port, guardedPort] = [await freePort(), await freePort()];
   const url = `http://127.0.0.1:${port}`;

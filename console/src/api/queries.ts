@@ -8,9 +8,11 @@ import type {
   AuditEntry,
   Connection,
   DeadLetter,
+  DeadLetterGroup,
   Graph,
   LogLine,
   Me,
+  Notifications,
   Page,
   Pipeline,
   PipelineOverview,
@@ -114,12 +116,13 @@ export function useStatus(name: string) {
   });
 }
 
-export function useRuns(pipeline?: string, limit = 50) {
+/** `filter`: what the API narrows the list to, such as `status=FAILED&label=team%3Dcore`. */
+export function useRuns(pipeline?: string, limit = 50, filter = "") {
   const path = pipeline ? `/pipelines/${encodeURIComponent(pipeline)}/runs` : "/runs";
   return useInfiniteQuery({
-    queryKey: ["runs", pipeline ?? "", limit],
+    queryKey: ["runs", pipeline ?? "", limit, filter],
     queryFn: ({ pageParam, signal }) =>
-      get<Page<Run>>(`${path}?limit=${limit}${pageParam ? `&cursor=${pageParam}` : ""}`, signal),
+      get<Page<Run>>(`${path}?limit=${limit}${filter && `&${filter}`}${pageParam ? `&cursor=${pageParam}` : ""}`, signal),
     initialPageParam: "",
     getNextPageParam: (page) => page.next_cursor,
     refetchInterval: useInterval(),
@@ -170,8 +173,18 @@ export function useRunners() {
   });
 }
 
-export function useDeadLetters(pipeline?: string, resolved = false) {
+export function useDeadLetterGroups(pipeline?: string, resolved = false) {
   const query = `resolved=${resolved}${pipeline ? `&pipeline=${encodeURIComponent(pipeline)}` : ""}`;
+  return useQuery({
+    queryKey: ["dead-letter-groups", query],
+    queryFn: ({ signal }) => get<Page<DeadLetterGroup>>(`/dead-letters/groups?limit=200&${query}`, signal),
+    refetchInterval: useInterval(),
+  });
+}
+
+export function useDeadLetters(pipeline?: string, resolved = false, reason?: string) {
+  const narrowed = { resolved: String(resolved), ...(pipeline && { pipeline }), ...(reason !== undefined && { reason }) };
+  const query = new URLSearchParams(narrowed).toString();
   return useInfiniteQuery({
     queryKey: ["dead-letters", query],
     queryFn: ({ pageParam, signal }) =>
@@ -228,6 +241,10 @@ export function useTables(connection: string) {
     // The runner may come later than the page.
     refetchInterval: ({ state }) => (state.data ? false : 5_000),
   });
+}
+
+export function useNotifications() {
+  return useQuery({ queryKey: ["notifications"], queryFn: ({ signal }) => get<Notifications>("/notifications", signal) });
 }
 
 export function useTokens(enabled: boolean) {

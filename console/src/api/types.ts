@@ -13,6 +13,9 @@ export interface FieldProblem {
   path: string;
   message: string;
   code: string;
+  /** Of a query: where in its text, counted from 1. */
+  line?: number | null;
+  column?: number | null;
 }
 
 export interface Me {
@@ -112,6 +115,7 @@ export interface Definition {
 
 export interface Pipeline extends Definition {
   id: string;
+  labels: Record<string, string>;
   status: Status;
   status_since: string;
   version: number;
@@ -171,6 +175,7 @@ export interface Run {
   error_message: string | null;
   next_step: string | null;
   metrics: RunMetrics;
+  labels: Record<string, string>;
 }
 
 export interface Progress {
@@ -246,7 +251,7 @@ export interface RunnerRequest {
   kind: string;
   status: "QUEUED" | "WORKING" | "DONE" | "FAILED";
   result: Record<string, unknown> | null;
-  error: { code?: string; message?: string } | null;
+  error: { code?: string; message?: string; line?: number; column?: number } | null;
   created_at: string;
   finished_at: string | null;
 }
@@ -394,6 +399,39 @@ export interface DeadLetter {
   document: unknown;
   created_at: string;
   resolved_at: string | null;
+}
+
+/** Dead letters of one pipeline that were refused for one reason. */
+export interface DeadLetterGroup {
+  pipeline: string;
+  pipeline_id: string;
+  /** The error without the values that it quotes. */
+  reason: string;
+  error: string;
+  letters: number;
+  first_at: string;
+  last_at: string;
+}
+
+/** What the server expects of a query. */
+export interface Outline {
+  cost: number;
+  rows: number;
+  steps: { depth: number; node: string; relation: string | null; index: string | null; rows: number | null; cost: number | null }[];
+  complete: boolean;
+}
+
+export interface Receiver {
+  name: "webhook" | "slack";
+  is_set: boolean;
+  setting: string;
+  /** Of a test: what stood against it. */
+  error?: string | null;
+}
+
+export interface Notifications {
+  receivers: Receiver[] | null;
+  latest: (Alert & { pipeline: string })[];
 }
 
 export interface Token {

@@ -8,7 +8,7 @@ import { t } from "../words/language";
 import { scheduleInWords } from "../words/schedule";
 import { IF_CHANGED, keyColumns, type Draft, type DraftPart } from "./draft";
 
-const PLACED = new Set(["name", "description", "source_connection", "target_table", "target_key", "mode", "incremental_key", "incremental_id_key", "batch_size", "schedule_interval", "run_after", "python_task", "source_query"]);
+const PLACED = new Set(["name", "description", "source_connection", "target_table", "target_key", "mode", "incremental_key", "incremental_id_key", "batch_size", "schedule_interval", "run_after", "python_task", "source_query", "labels"]);
 
 type InputExtras = { hint?: ReactNode; mono?: boolean; disabled?: boolean; placeholder?: string; list?: string };
 
@@ -66,6 +66,7 @@ export function Fields({ draft, change, problems, isNew, columns }: DraftPart & 
       {input("schedule_interval", t("Schedule"), { mono: true, placeholder: "15m, 0 3 * * * Europe/Moscow", hint: scheduleInWords(draft.schedule_interval || null) })}
       {input("run_after", t("Runs after"), { mono: true, placeholder: `film_dim_full, ratings ${IF_CHANGED}`, hint: t("Pipelines, separated by commas: when all have succeeded anew, this one runs") })}
       {input("batch_size", t("Batch size"), { mono: true })}
+      {input("labels", t("Labels"), { mono: true, placeholder: "team=core, tier=1", hint: t("For people: to sort and choose pipelines by; separated by commas") })}
       <div className="flex items-center justify-between">
         <span className="text-muted">{t("Enabled")}</span>
         <Switch checked={draft.enabled} label={t("Enabled")} onChange={(enabled) => change({ enabled })} />
@@ -87,7 +88,7 @@ export function Fields({ draft, change, problems, isNew, columns }: DraftPart & 
           <option key={target} value={target} />
         ))}
       </datalist>
-      <Problems items={problems.filter((problem) => !PLACED.has(problem.path) && !problem.path.startsWith("options") && !problem.path.startsWith("tasks.") && !problem.path.startsWith("run_after."))} />
+      <Problems items={problems.filter((problem) => !PLACED.has(problem.path) && !problem.path.startsWith("options") && !problem.path.startsWith("tasks.") && !problem.path.startsWith("run_after.") && !problem.path.startsWith("labels."))} />
     </form>
   );
 }

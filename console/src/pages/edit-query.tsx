@@ -3,6 +3,8 @@ import { Suspense, lazy, useState } from "react";
 import { useNames } from "../api/queries";
 import type { Table, Task } from "../api/types";
 import { Button, Loading, Tag, cx, inputLook } from "../ui/basics";
+import { formatSql } from "../ui/format-sql";
+import { marksOf } from "../ui/marks";
 import { Problems } from "../ui/problems";
 import { t } from "../words/language";
 import type { Draft, DraftPart } from "./draft";
@@ -18,6 +20,10 @@ export function Query({ draft, change, problems, tables, onSave }: DraftPart & E
     <section aria-label={t("Source query")} className="flex flex-col border-b">
       <div className="flex items-center justify-between gap-2 px-4 pt-3 sm:px-6">
         <h2 className="text-sm font-semibold">{planned ? t("Task plan") : t("Source query")}</h2>
+        <span className="flex-1" />
+        <Button look="quiet" onClick={() => change(formatted(draft))} title={t("Put the query into its standard form")}>
+          {t("Format")}
+        </Button>
         <Button look="quiet" icon="plus" onClick={() => change(planned ? { tasks: [...draft.tasks, emptyTask(draft.tasks)] } : { tasks: firstTasks(draft), source_query: "" })}>
           {t("Add a step")}
         </Button>
@@ -27,13 +33,19 @@ export function Query({ draft, change, problems, tables, onSave }: DraftPart & E
       ) : (
         <div className="min-h-56 px-2 py-2">
           <Suspense fallback={<Loading lines={5} />}>
-            <SqlEditor label={t("Source query")} value={draft.source_query} onChange={(source_query) => change({ source_query })} onSave={onSave} tables={tables} />
+            <SqlEditor label={t("Source query")} value={draft.source_query} onChange={(source_query) => change({ source_query })} onSave={onSave} tables={tables} marks={marksOf(problems, "source_query")} />
           </Suspense>
         </div>
       )}
       <Problems items={wrong} />
     </section>
   );
+}
+
+/** The query in its standard form, wherever it stands. */
+function formatted(draft: Draft): Partial<Draft> {
+  if (draft.tasks.length === 0) return { source_query: formatSql(draft.source_query) };
+  return { tasks: draft.tasks.map((task) => (task.task_type === "SQL" ? { ...task, body: formatSql(task.body) } : task)) };
 }
 
 /** What a query may begin with. */
@@ -92,7 +104,7 @@ function Tasks({ draft, change, problems, tables, onSave }: DraftPart & EditorPr
           </div>
           {task.task_type === "SQL" ? (
             <Suspense fallback={<Loading lines={4} />}>
-              <SqlEditor label={t("Query of step {n}", { n: index + 1 })} value={task.body} onChange={(body) => set(index, { body })} onSave={onSave} tables={tables} />
+              <SqlEditor label={t("Query of step {n}", { n: index + 1 })} value={task.body} onChange={(body) => set(index, { body })} onSave={onSave} tables={tables} marks={marksOf(problems, `tasks.${index}.body`)} />
             </Suspense>
           ) : (
             <div className="grid gap-3 p-3 sm:grid-cols-2">

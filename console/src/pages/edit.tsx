@@ -4,12 +4,15 @@ import { Link, useBlocker, useNavigate, useParams } from "@tanstack/react-router
 import { useEffect, useMemo, useState, type ReactNode } from "react";
 import { ApiError, get, post, request } from "../api/client";
 import { useMay, usePipeline, useRefresh, useTables } from "../api/queries";
-import type { Definition, FieldProblem, Pipeline, Preview, Table, ValidationReport } from "../api/types";
+import type { Definition, FieldProblem, Pipeline, Preview, Table } from "../api/types";
 import { Button, Dialog, Empty, Failure, Loading, Menu, PageHead, Tag, cx, useCopyCurl } from "../ui/basics";
 import { Changes, compare } from "../ui/diff";
-import { Icon } from "../ui/icons";
+import { Explain } from "../ui/explain";
+import { Icon, type IconName } from "../ui/icons";
 import { PreviewPane } from "../ui/preview";
+import { PreviewHistory, withPreview, type PreviewEntry } from "../ui/preview-history";
 import { toast, toastError } from "../ui/toasts";
+import { useValidation, type Verdict } from "../ui/validation";
 import { t } from "../words/language";
 import { CopyTable } from "./copy-table";
 import { NEW_DRAFT, changesBetween, definitionOf, draftOf, savedDefinition, type Draft } from "./draft";
@@ -37,6 +40,13 @@ export function EditPage() {
   return <Editor key={base.version} saved={base} onReload={setBase} />;
 }
 
+const queryOf = (draft: Draft): string => draft.tasks.find((task) => task.task_type === "SQL")?.body ?? draft.source_query;
+
+function withQuery(draft: Draft, query: string): Partial<Draft> {
+  if (draft.tasks.length === 0) return { source_query: query };
+  return { tasks: draft.tasks.map((task) => (task.task_type === "SQL" ? { ...task, body: query } : task)) };
+}
+
 /** Whoever came here by an address: the controls that lead here are not shown to viewers. */
 function LookOnly({ title }: { title: string }) {
   return (
@@ -56,13 +66,15 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
   const [busy, setBusy] = useState(false);
   const [done, setDone] = useState(false);
   const [preview, setPreview] = useState<Preview | null>(null);
+  const [previews, setPreviews] = useState<PreviewEntry[]>([]);
   const [copying, setCopying] = useState(false);
   const tables = useTables(draft.source_connection).data ?? NO_TABLES;
   const definition = useMemo(() => definitionOf(draft), [draft]);
   const before = useMemo(() => (saved ? savedDefinition(saved) : null), [saved]);
   const changes = useMemo(() => compare(before ?? {}, definition), [before, definition]);
   const touched = saved ? changes.length > 0 : JSON.stringify(draft) !== JSON.stringify(NEW_DRAFT);
-  const report = useValidation(definition, touched);
+  const verdict = useValidation(definition, touched || saved !== null);
+  const { report } = verdict;
   const problems = refused.length ? refused : (report?.errors ?? []);
   const navigate = useNavigate();
   const refresh = useRefresh();
@@ -103,7 +115,7 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
           </h1>
         </div>
         <div className="flex flex-wrap items-center gap-2">
-          <Verdict problems={problems} touched={touched} report={report} />
+          <VerdictLine problems={problems} touched={touched} verdict={verdict} />
           {!saved && (
             <Button icon="copy" onClick={() => setCopying(true)}>
               {t("Copy a table")}
@@ -130,12 +142,21 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
       <div className="grid flex-1 lg:grid-cols-[1fr_21rem]">
         <div className="flex min-w-0 flex-col lg:border-r">
           <Query draft={draft} change={change} problems={problems} tables={tables} onSave={() => void save()} />
-          <Bottom changes={saved ? changes : null} problems={problems} warnings={report?.warnings ?? []}>
-            <PreviewPane definition={definition} blocked={problems.length > 0} preview={preview} onPreview={setPreview} />
+          <Bottom changes={saved ? changes : null} problems={problems} warnings={report?.warnings ?? []} explain={<Explain outline={verdict.outline} plan={verdict.plan} waiting={verdict.waiting} />}>
+            <PreviewPane
+              definition={definition}
+              blocked={problems.length > 0}
+              preview={preview}
+              onPreview={(found) => {
+                setPreview(found);
+                setPreviews((before) => withPreview(before, queryOf(draft), found));
+              }}
+            />
+            <PreviewHistory history={previews} shown={preview} onShow={(entry) => setPreview(entry.found)} onTake={(entry) => change(withQuery(draft, entry.query))} />
             {!preview && <Readable tables={tables} />}
           </Bottom>
         </div>
-        <Fields draft={draft} change={change} problems={problems} isNew={!saved} columns={preview?.columns ?? []} />
+        <Fields draft={draft} change={change} problems={problems} isNew={!saved} columns={preview?.columns ?? verdict.columns} />
       </div>
       {copying && (
         <CopyTable
@@ -164,42 +185,29 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
   );
 }
 
-/** The API's own verdict, a moment after the last key. */
-function useValidation(definition: Record<string, unknown>, touched: boolean): ValidationReport | null {
-  const [report, setReport] = useState<ValidationReport | null>(null);
-  useEffect(() => {
-    if (!touched) return;
-    let current = true;
-    const timer = setTimeout(() => {
-      post<ValidationReport>("/validate", definition).then(
-        (found) => current && setReport(found),
-        () => undefined,
-      );
-    }, 400);
-    return () => {
-      current = false;
-      clearTimeout(timer);
-    };
-  }, [definition, touched]);
-  return report;
+function VerdictLine({ problems, touched, verdict }: { problems: FieldProblem[]; touched: boolean; verdict: Verdict }) {
+  if (!touched || (!verdict.report && problems.length === 0)) return null;
+  if (problems.length > 0) return <Said tone="text-bad" icon="warn" words={t("{n} to correct", { n: problems.length })} />;
+  if (verdict.tried) return <Said tone="text-ok" icon="check" words={t("Valid")} />;
+  return <Said tone="text-muted" icon="runs" words={verdict.waiting ? t("A runner is trying it…") : t("The form is right; not tried against the source")} />;
 }
 
-function Verdict({ problems, touched, report }: { problems: FieldProblem[]; touched: boolean; report: ValidationReport | null }) {
-  if (!touched || (!report && problems.length === 0)) return null;
+function Said({ tone, icon, words }: { tone: string; icon: IconName; words: string }) {
   return (
-    <span role="status" className={cx("flex items-center gap-1.5", problems.length ? "text-bad" : "text-ok")}>
-      <Icon name={problems.length ? "warn" : "check"} size={14} />
-      {problems.length ? t("{n} to correct", { n: problems.length }) : t("Valid")}
+    <span role="status" className={cx("flex items-center gap-1.5", tone)}>
+      <Icon name={icon} size={14} />
+      {words}
     </span>
   );
 }
 
 // --- below the query --------------------------------------------------------------------------------------------
 
-function Bottom({ changes, problems, warnings, children }: { changes: ReturnType<typeof compare> | null; problems: FieldProblem[]; warnings: string[]; children: ReactNode }) {
-  const [tab, setTab] = useState<"preview" | "changes" | "problems">("preview");
+function Bottom({ changes, problems, warnings, explain, children }: { changes: ReturnType<typeof compare> | null; problems: FieldProblem[]; warnings: string[]; explain: ReactNode; children: ReactNode }) {
+  const [tab, setTab] = useState<"preview" | "explain" | "changes" | "problems">("preview");
   const tabs = [
     { key: "preview" as const, words: t("Preview") },
+    { key: "explain" as const, words: t("Explain") },
     ...(changes ? [{ key: "changes" as const, words: t("Changes"), count: changes.length }] : []),
     { key: "problems" as const, words: t("Problems"), count: problems.length + warnings.length },
   ];
@@ -221,6 +229,7 @@ function Bottom({ changes, problems, warnings, children }: { changes: ReturnType
         ))}
       </div>
       <div className={tab === "preview" ? "" : "hidden"}>{children}</div>
+      {tab === "explain" && explain}
       {tab === "changes" && (
         <div className="p-4 sm:px-6">
           <Changes changes={changes ?? []} />

@@ -3,12 +3,13 @@ import { Link, useNavigate, useParams, useSearch } from "@tanstack/react-router"
 import { useEffect, useRef, useState } from "react";
 import { request } from "../api/client";
 import { useRates } from "../api/live";
-import { useDeadLetters, useMay, usePipeline, useRefresh, useRuns, useStatus, verb } from "../api/queries";
+import { useMay, usePipeline, useRefresh, useRuns, useStatus, verb } from "../api/queries";
 import type { Lag, Pipeline, PipelineStatus } from "../api/types";
 import { Ago, Button, Dialog, Empty, Failure, Figures, Loading, Menu, Since, StatusChip, Switch, Tag, cx, inputLook, useCopyCurl, type MenuEntry } from "../ui/basics";
 import { Sparkline } from "../ui/charts";
 import { Icon } from "../ui/icons";
-import { LetterList } from "../ui/letters";
+import { Labels } from "../ui/labels";
+import { LetterGroups } from "../ui/letters";
 import { FailureCard, Guarantee, RunTable } from "../ui/parts";
 import { dataAsOf } from "../ui/scales";
 import { toast, toastError } from "../ui/toasts";
@@ -77,6 +78,7 @@ function Head({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus
               {t("on {runner}", { runner: `${status.runner.host}:${status.runner.pid}` })}
             </Tag>
           )}
+          <Labels labels={pipeline.labels} />
           {pipeline.managed_by && <Tag title={t("Change it in its file, then apply.")}>{t("managed by {owner}", { owner: pipeline.managed_by })}</Tag>}
         </div>
         {pipeline.description && <p className="mt-1 max-w-prose text-muted">{pipeline.description}</p>}
@@ -352,7 +354,7 @@ function Tabs({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus
       {current === "definition" && <DefinitionTab pipeline={pipeline} />}
       {current === "versions" && <Versions pipeline={pipeline} />}
       {current === "checks" && <Checks pipeline={pipeline} />}
-      {current === "letters" && <Letters name={pipeline.name} />}
+      {current === "letters" && <LetterGroups pipeline={pipeline.name} />}
     </>
   );
 }
@@ -374,7 +376,4 @@ function Runs({ name }: { name: string }) {
   );
 }
 
-function Letters({ name }: { name: string }) {
-  return <LetterList letters={useDeadLetters(name)} pipeline={name} />;
-}
 

@@ -8,6 +8,8 @@ import type { PipelineOverview } from "../api/types";
 import { Ago, Button, Empty, Failure, Loading, PageHead, StatusChip, Switch, Tag, cx, inputLook } from "../ui/basics";
 import { RunBars, Sparkline } from "../ui/charts";
 import { Icon } from "../ui/icons";
+import { labelTexts } from "../ui/label-words";
+import { Labels } from "../ui/labels";
 import { toast, toastError } from "../ui/toasts";
 import { compact } from "../words/format";
 import { t } from "../words/language";
@@ -93,7 +95,7 @@ function chosen(lines: PipelineOverview[], search: PipelinesSearch): PipelineOve
   const found = lines.filter(
     (line) =>
       (!fits || fits(line)) &&
-      words.every((word) => `${line.name} ${line.target_table} ${line.description} ${line.status}`.toLowerCase().includes(word)),
+      words.every((word) => `${line.name} ${line.target_table} ${line.description} ${line.status} ${labelTexts(line.labels).join(" ")}`.toLowerCase().includes(word)),
   );
   return found.sort(ORDERS[search.sort ?? "name"] ?? ORDERS.name);
 }
@@ -289,6 +291,9 @@ const Line = memo(function Line({ line, index, top, height, open, act }: LinePro
           </a>
           {line.dead_letters > 0 && <Tag tone="bad">{t("{n} dead letters", { n: line.dead_letters })}</Tag>}
           {line.is_held && <Tag tone="warn">{t("held")}</Tag>}
+          <span className="hidden shrink-0 lg:inline">
+            <Labels labels={line.labels} />
+          </span>
         </span>
         {line.last_error && line.status === "FAILED" && (
           <span className="hidden truncate text-xs text-bad lg:block" title={line.last_error}>

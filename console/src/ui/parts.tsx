@@ -6,6 +6,7 @@ import { count, duration } from "../words/format";
 import { t } from "../words/language";
 import { Ago, Facts, Panel, PipelineLink, StatusChip, Tag, cx, tableLook } from "./basics";
 import { Icon } from "./icons";
+import { Labels } from "./labels";
 
 /** What happened, and what to do next. */
 export function FailureCard(props: { title: string; code: string; message: string; nextStep: string | null; at: string | null; actions?: ReactNode }) {
@@ -45,7 +46,7 @@ export function PlanPanel({ plan, none }: { plan: Plan | undefined; none: string
           <Facts
             items={[
               [t("Route"), plan.route],
-              [t("Reading"), plan.paging],
+              [t("Reading"), t(plan.paging)],
               [t("Key"), plan.key.join(", ") || "—"],
               [t("Deletes rows"), plan.deletes ? t("yes, those that left the source") : t("no")],
               [t("Guarantee"), <Guarantee key="g" level={plan.guarantee} />],
@@ -121,7 +122,7 @@ export function RunTable({ runs, withPipeline }: { runs: Run[]; withPipeline?: b
               </td>
               {withPipeline && (
                 <td className="max-w-64">
-                  <PipelineLink name={run.pipeline} />
+                  <PipelineLink name={run.pipeline} /> <Labels labels={run.labels} />
                 </td>
               )}
               <td className="text-muted">

@@ -22,13 +22,13 @@ export function compact(value: number): string {
 }
 
 export function percent(share: number | null): string {
-  return share === null ? "—" : `${Math.round(share * 1000) / 10}%`;
+  return share === null ? "—" : new Intl.NumberFormat(locale(), { style: "percent", maximumFractionDigits: 1 }).format(share);
 }
 
 export function duration(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined) return "—";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ${t("ms")}`;
-  if (seconds < 10) return `${seconds.toFixed(1)} ${t("s")}`;
+  if (seconds < 10) return `${new Intl.NumberFormat(locale(), { minimumFractionDigits: 1, maximumFractionDigits: 1 }).format(seconds)} ${t("s")}`;
   if (Math.round(seconds) < 60) return `${Math.round(seconds)} ${t("s")}`;
   if (Math.round(seconds) < 3600) return pair(seconds, 60, t("min"), 1, t("s"));
   if (Math.round(seconds / 60) < 1440) return pair(seconds, 3600, t("h"), 60, t("min"));

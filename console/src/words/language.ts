@@ -5,6 +5,7 @@ export type Language = "en" | "ru";
 
 const KEY = "vitrina.language";
 let dictionary: Record<string, string> = {};
+let sentences: Record<string, string> = {};
 let language: Language = "en";
 const listeners = new Set<() => void>();
 
@@ -14,12 +15,20 @@ export async function startLanguage(): Promise<void> {
 }
 
 export async function setLanguage(next: Language, keep = true): Promise<void> {
-  dictionary = next === "ru" ? (await import("./ru")).default : {};
+  [dictionary, sentences] = next === "ru" ? await russian() : [{}, {}];
   language = next;
   document.documentElement.lang = next;
   if (keep) localStorage.setItem(KEY, next);
   for (const listener of listeners) listener();
 }
+
+async function russian(): Promise<[Record<string, string>, Record<string, string>]> {
+  const [words, told] = await Promise.all([import("./ru"), import("./ru-sentences")]);
+  return [words.default, told.default];
+}
+
+/** The API's sentence of this code; none: its English is shown. */
+export const sentenceOf = (code: string): string | undefined => sentences[code];
 
 export function useLanguage(): Language {
   return useSyncExternalStore(

@@ -1,5 +1,8 @@
 /** Русский словарь: ключ — английский текст. */
+import work from "./ru-work";
+
 const ru: Record<string, string> = {
+  ...work,
   "95th percentile": "95-й процентиль",
   "A document that its target refuses for good waits here instead of stopping the pipeline.":
     "Документ, который приёмник отверг окончательно, ждёт здесь и не останавливает пайплайн.",

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID
 
 from psycopg import sql
@@ -33,6 +33,7 @@ class Filter:
     target: str | None = None
     since: datetime | None = None
     managed_by: str | None = None
+    labels: Sequence[str] = ()
 
 
 # Columns by which a list may be sorted, with their types: none of them is ever NULL, so a keyset has no holes.
@@ -168,6 +169,7 @@ def list_page(
             "target": narrowed.target,
             "since": narrowed.since,
             "managed_by": narrowed.managed_by,
+            **label_values(narrowed.labels),
             "limit": limit,
         },
     ).fetchall()
@@ -175,15 +177,26 @@ def list_page(
 
 def _conditions(narrowed: Filter) -> list[sql.Composable]:
     """What the filter asks for; the parameters have the names of its fields."""
-    asked = {
+    asked: dict[LiteralString, bool] = {
         "p.status = ANY(%(status)s)": bool(narrowed.status),
         "p.enabled = %(enabled)s": narrowed.enabled is not None,
         "strpos(lower(p.name), lower(%(name)s)) > 0": narrowed.name is not None,
         "p.updated_at >= %(since)s": narrowed.since is not None,
         "p.managed_by = %(managed_by)s": narrowed.managed_by is not None,
+        LABELLED: bool(narrowed.labels),
     }
     conditions: list[sql.Composable] = [sql.SQL(text) for text, wanted in asked.items() if wanted]
     return [*conditions, ON_TARGET] if narrowed.target is not None else conditions
+
+
+# Every label that is asked for: `key=value` as it is, `key` whatever its value.
+LABELLED: LiteralString = "(p.labels @> %(label_pairs)s AND p.labels ?& %(label_keys)s)"
+
+
+def label_values(labels: Sequence[str]) -> dict[str, Any]:
+    """Return what `LABELLED` is to be executed with."""
+    pairs = {key: value for key, equals, value in (label.partition("=") for label in labels) if equals}
+    return {"label_pairs": Jsonb(pairs), "label_keys": [label for label in labels if "=" not in label]}
 
 
 def list_by_name(
@@ -389,6 +402,10 @@ def set_owner(connection: Connection, pipeline_id: UUID, *, managed_by: str | No
         "UPDATE etl.etl_pipelines SET managed_by = %s, labels = %s WHERE id = %s",
         [managed_by, Jsonb(labels), pipeline_id],
     )
+
+
+def set_labels(connection: Connection, pipeline_id: UUID, labels: dict[str, str]) -> None:
+    connection.execute("UPDATE etl.etl_pipelines SET labels = %s WHERE id = %s", [Jsonb(labels), pipeline_id])
 
 
 def source_connections(connection: Connection) -> list[str]:

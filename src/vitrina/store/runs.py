@@ -9,6 +9,7 @@ from uuid import UUID
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from vitrina.store import pipelines
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -151,6 +152,7 @@ def list_page(
     trigger: Sequence[str] = (),
     since: datetime | None = None,
     until: datetime | None = None,
+    labels: Sequence[str] = (),
     after: tuple[datetime, UUID] | None = None,
     oldest_first: bool = False,
     limit: int,
@@ -167,6 +169,7 @@ def list_page(
         "r.trigger = ANY(%(trigger)s)": bool(trigger),
         "r.started_at >= %(since)s": since is not None,
         "r.started_at < %(until)s": until is not None,
+        f"r.pipeline_id IN (SELECT p.id FROM etl.etl_pipelines p WHERE {pipelines.LABELLED})": bool(labels),
         f"(r.started_at, r.id) {'>' if oldest_first else '<'} (%(after_at)s, %(after_id)s)": after is not None,
     }
     direction = sql.SQL("ASC" if oldest_first else "DESC")
@@ -193,6 +196,7 @@ def list_page(
             "trigger": list(trigger),
             "since": since,
             "until": until,
+            **pipelines.label_values(labels),
             "after_at": after[0] if after else None,
             "after_id": after[1] if after else None,
             "limit": limit,
@@ -212,7 +216,7 @@ def _all_of(conditions: Mapping[LiteralString, bool]) -> sql.Composable:
 # `seconds` is by the database's clock, also for the run at work.
 _COLUMNS = sql.SQL(
     """
-    r.*, p.name AS pipeline,
+    r.*, p.name AS pipeline, p.labels,
     extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::float8 AS seconds
     """
 )

@@ -5,6 +5,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -117,6 +118,36 @@ def test_positions_are_those_of_the_authors_text(workbench: Workbench) -> None:
         reader.describe(judged)
     assert text.splitlines()[3][27:].startswith("missing")
     assert "missing" in refused.value.message
+
+
+@pytest.mark.parametrize("question", ["prepare", "describe_prepared"])
+def test_a_server_that_falls_while_it_is_asked_says_nothing_about_the_query(
+    workbench: Workbench, question: str
+) -> None:
+    """It once read as a query without columns, and the run was FAILED for good."""
+    workbench.source(FILMS)
+    judged = sqlguard.judge("SELECT id FROM content.films", SqlPolicy(workbench.settings.source_schemas))
+    with careless_reader(workbench) as reader:
+        reader.connection = cast("database.Connection", _Falling(reader.connection, question, workbench))
+        with pytest.raises(Disconnected), database.translated("looking"):
+            reader.describe(judged)
+
+
+class _Falling:
+    """A session that the server ends right before a question, and everything else as it is."""
+
+    def __init__(self, real: Any, question: str, bench: Workbench) -> None:
+        self._real, self._question, self._bench = real, question, bench
+
+    @property
+    def pgconn(self) -> "_Falling":
+        return _Falling(self._real.pgconn, self._question, self._bench)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._question:
+            pid = self._real.backend_pid
+            self._bench.sql(f"SELECT pg_terminate_backend({pid}, 10000)")
+        return getattr(self._real, name)
 
 
 # --- the plan ------------------------------------------------------------------------------------------------------

@@ -232,10 +232,10 @@ class SqlReader:
         """Names and types of the result, without running the query."""
         raw = self.connection.pgconn
         with self.reading():
-            prepared = raw.prepare(b"", sqlguard.render(judged, _placeholders(judged)).encode())
-            if prepared.status != psycopg.pq.ExecStatus.COMMAND_OK:
-                raise self._refused(prepared, judged)
+            # Both ask the server, which may be gone by the second question.
+            self._refuse_failed(raw.prepare(b"", sqlguard.render(judged, _placeholders(judged)).encode()), judged)
             described = raw.describe_prepared(b"")
+            self._refuse_failed(described, judged)
         columns = [
             (described.fname(i).decode(), described.ftype(i), described.fmod(i))  # type: ignore[union-attr]
             for i in range(described.nfields)
@@ -254,16 +254,23 @@ class SqlReader:
                 return []
             return _origins(raw.describe_prepared(b""))
 
-    def _refused(self, result: "psycopg.pq.abc.PGresult", judged: Judged) -> SourceQueryFailed:
+    def _refuse_failed(self, result: "psycopg.pq.abc.PGresult", judged: Judged) -> None:
+        if result.status == psycopg.pq.ExecStatus.COMMAND_OK:
+            return
         exc = psycopg.errors.error_from_result(result)
+        # A server that fell, or that has no room just now, says nothing about the query.
+        if self.connection.broken:
+            raise psycopg.OperationalError(f"{exc}") from exc
+        if database.is_passing(exc):
+            raise exc
         position = exc.diag.statement_position
         said = database.sql_message(exc)
         if "row-level security" in said:
             said = say("run.query_meets_rls", message=said)
         if not position:
-            return SourceQueryFailed(say("run.query_refused", message=said))
+            raise SourceQueryFailed(say("run.query_refused", message=said))
         line, column = sqlguard.place(judged, _placeholders(judged), int(position) - 1)
-        return SourceQueryFailed(say("run.query_refused_at", line=line, column=column, message=said))
+        raise SourceQueryFailed(say("run.query_refused_at", line=line, column=column, message=said))
 
     def _refuse_unnamed(self, names: Sequence[str]) -> None:
         if not names:

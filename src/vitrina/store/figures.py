@@ -7,11 +7,14 @@ from vitrina.store.database import Connection
 Row = dict[str, Any]
 
 
-def list_pipelines(connection: Connection) -> list[Row]:
-    """Oldest first, so that a new pipeline does not take an old one's place where only some can be shown."""
+def list_pipelines(connection: Connection, *, only_limited: bool = False) -> list[Row]:
+    """Oldest first, so that a new pipeline does not take an old one's place where only some can be shown.
+
+    With `only_limited`, those alone that say how old their mart may be.
+    """
     return connection.execute(
         """
-        SELECT p.name, p.status, p.enabled, p.mode, p.options,
+        SELECT p.id, p.name, p.status, p.enabled, p.mode, p.options,
                extract(epoch FROM clock_timestamp())::float8 AS now,
                extract(epoch FROM p.status_since)::float8 AS status_since,
                extract(epoch FROM p.failing_since)::float8 AS failing_since,
@@ -44,8 +47,10 @@ def list_pipelines(connection: Connection) -> list[Row]:
                            ORDER BY created_at DESC LIMIT 1) checked ON true
         LEFT JOIN (SELECT pipeline_id, count(*) AS open FROM etl.etl_dead_letters
                    WHERE resolved_at IS NULL GROUP BY 1) letters ON letters.pipeline_id = p.id
+        WHERE NOT %(limited)s OR (p.enabled AND p.options ? 'max_lag_seconds')
         ORDER BY p.created_at, p.id
-        """
+        """,
+        {"limited": only_limited},
     ).fetchall()
 
 

@@ -50,7 +50,7 @@ export function DefinitionTab({ pipeline }: { pipeline: Pipeline }) {
             ...given(t("Python source"), pipeline.python_task),
             [t("Batch size"), count(pipeline.batch_size)],
             [t("Schedule"), scheduleInWords(pipeline.schedule_interval)],
-            ...options.map(([name, value]): [string, ReactNode] => [name, <Mono key={name}>{JSON.stringify(value)}</Mono>]),
+            ...options.map(([name, value]): [ReactNode, ReactNode] => [name, <Mono key={name}>{JSON.stringify(value)}</Mono>]),
             [t("Labels"), Object.keys(pipeline.labels).length ? <Labels key="l" labels={pipeline.labels} /> : null],
             [t("Created"), <Ago key="cr" at={pipeline.created_at} />],
             [t("Changed"), <Ago key="ch" at={pipeline.updated_at} />],

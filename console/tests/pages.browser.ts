@@ -390,6 +390,72 @@ async function violations(where: Page, path: string): Promise<string[]> {
   return found.map((one) => `${path}: ${one}`);
 }
 
+// --- size -------------------------------------------------------------------------------------------------------
+
+const MANY = 50_000;
+
+/** Half a million runs are too much for every change: the browser tests beside this one have ten thousand lines. */
+test.runIf(LONG)("fifty thousand pipelines of the API: the list and Home stay fluent", async () => {
+  platform.sql(`
+    INSERT INTO etl.etl_pipelines (name, description, source_query, target_table, target_key, schedule_interval, next_run_at, labels)
+    SELECT 'many_' || to_char(n, 'FM00000'), 'One of very many.', 'SELECT id, name FROM content.genre', 'analytics.many_' || n, '{id}',
+           '1h', now() + make_interval(hours => 20, secs => n), jsonb_build_object('team', 't' || n % 7)
+    FROM generate_series(1, ${MANY}) AS n;
+    INSERT INTO etl.etl_runs (pipeline_id, trigger, status, started_at, finished_at, rows_read, rows_written)
+    SELECT p.id, 'schedule', 'SUCCESS', now() - make_interval(hours => n, secs => length(p.name)), now() - make_interval(hours => n), 100, 100
+    FROM etl.etl_pipelines AS p, generate_series(1, 10) AS n WHERE p.name LIKE 'many_%';
+    ANALYZE etl.etl_pipelines, etl.etl_runs`);
+  const other = await openPage(browser);
+  const seconds = (since: number): string => `${((Date.now() - since) / 1000).toFixed(1)} s`;
+  let since = Date.now();
+  await other.page.goto(`${platform.url}/ui/`);
+  await other.page.getByRole("list", { name: "Runs of the last 24 hours" }).waitFor();
+  console.log(`Home of ${MANY} pipelines: ${seconds(since)}`);
+  since = Date.now();
+  await other.page.goto(`${platform.url}/ui/pipelines`);
+  await other.page.getByText("film_dim_full").waitFor();
+  console.log(`the first of ${MANY} lines: ${seconds(since)}`);
+  await until(async () => ((await other.page.getByRole("button", { name: /^All/ }).textContent()) ?? "").includes("50,0"), 280);
+  console.log(`all ${MANY} lines: ${seconds(since)}`);
+  const scrolled = await longestTask(other.page, () => other.page.evaluate(() => document.querySelector("[role=table]")?.scrollBy(0, 5_000)), 30);
+  await other.page.evaluate(() => document.querySelector("[role=table]")?.scrollBy(0, 1e9));
+  await other.page.getByText("many_50000").waitFor();
+  expect(await other.page.getByRole("row").count()).toBeLessThan(80);
+  const filter = other.page.getByLabel("Filter by name, target or status");
+  await filter.focus();
+  const typed = await longestTask(other.page, (turn) => other.page.keyboard.press("many_4999".charAt(turn)), 9);
+  await other.page.getByText("many_49990").waitFor();
+  console.log(`longest task while scrolling ${Math.round(scrolled)} ms, while typing ${Math.round(typed)} ms`);
+  // Of the page's own processor time: what else the machine does is not its fault.
+  expect(scrolled).toBeLessThan(300);
+  expect(typed).toBeLessThan(600);
+  await other.page.context().close();
+}, 600_000);
+
+/** In milliseconds: no task counts for more than the processor time that the page used meanwhile. */
+async function longestTask(where: Page, act: (turn: number) => Promise<unknown>, turns: number): Promise<number> {
+  const session = await where.context().newCDPSession(where);
+  await session.send("Performance.enable", { timeDomain: "threadTicks" });
+  const used = async (): Promise<number> => {
+    const { metrics } = await session.send("Performance.getMetrics");
+    return 1000 * (metrics.find((metric) => metric.name === "TaskDuration")?.value ?? 0);
+  };
+  await where.evaluate(() => {
+    const kept = globalThis as unknown as { longTasks: number[] };
+    kept.longTasks = [];
+    new PerformanceObserver((list) => kept.longTasks.push(...list.getEntries().map((entry) => entry.duration))).observe({ type: "longtask" });
+  });
+  let longest = 0;
+  for (let turn = 0; turn < turns; turn++) {
+    const before = await used();
+    await act(turn);
+    await where.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done)))));
+    const seen = await where.evaluate(() => Math.max(0, ...(globalThis as unknown as { longTasks: number[] }).longTasks.splice(0)));
+    longest = Math.max(longest, Math.min(seen, (await used()) - before));
+  }
+  return longest;
+}
+
 test("nothing went wrong in the browser's console, and no other host was asked", () => {
   // The browser itself reports every refusal, and some were asked for: a wrong draft and schedule, runs of what is disabled.
   const refusals = /status of 422 .*\/(pipelines|schedule\?interval=whenever)$|status of 409 .*\/run$/;

@@ -194,10 +194,9 @@ test("after a repair the differences are told as past, and the figures are still
   await page.getByText("What differed before the repair").click();
   expect(await listed.isVisible()).toBe(true);
   const [repair] = await runsOf("genres_copy");
-  expect([repair?.rows_written, load?.rows_written]).toEqual([1, expect.any(Number)]);
+  expect(repair?.rows_read).toBeLessThan(load?.rows_read ?? 0);
   const figure = page.locator("dl > div", { hasText: "Rows written" }).first();
-  await until(async () => ((await figure.textContent()) ?? "").startsWith(`Rows written${load?.rows_written}of`), 60);
-  expect(load?.rows_written).toBeGreaterThan(1);
+  await until(async () => ((await figure.textContent()) ?? "").startsWith(`Rows written${load?.rows_written}of ${load?.rows_read} read`), 60);
 });
 
 test("runs that are on their way are not told as missing", async () => {

@@ -14,7 +14,8 @@ test("screenshots", async () => {
     const run = await furnish(platform);
     mkdirSync(images, { recursive: true });
     const pages: [string, string][] = [
-      ["pipelines", "/"],
+      ["home", "/"],
+      ["pipelines", "/pipelines"],
       ["pipeline", "/pipelines/film_dim_full"],
       ["failure", "/pipelines/weekly_top_films"],
       ["checks", "/pipelines/genres?tab=checks"],

@@ -18,6 +18,7 @@ const ru: Record<string, string> = {
   "{upserts} {upserts|row is|rows are} written as the source has {upserts|it|them}, {deletes} that it does not have {deletes|is|are} deleted.":
     "{upserts} {upserts|строка будет записана|строки будут записаны|строк будет записано} как в источнике, {deletes} {deletes|лишняя удалена|лишние удалены|лишних удалено}.",
   "about {n} {n|row|rows}": "около {n} {n|строки|строк|строк}",
+  "Generations kept": "Хранится поколений",
   Home: "Главная",
   "Last {n} hours": "Последние {n} ч",
   "All runs": "Все запуски",

@@ -115,7 +115,6 @@ test("steps are previewed with the rows before them beside", async () => {
   await page.getByLabel(/^Names/).fill('{"rating": "stars"}');
   await page.getByLabel("Name", { exact: true }).fill("ratings_copy");
   await page.getByLabel("Target", { exact: true }).fill("analytics.ratings_copy");
-  await see(page, "Valid");
   await page.getByRole("button", { name: "Preview 20 rows" }).click();
   const columns = async (label: string): Promise<string> => (await page.getByRole("region", { name: label }).locator("thead").textContent()) ?? "";
   await page.getByRole("region", { name: "After the steps" }).waitFor();
@@ -131,13 +130,13 @@ test("a mart is written, previewed and created in the browser", async () => {
   await page.getByLabel("Add to Options").selectOption("route");
   await page.getByLabel("Route", { exact: true }).selectOption("arrow");
   await writeQuery("SELECT id, film_id, user_id, rating FROM ugc.ratings");
-  await see(page, "Valid");
   await page.getByRole("button", { name: "Preview 20 rows" }).click();
   const preview = page.getByRole("region", { name: "Preview" });
   await preview.waitFor();
   await until(async () => (await preview.locator("tbody tr").count()) === 20, 60);
   await page.getByRole("group", { name: "Key columns" }).getByRole("button", { name: "id", exact: true }).click();
   expect(await page.getByLabel("Key columns", { exact: true }).first().inputValue()).toBe("id");
+  await see(page, "Valid");
   await page.getByRole("button", { name: "Create", exact: true }).click();
   await page.getByRole("heading", { name: "ratings_copy" }).waitFor();
 });

@@ -131,7 +131,7 @@ test("a mart is written, previewed and created in the browser", async () => {
   await page.getByLabel("Route", { exact: true }).selectOption("arrow");
   await writeQuery("SELECT id, film_id, user_id, rating FROM ugc.ratings");
   await page.getByRole("button", { name: "Preview 20 rows" }).click();
-  const preview = page.getByRole("region", { name: "Preview" });
+  const preview = page.getByRole("region", { name: "Preview", exact: true });
   await preview.waitFor();
   await until(async () => (await preview.locator("tbody tr").count()) === 20, 60);
   await page.getByRole("group", { name: "Key columns" }).getByRole("button", { name: "id", exact: true }).click();

@@ -77,7 +77,7 @@ test("a preview says what it waits for, and needs the query alone", async () => 
   await see(page, "Still to fill in: Name, Target");
   expect(await page.locator("[aria-invalid=true]").count()).toBe(0);
   await preview.click();
-  await page.getByRole("region", { name: "Preview" }).locator("tbody tr").first().waitFor();
+  await page.getByRole("region", { name: "Preview", exact: true }).locator("tbody tr").first().waitFor();
 });
 
 test("a field is found wrong once somebody has come to it, and all of them when they create it", async () => {

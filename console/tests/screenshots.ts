@@ -65,7 +65,7 @@ test("screenshots", async () => {
     await browser.close();
     await platform.stop();
   }
-}, 300_000);
+}, 1_200_000);
 
 /** What somebody has done on a page before it is drawn. */
 const ACTS: Record<string, (page: Page) => Promise<unknown>> = {

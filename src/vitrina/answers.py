@@ -233,6 +233,77 @@ class PipelineOverview(Told):
     recent: list[RecentRun]
 
 
+class Attention(Answer):
+    """One reason to look at a pipeline."""
+
+    kind: Literal["failed", "stale", "overdue", "differs", "dead_letters", "held", "blocked", "queued"]
+    pipeline_id: UUID
+    pipeline: str
+    since: datetime | None = Field(None, description="Since when it is so.")
+    count: int | None = Field(None, description="Rows that differ, or dead letters.")
+    seconds: float | None = Field(None, description="Of `stale`: how old the mart's data are.")
+    limit_seconds: float | None = Field(None, description="Of `stale`: how old they may be.")
+    message: str | None = Field(None, description="The last error, or why the platform leaves it alone.")
+    message_said: Said | None = None
+
+
+class ActivityRun(Answer):
+    """A run as a bar on a line of time."""
+
+    id: UUID
+    status: RunStatus
+    trigger: str
+    started_at: datetime
+    seconds: float
+
+
+class Activity(Answer):
+    """What one pipeline did lately, oldest first."""
+
+    pipeline_id: UUID
+    pipeline: str
+    runs: list[ActivityRun]
+
+
+class UpcomingRun(Answer):
+    """A run that the schedule will ask for."""
+
+    pipeline_id: UUID
+    pipeline: str
+    next_run_at: datetime
+    schedule_interval: str
+
+
+class Workforce(Answer):
+    """The runners that are alive, together."""
+
+    alive: int
+    capacity: int
+    running: int
+
+
+class Home(Answer):
+    """What needs attention, what ran lately, what comes next, who works."""
+
+    at: datetime = Field(description="Now, by the metastore's clock.")
+    hours: int
+    pipelines: int
+    statuses: dict[str, int] = Field(description="How many pipelines have each status.")
+    dead_letters: int = Field(description="Those that nobody has dealt with.")
+    attention: list[Attention] = Field(description="The worst first; at most a few of each kind.")
+    attention_counts: dict[str, int] = Field(description="How many pipelines there are of each kind.")
+    activity: list[Activity] = Field(description="Of the pipelines that ran last.")
+    activity_left_out: int = Field(description="How many other pipelines ran, as far as was looked.")
+    upcoming: list[UpcomingRun]
+    runners: Workforce
+
+
+class ScheduleTimes(Answer):
+    """When a schedule is due."""
+
+    times: list[datetime]
+
+
 class GraphNode(Answer):
     """A table or index, a Python source, or a pipeline."""
 
@@ -386,7 +457,7 @@ class LastError(Told):
 
 
 class RecentRuns(Answer):
-    """Aggregates over the latest finished runs."""
+    """Aggregates over the latest finished runs; repairs and replays do not count."""
 
     runs: int
     succeeded: int
@@ -418,6 +489,7 @@ class PipelineStatus(Told):
     lease_until: datetime | None
     lease_is_over: bool = Field(False, description="Its runner fell silent: the next one takes over and continues.")
     run: Run | None = Field(None, description="The run at work, else the latest one.")
+    last_load: Run | None = Field(None, description="The same, without repairs and replays: they correct some rows.")
     progress: Progress | None
     checkpoint: Checkpoint | None
     lag: Lag

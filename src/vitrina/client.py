@@ -91,6 +91,15 @@ class Client:
         narrowed |= {"sort": sort, "label": list(labels)}
         return list(self._pages("/pipelines", answers.Pipeline, narrowed, limit))
 
+    def home(self, *, hours: int = 24) -> answers.Home:
+        """What needs attention, what ran lately, what comes next, who works."""
+        return self._ask(answers.Home, "GET", "/home", params={"hours": hours})
+
+    def schedule_times(self, interval: str, *, count: int = 5) -> list[datetime]:
+        """When a schedule would be due from now on."""
+        asked = {"interval": interval, "count": count}
+        return self._ask(answers.ScheduleTimes, "GET", "/schedule", params=asked).times
+
     def graph(self) -> answers.Graph:
         """What reads what, and who runs after whom."""
         return self._ask(answers.Graph, "GET", "/graph")

@@ -10,9 +10,12 @@ from vitrina.step_rules import STEP_NAME
 from vitrina.targets import TargetPolicy, parse_target
 
 
-def check(definition: Definition, policy: TargetPolicy) -> None:
-    """Raise `Invalid` with every violation; a pipeline without tasks has only its target to answer for."""
-    found = violations(definition.tasks) + target_violations(definition, policy)
+def check(definition: Definition, policy: TargetPolicy | None) -> None:
+    """Raise `Invalid` with every violation; a pipeline without tasks has only its target to answer for.
+
+    Without a policy, not even that: whoever only reads may not have chosen one yet.
+    """
+    found = violations(definition.tasks) + (target_violations(definition, policy) if policy else [])
     if found:
         plan = "run.bad_tasks" if definition.tasks else "run.bad_target"
         raise Invalid(say(plan, name=definition.name, problems=[error.message for error in found]), tuple(found))

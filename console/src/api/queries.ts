@@ -2,6 +2,8 @@
 import { QueryClient, useInfiniteQuery, useQuery, useQueryClient } from "@tanstack/react-query";
 import { ApiError, get, post } from "./client";
 import { merged } from "./lines";
+import type { Schema } from "../ui/schema";
+import { t } from "../words/language";
 import { useConnection } from "./live";
 import type {
   Alert,
@@ -10,6 +12,7 @@ import type {
   DeadLetter,
   DeadLetterGroup,
   Graph,
+  Home,
   LogLine,
   Me,
   Notifications,
@@ -57,6 +60,10 @@ export function useMay(role: Role): boolean {
   return data !== undefined && RANKS.indexOf(data.role) >= RANKS.indexOf(role);
 }
 
+export function useHome() {
+  return useQuery({ queryKey: ["home"], queryFn: ({ signal }) => get<Home>("/home", signal), refetchInterval: useInterval() });
+}
+
 /** So many lines are asked for anew now and then only: events keep them up to date. */
 const MANY = 2000;
 const MANY_MS = 600_000;
@@ -74,13 +81,18 @@ export function useOverview() {
   });
 }
 
+const FIRST_LINES = 200;
+
+/** What has come is shown while the rest is on its way: the first lines must not wait for the fifty-thousandth. */
 async function loadOverview(signal: AbortSignal): Promise<PipelineOverview[]> {
+  const shown = queryClient.getQueryData(["overview"]) !== undefined;
   const found: PipelineOverview[] = [];
   let cursor: string | null = null;
   do {
-    const page: Page<PipelineOverview> = await get(`/overview${cursor ? `?cursor=${cursor}` : ""}`, signal);
-    found.push(...page.items);
+    const page: Page<PipelineOverview> = await get(`/overview?${cursor ? `cursor=${cursor}` : `limit=${FIRST_LINES}`}`, signal);
+    for (const line of page.items) found.push(line);
     cursor = page.next_cursor;
+    if (cursor && !shown) queryClient.setQueryData(["overview"], [...found]);
   } while (cursor);
   return found;
 }
@@ -226,20 +238,24 @@ export function useAlerts(name: string) {
   });
 }
 
+/** What a runner was asked for and could not do, in its words. */
+export class RunnerRefused extends Error {}
+
 /** What queries on a connection may read, as far as a runner is there to say. */
 export function useTables(connection: string) {
   return useQuery({
     queryKey: ["tables", connection],
     queryFn: async ({ signal }): Promise<Table[]> => {
       const asked = await get<RunnerRequest>(`/connections/${encodeURIComponent(connection)}/tables`, signal);
-      const { result } = await awaitRequest(asked, 30);
-      if (!result) throw new Error("no runner has told which tables there are");
+      const { result, error } = await awaitRequest(asked, 30);
+      if (error?.message) throw new RunnerRefused(error.message);
+      if (!result) throw new Error(t("No runner took it up. Is one running?"));
       return result["tables"] as Table[];
     },
     staleTime: 60_000,
     retry: false,
-    // The runner may come later than the page.
-    refetchInterval: ({ state }) => (state.data ? false : 5_000),
+    // The runner may come later than the page; a login that was refused is not tried every few seconds.
+    refetchInterval: ({ state }) => (state.data ? false : state.error instanceof RunnerRefused ? 60_000 : 5_000),
   });
 }
 
@@ -254,8 +270,21 @@ export function useTokens(enabled: boolean) {
 export function useNames(kind: "connections" | "transforms") {
   return useQuery({
     queryKey: [kind],
-    queryFn: ({ signal }) => get<Page<{ name: string; doc?: string }>>(`/${kind}`, signal),
+    queryFn: ({ signal }) => get<Page<{ name: string; doc?: string; params?: Schema | null }>>(`/${kind}`, signal),
     staleTime: 60_000,
+  });
+}
+
+/** How options may be set: the same schema that the API checks with. */
+export function useOptionsSchema() {
+  return useQuery({
+    queryKey: ["schema"],
+    queryFn: async ({ signal }) => {
+      const found = await get<Schema>("/schema/pipeline.json", signal);
+      const definitions = found.$defs ?? {};
+      return { options: definitions["Options"] ?? {}, definitions };
+    },
+    staleTime: Infinity,
   });
 }
 
@@ -290,6 +319,7 @@ export function useRefresh() {
       void client.invalidateQueries({ queryKey: [key, name] });
     }
     void client.invalidateQueries({ queryKey: ["audit"] });
+    void client.invalidateQueries({ queryKey: ["home"] });
     void refreshOverview(id ? [id] : []);
   };
 }

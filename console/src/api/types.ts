@@ -55,6 +55,48 @@ export interface PipelineOverview {
   recent: RecentRun[];
 }
 
+export type AttentionKind = "failed" | "stale" | "overdue" | "differs" | "dead_letters" | "blocked" | "held" | "queued";
+
+export interface Attention {
+  kind: AttentionKind;
+  pipeline_id: string;
+  pipeline: string;
+  since: string | null;
+  count: number | null;
+  seconds: number | null;
+  limit_seconds: number | null;
+  message: string | null;
+}
+
+export interface ActivityRun {
+  id: string;
+  status: RunStatus;
+  trigger: string;
+  started_at: string;
+  seconds: number;
+}
+
+export interface Activity {
+  pipeline_id: string;
+  pipeline: string;
+  runs: ActivityRun[];
+}
+
+/** What needs attention, what ran lately, what comes next, who works. */
+export interface Home {
+  at: string;
+  hours: number;
+  pipelines: number;
+  statuses: Partial<Record<Status, number>>;
+  dead_letters: number;
+  attention: Attention[];
+  attention_counts: Partial<Record<AttentionKind, number>>;
+  activity: Activity[];
+  activity_left_out: number;
+  upcoming: { pipeline_id: string; pipeline: string; next_run_at: string; schedule_interval: string }[];
+  runners: { alive: number; capacity: number; running: number };
+}
+
 export interface RunAfter {
   pipeline: string;
   only_if_changed: boolean;
@@ -149,6 +191,8 @@ export interface RunMetrics {
   batch_ms?: { p50: number | null; p95: number | null; max: number | null };
   guarantee?: string;
   consistency?: string;
+  repair?: unknown;
+  replay?: unknown;
 }
 
 export interface Run {
@@ -175,6 +219,7 @@ export interface Run {
   error_message: string | null;
   next_step: string | null;
   metrics: RunMetrics;
+  answers_request: string | null;
   labels: Record<string, string>;
 }
 
@@ -206,6 +251,8 @@ export interface PipelineStatus {
   next_run_at: string | null;
   runner: { id: string; host: string; pid: number; alive: boolean } | null;
   run: Run | null;
+  /** The same without repairs and replays, which correct some rows only. */
+  last_load: Run | null;
   progress: Progress | null;
   checkpoint: {
     last_processed_key: string | null;

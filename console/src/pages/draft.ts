@@ -107,6 +107,21 @@ export function definitionOf(draft: Draft): Record<string, unknown> {
   };
 }
 
+const READ = ["type", "source_connection", "source_query", "python_task", "tasks"];
+const READ_IF_RIGHT = ["mode", "incremental_key", "incremental_id_key", "options"];
+
+/** What a preview needs: the query and how it is read, not where it would go or when. */
+export function readingPart(definition: Record<string, unknown>, problems: FieldProblem[], savedName?: string): Record<string, unknown> {
+  const wrong = new Set(problems.map((problem) => problem.path.split(".")[0]));
+  const cursorIsWrong = wrong.has("mode") || wrong.has("incremental_key") || wrong.has("incremental_id_key");
+  const kept = READ_IF_RIGHT.filter((name) => (name === "options" ? !wrong.has(name) : !cursorIsWrong));
+  const part = Object.fromEntries([...READ, ...kept].map((name) => [name, definition[name]]));
+  return savedName ? { ...part, name: savedName } : part;
+}
+
+/** What is wrong with the part that is read. */
+export const problemsOfReading = (problems: FieldProblem[]): FieldProblem[] => problems.filter((problem) => READ.includes(problem.path.split(".")[0] ?? ""));
+
 export const keyColumns = (text: string): string[] => text.split(",").map((part) => part.trim()).filter(Boolean);
 
 function parsed(text: string): unknown {

@@ -4,8 +4,11 @@ import { useNames } from "../api/queries";
 import type { Table, Task } from "../api/types";
 import { Button, Loading, Tag, cx, inputLook } from "../ui/basics";
 import { formatSql } from "../ui/format-sql";
+import { Icon } from "../ui/icons";
 import { marksOf } from "../ui/marks";
 import { Problems } from "../ui/problems";
+import type { Schema } from "../ui/schema";
+import { JsonInput, SchemaForm } from "../ui/schema-form";
 import { t } from "../words/language";
 import type { Draft, DraftPart } from "./draft";
 
@@ -48,8 +51,9 @@ function formatted(draft: Draft): Partial<Draft> {
   return { tasks: draft.tasks.map((task) => (task.task_type === "SQL" ? { ...task, body: formatSql(task.body) } : task)) };
 }
 
-/** What a query may begin with. */
-export function Readable({ tables }: { tables: Table[] }) {
+/** What a query may begin with, or why nobody can tell. */
+export function Readable({ tables, error, onRetry }: { tables: Table[]; error: Error | null; onRetry: () => void }) {
+  if (error) return <Unreadable error={error} onRetry={onRetry} />;
   if (tables.length === 0) return null;
   return (
     <section aria-label={t("Queries may read")} className="px-4 pb-6 sm:px-6">
@@ -64,6 +68,23 @@ export function Readable({ tables }: { tables: Table[] }) {
           </div>
         ))}
       </dl>
+    </section>
+  );
+}
+
+function Unreadable({ error, onRetry }: { error: Error; onRetry: () => void }) {
+  return (
+    <section aria-label={t("Queries may read")} className="px-4 pb-6 sm:px-6">
+      <h3 className="mb-2 text-xs font-medium text-muted">{t("Queries may read")}</h3>
+      <div role="alert" className="flex flex-wrap items-start gap-3 rounded-md bg-warn-soft p-3">
+        <span className="mt-0.5 text-warn">
+          <Icon name="warn" size={14} />
+        </span>
+        <p className="min-w-0 flex-1 basis-60">
+          {t("The tables of this source are not known:")} <span className="break-words">{error.message}</span>
+        </p>
+        <Button onClick={onRetry}>{t("Try again")}</Button>
+      </div>
     </section>
   );
 }
@@ -113,7 +134,7 @@ function Tasks({ draft, change, problems, tables, onSave }: DraftPart & EditorPr
                 <input className={cx(inputLook, "font-mono")} list="steps" value={task.body} onChange={(event) => set(index, { body: event.target.value })} />
                 <span className="block text-xs text-muted">{firstLine(steps.find((step) => step.name === task.body)?.doc)}</span>
               </label>
-              <Params value={task.params} onChange={(params) => set(index, { params })} />
+              <Params key={task.body} schema={steps.find((step) => step.name === task.body)?.params} value={task.params} onChange={(params) => set(index, { params })} />
             </div>
           )}
           <Problems items={problems.filter((problem) => problem.path.startsWith(`tasks.${index}`))} />
@@ -132,27 +153,25 @@ function Tasks({ draft, change, problems, tables, onSave }: DraftPart & EditorPr
 
 const firstLine = (text: string | undefined): string => text?.trim().split("\n")[0] ?? "";
 
-function Params({ value, onChange }: { value: Record<string, unknown>; onChange: (next: Record<string, unknown>) => void }) {
-  const [text, setText] = useState(JSON.stringify(value, null, 1));
-  const [wrong, setWrong] = useState(false);
+/** A form where a runner has told the step's parameters, and JSON for whoever would rather write. */
+function Params({ schema, value, onChange }: { schema: Schema | null | undefined; value: Record<string, unknown>; onChange: (next: Record<string, unknown>) => void }) {
+  const [raw, setRaw] = useState(false);
+  const take = (next: unknown): void => onChange((next ?? {}) as Record<string, unknown>);
   return (
-    <label className="space-y-1">
-      <span className="text-muted">{t("Parameters (JSON)")}</span>
-      <textarea
-        rows={Math.min(text.split("\n").length, 8)}
-        className={cx(inputLook, "block h-auto py-1.5 font-mono text-xs leading-5")}
-        value={text}
-        aria-invalid={wrong}
-        onChange={(event) => {
-          setText(event.target.value);
-          try {
-            onChange(JSON.parse(event.target.value || "{}") as Record<string, unknown>);
-            setWrong(false);
-          } catch {
-            setWrong(true);
-          }
-        }}
-      />
-    </label>
+    <div className="min-w-0 space-y-1">
+      <span className="flex items-center justify-between gap-2 text-muted">
+        {t("Parameters")}
+        {schema && (
+          <Button look="quiet" className="!h-6" onClick={() => setRaw(!raw)}>
+            {raw ? t("As a form") : t("As JSON")}
+          </Button>
+        )}
+      </span>
+      {raw || !schema ? (
+        <JsonInput label={t("Parameters (JSON)")} value={value} onChange={take} />
+      ) : (
+        <SchemaForm all label={t("Parameters")} schema={schema} definitions={schema.$defs ?? {}} value={value} onChange={take} />
+      )}
+    </div>
   );
 }

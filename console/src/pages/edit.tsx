@@ -13,9 +13,10 @@ import { PreviewPane } from "../ui/preview";
 import { PreviewHistory, withPreview, type PreviewEntry } from "../ui/preview-history";
 import { toast, toastError } from "../ui/toasts";
 import { useValidation, type Verdict } from "../ui/validation";
+import { fieldName, problemInWords, topOf } from "../words/fields";
 import { t } from "../words/language";
 import { CopyTable } from "./copy-table";
-import { NEW_DRAFT, changesBetween, definitionOf, draftOf, savedDefinition, type Draft } from "./draft";
+import { NEW_DRAFT, changesBetween, definitionOf, draftOf, problemsOfReading, readingPart, savedDefinition, type Draft } from "./draft";
 import { Fields } from "./edit-fields";
 import { Query, Readable } from "./edit-query";
 
@@ -68,14 +69,19 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
   const [preview, setPreview] = useState<Preview | null>(null);
   const [previews, setPreviews] = useState<PreviewEntry[]>([]);
   const [copying, setCopying] = useState(false);
-  const tables = useTables(draft.source_connection).data ?? NO_TABLES;
+  const [seen, setSeen] = useState<ReadonlySet<string>>(new Set());
+  const [showAll, setShowAll] = useState(saved !== null);
+  const readable = useTables(draft.source_connection);
+  const tables = readable.data ?? NO_TABLES;
   const definition = useMemo(() => definitionOf(draft), [draft]);
   const before = useMemo(() => (saved ? savedDefinition(saved) : null), [saved]);
   const changes = useMemo(() => compare(before ?? {}, definition), [before, definition]);
   const touched = saved ? changes.length > 0 : JSON.stringify(draft) !== JSON.stringify(NEW_DRAFT);
   const verdict = useValidation(definition, touched || saved !== null);
   const { report } = verdict;
-  const problems = refused.length ? refused : (report?.errors ?? []);
+  const problems = allProblems(refused, report?.errors ?? []);
+  // What nobody has come to yet is not wrong, it is still to be written.
+  const shown = problems.filter((problem) => showAll || seen.has(topOf(problem.path)));
   const navigate = useNavigate();
   const refresh = useRefresh();
   const client = useQueryClient();
@@ -84,10 +90,13 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
 
   const change = (part: Partial<Draft>): void => {
     setRefused([]);
+    setSeen((before) => new Set([...before, ...Object.keys(part)]));
     setDraft((now) => ({ ...now, ...part }));
   };
+  const leave = (name: string): void => setSeen((before) => (before.has(name) ? before : new Set([...before, name])));
   const save = async (ifMatch = saved?.version): Promise<void> => {
     setBusy(true);
+    setShowAll(true);
     try {
       const answer = saved
         ? await request<Pipeline>("PATCH", `/pipelines/${encodeURIComponent(saved.name)}`, { body: changesBetween(before ?? {}, definition), ifMatch })
@@ -115,13 +124,13 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
           </h1>
         </div>
         <div className="flex flex-wrap items-center gap-2">
-          <VerdictLine problems={problems} touched={touched} verdict={verdict} />
+          <VerdictLine problems={shown} missing={problems.filter((problem) => !shown.includes(problem))} touched={touched} verdict={verdict} />
           {!saved && (
             <Button icon="copy" onClick={() => setCopying(true)}>
               {t("Copy a table")}
             </Button>
           )}
-          <Link to={saved ? "/pipelines/$name" : "/"} params={{ name: saved?.name ?? "" }}>
+          <Link to={saved ? "/pipelines/$name" : "/pipelines"} params={{ name: saved?.name ?? "" }}>
             <Button tabIndex={-1}>{t("Cancel")}</Button>
           </Link>
           <Button look="primary" busy={busy} disabled={!touched} onClick={() => void save()}>
@@ -141,11 +150,11 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
       </header>
       <div className="grid flex-1 lg:grid-cols-[1fr_21rem]">
         <div className="flex min-w-0 flex-col lg:border-r">
-          <Query draft={draft} change={change} problems={problems} tables={tables} onSave={() => void save()} />
-          <Bottom changes={saved ? changes : null} problems={problems} warnings={report?.warnings ?? []} explain={<Explain outline={verdict.outline} plan={verdict.plan} waiting={verdict.waiting} />}>
+          <Query draft={draft} change={change} problems={shown} tables={tables} onSave={() => void save()} />
+          <Bottom changes={saved ? changes : null} problems={shown} warnings={report?.warnings ?? []} explain={<Explain outline={verdict.outline} plan={verdict.plan} waiting={verdict.waiting} />}>
             <PreviewPane
-              definition={definition}
-              blocked={problems.length > 0}
+              definition={readingPart(definition, problems, saved?.name)}
+              blocked={whyNoPreview(draft, problems)}
               preview={preview}
               onPreview={(found) => {
                 setPreview(found);
@@ -153,10 +162,10 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
               }}
             />
             <PreviewHistory history={previews} shown={preview} onShow={(entry) => setPreview(entry.found)} onTake={(entry) => change(withQuery(draft, entry.query))} />
-            {!preview && <Readable tables={tables} />}
+            {!preview && <Readable tables={tables} error={readable.data ? null : readable.error} onRetry={() => void readable.refetch()} />}
           </Bottom>
         </div>
-        <Fields draft={draft} change={change} problems={problems} isNew={!saved} columns={preview?.columns ?? verdict.columns} />
+        <Fields draft={draft} change={change} onLeave={leave} problems={shown} isNew={!saved} columns={preview?.columns ?? verdict.columns} />
       </div>
       {copying && (
         <CopyTable
@@ -185,9 +194,29 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
   );
 }
 
-function VerdictLine({ problems, touched, verdict }: { problems: FieldProblem[]; touched: boolean; verdict: Verdict }) {
+/** What the API refused to save, and what it says while one types; the same thing once. */
+function allProblems(refused: FieldProblem[], found: FieldProblem[]): FieldProblem[] {
+  const known = new Set(refused.map((problem) => problem.path));
+  return [...refused, ...found.filter((problem) => !known.has(problem.path))];
+}
+
+/** A preview needs the query alone: nothing else keeps it from being shown. */
+function whyNoPreview(draft: Draft, problems: FieldProblem[]): string | null {
+  const isEmpty = draft.tasks.length === 0 && draft.type === "SQL" && draft.source_query.replace(NEW_DRAFT.source_query, "").trim() === "";
+  if (isEmpty) return t("Write a query first.");
+  const [first] = problemsOfReading(problems);
+  return first ? t("First to correct: {problem}", { problem: problemInWords(first) }) : null;
+}
+
+type VerdictProps = { problems: FieldProblem[]; /** What nobody has come to yet. */ missing: FieldProblem[]; touched: boolean; verdict: Verdict };
+
+function VerdictLine({ problems, missing, touched, verdict }: VerdictProps) {
   if (!touched || (!verdict.report && problems.length === 0)) return null;
   if (problems.length > 0) return <Said tone="text-bad" icon="warn" words={t("{n} to correct", { n: problems.length })} />;
+  if (missing.length > 0) {
+    const fields = [...new Set(missing.map((problem) => fieldName(problem.path)))].join(", ");
+    return <Said tone="text-muted" icon="edit" words={t("Still to fill in: {fields}", { fields })} />;
+  }
   if (verdict.tried) return <Said tone="text-ok" icon="check" words={t("Valid")} />;
   return <Said tone="text-muted" icon="runs" words={verdict.waiting ? t("A runner is trying it…") : t("The form is right; not tried against the source")} />;
 }
@@ -240,7 +269,10 @@ function Bottom({ changes, problems, warnings, explain, children }: { changes: R
           {problems.length + warnings.length === 0 && <li className="text-muted">{t("None.")}</li>}
           {problems.map((problem) => (
             <li key={problem.path + problem.message} className="text-bad">
-              <code className="font-mono text-xs">{problem.path}</code> {problem.message}
+              <button type="button" className="font-medium underline" onClick={() => goTo(problem.path)}>
+                {fieldName(problem.path)}
+              </button>{" "}
+              {problemInWords(problem)}
             </li>
           ))}
           {warnings.map((warning) => (
@@ -252,6 +284,12 @@ function Bottom({ changes, problems, warnings, explain, children }: { changes: R
       )}
     </section>
   );
+}
+
+/** To the field that a problem is about. */
+function goTo(path: string): void {
+  const place = document.getElementById(`field-${topOf(path)}`) ?? document.querySelector<HTMLElement>(".cm-content");
+  place?.focus();
 }
 
 function Conflict(props: { mine: Pipeline | null; theirs: Pipeline | null; onClose: () => void; onTakeTheirs: (theirs: Pipeline) => void; onKeepMine: (theirs: Pipeline) => void }) {

@@ -6,6 +6,7 @@ import { Ago, Button, Facts, Failure, Loading, Mono, Panel, Tag, given } from ".
 import { Changes, compare } from "../ui/diff";
 import { Labels } from "../ui/labels";
 import { Json, Sql } from "../ui/sql";
+import { Term } from "../ui/terms";
 import { count } from "../words/format";
 import { t } from "../words/language";
 import { scheduleInWords } from "../words/schedule";
@@ -50,7 +51,8 @@ export function DefinitionTab({ pipeline }: { pipeline: Pipeline }) {
             ...given(t("Python source"), pipeline.python_task),
             [t("Batch size"), count(pipeline.batch_size)],
             [t("Schedule"), scheduleInWords(pipeline.schedule_interval)],
-            ...options.map(([name, value]): [string, ReactNode] => [name, <Mono key={name}>{JSON.stringify(value)}</Mono>]),
+            ...(pipeline.target_table.startsWith("es:") ? [[<Term key="g" name="generation">{t("Generations kept")}</Term>, count(Number(pipeline.options["keep_generations"] ?? 1))] as [ReactNode, ReactNode]] : []),
+            ...options.map(([name, value]): [ReactNode, ReactNode] => [name, <Mono key={name}>{JSON.stringify(value)}</Mono>]),
             [t("Labels"), Object.keys(pipeline.labels).length ? <Labels key="l" labels={pipeline.labels} /> : null],
             [t("Created"), <Ago key="cr" at={pipeline.created_at} />],
             [t("Changed"), <Ago key="ch" at={pipeline.updated_at} />],

@@ -1,6 +1,6 @@
 /** How the server would run a query: what it expects to read, and through which steps. */
 import type { Outline, Plan } from "../api/types";
-import { compact, count } from "../words/format";
+import { compact } from "../words/format";
 import { t } from "../words/language";
 import { cx } from "./basics";
 import { Icon } from "./icons";
@@ -11,7 +11,7 @@ export function Explain({ outline, plan, waiting }: { outline: Outline | null; p
   return (
     <div className="space-y-4 p-4 sm:px-6" role="region" aria-label={t("Explain")}>
       <p className="num flex flex-wrap gap-x-6 gap-y-1">
-        <span>{t("about {n} rows", { n: count(outline.rows) })}</span>
+        <span>{t("about {n} {n|row|rows}", { n: Math.round(outline.rows) })}</span>
         <span className="text-muted">{t("cost {n}", { n: compact(outline.cost) })}</span>
         {whole.length > 0 && <span className="text-muted">{t("reads {tables} whole", { tables: [...new Set(whole.map((step) => step.relation))].join(", ") })}</span>}
       </p>
@@ -23,7 +23,7 @@ export function Explain({ outline, plan, waiting }: { outline: Outline | null; p
               {step.relation && <span className="text-muted"> {step.relation}</span>}
               {step.index && <span className="text-faint"> {step.index}</span>}
             </span>
-            <span className="text-muted">{t("{n} rows", { n: compact(step.rows ?? 0) })}</span>
+            <span className="text-muted">{t("{n} {n|row|rows}", { n: Math.round(step.rows ?? 0) })}</span>
           </li>
         ))}
       </ol>

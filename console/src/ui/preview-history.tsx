@@ -27,7 +27,7 @@ export function PreviewHistory(props: { history: PreviewEntry[]; shown: Preview 
             <button type="button" aria-pressed={entry.found === props.shown} onClick={() => props.onShow(entry)} className="min-w-0 flex-1 basis-64 truncate text-left font-mono text-xs hover:text-accent">
               {entry.query.replace(/\s+/g, " ")}
             </button>
-            <span className="num text-xs text-muted">{t("{n} rows", { n: entry.found.rows.length })}</span>
+            <span className="num text-xs text-muted">{t("{n} {n|row|rows}", { n: entry.found.rows.length })}</span>
             <span className="text-xs text-muted">
               <Ago at={entry.at} />
             </span>

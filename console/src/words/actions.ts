@@ -23,4 +23,9 @@ const WORDS: Record<string, string> = {
   replace_tasks: "changed its tasks",
 };
 
+/** What kind of run it was. */
+export function runWords({ metrics }: { metrics: object }): string {
+  return "repair" in metrics ? t("Repair") : "replay" in metrics ? t("Replay") : t("Run");
+}
+
 export const actionInWords = (action: string): string => t(WORDS[action] ?? action);

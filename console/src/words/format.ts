@@ -1,5 +1,5 @@
 /** Figures, durations and moments the way people read them. */
-import { currentLanguage, t } from "./language";
+import { locale, t } from "./language";
 
 const ZONE_KEY = "vitrina.zone";
 
@@ -10,8 +10,6 @@ export const zone = {
   keep: (value: Zone): void => localStorage.setItem(ZONE_KEY, value),
   name: (): string => (zone.read() === "utc" ? "UTC" : Intl.DateTimeFormat().resolvedOptions().timeZone),
 };
-
-const locale = (): string => (currentLanguage() === "ru" ? "ru-RU" : "en-GB");
 
 export function count(value: number | null | undefined): string {
   return value === null || value === undefined ? "—" : new Intl.NumberFormat(locale()).format(value);
@@ -68,8 +66,18 @@ export function shortClock(moment: string): string {
   return formatter("short", { month: "short", day: "2-digit", second: undefined }).format(new Date(moment));
 }
 
+/** With the day of the week, for what is to come. */
+export function dayAndTime(moment: string): string {
+  return formatter("day", { weekday: "short", month: "short", day: "numeric", second: undefined }).format(new Date(moment));
+}
+
 export function timeOfDay(moment: string): string {
   return formatter("time", {}).format(new Date(moment));
+}
+
+/** The hour on a line of time. */
+export function hourOfDay(moment: number): string {
+  return formatter("hour", { second: undefined }).format(new Date(moment));
 }
 
 const formatters = new Map<string, Intl.DateTimeFormat>();

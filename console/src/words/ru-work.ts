@@ -42,7 +42,6 @@ const words: Record<string, string> = {
   Time: "Время",
   "Told lately": "Недавно сообщили",
   "What changes against version {n}, which is in force": "Что изменится по сравнению с действующей версией {n}",
-  "about {n} rows": "строк около {n}",
   "cost {n}": "стоимость {n}",
   first: "первое",
   "keyset pages": "страницами по ключу",

@@ -1,12 +1,11 @@
 /** Words: schedules, durations, differences, and a dictionary without holes. */
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
-import { afterAll, beforeAll, describe, expect, it, vi } from "vitest";
+import { afterAll, afterEach, beforeAll, describe, expect, it, vi } from "vitest";
 import { changesBetween, definitionOf, draftOf, NEW_DRAFT } from "../pages/draft";
 import { age, duration, percent } from "./format";
-import { lineDiff } from "./lines";
 import { setLanguage, t } from "./language";
-import ru from "./ru";
+import { lineDiff } from "./lines";
 import sentences from "./ru-sentences";
 import { scheduleInWords } from "./schedule";
 import { retold, told } from "./told";
@@ -70,6 +69,25 @@ describe("a draft", () => {
   });
 });
 
+describe("numbers and words that go with them", () => {
+  const rows = (n: number): string => t("{n} {n|row|rows}", { n });
+  afterEach(() => speak("en"));
+  it("agree in English", () => expect([0, 1, 2, 21, 1234].map(rows)).toEqual(["0 rows", "1 row", "2 rows", "21 rows", "1,234 rows"]));
+  it("agree in Russian", async () => {
+    await speak("ru");
+    expect([0, 1, 2, 5, 11, 21, 22].map(rows)).toEqual(["0 строк", "1 строка", "2 строки", "5 строк", "11 строк", "21 строка", "22 строки"]);
+  });
+  it("leave what was not given", () => expect(t("{a} {a|one|more} {b}", { a: 1 })).toBe("1 one {b}"));
+});
+
+/** The page is not there in a unit test. */
+async function speak(language: "en" | "ru"): Promise<void> {
+  Object.assign(globalThis, { document: { documentElement: {} } });
+  await setLanguage(language, false);
+}
+
+const DICTIONARIES = ["ru.ts", "ru-pages.ts"];
+
 describe("what the API tells", () => {
   const disabled = { code: "pipeline.disabled", params: { name: "films" } };
   beforeAll(() => {
@@ -107,14 +125,26 @@ describe("what the API tells", () => {
 });
 
 describe("the Russian dictionary", () => {
+  const ru: Record<string, string> = {};
   const root = join(import.meta.dirname, "..");
+  beforeAll(async () => {
+    for (const name of DICTIONARIES) {
+      const part = ((await import(join(import.meta.dirname, name))) as { default: Record<string, string> }).default;
+      expect(Object.keys(part).filter((text) => text in ru), `${name} says again what another part says`).toEqual([]);
+      Object.assign(ru, part);
+    }
+  });
   const sources = readdirSync(root, { recursive: true, encoding: "utf8" })
     .filter((path) => /\.tsx?$/.test(path) && !path.endsWith(".test.ts") && !/ru(-\w+)?\.ts$/.test(path))
     .map((path) => readFileSync(join(root, path), "utf8"));
-  const used = new Set(sources.flatMap((text) => [...text.matchAll(/\bt\(\s*"((?:[^"\\]|\\.)*)"/g), ...text.matchAll(/\bwords: "([^"]+)"/g)].map((match) => match[1] ?? "")));
+  const used = new Set(sources.flatMap((text) => [...text.matchAll(/\bt\(\s*"((?:[^"\\]|\\.)*)"/g), ...text.matchAll(/\b(?:words|ask): "([^"]+)"/g)].map((match) => match[1] ?? "")));
   it("has every text of the interface", () => expect([...used].filter((text) => !(text in ru))).toEqual([]));
+  it("gives three forms of a word where English gives two", () => {
+    const wrong = Object.values(ru).flatMap((text) => [...text.matchAll(/\{\w+\|([^{}]*)\}/g)].filter((match) => match[1]?.split("|").length !== 3).map((match) => match[0]));
+    expect(wrong).toEqual([]);
+  });
   it("fills in the same values", () => {
-    const names = (text: string): string[] => [...text.matchAll(/\{(\w+)\}/g)].map((match) => match[1] ?? "").sort();
+    const names = (text: string): string[] => [...new Set([...text.matchAll(/\{(\w+)(?:\|[^{}]*)?\}/g)].map((match) => match[1] ?? ""))].sort();
     expect(Object.entries(ru).filter(([english, russian]) => names(english).join() !== names(russian).join())).toEqual([]);
   });
 });

@@ -152,6 +152,16 @@ def definition_of(claim: Claim) -> Definition:
 def judge(definition: Definition, settings: Settings) -> Judged | None:
     """The definition may have been written with psql: it is judged again before anything runs."""
     taskplan.check(definition, settings.target_policy)
+    return _judge_query(definition, settings)
+
+
+def judge_reading(definition: Definition, settings: Settings) -> Judged | None:
+    """The same for who only reads, wherever it would write."""
+    taskplan.check(definition, None)
+    return _judge_query(definition, settings)
+
+
+def _judge_query(definition: Definition, settings: Settings) -> Judged | None:
     if definition.python_source:
         return None
     if definition.query is None:

@@ -112,7 +112,7 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
     """The first rows behind the last step, as JSON; nothing is written."""
     definition = _definition(request, metastore)
     limit = min(int(request["payload"].get("limit", PREVIEW_ROWS)), 1000)
-    judged = jobs.judge(definition, settings)
+    judged = jobs.judge_reading(definition, settings)
     if judged is None or definition.steps:
         return previews.preview(definition, settings, limit)
     with sessions.preview_reader(definition, settings) as reader:

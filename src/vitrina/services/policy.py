@@ -43,6 +43,34 @@ def parse(fields: Mapping[str, Any]) -> Definition:
         raise invalid(field_errors(exc.errors(include_url=False))) from None
 
 
+def parse_for_reading(fields: Mapping[str, Any]) -> Definition:
+    """A definition of which only what it reads matters: it may still lack a name and a target."""
+    return parse({"name": _NO_NAME, "target_table": _NO_TARGET, **fields})
+
+
+def parse_piecemeal(fields: Mapping[str, Any]) -> tuple[Definition | None, list[FieldError]]:
+    """What can be made of the fields without the wrong ones, and everything that is wrong about those."""
+    rest, found = dict(fields), list[FieldError]()
+    while True:
+        try:
+            return parse(rest), found
+        except Invalid as exc:
+            wrong = {problem.path.partition(".")[0] for problem in exc.fields}
+            news = [problem for problem in exc.fields if problem.path not in {known.path for known in found}]
+            if not news or len(found) > MAX_PROBLEMS:
+                return None, found
+            found += news
+            # Without the column that says what is new, a definition is one of a full load.
+            wrong |= {"mode"} if "incremental_key" in wrong else set()
+            rest = {name: value for name, value in rest.items() if name not in wrong}
+            rest |= {name: value for name, value in _PLACEHOLDERS.items() if name in wrong}
+
+
+_NO_NAME, _NO_TARGET = "draft", "no_target"
+# Fields that a definition cannot be without.
+_PLACEHOLDERS = {"name": _NO_NAME, "target_table": _NO_TARGET, "source_query": "SELECT 1"}
+
+
 def check(definition: Definition, settings: Settings, metastore: Connection | None = None) -> None:
     """Raise `Invalid` with everything that stands against the definition at once."""
     found = problems(definition, settings, metastore)
@@ -54,6 +82,15 @@ def problems(definition: Definition, settings: Settings, metastore: Connection |
     """Without the metastore, only the environment's connections are known."""
     return [
         *taskplan.target_violations(definition, settings.target_policy),
+        *problems_of_reading(definition, settings, metastore),
+    ]
+
+
+def problems_of_reading(
+    definition: Definition, settings: Settings, metastore: Connection | None = None
+) -> list[FieldError]:
+    """What stands against reading with it, wherever it would write."""
+    return [
         *taskplan.violations(definition.tasks),
         *_query_problems(definition, settings),
         *_connection_problems(definition, settings, metastore),

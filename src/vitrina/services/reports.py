@@ -15,6 +15,7 @@ from vitrina.store.pipelines import Row
 
 def pipeline_status(connection: Connection, settings: Settings, row: Row) -> answers.PipelineStatus:
     run = runs.find_current(connection, row["id"])
+    load = runs.find_latest_load(connection, row["id"])
     checkpoint = state.find(connection, row["id"])
     recent = _recent(connection, row)
     now = database.now(connection)
@@ -33,12 +34,13 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
         lease_until=row["lease_until"],
         lease_is_over=is_over,
         run=run_answer(run) if run else None,
+        last_load=run_answer(load) if load else None,
         progress=_progress(run) if run and run["status"] == RunStatus.RUNNING and not is_over else None,
         checkpoint=answers.Checkpoint.model_validate(checkpoint) if checkpoint else None,
         lag=_lag(connection, now, row, checkpoint, recent.last_success_at),
         waits_for=run_after.waits_for(connection, row) if row["run_after"] else [],
         hold=row["hold"],
-        guarantee=(run or {}).get("metrics", {}).get("guarantee"),
+        guarantee=(load or {}).get("metrics", {}).get("guarantee"),
         last_error=_last_error(row, run),
         recent=recent,
     )

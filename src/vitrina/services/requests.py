@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from vitrina import answers
-from vitrina.errors import FieldError, Invalid, NotFound
+from vitrina.errors import FieldError, NotFound
 from vitrina.sentences import say
 from vitrina.services import audit, labels, policy, steps, versions
 from vitrina.services.callers import Caller
@@ -133,14 +133,16 @@ def somebody_works(connection: Connection, settings: Settings) -> bool:
 def static_report(connection: Connection, settings: Settings, fields: dict[str, Any]) -> answers.ValidationReport:
     """What can be said without a source: form, target, query, connections, and whether the steps are known."""
     wanted_labels, fields = labels.split(fields)
-    found = labels.problems(wanted_labels) if wanted_labels is not None else []
-    try:
-        definition = policy.parse(fields)
-    except Invalid as exc:
-        return _report([*exc.fields, *found], [])
+    definition, found = policy.parse_piecemeal(fields)
+    found += labels.problems(wanted_labels) if wanted_labels is not None else []
+    if definition is None:
+        return _report(found, [])
     warnings: list[str] = [] if somebody_works(connection, settings) else [_NOBODY_WORKS]
-    found += policy.problems(definition, settings, connection) or steps.problems(connection, settings, definition)
-    return _report(found, warnings)
+    # What is wrong by its form has been taken out of the definition: nothing else can be said about it.
+    wrong = {error.path.partition(".")[0] for error in found}
+    judged = policy.problems(definition, settings, connection)
+    found += [error for error in judged if error.path.partition(".")[0] not in wrong]
+    return _report(found or steps.problems(connection, settings, definition), warnings)
 
 
 _NOBODY_WORKS = say("warning.nobody_works")

@@ -17,8 +17,11 @@ Row = dict[str, Any]
 Place = tuple[datetime, UUID]
 
 
-def list_oldest(connection: Connection, *, limit: int) -> list[Row]:
-    """Oldest first, so that a new pipeline does not take an old one's place where only some can be shown."""
+def list_oldest(connection: Connection, *, limit: int | None = None, only_limited: bool = False) -> list[Row]:
+    """Oldest first, so that a new pipeline does not take an old one's place where only some can be shown.
+
+    With `only_limited`, those alone that say how old their mart may be.
+    """
     return connection.execute(
         sql.SQL(
             """
@@ -32,10 +35,12 @@ def list_oldest(connection: Connection, *, limit: int) -> list[Row]:
             {of_success} {of_work} {of_failure} {of_check}
             CROSS JOIN LATERAL (SELECT count(*) AS open FROM etl.etl_dead_letters d
                                 WHERE d.pipeline_id = p.id AND d.resolved_at IS NULL) letters
+            WHERE {wanted}
             ORDER BY p.created_at, p.id
             LIMIT %(limit)s
             """
         ).format(
+            wanted=sql.SQL("p.enabled AND p.options ? 'max_lag_seconds'" if only_limited else "true"),
             success=_SUCCESS,
             at_work=_AT_WORK,
             drift=_DRIFT,

@@ -34,13 +34,16 @@ def list_page(connection: Connection, *, only: Sequence[UUID], after_name: str |
                        ) ORDER BY r.started_at, r.id) AS runs,
                        max(r.finished_at) FILTER (WHERE r.status = 'SUCCESS') AS last_success_at
                 FROM (
-                    SELECT * FROM etl.etl_runs WHERE pipeline_id = p.id
+                    -- Repairs and replays correct some rows: they are no loads, and the mart gets no fresher by them.
+                    SELECT * FROM etl.etl_runs
+                    WHERE pipeline_id = p.id AND NOT metrics ?| '{{repair,replay}}'
                     ORDER BY started_at DESC, id DESC LIMIT %(recent)s
                 ) r
             ) recent ON true
             LEFT JOIN LATERAL (
                 SELECT r.finished_at AS last_success_at FROM etl.etl_runs r
                 WHERE r.pipeline_id = p.id AND r.status = 'SUCCESS' AND recent.last_success_at IS NULL
+                  AND NOT r.metrics ?| '{{repair,replay}}'
                 ORDER BY r.started_at DESC LIMIT 1
             ) older ON true
             LEFT JOIN LATERAL (

@@ -105,6 +105,19 @@ def find_current(connection: Connection, pipeline_id: UUID) -> Row | None:
     ).fetchone()
 
 
+def find_latest_load(connection: Connection, pipeline_id: UUID) -> Row | None:
+    """The run at work or the latest one, of those that read the source. Repairs and replays correct some rows only."""
+    return connection.execute(
+        sql.SQL(
+            """
+            {} WHERE r.pipeline_id = %s AND NOT r.metrics ?| '{{repair,replay}}'
+            ORDER BY r.started_at DESC, r.id DESC LIMIT 1
+            """
+        ).format(_SELECT),
+        [pipeline_id],
+    ).fetchone()
+
+
 def find_cursor_type(connection: Connection, pipeline_id: UUID, key: str | None) -> str | None:
     """The type of the cursor column, as the latest run that looked found it."""
     row = connection.execute(
@@ -224,7 +237,7 @@ _SELECT = sql.SQL("SELECT {} FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.i
 
 
 def summarise(connection: Connection, pipeline_id: UUID, *, last: int = 50) -> Row:
-    """Success rate, durations and rows over the latest finished runs."""
+    """Success rate, durations and rows over the latest finished runs; repairs and replays are no loads."""
     row = connection.execute(
         """
         SELECT count(*) AS runs,
@@ -238,7 +251,7 @@ def summarise(connection: Connection, pipeline_id: UUID, *, last: int = 50) -> R
         FROM (
             SELECT *, extract(epoch FROM finished_at - started_at)::float8 AS seconds
             FROM etl.etl_runs
-            WHERE pipeline_id = %s AND finished_at IS NOT NULL
+            WHERE pipeline_id = %s AND finished_at IS NOT NULL AND NOT metrics ?| '{repair,replay}'
             ORDER BY started_at DESC, id DESC
             LIMIT %s
         ) recent

@@ -23,11 +23,17 @@ class DraftPreviewWish(bodies.PreviewWish):
 
 @router.post("/preview", responses={202: {"model": answers.Request}})
 def preview_draft(state: State, caller: Operator, response: Response, wish: DraftPreviewWish) -> answers.Request:
-    """The first rows of a definition that is not saved; nothing is written. Performed by a runner."""
-    definition = policy.parse(labels.split(wish.definition)[1])
+    """The first rows of a definition that is not saved; nothing is written. Performed by a runner.
+
+    `name` and `target_table` may be left out: what is read needs neither.
+    """
+    definition = policy.parse_for_reading(labels.split(wish.definition)[1])
     payload = {"definition": definition.model_dump(mode="json", exclude_unset=True), "limit": wish.limit}
+    judge = policy.problems if "target_table" in wish.definition else policy.problems_of_reading
     with state.pool.connection() as connection:
-        policy.check(definition, state.settings, connection)
+        found = judge(definition, state.settings, connection)
+        if found:
+            raise policy.invalid(found)
         asked = requests.ask_about_draft(connection, caller, "preview", payload)
     return verbs.wait_for_runner(state, response, asked)
 

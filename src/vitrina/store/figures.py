@@ -108,28 +108,39 @@ def sum_up_rest(connection: Connection, after: Place) -> Row:
     row = connection.execute(
         sql.SQL(
             """
-            WITH rest AS (
+            WITH RECURSIVE rest AS (
                 SELECT extract(epoch FROM p.status_since)::float8 AS status_since,
                        extract(epoch FROM p.failing_since)::float8 AS failing_since,
                        CASE WHEN p.enabled AND jsonb_typeof(p.options -> 'max_lag_seconds') = 'number'
                             THEN (p.options ->> 'max_lag_seconds')::numeric END AS lag_limit,
-                       p.mode = 'incremental' AND {is_time} IS TRUE AS has_cursor, {success}, {at_work}, {drift}
+                       p.mode = 'incremental' AND {is_time} IS TRUE AS has_cursor, {success}
                 FROM etl.etl_pipelines p
-                LEFT JOIN etl.etl_state s ON s.pipeline_id = p.id
-                {of_success} {of_work} {of_check}
-                WHERE (p.created_at, p.id) > (%(created_at)s, %(id)s)
+                LEFT JOIN etl.etl_state s ON s.pipeline_id = p.id {of_success}
+                WHERE {is_behind}
+            ), asked (id) AS (
+                -- From one pipeline to the next in the index: most have never been compared.
+                (SELECT q.pipeline_id FROM etl.etl_requests q WHERE q.pipeline_id IS NOT NULL ORDER BY 1 LIMIT 1)
+                UNION ALL
+                SELECT (SELECT q.pipeline_id FROM etl.etl_requests q WHERE q.pipeline_id > asked.id ORDER BY 1 LIMIT 1)
+                FROM asked WHERE asked.id IS NOT NULL
             )
             SELECT min(status_since) AS status_since, min(failing_since) AS failing_since,
                    min(success_finished) AS success_finished,
                    min(success_started) FILTER (WHERE NOT has_cursor) AS success_started,
                    -- A row may have been edited by hand, to a number that is too large for a figure.
                    (min(lag_limit) FILTER (WHERE abs(lag_limit) < 1e300))::float8 AS lag_limit,
-                   min(progressed) AS progressed, sum(drift_rows) AS drift_rows,
+                   (SELECT min(progressed) FROM (
+                        SELECT {at_work} FROM etl.etl_pipelines p {of_work}
+                        WHERE p.status IN ('RUNNING', 'PAUSE_REQUESTED') AND {is_behind}) working) AS progressed,
+                   (SELECT sum(drift_rows) FROM (
+                        SELECT {drift} FROM asked JOIN etl.etl_pipelines p ON p.id = asked.id {of_check}
+                        WHERE {is_behind}) compared) AS drift_rows,
                    (SELECT count(*) FROM etl.etl_dead_letters d JOIN etl.etl_pipelines p ON p.id = d.pipeline_id
-                    WHERE d.resolved_at IS NULL AND (p.created_at, p.id) > (%(created_at)s, %(id)s)) AS dead_letters
+                    WHERE d.resolved_at IS NULL AND {is_behind}) AS dead_letters
             FROM rest
             """
         ).format(
+            is_behind=_IS_BEHIND,
             is_time=_IS_TIME,
             success=_SUCCESS,
             at_work=_AT_WORK,
@@ -144,6 +155,9 @@ def sum_up_rest(connection: Connection, after: Place) -> Row:
     return row
 
 
+_IS_BEHIND = sql.SQL("(p.created_at, p.id) > (%(created_at)s, %(id)s)")
+
+
 def list_oldest_cursors(connection: Connection, after: Place) -> list[Row]:
     """The oldest safe cursors, of each way to write a time: text of one form is in the order of time.
 
@@ -156,10 +170,10 @@ def list_oldest_cursors(connection: Connection, after: Place) -> list[Row]:
             FROM (SELECT p.options -> 'cursor_timezone' AS zone,
                          array_agg(DISTINCT s.safe_upto COLLATE "C" ORDER BY s.safe_upto COLLATE "C") AS cursors
                   FROM etl.etl_pipelines p JOIN etl.etl_state s ON s.pipeline_id = p.id
-                  WHERE (p.created_at, p.id) > (%(created_at)s, %(id)s) AND p.mode = 'incremental' AND {is_time}
+                  WHERE {is_behind} AND p.mode = 'incremental' AND {is_time}
                   GROUP BY p.options -> 'cursor_timezone', substr(s.safe_upto, 11, 1), {offset}) forms
             """
-        ).format(is_time=_IS_TIME, offset=_OFFSET),
+        ).format(is_behind=_IS_BEHIND, is_time=_IS_TIME, offset=_OFFSET),
         {"created_at": after[0], "id": after[1]},
     ).fetchall()
 
@@ -183,9 +197,9 @@ def list_held(connection: Connection, after: Place) -> list[Row]:
             """
             SELECT extract(epoch FROM clock_timestamp())::float8 AS now, p.hold, {success}
             FROM etl.etl_pipelines p {of_success}
-            WHERE p.hold IS NOT NULL AND (p.created_at, p.id) > (%(created_at)s, %(id)s)
+            WHERE p.hold IS NOT NULL AND {is_behind}
             """
-        ).format(success=_SUCCESS, of_success=_OF_SUCCESS),
+        ).format(is_behind=_IS_BEHIND, success=_SUCCESS, of_success=_OF_SUCCESS),
         {"created_at": after[0], "id": after[1]},
     ).fetchall()
 
@@ -197,10 +211,10 @@ def count_failures(connection: Connection, after: Place) -> dict[str | None, int
             """
             SELECT failed.error_code, count(*) AS failed
             FROM etl.etl_pipelines p {of_failure}
-            WHERE p.status = 'FAILED' AND (p.created_at, p.id) > (%(created_at)s, %(id)s)
+            WHERE p.status = 'FAILED' AND {is_behind}
             GROUP BY 1
             """
-        ).format(of_failure=_OF_FAILURE),
+        ).format(is_behind=_IS_BEHIND, of_failure=_OF_FAILURE),
         {"created_at": after[0], "id": after[1]},
     )
     return {row["error_code"]: row["failed"] for row in rows}

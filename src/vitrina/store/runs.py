@@ -182,7 +182,7 @@ def list_page(
         "r.trigger = ANY(%(trigger)s)": bool(trigger),
         "r.started_at >= %(since)s": since is not None,
         "r.started_at < %(until)s": until is not None,
-        f"r.pipeline_id IN (SELECT p.id FROM etl.etl_pipelines p WHERE {pipelines.LABELLED})": bool(labels),
+        pipelines.OF_LABELLED: bool(labels),
         f"(r.started_at, r.id) {'>' if oldest_first else '<'} (%(after_at)s, %(after_id)s)": after is not None,
     }
     direction = sql.SQL("ASC" if oldest_first else "DESC")

@@ -123,14 +123,16 @@ export async function furnish({ api, sql }: Platform): Promise<Run> {
   await api("PATCH", "/pipelines/ratings", { labels: { team: "viewers", tier: "1" } });
   sql(OVER_THE_DAY);
   const { items } = await api<{ items: Run[] }>("GET", "/pipelines/film_dim_full/runs?limit=100");
-  return items.at(-1) as Run;
+  return (items.find((run) => run.rows_written > 0) ?? items[0]) as Run;
 }
 
 /** The runs of these minutes as if they had been some hours apart, so that a day can be seen. */
 const OVER_THE_DAY = `
-  UPDATE etl.etl_runs r SET started_at = r.started_at - older.by, finished_at = r.finished_at - older.by
-  FROM (SELECT id, make_interval(mins => 250 * (row_number() OVER (PARTITION BY pipeline_id ORDER BY started_at DESC)::int - 1)) AS by FROM etl.etl_runs) older
-  WHERE older.id = r.id AND r.finished_at IS NOT NULL`;
+  WITH older AS (
+    SELECT id, make_interval(mins => 250 * (row_number() OVER (PARTITION BY pipeline_id ORDER BY started_at DESC)::int - 1)) AS by
+    FROM etl.etl_runs WHERE finished_at IS NOT NULL
+  ), logs AS (UPDATE etl.etl_run_logs l SET at = l.at - older.by FROM older WHERE older.id = l.run_id)
+  UPDATE etl.etl_runs r SET started_at = r.started_at - older.by, finished_at = r.finished_at - older.by FROM older WHERE older.id = r.id`;
 
 /** Films whose code is no number stay behind as dead letters. */
 const STEPS = {

@@ -153,6 +153,14 @@ function Tasks({ draft, change, problems, tables, onSave }: DraftPart & EditorPr
 
 const firstLine = (text: string | undefined): string => text?.trim().split("\n")[0] ?? "";
 
+/** Every step may say what becomes of the rows that it fails on. */
+const ERROR_RULE: Record<string, Schema> = {
+  on_error: { type: "string", enum: ["fail", "dead_letter"], default: "fail", description: "What becomes of rows that the step fails on." },
+  max_dead_letters: { type: "integer", minimum: 1, description: "Dead letters before the run stops." },
+};
+
+const withErrorRule = (schema: Schema): Schema => ({ ...schema, properties: { ...schema.properties, ...ERROR_RULE } });
+
 /** A form where a runner has told the step's parameters, and JSON for whoever would rather write. */
 function Params({ schema, value, onChange }: { schema: Schema | null | undefined; value: Record<string, unknown>; onChange: (next: Record<string, unknown>) => void }) {
   const [raw, setRaw] = useState(false);
@@ -170,7 +178,7 @@ function Params({ schema, value, onChange }: { schema: Schema | null | undefined
       {raw || !schema ? (
         <JsonInput label={t("Parameters (JSON)")} value={value} onChange={take} />
       ) : (
-        <SchemaForm all label={t("Parameters")} schema={schema} definitions={schema.$defs ?? {}} value={value} onChange={take} />
+        <SchemaForm label={t("Parameters")} schema={withErrorRule(schema)} definitions={schema.$defs ?? {}} value={value} onChange={take} />
       )}
     </div>
   );

@@ -17,6 +17,7 @@ const WORDS: Record<string, string> = {
   reconcile: "compared source and target",
   replay: "sent dead letters again",
   rollback: "rolled it back",
+  label: "changed its labels",
   reset_state: "reset the checkpoint",
   reload_config: "reloaded it",
   roll_back: "rolled it back",

@@ -197,7 +197,7 @@ test("the same in Russian: errors, advice, notes and reasons, not the frame alon
   await open("/pipelines/stars/edit");
   await page.locator(".cm-content").waitFor();
   await writeQuery("DELETE FROM ugc.ratings");
-  await see(page, /строка 1, столбец 1: запрос начинается с SELECT, WITH или VALUES, а не с DELETE/);
+  await see(page, /[Сс]трока 1, столбец 1: запрос начинается с SELECT, WITH или VALUES, а не с DELETE/);
   await writeQuery("SELECT id, rating FROM ugc.ratings");
   await page.getByText("Ошибок нет", { exact: true }).waitFor();
   await page.getByRole("tab", { name: "План запроса" }).click();

@@ -261,7 +261,7 @@ class SqlReader:
         # A server that fell, or that has no room just now, says nothing about the query.
         if self.connection.broken:
             raise psycopg.OperationalError(f"{exc}") from exc
-        if database.is_passing(exc):
+        if database.is_disconnect(exc) or database.is_transient(exc):
             raise exc
         position = exc.diag.statement_position
         said = database.sql_message(exc)

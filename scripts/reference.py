@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -307,9 +308,10 @@ def _collected(registry: Any) -> Iterator[tuple[str, str, str, str]]:
 def _of_metastore() -> Iterator[tuple[str, str, str, str]]:
     from vitrina.services import monitoring
 
-    nothing = {"queue_oldest": 0, "runners_alive": 0, "notifications_waiting": 0}
-    families = [*monitoring._totals([], nothing), monitoring._statuses([], []), monitoring._failures([], [])]
-    families += [monitoring._gauge(gauge, [], []) for gauge in monitoring.PIPELINE_GAUGES]
+    totals = {"queue_depth": 0, "queue_oldest": 0, "runners_alive": 0, "notifications_waiting": 0}
+    nothing = monitoring.Found(rows=[], totals=totals, statuses=Counter(), rest=None)
+    families = [*monitoring._totals(nothing), monitoring._statuses(nothing), monitoring._failures(nothing)]
+    families += [monitoring._gauge(gauge, nothing) for gauge in monitoring.PIPELINE_GAUGES]
     yield "vitrina_metastore_up", "gauge", "", "Whether the metastore answers."
     for family in families:
         yield family.name, family.type, ", ".join(f"`{label}`" for label in family._labelnames), family.documentation

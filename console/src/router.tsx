@@ -1,6 +1,8 @@
-/** Which address shows which page. Pages beyond the list are loaded when they are opened. */
-import { Link, createRootRoute, createRoute, createRouter, lazyRouteComponent } from "@tanstack/react-router";
-import { PipelinesPage, type PipelinesSearch } from "./pages/pipelines";
+/** Which address shows which page. Pages beyond the first are loaded when they are opened. */
+import { Link, createRootRoute, createRoute, createRouter, lazyRouteComponent, redirect } from "@tanstack/react-router";
+import { HomePage } from "./pages/home";
+import type { PipelinesSearch } from "./pages/pipelines-search";
+import type { RunsSearch } from "./pages/runs";
 import { Shell } from "./shell";
 import { Empty, PageHead } from "./ui/basics";
 import { t } from "./words/language";
@@ -11,7 +13,7 @@ const root = createRootRoute({
     <>
       <PageHead title={t("There is no such page")} />
       <Empty icon="search" title={location.pathname}>
-        <Link to="/" className="text-accent underline">
+        <Link to="/pipelines" className="text-accent underline">
           {t("All pipelines")}
         </Link>
       </Empty>
@@ -21,15 +23,28 @@ const root = createRootRoute({
 
 const text = (value: unknown): string | undefined => (typeof value === "string" && value !== "" ? value : undefined);
 
-const pipelines = createRoute({
+const listSearch = (search: Record<string, unknown>): PipelinesSearch => ({
+  q: text(search["q"]),
+  show: text(search["show"]) as PipelinesSearch["show"],
+  sort: text(search["sort"]) as PipelinesSearch["sort"],
+  label: text(search["label"]),
+});
+
+const home = createRoute({
   getParentRoute: () => root,
   path: "/",
-  component: PipelinesPage,
-  validateSearch: (search): PipelinesSearch => ({
-    q: text(search["q"]),
-    show: text(search["show"]) as PipelinesSearch["show"],
-    sort: text(search["sort"]) as PipelinesSearch["sort"],
-  }),
+  component: HomePage,
+  validateSearch: listSearch,
+  // The list of pipelines stood here once, and people keep addresses.
+  beforeLoad: ({ search }) => {
+    if (search.q || search.show || search.sort) throw redirect({ to: "/pipelines", search });
+  },
+});
+const pipelines = createRoute({
+  getParentRoute: () => root,
+  path: "/pipelines",
+  component: lazyRouteComponent(() => import("./pages/pipelines"), "PipelinesPage"),
+  validateSearch: listSearch,
 });
 const pipeline = createRoute({
   getParentRoute: () => root,
@@ -51,6 +66,13 @@ const runs = createRoute({
   getParentRoute: () => root,
   path: "/runs",
   component: lazyRouteComponent(() => import("./pages/runs"), "RunsPage"),
+  validateSearch: (search): RunsSearch => ({
+    status: text(search["status"]) as RunsSearch["status"],
+    trigger: text(search["trigger"]),
+    pipeline: text(search["pipeline"]),
+    label: text(search["label"]),
+    within: text(search["within"]) as RunsSearch["within"],
+  }),
 });
 const run = createRoute({
   getParentRoute: () => root,
@@ -95,7 +117,7 @@ const settings = createRoute({
 });
 
 export const router = createRouter({
-  routeTree: root.addChildren([pipelines, pipeline, edit, create, graph, runs, run, connections, runners, letters, audit, settings]),
+  routeTree: root.addChildren([home, pipelines, pipeline, edit, create, graph, runs, run, connections, runners, letters, audit, settings]),
   basepath: "/ui",
   defaultPreload: "intent",
   scrollRestoration: false,

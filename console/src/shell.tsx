@@ -4,13 +4,14 @@ import { Link, Outlet, useRouterState } from "@tanstack/react-router";
 import { useEffect, useState, type FormEvent } from "react";
 import { ApiError, token } from "./api/client";
 import { follow, useConnection } from "./api/live";
-import { useMe, useOverview } from "./api/queries";
+import { useHome, useMe } from "./api/queries";
 import { Button, Failure, Loading, cx, inputLook } from "./ui/basics";
 import { Icon, Logo, type IconName } from "./ui/icons";
 import { Palette } from "./ui/palette";
+import { Shortcuts } from "./ui/shortcuts";
 import { isDark, keepTheme } from "./ui/theme";
 import { Toasts } from "./ui/toasts";
-import { zone } from "./words/format";
+import { count, zone } from "./words/format";
 import { t, useLanguage } from "./words/language";
 
 export function Shell() {
@@ -47,7 +48,7 @@ function Frame() {
       <a href="#main" className="sr-only focus:not-sr-only focus:absolute focus:z-50 focus:m-2 focus:rounded focus:bg-raised focus:p-2">
         {t("Skip to content")}
       </a>
-      <div className="flex h-12 shrink-0 items-center justify-between border-b px-3 md:hidden">
+      <header className="flex h-12 shrink-0 items-center justify-between border-b px-3 md:hidden">
         <Link to="/" className="flex items-center gap-2 font-semibold">
           <Logo /> Vitrina
         </Link>
@@ -55,7 +56,7 @@ function Frame() {
           <Button look="quiet" icon="search" aria-label={t("Search")} onClick={() => setPaletteOpen(true)} />
           <Button look="quiet" icon="menu" aria-label={t("Menu")} aria-expanded={menuOpen} onClick={() => setMenuOpen(!menuOpen)} />
         </div>
-      </div>
+      </header>
       <Sidebar open={menuOpen} onSearch={() => setPaletteOpen(true)} />
       <div className="flex min-h-0 min-w-0 flex-1 flex-col">
         <ConnectionLost />
@@ -64,13 +65,15 @@ function Frame() {
         </main>
       </div>
       <Palette open={paletteOpen} onClose={() => setPaletteOpen(false)} />
+      <Shortcuts />
       <Toasts />
     </div>
   );
 }
 
 const PLACES: { to: string; icon: IconName; words: string }[] = [
-  { to: "/", icon: "pipelines", words: "Pipelines" },
+  { to: "/", icon: "home", words: "Home" },
+  { to: "/pipelines", icon: "pipelines", words: "Pipelines" },
   { to: "/graph", icon: "graph", words: "Graph" },
   { to: "/runs", icon: "runs", words: "Runs" },
   { to: "/connections", icon: "connections", words: "Connections" },
@@ -82,9 +85,8 @@ const PLACES: { to: string; icon: IconName; words: string }[] = [
 
 function Sidebar({ open, onSearch }: { open: boolean; onSearch: () => void }) {
   const path = useRouterState({ select: (state) => state.location.pathname });
-  const letters = useOverview().data?.reduce((sum, line) => sum + line.dead_letters, 0) ?? 0;
-  const isHere = (to: string): boolean =>
-    to === "/" ? path === "/" || path.startsWith("/pipelines") || path === "/new" : path.startsWith(to);
+  const letters = useHome().data?.dead_letters ?? 0;
+  const isHere = (to: string): boolean => (to === "/" ? path === "/" : path.startsWith(to) || (to === "/pipelines" && path === "/new"));
   return (
     <aside className={cx("w-full shrink-0 flex-col border-b p-3 md:flex md:w-52 md:border-r md:border-b-0", open ? "flex" : "hidden")}>
       <Link to="/" className="mb-4 hidden items-center gap-2 px-2 pt-1 text-base font-semibold tracking-tight md:flex">
@@ -112,7 +114,7 @@ function Sidebar({ open, onSearch }: { open: boolean; onSearch: () => void }) {
           >
             <Icon name={icon} />
             <span className="flex-1">{t(words)}</span>
-            {to === "/dead-letters" && letters > 0 && <span className="num text-xs text-bad">{letters}</span>}
+            {to === "/dead-letters" && letters > 0 && <span className="num text-xs text-bad">{count(letters)}</span>}
           </Link>
         ))}
       </nav>

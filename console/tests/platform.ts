@@ -14,15 +14,17 @@ export interface Platform {
   /** The same installation, but only with a token. */
   guardedUrl: string;
   api: <Answer>(method: string, path: string, body?: unknown) => Promise<Answer>;
+  /** Statements on its metastore, past the API; in CONSOLE_HOME where it was up already. */
+  sql: (statements: string) => void;
   stop: () => Promise<void>;
 }
 
 /** A new one; or, to try things quickly, the one that is up at CONSOLE_PLATFORM ("url url-with-tokens"). */
-export async function startPlatform(): Promise<Platform> {
+export async function startPlatform(more: NodeJS.ProcessEnv = {}): Promise<Platform> {
   const [running, guarded] = (process.env["CONSOLE_PLATFORM"] ?? "").split(" ");
-  if (running && guarded) return { url: running, guardedUrl: guarded, api: caller(running), stop: () => Promise.resolve() };
+  if (running && guarded) return { url: running, guardedUrl: guarded, api: caller(running), sql: psql(process.env["CONSOLE_HOME"] ?? ".", cleanEnvironment()), stop: () => Promise.resolve() };
   const home = mkdtempSync(join(tmpdir(), "vitrina-console-"));
-  const environment = cleanEnvironment();
+  const environment = { ...cleanEnvironment(), ...more };
   execFileSync(program, ["demo", "--no-search"], { cwd: home, env: environment, stdio: "pipe" });
   const [port, guardedPort] = [await freePort(), await freePort()];
   const url = `http://127.0.0.1:${port}`;
@@ -32,7 +34,7 @@ export async function startPlatform(): Promise<Platform> {
     spawn(program, ["api", "--port", String(guardedPort)], { cwd: home, env: { ...environment, VITRINA_AUTH: "token" }, stdio: "ignore" }),
   ];
   await until(async () => (await fetch(`${url}/readyz`)).ok && (await fetch(`${guardedUrl}/readyz`)).ok, 180);
-  return { url, guardedUrl, api: caller(url), stop: () => stop(children, home) };
+  return { url, guardedUrl, api: caller(url), sql: psql(home, environment), stop: () => stop(children, home) };
 }
 
 /** Settings of the person who runs the tests must not reach the platform under test. */
@@ -53,6 +55,10 @@ async function stop(children: ChildProcess[], home: string): Promise<void> {
     ),
   );
   rmSync(home, { recursive: true, force: true });
+}
+
+function psql(home: string, environment: NodeJS.ProcessEnv): Platform["sql"] {
+  return (statements) => void execFileSync(program, ["psql", "-v", "ON_ERROR_STOP=1", "-c", statements], { cwd: home, env: environment, stdio: "pipe" });
 }
 
 function caller(url: string): Platform["api"] {

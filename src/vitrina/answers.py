@@ -1,12 +1,14 @@
 """What the API answers, field by field: the server builds these and the client reads them."""
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from vitrina import sentences
 from vitrina.status import RunStatus, Status
 
 
@@ -14,6 +16,52 @@ class Answer(BaseModel):
     """Unknown fields are let through: a client may be older than its server."""
 
     model_config = ConfigDict(extra="ignore", from_attributes=True)
+
+
+class Said(Answer):
+    """How a sentence was made, so that a client can say it in another language; the English stands beside it."""
+
+    code: str = Field(description="Stable: `pipeline.disabled`, `run.key_repeated`.")
+    params: dict[str, Any] = Field(
+        default_factory=dict,
+        description="What its places are filled with; one that is a sentence itself has `text`, `code` and `params`.",
+    )
+
+
+class Told(Answer):
+    """Beside a sentence, in a field of its name and `_said`, stands how it was made; null: there are only its words."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tell(cls, fields: Any) -> Any:
+        if not isinstance(fields, Mapping):
+            return fields
+        told = ((name, name.removesuffix("_said")) for name in cls.model_fields if name.endswith("_said"))
+        missing = {name: _said(fields[text]) for name, text in told if name not in fields and fields.get(text)}
+        return {**fields, **missing} if missing else fields
+
+
+def _said(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: sentences.said(text) for name, text in value.items() if isinstance(text, str)}
+    if isinstance(value, list | tuple) and all(isinstance(text, str) for text in value):
+        return sentences.all_said(value)
+    return sentences.said(value) if isinstance(value, str) else None
+
+
+def _telling(value: Any) -> Any:
+    """What a runner left as JSON: beside its sentences, how they were made."""
+    if isinstance(value, list):
+        return [_telling(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    told = {f"{name}_said": said for name in _TOLD_BY_RUNNERS if (said := _said(value.get(name)))}
+    return {name: _telling(part) if name in _TELLING_PARTS else part for name, part in value.items()} | told
+
+
+_TOLD_BY_RUNNERS = ("message", "reasons", "warnings", "findings", "finding", "next_step")
+_TELLING_PARTS = ("plan", "findings")
+TellingObject = Annotated[dict[str, Any], BeforeValidator(_telling)]
 
 
 def _as_object(value: object) -> object:
@@ -45,15 +93,18 @@ class Page(Answer, Generic[Item]):
 # --- errors (RFC 9457) -----------------------------------------------------------------------------------------
 
 
-class FieldProblem(Answer):
+class FieldProblem(Told):
     """One wrong field of a request."""
 
     path: str = Field(description="Where it is: `batch_size`, `tasks.1.body`, `query.limit`.")
+    line: int | None = Field(None, description="Of a query: where in its text, counted from 1.")
+    column: int | None = None
     message: str
+    message_said: Said | None = None
     code: str
 
 
-class Problem(Answer):
+class Problem(Told):
     """Why a request was not carried out."""
 
     model_config = ConfigDict(extra="allow")
@@ -62,6 +113,7 @@ class Problem(Answer):
     title: str
     status: int
     detail: str = Field(description="The thing, the value and the next step.")
+    detail_said: Said | None = None
     code: str = Field(description="Stable, for programs.")
     instance: str | None = None
     request_id: str | None = None
@@ -95,7 +147,7 @@ class RunAfter(Answer):
     only_if_changed: bool = False
 
 
-class WaitsFor(RunAfter):
+class WaitsFor(Told, RunAfter):
     """One of the pipelines that this one runs after, and whether its news have come."""
 
     status: Status
@@ -103,9 +155,10 @@ class WaitsFor(RunAfter):
     arrived_run_id: UUID | None = None
     used_run_id: UUID | None = Field(None, description="Its run that was used last.")
     message: str = Field(description="What is waited for, in words.")
+    message_said: Said | None = None
 
 
-class Pipeline(Answer):
+class Pipeline(Told):
     """A pipeline: what its author wrote, and what the platform says about it."""
 
     id: UUID
@@ -135,9 +188,11 @@ class Pipeline(Answer):
     run_requested_at: datetime | None = None
     next_run_at: datetime | None = None
     last_error: str | None = None
+    last_error_said: Said | None = None
     needs_attention: StoredTexts = Field(
         default_factory=dict, description="Why the platform leaves a part of the row alone: schedule, claim, recovery."
     )
+    needs_attention_said: dict[str, Said | None] = Field(default_factory=dict)
     created_at: datetime
     updated_at: datetime
 
@@ -152,7 +207,7 @@ class RecentRun(Answer):
     rows_written: int
 
 
-class PipelineOverview(Answer):
+class PipelineOverview(Told):
     """A pipeline as a line of a list, with its latest runs (oldest first)."""
 
     id: UUID
@@ -171,10 +226,82 @@ class PipelineOverview(Answer):
     managed_by: str | None
     labels: StoredTexts = Field(default_factory=dict)
     last_error: str | None
+    last_error_said: Said | None = None
     is_held: bool = Field(description="A transaction of somebody else keeps the checkpoint from moving.")
     last_success_at: datetime | None
     dead_letters: int
     recent: list[RecentRun]
+
+
+class Attention(Answer):
+    """One reason to look at a pipeline."""
+
+    kind: Literal["failed", "stale", "overdue", "differs", "dead_letters", "held", "blocked", "queued"]
+    pipeline_id: UUID
+    pipeline: str
+    since: datetime | None = Field(None, description="Since when it is so.")
+    count: int | None = Field(None, description="Rows that differ, or dead letters.")
+    seconds: float | None = Field(None, description="Of `stale`: how old the mart's data are.")
+    limit_seconds: float | None = Field(None, description="Of `stale`: how old they may be.")
+    message: str | None = Field(None, description="The last error, or why the platform leaves it alone.")
+    message_said: Said | None = None
+
+
+class ActivityRun(Answer):
+    """A run as a bar on a line of time."""
+
+    id: UUID
+    status: RunStatus
+    trigger: str
+    started_at: datetime
+    seconds: float
+
+
+class Activity(Answer):
+    """What one pipeline did lately, oldest first."""
+
+    pipeline_id: UUID
+    pipeline: str
+    runs: list[ActivityRun]
+
+
+class UpcomingRun(Answer):
+    """A run that the schedule will ask for."""
+
+    pipeline_id: UUID
+    pipeline: str
+    next_run_at: datetime
+    schedule_interval: str
+
+
+class Workforce(Answer):
+    """The runners that are alive, together."""
+
+    alive: int
+    capacity: int
+    running: int
+
+
+class Home(Answer):
+    """What needs attention, what ran lately, what comes next, who works."""
+
+    at: datetime = Field(description="Now, by the metastore's clock.")
+    hours: int
+    pipelines: int
+    statuses: dict[str, int] = Field(description="How many pipelines have each status.")
+    dead_letters: int = Field(description="Those that nobody has dealt with.")
+    attention: list[Attention] = Field(description="The worst first; at most a few of each kind.")
+    attention_counts: dict[str, int] = Field(description="How many pipelines there are of each kind.")
+    activity: list[Activity] = Field(description="Of the pipelines that ran last.")
+    activity_left_out: int = Field(description="How many other pipelines ran, as far as was looked.")
+    upcoming: list[UpcomingRun]
+    runners: Workforce
+
+
+class ScheduleTimes(Answer):
+    """When a schedule is due."""
+
+    times: list[datetime]
 
 
 class GraphNode(Answer):
@@ -208,7 +335,7 @@ class Graph(Answer):
     edges: list[GraphEdge]
 
 
-class Accepted(Answer):
+class Accepted(Told):
     """A verb was carried out, or had been already."""
 
     pipeline_id: UUID
@@ -217,9 +344,10 @@ class Accepted(Answer):
     enabled: bool
     version: int
     message: str = Field(description="What happens next, in words.")
+    message_said: Said | None = None
 
 
-class Run(Answer):
+class Run(Told):
     """One attempt to bring the target up to date."""
 
     id: UUID
@@ -243,10 +371,14 @@ class Run(Answer):
     cursor_to: str | None
     error_code: str | None
     error_message: str | None
+    error_message_said: Said | None = None
     next_step: str | None = Field(None, description="What to do about the error.")
-    metrics: StoredObject = Field(default_factory=dict)
+    next_step_said: Said | None = None
+    metrics: Annotated[StoredObject, BeforeValidator(_telling)] = Field(default_factory=dict)
     reason: str | None = Field(None, description="Why there is this run, where the trigger alone does not say it.")
+    reason_said: Said | None = None
     backfill: StoredObject | None = Field(None, description="The range that was read again.")
+    labels: StoredTexts = Field(default_factory=dict, description="Of its pipeline, as they are now.")
     answers_request: datetime | None = Field(
         None, description="`run_requested_at` of the request that it answers; none: it goes on with an earlier run."
     )
@@ -312,18 +444,20 @@ class Lag(Answer):
     )
 
 
-class LastError(Answer):
+class LastError(Told):
     """The error that a person should look at."""
 
     code: str
     message: str
+    message_said: Said | None = None
     next_step: str
+    next_step_said: Said | None = None
     run_id: UUID | None = None
     at: datetime | None = None
 
 
 class RecentRuns(Answer):
-    """Aggregates over the latest finished runs."""
+    """Aggregates over the latest finished runs; repairs and replays do not count."""
 
     runs: int
     succeeded: int
@@ -336,7 +470,7 @@ class RecentRuns(Answer):
     last_success_at: datetime | None
 
 
-class PipelineStatus(Answer):
+class PipelineStatus(Told):
     """Everything an operator asks about one pipeline."""
 
     pipeline_id: UUID
@@ -350,10 +484,12 @@ class PipelineStatus(Answer):
     needs_attention: StoredTexts = Field(
         default_factory=dict, description="Why the platform leaves a part of the row alone: schedule, claim, recovery."
     )
+    needs_attention_said: dict[str, Said | None] = Field(default_factory=dict)
     runner: RunnerName | None
     lease_until: datetime | None
     lease_is_over: bool = Field(False, description="Its runner fell silent: the next one takes over and continues.")
     run: Run | None = Field(None, description="The run at work, else the latest one.")
+    last_load: Run | None = Field(None, description="The same, without repairs and replays: they correct some rows.")
     progress: Progress | None
     checkpoint: Checkpoint | None
     lag: Lag
@@ -364,7 +500,7 @@ class PipelineStatus(Answer):
     recent: RecentRuns
 
 
-class Alert(Answer):
+class Alert(Told):
     """What people were told about a pipeline, or would be if a receiver were configured."""
 
     id: UUID
@@ -372,10 +508,32 @@ class Alert(Answer):
     at: datetime
     run_id: UUID | None
     error: str | None = None
+    error_said: Said | None = None
     failing_since: datetime | None = None
     differences: int | None = None
     delivered: list[str] = Field(description="The receivers that took it.")
     delivery_error: str | None = None
+
+
+class Receiver(Answer):
+    """Where messages go; its address is a secret of the operator's."""
+
+    name: str
+    is_set: bool = Field(description="Whether a runner has an address for it.")
+    setting: str = Field(description="Where the operator sets it, for every runner.")
+
+
+class PipelineAlert(Alert):
+    """An alert, with the pipeline that it is about."""
+
+    pipeline: str
+
+
+class Notifications(Answer):
+    """Who is told of failures, recoveries and drift, and what was told lately."""
+
+    receivers: list[Receiver] | None = Field(None, description="As a runner has them; null: no runner has said.")
+    latest: list[PipelineAlert]
 
 
 class Reconciliation(Answer):
@@ -393,7 +551,7 @@ class Reconciliation(Answer):
     error: str | None = None
 
 
-class Version(Answer):
+class Version(Told):
     """A pipeline as it was defined once."""
 
     pipeline_id: UUID
@@ -402,6 +560,7 @@ class Version(Answer):
     changed_by: str
     changed_at: datetime
     change_summary: str
+    change_summary_said: Said | None = None
 
 
 class FieldChange(Answer):
@@ -431,8 +590,10 @@ class Request(Answer):
     kind: str
     pipeline_id: UUID | None
     status: str = Field(description="QUEUED, WORKING, DONE or FAILED.")
-    result: dict[str, Any] | None = None
-    error: dict[str, Any] | None = None
+    result: TellingObject | None = Field(
+        None, description="Beside its sentences (`reasons`), in `reasons_said`, stands how they were made."
+    )
+    error: TellingObject | None = None
     created_at: datetime
     finished_at: datetime | None = None
 
@@ -441,12 +602,13 @@ class Request(Answer):
         return self.status in ("DONE", "FAILED")
 
 
-class ValidationReport(Answer):
+class ValidationReport(Told):
     """What stands against running the pipeline as it is defined."""
 
     valid: bool
     errors: list[FieldProblem]
     warnings: list[str]
+    warnings_said: list[Said | None] = Field(default_factory=list)
     deep: Request | None = Field(None, description="The runner's part: the query is planned against the real source.")
 
 
@@ -560,6 +722,18 @@ class DeadLetter(Answer):
         description="`sent` again, `gone` from the source, `superseded` by another reason, `rebuilt` by a full load,"
         " `delivered` by a later run.",
     )
+
+
+class DeadLetterGroup(Answer):
+    """Dead letters of one pipeline that were refused for one reason."""
+
+    pipeline: str
+    pipeline_id: UUID
+    reason: str = Field(description="The error without the values and numbers that it quotes.")
+    error: str = Field(description="Of the newest letter, whole.")
+    letters: int
+    first_at: datetime
+    last_at: datetime
 
 
 class Token(Answer):

@@ -82,12 +82,23 @@ class Client:
         enabled: bool | None = None,
         name: str | None = None,
         target: str | None = None,
+        labels: Sequence[str] = (),
         sort: str | None = None,
         limit: int | None = None,
     ) -> list[answers.Pipeline]:
-        """All of them, or the first `limit`; `name` is a part of the name."""
-        narrowed = {"status": list(status), "enabled": enabled, "name": name, "target": target, "sort": sort}
+        """All of them, or the first `limit`; `name` is a part of the name, a label is `key=value` or `key`."""
+        narrowed: dict[str, Any] = {"status": list(status), "enabled": enabled, "name": name, "target": target}
+        narrowed |= {"sort": sort, "label": list(labels)}
         return list(self._pages("/pipelines", answers.Pipeline, narrowed, limit))
+
+    def home(self, *, hours: int = 24) -> answers.Home:
+        """What needs attention, what ran lately, what comes next, who works."""
+        return self._ask(answers.Home, "GET", "/home", params={"hours": hours})
+
+    def schedule_times(self, interval: str, *, count: int = 5) -> list[datetime]:
+        """When a schedule would be due from now on."""
+        asked = {"interval": interval, "count": count}
+        return self._ask(answers.ScheduleTimes, "GET", "/schedule", params=asked).times
 
     def graph(self) -> answers.Graph:
         """What reads what, and who runs after whom."""
@@ -186,11 +197,12 @@ class Client:
         *,
         status: Sequence[str] = (),
         since: datetime | None = None,
+        labels: Sequence[str] = (),
         limit: int | None = 20,
     ) -> list[answers.Run]:
-        """Newest first."""
+        """Newest first; `labels` (`key=value`, or `key`) narrows those of all pipelines."""
         path = "/runs" if pipeline is None else self._of(pipeline, "runs")
-        narrowed = {"status": list(status), "since": since.isoformat() if since else None}
+        narrowed = {"status": list(status), "since": since.isoformat() if since else None, "label": list(labels)}
         return list(self._pages(path, answers.Run, narrowed, limit))
 
     def get_run(self, run_id: str | UUID) -> answers.Run:
@@ -259,6 +271,10 @@ class Client:
     def validate_definition(self, definition: Json) -> answers.ValidationReport:
         """Check a definition that is not saved."""
         return self._ask(answers.ValidationReport, "POST", "/validate", body=definition)
+
+    def explain_definition(self, definition: Json) -> answers.ValidationReport:
+        """Check a definition that is not saved against its source, and see how its query would be run."""
+        return self._ask(answers.ValidationReport, "POST", "/explain", body=definition)
 
     def preview(self, pipeline: str | UUID, *, limit: int = 20) -> answers.Request:
         """The first rows after the transforms. `result` is there once the request is DONE."""
@@ -374,12 +390,31 @@ class Client:
         narrowed = {"pipeline": str(pipeline) if pipeline else None, "resolved": resolved}
         return list(self._pages("/dead-letters", answers.DeadLetter, narrowed, limit))
 
-    def replay_dead_letters(self, pipeline: str | UUID, letters: Sequence[int] | None = None) -> answers.Request:
-        """Send the rows of open letters again, as the source has them now; `letters` narrows it to some."""
+    def list_dead_letter_groups(
+        self, pipeline: str | UUID | None = None, *, resolved: bool = False
+    ) -> list[answers.DeadLetterGroup]:
+        """One line for each pipeline and reason, the largest first."""
+        narrowed = {"pipeline": str(pipeline) if pipeline else None, "resolved": resolved}
+        return list(self._pages("/dead-letters/groups", answers.DeadLetterGroup, narrowed, None))
+
+    def replay_dead_letters(
+        self, pipeline: str | UUID, letters: Sequence[int] | None = None, *, reason: str | None = None
+    ) -> answers.Request:
+        """Send the rows of open letters again, as the source has them now; `letters` or a `reason` narrow it."""
         body: dict[str, Any] = {"pipeline": str(pipeline)}
         if letters:
             body["letters"] = list(letters)
+        if reason is not None:
+            body["reason"] = reason
         return self._ask(answers.Request, "POST", "/dead-letters/replay", body=body)
+
+    def notifications(self) -> answers.Notifications:
+        """Where people are told of failures, and what was told lately."""
+        return self._ask(answers.Notifications, "GET", "/notifications")
+
+    def test_notifications(self) -> answers.Request:
+        """Send a test message to every receiver. `result` says what each answered, once the request is DONE."""
+        return self._ask(answers.Request, "POST", "/notifications/test")
 
     def events(self, *, last_event_id: int | None = None) -> Generator[answers.Event, None, None]:
         """Events as they happen, until you `close` it; with `last_event_id`, first what came after it."""

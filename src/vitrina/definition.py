@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from vitrina import schedule
 from vitrina.errors import InvalidField
 from vitrina.json_values import BoundedObject
+from vitrina.sentences import said_again, say
 from vitrina.step_rules import STEP_NAME, StepRule
 
 MAX_BATCH_SIZE = 1_000_000
@@ -54,7 +55,7 @@ class ReconcileSchedule(Strict):
         try:
             schedule.check(value)
         except InvalidField as exc:
-            raise ValueError(exc.message.replace("schedule_interval", "interval")) from exc
+            raise ValueError(said_again(exc.message, field="interval")) from exc
         return value
 
 
@@ -172,10 +173,10 @@ class Options(Strict):
         """As far as we read it ourselves: the rest is the server's to judge."""
         unknown = sorted(value.keys() - {"settings", "mappings"})
         if unknown:
-            raise ValueError(f"{', '.join(unknown)}: an index has `settings` and `mappings`")
+            raise ValueError(say("definition.index_parts", unknown=", ".join(unknown)))
         for name, part in _parts_of_index(value):
             if not isinstance(part, dict):
-                raise ValueError(f"{name} is {part!r:.80}: write an object, for a field such as {{'type': 'keyword'}}")
+                raise ValueError(say("definition.index_part", name=name, part=repr(part)[:80]))
         return value
 
 
@@ -270,7 +271,7 @@ class Definition(Strict):
             UUID(name)
         except ValueError:
             return name
-        raise ValueError("a name may not look like a uuid, because pipelines are found by either")
+        raise ValueError(say("definition.name_is_uuid"))
 
     @field_validator("python_task")
     @classmethod
@@ -292,11 +293,11 @@ class Definition(Strict):
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Self:
         if self.mode == "incremental" and not self.incremental_key and self.python_source is None:
-            raise Unfit("incremental_key", "mode 'incremental' needs incremental_key, the column that says what is new")
+            raise Unfit("incremental_key", say("definition.needs_incremental_key"))
         if self.type == "SQL" and not self.tasks and not (self.source_query or "").strip():
-            raise Unfit("source_query", "a SQL pipeline needs source_query or tasks")
+            raise Unfit("source_query", say("definition.needs_query"))
         if self.type == "PYTHON" and not self.tasks and not self.python_task:
-            raise Unfit("python_task", "a PYTHON pipeline needs python_task, the name of a registered step or source")
+            raise Unfit("python_task", say("definition.needs_step"))
         return self
 
     @model_validator(mode="after")
@@ -304,9 +305,9 @@ class Definition(Strict):
         names = [edge.pipeline for edge in self.run_after]
         for place, name in enumerate(names):
             if name == self.name:
-                raise Unfit("run_after", f"run_after.{place}: pipeline {name} cannot run after itself")
+                raise Unfit("run_after", say("definition.after_itself", place=place, name=name))
             if name in names[:place]:
-                raise Unfit("run_after", f"run_after.{place}: {name} stands there twice")
+                raise Unfit("run_after", say("definition.after_twice", place=place, name=name))
         return self
 
     @property
@@ -344,10 +345,7 @@ class Definition(Strict):
 
 
 def not_a_step_name(where: str, value: str) -> str:
-    return (
-        f"{where} {value[:80]!r} is not the name of a Python step: names have lower-case letters, digits and"
-        " underscores, and begin with a letter; `GET /transforms` lists them"
-    )
+    return say("definition.not_a_step", where=where, name=value[:80])
 
 
 # May not change while a runner works on the pipeline. Of the rest, `batch_size` reaches the run at work with

@@ -13,7 +13,7 @@ class VitrinaError(Exception):
     code: ClassVar[str] = "error"
 
     def __init__(self, message: str) -> None:
-        self.message = _storable(message)
+        self.message = message if _storable(message) == message else _storable(message)
         super().__init__(self.message)
 
 
@@ -32,6 +32,9 @@ class FieldError:
     path: str
     message: str
     code: str = "invalid"
+    # Where in the text of the field, both counted from 1.
+    line: int | None = None
+    column: int | None = None
 
 
 class RequestError(VitrinaError):

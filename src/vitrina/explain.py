@@ -107,6 +107,36 @@ def touches_rows(plan: object) -> bool:
     return any(node.get("Node Type") in ("LockRows", "ModifyTable") for node in _nodes(plan))
 
 
+def outline(plan: object, *, limit: int = 100) -> dict[str, object]:
+    """Return what a person wants to see of it: what it costs, how many rows it gives, and its steps from the top."""
+    steps = [_step(node, depth) for node, depth in _deep_nodes(plan)]
+    first = steps[0]
+    return {"cost": first["cost"], "rows": first["rows"], "steps": steps[:limit], "complete": len(steps) <= limit}
+
+
+def _step(node: Node, depth: int) -> dict[str, object]:
+    schema, relation = node.get("Schema"), node.get("Relation Name")
+    return {
+        "depth": depth,
+        "node": str(node.get("Node Type", "")),
+        "relation": f"{schema}.{relation}" if schema and relation else relation,
+        "index": node.get("Index Name"),
+        "rows": node.get("Plan Rows"),
+        "cost": node.get("Total Cost"),
+    }
+
+
+def _deep_nodes(plan: object) -> Iterator[tuple[Node, int]]:
+    """All nodes from the top down, in the order in which EXPLAIN prints them, and how deep they stand."""
+    waiting = [(next(_nodes(plan)), 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        yield node, depth
+        children = node.get("Plans", [])
+        if isinstance(children, list):
+            waiting.extend((child, depth + 1) for child in reversed(children))
+
+
 def is_pageable(plan: object) -> bool:
     """Whether a page of rows costs about as much as the rows on it: nothing collects all rows first.
 

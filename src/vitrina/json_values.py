@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
+from vitrina.sentences import say
+
 # Of one value of a definition (parameters of a step, settings of an index). Everything that walks or writes JSON,
 # here and at clients, manages far more than this.
 MAX_DEPTH = 32
@@ -82,11 +84,11 @@ def _inside(value: object) -> Iterable[Any]:
 
 def _bounded(value: dict[str, Any]) -> dict[str, Any]:
     if is_deeper(value, MAX_DEPTH):
-        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels: keep parameters flat, or name a file")
+        raise ValueError(say("definition.value_nested", levels=MAX_DEPTH))
     if any(isinstance(leaf, float) and leaf - leaf != 0 for leaf in _leaves(value)):
-        raise ValueError("it holds NaN or an infinite number, which JSON does not have: write a text or null")
+        raise ValueError(say("definition.value_nan"))
     if len(json.dumps(value, ensure_ascii=False, default=str)) > MAX_CHARACTERS:
-        raise ValueError(f"it is longer than {MAX_CHARACTERS} characters of JSON: keep large tables in the database")
+        raise ValueError(say("definition.value_long", most=MAX_CHARACTERS))
     return value
 
 

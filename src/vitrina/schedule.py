@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from vitrina.errors import InvalidField
+from vitrina.sentences import say
 
 _SHORT = re.compile(r"(?P<count>[0-9]{1,6})\s*(?P<unit>[smhd])")
 _ISO = re.compile(
@@ -22,8 +23,6 @@ _SHORTEST, _LONGEST = timedelta(seconds=1), timedelta(days=3660)
 _CRON_FIELDS = 5
 # These mean something else on every machine, or nothing.
 _NO_ZONES = {"localtime", "posixrules", "Factory"}
-
-HELP = "30s, 15m, 1h, 1d, an ISO-8601 duration such as PT15M, or cron such as '0 3 * * *' or '0 3 * * * Europe/Moscow'"
 
 
 def check(schedule: str) -> None:
@@ -39,7 +38,9 @@ def next_after(
     An interval keeps the rhythm of the last `due` time. `offset` moves every tick: it spreads pipelines that share one.
     """
     if not schedule.isascii():
-        raise InvalidField("schedule_interval", f"schedule_interval {schedule!r} is not understood; write {HELP}")
+        raise InvalidField(
+            "schedule_interval", say("definition.schedule", field="schedule_interval", schedule=schedule)
+        )
     interval = _interval(schedule)
     try:
         if interval is None:
@@ -48,7 +49,13 @@ def next_after(
             return moment + interval + offset
         return due + interval * (max(0, (moment - due) // interval) + 1)
     except OverflowError as exc:
-        raise InvalidField("schedule_interval", f"schedule_interval {schedule!r} is next due after year 9999") from exc
+        raise InvalidField(
+            "schedule_interval", say("definition.schedule_too_far", field="schedule_interval", schedule=schedule)
+        ) from exc
+
+
+def _refused(code: str, schedule: str) -> InvalidField:
+    return InvalidField("schedule_interval", say(code, field="schedule_interval", schedule=schedule))
 
 
 def offset_of(identity: str, jitter_seconds: float) -> timedelta:
@@ -70,7 +77,7 @@ def _interval(schedule: str) -> timedelta | None:
         interval = timedelta.max
     if not _SHORTEST <= interval <= _LONGEST:
         raise InvalidField(
-            "schedule_interval", f"schedule_interval {schedule!r} is not between one second and ten years"
+            "schedule_interval", say("definition.schedule_range", field="schedule_interval", schedule=schedule)
         )
     return interval
 
@@ -79,15 +86,17 @@ def _next_cron(schedule: str, moment: datetime) -> datetime:
     fields = schedule.split()
     zone_name = fields.pop() if len(fields) == _CRON_FIELDS + 1 else "UTC"
     if len(fields) != _CRON_FIELDS:
-        raise InvalidField("schedule_interval", f"schedule_interval {schedule!r} is not understood; write {HELP}")
+        raise InvalidField(
+            "schedule_interval", say("definition.schedule", field="schedule_interval", schedule=schedule)
+        )
     if zone_name not in _zones():
-        raise InvalidField("schedule_interval", f"time zone {zone_name!r} in {schedule!r} is unknown")
+        raise InvalidField("schedule_interval", say("definition.unknown_zone", zone=zone_name, schedule=schedule))
     zone = ZoneInfo(zone_name)
     follows_clock = fields[0].startswith("*") or fields[1].startswith("*")
     try:
         due = _next_of_clock(fields, zone, moment) if follows_clock else _next_of_day(fields, zone, moment)
     except CronSimError as exc:
-        raise InvalidField("schedule_interval", f"cron {schedule!r} is not valid or never fires; write {HELP}") from exc
+        raise InvalidField("schedule_interval", say("definition.cron", schedule=schedule)) from exc
     return due
 
 

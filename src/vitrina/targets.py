@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vitrina.errors import ForbiddenTarget
+from vitrina.sentences import say
 
 ES_TARGET_PREFIX = "es:"
 
@@ -64,15 +65,9 @@ def parse_target(target: str, policy: TargetPolicy) -> Target:
     """The parsed target, or `ForbiddenTarget` with the reason and what is allowed."""
     parsed = _parse(target)
     if parsed is None:
-        raise ForbiddenTarget(
-            f"target_table {target!r} is not a target: write analytics.<table> in lower case for a mart"
-            f" or {ES_TARGET_PREFIX}<index> for a search index"
-        )
+        raise ForbiddenTarget(say("target.malformed", target=target, prefix=ES_TARGET_PREFIX))
     if not is_allowed_target(target, policy):
-        raise ForbiddenTarget(
-            f"target_table {target!r} is not allowed here; allowed: {', '.join(policy.patterns) or 'nothing'}"
-            " (the operator sets VITRINA_ALLOWED_TARGETS)"
-        )
+        raise ForbiddenTarget(say("target.forbidden", target=target, allowed=", ".join(policy.patterns) or "nothing"))
     return parsed
 
 

@@ -5,16 +5,20 @@ from collections.abc import Sequence
 
 from vitrina.definition import Definition, Task, not_a_step_name
 from vitrina.errors import FieldError, ForbiddenTarget, Invalid
+from vitrina.sentences import say
 from vitrina.step_rules import STEP_NAME
 from vitrina.targets import TargetPolicy, parse_target
 
 
-def check(definition: Definition, policy: TargetPolicy) -> None:
-    """Raise `Invalid` with every violation; a pipeline without tasks has only its target to answer for."""
-    found = violations(definition.tasks) + target_violations(definition, policy)
+def check(definition: Definition, policy: TargetPolicy | None) -> None:
+    """Raise `Invalid` with every violation; a pipeline without tasks has only its target to answer for.
+
+    Without a policy, not even that: whoever only reads may not have chosen one yet.
+    """
+    found = violations(definition.tasks) + (target_violations(definition, policy) if policy else [])
     if found:
-        plan = "task plan" if definition.tasks else "target"
-        raise Invalid(f"{plan} of {definition.name}: " + "; ".join(error.message for error in found), tuple(found))
+        plan = "run.bad_tasks" if definition.tasks else "run.bad_target"
+        raise Invalid(say(plan, name=definition.name, problems=[error.message for error in found]), tuple(found))
 
 
 def violations(tasks: Sequence[Task]) -> list[FieldError]:
@@ -31,7 +35,7 @@ def _order(tasks: Sequence[Task]) -> list[FieldError]:
         return [
             FieldError(
                 f"tasks.{positions[1]}.order_index",
-                f"order_index {repeated[0]} is used by {len(positions)} steps; each step needs its own",
+                say("definition.order_repeated", order=repeated[0], steps=len(positions)),
                 "task_order_repeated",
             )
         ]
@@ -42,7 +46,7 @@ def _order(tasks: Sequence[Task]) -> list[FieldError]:
         return [
             FieldError(
                 f"tasks.{indexes.index(first)}.order_index",
-                f"order_index begins at {first}; begin at 0 or 1",
+                say("definition.order_begins", first=first),
                 "task_order_start",
             )
         ]
@@ -52,7 +56,7 @@ def _order(tasks: Sequence[Task]) -> list[FieldError]:
         return [
             FieldError(
                 f"tasks.{indexes.index(after)}.order_index",
-                f"order_index {missing[0]} is missing; number the steps without gaps",
+                say("definition.order_gap", order=missing[0]),
                 "task_order_gap",
             )
         ]
@@ -61,7 +65,11 @@ def _order(tasks: Sequence[Task]) -> list[FieldError]:
 
 def _contents(tasks: Sequence[Task]) -> list[FieldError]:
     return [
-        FieldError(f"tasks.{position}.{field}", f"step {task.order_index} has no {field}", f"{field}_empty")
+        FieldError(
+            f"tasks.{position}.{field}",
+            say("definition.step_lacks", step=task.order_index, field=field),
+            f"{field}_empty",
+        )
         for position, task in enumerate(tasks)
         for field, value in (("task_type", task.task_type), ("body", task.body))
         if not value.strip()
@@ -73,10 +81,10 @@ def _kinds(tasks: Sequence[Task]) -> list[FieldError]:
     found = []
     for step, (position, task) in enumerate(_ordered(tasks)):
         if step == 0 and task.task_type != "SQL":
-            message = f"the first step must be SQL (it reads the source), not {task.task_type}"
+            message = say("definition.first_step", task_type=task.task_type)
             found.append(FieldError(f"tasks.{position}.task_type", message, "task_first_not_sql"))
         if step > 0 and task.task_type != "PYTHON":
-            message = f"step {task.order_index} must be PYTHON: only the first step is SQL"
+            message = say("definition.other_steps", step=task.order_index)
             found.append(FieldError(f"tasks.{position}.task_type", message, "task_not_python"))
     return found
 
@@ -94,7 +102,7 @@ def _overrides(tasks: Sequence[Task]) -> list[FieldError]:
     return [
         FieldError(
             f"tasks.{position}.target_table",
-            f"step {task.order_index} sets target_table {task.target_table!r}, which only the last step may do",
+            say("definition.target_of_step", step=task.order_index, target=task.target_table),
             "task_target_not_last",
         )
         for position, task in _ordered(tasks)[:-1]

@@ -28,7 +28,7 @@ EVIDENCE = {
     "1.2.1": ["status_code == 201", 'v["changed_by"]'],
     "1.2.2": ['t["order_index"]', "task plan of films"],
     "1.2.3": ["differences(expected"],
-    "1.2.4": ['["errors"] == [', '"batch_size"'],
+    "1.2.4": ["wrong_fields(problem(response)) == [", '"batch_size"'],
     "1.2.5": ['"SUCCESS"', "differences("],
     "1.2.6": ["changed[name]", "status_code == 409"],
     "1.3.1": ["get_pipeline", "status_of(api_metastore) == after"],

@@ -111,3 +111,8 @@ def problem(response: httpx.Response) -> dict[str, Any]:
     assert found["instance"] == response.request.url.path
     assert found["request_id"] == response.headers["x-request-id"]
     return found
+
+
+def wrong_fields(answer: dict[str, Any]) -> list[dict[str, str]]:
+    """What is wrong with which field, in words: how the words were made, and where in a query, has tests of its own."""
+    return [{name: error[name] for name in ("path", "message", "code")} for error in answer["errors"]]

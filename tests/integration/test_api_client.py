@@ -232,6 +232,23 @@ def test_events_arrive_as_they_happen_and_are_replayed(client: Client, api_metas
     behind.close()
 
 
+def test_a_definition_that_comes_changes_or_goes_is_told(client: Client, api_metastore: Connection) -> None:
+    start = events.newest_id(api_metastore)
+    made = client.create_pipeline(DEFINITION)
+    client.update_pipeline("films", {"batch_size": 77})
+    client.delete_pipeline("films")
+    stream = client.events(last_event_id=start)
+    told = [next(stream) for _ in range(3)]
+    stream.close()
+    assert [(event.topic, event.payload["state"]) for event in told] == [
+        ("pipeline", "created"),
+        ("pipeline", "changed"),
+        ("pipeline", "deleted"),
+    ]
+    assert [event.payload["version"] for event in told] == [1, 2, 2]
+    assert {(event.payload["pipeline_id"], event.payload["pipeline"]) for event in told} == {(str(made.id), "films")}
+
+
 def test_events_come_in_order_whatever_order_they_are_committed_in(
     client: Client, api_settings: Settings, api_metastore: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

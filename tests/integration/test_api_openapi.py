@@ -50,6 +50,7 @@ JUDGED = (
     "POST /api/v1/connections",
     "POST /api/v1/pipelines",
     "POST /api/v1/preview",
+    "GET /api/v1/schedule",
     "PATCH",
     "PUT",
     "update-config",

@@ -45,6 +45,32 @@ def test_an_older_success_is_found_behind_ten_failures(api: httpx.Client, api_me
     assert line["last_success_at"] == "2026-01-01T00:00:30Z"
 
 
+def test_the_overview_is_compressed_for_whoever_accepts_it_and_hides_values_from_viewers(
+    api: httpx.Client, api_settings: Settings, api_metastore: Connection
+) -> None:
+    for number in range(10):
+        create(api, name=f"mart_{number}")
+    api_metastore.execute("UPDATE etl.etl_pipelines SET last_error = 'bad key: Key (id)=(secret 7) exists'")
+    _, secret = tokens.create(api_metastore, Caller("setup", Role.ADMIN), name="viewer", role=Role.VIEWER)
+    with serving(api_settings.model_copy(update={"auth": "token"})) as guarded:
+        found = {}
+        for accepted in ("gzip", "gzip;q=0, *", "identity", "*"):
+            headers = {"Authorization": f"Bearer {secret}", "Accept-Encoding": accepted}
+            found[accepted] = guarded.get("/api/v1/overview", headers=headers)
+    assert [answer.headers.get("content-encoding") for answer in found.values()] == ["gzip", None, None, "gzip"]
+    assert all(answer.headers["vary"] == "Accept-Encoding" for answer in found.values())
+    assert all(answer.json() == found["gzip"].json() for answer in found.values())
+    small, large = (int(found[accepted].headers["content-length"]) for accepted in ("gzip", "identity"))
+    assert small < large / 4
+    assert len(found["gzip"].json()["items"]) == 10
+    assert "secret 7" not in found["gzip"].text
+
+
+def test_a_short_answer_is_sent_as_it_is(api: httpx.Client) -> None:
+    answer = api.get("/api/v1/overview", headers={"Accept-Encoding": "gzip"})
+    assert (answer.json()["items"], answer.headers.get("content-encoding")) == ([], None)
+
+
 def test_the_overview_comes_in_pages_and_for_chosen_pipelines(api: httpx.Client) -> None:
     ids = [create(api, name=f"mart_{number}")["id"] for number in range(5)]
     names, cursor = [], None

@@ -41,7 +41,7 @@ def test_a_real_process_serves_survives_a_lost_database_and_stops_cleanly(
 
             # An open stream must not keep the process from stopping.
             listening = client.events(last_event_id=0)
-            assert next(listening).topic == "status"
+            assert next(listening).topic == "pipeline"
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=60)
             with pytest.raises(CannotConnect):

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.integration.api import create, problem
+from tests.integration.api import create, problem, wrong_fields
 from vitrina.errors import LeaseLost
 from vitrina.status import Status
 from vitrina.store import leases, recovery, requests, runners, runs
@@ -374,7 +374,7 @@ def test_steps_that_nobody_has_are_named_with_those_that_somebody_has(
         "message": "no live runner has the Python step 'missing_step'; there are: title_case",
         "code": "unknown_step",
     }
-    assert api.post(f"{FILMS}/validate").json()["errors"] == [expected]
+    assert wrong_fields(api.post(f"{FILMS}/validate").json()) == [expected]
     refused = api.put(f"{FILMS}/tasks", json={"items": [*tasks[:2], tasks[2] | {"body": "broken_module"}]})
     assert refused.status_code == 422
     assert "no live runner has the Python step 'broken_module'; there are: title_case" in refused.text
@@ -425,7 +425,7 @@ def test_a_runner_that_answers_in_time_is_waited_for(api: httpx.Client, api_meta
         api_metastore.execute("DROP TRIGGER answer ON etl.etl_requests")
     assert report.status_code == 200
     assert report.json()["valid"] is False
-    assert report.json()["errors"] == [
+    assert wrong_fields(report.json()) == [
         {"path": "source_query", "message": "column titel does not exist", "code": "source_query_failed"}
     ]
 
@@ -510,6 +510,28 @@ def test_dead_letters(api: httpx.Client, api_metastore: Connection) -> None:
     rest = api.get("/api/v1/dead-letters", params={"limit": 2, "cursor": first["next_cursor"]}).json()
     assert [letter["document"] for letter in rest["items"]] == [{"n": 0}]
     assert {letter["resolution"] for letter in rest["items"]} == {None}
+
+
+def test_dead_letters_of_one_cause_are_one_group(api: httpx.Client, api_metastore: Connection) -> None:
+    created = create(api)
+    for number in range(5):
+        error = f"column 'n{number}' is no number: \"{number} apples\" at row {number}" if number else "it is too large"
+        api_metastore.execute(
+            "INSERT INTO etl.etl_dead_letters (pipeline_id, document_id, error, document) VALUES (%s, %s, %s, '{}')",
+            [created["id"], str(number), error],
+        )
+    large, small = api.get("/api/v1/dead-letters/groups", params={"pipeline": "films"}).json()["items"]
+    assert (large["letters"], large["reason"]) == (4, "column … is no number: … at row #")
+    assert large["error"] == "column 'n4' is no number: \"4 apples\" at row 4"
+    assert (small["letters"], small["reason"], small["pipeline"]) == (1, "it is too large", "films")
+    within = api.get("/api/v1/dead-letters", params={"reason": large["reason"]}).json()["items"]
+    assert [letter["document_id"] for letter in within] == ["4", "3", "2", "1"]
+
+    api.post("/api/v1/dead-letters/replay", json={"pipeline": "films", "reason": large["reason"]}).raise_for_status()
+    [request] = api_metastore.execute("SELECT payload FROM etl.etl_requests WHERE kind = 'replay'").fetchall()
+    assert request["payload"] == {"letters": [letter["id"] for letter in within]}
+    gone = api.post("/api/v1/dead-letters/replay", json={"pipeline": "films", "reason": "another"})
+    assert problem(gone)["detail_said"]["code"] == "pipeline.no_letters_of_group"
 
 
 def test_dead_letters_are_sent_again_by_a_runner(api: httpx.Client, api_metastore: Connection) -> None:

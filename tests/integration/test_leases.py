@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -438,6 +439,43 @@ def test_what_a_hand_edited_status_cut_off_is_ended(bench: Workbench) -> None:
     assert bench.last_run("films")["status"] == "CANCELLED"
     assert row(bench)["holds_target"] is None
     assert bench.run("films")["status"] == "SUCCESS"
+
+
+def test_old_runs_that_cannot_be_removed_now_keep_no_other_duty_waiting(bench: Workbench) -> None:
+    for _ in range(3):
+        bench.run("films")
+    bench.sql(
+        "UPDATE etl.etl_runs SET started_at = started_at - interval '1 year',"
+        " finished_at = finished_at - interval '1 year'"
+    )
+    runners.heartbeat(bench.metastore, uuid4(), host="h", pid=1, version="1", capacity=4, running=0, transforms=[])
+    bench.sql("UPDATE etl.etl_runners SET heartbeat_at = now() - interval '2 days'")
+    with bench.metastore.transaction():
+        bench.metastore.execute("SELECT FROM etl.etl_runs FOR UPDATE")
+        housekeeping.tidy_up(bench.settings)
+    assert len(bench.sql("SELECT 1 FROM etl.etl_runs")) == 3
+    assert runners.list_all(bench.metastore, stale_after_seconds=60) == []
+    housekeeping.tidy_up(bench.settings)
+    assert len(bench.sql("SELECT 1 FROM etl.etl_runs")) == 1
+
+
+def test_a_round_goes_on_where_the_last_one_ended(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that runs that are kept, however many, do not stand in the way of those behind them."""
+    bench.pipeline("other", QUERY, target_key=["id"])
+    for name in ("films", "other", "other"):
+        bench.run(name)
+    # The only run of films is the oldest of all, and is kept.
+    bench.sql(
+        "UPDATE etl.etl_runs SET started_at = started_at - interval '1 year',"
+        " finished_at = finished_at - interval '1 year'"
+    )
+    monkeypatch.setattr(runs, "prune", partial(runs.prune, slices=1, of_rows=1))
+    old_runs = housekeeping.OldRuns()
+    left = []
+    for _ in range(3):
+        housekeeping.tidy_up(bench.settings, old_runs)
+        left.append(len(bench.sql("SELECT 1 FROM etl.etl_runs")))
+    assert left == [3, 2, 2]
 
 
 def test_silent_runners_are_shown_and_later_forgotten(bench: Workbench) -> None:

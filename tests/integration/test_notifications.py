@@ -7,22 +7,27 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from uuid import UUID
+from contextlib import AbstractContextManager, contextmanager
+from uuid import UUID, uuid4
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import SecretStr
 
+from tests.integration.api import create
 from tests.support.receiver import Receiver
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
+from vitrina.loads.control import RunControl
 from vitrina.observe import notifications as courier_module
 from vitrina.observe.notifications import MAX_ATTEMPTS, Courier
 from vitrina.observe.prometheus import Instruments
+from vitrina.runner import requests as runner_requests
 from vitrina.settings import Settings
 from vitrina.store import database, notifications, pipelines
 from vitrina.store.database import Connection
+from vitrina.store.leases import Claim
 
 SECRET = "whsec_" + base64.b64encode(b"a key of the operator's").decode()
 
@@ -345,3 +350,74 @@ def fail_by_hand(workbench: Workbench, pipeline_id: UUID) -> None:
     row = pipelines.find(workbench.metastore, pipeline_id)
     assert row
     assert row["failing_since"] is not None
+
+
+# --- a test -------------------------------------------------------------------------------------------------------
+
+
+def tried(bench: Workbench, settings: Settings) -> list[dict[str, object]]:
+    request = {"id": uuid4(), "kind": "test_notifications", "payload": {}, "pipeline_id": None, "requested_by": "ann"}
+    result, error = runner_requests.perform(request, bench.metastore, settings, _no_lease_is_needed)
+    assert error is None
+    assert result is not None
+    found: list[dict[str, object]] = result["receivers"]
+    return found
+
+
+def _no_lease_is_needed(claim: Claim, claimed_at: float) -> AbstractContextManager[RunControl]:
+    raise AssertionError("a test needs no lease")
+
+
+def test_a_test_message_arrives_signed_and_says_that_it_is_one(
+    workbench: Workbench, told: Settings, receiver: Receiver
+) -> None:
+    assert [(one["name"], one["is_set"], one["error"]) for one in tried(workbench, told)] == [
+        ("webhook", True, None),
+        ("slack", True, None),
+    ]
+    hook, slack = receiver.received
+    assert json.loads(hook.body)["type"] == "test"
+    assert json.loads(hook.body)["data"] == {"asked_by": "ann"}
+    assert hook.headers["webhook-signature"].startswith("v1,")
+    assert "test of Vitrina" in json.loads(slack.body)["text"]
+
+
+def test_a_test_says_what_a_receiver_answered_and_which_is_not_set(
+    workbench: Workbench, told: Settings, receiver: Receiver
+) -> None:
+    receiver.refusals = [403]
+    only = told.model_copy(update={"slack_webhook_url": None})
+    assert [(one["name"], one["is_set"], one["error"]) for one in tried(workbench, only)] == [
+        ("webhook", True, "the receiver answered 403"),
+        ("slack", False, None),
+    ]
+
+
+def test_nobody_is_shown_where_a_receiver_is(workbench: Workbench, told: Settings) -> None:
+    request = {"id": uuid4(), "kind": "receivers", "payload": {}, "pipeline_id": None, "requested_by": "ann"}
+    result, _ = runner_requests.perform(request, workbench.metastore, told, _no_lease_is_needed)
+    assert result == {
+        "receivers": [
+            {"name": "webhook", "is_set": True, "setting": "VITRINA_WEBHOOK_URL"},
+            {"name": "slack", "is_set": True, "setting": "VITRINA_SLACK_WEBHOOK_URL"},
+        ]
+    }
+
+
+def test_the_latest_messages_of_all_pipelines_are_listed(api: httpx.Client, api_metastore: Connection) -> None:
+    created = create(api)
+    api_metastore.execute(
+        """
+        INSERT INTO etl.etl_notifications (kind, pipeline_id, payload, last_error)
+        VALUES ('failed', %s, '{"error": "it broke"}', 'slack: the receiver answered 403')
+        """,
+        [created["id"]],
+    )
+    found = api.get("/api/v1/notifications").json()
+    assert found["receivers"] is None
+    (latest,) = found["latest"]
+    assert (latest["pipeline"], latest["kind"], latest["error"]) == ("films", "failed", "it broke")
+    assert latest["delivery_error"] == "slack: the receiver answered 403"
+    asked = api.post("/api/v1/notifications/test")
+    assert (asked.status_code, asked.json()["kind"]) == (202, "test_notifications")
+    assert api.get("/api/v1/audit", params={"action": "test_notifications"}).json()["items"][0]["who"] == "local"

@@ -13,6 +13,7 @@ from tests.support.workbench import Workbench
 from vitrina.loads.control import RunControl
 from vitrina.runner import requests
 from vitrina.runner.manager import PipelineManager
+from vitrina.services import policy
 from vitrina.store import pipelines, runners
 from vitrina.store.leases import Claim
 from vitrina.transforms import SourceContext, registry, source, transform
@@ -83,6 +84,21 @@ def test_a_preview_leaves_behind_what_a_run_would(bench: Workbench) -> None:
     assert (len(result["before"]["rows"]), len(result["rows"])) == (50, 49)
     assert len(result["rejected"]) == 1
     assert result["rejected"][0].startswith("step 1 (cast_columns): ")
+
+
+@pytest.mark.parametrize("steps", [(), ("normalise_text",)])
+def test_a_draft_without_a_target_is_previewed(bench: Workbench, steps: tuple[str, ...]) -> None:
+    tasks = [{"order_index": 0, "task_type": "SQL", "body": QUERY}]
+    tasks += [
+        {"order_index": 1, "task_type": "PYTHON", "body": step, "params": {"columns": ["title"]}} for step in steps
+    ]
+    fields = {"tasks": tasks} if steps else {"source_query": QUERY}
+    draft = policy.parse_for_reading(fields).model_dump(mode="json", exclude_unset=True)
+    request = {"id": uuid4(), "kind": "preview", "pipeline_id": None, "payload": {"definition": draft, "limit": 2}}
+    result, error = requests.perform(request, bench.metastore, bench.settings, _no_lease_is_needed)
+    assert error is None
+    assert result is not None
+    assert len(result["rows"]) == 2
 
 
 def test_a_preview_of_a_source_takes_one_batch(bench: Workbench) -> None:

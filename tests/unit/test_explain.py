@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from vitrina.explain import explain_functions_outside_catalog, explain_relations, is_pageable
+from vitrina.explain import explain_functions_outside_catalog, explain_relations, is_pageable, outline
 
 
 def plan(*children: Mapping[str, object], **top: object) -> list[dict[str, object]]:
@@ -87,3 +87,17 @@ def test_what_is_not_a_plan_is_an_error(wrong: object) -> None:
     for question in (explain_relations, explain_functions_outside_catalog, is_pageable):
         with pytest.raises(ValueError, match="EXPLAIN"):
             question(wrong)
+
+
+def test_an_outline_has_what_people_look_for() -> None:
+    child = {"Node Type": "Seq Scan", "Schema": "ugc", "Relation Name": "ratings", "Plan Rows": 7, "Total Cost": 1.5}
+    index = {"Node Type": "Index Scan", "Index Name": "films_pkey", "Plan Rows": 1, "Total Cost": 0.5}
+    top = {"Node Type": "Hash Join", "Plan Rows": 9, "Total Cost": 3.25, "Plans": [child, index]}
+    found = outline([{"Plan": top}])
+    assert (found["cost"], found["rows"], found["complete"]) == (3.25, 9, True)
+    assert found["steps"] == [
+        {"depth": 0, "node": "Hash Join", "relation": None, "index": None, "rows": 9, "cost": 3.25},
+        {"depth": 1, "node": "Seq Scan", "relation": "ugc.ratings", "index": None, "rows": 7, "cost": 1.5},
+        {"depth": 1, "node": "Index Scan", "relation": None, "index": "films_pkey", "rows": 1, "cost": 0.5},
+    ]
+    assert outline([{"Plan": top}], limit=2)["complete"] is False

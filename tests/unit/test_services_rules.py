@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vitrina import sentences
 from vitrina.api import paging
 from vitrina.api.security import FailedAttempts, is_loopback
 from vitrina.definition import Definition, Options
 from vitrina.errors import FieldError, InvalidField
 from vitrina.loads import job
-from vitrina.services import audit, policy, reports, versions
+from vitrina.services import advice, audit, policy, versions
 from vitrina.services.callers import Role
 from vitrina.settings import Settings
 
@@ -87,8 +88,33 @@ def test_secrets_are_masked_wherever_they_stand() -> None:
 
 
 def test_every_error_has_a_next_step() -> None:
-    assert reports.next_step("bad_key").startswith("Make target_key unique")
-    assert reports.next_step("never heard of").startswith("Do what the message says")
+    assert advice.next_step("bad_key").startswith("Make target_key unique")
+    assert advice.next_step("never heard of").startswith("Open the run's log")
+
+
+def test_advice_names_what_the_message_names() -> None:
+    """Also of a message that was kept as text: nobody is told to do what the message says."""
+    refused = "the source query is refused at line 2, column 3: column x does not exist"
+    assert advice.next_step("source_query_failed", refused) == (
+        "Edit the pipeline: the query is marked at line 2, column 3. Correct it there, then run again."
+    )
+    backfill = f"the backfill failed: {refused}"
+    assert advice.next_step("source_query_failed", backfill) == advice.next_step("source_query_failed", refused)
+    missing = "cannot create shop.films: schema shop does not exist"
+    assert advice.next_step("fatal", missing).startswith("Create it (CREATE SCHEMA shop), or choose a target")
+    assert sentences.said(advice.next_step("fatal", missing)) == {
+        "code": "advice.create_schema",
+        "params": {"schema": "shop"},
+    }
+
+
+def test_every_advice_can_be_given() -> None:
+    """What an advice names is among what its message names."""
+    for code, chosen in advice.BY_MESSAGE.items():
+        assert set(sentences.params_of(sentences.CATALOG[chosen])) <= set(sentences.params_of(sentences.CATALOG[code]))
+    for code in advice.BY_CODE:
+        assert sentences.params_of(sentences.CATALOG[f"advice.{code}"]) == []
+    assert not any("as the message says" in text for text in map(advice.next_step, advice.BY_CODE))
 
 
 @given(st.datetimes(timezones=st.just(UTC)), st.uuids())

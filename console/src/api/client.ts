@@ -1,4 +1,6 @@
 /** One way to talk to the API: the token goes along, errors come back as problem documents. */
+import { currentLanguage, t } from "../words/language";
+import { retold } from "../words/told";
 import type { FieldProblem } from "./types";
 
 const BASE = "/api/v1";
@@ -44,13 +46,19 @@ export async function request<Answer>(
     });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new ApiError(0, "unreachable", "The server does not answer.");
+    throw new ApiError(0, "unreachable", t("The server does not answer."));
   }
   if (response.status === 204) return undefined as Answer;
   const text = await response.text();
-  const answer = parse(text);
+  const answer = inOurWords(text);
   if (!response.ok) throw problem(response.status, answer);
   return answer as Answer;
+}
+
+/** Its sentences in the language of the page; there are none in most answers. */
+function inOurWords(text: string): unknown {
+  const answer = parse(text);
+  return currentLanguage() !== "en" && text.includes('_said":') ? retold(answer) : answer;
 }
 
 function parse(text: string): unknown {
@@ -73,7 +81,7 @@ export const post = <Answer>(path: string, body?: unknown): Promise<Answer> => r
 /** Saves what the API answers as a file of the person's. */
 export async function download(path: string, name: string): Promise<void> {
   const response = await fetch(BASE + path, { headers: headers() });
-  if (!response.ok) throw problem(response.status, parse(await response.text()));
+  if (!response.ok) throw problem(response.status, inOurWords(await response.text()));
   const link = document.createElement("a");
   link.href = URL.createObjectURL(await response.blob());
   link.download = name;

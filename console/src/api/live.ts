@@ -120,8 +120,20 @@ function refreshChanged(): void {
   for (const [, name] of changed) {
     for (const key of ["status", "pipeline", "runs", "alerts", "reconciles"]) void queryClient.invalidateQueries({ queryKey: [key, name] });
   }
+  refreshHome();
   void queryClient.invalidateQueries({ queryKey: ["graph"] });
   void queryClient.invalidateQueries({ queryKey: ["runs", ""] });
   void queryClient.invalidateQueries({ queryKey: ["run"] });
   void queryClient.invalidateQueries({ queryKey: ["runners"] });
+}
+
+const HOME_MS = 3_000;
+let homeDue: ReturnType<typeof setTimeout> | undefined;
+
+/** It looks over all pipelines, so a busy installation must not ask for it at every event. */
+function refreshHome(): void {
+  homeDue ??= setTimeout(() => {
+    homeDue = undefined;
+    void queryClient.invalidateQueries({ queryKey: ["home"] });
+  }, HOME_MS);
 }

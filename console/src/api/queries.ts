@@ -1,15 +1,21 @@
 /** What the pages read: one hook a question, refreshed by events and, while those are away, by asking often. */
 import { QueryClient, useInfiniteQuery, useQuery, useQueryClient } from "@tanstack/react-query";
 import { ApiError, get, post } from "./client";
+import { merged } from "./lines";
+import type { Schema } from "../ui/schema";
+import { t } from "../words/language";
 import { useConnection } from "./live";
 import type {
   Alert,
   AuditEntry,
   Connection,
   DeadLetter,
+  DeadLetterGroup,
   Graph,
+  Home,
   LogLine,
   Me,
+  Notifications,
   Page,
   Pipeline,
   PipelineOverview,
@@ -54,25 +60,39 @@ export function useMay(role: Role): boolean {
   return data !== undefined && RANKS.indexOf(data.role) >= RANKS.indexOf(role);
 }
 
+export function useHome() {
+  return useQuery({ queryKey: ["home"], queryFn: ({ signal }) => get<Home>("/home", signal), refetchInterval: useInterval() });
+}
+
+/** So many lines are asked for anew now and then only: events keep them up to date. */
+const MANY = 2000;
+const MANY_MS = 600_000;
+
 export function useOverview() {
   const interval = useInterval();
-  const many = (queryClient.getQueryData<PipelineOverview[]>(["overview"])?.length ?? 0) > 2000;
+  const many = (queryClient.getQueryData<PipelineOverview[]>(["overview"])?.length ?? 0) > MANY;
   return useQuery({
     queryKey: ["overview"],
     queryFn: ({ signal }) => loadOverview(signal),
     // Comparing ten thousand lines field by field costs more than drawing the few that are seen.
     structuralSharing: false,
-    refetchInterval: many ? 3 * CALM_MS : interval,
+    refetchInterval: !many ? interval : interval === CALM_MS ? MANY_MS : 3 * CALM_MS,
+    refetchOnWindowFocus: !many,
   });
 }
 
+const FIRST_LINES = 200;
+
+/** What has come is shown while the rest is on its way: the first lines must not wait for the fifty-thousandth. */
 async function loadOverview(signal: AbortSignal): Promise<PipelineOverview[]> {
+  const shown = queryClient.getQueryData(["overview"]) !== undefined;
   const found: PipelineOverview[] = [];
   let cursor: string | null = null;
   do {
-    const page: Page<PipelineOverview> = await get(`/overview${cursor ? `?cursor=${cursor}` : ""}`, signal);
-    found.push(...page.items);
+    const page: Page<PipelineOverview> = await get(`/overview?${cursor ? `cursor=${cursor}` : `limit=${FIRST_LINES}`}`, signal);
+    for (const line of page.items) found.push(line);
     cursor = page.next_cursor;
+    if (cursor && !shown) queryClient.setQueryData(["overview"], [...found]);
   } while (cursor);
   return found;
 }
@@ -84,10 +104,7 @@ export async function refreshOverview(ids: string[]): Promise<void> {
     return;
   }
   const page = await get<Page<PipelineOverview>>(`/overview?${ids.map((id) => `pipeline=${id}`).join("&")}`);
-  const fresh = new Map(page.items.map((line) => [line.id, line]));
-  queryClient.setQueryData<PipelineOverview[]>(["overview"], (lines) =>
-    lines?.map((line) => fresh.get(line.id) ?? line),
-  );
+  queryClient.setQueryData<PipelineOverview[]>(["overview"], (lines) => lines && merged(lines, ids, page.items));
 }
 
 export function useGraph() {
@@ -111,12 +128,13 @@ export function useStatus(name: string) {
   });
 }
 
-export function useRuns(pipeline?: string, limit = 50) {
+/** `filter`: what the API narrows the list to, such as `status=FAILED&label=team%3Dcore`. */
+export function useRuns(pipeline?: string, limit = 50, filter = "") {
   const path = pipeline ? `/pipelines/${encodeURIComponent(pipeline)}/runs` : "/runs";
   return useInfiniteQuery({
-    queryKey: ["runs", pipeline ?? "", limit],
+    queryKey: ["runs", pipeline ?? "", limit, filter],
     queryFn: ({ pageParam, signal }) =>
-      get<Page<Run>>(`${path}?limit=${limit}${pageParam ? `&cursor=${pageParam}` : ""}`, signal),
+      get<Page<Run>>(`${path}?limit=${limit}${filter && `&${filter}`}${pageParam ? `&cursor=${pageParam}` : ""}`, signal),
     initialPageParam: "",
     getNextPageParam: (page) => page.next_cursor,
     refetchInterval: useInterval(),
@@ -167,8 +185,18 @@ export function useRunners() {
   });
 }
 
-export function useDeadLetters(pipeline?: string, resolved = false) {
+export function useDeadLetterGroups(pipeline?: string, resolved = false) {
   const query = `resolved=${resolved}${pipeline ? `&pipeline=${encodeURIComponent(pipeline)}` : ""}`;
+  return useQuery({
+    queryKey: ["dead-letter-groups", query],
+    queryFn: ({ signal }) => get<Page<DeadLetterGroup>>(`/dead-letters/groups?limit=200&${query}`, signal),
+    refetchInterval: useInterval(),
+  });
+}
+
+export function useDeadLetters(pipeline?: string, resolved = false, reason?: string) {
+  const narrowed = { resolved: String(resolved), ...(pipeline && { pipeline }), ...(reason !== undefined && { reason }) };
+  const query = new URLSearchParams(narrowed).toString();
   return useInfiniteQuery({
     queryKey: ["dead-letters", query],
     queryFn: ({ pageParam, signal }) =>
@@ -210,21 +238,29 @@ export function useAlerts(name: string) {
   });
 }
 
+/** What a runner was asked for and could not do, in its words. */
+export class RunnerRefused extends Error {}
+
 /** What queries on a connection may read, as far as a runner is there to say. */
 export function useTables(connection: string) {
   return useQuery({
     queryKey: ["tables", connection],
     queryFn: async ({ signal }): Promise<Table[]> => {
       const asked = await get<RunnerRequest>(`/connections/${encodeURIComponent(connection)}/tables`, signal);
-      const { result } = await awaitRequest(asked, 30);
-      if (!result) throw new Error("no runner has told which tables there are");
+      const { result, error } = await awaitRequest(asked, 30);
+      if (error?.message) throw new RunnerRefused(error.message);
+      if (!result) throw new Error(t("No runner took it up. Is one running?"));
       return result["tables"] as Table[];
     },
     staleTime: 60_000,
     retry: false,
-    // The runner may come later than the page.
-    refetchInterval: ({ state }) => (state.data ? false : 5_000),
+    // The runner may come later than the page; a login that was refused is not tried every few seconds.
+    refetchInterval: ({ state }) => (state.data ? false : state.error instanceof RunnerRefused ? 60_000 : 5_000),
   });
+}
+
+export function useNotifications() {
+  return useQuery({ queryKey: ["notifications"], queryFn: ({ signal }) => get<Notifications>("/notifications", signal) });
 }
 
 export function useTokens(enabled: boolean) {
@@ -234,8 +270,21 @@ export function useTokens(enabled: boolean) {
 export function useNames(kind: "connections" | "transforms") {
   return useQuery({
     queryKey: [kind],
-    queryFn: ({ signal }) => get<Page<{ name: string; doc?: string }>>(`/${kind}`, signal),
+    queryFn: ({ signal }) => get<Page<{ name: string; doc?: string; params?: Schema | null }>>(`/${kind}`, signal),
     staleTime: 60_000,
+  });
+}
+
+/** How options may be set: the same schema that the API checks with. */
+export function useOptionsSchema() {
+  return useQuery({
+    queryKey: ["schema"],
+    queryFn: async ({ signal }) => {
+      const found = await get<Schema>("/schema/pipeline.json", signal);
+      const definitions = found.$defs ?? {};
+      return { options: definitions["Options"] ?? {}, definitions };
+    },
+    staleTime: Infinity,
   });
 }
 
@@ -270,6 +319,7 @@ export function useRefresh() {
       void client.invalidateQueries({ queryKey: [key, name] });
     }
     void client.invalidateQueries({ queryKey: ["audit"] });
+    void client.invalidateQueries({ queryKey: ["home"] });
     void refreshOverview(id ? [id] : []);
   };
 }

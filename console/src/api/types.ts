@@ -13,6 +13,9 @@ export interface FieldProblem {
   path: string;
   message: string;
   code: string;
+  /** Of a query: where in its text, counted from 1. */
+  line?: number | null;
+  column?: number | null;
 }
 
 export interface Me {
@@ -50,6 +53,48 @@ export interface PipelineOverview {
   last_success_at: string | null;
   dead_letters: number;
   recent: RecentRun[];
+}
+
+export type AttentionKind = "failed" | "stale" | "overdue" | "differs" | "dead_letters" | "blocked" | "held" | "queued";
+
+export interface Attention {
+  kind: AttentionKind;
+  pipeline_id: string;
+  pipeline: string;
+  since: string | null;
+  count: number | null;
+  seconds: number | null;
+  limit_seconds: number | null;
+  message: string | null;
+}
+
+export interface ActivityRun {
+  id: string;
+  status: RunStatus;
+  trigger: string;
+  started_at: string;
+  seconds: number;
+}
+
+export interface Activity {
+  pipeline_id: string;
+  pipeline: string;
+  runs: ActivityRun[];
+}
+
+/** What needs attention, what ran lately, what comes next, who works. */
+export interface Home {
+  at: string;
+  hours: number;
+  pipelines: number;
+  statuses: Partial<Record<Status, number>>;
+  dead_letters: number;
+  attention: Attention[];
+  attention_counts: Partial<Record<AttentionKind, number>>;
+  activity: Activity[];
+  activity_left_out: number;
+  upcoming: { pipeline_id: string; pipeline: string; next_run_at: string; schedule_interval: string }[];
+  runners: { alive: number; capacity: number; running: number };
 }
 
 export interface RunAfter {
@@ -112,6 +157,7 @@ export interface Definition {
 
 export interface Pipeline extends Definition {
   id: string;
+  labels: Record<string, string>;
   status: Status;
   status_since: string;
   version: number;
@@ -145,6 +191,8 @@ export interface RunMetrics {
   batch_ms?: { p50: number | null; p95: number | null; max: number | null };
   guarantee?: string;
   consistency?: string;
+  repair?: unknown;
+  replay?: unknown;
 }
 
 export interface Run {
@@ -171,6 +219,8 @@ export interface Run {
   error_message: string | null;
   next_step: string | null;
   metrics: RunMetrics;
+  answers_request: string | null;
+  labels: Record<string, string>;
 }
 
 export interface Progress {
@@ -201,6 +251,8 @@ export interface PipelineStatus {
   next_run_at: string | null;
   runner: { id: string; host: string; pid: number; alive: boolean } | null;
   run: Run | null;
+  /** The same without repairs and replays, which correct some rows only. */
+  last_load: Run | null;
   progress: Progress | null;
   checkpoint: {
     last_processed_key: string | null;
@@ -246,7 +298,7 @@ export interface RunnerRequest {
   kind: string;
   status: "QUEUED" | "WORKING" | "DONE" | "FAILED";
   result: Record<string, unknown> | null;
-  error: { code?: string; message?: string } | null;
+  error: { code?: string; message?: string; line?: number; column?: number } | null;
   created_at: string;
   finished_at: string | null;
 }
@@ -394,6 +446,39 @@ export interface DeadLetter {
   document: unknown;
   created_at: string;
   resolved_at: string | null;
+}
+
+/** Dead letters of one pipeline that were refused for one reason. */
+export interface DeadLetterGroup {
+  pipeline: string;
+  pipeline_id: string;
+  /** The error without the values that it quotes. */
+  reason: string;
+  error: string;
+  letters: number;
+  first_at: string;
+  last_at: string;
+}
+
+/** What the server expects of a query. */
+export interface Outline {
+  cost: number;
+  rows: number;
+  steps: { depth: number; node: string; relation: string | null; index: string | null; rows: number | null; cost: number | null }[];
+  complete: boolean;
+}
+
+export interface Receiver {
+  name: "webhook" | "slack";
+  is_set: boolean;
+  setting: string;
+  /** Of a test: what stood against it. */
+  error?: string | null;
+}
+
+export interface Notifications {
+  receivers: Receiver[] | null;
+  latest: (Alert & { pipeline: string })[];
 }
 
 export interface Token {

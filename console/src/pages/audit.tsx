@@ -65,9 +65,11 @@ function Entry({ entry }: { entry: AuditEntry }) {
   return (
     <details>
       <summary className="grid grid-cols-[1fr_auto] items-center gap-x-4 px-4 py-2.5 hover:bg-line/35 sm:grid-cols-[8rem_9rem_1fr_auto] sm:px-6">
-        <span className="truncate font-medium">{entry.who}</span>
-        <span className="hidden sm:block">
-          <Tag>{entry.action}</Tag>
+        <span className="flex min-w-0 items-center gap-2 sm:contents">
+          <span className="truncate font-medium">{entry.who}</span>
+          <span className="shrink-0">
+            <Tag>{entry.action}</Tag>
+          </span>
         </span>
         <span className="order-last col-span-2 flex min-w-0 gap-3 truncate text-muted sm:order-none sm:col-span-1">
           <span className="text-text">{kind === "pipeline" ? name : entry.object}</span>

@@ -1,5 +1,6 @@
 /** A definition while it is written: texts as typed, and the definition that they make. */
 import type { Definition, FieldProblem, Pipeline, RunAfter, Task } from "../api/types";
+import { labelTexts, labelsIn } from "../ui/label-words";
 
 export interface Draft {
   name: string;
@@ -18,6 +19,7 @@ export interface Draft {
   schedule_interval: string;
   run_after: string;
   options: string;
+  labels: string;
   tasks: Task[];
 }
 
@@ -45,6 +47,7 @@ export const NEW_DRAFT: Draft = {
   schedule_interval: "",
   run_after: "",
   options: "{}",
+  labels: "",
   tasks: [],
 };
 
@@ -56,7 +59,7 @@ function edgeOf(text: string): RunAfter {
   return { pipeline: only_if_changed ? text.slice(0, -IF_CHANGED.length).trim() : text, only_if_changed };
 }
 
-export function draftOf(pipeline: Definition): Draft {
+export function draftOf(pipeline: Definition & { labels?: Record<string, string> }): Draft {
   return {
     name: pipeline.name,
     description: pipeline.description,
@@ -74,6 +77,7 @@ export function draftOf(pipeline: Definition): Draft {
     schedule_interval: pipeline.schedule_interval ?? "",
     run_after: (pipeline.run_after ?? []).map((edge) => edge.pipeline + (edge.only_if_changed ? ` ${IF_CHANGED}` : "")).join(", "),
     options: JSON.stringify(pipeline.options, null, 2),
+    labels: labelTexts(pipeline.labels ?? {}).join(", "),
     tasks: pipeline.tasks,
   };
 }
@@ -98,9 +102,25 @@ export function definitionOf(draft: Draft): Record<string, unknown> {
     schedule_interval: draft.schedule_interval.trim() || null,
     run_after: keyColumns(draft.run_after).map(edgeOf),
     options: parsed(draft.options),
+    labels: labelsIn(draft.labels),
     tasks: draft.tasks,
   };
 }
+
+const READ = ["type", "source_connection", "source_query", "python_task", "tasks"];
+const READ_IF_RIGHT = ["mode", "incremental_key", "incremental_id_key", "options"];
+
+/** What a preview needs: the query and how it is read, not where it would go or when. */
+export function readingPart(definition: Record<string, unknown>, problems: FieldProblem[], savedName?: string): Record<string, unknown> {
+  const wrong = new Set(problems.map((problem) => problem.path.split(".")[0]));
+  const cursorIsWrong = wrong.has("mode") || wrong.has("incremental_key") || wrong.has("incremental_id_key");
+  const kept = READ_IF_RIGHT.filter((name) => (name === "options" ? !wrong.has(name) : !cursorIsWrong));
+  const part = Object.fromEntries([...READ, ...kept].map((name) => [name, definition[name]]));
+  return savedName ? { ...part, name: savedName } : part;
+}
+
+/** What is wrong with the part that is read. */
+export const problemsOfReading = (problems: FieldProblem[]): FieldProblem[] => problems.filter((problem) => READ.includes(problem.path.split(".")[0] ?? ""));
 
 export const keyColumns = (text: string): string[] => text.split(",").map((part) => part.trim()).filter(Boolean);
 
@@ -122,7 +142,7 @@ export function changesBetween(saved: Record<string, unknown>, next: Record<stri
   const changes: Record<string, unknown> = {};
   for (const [name, value] of Object.entries(next)) {
     if (JSON.stringify(saved[name]) === JSON.stringify(value)) continue;
-    changes[name] = name === "options" ? withRemoved(saved[name], value) : value;
+    changes[name] = name === "options" || name === "labels" ? withRemoved(saved[name], value) : value;
   }
   return changes;
 }

@@ -1,18 +1,24 @@
 /** The fields of a definition beside its query, each with what is wrong with it. */
-import type { ReactNode } from "react";
-import { useNames, useTargets } from "../api/queries";
+import { useState, type ReactNode } from "react";
+import { useNames, useOptionsSchema, useTargets } from "../api/queries";
 import type { Column, FieldProblem } from "../api/types";
-import { Switch, cx, inputLook } from "../ui/basics";
+import { Button, Switch, cx, inputLook } from "../ui/basics";
 import { Problems } from "../ui/problems";
+import { ScheduleBuilder } from "../ui/schedule-builder";
+import { SchemaForm } from "../ui/schema-form";
+import { Term } from "../ui/terms";
+import { problemInWords, topOf } from "../words/fields";
 import { t } from "../words/language";
 import { scheduleInWords } from "../words/schedule";
 import { IF_CHANGED, keyColumns, type Draft, type DraftPart } from "./draft";
 
-const PLACED = new Set(["name", "description", "source_connection", "target_table", "target_key", "mode", "incremental_key", "incremental_id_key", "batch_size", "schedule_interval", "run_after", "python_task", "source_query"]);
+const PLACED = new Set(["name", "description", "source_connection", "target_table", "target_key", "mode", "incremental_key", "incremental_id_key", "batch_size", "schedule_interval", "run_after", "python_task", "source_query", "labels"]);
 
 type InputExtras = { hint?: ReactNode; mono?: boolean; disabled?: boolean; placeholder?: string; list?: string };
 
-export function Fields({ draft, change, problems, isNew, columns }: DraftPart & { isNew: boolean; /** Of the last preview. */ columns: Column[] }) {
+type FieldsProps = DraftPart & { isNew: boolean; /** Of the last preview. */ columns: Column[]; /** Somebody went on to another field. */ onLeave: (name: string) => void };
+
+export function Fields({ draft, change, problems, isNew, columns, onLeave }: FieldsProps) {
   const connections = useNames("connections").data?.items ?? [];
   const targets = useTargets().data;
   const allowed = targets?.allowed ?? [];
@@ -27,6 +33,7 @@ export function Fields({ draft, change, problems, isNew, columns }: DraftPart & 
           list={extra.list}
           value={String(draft[name])}
           onChange={(event) => change({ [name]: event.target.value } as Partial<Draft>)}
+          onBlur={() => onLeave(name)}
         />
       )}
     </Field>
@@ -59,22 +66,20 @@ export function Fields({ draft, change, problems, isNew, columns }: DraftPart & 
       </fieldset>
       {draft.mode === "incremental" && (
         <div className="grid grid-cols-2 gap-3">
-          {input("incremental_key", t("Cursor column"), { mono: true, list: "columns", placeholder: "updated_at" })}
-          {input("incremental_id_key", t("Tie-breaker"), { mono: true, list: "columns", placeholder: "id" })}
+          {input("incremental_key", t("Cursor column"), { mono: true, list: "columns", placeholder: "updated_at", hint: <Term name="cursor">{t("What is it?")}</Term> })}
+          {input("incremental_id_key", t("Tie-breaker"), { mono: true, list: "columns", placeholder: "id", hint: <Term name="tie-breaker">{t("What is it?")}</Term> })}
         </div>
       )}
       {input("schedule_interval", t("Schedule"), { mono: true, placeholder: "15m, 0 3 * * * Europe/Moscow", hint: scheduleInWords(draft.schedule_interval || null) })}
+      <ScheduleBuilder value={draft.schedule_interval} onChange={(schedule_interval) => change({ schedule_interval })} />
       {input("run_after", t("Runs after"), { mono: true, placeholder: `film_dim_full, ratings ${IF_CHANGED}`, hint: t("Pipelines, separated by commas: when all have succeeded anew, this one runs") })}
       {input("batch_size", t("Batch size"), { mono: true })}
+      {input("labels", t("Labels"), { mono: true, placeholder: "team=core, tier=1", hint: t("For people: to sort and choose pipelines by; separated by commas") })}
       <div className="flex items-center justify-between">
         <span className="text-muted">{t("Enabled")}</span>
         <Switch checked={draft.enabled} label={t("Enabled")} onChange={(enabled) => change({ enabled })} />
       </div>
-      <details open={draft.options !== "{}"}>
-        <summary className="text-muted">{t("Options")}</summary>
-        <textarea aria-label={t("Options (JSON)")} rows={5} className={cx(inputLook, "mt-2 h-auto py-2 font-mono text-xs")} value={draft.options} onChange={(event) => change({ options: event.target.value })} />
-        <Problems items={problems.filter((problem) => problem.path.startsWith("options"))} />
-      </details>
+      <Options draft={draft} change={change} problems={problems} />
       <datalist id="columns">
         {columns.map((column) => (
           <option key={column.name} value={column.name}>
@@ -87,9 +92,49 @@ export function Fields({ draft, change, problems, isNew, columns }: DraftPart & 
           <option key={target} value={target} />
         ))}
       </datalist>
-      <Problems items={problems.filter((problem) => !PLACED.has(problem.path) && !problem.path.startsWith("options") && !problem.path.startsWith("tasks.") && !problem.path.startsWith("run_after."))} />
+      <Problems items={problems.filter((problem) => !PLACED.has(problem.path) && !problem.path.startsWith("options") && !problem.path.startsWith("tasks.") && !problem.path.startsWith("run_after.") && !problem.path.startsWith("labels."))} />
     </form>
   );
+}
+
+/** Made from the schema that the API checks with; as JSON for whoever would rather write. */
+function Options({ draft, change, problems }: DraftPart) {
+  const schema = useOptionsSchema().data;
+  const [raw, setRaw] = useState(false);
+  const options = optionsOf(draft.options);
+  const mine = problems.filter((problem) => topOf(problem.path) === "options");
+  const wrong: Record<string, string[]> = {};
+  for (const problem of mine) (wrong[problem.path.split(".")[1] ?? ""] ??= []).push(problemInWords(problem));
+  const asText = raw || !schema || !options;
+  return (
+    <details open={draft.options !== "{}" || mine.length > 0}>
+      <summary className="text-muted">{t("Options")}</summary>
+      <div className="mt-2 space-y-2">
+        {asText ? (
+          <>
+            <textarea aria-label={t("Options (JSON)")} rows={5} className={cx(inputLook, "h-auto py-2 font-mono text-xs")} value={draft.options} onChange={(event) => change({ options: event.target.value })} />
+            <Problems items={mine} />
+          </>
+        ) : (
+          <SchemaForm label={t("Options")} schema={schema.options} definitions={schema.definitions} value={options} wrong={wrong} onChange={(next) => change({ options: JSON.stringify(next, null, 2) })} />
+        )}
+        {schema && options && (
+          <Button look="quiet" onClick={() => setRaw(!raw)}>
+            {raw ? t("As a form") : t("As JSON")}
+          </Button>
+        )}
+      </div>
+    </details>
+  );
+}
+
+function optionsOf(text: string): Record<string, unknown> | null {
+  try {
+    const found: unknown = JSON.parse(text.trim() || "{}");
+    return typeof found === "object" && found !== null && !Array.isArray(found) ? (found as Record<string, unknown>) : null;
+  } catch {
+    return null;
+  }
 }
 
 /** Once a preview has told the columns, they are chosen with a click. */
@@ -133,7 +178,7 @@ function Field(props: { name: string; label: string; hint?: ReactNode; problems:
       {wrong.length > 0 ? (
         <ul id={`${id}-wrong`} className="text-xs text-bad">
           {wrong.map((problem) => (
-            <li key={problem.message}>{problem.message}</li>
+            <li key={problem.message}>{problemInWords(problem)}</li>
           ))}
         </ul>
       ) : (

@@ -3,7 +3,12 @@ import { Suspense, lazy, useState } from "react";
 import { useNames } from "../api/queries";
 import type { Table, Task } from "../api/types";
 import { Button, Loading, Tag, cx, inputLook } from "../ui/basics";
+import { formatSql } from "../ui/format-sql";
+import { Icon } from "../ui/icons";
+import { marksOf } from "../ui/marks";
 import { Problems } from "../ui/problems";
+import type { Schema } from "../ui/schema";
+import { JsonInput, SchemaForm } from "../ui/schema-form";
 import { t } from "../words/language";
 import type { Draft, DraftPart } from "./draft";
 
@@ -18,6 +23,10 @@ export function Query({ draft, change, problems, tables, onSave }: DraftPart & E
     <section aria-label={t("Source query")} className="flex flex-col border-b">
       <div className="flex items-center justify-between gap-2 px-4 pt-3 sm:px-6">
         <h2 className="text-sm font-semibold">{planned ? t("Task plan") : t("Source query")}</h2>
+        <span className="flex-1" />
+        <Button look="quiet" onClick={() => change(formatted(draft))} title={t("Put the query into its standard form")}>
+          {t("Format")}
+        </Button>
         <Button look="quiet" icon="plus" onClick={() => change(planned ? { tasks: [...draft.tasks, emptyTask(draft.tasks)] } : { tasks: firstTasks(draft), source_query: "" })}>
           {t("Add a step")}
         </Button>
@@ -27,7 +36,7 @@ export function Query({ draft, change, problems, tables, onSave }: DraftPart & E
       ) : (
         <div className="min-h-56 px-2 py-2">
           <Suspense fallback={<Loading lines={5} />}>
-            <SqlEditor label={t("Source query")} value={draft.source_query} onChange={(source_query) => change({ source_query })} onSave={onSave} tables={tables} />
+            <SqlEditor label={t("Source query")} value={draft.source_query} onChange={(source_query) => change({ source_query })} onSave={onSave} tables={tables} marks={marksOf(problems, "source_query")} />
           </Suspense>
         </div>
       )}
@@ -36,8 +45,15 @@ export function Query({ draft, change, problems, tables, onSave }: DraftPart & E
   );
 }
 
-/** What a query may begin with. */
-export function Readable({ tables }: { tables: Table[] }) {
+/** The query in its standard form, wherever it stands. */
+function formatted(draft: Draft): Partial<Draft> {
+  if (draft.tasks.length === 0) return { source_query: formatSql(draft.source_query) };
+  return { tasks: draft.tasks.map((task) => (task.task_type === "SQL" ? { ...task, body: formatSql(task.body) } : task)) };
+}
+
+/** What a query may begin with, or why nobody can tell. */
+export function Readable({ tables, error, onRetry }: { tables: Table[]; error: Error | null; onRetry: () => void }) {
+  if (error) return <Unreadable error={error} onRetry={onRetry} />;
   if (tables.length === 0) return null;
   return (
     <section aria-label={t("Queries may read")} className="px-4 pb-6 sm:px-6">
@@ -52,6 +68,23 @@ export function Readable({ tables }: { tables: Table[] }) {
           </div>
         ))}
       </dl>
+    </section>
+  );
+}
+
+function Unreadable({ error, onRetry }: { error: Error; onRetry: () => void }) {
+  return (
+    <section aria-label={t("Queries may read")} className="px-4 pb-6 sm:px-6">
+      <h3 className="mb-2 text-xs font-medium text-muted">{t("Queries may read")}</h3>
+      <div role="alert" className="flex flex-wrap items-start gap-3 rounded-md bg-warn-soft p-3">
+        <span className="mt-0.5 text-warn">
+          <Icon name="warn" size={14} />
+        </span>
+        <p className="min-w-0 flex-1 basis-60">
+          {t("The tables of this source are not known:")} <span className="break-words">{error.message}</span>
+        </p>
+        <Button onClick={onRetry}>{t("Try again")}</Button>
+      </div>
     </section>
   );
 }
@@ -92,7 +125,7 @@ function Tasks({ draft, change, problems, tables, onSave }: DraftPart & EditorPr
           </div>
           {task.task_type === "SQL" ? (
             <Suspense fallback={<Loading lines={4} />}>
-              <SqlEditor label={t("Query of step {n}", { n: index + 1 })} value={task.body} onChange={(body) => set(index, { body })} onSave={onSave} tables={tables} />
+              <SqlEditor label={t("Query of step {n}", { n: index + 1 })} value={task.body} onChange={(body) => set(index, { body })} onSave={onSave} tables={tables} marks={marksOf(problems, `tasks.${index}.body`)} />
             </Suspense>
           ) : (
             <div className="grid gap-3 p-3 sm:grid-cols-2">
@@ -101,7 +134,7 @@ function Tasks({ draft, change, problems, tables, onSave }: DraftPart & EditorPr
                 <input className={cx(inputLook, "font-mono")} list="steps" value={task.body} onChange={(event) => set(index, { body: event.target.value })} />
                 <span className="block text-xs text-muted">{firstLine(steps.find((step) => step.name === task.body)?.doc)}</span>
               </label>
-              <Params value={task.params} onChange={(params) => set(index, { params })} />
+              <Params key={task.body} schema={steps.find((step) => step.name === task.body)?.params} value={task.params} onChange={(params) => set(index, { params })} />
             </div>
           )}
           <Problems items={problems.filter((problem) => problem.path.startsWith(`tasks.${index}`))} />
@@ -120,27 +153,33 @@ function Tasks({ draft, change, problems, tables, onSave }: DraftPart & EditorPr
 
 const firstLine = (text: string | undefined): string => text?.trim().split("\n")[0] ?? "";
 
-function Params({ value, onChange }: { value: Record<string, unknown>; onChange: (next: Record<string, unknown>) => void }) {
-  const [text, setText] = useState(JSON.stringify(value, null, 1));
-  const [wrong, setWrong] = useState(false);
+/** Every step may say what becomes of the rows that it fails on. */
+const ERROR_RULE: Record<string, Schema> = {
+  on_error: { type: "string", enum: ["fail", "dead_letter"], default: "fail", description: "What becomes of rows that the step fails on." },
+  max_dead_letters: { type: "integer", minimum: 1, description: "Dead letters before the run stops." },
+};
+
+const withErrorRule = (schema: Schema): Schema => ({ ...schema, properties: { ...schema.properties, ...ERROR_RULE } });
+
+/** A form where a runner has told the step's parameters, and JSON for whoever would rather write. */
+function Params({ schema, value, onChange }: { schema: Schema | null | undefined; value: Record<string, unknown>; onChange: (next: Record<string, unknown>) => void }) {
+  const [raw, setRaw] = useState(false);
+  const take = (next: unknown): void => onChange((next ?? {}) as Record<string, unknown>);
   return (
-    <label className="space-y-1">
-      <span className="text-muted">{t("Parameters (JSON)")}</span>
-      <textarea
-        rows={Math.min(text.split("\n").length, 8)}
-        className={cx(inputLook, "block h-auto py-1.5 font-mono text-xs leading-5")}
-        value={text}
-        aria-invalid={wrong}
-        onChange={(event) => {
-          setText(event.target.value);
-          try {
-            onChange(JSON.parse(event.target.value || "{}") as Record<string, unknown>);
-            setWrong(false);
-          } catch {
-            setWrong(true);
-          }
-        }}
-      />
-    </label>
+    <div className="min-w-0 space-y-1">
+      <span className="flex items-center justify-between gap-2 text-muted">
+        {t("Parameters")}
+        {schema && (
+          <Button look="quiet" className="!h-6" onClick={() => setRaw(!raw)}>
+            {raw ? t("As a form") : t("As JSON")}
+          </Button>
+        )}
+      </span>
+      {raw || !schema ? (
+        <JsonInput label={t("Parameters (JSON)")} value={value} onChange={take} />
+      ) : (
+        <SchemaForm label={t("Parameters")} schema={withErrorRule(schema)} definitions={schema.$defs ?? {}} value={value} onChange={take} />
+      )}
+    </div>
   );
 }

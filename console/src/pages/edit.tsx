@@ -4,15 +4,19 @@ import { Link, useBlocker, useNavigate, useParams } from "@tanstack/react-router
 import { useEffect, useMemo, useState, type ReactNode } from "react";
 import { ApiError, get, post, request } from "../api/client";
 import { useMay, usePipeline, useRefresh, useTables } from "../api/queries";
-import type { Definition, FieldProblem, Pipeline, Preview, Table, ValidationReport } from "../api/types";
+import type { Definition, FieldProblem, Pipeline, Preview, Table } from "../api/types";
 import { Button, Dialog, Empty, Failure, Loading, Menu, PageHead, Tag, cx, useCopyCurl } from "../ui/basics";
 import { Changes, compare } from "../ui/diff";
-import { Icon } from "../ui/icons";
+import { Explain } from "../ui/explain";
+import { Icon, type IconName } from "../ui/icons";
 import { PreviewPane } from "../ui/preview";
+import { PreviewHistory, withPreview, type PreviewEntry } from "../ui/preview-history";
 import { toast, toastError } from "../ui/toasts";
+import { useValidation, type Verdict } from "../ui/validation";
+import { fieldName, problemInWords, topOf } from "../words/fields";
 import { t } from "../words/language";
 import { CopyTable } from "./copy-table";
-import { NEW_DRAFT, changesBetween, definitionOf, draftOf, savedDefinition, type Draft } from "./draft";
+import { NEW_DRAFT, changesBetween, definitionOf, draftOf, problemsOfReading, readingPart, savedDefinition, type Draft } from "./draft";
 import { Fields } from "./edit-fields";
 import { Query, Readable } from "./edit-query";
 
@@ -37,6 +41,13 @@ export function EditPage() {
   return <Editor key={base.version} saved={base} onReload={setBase} />;
 }
 
+const queryOf = (draft: Draft): string => draft.tasks.find((task) => task.task_type === "SQL")?.body ?? draft.source_query;
+
+function withQuery(draft: Draft, query: string): Partial<Draft> {
+  if (draft.tasks.length === 0) return { source_query: query };
+  return { tasks: draft.tasks.map((task) => (task.task_type === "SQL" ? { ...task, body: query } : task)) };
+}
+
 /** Whoever came here by an address: the controls that lead here are not shown to viewers. */
 function LookOnly({ title }: { title: string }) {
   return (
@@ -56,14 +67,21 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
   const [busy, setBusy] = useState(false);
   const [done, setDone] = useState(false);
   const [preview, setPreview] = useState<Preview | null>(null);
+  const [previews, setPreviews] = useState<PreviewEntry[]>([]);
   const [copying, setCopying] = useState(false);
-  const tables = useTables(draft.source_connection).data ?? NO_TABLES;
+  const [seen, setSeen] = useState<ReadonlySet<string>>(new Set());
+  const [showAll, setShowAll] = useState(saved !== null);
+  const readable = useTables(draft.source_connection);
+  const tables = readable.data ?? NO_TABLES;
   const definition = useMemo(() => definitionOf(draft), [draft]);
   const before = useMemo(() => (saved ? savedDefinition(saved) : null), [saved]);
   const changes = useMemo(() => compare(before ?? {}, definition), [before, definition]);
   const touched = saved ? changes.length > 0 : JSON.stringify(draft) !== JSON.stringify(NEW_DRAFT);
-  const report = useValidation(definition, touched);
-  const problems = refused.length ? refused : (report?.errors ?? []);
+  const verdict = useValidation(definition, touched || saved !== null);
+  const { report } = verdict;
+  const problems = allProblems(refused, report?.errors ?? []);
+  // What nobody has come to yet is not wrong, it is still to be written.
+  const shown = problems.filter((problem) => showAll || seen.has(topOf(problem.path)));
   const navigate = useNavigate();
   const refresh = useRefresh();
   const client = useQueryClient();
@@ -72,10 +90,13 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
 
   const change = (part: Partial<Draft>): void => {
     setRefused([]);
+    setSeen((before) => new Set([...before, ...Object.keys(part)]));
     setDraft((now) => ({ ...now, ...part }));
   };
+  const leave = (name: string): void => setSeen((before) => (before.has(name) ? before : new Set([...before, name])));
   const save = async (ifMatch = saved?.version): Promise<void> => {
     setBusy(true);
+    setShowAll(true);
     try {
       const answer = saved
         ? await request<Pipeline>("PATCH", `/pipelines/${encodeURIComponent(saved.name)}`, { body: changesBetween(before ?? {}, definition), ifMatch })
@@ -103,13 +124,13 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
           </h1>
         </div>
         <div className="flex flex-wrap items-center gap-2">
-          <Verdict problems={problems} touched={touched} report={report} />
+          <VerdictLine problems={shown} missing={problems.filter((problem) => !shown.includes(problem))} touched={touched} verdict={verdict} />
           {!saved && (
             <Button icon="copy" onClick={() => setCopying(true)}>
               {t("Copy a table")}
             </Button>
           )}
-          <Link to={saved ? "/pipelines/$name" : "/"} params={{ name: saved?.name ?? "" }}>
+          <Link to={saved ? "/pipelines/$name" : "/pipelines"} params={{ name: saved?.name ?? "" }}>
             <Button tabIndex={-1}>{t("Cancel")}</Button>
           </Link>
           <Button look="primary" busy={busy} disabled={!touched} onClick={() => void save()}>
@@ -129,13 +150,22 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
       </header>
       <div className="grid flex-1 lg:grid-cols-[1fr_21rem]">
         <div className="flex min-w-0 flex-col lg:border-r">
-          <Query draft={draft} change={change} problems={problems} tables={tables} onSave={() => void save()} />
-          <Bottom changes={saved ? changes : null} problems={problems} warnings={report?.warnings ?? []}>
-            <PreviewPane definition={definition} blocked={problems.length > 0} preview={preview} onPreview={setPreview} />
-            {!preview && <Readable tables={tables} />}
+          <Query draft={draft} change={change} problems={shown} tables={tables} onSave={() => void save()} />
+          <Bottom changes={saved ? changes : null} problems={shown} warnings={report?.warnings ?? []} explain={<Explain outline={verdict.outline} plan={verdict.plan} waiting={verdict.waiting} />}>
+            <PreviewPane
+              definition={readingPart(definition, problems, saved?.name)}
+              blocked={whyNoPreview(draft, problems)}
+              preview={preview}
+              onPreview={(found) => {
+                setPreview(found);
+                setPreviews((before) => withPreview(before, queryOf(draft), found));
+              }}
+            />
+            <PreviewHistory history={previews} shown={preview} onShow={(entry) => setPreview(entry.found)} onTake={(entry) => change(withQuery(draft, entry.query))} />
+            {!preview && <Readable tables={tables} error={readable.data ? null : readable.error} onRetry={() => void readable.refetch()} />}
           </Bottom>
         </div>
-        <Fields draft={draft} change={change} problems={problems} isNew={!saved} columns={preview?.columns ?? []} />
+        <Fields draft={draft} change={change} onLeave={leave} problems={shown} isNew={!saved} columns={preview?.columns ?? verdict.columns} />
       </div>
       {copying && (
         <CopyTable
@@ -164,42 +194,49 @@ function Editor({ saved, onReload }: { saved: Pipeline | null; onReload?: (pipel
   );
 }
 
-/** The API's own verdict, a moment after the last key. */
-function useValidation(definition: Record<string, unknown>, touched: boolean): ValidationReport | null {
-  const [report, setReport] = useState<ValidationReport | null>(null);
-  useEffect(() => {
-    if (!touched) return;
-    let current = true;
-    const timer = setTimeout(() => {
-      post<ValidationReport>("/validate", definition).then(
-        (found) => current && setReport(found),
-        () => undefined,
-      );
-    }, 400);
-    return () => {
-      current = false;
-      clearTimeout(timer);
-    };
-  }, [definition, touched]);
-  return report;
+/** What the API refused to save, and what it says while one types; the same thing once. */
+function allProblems(refused: FieldProblem[], found: FieldProblem[]): FieldProblem[] {
+  const known = new Set(refused.map((problem) => problem.path));
+  return [...refused, ...found.filter((problem) => !known.has(problem.path))];
 }
 
-function Verdict({ problems, touched, report }: { problems: FieldProblem[]; touched: boolean; report: ValidationReport | null }) {
-  if (!touched || (!report && problems.length === 0)) return null;
+/** A preview needs the query alone: nothing else keeps it from being shown. */
+function whyNoPreview(draft: Draft, problems: FieldProblem[]): string | null {
+  const isEmpty = draft.tasks.length === 0 && draft.type === "SQL" && draft.source_query.replace(NEW_DRAFT.source_query, "").trim() === "";
+  if (isEmpty) return t("Write a query first.");
+  const [first] = problemsOfReading(problems);
+  return first ? t("First to correct: {problem}", { problem: problemInWords(first) }) : null;
+}
+
+type VerdictProps = { problems: FieldProblem[]; /** What nobody has come to yet. */ missing: FieldProblem[]; touched: boolean; verdict: Verdict };
+
+function VerdictLine({ problems, missing, touched, verdict }: VerdictProps) {
+  if (!touched || (!verdict.report && problems.length === 0)) return null;
+  if (problems.length > 0) return <Said tone="text-bad" icon="warn" words={t("{n} to correct", { n: problems.length })} />;
+  if (missing.length > 0) {
+    const fields = [...new Set(missing.map((problem) => fieldName(problem.path)))].join(", ");
+    return <Said tone="text-muted" icon="edit" words={t("Still to fill in: {fields}", { fields })} />;
+  }
+  if (verdict.tried) return <Said tone="text-ok" icon="check" words={t("Valid")} />;
+  return <Said tone="text-muted" icon="runs" words={verdict.waiting ? t("A runner is trying it…") : t("The form is right; not tried against the source")} />;
+}
+
+function Said({ tone, icon, words }: { tone: string; icon: IconName; words: string }) {
   return (
-    <span role="status" className={cx("flex items-center gap-1.5", problems.length ? "text-bad" : "text-ok")}>
-      <Icon name={problems.length ? "warn" : "check"} size={14} />
-      {problems.length ? t("{n} to correct", { n: problems.length }) : t("Valid")}
+    <span role="status" className={cx("flex items-center gap-1.5", tone)}>
+      <Icon name={icon} size={14} />
+      {words}
     </span>
   );
 }
 
 // --- below the query --------------------------------------------------------------------------------------------
 
-function Bottom({ changes, problems, warnings, children }: { changes: ReturnType<typeof compare> | null; problems: FieldProblem[]; warnings: string[]; children: ReactNode }) {
-  const [tab, setTab] = useState<"preview" | "changes" | "problems">("preview");
+function Bottom({ changes, problems, warnings, explain, children }: { changes: ReturnType<typeof compare> | null; problems: FieldProblem[]; warnings: string[]; explain: ReactNode; children: ReactNode }) {
+  const [tab, setTab] = useState<"preview" | "explain" | "changes" | "problems">("preview");
   const tabs = [
     { key: "preview" as const, words: t("Preview") },
+    { key: "explain" as const, words: t("Explain") },
     ...(changes ? [{ key: "changes" as const, words: t("Changes"), count: changes.length }] : []),
     { key: "problems" as const, words: t("Problems"), count: problems.length + warnings.length },
   ];
@@ -221,6 +258,7 @@ function Bottom({ changes, problems, warnings, children }: { changes: ReturnType
         ))}
       </div>
       <div className={tab === "preview" ? "" : "hidden"}>{children}</div>
+      {tab === "explain" && explain}
       {tab === "changes" && (
         <div className="p-4 sm:px-6">
           <Changes changes={changes ?? []} />
@@ -231,7 +269,10 @@ function Bottom({ changes, problems, warnings, children }: { changes: ReturnType
           {problems.length + warnings.length === 0 && <li className="text-muted">{t("None.")}</li>}
           {problems.map((problem) => (
             <li key={problem.path + problem.message} className="text-bad">
-              <code className="font-mono text-xs">{problem.path}</code> {problem.message}
+              <button type="button" className="font-medium underline" onClick={() => goTo(problem.path)}>
+                {fieldName(problem.path)}
+              </button>{" "}
+              {problemInWords(problem)}
             </li>
           ))}
           {warnings.map((warning) => (
@@ -243,6 +284,12 @@ function Bottom({ changes, problems, warnings, children }: { changes: ReturnType
       )}
     </section>
   );
+}
+
+/** To the field that a problem is about. */
+function goTo(path: string): void {
+  const place = document.getElementById(`field-${topOf(path)}`) ?? document.querySelector<HTMLElement>(".cm-content");
+  place?.focus();
 }
 
 function Conflict(props: { mine: Pipeline | null; theirs: Pipeline | null; onClose: () => void; onTakeTheirs: (theirs: Pipeline) => void; onKeepMine: (theirs: Pipeline) => void }) {

@@ -1,9 +1,9 @@
 /** Dead letters of every pipeline. */
 import { useNavigate, useSearch } from "@tanstack/react-router";
 import { useState } from "react";
-import { useDeadLetters, useOverview } from "../api/queries";
+import { useOverview } from "../api/queries";
 import { PageHead, inputLook } from "../ui/basics";
-import { LetterList } from "../ui/letters";
+import { LetterGroups } from "../ui/letters";
 import { t } from "../words/language";
 
 export function LettersPage() {
@@ -11,7 +11,6 @@ export function LettersPage() {
   const [resolved, setResolved] = useState(false);
   const navigate = useNavigate({ from: "/dead-letters" });
   const names = useOverview().data?.filter((line) => line.dead_letters > 0 || line.name === pipeline) ?? [];
-  const letters = useDeadLetters(pipeline, resolved);
   return (
     <>
       <PageHead title={t("Dead letters")} note={t("Documents that a target refused, rows that a step failed on")}>
@@ -31,7 +30,7 @@ export function LettersPage() {
         </span>
       </PageHead>
       <div className="border-t p-4 sm:p-6">
-        <LetterList letters={letters} pipeline={pipeline} />
+        <LetterGroups pipeline={pipeline} resolved={resolved} />
       </div>
     </>
   );

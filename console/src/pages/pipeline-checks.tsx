@@ -124,7 +124,6 @@ function Reconcile({ pipeline }: { pipeline: Pipeline }) {
 }
 
 function Report({ pipeline, asked, report, onRepair }: { pipeline: Pipeline; asked: RunnerRequest; report: ReconcileReport; onRepair: (() => void) | null }) {
-  const side = (rows: number | null): string => (rows === null ? "—" : count(rows));
   return (
     <>
       <div className="flex flex-wrap items-center gap-x-4 gap-y-2">
@@ -144,6 +143,34 @@ function Report({ pipeline, asked, report, onRepair }: { pipeline: Pipeline; ask
           {onRepair && report.repair && !report.repair.done && <Repair pipeline={pipeline} plan={report.repair} onRepair={onRepair} />}
         </span>
       </div>
+      {report.repair?.done && <Repaired repair={report.repair} />}
+      {report.repair?.done && !report.remaining ? (
+        <details>
+          <summary className="text-muted">{t("What differed before the repair")}</summary>
+          <div className="mt-3 space-y-4">
+            <Found report={report} />
+          </div>
+        </details>
+      ) : (
+        <Found report={report} />
+      )}
+      <Facts
+        items={[
+          [t("Key"), <Mono key="k">{report.key.join(", ")}</Mono>],
+          [t("Compared"), <Mono key="c">{report.compared.join(", ")}</Mono>],
+          ...given(t("Not compared"), report.not_compared.join(", ")),
+          ...given(t("On their way"), report.in_flight ? count(report.in_flight) : null),
+        ]}
+      />
+    </>
+  );
+}
+
+/** What the comparison saw: after a repair, that is the past. */
+function Found({ report }: { report: ReconcileReport }) {
+  const side = (rows: number | null): string => (rows === null ? "—" : count(rows));
+  return (
+    <>
       <Figures
         items={[
           { name: t("Rows in the source"), value: side(report.source.rows) },
@@ -160,23 +187,14 @@ function Report({ pipeline, asked, report, onRepair }: { pipeline: Pipeline; ask
           ))}
         </ul>
       )}
-      {report.repair?.done && <Repaired repair={report.repair} />}
       {report.keys.length > 0 && <Keys report={report} />}
-      <Facts
-        items={[
-          [t("Key"), <Mono key="k">{report.key.join(", ")}</Mono>],
-          [t("Compared"), <Mono key="c">{report.compared.join(", ")}</Mono>],
-          ...given(t("Not compared"), report.not_compared.join(", ")),
-          ...given(t("On their way"), report.in_flight ? count(report.in_flight) : null),
-        ]}
-      />
     </>
   );
 }
 
 function verdictOf(report: ReconcileReport): string {
-  if (report.repair?.done) return report.remaining ? t("{n} rows still differ", { n: count(report.remaining) }) : t("Repaired: target and source are equal");
-  return report.equal ? t("Target and source are equal") : t("{n} rows differ", { n: count(report.differences) });
+  if (report.repair?.done) return report.remaining ? t("{n} {n|row still differs|rows still differ}", { n: report.remaining }) : t("Repaired: target and source are equal");
+  return report.equal ? t("Target and source are equal") : t("{n} {n|row differs|rows differ}", { n: report.differences });
 }
 
 const save = (name: string): Promise<void> => download(`/pipelines/${encodeURIComponent(name)}/reconcile/differences?format=csv`, `${name}-differences.csv`).catch(toastError);
@@ -209,7 +227,7 @@ function Repair({ pipeline, plan, onRepair }: { pipeline: Pipeline; plan: { upse
           </>
         }
       >
-        <p>{t("{upserts} rows are written as the source has them, {deletes} that it does not have are deleted.", { upserts: count(plan.upserts), deletes: count(plan.deletes) })}</p>
+        <p>{t("{upserts} {upserts|row is|rows are} written as the source has {upserts|it|them}, {deletes} that it does not have {deletes|is|are} deleted.", { upserts: plan.upserts, deletes: plan.deletes })}</p>
         <p className="mt-2 text-muted">{t("Both sides are compared anew first; only what still differs is touched.")}</p>
       </Dialog>
     </>

@@ -1,15 +1,16 @@
 /** How a pipeline is defined, and how it was: query, steps, fields; versions with what changed between them. */
-import type { ReactNode } from "react";
-import { request } from "../api/client";
-import { useMay, useRefresh, useVersions } from "../api/queries";
+import { useState, type ReactNode } from "react";
+import { useMay, useVersions } from "../api/queries";
 import type { Pipeline, Version } from "../api/types";
 import { Ago, Button, Facts, Failure, Loading, Mono, Panel, Tag, given } from "../ui/basics";
 import { Changes, compare } from "../ui/diff";
+import { Labels } from "../ui/labels";
 import { Json, Sql } from "../ui/sql";
-import { toast, toastError } from "../ui/toasts";
+import { Term } from "../ui/terms";
 import { count } from "../words/format";
 import { t } from "../words/language";
 import { scheduleInWords } from "../words/schedule";
+import { RollBack } from "./roll-back";
 
 export function DefinitionTab({ pipeline }: { pipeline: Pipeline }) {
   const options = Object.entries(pipeline.options);
@@ -50,7 +51,9 @@ export function DefinitionTab({ pipeline }: { pipeline: Pipeline }) {
             ...given(t("Python source"), pipeline.python_task),
             [t("Batch size"), count(pipeline.batch_size)],
             [t("Schedule"), scheduleInWords(pipeline.schedule_interval)],
-            ...options.map(([name, value]): [string, ReactNode] => [name, <Mono key={name}>{JSON.stringify(value)}</Mono>]),
+            ...(pipeline.target_table.startsWith("es:") ? [[<Term key="g" name="generation">{t("Generations kept")}</Term>, count(Number(pipeline.options["keep_generations"] ?? 1))] as [ReactNode, ReactNode]] : []),
+            ...options.map(([name, value]): [ReactNode, ReactNode] => [name, <Mono key={name}>{JSON.stringify(value)}</Mono>]),
+            [t("Labels"), Object.keys(pipeline.labels).length ? <Labels key="l" labels={pipeline.labels} /> : null],
             [t("Created"), <Ago key="cr" at={pipeline.created_at} />],
             [t("Changed"), <Ago key="ch" at={pipeline.updated_at} />],
           ]}
@@ -62,28 +65,24 @@ export function DefinitionTab({ pipeline }: { pipeline: Pipeline }) {
 
 export function Versions({ pipeline }: { pipeline: Pipeline }) {
   const versions = useVersions(pipeline.name);
+  const [asking, setAsking] = useState<Version | null>(null);
   const items = versions.data?.items ?? [];
   if (versions.isPending) return <Loading />;
   if (versions.error) return <Failure error={versions.error} />;
   return (
     <ol className="space-y-3">
+      {asking && items[0] && <RollBack pipeline={pipeline} version={asking} inForce={items[0]} onClose={() => setAsking(null)} />}
       {items.map((version, index) => (
         <li key={version.version}>
-          <VersionCard pipeline={pipeline} version={version} before={items[index + 1]} isNewest={index === 0} />
+          <VersionCard version={version} before={items[index + 1]} isNewest={index === 0} onRollBack={() => setAsking(version)} />
         </li>
       ))}
     </ol>
   );
 }
 
-function VersionCard({ pipeline, version, before, isNewest }: { pipeline: Pipeline; version: Version; before?: Version; isNewest: boolean }) {
+function VersionCard({ version, before, isNewest, onRollBack }: { version: Version; before?: Version; isNewest: boolean; onRollBack: () => void }) {
   const mayOperate = useMay("operator");
-  const refresh = useRefresh();
-  const rollBack = (): void => {
-    request("POST", `/pipelines/${pipeline.name}/versions/${version.version}/rollback`, { ifMatch: pipeline.version })
-      .then(() => toast(t("Version {n} is in force again.", { n: version.version })), toastError)
-      .finally(() => refresh(pipeline.name, pipeline.id));
-  };
   return (
     <Panel
       title={
@@ -98,8 +97,8 @@ function VersionCard({ pipeline, version, before, isNewest }: { pipeline: Pipeli
       action={
         mayOperate &&
         !isNewest && (
-          <Button look="quiet" icon="undo" onClick={rollBack} aria-label={t("Roll back to version {n}", { n: version.version })}>
-            {t("Roll back")}
+          <Button look="quiet" icon="undo" onClick={onRollBack} aria-label={t("Roll back to version {n}", { n: version.version })}>
+            {t("Roll back…")}
           </Button>
         )
       }

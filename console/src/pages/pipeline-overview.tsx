@@ -3,25 +3,32 @@ import { Link } from "@tanstack/react-router";
 import type { ReactNode } from "react";
 import { useAlerts, useAudit, useReconciles, useRuns } from "../api/queries";
 import type { Alert, AuditEntry, Pipeline, PipelineStatus, Reconciliation, Run } from "../api/types";
-import { Ago, Empty, FILL, Facts, Panel, fillOf, given, statusWords } from "../ui/basics";
+import { Ago, Empty, FILL, Facts, Failure, Loading, Panel, fillOf, given, statusWords } from "../ui/basics";
 import { History, Lag } from "../ui/charts";
 import { changeInBrief, compare } from "../ui/diff";
 import { Icon, type IconName } from "../ui/icons";
 import { PlanPanel } from "../ui/parts";
-import { actionInWords } from "../words/actions";
+import { isLoad } from "../ui/scales";
+import { Term } from "../ui/terms";
+import { actionInWords, runWords } from "../words/actions";
 import { age, count, duration } from "../words/format";
 import { t } from "../words/language";
 
 const HISTORY = 50;
 
 export function Overview({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus }) {
-  const runs = useRuns(pipeline.name, HISTORY).data?.pages[0]?.items ?? [];
-  const oldestFirst = [...runs].reverse();
+  const found = useRuns(pipeline.name, HISTORY);
+  const runs = found.data?.pages[0]?.items ?? [];
+  const oldestFirst = runs.filter(isLoad).reverse();
   const checkpoint = status.checkpoint;
   return (
     <div className="space-y-4">
       <Panel>
-        {runs.length === 0 ? (
+        {found.isPending ? (
+          <Loading lines={4} />
+        ) : found.error && !found.data ? (
+          <Failure error={found.error} onRetry={() => void found.refetch()} />
+        ) : runs.length === 0 ? (
           <Empty icon="runs" title={t("No runs yet")}>
             {t("Its history is drawn here.")}
           </Empty>
@@ -34,15 +41,15 @@ export function Overview({ pipeline, status }: { pipeline: Pipeline; status: Pip
         )}
       </Panel>
       <div className="grid gap-4 lg:grid-cols-[3fr_2fr]">
-        <Timeline name={pipeline.name} runs={runs} />
+        <Timeline name={pipeline.name} runs={runs} isPending={found.isPending} />
         <div className="space-y-4">
-          <PlanPanel plan={status.run?.metrics.plan ?? runs.find((run) => run.metrics.plan)?.metrics.plan} none={t("The first run chooses a plan and says why.")} />
-          <Panel title={t("Checkpoint")}>
+          <PlanPanel plan={status.last_load?.metrics.plan ?? runs.find((run) => run.metrics.plan)?.metrics.plan} none={t("The first run chooses a plan and says why.")} />
+          <Panel title={<Term name="checkpoint">{t("Checkpoint")}</Term>}>
             {checkpoint ? (
               <Facts
                 items={[
                   ...given(t("Reached"), checkpoint.last_processed_key),
-                  ...given(t("Safe up to"), checkpoint.safe_upto),
+                  ...given(<Term name="watermark">{t("Safe up to")}</Term>, checkpoint.safe_upto),
                   ...given(t("Held at"), checkpoint.held_upto),
                   [t("Batch"), count(checkpoint.batch_no)],
                   [t("Updated"), <Ago key="u" at={checkpoint.updated_at} />],
@@ -70,8 +77,9 @@ interface Happening {
 const SHOWN = 60;
 
 /** Runs, changes, comparisons and alerts in one line of time: what was done, and what came of it. */
-function Timeline({ name, runs }: { name: string; runs: Run[] }) {
-  const audit = useAudit({ object: `pipeline:${name}` }).data?.pages[0]?.items ?? [];
+function Timeline({ name, runs, isPending }: { name: string; runs: Run[]; isPending: boolean }) {
+  const changes = useAudit({ object: `pipeline:${name}` });
+  const audit = changes.data?.pages[0]?.items ?? [];
   const alerts = useAlerts(name).data?.items ?? [];
   const reconciles = useReconciles(name).data?.items ?? [];
   const happenings: Happening[] = [
@@ -82,7 +90,9 @@ function Timeline({ name, runs }: { name: string; runs: Run[] }) {
   ].sort((a, b) => b.at.localeCompare(a.at));
   return (
     <Panel title={t("Timeline")} flush>
-      {happenings.length === 0 ? (
+      {happenings.length === 0 && (isPending || changes.isPending) ? (
+        <Loading lines={5} />
+      ) : happenings.length === 0 ? (
         <p className="p-4 text-muted">{t("Nothing happened yet.")}</p>
       ) : (
         <ol className="max-h-[34rem] overflow-auto py-1" tabIndex={0} aria-label={t("Timeline")}>
@@ -120,7 +130,7 @@ function RunLine({ run }: { run: Run }) {
   return (
     <span className="num">
       <Link to="/runs/$id" params={{ id: run.id }} className="font-medium hover:text-accent hover:underline">
-        {t("Run")} · {statusWords(run.status)}
+        {runWords(run)} · {statusWords(run.status)}
       </Link>
       <span className="text-muted">
         {" "}
@@ -158,7 +168,7 @@ function AlertLine({ alert }: { alert: Alert }) {
     <span className="block">
       <b className="font-medium">{t(ALERTS[alert.kind].words)}</b>{" "}
       <span className="text-muted">
-        {alert.kind === "drift" && alert.differences !== null && t("{n} rows", { n: count(alert.differences) })}
+        {alert.kind === "drift" && alert.differences !== null && t("{n} {n|row|rows}", { n: alert.differences })}
         {alert.kind === "recovered" && failing && t("after {time}", { time: failing })}
       </span>
       <span className="block truncate text-xs text-muted" title={alert.delivery_error ?? undefined}>
@@ -186,8 +196,8 @@ function outcomeOf(found: Reconciliation): string {
   if (found.error) return t("Failed");
   if (!found.finished_at) return t("Running");
   if (!found.differences) return t("nothing differs");
-  const differ = t("{n} differ", { n: count(found.differences) });
-  return found.repair ? `${differ}, ${t("{n} remain", { n: count(found.remaining) })}` : differ;
+  const differ = t("{n} {n|differs|differ}", { n: found.differences });
+  return found.repair ? `${differ}, ${t("{n} {n|remains|remain}", { n: found.remaining ?? 0 })}` : differ;
 }
 
 function fillOfReconcile(found: Reconciliation): string {

@@ -3,16 +3,17 @@ import { Link, useNavigate, useParams, useSearch } from "@tanstack/react-router"
 import { useEffect, useRef, useState } from "react";
 import { request } from "../api/client";
 import { useRates } from "../api/live";
-import { useDeadLetters, useMay, usePipeline, useRefresh, useRuns, useStatus, verb } from "../api/queries";
-import type { Lag, Pipeline, PipelineStatus } from "../api/types";
+import { useMay, usePipeline, useRefresh, useRuns, useStatus, verb } from "../api/queries";
+import type { Lag, Pipeline, PipelineStatus, Progress } from "../api/types";
 import { Ago, Button, Dialog, Empty, Failure, Figures, Loading, Menu, Since, StatusChip, Switch, Tag, cx, inputLook, useCopyCurl, type MenuEntry } from "../ui/basics";
-import { Sparkline } from "../ui/charts";
 import { Icon } from "../ui/icons";
-import { LetterList } from "../ui/letters";
-import { FailureCard, Guarantee, RunTable } from "../ui/parts";
+import { Labels } from "../ui/labels";
+import { LetterGroups } from "../ui/letters";
+import { AtWork, FailureCard, Guarantee, RunTable } from "../ui/parts";
 import { dataAsOf } from "../ui/scales";
+import { Term } from "../ui/terms";
 import { toast, toastError } from "../ui/toasts";
-import { compact, count, duration, percent } from "../words/format";
+import { count, duration, percent } from "../words/format";
 import { t } from "../words/language";
 import { scheduleInWords } from "../words/schedule";
 import { Checks } from "./pipeline-checks";
@@ -30,7 +31,7 @@ export function PipelinePage() {
     <div className="mx-auto max-w-6xl space-y-4 p-4 sm:p-6">
       <Head pipeline={pipeline.data} status={status.data} />
       {status.data.last_error && <LastError pipeline={pipeline.data} status={status.data} />}
-      {status.data.progress && <AtWork status={status.data} />}
+      {status.data.progress && <Live status={status.data} progress={status.data.progress} />}
       {status.data.hold && <Hold hold={status.data.hold} />}
       <Headline pipeline={pipeline.data} status={status.data} />
       <Tabs pipeline={pipeline.data} status={status.data} />
@@ -60,7 +61,7 @@ function Head({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus
     <header className="flex flex-wrap items-start justify-between gap-x-6 gap-y-3">
       <div className="min-w-0 flex-1 basis-80">
         <p className="flex items-center gap-1.5 text-muted">
-          <Link to="/" className="hover:text-text hover:underline">
+          <Link to="/pipelines" className="hover:text-text hover:underline">
             {t("Pipelines")}
           </Link>
           <Icon name="chevron" size={12} />
@@ -77,6 +78,7 @@ function Head({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus
               {t("on {runner}", { runner: `${status.runner.host}:${status.runner.pid}` })}
             </Tag>
           )}
+          <Labels labels={pipeline.labels} />
           {pipeline.managed_by && <Tag title={t("Change it in its file, then apply.")}>{t("managed by {owner}", { owner: pipeline.managed_by })}</Tag>}
         </div>
         {pipeline.description && <p className="mt-1 max-w-prose text-muted">{pipeline.description}</p>}
@@ -151,7 +153,7 @@ function Ask({ pipeline, what, onClose }: { pipeline: Pipeline; what: "reset" | 
   const perform = (): void => {
     const done =
       what === "delete"
-        ? request("DELETE", `/pipelines/${pipeline.name}`, { ifMatch: pipeline.version }).then(() => void navigate({ to: "/" }))
+        ? request("DELETE", `/pipelines/${pipeline.name}`, { ifMatch: pipeline.version }).then(() => void navigate({ to: "/pipelines" }))
         : verb(pipeline.name, "reset-state", { cursor: cursor || null }).then(() => toast(t("The next run starts there.")));
     done.catch(toastError).finally(() => {
       refresh(pipeline.name);
@@ -221,36 +223,8 @@ function LastError({ pipeline, status }: { pipeline: Pipeline; status: PipelineS
   );
 }
 
-function AtWork({ status }: { status: PipelineStatus }) {
-  const progress = status.progress;
-  const rates = useRates(status.pipeline_id);
-  if (!progress) return null;
-  return (
-    <section aria-label={t("Progress")} className="rounded-lg border border-accent/35 bg-accent-soft px-4 py-3">
-      <div className="num flex flex-wrap items-center justify-between gap-x-6 gap-y-1">
-        <span className="font-medium">{t("{n} rows read", { n: count(progress.rows_read) })}</span>
-        <span className="text-muted">{t("{n} batches", { n: count(progress.batches) })}</span>
-        <span className="text-muted">{progress.rows_per_second ? t("{n} rows/s", { n: compact(progress.rows_per_second) }) : "—"}</span>
-        <Sparkline values={rates} width={120} label={t("Rows a second")} />
-        <span className="text-muted">
-          {progress.eta_seconds !== null ? t("about {time} left", { time: duration(progress.eta_seconds) }) : duration(progress.elapsed_seconds)}
-        </span>
-      </div>
-      <div
-        role="progressbar"
-        aria-label={t("Progress")}
-        aria-valuenow={progress.percent ?? undefined}
-        aria-valuemin={0}
-        aria-valuemax={100}
-        className="mt-2 h-1.5 overflow-hidden rounded-full bg-line"
-      >
-        <div
-          className={cx("h-full rounded-full bg-accent-solid transition-[width] duration-700", progress.percent === null && "shimmering")}
-          style={{ width: `${progress.percent ?? 100}%` }}
-        />
-      </div>
-    </section>
-  );
+function Live({ status, progress }: { status: PipelineStatus; progress: Progress }) {
+  return <AtWork progress={progress} rates={useRates(status.pipeline_id)} />;
 }
 
 function Hold({ hold }: { hold: Record<string, unknown> }) {
@@ -277,12 +251,12 @@ function freshnessNote(pipeline: Pipeline, lag: Lag): string {
 }
 
 function Headline({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus }) {
-  const { recent, lag, run } = status;
+  const { recent, lag, last_load: run } = status;
   return (
     <Figures
       items={[
         {
-          name: t("Freshness"),
+          name: <Term name="lag">{t("Freshness")}</Term>,
           value: <Ago at={dataAsOf(pipeline, lag)} />,
           note: freshnessNote(pipeline, lag),
         },
@@ -295,7 +269,7 @@ function Headline({ pipeline, status }: { pipeline: Pipeline; status: PipelineSt
         {
           name: t("Success"),
           value: percent(recent.success_rate),
-          note: t("of {n} runs", { n: recent.runs }),
+          note: t("of {n} {n|run|runs}", { n: recent.runs }),
           tone: recent.success_rate !== null && recent.success_rate < 0.9 ? "warn" : "idle",
         },
         {
@@ -303,7 +277,7 @@ function Headline({ pipeline, status }: { pipeline: Pipeline; status: PipelineSt
           value: pipeline.enabled && status.next_run_at ? <Ago at={status.next_run_at} /> : "—",
           note: scheduleInWords(pipeline.schedule_interval),
         },
-        { name: t("Guarantee"), value: <Guarantee level={status.guarantee} />, note: pipeline.mode === "full" ? t("full load") : t("incremental") },
+        { name: <Term name="guarantee">{t("Guarantee")}</Term>, value: <Guarantee level={status.guarantee} />, note: pipeline.mode === "full" ? t("full load") : t("incremental") },
       ]}
     />
   );
@@ -328,7 +302,7 @@ function Tabs({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus
   // On a phone the chosen tab may stand beyond the edge.
   useEffect(() => {
     // In newer browsers it answers with a promise, which must not become the effect's clean-up.
-    void bar.current?.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+    void bar.current?.querySelector(`[data-tab=${current}]`)?.scrollIntoView({ block: "nearest", inline: "center" });
   }, [current]);
   return (
     <>
@@ -339,6 +313,9 @@ function Tabs({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus
             to="/pipelines/$name"
             params={{ name: pipeline.name }}
             search={{ tab: tab === "overview" ? undefined : tab }}
+            // By itself the router takes every tab of this page for the current one.
+            activeOptions={{ exact: true, includeSearch: true, explicitUndefined: true }}
+            data-tab={tab}
             aria-current={tab === current ? "page" : undefined}
             className={cx("-mb-px border-b-2 px-3 py-2 whitespace-nowrap", tab === current ? "border-accent font-medium" : "border-transparent text-muted hover:text-text")}
           >
@@ -352,7 +329,7 @@ function Tabs({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus
       {current === "definition" && <DefinitionTab pipeline={pipeline} />}
       {current === "versions" && <Versions pipeline={pipeline} />}
       {current === "checks" && <Checks pipeline={pipeline} />}
-      {current === "letters" && <Letters name={pipeline.name} />}
+      {current === "letters" && <LetterGroups pipeline={pipeline.name} />}
     </>
   );
 }
@@ -374,7 +351,4 @@ function Runs({ name }: { name: string }) {
   );
 }
 
-function Letters({ name }: { name: string }) {
-  return <LetterList letters={useDeadLetters(name)} pipeline={name} />;
-}
 

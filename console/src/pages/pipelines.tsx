@@ -1,52 +1,35 @@
-/** The list of pipelines: what needs attention, what is fresh, what runs; ten thousand lines stay fluent. */
+/** The list of pipelines: what needs attention, what is fresh, what runs; fifty thousand lines stay fluent. */
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { memo, useCallback, useEffect, useMemo, useRef, useState, useSyncExternalStore, type MouseEvent } from "react";
+import { memo, useCallback, useDeferredValue, useEffect, useMemo, useRef, useState, type MouseEvent } from "react";
 import { useRates } from "../api/live";
 import { useMay, useOverview, useRefresh, verb } from "../api/queries";
 import type { PipelineOverview } from "../api/types";
-import { Ago, Button, Empty, Failure, Loading, PageHead, StatusChip, Switch, Tag, cx, inputLook } from "../ui/basics";
+import { Ago, Button, Empty, Failure, Loading, PageHead, StatusChip, Switch, Tag, cx, useMedia } from "../ui/basics";
 import { RunBars, Sparkline } from "../ui/charts";
 import { Icon } from "../ui/icons";
+import { labelTexts } from "../ui/label-words";
 import { toast, toastError } from "../ui/toasts";
 import { compact } from "../words/format";
 import { t } from "../words/language";
 import { scheduleInWords } from "../words/schedule";
+import { Bulk } from "./pipelines-bulk";
+import { chosen, columnOf, sortBy, type Column } from "./pipelines-search";
+import { Filters } from "./pipelines-views";
 
-type Show = "attention" | "running" | "paused" | "scheduled" | "disabled";
-type Sort = "name" | "freshness" | "status";
-
-export interface PipelinesSearch {
-  q?: string;
-  show?: Show;
-  sort?: Sort;
-}
-
-export const needsAttention = (line: PipelineOverview): boolean =>
-  line.status === "FAILED" || line.dead_letters > 0 || line.is_held;
-
-const KINDS: Record<Show, { words: string; fits: (line: PipelineOverview) => boolean }> = {
-  attention: { words: "Needs attention", fits: needsAttention },
-  running: { words: "Running", fits: (line) => ["RUNNING", "RUN_REQUESTED", "PAUSE_REQUESTED"].includes(line.status) },
-  paused: { words: "Paused", fits: (line) => line.status === "PAUSED" },
-  scheduled: { words: "Scheduled", fits: (line) => line.schedule_interval !== null && line.enabled },
-  disabled: { words: "Disabled", fits: (line) => !line.enabled },
-};
-
-const STATUS_ORDER = ["FAILED", "RUNNING", "PAUSE_REQUESTED", "RUN_REQUESTED", "PAUSED", "IDLE"];
-
-const ORDERS: Record<Sort, (a: PipelineOverview, b: PipelineOverview) => number> = {
-  name: (a, b) => (a.name < b.name ? -1 : 1),
-  freshness: (a, b) => (a.last_success_at ?? "").localeCompare(b.last_success_at ?? ""),
-  status: (a, b) => STATUS_ORDER.indexOf(a.status) - STATUS_ORDER.indexOf(b.status),
-};
+const NO_LINES: PipelineOverview[] = [];
+const NOBODY: ReadonlySet<string> = new Set();
 
 export function PipelinesPage() {
   const overview = useOverview();
-  const search = useSearch({ from: "/" });
+  const search = useSearch({ from: "/pipelines" });
   const mayOperate = useMay("operator");
-  const lines = overview.data ?? [];
-  const shown = useMemo(() => chosen(lines, search), [lines, search]);
+  const lines = overview.data ?? NO_LINES;
+  // While somebody types, the field answers first and the list follows.
+  const wanted = useDeferredValue(search);
+  const shown = useMemo(() => chosen(lines, wanted), [lines, wanted]);
+  const [picked, setPicked] = useState(NOBODY);
+  const pickedLines = useMemo(() => (picked.size ? lines.filter((line) => picked.has(line.id)) : NO_LINES), [lines, picked]);
   return (
     <div className="flex h-full flex-col">
       <PageHead title={t("Pipelines")}>
@@ -76,131 +59,36 @@ export function PipelinesPage() {
         </Empty>
       ) : shown.length === 0 ? (
         <Empty icon="filter" title={t("Nothing fits these filters")}>
-          <Link to="/" search={{}} className="text-accent underline">
+          <Link to="/pipelines" search={{}} className="text-accent underline">
             {t("Show all")}
           </Link>
         </Empty>
       ) : (
-        <List lines={shown} />
+        <List lines={shown} picked={picked} onPick={setPicked} />
       )}
+      {pickedLines.length > 0 && <Bulk chosen={pickedLines} onClear={() => setPicked(NOBODY)} />}
     </div>
   );
 }
 
-function chosen(lines: PipelineOverview[], search: PipelinesSearch): PipelineOverview[] {
-  const words = (search.q ?? "").toLowerCase().split(/\s+/).filter(Boolean);
-  const fits = search.show ? KINDS[search.show]?.fits : undefined;
-  const found = lines.filter(
-    (line) =>
-      (!fits || fits(line)) &&
-      words.every((word) => `${line.name} ${line.target_table} ${line.description} ${line.status}`.toLowerCase().includes(word)),
-  );
-  return found.sort(ORDERS[search.sort ?? "name"] ?? ORDERS.name);
-}
+const COLUMNS = "lg:grid-cols-[1rem_6.5rem_minmax(11rem,1.4fr)_minmax(11rem,1.4fr)_4.75rem_6rem_minmax(8rem,0.9fr)_2.25rem_2.25rem]";
 
-function Filters({ lines, shown }: { lines: PipelineOverview[]; shown: number }) {
-  const search = useSearch({ from: "/" });
-  const navigate = useNavigate({ from: "/" });
-  const input = useRef<HTMLInputElement>(null);
-  const [typed, setTyped] = useState(search.q ?? "");
-  useEffect(() => setTyped(search.q ?? ""), [search.q]);
-  useEffect(() => {
-    const onKey = (event: KeyboardEvent): void => {
-      if (event.key === "/" && !(event.target instanceof HTMLInputElement || event.target instanceof HTMLTextAreaElement)) {
-        event.preventDefault();
-        input.current?.focus();
-      }
-    };
-    addEventListener("keydown", onKey);
-    return () => removeEventListener("keydown", onKey);
-  }, []);
-  const change = (part: Partial<PipelinesSearch>): void =>
-    void navigate({ search: (before) => ({ ...before, ...part }), replace: true });
-  return (
-    <div className="flex flex-wrap items-center gap-2 px-4 pb-3 sm:px-6">
-      <div className="relative w-full sm:w-64">
-        <span className="absolute top-2 left-2.5 text-faint">
-          <Icon name="search" />
-        </span>
-        <input
-          ref={input}
-          type="search"
-          aria-label={t("Filter by name, target or status")}
-          placeholder={t("Filter  /")}
-          className={cx(inputLook, "pl-8")}
-          value={typed}
-          onChange={(event) => {
-            setTyped(event.target.value);
-            change({ q: event.target.value || undefined });
-          }}
-        />
-      </div>
-      <div className="flex flex-wrap gap-1" role="group" aria-label={t("Show")}>
-        <Pill active={!search.show} onClick={() => change({ show: undefined })} words={t("All")} count={lines.length} />
-        {(Object.keys(KINDS) as Show[]).map((key) => {
-          const count = lines.filter(KINDS[key].fits).length;
-          if (count === 0 && key !== "attention" && search.show !== key) return null;
-          return (
-            <Pill
-              key={key}
-              active={search.show === key}
-              alarming={key === "attention" && count > 0}
-              onClick={() => change({ show: search.show === key ? undefined : key })}
-              words={t(KINDS[key].words)}
-              count={count}
-            />
-          );
-        })}
-      </div>
-      <label className="ml-auto flex items-center gap-2 text-muted">
-        <span className="sr-only" aria-live="polite">
-          {t("{n} pipelines shown", { n: shown })}
-        </span>
-        {t("Sort")}
-        <select className={cx(inputLook, "w-auto")} value={search.sort ?? "name"} onChange={(event) => change({ sort: event.target.value === "name" ? undefined : (event.target.value as Sort) })}>
-          <option value="name">{t("Name")}</option>
-          <option value="freshness">{t("Oldest data first")}</option>
-          <option value="status">{t("Status")}</option>
-        </select>
-      </label>
-    </div>
-  );
-}
+const HEADERS: { words: string; sorts?: Column }[] = [
+  { words: "Status", sorts: "status" },
+  { words: "Pipeline", sorts: "name" },
+  { words: "Source → target", sorts: "target" },
+  { words: "Last runs" },
+  { words: "Freshness", sorts: "freshness" },
+  { words: "Schedule", sorts: "next" },
+  { words: "On" },
+  { words: "Run" },
+];
 
-function Pill(props: { active: boolean; alarming?: boolean; onClick: () => void; words: string; count: number }) {
-  return (
-    <button
-      type="button"
-      aria-pressed={props.active}
-      onClick={props.onClick}
-      className={cx(
-        "flex h-8 items-center gap-1.5 rounded-md border px-2.5",
-        props.active ? "border-line-strong bg-panel font-medium dark:bg-raised" : "border-transparent text-muted hover:bg-line/50 hover:text-text",
-      )}
-    >
-      {props.words}
-      <span className={cx("num text-xs", props.alarming ? "font-semibold text-bad" : "text-faint")}>{props.count}</span>
-    </button>
-  );
-}
+type Picked = ReadonlySet<string>;
 
-const wide = matchMedia("(min-width: 1024px)");
-
-function useWide(): boolean {
-  return useSyncExternalStore(
-    (listener) => {
-      wide.addEventListener("change", listener);
-      return () => wide.removeEventListener("change", listener);
-    },
-    () => wide.matches,
-  );
-}
-
-const COLUMNS = "lg:grid-cols-[6.5rem_minmax(11rem,1.4fr)_minmax(11rem,1.4fr)_4.75rem_6rem_minmax(8rem,0.9fr)_2.25rem_2.25rem]";
-
-function List({ lines }: { lines: PipelineOverview[] }) {
+function List({ lines, picked, onPick }: { lines: PipelineOverview[]; picked: Picked; onPick: (next: Picked) => void }) {
   const scroller = useRef<HTMLDivElement>(null);
-  const isWide = useWide();
+  const isWide = useMedia("(min-width: 1024px)");
   const mayOperate = useMay("operator");
   const act = useAct();
   const open = useOpen();
@@ -213,24 +101,75 @@ function List({ lines }: { lines: PipelineOverview[] }) {
     getItemKey: keyOf,
   });
   useEffect(() => rows.measure(), [isWide, rows]);
+  const latest = useRef(picked);
+  latest.current = picked;
+  const pick = useCallback(
+    (id: string) => {
+      const next = new Set(latest.current);
+      if (!next.delete(id)) next.add(id);
+      onPick(next);
+    },
+    [onPick],
+  );
+  const all = mayOperate && picked.size > 0 && lines.every((line) => picked.has(line.id));
   return (
     <div ref={scroller} tabIndex={0} role="table" aria-label={t("Pipelines")} aria-rowcount={lines.length + 1} className="min-h-0 flex-1 overflow-auto border-t">
       <div role="rowgroup" className={cx("sticky top-0 z-10 border-b bg-bg", !isWide && "sr-only")}>
         <div role="row" aria-rowindex={1} className={cx("items-center gap-4 px-6 py-2 text-xs text-muted lg:grid", COLUMNS)}>
-          {["Status", "Pipeline", "Source → target", "Last runs", "Freshness", "Schedule", "On", "Run"].map((name) => (
-            <span key={name} role="columnheader" className="truncate">
-              {t(name)}
-            </span>
+          <span role="columnheader">
+            {mayOperate && (
+              <input
+                type="checkbox"
+                className="accent-accent-solid block"
+                aria-label={t("Choose all that are shown")}
+                checked={all}
+                onChange={() => onPick(all ? NOBODY : new Set(lines.map((line) => line.id)))}
+              />
+            )}
+          </span>
+          {HEADERS.map((header) => (
+            <Header key={header.words} {...header} />
           ))}
         </div>
       </div>
       <div role="rowgroup" className="relative" style={{ height: rows.getTotalSize() }}>
         {rows.getVirtualItems().map((item) => {
           const line = lines[item.index];
-          return line ? <Line key={item.key} line={line} index={item.index} top={item.start} height={item.size} open={open} act={mayOperate ? act : null} /> : null;
+          return line ? <Line key={item.key} line={line} index={item.index} top={item.start} height={item.size} open={open} act={mayOperate ? act : null} isPicked={picked.has(line.id)} pick={pick} /> : null;
         })}
       </div>
     </div>
+  );
+}
+
+/** A click sorts by it, another one turns the order round. */
+function Header({ words, sorts }: { words: string; sorts?: Column }) {
+  const { sort } = useSearch({ from: "/pipelines" });
+  const navigate = useNavigate({ from: "/pipelines" });
+  if (!sorts) {
+    return (
+      <span role="columnheader" className="truncate">
+        {t(words)}
+      </span>
+    );
+  }
+  const isSorted = columnOf(sort) === sorts;
+  const down = !!sort?.startsWith("-");
+  return (
+    <span role="columnheader" aria-sort={isSorted ? (down ? "descending" : "ascending") : "none"} className="min-w-0">
+      <button
+        type="button"
+        onClick={() => void navigate({ search: (before) => ({ ...before, sort: sortBy(sorts, before.sort) }), replace: true })}
+        className={cx("flex max-w-full items-center gap-1 hover:text-text", isSorted && "font-medium text-text")}
+      >
+        <span className="truncate">{t(words)}</span>
+        {isSorted && (
+          <span className={cx(!down && "rotate-180")}>
+            <Icon name="down" size={10} />
+          </span>
+        )}
+      </button>
+    </span>
   );
 }
 
@@ -258,10 +197,12 @@ interface LineProps {
   open: (name: string) => void;
   /** Absent for whoever may only look. */
   act: Act | null;
+  isPicked: boolean;
+  pick: (id: string) => void;
 }
 
 /** Dozens of these come and go with every turn of the wheel, so they are kept cheap: no queries, no router links. */
-const Line = memo(function Line({ line, index, top, height, open, act }: LineProps) {
+const Line = memo(function Line({ line, index, top, height, open, act, isPicked, pick }: LineProps) {
   const follow = (event: MouseEvent): void => {
     event.stopPropagation();
     if (event.metaKey || event.ctrlKey || event.shiftKey) return;
@@ -275,10 +216,14 @@ const Line = memo(function Line({ line, index, top, height, open, act }: LinePro
       onClick={() => open(line.name)}
       style={{ transform: `translateY(${top}px)`, height }}
       className={cx(
-        "group absolute inset-x-0 grid cursor-pointer grid-cols-[1fr_5.75rem_2.25rem] items-center gap-x-3 gap-y-0.5 lg:gap-x-4 border-b px-4 py-2 hover:bg-line/35 sm:px-6 lg:py-0",
+        "group absolute inset-x-0 grid cursor-pointer grid-cols-[1rem_1fr_5.75rem_2.25rem] items-center gap-x-3 gap-y-0.5 lg:gap-x-4 border-b px-4 py-2 hover:bg-line/35 sm:px-6 lg:py-0",
         COLUMNS,
+        isPicked && "bg-accent-soft",
       )}
     >
+      <span role="cell" className="row-span-2 self-start pt-2.5 lg:row-span-1 lg:self-center lg:pt-0" onClick={(event) => event.stopPropagation()}>
+        {act && <input type="checkbox" className="accent-accent-solid block" aria-label={t("Choose {name}", { name: line.name })} checked={isPicked} onChange={() => pick(line.id)} />}
+      </span>
       <span role="cell" className="order-2 lg:order-none">
         <StatusChip status={line.status} />
       </span>
@@ -287,8 +232,9 @@ const Line = memo(function Line({ line, index, top, height, open, act }: LinePro
           <a href={`/ui/pipelines/${encodeURIComponent(line.name)}`} onClick={follow} className={cx("truncate font-medium group-hover:text-accent", !line.enabled && "text-muted")}>
             {line.name}
           </a>
-          {line.dead_letters > 0 && <Tag tone="bad">{t("{n} dead letters", { n: line.dead_letters })}</Tag>}
+          {line.dead_letters > 0 && <Tag tone="bad">{t("{n} dead {n|letter|letters}", { n: line.dead_letters })}</Tag>}
           {line.is_held && <Tag tone="warn">{t("held")}</Tag>}
+          <Labels line={line} />
         </span>
         {line.last_error && line.status === "FAILED" && (
           <span className="hidden truncate text-xs text-bad lg:block" title={line.last_error}>
@@ -317,6 +263,35 @@ const Line = memo(function Line({ line, index, top, height, open, act }: LinePro
     </div>
   );
 });
+
+/** The first two; the others are told by pointing. */
+function Labels({ line }: { line: PipelineOverview }) {
+  const labels = labelTexts(line.labels);
+  return labels.length ? <LabelLinks labels={labels} /> : null;
+}
+
+function LabelLinks({ labels }: { labels: string[] }) {
+  const navigate = useNavigate({ from: "/pipelines" });
+  return (
+    <span className="hidden min-w-0 shrink-[2] gap-1 truncate font-mono text-2xs text-muted sm:flex" title={labels.join("\n")}>
+      {labels.slice(0, 2).map((label) => (
+        <a
+          key={label}
+          href={`/ui/pipelines?label=${encodeURIComponent(label)}`}
+          className="truncate rounded border px-1 leading-4 hover:text-accent"
+          onClick={(event) => {
+            event.stopPropagation();
+            event.preventDefault();
+            void navigate({ search: (before) => ({ ...before, label }) });
+          }}
+        >
+          {label}
+        </a>
+      ))}
+      {labels.length > 2 && <span>+{labels.length - 2}</span>}
+    </span>
+  );
+}
 
 /** A schedule rests while a pipeline is disabled, paused or failed. */
 function NextRun({ line }: { line: PipelineOverview }) {

@@ -1,12 +1,15 @@
 /** One run: how it ended, what it changed, where its time went, what it said. */
+import { useQueryClient } from "@tanstack/react-query";
 import { Link, useNavigate, useParams } from "@tanstack/react-router";
 import { useState } from "react";
-import { useMay, useRefresh, useRun, useRunLog, verb } from "../api/queries";
+import { useMay, useRefresh, useRun, useRunLog, useStatus, verb } from "../api/queries";
 import type { LogLine, Run } from "../api/types";
-import { Ago, Button, Facts, Failure, Figures, Loading, Menu, Moment, Panel, StatusChip, cx, given, inputLook, useCopyCurl } from "../ui/basics";
-import { Stages, Throughput } from "../ui/charts";
+import { Ago, Button, Dialog, Facts, Failure, Figures, Loading, Menu, Moment, Panel, StatusChip, cx, given, inputLook, useCopyCurl } from "../ui/basics";
+import { Speed, Stages, Throughput } from "../ui/charts";
 import { Icon } from "../ui/icons";
-import { FailureCard, Guarantee, PlanPanel } from "../ui/parts";
+import { AtWork, FailureCard, Guarantee, PlanPanel } from "../ui/parts";
+import { ratesOf, type Point } from "../ui/scales";
+import { Term } from "../ui/terms";
 import { toast, toastError } from "../ui/toasts";
 import { count, duration, timeOfDay } from "../words/format";
 import { t } from "../words/language";
@@ -25,6 +28,7 @@ function Story({ run }: { run: Run }) {
   return (
     <div className="mx-auto max-w-6xl space-y-4 p-4 sm:p-6">
       <Head run={run} />
+      {run.status === "RUNNING" && <Live run={run} log={log} />}
       {run.error_message && (
         <FailureCard
           title={t("This run failed")}
@@ -78,9 +82,9 @@ function Story({ run }: { run: Run }) {
                 [t("Trigger"), t(run.trigger)],
                 [t("Version"), `v${run.pipeline_version}`],
                 [t("Attempts"), count(run.attempts)],
-                [t("Guarantee"), <Guarantee key="g" level={metrics.guarantee ?? null} />],
+                [<Term key="t" name="guarantee">{t("Guarantee")}</Term>, <Guarantee key="g" level={metrics.guarantee ?? null} />],
                 ...given(t("Consistency"), metrics.consistency ?? null),
-                ...given(t("Cursor"), run.cursor_to && `${run.cursor_from ?? t("beginning")} → ${run.cursor_to}`),
+                ...given(<Term name="cursor">{t("Cursor")}</Term>, run.cursor_to && `${run.cursor_from ?? t("beginning")} → ${run.cursor_to}`),
                 ...given(t("Runner"), run.runner_id?.slice(0, 8) ?? null),
                 [t("Run id"), <span key="id" className="font-mono text-xs break-all">{run.id}</span>],
               ]}
@@ -113,10 +117,70 @@ function Head({ run }: { run: Run }) {
         </h1>
       </div>
       <div className="flex gap-2">
-        {!run.error_message && run.status !== "RUNNING" && <Retry run={run} again />}
+        {run.status === "RUNNING" ? <Levers run={run} /> : !run.error_message && <Retry run={run} again />}
         <Menu label={t("More")} items={[{ label: t("Copy as curl"), icon: "copy", onSelect: () => copyCurl("GET", `/runs/${run.id}`) }]} />
       </div>
     </header>
+  );
+}
+
+/** How far it is, how fast, and how long it will still take; the same as on the page of its pipeline. */
+function Live({ run, log }: { run: Run; log: LogLine[] }) {
+  const status = useStatus(run.pipeline).data;
+  if (!status?.progress || status.run?.id !== run.id) return null;
+  return <AtWork progress={status.progress} rates={ratesOf(pointsOf(log))} />;
+}
+
+function Levers({ run }: { run: Run }) {
+  const mayOperate = useMay("operator");
+  const status = useStatus(run.pipeline).data;
+  const [asking, setAsking] = useState(false);
+  const [busy, setBusy] = useState(false);
+  const refresh = useRefresh();
+  const client = useQueryClient();
+  if (!mayOperate) return null;
+  const act = (action: "pause" | "cancel", body?: unknown): void => {
+    setBusy(true);
+    verb(run.pipeline, action, body)
+      .then((answer) => toast(answer.message), toastError)
+      .finally(() => {
+        setBusy(false);
+        refresh(run.pipeline, run.pipeline_id);
+        void client.invalidateQueries({ queryKey: ["run", run.id] });
+      });
+  };
+  // Only this run is meant, and not one that followed it meanwhile.
+  const cancel = (): void => act("cancel", run.answers_request ? { run_requested_at: run.answers_request } : undefined);
+  return (
+    <>
+      <Button icon="pause" busy={busy} disabled={status?.status === "PAUSE_REQUESTED"} onClick={() => act("pause")}>
+        {t("Pause")}
+      </Button>
+      <Button look="danger" icon="stop" busy={busy} onClick={() => setAsking(true)}>
+        {t("Cancel the run")}
+      </Button>
+      <Dialog
+        open={asking}
+        onClose={() => setAsking(false)}
+        title={t("Cancel the run?")}
+        footer={
+          <>
+            <Button onClick={() => setAsking(false)}>{t("Let it go on")}</Button>
+            <Button
+              look="danger"
+              onClick={() => {
+                setAsking(false);
+                cancel();
+              }}
+            >
+              {t("Cancel the run")}
+            </Button>
+          </>
+        }
+      >
+        <p className="text-muted">{t("It ends at once. What is committed stays; the next run starts from the checkpoint.")}</p>
+      </Dialog>
+    </>
   );
 }
 
@@ -149,15 +213,22 @@ function Retry({ run, again }: { run: Run; again?: boolean }) {
   );
 }
 
+function pointsOf(log: LogLine[]): Point[] {
+  return log.filter((event) => event.topic === "batch.done").map((event) => ({ at: Date.parse(event.at), rows: Number(event.payload["rows_read"]) }));
+}
+
 function Batches({ log }: { log: LogLine[] }) {
-  const points = log
-    .filter((event) => event.topic === "batch.done")
-    .map((event) => ({ at: Date.parse(event.at), rows: Number(event.payload["rows_read"]) }));
+  const points = pointsOf(log);
   if (points.length < 2) return null;
   return (
-    <Panel title={t("Rows read over time")}>
-      <Throughput points={points} />
-    </Panel>
+    <div className="grid gap-4 sm:grid-cols-2">
+      <Panel title={t("Rows read over time")}>
+        <Throughput points={points} />
+      </Panel>
+      <Panel title={t("Rows a second over time")}>
+        <Speed points={points} />
+      </Panel>
+    </div>
   );
 }
 

@@ -10,7 +10,7 @@ export function RunnersPage() {
   const alive = items.filter((runner) => runner.alive);
   return (
     <>
-      <PageHead title={t("Runners")} note={runners.data && t("{n} alive, {slots} slots, {busy} busy", { n: alive.length, slots: sum(alive, "capacity"), busy: sum(alive, "running") })} />
+      <PageHead title={t("Runners")} note={runners.data && t("{n} alive, {slots} {slots|slot|slots}, {busy} busy", { n: alive.length, slots: sum(alive, "capacity"), busy: sum(alive, "running") })} />
       {runners.error && !runners.data ? (
         <Failure error={runners.error} onRetry={() => void runners.refetch()} />
       ) : runners.isPending ? (
@@ -61,7 +61,7 @@ function Line({ runner }: { runner: Runner }) {
         <span className="text-muted"> · {runner.pid}</span>
       </td>
       <td>
-        <span className="flex items-center gap-2" title={t("{n} of {slots} slots", { n: runner.running, slots: runner.capacity })}>
+        <span className="flex items-center gap-2" title={t("{n} of {slots} {slots|slot|slots}", { n: runner.running, slots: runner.capacity })}>
           <span className="h-1.5 w-16 overflow-hidden rounded-full bg-line">
             <span className="block h-full bg-accent-solid" style={{ width: `${(100 * runner.running) / Math.max(runner.capacity, 1)}%` }} />
           </span>

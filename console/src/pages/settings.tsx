@@ -9,6 +9,7 @@ import { keepTheme, readTheme, type Theme } from "../ui/theme";
 import { toastError } from "../ui/toasts";
 import { zone, type Zone } from "../words/format";
 import { setLanguage, t, useLanguage, type Language } from "../words/language";
+import { NotificationsPanel } from "./notifications";
 
 export function SettingsPage() {
   const isAdmin = useMay("admin");
@@ -21,6 +22,7 @@ export function SettingsPage() {
             <ThisBrowser />
             <Installation />
           </div>
+          <NotificationsPanel />
           {isAdmin && <Tokens />}
         </div>
       </div>
@@ -36,7 +38,7 @@ function ThisBrowser() {
   return (
     <Panel title={t("This browser")}>
       <div className="space-y-3">
-        <Choice label={t("Language")} value={language} options={[["en", "English"], ["ru", "Русский"]]} onChange={(next) => void setLanguage(next as Language)} />
+        <Choice label={t("Language")} value={language} options={[["en", "English"], ["ru", "Русский"]]} onChange={(next) => void setLanguage(next as Language).then(() => client.invalidateQueries())} />
         <Choice
           label={t("Theme")}
           value={theme}

@@ -1,7 +1,7 @@
 /** The small parts that every page is made of. */
 import { Link } from "@tanstack/react-router";
 import { Dialog as RadixDialog, DropdownMenu } from "radix-ui";
-import { useEffect, useState, type ComponentProps, type ReactNode } from "react";
+import { useEffect, useState, useSyncExternalStore, type ComponentProps, type ReactNode } from "react";
 import { ApiError, asCurl } from "../api/client";
 import { useMe } from "../api/queries";
 import type { RunStatus, Status } from "../api/types";
@@ -125,6 +125,18 @@ export function useNow(): number {
   return value;
 }
 
+/** Whether the window is as the media query says. */
+export function useMedia(query: string): boolean {
+  return useSyncExternalStore(
+    (listener) => {
+      const found = matchMedia(query);
+      found.addEventListener("change", listener);
+      return () => found.removeEventListener("change", listener);
+    },
+    () => matchMedia(query).matches,
+  );
+}
+
 export function Ago({ at, className }: { at: string | null; className?: string }) {
   const value = useNow();
   if (!at) return <span className={cx("text-faint", className)}>—</span>;
@@ -169,11 +181,11 @@ export function Panel({ title, action, children, flush }: { title?: ReactNode; a
   );
 }
 
-export function Facts({ items }: { items: [string, ReactNode][] }) {
+export function Facts({ items }: { items: [ReactNode, ReactNode][] }) {
   return (
     <dl className="grid grid-cols-[minmax(7rem,auto)_1fr] gap-x-5 gap-y-2">
-      {items.map(([name, value]) => (
-        <div key={name} className="contents">
+      {items.map(([name, value], index) => (
+        <div key={index} className="contents">
           <dt className="text-muted">{name}</dt>
           <dd className="min-w-0 break-words">{value ?? "—"}</dd>
         </div>
@@ -182,11 +194,11 @@ export function Facts({ items }: { items: [string, ReactNode][] }) {
   );
 }
 
-export function Figures({ items }: { items: { name: string; value: ReactNode; note?: ReactNode; tone?: Tone }[] }) {
+export function Figures({ items }: { items: { name: ReactNode; value: ReactNode; note?: ReactNode; tone?: Tone }[] }) {
   return (
     <dl className="grid grid-cols-2 overflow-hidden rounded-lg border bg-panel sm:grid-cols-3 lg:grid-flow-col lg:auto-cols-fr lg:grid-cols-none" style={{ gap: 1 }}>
-      {items.map((item) => (
-        <div key={item.name} className="min-w-0 px-4 py-3 shadow-[0_0_0_1px_var(--line)]">
+      {items.map((item, index) => (
+        <div key={index} className="min-w-0 px-4 py-3 shadow-[0_0_0_1px_var(--line)]">
           <dt className="truncate text-xs text-muted">{item.name}</dt>
           <dd className={cx("num mt-0.5 truncate text-lg font-semibold tracking-tight", item.tone && item.tone !== "idle" && INK[item.tone])}>{item.value}</dd>
           {item.note && <dd className="num mt-0.5 truncate text-xs text-muted">{item.note}</dd>}
@@ -305,7 +317,7 @@ export function Mono({ children }: { children: string | null }) {
 }
 
 /** A line of `Facts` for what is set, none for what is not. */
-export const given = (name: string, value: string | null): [string, ReactNode][] => (value ? [[name, <Mono key={name}>{value}</Mono>]] : []);
+export const given = (name: ReactNode, value: string | null): [ReactNode, ReactNode][] => (value ? [[name, <Mono key="v">{value}</Mono>]] : []);
 
 export function PipelineLink({ name }: { name: string }) {
   return (

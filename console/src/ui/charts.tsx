@@ -5,7 +5,7 @@ import type { RecentRun, Run } from "../api/types";
 import { age, clock, compact, duration, shortClock } from "../words/format";
 import { t } from "../words/language";
 import { fillOf, statusWords, useNow } from "./basics";
-import { lagOf, niceSeconds, niceTop } from "./scales";
+import { lagOf, niceSeconds, niceTop, ratesOf, type Point } from "./scales";
 
 const SLOTS = 10;
 
@@ -14,7 +14,7 @@ export function RunBars({ runs }: { runs: RecentRun[] }) {
   const longest = Math.max(...runs.map((run) => run.seconds), 0.001);
   const failed = runs.filter((run) => run.status === "FAILED").length;
   const label = runs.length
-    ? t("Last {n} runs, {failed} failed", { n: runs.length, failed })
+    ? t("Last {n} {n|run|runs}, {failed} failed", { n: runs.length, failed })
     : t("No runs yet");
   return (
     <svg width={SLOTS * 7} height="20" role="img" aria-label={label}>
@@ -71,7 +71,7 @@ export function History({ runs, value, show, label }: { runs: Run[]; value: (run
         )}
       </figcaption>
       <div className="relative">
-        <svg viewBox={`0 0 ${width} ${height + 2}`} preserveAspectRatio="none" className="h-28 w-full" role="img" aria-label={`${label}: ${t("{n} runs, highest {top}", { n: runs.length, top: show(Math.max(...values, 0)) })}`}>
+        <svg viewBox={`0 0 ${width} ${height + 2}`} preserveAspectRatio="none" className="h-28 w-full" role="img" aria-label={`${label}: ${t("{n} {n|run|runs}, highest {top}", { n: runs.length, top: show(Math.max(...values, 0)) })}`}>
           <Grid width={width} height={height} />
           {runs.map((run, index) => {
             const tall = Math.max(top ? (value(run) / top) * height : 0, 2);
@@ -184,16 +184,29 @@ export function Stages({ stages, total }: { stages: Record<string, number>; tota
 }
 
 /** Rows over time within one run. */
-export function Throughput({ points }: { points: { at: number; rows: number }[] }) {
-  if (points.length < 2) return null;
+export function Throughput({ points }: { points: Point[] }) {
+  const [first, last] = [points[0]?.at ?? 0, points.at(-1)];
+  const span = Math.max((last?.at ?? 0) - first, 1);
+  const caption = t("{top} rows after {time}", { top: compact(last?.rows ?? 0), time: duration(span / 1000) });
+  return <Curve points={points.map((point) => [(point.at - first) / span, point.rows])} label={t("Rows read over time")} caption={caption} />;
+}
+
+/** How fast it was, from its beginning to its end. */
+export function Speed({ points }: { points: Point[] }) {
+  const rates = ratesOf(points);
+  const caption = t("highest {n} rows/s", { n: compact(Math.max(...rates, 0)) });
+  return <Curve points={rates.map((rate, index) => [index / Math.max(rates.length - 1, 1), rate])} label={t("Rows a second over time")} caption={caption} />;
+}
+
+/** `points`: the place from left to right as a share, and the value. */
+function Curve({ points, label, caption }: { points: [number, number][]; label: string; caption: string }) {
   const [width, height] = [600, 100];
-  const first = points[0]?.at ?? 0;
-  const span = Math.max((points.at(-1)?.at ?? 0) - first, 1);
-  const top = niceTop(Math.max(...points.map((point) => point.rows)));
-  const line = points.map((point) => `${((point.at - first) / span) * width},${height - (point.rows / top) * height}`).join(" ");
+  const top = niceTop(Math.max(...points.map(([, value]) => value), 0));
+  const drawn = points.length === 1 ? [...points, [1, points[0]?.[1] ?? 0] as const] : points;
+  const line = drawn.map(([share, value]) => `${share * width},${height - (value / top) * height}`).join(" ");
   return (
     <figure>
-      <svg viewBox={`0 -1 ${width} ${height + 2}`} preserveAspectRatio="none" className="h-28 w-full" role="img" aria-label={t("Rows read over time")}>
+      <svg viewBox={`0 -1 ${width} ${height + 2}`} preserveAspectRatio="none" className="h-28 w-full" role="img" aria-label={`${label}: ${caption}`}>
         {[0, 0.5, 1].map((part) => (
           <line key={part} x1="0" x2={width} y1={height * part} y2={height * part} stroke="var(--line)" vectorEffect="non-scaling-stroke" />
         ))}
@@ -202,7 +215,7 @@ export function Throughput({ points }: { points: { at: number; rows: number }[] 
       </svg>
       <figcaption className="num mt-1 flex justify-between text-2xs text-faint">
         <span>0</span>
-        <span>{t("{top} rows after {time}", { top: compact(points.at(-1)?.rows ?? 0), time: duration(span / 1000) })}</span>
+        <span>{caption}</span>
       </figcaption>
     </figure>
   );

@@ -33,3 +33,26 @@ export function tablesIn(query: string, tables: Table[]): Table[] {
   const names = new Set([...query.matchAll(/\b(?:from|join)\s+([\w$]+\.[\w$]+)/gi)].map((match) => match[1]?.toLowerCase()));
   return tables.filter((table) => names.has(`${table.schema}.${table.name}`.toLowerCase()));
 }
+
+const NO_ALIASES = new Set("where on using join left right full inner outer cross natural lateral group order having limit offset union except intersect as window fetch for tablesample".split(" "));
+
+/** Which table each alias of the query stands for: `FROM ugc.ratings r`, `JOIN content.film_work AS f`, and in lists. */
+export function aliasesIn(query: string, tables: Table[]): Map<string, Table> {
+  const known = new Map(tables.map((table) => [`${table.schema}.${table.name}`.toLowerCase(), table]));
+  const found = new Map<string, Table>();
+  for (const [, name = "", alias = ""] of query.matchAll(/(?:\bfrom|\bjoin|,)\s+(?:only\s+)?([\w$]+\.[\w$]+)(?:\s+as)?\s+([A-Za-z_][\w$]*)/gi)) {
+    const table = known.get(name.toLowerCase());
+    if (table && !NO_ALIASES.has(alias.toLowerCase())) found.set(alias.toLowerCase(), table);
+  }
+  return found;
+}
+
+/** Columns behind `r.`, where `r` stands for a table. */
+export function columnsOfAlias(context: CompletionContext, tables: Table[]): CompletionResult | null {
+  const typed = context.matchBefore(/[A-Za-z_][\w$]*\.[\w$]*/);
+  if (!typed) return null;
+  const [alias = ""] = typed.text.split(".");
+  const table = aliasesIn(context.state.doc.toString(), tables).get(alias.toLowerCase());
+  if (!table) return null;
+  return { from: typed.from + alias.length + 1, options: table.columns.map((column) => ({ ...asCompletion(column), boost: 4 })), validFor: /^[\w$]*$/ };
+}

@@ -50,7 +50,7 @@ export function compare(before: Record<string, unknown>, after: Record<string, u
   return paths.flatMap((path): FieldChange[] => {
     const [old, young] = [before[path] ?? null, after[path] ?? null];
     if (JSON.stringify(old) === JSON.stringify(young)) return [];
-    if (path === "options" && isRecord(old) && isRecord(young)) return compare(old, young, "options.");
+    if ((path === "options" || path === "labels") && isRecord(old) && isRecord(young)) return compare(old, young, `${path}.`);
     return [{ path: prefix + path, before: old, after: young }];
   });
 }

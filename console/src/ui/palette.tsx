@@ -107,7 +107,9 @@ function useEntries(onClose: () => void): Entry[] {
       void navigate({ to });
     };
     const places: Entry[] = [
-      { key: "list", text: t("Pipelines"), icon: "pipelines", act: go("/") },
+      { key: "home", text: t("Home"), icon: "home", act: go("/") },
+      { key: "list", text: t("Pipelines"), icon: "pipelines", act: go("/pipelines") },
+      { key: "graph", text: t("Graph"), icon: "graph", act: go("/graph") },
       { key: "runs", text: t("Runs"), icon: "runs", act: go("/runs") },
       { key: "connections", text: t("Connections"), icon: "connections", act: go("/connections") },
       { key: "runners", text: t("Runners"), icon: "runners", act: go("/runners") },

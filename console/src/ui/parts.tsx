@@ -1,11 +1,16 @@
 /** Parts that the pages of a pipeline and of a run share. */
-import { Link } from "@tanstack/react-router";
-import type { ReactNode } from "react";
-import type { Plan, Run } from "../api/types";
-import { count, duration } from "../words/format";
+import { Link, useNavigate } from "@tanstack/react-router";
+import type { MouseEvent, ReactNode } from "react";
+import type { Plan, Progress, Run } from "../api/types";
+import { runWords } from "../words/actions";
+import { compact, count, duration } from "../words/format";
 import { t } from "../words/language";
-import { Ago, Facts, Panel, PipelineLink, StatusChip, Tag, cx, tableLook } from "./basics";
+import { Ago, Facts, Panel, PipelineLink, StatusChip, Tag, cx, tableLook, useMedia } from "./basics";
+import { Sparkline } from "./charts";
 import { Icon } from "./icons";
+import { Labels } from "./labels";
+import { isLoad } from "./scales";
+import { Term } from "./terms";
 
 /** What happened, and what to do next. */
 export function FailureCard(props: { title: string; code: string; message: string; nextStep: string | null; at: string | null; actions?: ReactNode }) {
@@ -44,11 +49,11 @@ export function PlanPanel({ plan, none }: { plan: Plan | undefined; none: string
         <>
           <Facts
             items={[
-              [t("Route"), plan.route],
-              [t("Reading"), plan.paging],
+              [<Term key="t" name="route">{t("Route")}</Term>, plan.route],
+              [t("Reading"), t(plan.paging)],
               [t("Key"), plan.key.join(", ") || "—"],
               [t("Deletes rows"), plan.deletes ? t("yes, those that left the source") : t("no")],
-              [t("Guarantee"), <Guarantee key="g" level={plan.guarantee} />],
+              [<Term key="t" name="guarantee">{t("Guarantee")}</Term>, <Guarantee key="g" level={plan.guarantee} />],
             ]}
           />
           <h3 className="mt-4 mb-1.5 text-xs font-medium text-muted">{t("Why")}</h3>
@@ -78,6 +83,36 @@ export function PlanPanel({ plan, none }: { plan: Plan | undefined; none: string
   );
 }
 
+/** A run that works: how far it is, how fast, and how long it will still take. */
+export function AtWork({ progress, rates }: { progress: Progress; rates: number[] }) {
+  return (
+    <section aria-label={t("Progress")} className="rounded-lg border border-accent/35 bg-accent-soft px-4 py-3">
+      <div className="num flex flex-wrap items-center justify-between gap-x-6 gap-y-1">
+        <span className="font-medium">{t("{n} {n|row|rows} read", { n: progress.rows_read })}</span>
+        <span className="text-muted">{t("{n} {n|batch|batches}", { n: progress.batches })}</span>
+        <span className="text-muted">{progress.rows_per_second ? t("{n} rows/s", { n: compact(progress.rows_per_second) }) : "—"}</span>
+        <Sparkline values={rates} width={120} label={t("Rows a second")} />
+        <span className="text-muted">
+          {progress.eta_seconds !== null ? t("about {time} left", { time: duration(progress.eta_seconds) }) : t("{time} so far, how long it will take is not known", { time: duration(progress.elapsed_seconds) })}
+        </span>
+      </div>
+      <div
+        role="progressbar"
+        aria-label={t("Progress")}
+        aria-valuenow={progress.percent ?? undefined}
+        aria-valuemin={0}
+        aria-valuemax={100}
+        className="mt-2 h-1.5 overflow-hidden rounded-full bg-line"
+      >
+        <div
+          className={cx("h-full rounded-full bg-accent-solid transition-[width] duration-700", progress.percent === null && "shimmering")}
+          style={{ width: `${progress.percent ?? 100}%` }}
+        />
+      </div>
+    </section>
+  );
+}
+
 const MEANING: Record<string, string> = {
   exact: "Every committed row is in the mart.",
   "bounded-lag": "Rows arrive within the lookback window.",
@@ -93,7 +128,48 @@ export function Guarantee({ level }: { level: string | null }) {
   );
 }
 
+const NARROW = "(max-width: 639px)";
+
 export function RunTable({ runs, withPipeline }: { runs: Run[]; withPipeline?: boolean }) {
+  return useMedia(NARROW) ? <RunCards runs={runs} withPipeline={withPipeline} /> : <RunRows runs={runs} withPipeline={withPipeline} />;
+}
+
+/** On a phone a table would be cut: two lines for each run. */
+function RunCards({ runs, withPipeline }: { runs: Run[]; withPipeline?: boolean }) {
+  return (
+    <ul aria-label={t("Runs")}>
+      {runs.map((run) => (
+        <li key={run.id} className="border-b last:border-b-0">
+          <Link to="/runs/$id" params={{ id: run.id }} className="num block px-4 py-2.5 hover:bg-line/35">
+            <span className="flex items-baseline justify-between gap-3">
+              <StatusChip status={run.status} />
+              <span className="min-w-0 flex-1 truncate text-right font-medium">{withPipeline ? run.pipeline : `v${run.pipeline_version}`}</span>
+            </span>
+            <span className="mt-0.5 flex flex-wrap justify-between gap-x-3 text-xs text-muted">
+              <span>
+                <Ago at={run.started_at} /> · {triggerWords(run)} · {duration(run.duration_seconds)}
+              </span>
+              <span>
+                {t("{read} read, {written} written", { read: run.rows_read, written: run.rows_written })}
+                {run.rows_rejected > 0 && <span className="text-bad"> · {t("{n} rejected", { n: run.rows_rejected })}</span>}
+              </span>
+            </span>
+          </Link>
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+const triggerWords = (run: Run): string => (isLoad(run) ? t(run.trigger) : runWords(run));
+
+function RunRows({ runs, withPipeline }: { runs: Run[]; withPipeline?: boolean }) {
+  const navigate = useNavigate();
+  /** The whole row leads to the run; what is a link of its own leads where it says. */
+  const open = (event: MouseEvent, run: Run): void => {
+    if (event.target instanceof Element && event.target.closest("a, button")) return;
+    void navigate({ to: "/runs/$id", params: { id: run.id } });
+  };
   return (
     <div className="overflow-x-auto" tabIndex={0} role="region" aria-label={t("Runs")}>
       <table className="num w-full min-w-[46rem]">
@@ -113,7 +189,7 @@ export function RunTable({ runs, withPipeline }: { runs: Run[]; withPipeline?: b
         </thead>
         <tbody>
           {runs.map((run) => (
-            <tr key={run.id} className={tableLook.row}>
+            <tr key={run.id} className={cx(tableLook.row, "cursor-pointer")} onClick={(event) => open(event, run)}>
               <td>
                 <Link to="/runs/$id" params={{ id: run.id }} className="hover:underline" title={run.error_message ?? run.id}>
                   <StatusChip status={run.status} />
@@ -121,13 +197,13 @@ export function RunTable({ runs, withPipeline }: { runs: Run[]; withPipeline?: b
               </td>
               {withPipeline && (
                 <td className="max-w-64">
-                  <PipelineLink name={run.pipeline} />
+                  <PipelineLink name={run.pipeline} /> <Labels labels={run.labels} />
                 </td>
               )}
               <td className="text-muted">
                 <Ago at={run.started_at} />
               </td>
-              <td className="text-muted">{t(run.trigger)}</td>
+              <td className="text-muted">{triggerWords(run)}</td>
               <td className="text-right">{duration(run.duration_seconds)}</td>
               <td className="text-right">{count(run.rows_read)}</td>
               <td className="text-right">{count(run.rows_written)}</td>

@@ -9,7 +9,8 @@ import { Icon } from "./icons";
 
 const PREVIEW_ROWS = 20;
 
-type Props = { definition: Record<string, unknown>; blocked: boolean; preview: Preview | null; onPreview: (found: Preview) => void };
+/** `blocked` says why nothing can be read yet. */
+type Props = { definition: Record<string, unknown>; blocked: string | null; preview: Preview | null; onPreview: (found: Preview) => void };
 
 export function PreviewPane({ definition, blocked, preview, onPreview }: Props) {
   const [failure, setFailure] = useState<string | null>(null);
@@ -18,8 +19,7 @@ export function PreviewPane({ definition, blocked, preview, onPreview }: Props) 
     setBusy(true);
     setFailure(null);
     try {
-      const draft = { ...definition, name: definition["name"] || "draft" };
-      const done = await awaitRequest(await post<RunnerRequest>("/preview", { definition: draft, limit: PREVIEW_ROWS }), 40);
+      const done = await awaitRequest(await post<RunnerRequest>("/preview", { definition, limit: PREVIEW_ROWS }), 40);
       if (done.status === "DONE") onPreview(done.result as unknown as Preview);
       else setFailure(done.error?.message ?? t("No runner took it up. Is one running?"));
     } catch (error) {
@@ -31,10 +31,10 @@ export function PreviewPane({ definition, blocked, preview, onPreview }: Props) 
   return (
     <div className="p-4 sm:px-6">
       <div className="mb-3 flex flex-wrap items-center gap-3">
-        <Button icon="play" busy={busy} disabled={blocked} onClick={() => void show()}>
+        <Button icon="play" busy={busy} disabled={blocked !== null} aria-describedby={blocked ? "preview-blocked" : undefined} onClick={() => void show()}>
           {busy ? t("A runner is reading…") : t("Preview {n} rows", { n: PREVIEW_ROWS })}
         </Button>
-        <span className="text-muted">{preview && !failure ? t("{n} rows", { n: preview.rows.length }) : t("Nothing is written.")}</span>
+        <span id="preview-blocked" className="text-muted">{blocked ?? (preview && !failure ? t("{n} {n|row|rows}", { n: preview.rows.length }) : t("Nothing is written."))}</span>
       </div>
       {failure && (
         <p role="alert" className="rounded-md bg-bad-soft p-3 font-mono text-xs break-words whitespace-pre-wrap text-bad">
@@ -47,7 +47,7 @@ export function PreviewPane({ definition, blocked, preview, onPreview }: Props) 
             <Icon name="warn" size={14} />
           </span>
           <span className="min-w-0 break-words">
-            {t("{n} would become dead letters: {error}", { n: preview.rejected.length, error: preview.rejected[0] ?? "" })}
+            {t("{n} would become {n|a dead letter|dead letters}: {error}", { n: preview.rejected.length, error: preview.rejected[0] ?? "" })}
           </span>
         </p>
       )}
@@ -77,7 +77,7 @@ function Caption({ words, found }: { words: string; found: Rows }) {
   return (
     <figcaption className="mb-1.5 flex items-baseline justify-between gap-2">
       <span className="font-medium">{words}</span>
-      <span className="num text-xs text-muted">{t("{n} rows", { n: found.rows.length })}</span>
+      <span className="num text-xs text-muted">{t("{n} {n|row|rows}", { n: found.rows.length })}</span>
     </figcaption>
   );
 }

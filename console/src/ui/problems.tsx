@@ -1,5 +1,6 @@
 /** What the API holds against a part of a definition. */
 import type { FieldProblem } from "../api/types";
+import { problemInWords } from "../words/fields";
 import { Icon } from "./icons";
 
 export function Problems({ items, id }: { items: FieldProblem[]; id?: string }) {
@@ -11,7 +12,7 @@ export function Problems({ items, id }: { items: FieldProblem[]; id?: string }) 
           <span className="mt-0.5">
             <Icon name="warn" size={13} />
           </span>
-          <span className="min-w-0 break-words">{problem.message}</span>
+          <span className="min-w-0 break-words">{problemInWords(problem)}</span>
         </li>
       ))}
     </ul>

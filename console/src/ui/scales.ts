@@ -33,3 +33,25 @@ export function niceTop(value: number): number {
   const step = [1, 2, 5, 10].find((one) => one * size >= value) ?? 10;
   return step * size;
 }
+
+/** How many rows had been read at a moment. */
+export interface Point {
+  at: number;
+  rows: number;
+}
+
+const SPANS = 60;
+
+/** Rows a second between the points; of very many, over a few spans of them. */
+export function ratesOf(points: Point[]): number[] {
+  const stride = Math.max(Math.ceil((points.length - 1) / SPANS), 1);
+  const kept = points.filter((_, index) => index % stride === 0 || index === points.length - 1);
+  return kept.slice(1).flatMap((point, index) => {
+    const before = kept[index];
+    if (!before || point.at <= before.at || point.rows < before.rows) return [];
+    return [((point.rows - before.rows) * 1000) / (point.at - before.at)];
+  });
+}
+
+/** Repairs and replays correct some rows: they say nothing about how long loads take, or how fresh the mart is. */
+export const isLoad = (run: Pick<Run, "metrics">): boolean => !("repair" in run.metrics) && !("replay" in run.metrics);

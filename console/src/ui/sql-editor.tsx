@@ -2,13 +2,15 @@
 import { autocompletion } from "@codemirror/autocomplete";
 import { PostgreSQL, SQLDialect, sql } from "@codemirror/lang-sql";
 import { HighlightStyle, syntaxHighlighting } from "@codemirror/language";
+import { setDiagnostics, type Diagnostic } from "@codemirror/lint";
 import { Compartment, EditorState, type Extension } from "@codemirror/state";
 import { EditorView, keymap } from "@codemirror/view";
 import { tags } from "@lezer/highlight";
 import { basicSetup } from "codemirror";
 import { useEffect, useRef } from "react";
 import type { Table } from "../api/types";
-import { columnsOfQuery, namespaceOf, tablesBehindFrom } from "./completion";
+import { columnsOfAlias, columnsOfQuery, namespaceOf, tablesBehindFrom } from "./completion";
+import type { Mark } from "./marks";
 
 const colours = HighlightStyle.define([
   { tag: tags.keyword, color: "var(--accent)" },
@@ -30,6 +32,8 @@ export default function SqlEditor(props: {
   onSave: () => void;
   label: string;
   tables: Table[];
+  /** What is wrong, where. */
+  marks: Mark[];
 }) {
   const place = useRef<HTMLDivElement>(null);
   const view = useRef<EditorView | null>(null);
@@ -68,13 +72,30 @@ export default function SqlEditor(props: {
       editor.dispatch({ changes: { from: 0, to: editor.state.doc.length, insert: props.value } });
     }
   }, [props.value]);
+  const marks = JSON.stringify(props.marks);
+  useEffect(() => {
+    // Only when they are other ones: while somebody types, the editor moves them along with the text.
+    const editor = view.current;
+    if (editor) editor.dispatch(setDiagnostics(editor.state, diagnosticsOf(editor.state, latest.current.marks)));
+  }, [marks]);
   return <div ref={place} className="h-full min-h-56 [&_.cm-editor]:h-full" />;
+}
+
+/** The word, or the sign, that a mark stands at. */
+function diagnosticsOf(state: EditorState, marks: Mark[]): Diagnostic[] {
+  return marks.filter((mark) => mark.line <= state.doc.lines).map((mark) => {
+    const line = state.doc.line(mark.line);
+    const from = Math.min(line.from + mark.column - 1, line.to);
+    const word = /^(?:[\w$.]+|"[^"]*"|\S)/.exec(state.sliceDoc(from, line.to))?.[0].length ?? 0;
+    return { from: word ? from : Math.max(line.from, from - 1), to: Math.max(from + word, from), severity: "error", message: mark.message };
+  });
 }
 
 function speaking(tables: Table[]): Extension {
   return [
     sql({ dialect, upperCaseKeywords: true, schema: namespaceOf(tables) }),
     dialect.language.data.of({ autocomplete: (context: Parameters<typeof columnsOfQuery>[0]) => columnsOfQuery(context, tables) }),
+    dialect.language.data.of({ autocomplete: (context: Parameters<typeof columnsOfQuery>[0]) => columnsOfAlias(context, tables) }),
     dialect.language.data.of({ autocomplete: (context: Parameters<typeof columnsOfQuery>[0]) => tablesBehindFrom(context, tables) }),
   ];
 }

@@ -3,7 +3,9 @@ import { CompletionContext } from "@codemirror/autocomplete";
 import { EditorState } from "@codemirror/state";
 import { describe, expect, it } from "vitest";
 import type { GraphEdge, GraphNode, Table } from "../api/types";
-import { columnsOfQuery, tablesBehindFrom } from "./completion";
+import { aliasesIn, columnsOfAlias, columnsOfQuery, tablesBehindFrom } from "./completion";
+import { formatSql, tokensOf } from "./format-sql";
+import { labelTexts, labelsIn } from "./label-words";
 import { layOut, type Layout } from "./layers";
 import { dataAsOf, lagOf, niceSeconds, niceTop } from "./scales";
 
@@ -93,4 +95,44 @@ describe("the graph's columns", () => {
   it("are none for an empty graph", () => {
     expect(layOut({ nodes: [], edges: [] }).nodes.size).toBe(0);
   });
+});
+
+describe("a query in its standard form", () => {
+  it.each([
+    ["select 1", "SELECT 1"],
+    ["select a,b from s.t", "SELECT\n  a,\n  b\nFROM s.t"],
+    ["select count(*) from s.t where a in (1,2) and b between 1 and 2 or c = 'x  y'", "SELECT count(*)\nFROM s.t\nWHERE a IN (1, 2)\n  AND b BETWEEN 1 AND 2\n  OR c = 'x  y'"],
+    ["select t.a from s.t t left outer join s.u u on u.id=t.id and u.x>0", "SELECT t.a\nFROM s.t t\nLEFT OUTER JOIN s.u u ON u.id = t.id\n  AND u.x > 0"],
+    ["with x as (select a from s.t) select a::int from x order by a desc, b", "WITH x AS (\n  SELECT a\n  FROM s.t\n)\nSELECT a::int\nFROM x\nORDER BY\n  a DESC,\n  b"],
+    ["select a -- why\nfrom s.t", "SELECT a -- why\nFROM s.t"],
+    ["select x[1], $$it's$$, \"A b\", array[1,2] from s.t where u >= :since", "SELECT\n  x[1],\n  $$it's$$,\n  \"A b\",\n  ARRAY[1, 2]\nFROM s.t\nWHERE u >= :since"],
+  ])("%s", (query, wanted) => expect(formatSql(query)).toBe(wanted));
+  it.each(["select 'never closed", "select a /* never closed"])("leaves what it cannot read: %s", (query) => expect(bare(formatSql(query))).toBe(bare(query)));
+  it("changes nothing but blanks and the case of keywords, however often", () => {
+    const query = "with q as (select f.id, array_agg(g.name order by g.name) filter (where g.name is not null) as names from content.film_work as f left join content.genre g on (g.id = f.id) group by f.id) select *, case when id is null then 'a''b' else \"X y\" end from q where id in (select id from ugc.r where x->>'k' ~ '^a' and not b) limit 5";
+    const once = formatSql(query);
+    expect(tokensOf(once)).toEqual(tokensOf(query));
+    expect(formatSql(once)).toBe(once);
+  });
+});
+
+const bare = (text: string): string => text.replace(/\s+/g, "").toLowerCase();
+
+describe("aliases of a query", () => {
+  const films: Table = { schema: "content", name: "film_work", columns: [{ name: "title", type: "text" }] };
+  const ratings: Table = { schema: "ugc", name: "ratings", columns: [{ name: "rating", type: "integer" }] };
+  it("stand for their tables", () => {
+    const found = aliasesIn("SELECT 1 FROM content.film_work AS f, ugc.ratings r JOIN ugc.ratings x ON true LEFT JOIN content.film_work WHERE true", [films, ratings]);
+    expect([...found].map(([alias, table]) => `${alias}=${table.name}`)).toEqual(["f=film_work", "r=ratings", "x=ratings"]);
+  });
+  it("offer the columns of their tables behind a dot", () => {
+    const text = "SELECT r. FROM ugc.ratings r";
+    const context = new CompletionContext(EditorState.create({ doc: text }), "SELECT r.".length, true);
+    expect(columnsOfAlias(context, [films, ratings])).toMatchObject({ from: 9, options: [{ label: "rating" }] });
+  });
+});
+
+describe("labels in words", () => {
+  it("come back as they were", () => expect(labelsIn(labelTexts({ team: "core", plain: "" }).join(", "))).toEqual({ team: "core", plain: "" }));
+  it("keep what stands behind the first sign", () => expect(labelsIn("a=b=c")).toEqual({ a: "b=c" }));
 });

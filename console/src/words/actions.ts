@@ -17,10 +17,16 @@ const WORDS: Record<string, string> = {
   reconcile: "compared source and target",
   replay: "sent dead letters again",
   rollback: "rolled it back",
+  label: "changed its labels",
   reset_state: "reset the checkpoint",
   reload_config: "reloaded it",
   roll_back: "rolled it back",
   replace_tasks: "changed its tasks",
 };
+
+/** What kind of run it was. */
+export function runWords({ metrics }: { metrics: object }): string {
+  return "repair" in metrics ? t("Repair") : "replay" in metrics ? t("Replay") : t("Run");
+}
 
 export const actionInWords = (action: string): string => t(WORDS[action] ?? action);

@@ -1,5 +1,5 @@
 /** Figures, durations and moments the way people read them. */
-import { currentLanguage, t } from "./language";
+import { locale, t } from "./language";
 
 const ZONE_KEY = "vitrina.zone";
 
@@ -11,8 +11,6 @@ export const zone = {
   name: (): string => (zone.read() === "utc" ? "UTC" : Intl.DateTimeFormat().resolvedOptions().timeZone),
 };
 
-const locale = (): string => (currentLanguage() === "ru" ? "ru-RU" : "en-GB");
-
 export function count(value: number | null | undefined): string {
   return value === null || value === undefined ? "—" : new Intl.NumberFormat(locale()).format(value);
 }
@@ -22,13 +20,13 @@ export function compact(value: number): string {
 }
 
 export function percent(share: number | null): string {
-  return share === null ? "—" : `${Math.round(share * 1000) / 10}%`;
+  return share === null ? "—" : new Intl.NumberFormat(locale(), { style: "percent", maximumFractionDigits: 1 }).format(share);
 }
 
 export function duration(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined) return "—";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ${t("ms")}`;
-  if (seconds < 10) return `${seconds.toFixed(1)} ${t("s")}`;
+  if (seconds < 10) return `${new Intl.NumberFormat(locale(), { minimumFractionDigits: 1, maximumFractionDigits: 1 }).format(seconds)} ${t("s")}`;
   if (Math.round(seconds) < 60) return `${Math.round(seconds)} ${t("s")}`;
   if (Math.round(seconds) < 3600) return pair(seconds, 60, t("min"), 1, t("s"));
   if (Math.round(seconds / 60) < 1440) return pair(seconds, 3600, t("h"), 60, t("min"));
@@ -68,8 +66,18 @@ export function shortClock(moment: string): string {
   return formatter("short", { month: "short", day: "2-digit", second: undefined }).format(new Date(moment));
 }
 
+/** With the day of the week, for what is to come. */
+export function dayAndTime(moment: string): string {
+  return formatter("day", { weekday: "short", month: "short", day: "numeric", second: undefined }).format(new Date(moment));
+}
+
 export function timeOfDay(moment: string): string {
   return formatter("time", {}).format(new Date(moment));
+}
+
+/** The hour on a line of time. */
+export function hourOfDay(moment: number): string {
+  return formatter("hour", { second: undefined }).format(new Date(moment));
 }
 
 const formatters = new Map<string, Intl.DateTimeFormat>();

@@ -1,5 +1,8 @@
 /** Русский словарь: ключ — английский текст. */
+import work from "./ru-work";
+
 const ru: Record<string, string> = {
+  ...work,
   "95th percentile": "95-й процентиль",
   "A document that its target refuses for good waits here instead of stopping the pipeline.":
     "Документ, который приёмник отверг окончательно, ждёт здесь и не останавливает пайплайн.",
@@ -117,7 +120,6 @@ const ru: Record<string, string> = {
   "Last run": "Последний запуск",
   "Last runs": "Запуски",
   "Last used": "Использован",
-  "Last {n} runs, {failed} failed": "Последние запуски: {n}, с ошибкой: {failed}",
   "Leave without saving?": "Уйти без сохранения?",
   Level: "Уровень",
   Light: "Светлая",
@@ -369,7 +371,6 @@ const ru: Record<string, string> = {
   "not delivered: {error}": "не доставлено: {error}",
   "nothing differs": "различий нет",
   "of {n} read": "из {n} прочитанных",
-  "of {n} runs": "запусков: {n}",
   off: "выкл.",
   on: "вкл.",
   "on {runner}": "на {runner}",
@@ -410,30 +411,15 @@ const ru: Record<string, string> = {
   "{inserted} inserted, {updated} updated, {deleted} deleted.": "Вставлено: {inserted}, обновлено: {updated}, удалено: {deleted}.",
   "{name} is created.": "{name} создан.",
   "{name} is enabled": "{name} включён",
-  "{n} alive, {slots} slots, {busy} busy": "живых: {n}, мест: {slots}, занято: {busy}",
-  "{n} batches": "пачек: {n}",
-  "{n} dead letters": "отвергнуто: {n}",
-  "{n} differ": "различаются: {n}",
-  "{n} of {slots} slots": "{n} из {slots} мест",
-  "{n} pipelines shown": "показано пайплайнов: {n}",
-  "{n} remain": "осталось: {n}",
-  "{n} rows": "строк: {n}",
   "{n} rows a second": "{n} строк в секунду",
-  "{n} rows differ": "Различаются строк: {n}",
-  "{n} rows read": "прочитано строк: {n}",
-  "{n} rows still differ": "всё ещё различаются строк: {n}",
   "{n} rows/s": "{n} строк/с",
-  "{n} runs, highest {top}": "запусков: {n}, наибольшее {top}",
   "{n} to correct": "исправить: {n}",
-  "{n} would become dead letters: {error}": "станут отвергнутыми: {n}. {error}",
   "{n} written": "записано {n}",
   "{sent} taken, {refused} refused again, {gone} gone from the source; {remaining} remain.":
     "Принято: {sent}, снова отвергнуто: {refused}, исчезло из источника: {gone}; осталось: {remaining}.",
   "{time} ago": "{time} назад",
   "{time} now, highest {top}": "сейчас {time}, наибольшее {top}",
   "{top} rows after {time}": "{top} строк за {time}",
-  "{upserts} rows are written as the source has them, {deletes} that it does not have are deleted.":
-    "Строк будет записано как в источнике: {upserts}; удалено лишних: {deletes}.",
   " and {n} more": " и ещё {n}",
   "A runner is looking…": "Раннер смотрит…",
   "A runner is trying it…": "Раннер проверяет подключение…",

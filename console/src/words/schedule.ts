@@ -1,5 +1,5 @@
 /** A schedule in words: `15m`, an ISO-8601 duration, or cron with a zone. What has no short words stays as written. */
-import { currentLanguage, t } from "./language";
+import { locale, t } from "./language";
 
 export function scheduleInWords(schedule: string | null): string {
   if (!schedule) return t("manual");
@@ -55,9 +55,8 @@ function cron(text: string): string | null {
 const two = (text: string): string => text.padStart(2, "0");
 
 /** 4 January 1970 was a Sunday. */
-function dayName(weekday: number): string {
-  const language = currentLanguage() === "ru" ? "ru-RU" : "en-GB";
-  return new Intl.DateTimeFormat(language, { weekday: "short", timeZone: "UTC" }).format(
+export function dayName(weekday: number): string {
+  return new Intl.DateTimeFormat(locale(), { weekday: "short", timeZone: "UTC" }).format(
     new Date(Date.UTC(1970, 0, 4 + (weekday % 7))),
   );
 }

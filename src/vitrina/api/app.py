@@ -17,6 +17,7 @@ from vitrina.api.routes import (
     drafts,
     files,
     installation,
+    notices,
     overview,
     pages,
     pipelines,
@@ -85,6 +86,7 @@ def _include_routes(app: FastAPI) -> None:
         installation.router,
         overview.router,
         drafts.router,
+        notices.router,
         stream.router,
     )
     for router in (*of_pipelines, *others):

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BeforeValidator, Field
 
-from vitrina.definition import MAX_TASKS, Strict, Task
-from vitrina.services import manifests, tokens
+from vitrina.definition import MAX_TASKS, Definition, Strict, Task
+from vitrina.services import labels, manifests, tokens
 
 FILM_DIM = {
     "name": "film_dim_full",
@@ -69,6 +69,25 @@ def _whole(value: Any) -> Any:
 
 
 _Whole = BeforeValidator(_whole)
+
+
+LabelKey = Annotated[str, Field(pattern=f"^{labels.KEY.pattern}$")]
+LabelValue = Annotated[str, Field(max_length=labels.MAX_VALUE, pattern=r"^[^\x00]*$")]
+
+
+class NewPipeline(Definition):
+    """A definition, and the labels that the pipeline shall have."""
+
+    labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict,
+        max_length=labels.MAX_LABELS,
+        description="For people: to sort and choose pipelines by. No part of the definition, so they make no version.",
+        examples=[{"team": "core"}],
+    )
+
+    @property
+    def definition(self) -> Definition:
+        return Definition.model_validate(self.model_dump(exclude={"labels"}, exclude_unset=True))
 
 
 class TaskPlan(Strict):
@@ -135,6 +154,9 @@ class ReplayWish(Strict):
     pipeline: str = Field(min_length=1, max_length=100)
     letters: list[Annotated[int, Field(ge=1, le=2**53 - 1), _Whole]] | None = Field(
         None, min_length=1, max_length=10_000, description="These alone, by their ids; otherwise all that are open."
+    )
+    reason: str | None = Field(
+        None, max_length=10_000, pattern=r"^[^\x00]*$", description="Those of this group of `/dead-letters/groups`."
     )
 
 

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from vitrina import errors
 from vitrina.answers import FieldProblem, Problem
+from vitrina.sentences import Sentence, say
 from vitrina.services import policy
 from vitrina.store import database
 
@@ -71,7 +72,7 @@ def answer(
         code=code,
         instance=request.url.path,
         request_id=getattr(request.state, "request_id", None),
-        errors=[FieldProblem(path=field.path, message=field.message, code=field.code) for field in fields],
+        errors=[FieldProblem.model_validate(vars(field)) for field in fields],
         **(extra or {}),
     )
     return JSONResponse(
@@ -101,11 +102,16 @@ def _on_validation(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     details = [{**detail, "loc": _place(detail["loc"])} for detail in error.errors()]
     if any(detail["type"] == "json_invalid" for detail in details):
-        reason = details[0].get("ctx", {}).get("error", "it cannot be parsed")
-        place = f" (at character {details[0]['loc'][0]})" if details[0]["loc"] else ""
-        return answer(request, 400, "malformed_json", f"the body is not valid JSON: {reason}{place}")
+        return answer(request, 400, "malformed_json", _why_no_json(details[0]))
     found = policy.invalid(policy.field_errors(details))
     return answer(request, 422, _code(found, found.fields), found.message, fields=found.fields)
+
+
+def _why_no_json(detail: Mapping[str, Any]) -> Sentence:
+    reason = detail.get("ctx", {}).get("error")
+    if reason is None or not detail["loc"]:
+        return say("request.no_json", reason=reason or say("request.unparsable"))
+    return say("request.no_json_at", reason=reason, character=detail["loc"][0])
 
 
 def _place(location: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -115,9 +121,11 @@ def _place(location: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    code, detail = _HTTP_WORDS.get(error.status_code, ("error", str(error.detail)))
     headers = {"Allow": _allowed_methods(request)} if error.status_code == 405 else error.headers
-    said = detail.format(path=request.url.path, method=request.method)
+    if error.status_code not in _HTTP_CODES:
+        return answer(request, error.status_code, "error", str(error.detail), headers=headers)
+    code = _HTTP_CODES[error.status_code]
+    said = say(f"request.{code}", path=request.url.path, method=request.method)
     return answer(request, error.status_code, code, said, headers=headers)
 
 
@@ -131,19 +139,19 @@ def _allowed_methods(request: Request) -> str:
     return ", ".join(sorted(found))
 
 
-_HTTP_WORDS = {
-    400: ("bad_request", "the body cannot be read as JSON"),
-    404: ("not_found", "there is nothing at {path}; /docs lists what there is"),
-    405: ("method_not_allowed", "{method} cannot be used on {path}; the Allow header says what can"),
-    408: ("body_too_slow", "the body did not come in time; send less at a time"),
-    413: ("body_too_large", "the body is too large; send less at a time"),
+_HTTP_CODES = {
+    400: "bad_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "body_too_slow",
+    413: "body_too_large",
 }
 
 
 def _on_database(request: Request, error: Exception) -> JSONResponse:
     """Postgres refused a value, is busy, or is away; its own words may name logins, so they go to the log only."""
     if isinstance(error, psycopg.DataError):
-        return answer(request, 422, "invalid", "a value cannot be stored: it holds characters that Postgres refuses")
+        return answer(request, 422, "invalid", say("request.unstorable"))
     said = database.sql_message(error) if isinstance(error, psycopg.Error) else str(error)
     log.error("api.metastore_failed", error=said, sqlstate=database.sqlstate_of(error))
     if isinstance(error, psycopg.Error) and not isinstance(error, psycopg.OperationalError):
@@ -152,12 +160,11 @@ def _on_database(request: Request, error: Exception) -> JSONResponse:
         request,
         503,
         "metastore_unavailable",
-        "the metastore (Postgres) does not answer or is too busy: try again in a moment; if it stays so, the operator"
-        " checks VITRINA_DATABASE_URL and GET /health",
+        say("request.metastore_away"),
     )
 
 
 def _on_surprise(request: Request, error: Exception) -> JSONResponse:
     log.error("api.crashed", exc_info=error)
     reference = getattr(request.state, "request_id", None)
-    return answer(request, 500, "internal", f"something unexpected went wrong; the log has it under {reference}")
+    return answer(request, 500, "internal", say("request.internal", reference=reference))

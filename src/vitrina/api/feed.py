@@ -10,6 +10,7 @@ import psycopg
 import structlog
 
 from vitrina.errors import CannotConnect
+from vitrina.sentences import say
 from vitrina.settings import Settings
 from vitrina.store import database, events
 
@@ -53,7 +54,7 @@ class EventFeed:
                 self._thread = threading.Thread(target=self._work, name="vitrina-events", daemon=True)
                 self._thread.start()
         if not self._ready.wait(_START_SECONDS):
-            raise CannotConnect("the metastore does not answer, so there are no events to follow: try again shortly")
+            raise CannotConnect(say("request.no_events"))
 
     def stop(self) -> None:
         self._stopping.set()

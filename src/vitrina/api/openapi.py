@@ -46,9 +46,10 @@ def _document(app: FastAPI) -> dict[str, Any]:
     problem = Problem.model_json_schema(ref_template=_REFERENCE.format("{model}"))
     schemas |= problem.pop("$defs", {})
     schemas["Problem"] = problem
-    schemas["PipelineChange"] = _change_of(schemas["Definition"])
+    schemas["PipelineChange"] = _change_of(schemas["NewPipeline"])
     schemas["OptionsChange"] = _nullable(_change_of(schemas["Options"]))
     schemas["PipelineChange"]["properties"]["options"] = {"$ref": _REFERENCE.format("OptionsChange")}
+    _allow_null_values(schemas["PipelineChange"]["properties"]["labels"])
     for path, operations in found["paths"].items():
         for method, operation in operations.items():
             _complete(path, method, operation)
@@ -105,6 +106,16 @@ def _change_of(schema: dict[str, Any]) -> dict[str, Any]:
         "properties": properties,
         "additionalProperties": False,
     }
+
+
+def _allow_null_values(schema: dict[str, Any]) -> None:
+    """Null takes a key away."""
+    for part in ("patternProperties", "additionalProperties"):
+        values = schema.get(part)
+        if part == "patternProperties" and values:
+            schema[part] = {key: {"anyOf": [value, {"type": "null"}]} for key, value in values.items()}
+        elif isinstance(values, dict):
+            schema[part] = {"anyOf": [values, {"type": "null"}]}
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from typing import Annotated, Any, TypeVar
 
 import orjson
 from fastapi import Query
-from pydantic import AwareDatetime, BeforeValidator
+from pydantic import AwareDatetime, BeforeValidator, Field
 
 from vitrina.answers import Page
 from vitrina.errors import InvalidField
+from vitrina.sentences import say
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 500
@@ -24,11 +25,16 @@ Cursor = Annotated[
 def _not_a_number(value: Any) -> Any:
     """Pydantic would take `0.5` for half a second after 1970."""
     if isinstance(value, str) and value.replace(".", "", 1).lstrip("+-").isdigit():
-        raise ValueError("a moment is written like 2026-01-31T12:00:00Z")
+        raise ValueError(say("request.moment"))
     return value
 
 
 Moment = Annotated[AwareDatetime, BeforeValidator(_not_a_number)]
+
+Labels = Annotated[
+    list[Annotated[str, Field(max_length=301, pattern=r"^[^\x00]+$")]],
+    Query(max_length=20, description="`key=value`, or `key` with any value; each of them."),
+]
 
 Row = dict[str, Any]
 Item = TypeVar("Item")
@@ -57,6 +63,4 @@ def decode(cursor: str | None, *kinds: Callable[[Any], Any]) -> list[Any] | None
             raise ValueError
         return [kind(part) for kind, part in zip(kinds, parts, strict=True)]
     except (ValueError, TypeError, OverflowError, binascii.Error) as exc:
-        raise InvalidField(
-            "query.cursor", "the cursor is not one of ours, or belongs to other filters: leave it out to start over"
-        ) from exc
+        raise InvalidField("query.cursor", say("request.foreign_cursor")) from exc

@@ -19,6 +19,7 @@ from vitrina import json_values
 from vitrina.api import viewers
 from vitrina.api.state import AppState, state_of
 from vitrina.errors import ConfigError, FieldError, Forbidden, Invalid, TooManyRequests, Unauthenticated
+from vitrina.sentences import say
 from vitrina.services import tokens
 from vitrina.services.callers import Caller, Role
 from vitrina.settings import Settings
@@ -67,7 +68,7 @@ class Needs:
         caller = _local(request) if state.settings.auth == "off" else _authenticated(request, state)
         request.state.caller = caller = replace(caller, traceparent=request.state.traceparent)
         if not caller.role.includes(self.role):
-            raise Forbidden(f"the token {caller.name!r} has the role {caller.role}; this needs {self.role}")
+            raise Forbidden(say("request.role_too_low", name=caller.name, role=caller.role, needed=self.role))
 
 
 class GuardedRoute(APIRoute):
@@ -98,7 +99,7 @@ async def _refuse_deep_body(request: Request) -> None:
     """Nothing behind the door recurses deeper than this; a text of a few kilobytes could exhaust the stack."""
     body = await request.body()
     if await run_in_threadpool(json_values.text_is_deeper, body, json_values.MAX_DEPTH_WRAPPED):
-        said = f"the body is nested deeper than {json_values.MAX_DEPTH_WRAPPED} levels: send flatter values"
+        said = say("request.nested", levels=json_values.MAX_DEPTH_WRAPPED)
         raise Invalid(said, (FieldError("", said, "nested_too_deeply"),))
 
 
@@ -134,7 +135,7 @@ def _authenticated(request: Request, state: AppState) -> Caller:
     scheme, _, secret = request.headers.get("authorization", "").partition(" ")
     secret = secret.strip()
     if scheme.lower() != "bearer" or not secret:
-        raise Unauthenticated("no token came with the request: send `Authorization: Bearer <token>`")
+        raise Unauthenticated(say("request.no_token"))
     address = request.client.host if request.client else "unknown"
     with state.pool.connection() as connection:
         caller = tokens.authenticate(connection, secret, request_id=request.state.request_id)
@@ -142,9 +143,9 @@ def _authenticated(request: Request, state: AppState) -> Caller:
         # 256 random bits are not guessed, so each token is looked up: a brake for whoever tries and for the log, not a
         # lock that somebody else could turn.
         if state.failed_attempts.failed(address):
-            raise TooManyRequests("too many wrong tokens from your address: wait a minute, then try again")
+            raise TooManyRequests(say("request.too_many_attempts"))
         log.warning("api.wrong_token", address=address, path=request.url.path[:200])
-        raise Unauthenticated("the token is unknown, revoked or expired: ask an admin for a new one")
+        raise Unauthenticated(say("request.unknown_token"))
     return caller
 
 
@@ -152,8 +153,8 @@ def _local(request: Request) -> Caller:
     """Whoever reaches the port is let in, so pages from elsewhere in the same browser must not reach it."""
     server = (request.scope.get("server") or ("127.0.0.1", None))[0]
     if not is_loopback(server) or not is_loopback(request.url.hostname or ""):
-        raise Forbidden("auth is off, so only this machine is served, under localhost or 127.0.0.1")
+        raise Forbidden(say("request.this_machine_only"))
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-        raise Forbidden(f"auth is off, so requests of pages from {origin} are not served")
+        raise Forbidden(say("request.foreign_page", origin=origin))
     return Caller(LOCAL_CALLER, Role.ADMIN, request.state.request_id)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from vitrina.checks.sides import Extent, Key, RowImage, Side
+from vitrina.sentences import say
 
 # About this many rows share a bucket: few enough to list when one of them differs.
 BUCKET_ROWS = 256
@@ -130,17 +131,17 @@ def quick_findings(look: Look, *, others_write: bool) -> list[str]:
     """What counts and ends prove to be wrong. Rows that may be on their way prove nothing."""
     assert look.extents is not None
     here, there = look.extents
-    findings = []
+    findings: list[str] = []
     if there.rows < here.rows - here.young:
-        findings.append(f"the mart has {there.rows} rows, the source {here.rows - here.young} that must be in it")
+        findings.append(say("check.rows_missing", mart=there.rows, source=here.rows - here.young))
     if others_write:
         return findings
     if there.rows > here.rows:
-        findings.append(f"the mart has {there.rows} rows, the source only {here.rows}")
+        findings.append(say("check.rows_extra", mart=there.rows, source=here.rows))
     if not here.young:
         for word, ours, theirs in (("least", here.least, there.least), ("greatest", here.greatest, there.greatest)):
             findings += [
-                f"the {word} {name} is {ours[name]} in the source, {theirs[name]} in the mart"
+                say("check.ends_differ", word=word, column=name, source=ours[name], mart=theirs[name])
                 for name in ours
                 if name in theirs and ours[name] != theirs[name]
             ]

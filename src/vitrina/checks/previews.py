@@ -123,7 +123,7 @@ def _bounded(stage: Stage) -> Stage:
 
 @contextmanager
 def _reading(definition: Definition, settings: Settings, extra: Sequence[Task]) -> Iterator[Reading]:
-    judged = jobs.judge(definition, settings)
+    judged = jobs.judge_reading(definition, settings)
     if judged is None:
         raise FatalError("the pipeline has no query: a Python source makes its rows")
     with ExitStack() as sessions:

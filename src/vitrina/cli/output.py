@@ -151,7 +151,9 @@ def as_plain(data: Any) -> Any:
         return data.model_dump(mode="json")
     if isinstance(data, Mapping):
         return {key: as_plain(value) for key, value in data.items()}
-    if isinstance(data, str) or not isinstance(data, Iterable):
+    if isinstance(data, str):
+        return str(data)  # YAML knows texts, and no kinds of them
+    if not isinstance(data, Iterable):
         return data
     return [as_plain(item) for item in data]
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from vitrina.errors import TargetMismatch
+from vitrina.sentences import say
 from vitrina.store import pipelines
 from vitrina.store.state import Checkpoint
 from vitrina.targets import PostgresTarget
@@ -19,16 +20,13 @@ def settle(job: "Job") -> None:
         return
     named = ", ".join(left)
     if choice is None:
-        raise TargetMismatch(
-            f"{job.target} has {named}, which this pipeline wrote before and no longer gives: most rows would keep old"
-            " values; drop the column(s), give them again, or set options.on_missing_columns to 'keep' or 'null'"
-        )
+        raise TargetMismatch(say("run.columns_missing", target=job.target, columns=named))
     if choice == "keep":
-        job.warnings.append(f"{named} of {job.target} is no longer given: rows keep the values that they have")
+        job.warnings.append(say("warning.columns_kept", columns=named, target=job.target))
         return
     _refuse_to_clear(job, left)
     job.columns_to_clear = left
-    job.warnings.append(f"{named} of {job.target} is no longer given: it is set to NULL in all rows")
+    job.warnings.append(say("warning.columns_cleared", columns=named, target=job.target))
 
 
 def written(checkpoint: Checkpoint, job: "Job") -> dict[str, Any]:

@@ -9,6 +9,7 @@ from vitrina.connectors.postgres import advice, provenance, sessions
 from vitrina.connectors.postgres import cursor as cursors
 from vitrina.connectors.postgres.source import Bounds
 from vitrina.errors import FatalError
+from vitrina.sentences import say
 from vitrina.store import databases
 
 if TYPE_CHECKING:
@@ -49,11 +50,7 @@ def _refuse_other_zone(job: "Job") -> None:
     newest = newest_cursor(job)
     if newest is None or not cursors.is_ahead(job.reader.connection, cursor, newest):
         return
-    raise FatalError(
-        f"the newest value of incremental_key {cursor.key} is {newest}, more than 15 minutes in the future of the time"
-        f" zone {cursor.zone} in which it is read: set options.cursor_timezone to the zone in which it is written, or"
-        " leave rows from the future out in the query"
-    )
+    raise FatalError(say("run.cursor_in_future", column=cursor.key, newest=newest, zone=cursor.zone))
 
 
 def guarantee(job: "Job") -> str | None:
@@ -74,26 +71,15 @@ def warnings(job: "Job") -> list[str]:
     cursor, options = job.cursor, job.definition.options
     if cursor is None:
         return []
-    found = []
+    found: list[str] = []
     if cursor.base_type == "timestamp without time zone" and not options.cursor_timezone:
-        found.append(
-            f"incremental_key {cursor.key} has no time zone; {cursor.zone} is assumed, which is what the server says:"
-            " options.cursor_timezone says otherwise"
-        )
+        found.append(say("warning.zone_assumed", column=cursor.key, zone=cursor.zone))
     if job.on_standby:
-        found.append(
-            "the source is a standby: rows of a transaction that is open on its primary for longer than"
-            f" options.lookback_seconds ({options.lookback_seconds:g}) are missed"
-        )
+        found.append(say("warning.standby", seconds=options.lookback_seconds))
     elif options.cursor_clock == "database" and job.provenance.doubts:
-        found += [
-            f"the guarantee is not exact, although options.cursor_clock says so: {d}" for d in job.provenance.doubts
-        ]
+        found += [say("warning.not_exact", because=d) for d in job.provenance.doubts]
     elif guarantee(job) == "bounded-lag":
-        found.append(
-            "rows whose cursor value was not set by this database's clock may be late: set options.lookback_seconds, or"
-            " options.cursor_clock to 'database' if it was"
-        )
+        found.append(say("warning.other_clock"))
     if guarantee(job) == "exact" and cursor.is_clock:
         before = job.checkpoint.identity.get(CHANGES)
         found += advice.clock_warnings(job.reader.connection, cursor, _origin(job), before)

@@ -27,6 +27,7 @@ from vitrina.loads.plan import Capabilities, Plan, plan
 from vitrina.loads.steps import PlannedSteps
 from vitrina.ports.batch import Endable
 from vitrina.ports.schema import Column
+from vitrina.sentences import say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged
 from vitrina.store import database, pipelines, room, runs, target_schema
@@ -74,6 +75,7 @@ class Job:
     on_standby: bool = False
     provenance: Provenance = field(default_factory=Provenance)
     estimated_rows: int = 0
+    query_plan: plan_check.Plan | None = None
     starts_over_because: str | None = None
     # Columns that this pipeline wrote before, no longer gives, and is to set to NULL.
     columns_to_clear: tuple[str, ...] = ()
@@ -144,16 +146,26 @@ def definition_of(claim: Claim) -> Definition:
         return pipelines.definition_of(claim.row)
     except ValidationError as exc:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors(include_url=False))
-        raise FatalError(f"the pipeline's row is not valid: {problems}") from exc
+        raise FatalError(say("run.bad_row", problems=problems)) from exc
 
 
 def judge(definition: Definition, settings: Settings) -> Judged | None:
     """The definition may have been written with psql: it is judged again before anything runs."""
     taskplan.check(definition, settings.target_policy)
+    return _judge_query(definition, settings)
+
+
+def judge_reading(definition: Definition, settings: Settings) -> Judged | None:
+    """The same for who only reads, wherever it would write."""
+    taskplan.check(definition, None)
+    return _judge_query(definition, settings)
+
+
+def _judge_query(definition: Definition, settings: Settings) -> Judged | None:
     if definition.python_source:
         return None
     if definition.query is None:
-        raise FatalError("the pipeline has no source query")
+        raise FatalError(say("run.no_query"))
     try:
         return sqlguard.judge(definition.query, settings.sql_policy)
     except InvalidQuery as exc:
@@ -322,9 +334,7 @@ def inspect(job: Job, *, create_target: bool = True) -> Plan:
         incremental.inspect(job)
         _refuse_unreadable_cursor(job)
     elif job.judged.parameters:
-        raise SourceQueryFailed(
-            f":{sorted(job.judged.parameters)[0]} is for incremental pipelines; this one is in mode 'full'"
-        )
+        raise SourceQueryFailed(say("run.parameter_in_full", parameter=sorted(job.judged.parameters)[0]))
     admitted = _admit(job)
     job.output, stamps = job.result, job.judged.volatile_columns
     if job.steps:
@@ -361,8 +371,7 @@ def _refuse_unreadable_cursor(job: Job) -> None:
                 job.reader.connection.execute(SQL("SELECT {}").format(job.cursor.literal(value)))
         except psycopg.DataError as exc:
             raise FatalError(
-                f"{what} is {value!r}, which is no value of incremental_key {job.cursor.key} ({job.cursor.key_type}):"
-                " ask with one that is; a checkpoint is set with `vitrina state NAME --reset --cursor VALUE`"
+                say("run.no_value_of_cursor", what=what, value=value, column=job.cursor.key, type=job.cursor.key_type)
             ) from exc
 
 
@@ -372,16 +381,13 @@ def _forget_useless_checkpoint(job: Job) -> None:
     if job.cursor is None or job.backfill or found.stage is not None:
         return
     if _cursor_was_another(job):
-        job.starts_over_because = "the cursor, its source or the target is another one than at the last checkpoint"
+        job.starts_over_because = say("plan.other_cursor")
     elif _source_was_another(job):
-        job.starts_over_because = (
-            f"the source connection {job.definition.source_connection} leads to another database than at the last"
-            " checkpoint"
-        )
+        job.starts_over_because = say("plan.other_database", connection=job.definition.source_connection)
     elif _mart_was_another(job):
-        job.starts_over_because = f"{job.target} was emptied, replaced or restored by hand"
+        job.starts_over_because = say("plan.restored", target=job.target)
     elif job.steps and found.rows and isinstance(job.target, PostgresTarget) and job.target_writer.is_empty():
-        job.starts_over_because = f"{job.target} was emptied or recreated by hand"
+        job.starts_over_because = say("plan.recreated", target=job.target)
     if job.starts_over_because:
         job.checkpoint = found.blank()
     elif found.fingerprint not in (None, cursor_identity(job)):
@@ -422,7 +428,7 @@ def _digest(*parts: str | None) -> str:
 
 def _admit(job: Job) -> plan_check.Admitted:
     found = plan_check.admit(job.reader, job.query, job.settings, max_cost=job.definition.options.max_cost)
-    job.estimated_rows = int(found.plan[0]["Plan"]["Plan Rows"])
+    job.estimated_rows, job.query_plan = int(found.plan[0]["Plan"]["Plan Rows"]), found.plan
     return found
 
 

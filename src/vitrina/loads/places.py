@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from vitrina.connectors.postgres import sessions
 from vitrina.definition import Definition
 from vitrina.errors import FatalError
+from vitrina.sentences import say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import databases, leases, pipelines, state
 from vitrina.store.database import Connection
@@ -51,7 +52,7 @@ def checkpoint_to_show(
 
 
 def another_database(target: Target | str) -> str:
-    return f"the checkpoint is that of {target} in another database"
+    return say("plan.checkpoint_elsewhere", target=target)
 
 
 def _target_connection(definition: Definition) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitrina.definition import Definition
+from vitrina.sentences import say
 
 # pushdown: Postgres fills its own stage. copy: rows pass through the runner unopened. arrow: somebody looks at them.
 Route = Literal["pushdown", "copy", "arrow"]
@@ -15,7 +16,6 @@ _CHUNK_SECONDS = 10.0
 _SMALLEST_CHUNK_ROWS = 10_000
 # Of a pipeline that has not run yet: a plain table within one database.
 _USUAL_ROWS_PER_SECOND = 333_000.0
-_ENDED_BY_A_PAUSE = "a pause cancels it, and resuming begins it again"
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,17 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
     """Choose route and paging."""
     reasons: list[str] = []
     if known.starts_over_because:
-        reasons.append(f"starts from the beginning: {known.starts_over_because}")
+        reasons.append(say("plan.starts_over", because=known.starts_over_because))
     route = _route(definition, known, reasons)
     at_once = _loads_at_once(definition, known, reasons)
     paging, page_rows = _paging(definition, known, route, at_once, reasons)
     full = definition.mode == "full"
     deletes = full and not definition.options.shared_target
     if full and definition.options.shared_target:
-        reasons.append("options.shared_target: rows that left the source are not deleted")
+        reasons.append(say("plan.shared_target"))
     isolate = route == "pushdown" and bool(known.foreign_functions)
     if isolate:
-        reasons.append(f"runs read-only first, because it calls {', '.join(sorted(known.foreign_functions))}")
+        reasons.append(say("plan.read_only_first", functions=", ".join(sorted(known.foreign_functions))))
     return Plan(
         route=route,
         paging=paging,
@@ -101,23 +101,23 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
 
 def _route(definition: Definition, known: Capabilities, reasons: list[str]) -> Route:
     looked_at: Sequence[tuple[bool, str]] = (
-        (not known.target_is_table, "the target is a search index"),
-        (known.has_steps, "Python steps look at the rows"),
-        (definition.options.route == "arrow", "options.route asks for it"),
+        (not known.target_is_table, "plan.arrow_search"),
+        (known.has_steps, "plan.arrow_steps"),
+        (definition.options.route == "arrow", "plan.arrow_asked"),
     )
     for applies, reason in looked_at:
         if applies:
-            reasons.append(f"arrow: {reason}")
+            reasons.append(say(reason))
             return "arrow"
     carried: Sequence[tuple[bool, str]] = (
-        (not known.same_database, "source and target are in different databases, and no step looks at the rows"),
-        (definition.options.route == "copy", "options.route asks for it"),
+        (not known.same_database, "plan.copy_between"),
+        (definition.options.route == "copy", "plan.copy_asked"),
     )
     for applies, reason in carried:
         if applies:
-            reasons.append(f"copy: {reason}")
+            reasons.append(say(reason))
             return "copy"
-    reasons.append("pushdown: source and target are in one database and no step looks at the rows")
+    reasons.append(say("plan.pushdown"))
     return "pushdown"
 
 
@@ -127,13 +127,13 @@ def _loads_at_once(definition: Definition, known: Capabilities, reasons: list[st
     if not known.target_is_table or known.has_steps:
         return False
     if known.has_unfinished_load:
-        reasons.append("the first pass was interrupted: it goes on")
+        reasons.append(say("plan.first_pass_goes_on"))
         return True
     if known.target_is_empty and not known.has_checkpoint:
-        reasons.append("the mart is empty: the first pass loads it at once")
+        reasons.append(say("plan.first_pass"))
         return True
     if known.target_is_empty and known.has_delivered:
-        reasons.append("the mart was emptied or recreated by hand: the checkpoint is reset and it is loaded again")
+        reasons.append(say("plan.emptied"))
         return True
     return False
 
@@ -142,24 +142,22 @@ def _paging(
     definition: Definition, known: Capabilities, route: str, at_once: bool, reasons: list[str]
 ) -> tuple[Literal["one statement", "keyset pages", "ordered stream"], int | None]:
     if route == "arrow" and at_once and not known.key_is_read:
-        reasons.append("one streamed query that starts over when interrupted, because Python steps make the key")
+        reasons.append(say("plan.stream_without_key"))
         return "one statement", None
     if route != "pushdown":
-        reasons.append("one streamed query, in order, with a checkpoint per batch")
+        reasons.append(say("plan.stream"))
         return "ordered stream", None
     if not known.pageable:
-        reasons.append(f"one batch, because it sorts or aggregates and cannot be read in pages; {_ENDED_BY_A_PAUSE}")
+        reasons.append(say("plan.one_batch_sorted"))
         return "one statement", None
     if not at_once:
-        reasons.append(f"pages of {definition.batch_size} rows")
+        reasons.append(say("plan.pages", rows=definition.batch_size))
         return "keyset pages", definition.batch_size
     at_most, chunk_rows = _one_statement_rows(definition, known)
     if known.estimated_rows < at_most:
-        reasons.append(f"one batch, because about {known.estimated_rows} rows are quickly done; {_ENDED_BY_A_PAUSE}")
+        reasons.append(say("plan.one_batch_quick", rows=known.estimated_rows))
         return "one statement", None
-    reasons.append(
-        f"about {known.estimated_rows} rows: chunks of {chunk_rows} with a checkpoint each, under one snapshot"
-    )
+    reasons.append(say("plan.chunks", rows=known.estimated_rows, chunk=chunk_rows))
     return "keyset pages", chunk_rows
 
 

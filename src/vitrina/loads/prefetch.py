@@ -10,6 +10,7 @@ from typing import Self
 
 from vitrina.errors import Disconnected, TransientError
 from vitrina.ports.batch import Filled, Position, Source
+from vitrina.sentences import say
 
 _LOOK_UP_SECONDS = 0.25
 # A filling thread that cannot be stopped in this time is left behind: its session may never answer.
@@ -81,7 +82,7 @@ class Ahead:
                 return self._ready.get(timeout=_LOOK_UP_SECONDS)
             except queue.Empty:
                 self._check()
-        raise Disconnected(f"the source has said nothing for {self._silence_limit:.0f} s")
+        raise Disconnected(say("run.source_silent", seconds=self._silence_limit))
 
     def _produce(self) -> None:
         try:

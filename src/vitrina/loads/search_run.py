@@ -19,6 +19,7 @@ from vitrina.errors import BadKey, FatalError, LeaseLost, RunError, ShrinkRefuse
 from vitrina.loads import job as jobs
 from vitrina.loads.table_run import Run
 from vitrina.ports.batch import Filled
+from vitrina.sentences import say
 from vitrina.status import Status, Trigger
 from vitrina.store import database, dead_letters, leases
 from vitrina.store.state import Checkpoint
@@ -28,7 +29,7 @@ T = TypeVar("T")
 # How many rows may be left behind before a run is stopped: none of a rebuild, some of a long-running flow.
 DEFAULT_BUDGET = {"full": 0, "incremental": 100}
 
-SNAPSHOT_OBSTACLE = "options.consistency asks for one snapshot"
+SNAPSHOT_OBSTACLE = say("plan.one_snapshot")
 
 
 class SearchRun(Run):
@@ -110,14 +111,14 @@ class SearchRun(Run):
         now = database.now(self._job.metastore)
         age = now - (found.load_started_at or now)
         if found.fingerprint != self._fingerprint():
-            return "the definition changed"
+            return say("plan.definition_changed")
         if age > timedelta(seconds=self._job.definition.options.max_stage_age_seconds):
-            return "the unfinished load is too old"
+            return say("plan.load_too_old")
         return None
 
     def _obstacle_in_generation(self, generation: str) -> str | None:
         if not self._index.can_continue(generation):
-            return "the unfinished generation is gone"
+            return say("plan.generation_gone")
         if self._wants_snapshot and not self._index.shows(generation):
             return SNAPSHOT_OBSTACLE
         return None
@@ -234,7 +235,7 @@ class SearchRun(Run):
     def _forget_full_load(self) -> None:
         """It was begun before the mode changed: where it stood says nothing of where a pass stands."""
         if self._checkpoint.stage is not None:
-            self._say_started_over("the definition changed")
+            self._say_started_over(say("plan.definition_changed"))
             self._checkpoint = self._checkpoint.without_cursor()
 
     def _judge_index(self) -> None:
@@ -255,7 +256,7 @@ class SearchRun(Run):
         return known != shown if known else self._index.is_new_here()
 
     def _start_over_in_new_index(self, found: Checkpoint) -> None:
-        self._say_started_over(f"{self._job.target} was deleted or replaced by hand")
+        self._say_started_over(say("plan.index_replaced", target=self._job.target))
         forgotten = replace(found, safe_upto=None, held_upto=None, last_key=None, last_id=None, rows=0)
         self._checkpoint = forgotten.identified(index=None)
         # On record before the index is claimed, from when on it would look like the one that was filled so far.
@@ -400,7 +401,4 @@ class SearchRun(Run):
         letters = self._letters_before + self._meter.letters + more
         if letters <= budget:
             return None
-        return FatalError(
-            f"{letters} document(s) were refused, more than options.max_dead_letters ({budget}); see"
-            f" `vitrina dead-letters list`, mend the mapping or the query, and run again"
-        )
+        return FatalError(say("run.too_many_letters", letters=letters, budget=budget))

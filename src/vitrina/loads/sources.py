@@ -15,6 +15,7 @@ from vitrina.loads import columns, steps
 from vitrina.loads.plan import Plan
 from vitrina.ports.batch import Endable
 from vitrina.ports.schema import Column
+from vitrina.sentences import say
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
 from vitrina.store.state import Checkpoint
@@ -81,9 +82,9 @@ def _forget_replaced(job: "Job") -> None:
     if job.checkpoint.stage is not None and not isinstance(job.target, PostgresTarget):
         return  # the run itself gives the generation up
     if _was_anothers(job):
-        job.starts_over_because = "the source or the target is another one than at the last checkpoint"
+        job.starts_over_because = say("plan.other_source")
     elif _mart_was_another(job):
-        job.starts_over_because = f"{job.target} was emptied, replaced or restored by hand"
+        job.starts_over_because = say("plan.restored", target=job.target)
     if job.starts_over_because:
         job.checkpoint = job.checkpoint.blank()
 
@@ -146,8 +147,8 @@ def _key_columns(definition: Definition, table: Table | None) -> list[Column]:
 def _plan(job: "Job") -> Plan:
     assert job.source is not None
     full = job.definition.mode == "full"
-    again = (f"starts from the beginning: {job.starts_over_because}",) if job.starts_over_because else ()
-    how = "loaded, then published at once" if full else "each batch is merged together with the source's checkpoint"
+    again = (say("plan.starts_over", because=job.starts_over_because),) if job.starts_over_because else ()
+    how = say("plan.source_at_once") if full else say("plan.source_batches")
     return Plan(
         route="arrow",
         paging="ordered stream",
@@ -156,6 +157,6 @@ def _plan(job: "Job") -> Plan:
         isolate=False,
         key=job.key,
         guarantee="exact",
-        reasons=(*again, f"rows come from the Python source {job.source.name}", how),
+        reasons=(*again, say("plan.python_source", name=job.source.name), how),
         warnings=tuple(job.warnings),
     )

@@ -33,6 +33,7 @@ from vitrina.loads.plan import Plan
 from vitrina.loads.prefetch import Ahead
 from vitrina.observe.run_meter import RunMeter
 from vitrina.ports.batch import Filled, Position, Source
+from vitrina.sentences import say
 from vitrina.status import Status
 from vitrina.store import database, leases
 from vitrina.store.database import Connection
@@ -111,7 +112,7 @@ class Run:
 
     def _merge_instead(self) -> None:
         """The source has several versions of a row: batch by batch the latest wins, as in every later pass."""
-        self._say_started_over("the source has several versions of a row, which are merged in the order of the cursor")
+        self._say_started_over(say("plan.several_versions"))
         self._meter.starts_over()
         self._filler.close()
         self._checkpoint = self._checkpoint.without_cursor()
@@ -144,17 +145,17 @@ class Run:
     def _obstacle_to_continue(self, found: Checkpoint, stage: Stage) -> str | None:
         job, options = self._job, self._job.definition.options
         if found.fingerprint != self._fingerprint():
-            return "the definition changed"
+            return say("plan.definition_changed")
         if not stage.exists(job.writer.connection):
-            return "the stage is gone"
+            return say("plan.stage_gone")
         if stage.count(job.writer.connection, found.segments) != found.rows:
-            return "the database lost the stage in a crash"
+            return say("plan.stage_lost")
         if options.consistency == "snapshot" and not self._is_complete():
-            return "options.consistency asks for one snapshot"
+            return say("plan.one_snapshot")
         now = database.now(job.metastore)
         age = now - (found.load_started_at or now)
         if age > timedelta(seconds=options.max_stage_age_seconds):
-            return f"the stage is {age} old"
+            return say("plan.stage_old", age=age)
         return None
 
     def _begin_load(self) -> Stage:
@@ -309,10 +310,7 @@ class Run:
         rows = incremental.null_cursors(self._job)
         self._meter.rejected(rows)
         if rows:
-            self._meter.warn(
-                f"{rows} row(s) have no value in incremental_key {self._job.definition.incremental_key} and are left"
-                " out: fill it in, or set options.null_cursor to 'read', which reads them on every pass"
-            )
+            self._meter.warn(say("warning.null_cursor", rows=rows, column=self._job.definition.incremental_key))
 
     def _watermark(self) -> Watermark:
         job = self._job
@@ -338,9 +336,13 @@ class Run:
         highest, reached = Decimal(newest), Decimal(safe)
         if highest.is_finite() and reached.is_finite() and highest < reached:
             self._meter.warn(
-                f"the highest value of incremental_key {cursor.key} is {newest}, below the checkpoint {safe}: if its"
-                " numbers began again, the rows up to there were not read; read them with `vitrina state"
-                f" {self._job.definition.name} --reset`"
+                say(
+                    "warning.cursor_went_back",
+                    column=cursor.key,
+                    newest=newest,
+                    checkpoint=safe,
+                    name=self._job.definition.name,
+                )
             )
 
     def _pass_stages(self) -> tuple[Stage, ...]:
@@ -414,7 +416,7 @@ class Run:
         """What earlier batches brought is gone, and nobody would notice once this one is merged: begin again."""
         known = None if self._job.backfill else self._checkpoint.identity.get("mart")
         if (self._checkpoint.rows or known) and self._job.writer.was_emptied(known):
-            raise TransientError(f"{self._job.target} was emptied or made anew by hand during the run")
+            raise TransientError(say("run.target_replaced", target=self._job.target))
 
     def _knowing_batch(self, checkpoint: Checkpoint, counts: MergeCounts) -> Checkpoint:
         """A backfill says nothing of the mart: rows that were there when it began may have been lost before."""

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import httpx
 import psycopg
@@ -39,6 +40,9 @@ LEAVE_ALONE_SECONDS = 60.0
 LOOK_SECONDS = 2.0
 # A channel that takes longer is left to itself: the others go on with the next messages.
 PATIENCE_SECONDS = 1.0
+
+# The kind of a message that somebody sends to see whether it arrives.
+TEST = "test"
 
 Row = dict[str, Any]
 
@@ -183,35 +187,69 @@ class Courier:
         self._log.error("notification.given_up", **names, error=problem)
 
     def _make_channels(self) -> list[Channel]:
-        found = []
-        if self._settings.webhook_url:
-            found.append(Channel("webhook", self._send_webhook))
-        if self._settings.slack_webhook_url:
-            found.append(Channel("slack", self._send_slack))
-        return found
+        return [Channel(name, partial(send, self._settings)) for name, send in senders(self._settings).items()]
 
-    def _send_webhook(self, message: Row) -> None:
-        assert self._settings.webhook_url is not None
-        body = json.dumps(webhook_body(message)).encode()
-        headers = {"Content-Type": "application/json", "webhook-id": str(message["id"])}
-        # By the database's clock: receivers refuse what is dated by one that is wrong.
-        headers["webhook-timestamp"] = str(int(message["taken_at"].timestamp()))
-        if self._settings.webhook_secret:
-            secret = self._settings.webhook_secret.get_secret_value()
-            headers["webhook-signature"] = signature(secret, headers["webhook-id"], headers["webhook-timestamp"], body)
-        post_in_time(self._settings.webhook_url.get_secret_value(), body, headers)
 
-    def _send_slack(self, message: Row) -> None:
-        assert self._settings.slack_webhook_url is not None
-        body = json.dumps({"text": slack_text(message)}).encode()
-        url = self._settings.slack_webhook_url.get_secret_value()
-        post_in_time(url, body, {"Content-Type": "application/json"})
+# --- receivers -----------------------------------------------------------------------------------------------------
+
+Send = Callable[[Settings, Row], None]
+
+# Where the operator sets each of them.
+SETTINGS = {"webhook": "VITRINA_WEBHOOK_URL", "slack": "VITRINA_SLACK_WEBHOOK_URL"}
+
+
+def senders(settings: Settings) -> dict[str, Send]:
+    """How to send to each receiver that has an address."""
+    addresses = {"webhook": settings.webhook_url, "slack": settings.slack_webhook_url}
+    ways: dict[str, Send] = {"webhook": _send_webhook, "slack": _send_slack}
+    return {name: ways[name] for name, address in addresses.items() if address}
+
+
+def try_receivers(settings: Settings, message: Row) -> list[dict[str, Any]]:
+    """Send a message at once to every receiver, and say what became of it."""
+    found = senders(settings)
+    outcomes: list[dict[str, Any]] = []
+    for name, setting in SETTINGS.items():
+        outcome: dict[str, Any] = {"name": name, "is_set": name in found, "setting": setting, "error": None}
+        if name in found:
+            try:
+                found[name](settings, message)
+            except Undelivered as exc:
+                outcome["error"] = str(exc)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _send_webhook(settings: Settings, message: Row) -> None:
+    assert settings.webhook_url is not None
+    body = json.dumps(webhook_body(message)).encode()
+    headers = {"Content-Type": "application/json", "webhook-id": str(message["id"])}
+    # By the database's clock: receivers refuse what is dated by one that is wrong.
+    headers["webhook-timestamp"] = str(int(message["taken_at"].timestamp()))
+    if settings.webhook_secret:
+        secret = settings.webhook_secret.get_secret_value()
+        headers["webhook-signature"] = signature(secret, headers["webhook-id"], headers["webhook-timestamp"], body)
+    post_in_time(settings.webhook_url.get_secret_value(), body, headers)
+
+
+def _send_slack(settings: Settings, message: Row) -> None:
+    assert settings.slack_webhook_url is not None
+    body = json.dumps({"text": slack_text(message)}).encode()
+    url = settings.slack_webhook_url.get_secret_value()
+    post_in_time(url, body, {"Content-Type": "application/json"})
 
 
 # --- what is said --------------------------------------------------------------------------------------------------
 
 
+def test_message(moment: datetime, asked_by: str) -> Row:
+    """Make a message that tells of nothing but itself."""
+    return {"id": uuid4(), "kind": TEST, "created_at": moment, "taken_at": moment, "asked_by": asked_by}
+
+
 def webhook_body(message: Row) -> dict[str, Any]:
+    if message["kind"] == TEST:
+        return {"type": TEST, "timestamp": _iso(message["created_at"]), "data": {"asked_by": message["asked_by"]}}
     details = {name: value for name, value in message["payload"].items() if name != "error"}
     return {
         "type": f"pipeline.{message['kind']}",
@@ -229,6 +267,8 @@ def webhook_body(message: Row) -> dict[str, Any]:
 
 
 def slack_text(message: Row) -> str:
+    if message["kind"] == TEST:
+        return f":white_circle: A test of Vitrina's notifications, asked for by {_slack_escaped(message['asked_by'])}"
     name, details = _slack_escaped(message["pipeline"]), message["payload"]
     if message["kind"] == "failed":
         code = f" ({message['error_code']})" if message["error_code"] else ""

@@ -62,6 +62,11 @@ class Instruments:
                 return pipeline
         return OTHER
 
+    def counted(self) -> list[str]:
+        """The pipelines that have series of their own."""
+        with self._lock:
+            return list(self._pipelines)
+
     def retain(self, pipelines: Collection[str]) -> None:
         """Forget pipelines that are gone: their series, and the places that they took among the labels.
 

@@ -91,7 +91,12 @@ class Lookout:
         if self._settings.metrics_port is None:
             return None
         self.instruments.registry.register(
-            MetastoreCollector(self._session.turn, self._settings, on_pipelines=self.instruments.retain)
+            MetastoreCollector(
+                self._session.turn,
+                self._settings,
+                counted=self.instruments.counted,
+                on_pipelines=self.instruments.retain,
+            )
         )
         return ProbeServer(
             (self._settings.metrics_host, self._settings.metrics_port),

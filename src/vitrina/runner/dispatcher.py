@@ -24,6 +24,7 @@ from vitrina.observe.observer import Invitation, Onlooker, Outcome, nobody
 from vitrina.observe.prometheus import Instruments, RunTally
 from vitrina.observe.run_meter import RunMeter
 from vitrina.runner.executor import PipelineExecutor
+from vitrina.sentences import say
 from vitrina.settings import Settings
 from vitrina.status import Status
 from vitrina.store import database, leases, migrate, recovery, state
@@ -106,7 +107,7 @@ class PipelineDispatcher:
             self._insist(_failing(claim, meter, exc.code, exc.message, discards_load=discards), control, log)
         except Exception as exc:
             # A run ends here whatever happened to it; a bug in one pipeline must not stop the others.
-            message = f"internal error: {type(exc).__name__}: {exc}"
+            message = say("run.internal", kind=type(exc).__name__, message=exc)
             outcome = Outcome("FAILED", "internal", message)
             meter.tally.failed("internal")
             log.exception("run.crashed", attempt=meter.attempt)
@@ -207,7 +208,10 @@ class PipelineDispatcher:
             control.wait(wait)
         self._insist(
             lambda connection: recovery.surrender(
-                connection, claim, max_attempts=self._settings.max_attempts, reason=f"a connection was lost: {reason}"
+                connection,
+                claim,
+                max_attempts=self._settings.max_attempts,
+                reason=say("run.connection_lost", reason=reason),
             ),
             control,
             log,

@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
+from uuid import UUID
 
 import psycopg
 import structlog
@@ -41,6 +43,7 @@ class Housekeeper:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._old_runs = OldRuns()
         self._due_at = 0.0
         self._thread: threading.Thread | None = None
 
@@ -54,15 +57,28 @@ class Housekeeper:
 
     def _tidy_up(self) -> None:
         try:
-            tidy_up(self._settings)
+            tidy_up(self._settings, self._old_runs)
         except (CannotConnect, psycopg.Error) as exc:
             structlog.get_logger().warning("housekeeping.failed", error=" ".join(str(exc).split()))
         except Exception:  # noqa: BLE001 - the next round tries again; claims do not depend on it
             structlog.get_logger().exception("housekeeping.crashed")
 
 
-def tidy_up(settings: Settings) -> None:
+class OldRuns:
+    """Forgets old runs, a part of them in each round; the next round goes on where the last one ended."""
+
+    def __init__(self) -> None:
+        self._after: tuple[datetime, UUID] | None = None
+
+    def prune(self, metastore: Connection, *, older_than_days: int) -> None:
+        # Whatever goes wrong: the next walk begins at the oldest again.
+        after, self._after = self._after, None
+        self._after = runs.prune(metastore, older_than_days=older_than_days, after=after).upto
+
+
+def tidy_up(settings: Settings, old_runs: OldRuns | None = None) -> None:
     """One round, unless another runner is at it."""
+    old_runs = old_runs or OldRuns()
     with _session(settings.require_database_url()) as metastore:
         row = metastore.execute("SELECT pg_try_advisory_lock(%s) AS ours", [_LOCK]).fetchone()
         if not (row and row["ours"]):
@@ -70,7 +86,7 @@ def tidy_up(settings: Settings) -> None:
         days, stale = settings.runs_retention_days, settings.lease_ttl_seconds * FORGET_AFTER_LEASES
         duties: dict[str, Callable[[], object]] = {
             "abandoned runs": lambda: recovery.close_abandoned_runs(metastore),
-            "old runs": lambda: runs.prune(metastore, older_than_days=days),
+            "old runs": lambda: old_runs.prune(metastore, older_than_days=days),
             "events": lambda: events.prune(metastore, older_than_hours=settings.events_retention_hours),
             "logs": lambda: run_logs.prune(metastore, older_than_days=settings.logs_retention_days),
             "notifications": lambda: notifications.prune(metastore, older_than_days=settings.logs_retention_days),

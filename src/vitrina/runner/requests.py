@@ -11,6 +11,7 @@ from uuid import UUID
 import structlog
 from psycopg.sql import SQL, Literal
 
+from vitrina import explain, sqlguard
 from vitrina.checks import previews, reconcile
 from vitrina.checks.repairs import Hold
 from vitrina.connectors.postgres import catalog, plan_check, sessions
@@ -20,6 +21,8 @@ from vitrina.definition import Definition
 from vitrina.errors import NotFound, SourceQueryFailed, VitrinaError
 from vitrina.loads import job as jobs
 from vitrina.loads import kept_connections, replay
+from vitrina.observe import notifications
+from vitrina.sentences import Sentence, say
 from vitrina.services import suggestions
 from vitrina.settings import Settings
 from vitrina.store import connections, database, pipelines
@@ -29,6 +32,7 @@ from vitrina.store.database import Connection
 PREVIEW_ROWS = 20
 # More than anybody completes by typing.
 MAX_TABLES = 2_000
+_NOBODY = UUID(int=0)
 
 Handler = Callable[[dict[str, Any], Connection, Settings], dict[str, Any]]
 Answer = tuple[dict[str, Any] | None, dict[str, Any] | None]
@@ -39,6 +43,9 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
     handlers: dict[str, Handler] = {
         "validate": validate,
         "preview": preview,
+        "explain": explain_query,
+        "receivers": list_receivers,
+        "test_notifications": try_notifications,
         "tables": list_tables,
         "suggest": suggest_copy,
         "test_connection": try_connection,
@@ -48,19 +55,25 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
     try:
         handler = handlers.get(request["kind"])
         if handler is None:
-            raise NotFound(f"this runner does not know how to perform {request['kind']!r}; is it older than the API?")
+            raise NotFound(say("request.unknown_to_runner", kind=request["kind"]))
         return handler(request, metastore, kept_connections.with_kept(settings, metastore)), None
     except VitrinaError as exc:
-        return None, {"code": exc.code, "message": exc.message}
+        return None, {"code": exc.code, "message": exc.message, **_place(exc)}
     except Exception as exc:  # noqa: BLE001 - a request ends here whatever happened to it; the runner goes on
         structlog.get_logger().exception("request.crashed", request_id=str(request["id"]), kind=request["kind"])
         return None, {"code": "internal", "message": f"internal error: {type(exc).__name__}"}
 
 
+def _place(exc: VitrinaError) -> dict[str, int]:
+    """Where in the query, if the sentence says it."""
+    told = exc.message.params if isinstance(exc.message, Sentence) else {}
+    return {name: int(str(told[name])) for name in ("line", "column") if {"line", "column"} <= told.keys()}
+
+
 def validate(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """Everything short of running: the query is described and explained, the plan chosen."""
     with ExitStack() as sessions:
-        job = jobs.open_for_inspection(_row(metastore, request["pipeline_id"]), settings, metastore, sessions)
+        job = jobs.open_for_inspection(_row_to_inspect(request, metastore), settings, metastore, sessions)
         plan = jobs.inspect(job, create_target=False)
         return {
             "valid": True,
@@ -68,14 +81,38 @@ def validate(request: dict[str, Any], metastore: Connection, settings: Settings)
             "columns": [{"name": column.name, "type": column.type} for column in job.output],
             "estimated_rows": job.estimated_rows,
             "target_exists": job.target_writer.exists,
+            "explain": explain.outline(job.query_plan) if job.query_plan else None,
         }
+
+
+def _row_to_inspect(request: dict[str, Any], metastore: Connection) -> dict[str, Any]:
+    """The pipeline's, with the definition that came along in its place when that is not saved yet."""
+    unsaved = request.get("payload", {}).get("definition")
+    if unsaved is None:
+        return _row(metastore, request["pipeline_id"])
+    definition = Definition.model_validate(unsaved).model_dump(mode="json")
+    saved = pipelines.find(metastore, definition["name"])
+    return (saved or {"id": _NOBODY, "version": 0}) | definition
+
+
+def explain_query(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
+    """What a query alone gives and how the server would run it; nothing is read."""
+    asked = request["payload"]
+    judged = sqlguard.judge(asked["source_query"], settings.sql_policy)
+    with sessions.waited_for(asked["source_connection"], settings, "vitrina:explain") as reader:
+        columns = reader.describe(judged)
+        admitted = plan_check.admit(reader, Query(judged, None), settings)
+    return {
+        "columns": [{"name": column.name, "type": column.type} for column in columns],
+        "explain": explain.outline(admitted.plan),
+    }
 
 
 def preview(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """The first rows behind the last step, as JSON; nothing is written."""
     definition = _definition(request, metastore)
     limit = min(int(request["payload"].get("limit", PREVIEW_ROWS)), 1000)
-    judged = jobs.judge(definition, settings)
+    judged = jobs.judge_reading(definition, settings)
     if judged is None or definition.steps:
         return previews.preview(definition, settings, limit)
     with sessions.preview_reader(definition, settings) as reader:
@@ -95,9 +132,7 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
             ).format(head, Literal(previews.MAX_BYTES), source, Literal(limit))
         )
     if texts is None:
-        raise SourceQueryFailed(
-            f"the first {limit} rows are larger than {previews.MAX_BYTES >> 20} MB: ask for fewer, or shorten texts"
-        )
+        raise SourceQueryFailed(say("run.preview_too_large", rows=limit, size=previews.MAX_BYTES >> 20))
     # Row by row: reading JSON lets no other thread run, and a heartbeat may be due.
     rows = [json.loads(text) for text in texts]
     return {"columns": [{"name": c.name, "type": c.type} for c in columns], "rows": rows}
@@ -115,7 +150,13 @@ def suggest_copy(request: dict[str, Any], metastore: Connection, settings: Setti
     """The definition that copies a table, and why it is made so."""
     asked = request["payload"]
     if asked["schema"] not in settings.source_schemas:
-        raise NotFound(f"schema {asked['schema']!r} may not be read; allowed are {settings.allowed_source_schemas}")
+        raise NotFound(
+            say(
+                "suggestion.schema_not_allowed",
+                schema=asked["schema"],
+                allowed_source_schemas=settings.allowed_source_schemas,
+            )
+        )
     wishes = suggestions.Wishes(name=asked.get("name"), key=tuple(asked.get("key", ())))
     source = (asked["connection"], asked["schema"], asked["table"])
     with (
@@ -135,9 +176,22 @@ def try_connection(request: dict[str, Any], metastore: Connection, settings: Set
     return {"connection": name, "usable": usable, "findings": [asdict(verdict) for verdict in found]}
 
 
+def list_receivers(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
+    """Which receivers of messages have an address here; the addresses are secrets."""
+    found = notifications.senders(settings)
+    names = notifications.SETTINGS.items()
+    return {"receivers": [{"name": name, "is_set": name in found, "setting": setting} for name, setting in names]}
+
+
+def try_notifications(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
+    """Send a test message to every receiver, now."""
+    message = notifications.test_message(database.now(metastore), request["requested_by"])
+    return {"receivers": notifications.try_receivers(settings, message)}
+
+
 def _definition(request: dict[str, Any], metastore: Connection) -> Definition:
     """The one that came along when it is not saved yet, else the pipeline's."""
-    unsaved = request["payload"].get("definition")
+    unsaved = request.get("payload", {}).get("definition")
     if unsaved is not None:
         return Definition.model_validate(unsaved)
     return pipelines.definition_of(_row(metastore, request["pipeline_id"]))
@@ -146,5 +200,5 @@ def _definition(request: dict[str, Any], metastore: Connection) -> Definition:
 def _row(metastore: Connection, pipeline_id: UUID) -> dict[str, Any]:
     row = pipelines.find(metastore, pipeline_id)
     if row is None:
-        raise NotFound(f"pipeline {pipeline_id} was deleted meanwhile")
+        raise NotFound(say("pipeline.deleted", pipeline_id=pipeline_id))
     return row

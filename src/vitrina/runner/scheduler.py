@@ -7,6 +7,7 @@ import structlog
 
 from vitrina import failpoints, schedule
 from vitrina.errors import InvalidField
+from vitrina.sentences import say
 from vitrina.store import database, migrate, schedules
 from vitrina.store.database import Connection
 from vitrina.store.schedules import Row
@@ -43,7 +44,7 @@ def _fire(connection: Connection, due: Row) -> bool:
         migrate.require_current(connection)
         reason = exc.message if isinstance(exc, InvalidField) else f"{type(exc).__name__}: {exc}"
         log.error("schedule.invalid", error=reason)
-        schedules.set_aside(connection, due, f"the schedule is not followed: {reason}")
+        schedules.set_aside(connection, due, say("attention.schedule", reason=reason))
         return False
     if moved and due["next_run_at"] is not None:
         failpoints.hit("schedule.fired")

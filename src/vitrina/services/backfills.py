@@ -7,6 +7,7 @@ import psycopg
 from psycopg import sql
 
 from vitrina.errors import Conflict, InvalidField
+from vitrina.sentences import say
 from vitrina.status import Status
 from vitrina.store import runs
 from vitrina.store.database import Connection
@@ -22,13 +23,10 @@ _KNOWN_TYPES = {
 def refuse(connection: Connection, row: Row, asked: Mapping[str, str]) -> None:
     """Raise unless the pipeline may be asked for this range now."""
     if row["mode"] != "incremental":
-        raise InvalidField("since", f"pipeline {row['name']} is in mode 'full': it has no cursor to backfill by")
+        raise InvalidField("since", say("pipeline.no_cursor_to_backfill", name=row["name"]))
     _refuse_values(connection, row, asked)
     if row["status"] not in (Status.IDLE, Status.FAILED):
-        raise Conflict(
-            f"pipeline {row['name']} is {row['status']}: a backfill starts from IDLE or FAILED; wait for the run to"
-            " end, or cancel it"
-        )
+        raise Conflict(say("pipeline.no_backfill_now", name=row["name"], status=row["status"]))
 
 
 def _refuse_values(connection: Connection, row: Row, asked: Mapping[str, str]) -> None:
@@ -39,13 +37,10 @@ def _refuse_values(connection: Connection, row: Row, asked: Mapping[str, str]) -
         if not _is_value(connection, value, kind):
             raise InvalidField(
                 name,
-                f"{name} is {value!r}, which is no value of incremental_key {row['incremental_key']} ({kind});"
-                " nothing was started: write it as the source does",
+                say("pipeline.no_value_of_cursor", field=name, value=value, column=row["incremental_key"], type=kind),
             )
     if {"since", "until"} <= asked.keys() and not _is_before(connection, asked["since"], asked["until"], kind):
-        raise InvalidField(
-            "until", f"until is {asked['until']!r}, which is not behind since, {asked['since']!r}: nothing lies between"
-        )
+        raise InvalidField("until", say("pipeline.empty_range", until=asked["until"], since=asked["since"]))
 
 
 def _is_value(connection: Connection, value: str, kind: str) -> bool:

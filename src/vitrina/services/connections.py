@@ -5,6 +5,7 @@ import re
 from vitrina import answers, sealing
 from vitrina.errors import Conflict, InvalidField, NotFound
 from vitrina.observe import logs
+from vitrina.sentences import say
 from vitrina.services import audit
 from vitrina.services.callers import Caller
 from vitrina.settings import DEFAULT_CONNECTION, Settings
@@ -16,7 +17,7 @@ NAME = r"^[a-z0-9_]{1,63}$"
 # What `VITRINA_CONN_<NAME>` may not end in either: it would be read as something about another connection.
 RESERVED_ENDINGS = ("_max_connections", "_statement_timeout_seconds", "_file")
 MAX_URL_LENGTH = 4_000
-MAKE_A_KEY = "make one with `openssl rand -base64 32`, set it for every runner and restart them"
+MAKE_A_KEY = say("connection.make_a_key")
 
 
 def names(connection: Connection, settings: Settings) -> list[str]:
@@ -46,7 +47,7 @@ def require(connection: Connection, settings: Settings, name: str) -> str:
     """The name as it is written; `NotFound` when there is no such connection."""
     known = names(connection, settings)
     if name.lower() not in known:
-        raise NotFound(f"there is no connection {name!r}; there are: {', '.join(known)}")
+        raise NotFound(say("connection.none", name=name, known=", ".join(known)))
     return name.lower()
 
 
@@ -58,7 +59,7 @@ def add(
     with connection.transaction():
         sealed = sealing.seal(key or sealing_key(connection, settings), name, url)
         if not kept_connections.insert(connection, name, sealed, by=caller.name):
-            raise Conflict(f"there is a connection {name!r} already: replace it (`--replace`, PUT), or remove it first")
+            raise Conflict(say("connection.exists", name=name))
         audit.record(connection, caller, "add_connection", f"connection:{name}", after={"key_id": sealed.key_id})
 
 
@@ -70,7 +71,7 @@ def replace(
     with connection.transaction():
         sealed = sealing.seal(key or sealing_key(connection, settings), name, url)
         if not kept_connections.replace(connection, name, sealed, by=caller.name):
-            raise NotFound(f"no connection {name!r} is kept in the metastore: add it first")
+            raise NotFound(say("connection.not_kept_add", name=name))
         audit.record(connection, caller, "replace_connection", f"connection:{name}", after={"key_id": sealed.key_id})
 
 
@@ -79,11 +80,11 @@ def remove(connection: Connection, settings: Settings, caller: Caller, name: str
     with connection.transaction():
         if not kept_connections.lock(connection, name):
             if name in (DEFAULT_CONNECTION, *settings.connections):
-                raise Conflict(f"connection {name!r} is set in the environment ({_variable(name)}): remove it there")
-            raise NotFound(f"no connection {name!r} is kept in the metastore")
+                raise Conflict(say("connection.in_environment", name=name, variable=_variable(name)))
+            raise NotFound(say("connection.not_kept", name=name))
         used_by = kept_connections.list_users(connection).get(name, [])
         if used_by and name not in settings.connections:
-            raise Conflict(f"connection {name!r} is used by {_listed(used_by)}: change or delete these first")
+            raise Conflict(say("connection.in_use", name=name, pipelines=_listed(used_by)))
         kept_connections.delete(connection, name)
         audit.record(connection, caller, "remove_connection", f"connection:{name}")
 
@@ -93,8 +94,7 @@ def sealing_key(connection: Connection, settings: Settings) -> bytes:
     alive = runners.list_sealing_keys(connection, stale_after_seconds=settings.lease_ttl_seconds)
     holders = [keys for keys in alive if keys]
     if not holders:
-        what = "no runner that is alive has VITRINA_SECRET_KEY" if alive else "no runner is alive"
-        raise Conflict(f"{what}, and only a runner's key can seal a connection: {MAKE_A_KEY}")
+        raise Conflict(say("connection.no_key" if alive else "connection.no_runner", remedy=MAKE_A_KEY))
     preferred = list(dict.fromkeys(keys[0] for keys in holders))
     return max(preferred, key=lambda wanted: sum(wanted in keys for keys in holders))
 
@@ -103,16 +103,15 @@ def _check(settings: Settings, name: str, url: str) -> None:
     if not re.fullmatch(NAME, name) or name.endswith(RESERVED_ENDINGS):
         raise InvalidField(
             "name",
-            f"connection name {name!r} is not acceptable: up to 63 small letters, digits and _, not ending in"
-            f" {', '.join(RESERVED_ENDINGS)}",
+            say("connection.bad_name", name=name, endings=", ".join(RESERVED_ENDINGS)),
         )
     if name == DEFAULT_CONNECTION:
-        raise InvalidField("name", "the connection 'default' is the metastore's own database: choose another name")
+        raise InvalidField("name", say("connection.default"))
     if name in settings.connections:
-        raise Conflict(f"connection {name!r} is set in the environment ({_variable(name)}), which goes first")
-    found = kept_connections.problem(url) if len(url) <= MAX_URL_LENGTH else "it is too long"
+        raise Conflict(say("connection.in_environment_first", name=name, variable=_variable(name)))
+    found = kept_connections.problem(url) if len(url) <= MAX_URL_LENGTH else say("connection.url_too_long")
     if found:
-        raise InvalidField("url", f"url: {found}")
+        raise InvalidField("url", say("connection.bad_url", why=found))
     logs.learn(url)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from vitrina.errors import Conflict
+from vitrina.sentences import say
 from vitrina.services.callers import Caller
 from vitrina.store import requests
 from vitrina.store.database import Connection
@@ -44,9 +45,9 @@ def once(
             requests.remember_response(connection, scoped, answer | {_ASKED: digest})
             return answer, False
     if known["pipeline_id"] != row["id"]:
-        raise Conflict(f"Idempotency-Key {key!r} was used for another pipeline; use a new key for each request")
+        raise Conflict(say("request.key_of_other_pipeline", key=key))
     answer = dict(known["response"])
     # One that an earlier version of the platform kept does not say what it answered.
     if answer.pop(_ASKED, digest) != digest:
-        raise Conflict(f"Idempotency-Key {key!r} was used with another body; use a new key for each request")
+        raise Conflict(say("request.key_of_other_body", key=key))
     return answer, True

@@ -1,6 +1,5 @@
 """Pipelines as files: export, and apply, which makes the pipelines be what the files say, all of it or nothing."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ import psycopg
 from vitrina.answers import ApplyReport, FieldChange, ManifestChange
 from vitrina.definition import Definition
 from vitrina.errors import Conflict, FieldError, Invalid
+from vitrina.services import labels as label_rules
 from vitrina.services import manifest_files, pipelines, policy, run_after, versions
 from vitrina.services.callers import Caller
 from vitrina.services.manifest_files import API_VERSION, KIND, Document, Path
@@ -19,8 +19,6 @@ from vitrina.store import run_after as edges
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
-_LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./\-]{0,99}")
-_MAX_LABEL = 200
 # The name under which files own their pipelines.
 OWNER = r"^[A-Za-z0-9][A-Za-z0-9_./\-]{0,99}$"
 
@@ -121,7 +119,10 @@ def json_schema() -> dict[str, Any]:
                 "required": ["name"],
                 "properties": {
                     "name": name,
-                    "labels": {"type": "object", "additionalProperties": {"type": "string", "maxLength": _MAX_LABEL}},
+                    "labels": {
+                        "type": "object",
+                        "additionalProperties": {"type": "string", "maxLength": label_rules.MAX_VALUE},
+                    },
                 },
             },
             "spec": spec,
@@ -223,11 +224,11 @@ def _metadata_errors(document: Document, metadata: dict[str, Any]) -> list[Field
         _at(
             document,
             ("metadata", "labels", key),
-            f"label {key} must be a text of up to {_MAX_LABEL} characters",
+            f"label {key} must be a text of up to {label_rules.MAX_VALUE} characters",
             "invalid",
         )
         for key, value in labels.items()
-        if not _LABEL_KEY.fullmatch(key) or not isinstance(value, str) or len(value) > _MAX_LABEL or "\x00" in value
+        if value is None or label_rules.problems({key: value})
     ]
 
 

@@ -1,5 +1,7 @@
 """The metastore as Prometheus sees it: read when asked, so lag and age stay right while nothing runs."""
 
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -35,12 +37,12 @@ Connect = Callable[[], AbstractContextManager[Connection]]
 
 @dataclass(frozen=True)
 class PipelineGauge:
-    """One figure of a pipeline; `combined` says what stands under the label that many share."""
+    """One figure of a pipeline; `of_rest` is what stands under the label that many share."""
 
     name: str
     help: str
     value: Callable[[Row], float | None]
-    combined: Callable[[Iterable[float]], float]
+    of_rest: Callable[[Row], float | None]
 
 
 class MetastoreCollector(Collector):
@@ -52,11 +54,13 @@ class MetastoreCollector(Collector):
         settings: Settings,
         *,
         max_pipelines: int = MAX_PIPELINES,
+        counted: Callable[[], Collection[str]] = tuple,
         on_pipelines: Callable[[Collection[str]], None] = lambda names: None,
     ) -> None:
-        """`on_pipelines` is told the names of all there are."""
+        """`on_pipelines` is told which of the `counted` names there still are."""
         self._connect, self._settings, self._max_pipelines = connect, settings, max_pipelines
-        self._on_pipelines = on_pipelines
+        self._counted, self._on_pipelines = counted, on_pipelines
+        self.rest = Rest()
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
         """Known without asking the database, so registering needs none."""
@@ -66,31 +70,98 @@ class MetastoreCollector(Collector):
         up = GaugeMetricFamily("vitrina_metastore_up", "Whether the metastore answers.")
         try:
             with self._connect() as connection:
-                rows = figures.list_pipelines(connection)
-                totals = figures.totals(connection, stale_after_seconds=self._settings.lease_ttl_seconds)
+                found = self._read(connection)
         except UNREACHABLE:
             up.add_metric([], 0)
             yield up
             return
-        self._on_pipelines([row["name"] for row in rows])
         up.add_metric([], 1)
         yield up
-        yield from _totals(rows, totals)
-        labels = [row["name"] if n < self._max_pipelines else OTHER for n, row in enumerate(rows)]
-        yield _statuses(rows, labels)
-        yield _failures(rows, labels)
+        yield from _totals(found)
+        yield _statuses(found)
+        yield _failures(found)
         for gauge in PIPELINE_GAUGES:
-            yield _gauge(gauge, rows, labels)
+            yield _gauge(gauge, found)
+
+    def _read(self, connection: Connection) -> "Found":
+        rows = figures.list_oldest(connection, limit=self._max_pipelines)
+        totals = figures.totals(connection, stale_after_seconds=self._settings.lease_ttl_seconds)
+        if counted := self._counted():
+            self._on_pipelines(figures.find_existing(connection, counted))
+        own = Counter(row["status"] for row in rows)
+        all_statuses = own if len(rows) < self._max_pipelines else Counter(figures.count_statuses(connection))
+        has_rest = all_statuses.total() > len(rows)
+        return Found(rows, totals, all_statuses, self.rest.read(connection, rows[-1]) if has_rest else None)
 
 
-def _totals(rows: list[Row], totals: Row) -> Iterator[GaugeMetricFamily]:
-    counts = Counter(row["status"] for row in rows)
+@dataclass(frozen=True)
+class Found:
+    """What one scrape shows; `rest` sums up the pipelines that have no row here."""
+
+    rows: list[Row]
+    totals: Row
+    statuses: Counter[str]
+    rest: Row | None
+
+    @property
+    def rest_statuses(self) -> Counter[str]:
+        """Read a moment after the rows: never less than none."""
+        return self.statuses - Counter(row["status"] for row in self.rows)
+
+
+class Rest:
+    """Sums up the pipelines behind those that have their own label; kept for a while when there are so many that it
+    takes time: the ages in it grow by themselves."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._row: Row = {}
+        self._good_until = 0.0
+        self.kept_seconds = 0.0
+
+    def read(self, connection: Connection, last: Row) -> Row:
+        """Of the pipelines behind `last`."""
+        after = (last["created_at"], last["id"])
+        # Two that ask at once: the second takes what the first has read.
+        with self._lock:
+            if time.monotonic() >= self._good_until or self._row["after"] != after:
+                started = time.monotonic()
+                self._row = _sum_up(connection, after)
+                self.kept_seconds = _keep_seconds(took=time.monotonic() - started)
+                self._good_until = time.monotonic() + self.kept_seconds
+            return self._row | {"now": last["now"]}
+
+
+# Up to this the rest is read with every scrape; beyond it, so seldom that it takes a four-hundredth of the time.
+QUICK_SECONDS = 0.05
+_KEEP_FACTOR = 400
+_MAX_KEEP_SECONDS = 300.0
+
+
+def _keep_seconds(took: float) -> float:
+    return 0.0 if took <= QUICK_SECONDS else min(_KEEP_FACTOR * took, _MAX_KEEP_SECONDS)
+
+
+def _sum_up(connection: Connection, after: figures.Place) -> Row:
+    found = figures.sum_up_rest(connection, after)
+    cursors = [cursor_time(row["safe_upto"], row["options"]) for row in figures.list_oldest_cursors(connection, after)]
+    known: list[float | None] = [found["success_started"], *(cursor.timestamp() for cursor in cursors if cursor)]
+    held = [row["now"] - held_seconds(row) for row in figures.list_held(connection, after)]
+    return found | {
+        "after": after,
+        "as_of": min((moment for moment in known if moment is not None), default=None),
+        "held_since": min(held, default=None),
+        "failures": figures.count_failures(connection, after),
+    }
+
+
+def _totals(found: Found) -> Iterator[GaugeMetricFamily]:
     by_status = GaugeMetricFamily("vitrina_pipelines", "Pipelines by status.", labels=["status"])
     for status in Status:
-        by_status.add_metric([status], counts[status])
+        by_status.add_metric([status], found.statuses[status])
     yield by_status
-    waiting = sum(row["status"] == Status.RUN_REQUESTED and row["enabled"] for row in rows)
-    yield GaugeMetricFamily("vitrina_queue_depth", "Pipelines that wait for a runner.", value=waiting)
+    totals = found.totals
+    yield GaugeMetricFamily("vitrina_queue_depth", "Pipelines that wait for a runner.", value=totals["queue_depth"])
     yield GaugeMetricFamily(
         "vitrina_queue_oldest_seconds", "How long the longest-waiting pipeline waits.", value=totals["queue_oldest"]
     )
@@ -102,41 +173,41 @@ def _totals(rows: list[Row], totals: Row) -> Iterator[GaugeMetricFamily]:
     )
 
 
-def _statuses(rows: list[Row], labels: list[str]) -> GaugeMetricFamily:
+def _statuses(found: Found) -> GaugeMetricFamily:
     family = GaugeMetricFamily(
         "vitrina_pipeline_status", "1 for the status that the pipeline has.", labels=["pipeline", "status"]
     )
-    counts = Counter((label, row["status"]) for label, row in zip(labels, rows, strict=True))
-    for label in dict.fromkeys(labels):
+    for row in found.rows:
         for status in Status:
-            family.add_metric([label, status], counts[label, status])
+            family.add_metric([row["name"], status], int(row["status"] == status))
+    if found.rest:
+        for status in Status:
+            family.add_metric([OTHER, status], found.rest_statuses[status])
     return family
 
 
-def _failures(rows: list[Row], labels: list[str]) -> GaugeMetricFamily:
+def _failures(found: Found) -> GaugeMetricFamily:
     """Why: by the error's code, of which there are few."""
     family = GaugeMetricFamily(
         "vitrina_pipeline_failed", "1 while the pipeline is FAILED, with the error's code.", labels=["pipeline", "code"]
     )
-    counts = Counter(
-        (label, row["error_code"] or "unknown")
-        for label, row in zip(labels, rows, strict=True)
-        if row["status"] == Status.FAILED
-    )
-    for (label, code), count in counts.items():
-        family.add_metric([label, code], count)
+    for row in found.rows:
+        if row["status"] == Status.FAILED:
+            family.add_metric([row["name"], row["error_code"] or "unknown"], 1)
+    for code, count in found.rest["failures"].items() if found.rest else ():
+        family.add_metric([OTHER, code or "unknown"], count)
     return family
 
 
-def _gauge(gauge: PipelineGauge, rows: list[Row], labels: list[str]) -> GaugeMetricFamily:
+def _gauge(gauge: PipelineGauge, found: Found) -> GaugeMetricFamily:
     family = GaugeMetricFamily(gauge.name, gauge.help, labels=["pipeline"])
-    found: dict[str, list[float]] = {}
-    for label, row in zip(labels, rows, strict=True):
+    for row in found.rows:
         value = gauge.value(row)
         if value is not None:
-            found.setdefault(label, []).append(value)
-    for label, values in found.items():
-        family.add_metric([label], gauge.combined(values))
+            family.add_metric([row["name"]], value)
+    value = gauge.of_rest(found.rest) if found.rest else None
+    if value is not None:
+        family.add_metric([OTHER], value)
     return family
 
 
@@ -146,8 +217,7 @@ def _gauge(gauge: PipelineGauge, rows: list[Row], labels: list[str]) -> GaugeMet
 def lag_seconds(row: Row) -> float | None:
     """How old the mart's knowledge of its source is: since the safe cursor, else since the last success began."""
     upto = cursor_time(row["safe_upto"], row["options"]) if row["mode"] == "incremental" else None
-    as_of = upto.timestamp() if upto else row["success_started"]
-    return max(row["now"] - as_of, 0) if as_of is not None else None
+    return _age(row, upto.timestamp() if upto else row["success_started"])
 
 
 def held_seconds(row: Row) -> float:
@@ -182,47 +252,64 @@ def lag_limit_seconds(row: Row) -> float | None:
     return float(limit) if row["enabled"] and isinstance(limit, int | float) and abs(limit) < 1e300 else None
 
 
+def _age(row: Row, moment: float | None) -> float | None:
+    return max(row["now"] - moment, 0) if moment is not None else None
+
+
+# Under the shared label: the oldest time, the greatest age, the sum, the lowest limit.
 PIPELINE_GAUGES = (
     PipelineGauge(
         "vitrina_pipeline_status_since_timestamp_seconds",
         "When the pipeline got the status that it has.",
         lambda row: row["status_since"],
-        min,
+        lambda rest: rest["status_since"],
     ),
     PipelineGauge(
         "vitrina_pipeline_failing_since_timestamp_seconds",
         "When a failing pipeline failed first; absent once it has succeeded again.",
         lambda row: row["failing_since"],
-        min,
+        lambda rest: rest["failing_since"],
     ),
     PipelineGauge(
         "vitrina_last_success_timestamp_seconds",
         "When the last successful run ended; absent before the first one.",
         lambda row: row["success_finished"],
-        min,
+        lambda rest: rest["success_finished"],
     ),
     PipelineGauge(
-        "vitrina_lag_seconds", "Age of what the mart knows of its source; absent before a success.", lag_seconds, max
+        "vitrina_lag_seconds",
+        "Age of what the mart knows of its source; absent before a success.",
+        lag_seconds,
+        lambda rest: _age(rest, rest["as_of"]),
     ),
     PipelineGauge(
-        "vitrina_lag_limit_seconds", "The pipeline's options.max_lag_seconds, where set.", lag_limit_seconds, min
+        "vitrina_lag_limit_seconds",
+        "The pipeline's options.max_lag_seconds, where set.",
+        lag_limit_seconds,
+        lambda rest: rest["lag_limit"],
     ),
     PipelineGauge(
         "vitrina_run_progress_age_seconds",
         "Time since the run at work last committed something; absent when none is at work.",
-        lambda row: row["progress_age"],
-        max,
+        lambda row: _age(row, row["progressed"]),
+        lambda rest: _age(rest, rest["progressed"]),
     ),
     PipelineGauge(
-        "vitrina_dead_letters", "Documents that were refused and not dealt with.", lambda r: r["dead_letters"], sum
+        "vitrina_dead_letters",
+        "Documents that were refused and not dealt with.",
+        lambda row: row["dead_letters"],
+        lambda rest: rest["dead_letters"],
     ),
     PipelineGauge(
-        "vitrina_drift_rows", "Rows that the last reconciliation found different.", lambda row: row["drift_rows"], sum
+        "vitrina_drift_rows",
+        "Rows that the last reconciliation found different.",
+        lambda row: row["drift_rows"],
+        lambda rest: rest["drift_rows"],
     ),
     PipelineGauge(
         "vitrina_checkpoint_held_seconds",
         "How long open transactions have held the checkpoint back.",
         held_seconds,
-        max,
+        lambda rest: _age(rest, rest["held_since"]) or 0.0,
     ),
 )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vitrina.errors import FieldError
+from vitrina.sentences import say
 
 Schema = Mapping[str, Any]
 
@@ -31,7 +32,9 @@ class _Judge:
         elif "enum" in schema or "const" in schema:
             yield from self._one_of(value, schema.get("enum", [schema.get("const")]), path)
         elif wrong := self._wrong_type(value, schema):
-            yield FieldError(path, f"{_name(path)} must be {wrong}, not {_kind(value)}", "invalid_params")
+            yield FieldError(
+                path, say("params.wrong_kind", field=_name(path), wanted=wrong, found=_kind(value)), "invalid_params"
+            )
         elif isinstance(value, dict):
             yield from self._object(value, schema, path)
         elif isinstance(value, list):
@@ -61,12 +64,14 @@ class _Judge:
             yield found[0][0]
         else:
             wanted = " or ".join(dict.fromkeys(_described(self._resolved(choice)) for choice in choices))
-            yield FieldError(path, f"{_name(path)} must be {wanted}, not {_kind(value)}", "invalid_params")
+            yield FieldError(
+                path, say("params.wrong_kind", field=_name(path), wanted=wanted, found=_kind(value)), "invalid_params"
+            )
 
     def _one_of(self, value: Any, choices: list[Any], path: str) -> Iterator[FieldError]:
         if value not in choices:
             shown = ", ".join(map(repr, choices[:_SHOWN_CHOICES]))
-            yield FieldError(path, f"{_name(path)} must be one of {shown}", "invalid_params")
+            yield FieldError(path, say("params.not_one_of", field=_name(path), choices=shown), "invalid_params")
 
     def _wrong_type(self, value: Any, schema: Schema) -> str | None:
         wanted = str(schema.get("type"))
@@ -80,7 +85,9 @@ class _Judge:
         known: Schema = schema.get("properties", {})
         for name in schema.get("required", ()):
             if name not in value:
-                yield FieldError(f"{path}.{name}", f"{_name(path)}.{name} is missing", "missing_params")
+                yield FieldError(
+                    f"{path}.{name}", say("params.missing", field=_name(path), name=name), "missing_params"
+                )
         others = schema.get("additionalProperties", True)
         patterns = list(schema.get("patternProperties", {}).values())
         for name, item in value.items():
@@ -91,7 +98,9 @@ class _Judge:
             elif others is False:
                 there_are = ", ".join(sorted(known)) or "none"
                 yield FieldError(
-                    f"{path}.{name}", f"there is no {_name(path)}.{name}; there are: {there_are}", "unknown_params"
+                    f"{path}.{name}",
+                    say("params.unknown", field=_name(path), name=name, known=there_are),
+                    "unknown_params",
                 )
             elif isinstance(others, Mapping):
                 yield from self.judge(item, others, f"{path}.{name}")
@@ -143,17 +152,23 @@ def _name(path: str) -> str:
 def _length(length: int, schema: Schema, word: str, unit: str, path: str) -> Iterator[FieldError]:
     least, most = schema.get(f"min{word}", 0), schema.get(f"max{word}", length)
     if length < least:
-        yield FieldError(path, f"{_name(path)} needs at least {least} {unit}", "invalid_params")
+        yield FieldError(path, say("params.too_few", field=_name(path), least=least, unit=unit), "invalid_params")
     elif length > most:
-        yield FieldError(path, f"{_name(path)} has {length} {unit}; at most {most} are allowed", "invalid_params")
+        yield FieldError(
+            path, say("params.too_many", field=_name(path), length=length, unit=unit, most=most), "invalid_params"
+        )
 
 
 def _range(value: float, schema: Schema, path: str) -> Iterator[FieldError]:
     if value < schema.get("minimum", value):
-        yield FieldError(path, f"{_name(path)} must be at least {schema['minimum']}", "invalid_params")
+        yield FieldError(path, say("params.below", field=_name(path), least=schema["minimum"]), "invalid_params")
     elif value > schema.get("maximum", value):
-        yield FieldError(path, f"{_name(path)} must be at most {schema['maximum']}", "invalid_params")
+        yield FieldError(path, say("params.above", field=_name(path), most=schema["maximum"]), "invalid_params")
     elif "exclusiveMinimum" in schema and value <= schema["exclusiveMinimum"]:
-        yield FieldError(path, f"{_name(path)} must be above {schema['exclusiveMinimum']}", "invalid_params")
+        yield FieldError(
+            path, say("params.not_above", field=_name(path), least=schema["exclusiveMinimum"]), "invalid_params"
+        )
     elif "exclusiveMaximum" in schema and value >= schema["exclusiveMaximum"]:
-        yield FieldError(path, f"{_name(path)} must be below {schema['exclusiveMaximum']}", "invalid_params")
+        yield FieldError(
+            path, say("params.not_below", field=_name(path), most=schema["exclusiveMaximum"]), "invalid_params"
+        )

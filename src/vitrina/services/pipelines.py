@@ -12,7 +12,9 @@ import structlog
 from vitrina import status
 from vitrina.definition import LOCKED_WHILE_RUNNING, Definition
 from vitrina.errors import Conflict, InvalidField, NotFound, PreconditionFailed
+from vitrina.sentences import say
 from vitrina.services import audit, backfills, policy, run_after, schedules, steps, versions
+from vitrina.services import labels as labels_of
 from vitrina.services.callers import Caller
 from vitrina.settings import Settings
 from vitrina.status import Status, Trigger
@@ -43,8 +45,8 @@ def get(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) -
 def no_such(connection: Connection, name: str) -> NotFound:
     near = difflib.get_close_matches(name, pipelines.list_names(connection), 1)
     if near:
-        return NotFound(f"there is no pipeline {name!r}: did you mean {near[0]!r}?")
-    return NotFound(f"there is no pipeline {name!r}; `vitrina pipelines` or GET /pipelines lists the ones there are")
+        return NotFound(say("pipeline.none_but", name=name, near=near[0]))
+    return NotFound(say("pipeline.none", name=name))
 
 
 def create(
@@ -83,7 +85,7 @@ def insert(
     schedules.renew(connection, pipeline_id)
     pipelines.set_owner(connection, pipeline_id, managed_by=managed_by, labels=dict(labels or {}))
     row = get(connection, pipeline_id)
-    versions.record(connection, caller, row, action="create", before=None, summary="created")
+    versions.record(connection, caller, row, action="create", before=None, summary=say("version.created"))
     return row
 
 
@@ -97,7 +99,8 @@ def change(
     expected_version: int | None = None,
     action: str = "change",
 ) -> Row:
-    """Set the given fields; `options` is merged key by key, null takes an option back to its default."""
+    """Set the given fields; `options` and `labels` are merged key by key, null takes an option back to its default."""
+    wanted_labels, fields = labels_of.split(fields)
     try:
         with connection.transaction():
             if (_TARGET_FIELDS | _GRAPH_FIELDS) & fields.keys():
@@ -111,7 +114,7 @@ def change(
                 refuse_second_writer(connection, after)
             if _GRAPH_FIELDS & changed:
                 run_after.refuse_circles(connection, [after["name"]])
-            return after
+            return after if wanted_labels is None else labels_of.change(connection, caller, after, wanted_labels)
     except psycopg.errors.UniqueViolation as exc:
         raise _name_taken(str(fields.get("name"))) from exc
 
@@ -138,7 +141,7 @@ def redefine(
         steps.check(connection, settings, definition)
     _write(connection, row, definition)
     after = get(connection, row["id"])
-    said = summary or "changed " + ", ".join(sorted(changed))
+    said = summary or say("version.changed", fields=sorted(changed))
     versions.record(connection, caller, after, action=action, before=before, summary=said)
     return after
 
@@ -180,7 +183,7 @@ def roll_back(
         _require_version(row, expected_version)
         old = versions.get(connection, row, version)["definition"]
         definition = policy.parse(old | {"name": row["name"]})
-        said = f"rolled back to version {version}"
+        said = say("version.rolled_back", version=version)
         after = redefine(connection, settings, caller, row, definition, action="roll_back", summary=said)
         refuse_second_writer(connection, after)
         run_after.refuse_circles(connection, [after["name"]])
@@ -202,10 +205,7 @@ def remove(
         _require_version(row, expected_version)
         run_after.refuse_removal(connection, row, also_removed=also_removed)
         if not pipelines.delete(connection, row["id"]):
-            raise Conflict(
-                f"pipeline {row['name']} is {row['status']} and cannot be deleted now:"
-                " pause it, wait until it is PAUSED, then delete it"
-            )
+            raise Conflict(say("pipeline.no_delete_now", name=row["name"], status=row["status"]))
         audit.record(connection, caller, "delete", versions.object_name(row), before=versions.snapshot(row))
 
 
@@ -248,17 +248,12 @@ def resume(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Ro
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
         if not row["enabled"]:
-            raise Conflict(f"pipeline {row['name']} is disabled: enable it, then resume it")
+            raise Conflict(say("pipeline.disabled_no_resume", name=row["name"]))
         moved = pipelines.resume(connection, row["id"], trigger=Trigger.API, traceparent=caller.traceparent)
         if moved is None and row["status"] == Status.PAUSE_REQUESTED:
-            raise Conflict(
-                f"pipeline {row['name']} is about to pause (PAUSE_REQUESTED): wait until it is PAUSED, then resume it"
-            )
+            raise Conflict(say("pipeline.about_to_pause", name=row["name"]))
         if moved is None:
-            raise Conflict(
-                f"pipeline {row['name']} is {row['status']}: only a PAUSED one is resumed;"
-                f" `run` asks for a run in any other status"
-            )
+            raise Conflict(say("pipeline.not_paused", name=row["name"], status=row["status"]))
         _record_move(connection, caller, "resume", row, moved)
         return row | moved
 
@@ -271,10 +266,7 @@ def request_pause(connection: Connection, caller: Caller, id_or_name: str | UUID
             return row
         moved = pipelines.request_pause(connection, row["id"])
         if moved is None:
-            raise Conflict(
-                f"pipeline {row['name']} is {row['status']} and nothing of it runs, so there is nothing to pause;"
-                " disable it to keep it from starting"
-            )
+            raise Conflict(say("pipeline.nothing_to_pause", name=row["name"], status=row["status"]))
         _record_move(connection, caller, "pause", row, moved)
         return row | moved
 
@@ -290,15 +282,13 @@ def cancel(
         row = get(connection, id_or_name, lock=True)
         if requested_at is not None and not _answers_only(connection, row, requested_at):
             raise Conflict(
-                f"pipeline {row['name']} is {row['status']}, and the run that was asked for at"
-                f" {requested_at.isoformat()} is over, or another one was asked for since; without `run_requested_at`,"
-                " `cancel` ends whatever waits or works"
+                say("pipeline.request_is_over", name=row["name"], status=row["status"], at=requested_at.isoformat())
             )
         ended = pipelines.withdraw_request(connection, row["id"], "cancel") or leases.cancel_run(
-            connection, row["id"], f"cancelled by {caller.name}; what was committed before stays"
+            connection, row["id"], say("run.cancelled", who=caller.name)
         )
         if not ended:
-            raise Conflict(f"pipeline {row['name']} is {row['status']} and no run of it waits or works")
+            raise Conflict(say("pipeline.nothing_to_cancel", name=row["name"], status=row["status"]))
         moved = get(connection, row["id"])
         _record_move(connection, caller, "cancel", row, moved)
         return moved
@@ -342,7 +332,9 @@ def reload_config(connection: Connection, settings: Settings, caller: Caller, id
         if changed:
             pipelines.bump_version(connection, row["id"])
             row = get(connection, row["id"])
-            versions.record(connection, caller, row, action="reload_config", before=known, summary="edited by hand")
+            versions.record(
+                connection, caller, row, action="reload_config", before=known, summary=say("version.edited")
+            )
         else:
             audit.record(connection, caller, "reload_config", versions.object_name(row))
         runs.move_to_version(connection, row["id"], row["version"])
@@ -383,10 +375,7 @@ def refuse_second_writer(connection: Connection, row: Row) -> None:
     definition = pipelines.definition_of(row)
     other = pipelines.find_rival(connection, row["id"], definition)
     if other:
-        raise Conflict(
-            f"target {definition.final_target} is written by pipeline {other['name']} already, and a full load deletes"
-            " what its own source does not have; choose another target, or set options.shared_target on both"
-        )
+        raise Conflict(say("pipeline.target_has_a_writer", target=definition.final_target, other=other["name"]))
 
 
 # --- guards ----------------------------------------------------------------------------------------------------
@@ -395,39 +384,32 @@ def refuse_second_writer(connection: Connection, row: Row) -> None:
 def _require_version(row: Row, expected: int | None) -> None:
     if expected is not None and row["version"] != expected:
         raise PreconditionFailed(
-            f"pipeline {row['name']} is at version {row['version']}, not {expected}: somebody changed it;"
-            " read it again, then repeat your change"
+            say("pipeline.changed_since", name=row["name"], version=row["version"], expected=expected)
         )
 
 
 def _refuse_locked(row: Row, changed: Iterable[str]) -> None:
     locked = sorted(LOCKED_WHILE_RUNNING.intersection(changed))
     if locked and row["status"] in status.ACTIVE:
-        raise Conflict(
-            f"pipeline {row['name']} is {row['status']}: {', '.join(locked)} cannot change under a run;"
-            " pause it, wait until it is PAUSED, then change it"
-        )
+        raise Conflict(say("pipeline.locked", name=row["name"], status=row["status"], fields=", ".join(locked)))
 
 
 def _refuse_reset(row: Row, cursor: str | None) -> None:
     name = row["name"]
     if row["status"] in status.ACTIVE:
-        raise Conflict(
-            f"pipeline {name} is {row['status']}: its checkpoint belongs to the run at work;"
-            " pause it, wait until it is PAUSED, then reset"
-        )
+        raise Conflict(say("pipeline.no_reset_now", name=name, status=row["status"]))
     if cursor is not None and row["mode"] != "incremental":
-        raise InvalidField("cursor", f"pipeline {name} is a {row['mode']} load: only incremental has a cursor")
+        raise InvalidField("cursor", say("pipeline.no_cursor", name=name, mode=row["mode"]))
 
 
 def _why_not_run(row: Row) -> str:
     if not row["enabled"]:
-        return f"pipeline {row['name']} is disabled: enable it, then run it"
-    return f"pipeline {row['name']} is {row['status']}: wait until it is PAUSED, then run it"
+        return say("pipeline.disabled_no_run", name=row["name"])
+    return say("pipeline.run_when_paused", name=row["name"], status=row["status"])
 
 
 def _name_taken(name: str) -> Conflict:
-    return Conflict(f"a pipeline named {name!r} exists already: choose another name, or change that one")
+    return Conflict(say("pipeline.name_taken", name=name))
 
 
 # --- writing ---------------------------------------------------------------------------------------------------
@@ -444,7 +426,7 @@ def _merged(row: Row, fields: Mapping[str, Any]) -> dict[str, Any]:
 def _write(connection: Connection, row: Row, definition: Definition) -> None:
     versions.keep_baseline(connection, row)
     if not pipelines.update(connection, row["id"], definition, version=row["version"]):
-        raise PreconditionFailed(f"pipeline {row['name']} was changed at the same moment; read it again, then repeat")
+        raise PreconditionFailed(say("pipeline.changed_now", name=row["name"]))
     if schedules.moves_ticks(versions.snapshot(row), versions.snapshot_of(definition)):
         schedules.renew(connection, row["id"])
     if not definition.enabled:
@@ -462,7 +444,7 @@ def _set_enabled(connection: Connection, caller: Caller, id_or_name: str | UUID,
         after = get(connection, row["id"])
         action = "enable" if enabled else "disable"
         before = versions.snapshot(row)
-        versions.record(connection, caller, after, action=action, before=before, summary=f"{action}d")
+        versions.record(connection, caller, after, action=action, before=before, summary=say(f"version.{action}d"))
         return after
 
 

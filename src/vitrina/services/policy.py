@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from vitrina import sqlguard, taskplan
 from vitrina.definition import Definition, Options, Task, Unfit
 from vitrina.errors import FieldError, ForbiddenTarget, Invalid, InvalidQuery
+from vitrina.sentences import Sentence, say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import kept_connections
 from vitrina.store.database import Connection
@@ -42,6 +43,34 @@ def parse(fields: Mapping[str, Any]) -> Definition:
         raise invalid(field_errors(exc.errors(include_url=False))) from None
 
 
+def parse_for_reading(fields: Mapping[str, Any]) -> Definition:
+    """A definition of which only what it reads matters: it may still lack a name and a target."""
+    return parse({"name": _NO_NAME, "target_table": _NO_TARGET, **fields})
+
+
+def parse_piecemeal(fields: Mapping[str, Any]) -> tuple[Definition | None, list[FieldError]]:
+    """What can be made of the fields without the wrong ones, and everything that is wrong about those."""
+    rest, found = dict(fields), list[FieldError]()
+    while True:
+        try:
+            return parse(rest), found
+        except Invalid as exc:
+            wrong = {problem.path.partition(".")[0] for problem in exc.fields}
+            news = [problem for problem in exc.fields if problem.path not in {known.path for known in found}]
+            if not news or len(found) > MAX_PROBLEMS:
+                return None, found
+            found += news
+            # Without the column that says what is new, a definition is one of a full load.
+            wrong |= {"mode"} if "incremental_key" in wrong else set()
+            rest = {name: value for name, value in rest.items() if name not in wrong}
+            rest |= {name: value for name, value in _PLACEHOLDERS.items() if name in wrong}
+
+
+_NO_NAME, _NO_TARGET = "draft", "no_target"
+# Fields that a definition cannot be without.
+_PLACEHOLDERS = {"name": _NO_NAME, "target_table": _NO_TARGET, "source_query": "SELECT 1"}
+
+
 def check(definition: Definition, settings: Settings, metastore: Connection | None = None) -> None:
     """Raise `Invalid` with everything that stands against the definition at once."""
     found = problems(definition, settings, metastore)
@@ -53,6 +82,15 @@ def problems(definition: Definition, settings: Settings, metastore: Connection |
     """Without the metastore, only the environment's connections are known."""
     return [
         *taskplan.target_violations(definition, settings.target_policy),
+        *problems_of_reading(definition, settings, metastore),
+    ]
+
+
+def problems_of_reading(
+    definition: Definition, settings: Settings, metastore: Connection | None = None
+) -> list[FieldError]:
+    """What stands against reading with it, wherever it would write."""
+    return [
         *taskplan.violations(definition.tasks),
         *_query_problems(definition, settings),
         *_connection_problems(definition, settings, metastore),
@@ -65,9 +103,9 @@ def invalid(found: Sequence[FieldError]) -> Invalid:
     if len(found) == 1:
         return Invalid(found[0].message, tuple(found))
     listed = found[:MAX_PROBLEMS]
-    more = [f"and {len(found) - MAX_PROBLEMS} more"] if len(found) > MAX_PROBLEMS else []
-    said = "; ".join([*(problem.message for problem in listed), *more])
-    return Invalid(f"{len(found)} fields are not acceptable: {said}", tuple(listed))
+    more = [say("definition.more", count=len(found) - MAX_PROBLEMS)] if len(found) > MAX_PROBLEMS else []
+    said = [*(problem.message for problem in listed), *more]
+    return Invalid(say("definition.several", count=len(found), problems=said), tuple(listed))
 
 
 def field_errors(details: Iterable[Mapping[str, Any]]) -> list[FieldError]:
@@ -84,34 +122,66 @@ _CODES = {"missing": "missing", "extra_forbidden": "unknown_field"}
 
 
 def _words(path: str, detail: Mapping[str, Any]) -> str:
-    message = str(detail["msg"])
-    if detail["type"] == "value_error":
-        return message.removeprefix("Value error, ")
-    if detail["type"] == "extra_forbidden":
-        return f"{path} is not a field that can be set here{_meant(path)}"
-    path = path or "the body"
-    if detail["type"] == "list_type":
-        return f'{path} must be a list, such as ["a", "b"]'
-    if detail["type"] == "string_pattern_mismatch" and path == "name":
-        return "name needs 1 to 100 letters, digits, dots, dashes or underscores, the first a letter or a digit"
-    if detail["type"] == "missing":
-        return f"{path} is required"
-    said = message.replace("Input should", "must", 1) if message.startswith("Input should") else f": {message}"
-    return f"{path} {said}{_shown(detail.get('input'))}".replace(" : ", ": ", 1)
+    broken, kind = detail.get("ctx", {}).get("error"), detail["type"]
+    if kind == "value_error":
+        own = broken.args[0] if isinstance(broken, ValueError) and broken.args else None
+        return own if isinstance(own, Sentence) else str(detail["msg"]).removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        return _unknown(path)
+    path = path or say("definition.body")
+    if kind == "list_type":
+        return say("definition.not_a_list", path=path)
+    if kind == "string_pattern_mismatch" and path == "name":
+        return say("definition.name")
+    if kind == "missing":
+        return say("definition.missing", path=path)
+    return _of_pydantic(path, detail)
 
 
-def _meant(path: str) -> str:
-    """A field of the same part of a definition whose name is nearly this one."""
+# Which of our sentences a finding of pydantic is, and what its context calls the limit.
+_PYDANTIC = {
+    "greater_than_equal": ("definition.at_least", "ge"),
+    "less_than_equal": ("definition.at_most", "le"),
+    "greater_than": ("definition.above", "gt"),
+    "less_than": ("definition.below", "lt"),
+    "literal_error": ("definition.one_of", "expected"),
+    "string_too_short": ("definition.text_too_short", "min_length"),
+    "string_too_long": ("definition.text_too_long", "max_length"),
+    "string_type": ("definition.no_text", None),
+    "int_type": ("definition.no_integer", None),
+    "float_type": ("definition.no_number", None),
+    "bool_type": ("definition.no_boolean", None),
+    "dict_type": ("definition.no_object", None),
+}
+
+
+def _of_pydantic(path: str, detail: Mapping[str, Any]) -> Sentence:
+    given, message = _given(detail.get("input")), str(detail["msg"])
+    code, limit = _PYDANTIC.get(detail["type"], (None, None))
+    if code is not None:
+        named = {"limit": detail["ctx"][limit]} if limit else {}
+        return say(code, path=path, given=given, message=message, **named)
+    if message.startswith("Input should"):
+        return say("definition.must", path=path, message=message.removeprefix("Input should "), given=given)
+    return say("definition.other", path=path, message=message, given=given)
+
+
+def _unknown(path: str) -> Sentence:
+    """With a field of the same part of a definition whose name is nearly this one."""
     outer, _, name = path.rpartition(".")
     parts: dict[str, type[BaseModel]] = {"options": Options, "tasks": Task}
     model = parts.get(outer.partition(".")[0], Definition)
     near = difflib.get_close_matches(name, model.model_fields.keys() - {name}, 1)
-    return f": did you mean {near[0]}?" if near else ""
+    if near:
+        return say("definition.unknown_field_near", path=path, near=near[0])
+    return say("definition.unknown_field", path=path)
 
 
-def _shown(value: object) -> str:
+def _given(value: object) -> str:
     """Numbers and flags help to see the mistake; texts may hold anything."""
-    return f", not {str(value).lower() if isinstance(value, bool) else value}" if isinstance(value, int | float) else ""
+    if not isinstance(value, int | float):
+        return ""
+    return say("definition.given", value=str(value).lower() if isinstance(value, bool) else value)
 
 
 def _query_problems(definition: Definition, settings: Settings) -> list[FieldError]:
@@ -123,7 +193,7 @@ def _query_problems(definition: Definition, settings: Settings) -> list[FieldErr
     try:
         judge(definition.query, settings)
     except InvalidQuery as exc:
-        return [FieldError(path, exc.message, exc.code)]
+        return [FieldError(path, exc.message, exc.code, exc.line, exc.column)]
     return []
 
 
@@ -144,8 +214,7 @@ def _connection_problems(definition: Definition, settings: Settings, metastore: 
     return [
         FieldError(
             path,
-            f"connection {name!r} is not configured; known: {', '.join(sorted(known))}"
-            f" (the operator sets VITRINA_CONN_{name.upper()}, or adds it with `vitrina connections add`)",
+            say("definition.unknown_connection", name=name, known=", ".join(sorted(known)), variable=name.upper()),
             "unknown_connection",
         )
         for path, name in unknown.items()
@@ -157,7 +226,7 @@ def _timeout_problems(definition: Definition, settings: Settings) -> list[FieldE
     limit = settings.statement_timeout_on(definition.source_connection)
     if asked is None or asked <= limit:
         return []
-    said = f"{path} {asked:g} is more than the installation allows ({limit:g} s, VITRINA_STATEMENT_TIMEOUT_SECONDS)"
+    said = say("definition.timeout_too_long", path=path, asked=asked, limit=limit)
     return [FieldError(path, said, "invalid")]
 
 
@@ -170,5 +239,5 @@ def _search_connection_problems(definition: Definition, settings: Settings) -> l
         return []
     if isinstance(target, PostgresTarget):
         return []
-    message = f"{target} is a search index; options.target_connection names databases only"
+    message = say("definition.search_has_no_connection", target=target)
     return [FieldError("options.target_connection", message, "invalid")]

@@ -3,25 +3,36 @@
 from typing import Any
 
 from vitrina.errors import Conflict, NotFound
+from vitrina.sentences import say
 from vitrina.status import can_move
-from vitrina.store import requests
+from vitrina.store import dead_letters, requests
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
+# Sent again at a time.
+MOST_LETTERS = 10_000
 
-def refuse_beside_a_run(row: Row, what: str = "repaired") -> None:
+
+def refuse_beside_a_run(row: Row, why: str = "pipeline.no_repair_now") -> None:
     if not can_move("claim_idle", row["status"]):
-        compare = " (without `repair`, it is compared at any time)" if what == "repaired" else ""
-        raise Conflict(
-            f"pipeline {row['name']} is {row['status']}: nothing is {what} beside a run; pause it or wait until it is"
-            f" IDLE, then ask again{compare}"
-        )
+        raise Conflict(say(why, name=row["name"], status=row["status"]))
+
+
+def letters_of_group(connection: Connection, row: Row, reason: str, only: list[int] | None) -> list[int]:
+    """Return the open letters of one reason, oldest last; `only` narrows them."""
+    found = dead_letters.list_page(
+        connection, pipeline_id=row["id"], resolved=False, reason=reason, before_id=None, limit=MOST_LETTERS
+    )
+    numbers = [letter["id"] for letter in found if only is None or letter["id"] in only]
+    if not numbers:
+        raise NotFound(say("pipeline.no_letters_of_group", name=row["name"]))
+    return numbers
 
 
 def listed_differences(connection: Connection, row: Row) -> list[dict[str, Any]]:
     found = requests.find_latest_result(connection, row["id"], "reconcile")
     if found is None:
-        raise NotFound(f"pipeline {row['name']} has no finished reconcile report yet: POST .../reconcile asks for one")
+        raise NotFound(say("pipeline.no_report", name=row["name"]))
     keys: list[dict[str, Any]] = found["result"]["keys"]
     return keys
 

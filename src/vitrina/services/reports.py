@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vitrina import answers, status
-from vitrina.services import run_after
+from vitrina.sentences import say
+from vitrina.services import advice, run_after
 from vitrina.settings import Settings
 from vitrina.status import RunStatus, Status
 from vitrina.store import database, runners, runs, state
@@ -14,6 +15,7 @@ from vitrina.store.pipelines import Row
 
 def pipeline_status(connection: Connection, settings: Settings, row: Row) -> answers.PipelineStatus:
     run = runs.find_current(connection, row["id"])
+    load = runs.find_latest_load(connection, row["id"])
     checkpoint = state.find(connection, row["id"])
     recent = _recent(connection, row)
     now = database.now(connection)
@@ -32,12 +34,13 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
         lease_until=row["lease_until"],
         lease_is_over=is_over,
         run=run_answer(run) if run else None,
+        last_load=run_answer(load) if load else None,
         progress=_progress(run) if run and run["status"] == RunStatus.RUNNING and not is_over else None,
         checkpoint=answers.Checkpoint.model_validate(checkpoint) if checkpoint else None,
         lag=_lag(connection, now, row, checkpoint, recent.last_success_at),
         waits_for=run_after.waits_for(connection, row) if row["run_after"] else [],
         hold=row["hold"],
-        guarantee=(run or {}).get("metrics", {}).get("guarantee"),
+        guarantee=(load or {}).get("metrics", {}).get("guarantee"),
         last_error=_last_error(row, run),
         recent=recent,
     )
@@ -60,32 +63,9 @@ def run_answer(run: Row) -> answers.Run:
         | {
             "duration_seconds": round(seconds, 3),
             "rows_per_second": _rate(run["rows_read"], seconds),
-            "next_step": next_step(run["error_code"]) if run["error_code"] else None,
+            "next_step": advice.next_step(run["error_code"], run["error_message"]) if run["error_code"] else None,
         }
     )
-
-
-def next_step(code: str | None) -> str:
-    """What a person does about an error, by its code (`vitrina.errors`)."""
-    return _NEXT_STEPS.get(code or "", "Do what the message says, then run again; the run's log shows more.")
-
-
-_NEXT_STEPS = {
-    "source_query_failed": "Correct source_query (a validation tries it against the source), then run again.",
-    "invalid_query": "Correct source_query: the message says what is not allowed and where, then run again.",
-    "forbidden_target": "Choose an allowed target (GET /targets), or ask the operator to allow this one.",
-    "target_mismatch": "Change the definition, the query or the target as the message says, then run again;"
-    " options.on_schema_change: add_columns lets a target gain columns by itself.",
-    "bad_key": "Make target_key unique and not NULL in the source, or choose other columns, then run again.",
-    "shrink_refused": "If so many rows are really gone, run once with options.allow_shrink (or allow_empty) set.",
-    "cannot_connect": "Check that the database or server is up and that its address and login are right.",
-    "disconnected": "Nothing, if the server is back: another run continues from the checkpoint.",
-    "transient": "Run it again: it continues from the checkpoint.",
-    "config": "The operator corrects the setting that the message names, then run again.",
-    "lease_lost": "Nothing: another runner continues from the checkpoint. If it repeats, look at the runners' logs.",
-    "runner_stopped": "Nothing: the next runner continues from the checkpoint.",
-    "record": "Correct or remove the rejected rows (GET /dead-letters), then run again.",
-}
 
 
 def _runner(connection: Connection, settings: Settings, row: Row) -> answers.RunnerName | None:
@@ -119,10 +99,11 @@ def _last_error(row: Row, run: Row | None) -> answers.LastError | None:
     if row["status"] != Status.FAILED and not (failed_run and row["status"] not in status.ACTIVE):
         return None
     code = failed_run["error_code"] if failed_run else None
+    message = (failed_run["error_message"] if failed_run else None) or row["last_error"] or say("run.no_message")
     return answers.LastError(
         code=code or "error",
-        message=(failed_run["error_message"] if failed_run else None) or row["last_error"] or "no message was kept",
-        next_step=next_step(code),
+        message=message,
+        next_step=advice.next_step(code, message),
         run_id=failed_run["id"] if failed_run else None,
         at=failed_run["finished_at"] if failed_run else row["status_since"],
     )

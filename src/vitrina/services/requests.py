@@ -7,10 +7,11 @@ from typing import Any
 from uuid import UUID
 
 from vitrina import answers
-from vitrina.errors import FieldError, Invalid, NotFound
-from vitrina.services import audit, policy, steps, versions
+from vitrina.errors import FieldError, NotFound
+from vitrina.sentences import say
+from vitrina.services import audit, labels, policy, steps, versions
 from vitrina.services.callers import Caller
-from vitrina.settings import Settings
+from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import requests, runners
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
@@ -22,6 +23,10 @@ _POLL_SECONDS = 0.05
 
 # Its answer says where a connection leads, and under which login.
 TEST_CONNECTION = "test_connection"
+
+# What editors ask while people type.
+TYPING_KINDS = ("explain", "validate")
+SUPERSEDED = "superseded"
 
 Connect = Callable[[], AbstractContextManager[Connection]]
 
@@ -44,6 +49,15 @@ def ask_about_draft(connection: Connection, caller: Caller, kind: str, payload: 
         return get(connection, request_id)
 
 
+def ask_about_typing(connection: Connection, caller: Caller, kind: str, payload: dict[str, Any]) -> Row:
+    """About a draft. Editors ask while people type, so it is not put on record in the audit."""
+    with connection.transaction():
+        requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
+        error = {"code": SUPERSEDED, "message": say("request.superseded")}
+        requests.withdraw_typing(connection, TYPING_KINDS, caller.name, error)
+        return get(connection, requests.insert(connection, kind, None, payload, caller.name))
+
+
 def ask_for_tables(connection: Connection, caller: Caller, source_connection: str) -> Row:
     """What queries on the connection may read. Whoever asks within a minute is given the same answer."""
     payload = {"connection": source_connection}
@@ -53,6 +67,23 @@ def ask_for_tables(connection: Connection, caller: Caller, source_connection: st
         if fresh is not None:
             return fresh
         return get(connection, requests.insert(connection, "tables", None, payload, caller.name))
+
+
+def ask_for_receivers(connection: Connection, caller: Caller) -> Row:
+    """Who is told of failures. Whoever asks within a minute is given the same answer."""
+    with connection.transaction():
+        requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
+        fresh = requests.find_shared(connection, "receivers", {}, younger_than_seconds=TABLES_FRESH_SECONDS)
+        return fresh or get(connection, requests.insert(connection, "receivers", None, {}, caller.name))
+
+
+def ask_to_notify(connection: Connection, caller: Caller) -> Row:
+    """Whether a message arrives, as a runner finds it."""
+    with connection.transaction():
+        requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
+        request_id = requests.insert(connection, "test_notifications", None, {}, caller.name)
+        audit.record(connection, caller, "test_notifications", "notifications")
+        return get(connection, request_id)
 
 
 def ask_to_try(connection: Connection, caller: Caller, name: str) -> Row:
@@ -74,14 +105,14 @@ def ask_for_copy(connection: Connection, caller: Caller, payload: dict[str, Any]
 def get(connection: Connection, request_id: UUID) -> Row:
     row = requests.find(connection, request_id)
     if row is None:
-        raise NotFound(f"there is no request {request_id}")
+        raise NotFound(say("request.none", id=request_id))
     return row
 
 
 def get_latest(connection: Connection, row: Row, kind: str) -> Row:
     found = requests.find_latest(connection, row["id"], kind)
     if found is None:
-        raise NotFound(f"pipeline {row['name']} has no {kind} report yet: POST to the same address asks for one")
+        raise NotFound(say("pipeline.no_report_of_kind", name=row["name"], kind=kind))
     return found
 
 
@@ -101,25 +132,59 @@ def somebody_works(connection: Connection, settings: Settings) -> bool:
 
 def static_report(connection: Connection, settings: Settings, fields: dict[str, Any]) -> answers.ValidationReport:
     """What can be said without a source: form, target, query, connections, and whether the steps are known."""
-    try:
-        definition = policy.parse(fields)
-    except Invalid as exc:
-        return _report(list(exc.fields), [])
-    warnings = [] if somebody_works(connection, settings) else [_NOBODY_WORKS]
-    found = policy.problems(definition, settings, connection) or steps.problems(connection, settings, definition)
-    return _report(found, warnings)
+    wanted_labels, fields = labels.split(fields)
+    definition, found = policy.parse_piecemeal(fields)
+    found += labels.problems(wanted_labels) if wanted_labels is not None else []
+    if definition is None:
+        return _report(found, [])
+    warnings: list[str] = [] if somebody_works(connection, settings) else [_NOBODY_WORKS]
+    # What is wrong by its form has been taken out of the definition: nothing else can be said about it.
+    wrong = {error.path.partition(".")[0] for error in found}
+    judged = policy.problems(definition, settings, connection)
+    found += [error for error in judged if error.path.partition(".")[0] not in wrong]
+    return _report(found or steps.problems(connection, settings, definition), warnings)
 
 
-_NOBODY_WORKS = "no runner is alive, so the query was not tried and the Python steps were not looked up"
+_NOBODY_WORKS = say("warning.nobody_works")
 
 
-def with_findings(report: answers.ValidationReport) -> answers.ValidationReport:
-    """The runner's error counts like ours."""
+def what_to_ask(report: answers.ValidationReport, fields: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
+    """Return what a runner can say about a draft: all of it if it is complete, else its query; None: neither."""
+    _, definition = labels.split(fields)
+    if report.valid:
+        return "validate", {"definition": policy.parse(definition).model_dump(mode="json", exclude_unset=True)}
+    path, query = _query_of(definition)
+    source = definition.get("source_connection", DEFAULT_CONNECTION)
+    unusable = {error.path for error in report.errors} & {path, "source_connection"}
+    if unusable or not isinstance(query, str) or not query.strip() or not isinstance(source, str):
+        return None
+    return "explain", {"source_query": query, "source_connection": source}
+
+
+def _query_of(fields: dict[str, Any]) -> tuple[str, Any]:
+    """Where the query of a definition stands, as far as that is written, and the query."""
+    tasks = fields.get("tasks")
+    if isinstance(tasks, list) and tasks and all(isinstance(task, dict) for task in tasks):
+        orders = [task.get("order_index") for task in tasks]
+        first = orders.index(min(orders)) if all(isinstance(order, int) for order in orders) else 0
+        return f"tasks.{first}.body", tasks[first].get("body")
+    return "source_query", fields.get("source_query")
+
+
+def with_findings(report: answers.ValidationReport, fields: dict[str, Any] | None = None) -> answers.ValidationReport:
+    """The runner's error counts like ours. `fields`: the draft that it is about."""
     if report.deep is None or report.deep.error is None:
         return report
     code = str(report.deep.error.get("code", "error"))
-    message = str(report.deep.error.get("message", "the runner could not check it"))
-    found = answers.FieldProblem(path=_PATHS.get(code, ""), message=message, code=code)
+    # A later question took its place, or the runner is older than the question: nothing was found out.
+    if code == SUPERSEDED or (fields is not None and code == NotFound.code):
+        return report
+    message = str(report.deep.error.get("message", say("run.not_checked")))
+    place = {name: report.deep.error.get(name) for name in ("line", "column")}
+    path = _PATHS.get(code, "")
+    if path == "source_query" and fields is not None:
+        path, _ = _query_of(fields)
+    found = answers.FieldProblem(path=path, message=message, code=code, **place)
     return report.model_copy(update={"valid": False, "errors": [*report.errors, found]})
 
 
@@ -134,5 +199,5 @@ _PATHS = {
 
 
 def _report(found: list[FieldError], warnings: list[str]) -> answers.ValidationReport:
-    errors = [answers.FieldProblem(path=error.path, message=error.message, code=error.code) for error in found]
+    errors = [answers.FieldProblem.model_validate(vars(error)) for error in found]
     return answers.ValidationReport(valid=not errors, errors=errors, warnings=warnings)

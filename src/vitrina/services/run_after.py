@@ -8,6 +8,7 @@ from uuid import UUID
 from vitrina import answers
 from vitrina.definition import Definition
 from vitrina.errors import Conflict, InvalidField
+from vitrina.sentences import Sentence, say
 from vitrina.status import Status
 from vitrina.store import run_after
 from vitrina.store.database import Connection
@@ -56,10 +57,7 @@ def upstreams_first(definitions: Collection[Definition]) -> list[str]:
 def refuse_removal(connection: Connection, row: Row, *, also_removed: Collection[UUID] = ()) -> None:
     waiting = [d["name"] for d in run_after.list_downstreams(connection, row["id"]) if d["id"] not in also_removed]
     if waiting:
-        raise Conflict(
-            f"pipeline {row['name']} cannot be deleted, because {', '.join(waiting[:10])} would wait for it for ever:"
-            f" take it out of their run_after first"
-        )
+        raise Conflict(say("pipeline.others_wait", name=row["name"], waiting=", ".join(waiting[:10])))
 
 
 def waits_for(connection: Connection, row: Row) -> list[answers.WaitsFor]:
@@ -70,18 +68,16 @@ def waits_for(connection: Connection, row: Row) -> list[answers.WaitsFor]:
     ]
 
 
-def _said(edge: Row) -> str:
-    name, news = edge["pipeline"], "a success that changed rows" if edge["only_if_changed"] else "a success"
+def _said(edge: Row) -> Sentence:
+    name, news = edge["pipeline"], say("wait.changing_success" if edge["only_if_changed"] else "wait.success")
     if edge["arrived_run_id"] is not None:
-        return f"{name} has succeeded: the run is used as soon as the others have, too"
+        return say("wait.arrived", name=name)
     if edge["status"] == Status.FAILED:
-        return f"waits for {news} of {name}, which is FAILED: see what is wrong with it, then run it"
+        return say("wait.for_failed", news=news, name=name)
     if not edge["enabled"]:
-        return f"waits for {news} of {name}, which is disabled"
-    return f"waits for {news} of {name}, which is {edge['status']}"
+        return say("wait.for_disabled", news=news, name=name)
+    return say("wait.for_news", news=news, name=name, status=edge["status"])
 
 
 def _circle(names: list[str]) -> InvalidField:
-    return InvalidField(
-        "run_after", f"run_after makes a circle: {' after '.join(names)}; take one of them out of the other's run_after"
-    )
+    return InvalidField("run_after", say("definition.circle", names=" after ".join(names)))

@@ -1,13 +1,14 @@
 """When a pipeline is due, as soon as its author says so."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from vitrina import schedule
 from vitrina.errors import InvalidField
 from vitrina.services import versions
-from vitrina.store import schedules
+from vitrina.store import database, schedules
 from vitrina.store.database import Connection
 
 
@@ -15,6 +16,14 @@ def moves_ticks(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Whether two snapshots of a definition are due at other times."""
     changed = {change.path for change in versions.compare(before, after)}
     return bool(changed & {"schedule_interval", "enabled", "options.schedule_jitter_seconds"})
+
+
+def next_times(connection: Connection, interval: str, *, count: int) -> list[datetime]:
+    """The first due times of a schedule that begins now."""
+    due = [schedule.next_after(interval, database.now(connection))]
+    while len(due) < count:
+        due.append(schedule.next_after(interval, due[-1], due=due[-1]))
+    return due
 
 
 def renew(connection: Connection, pipeline_id: UUID) -> None:

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from vitrina.definition import Definition, ErrorRule
 from vitrina.errors import FieldError
+from vitrina.sentences import say
 from vitrina.services import params, policy
 from vitrina.settings import Settings
 from vitrina.store import runners
@@ -70,7 +71,11 @@ def _problems_of_rule(rule: dict[str, Any], path: str) -> list[FieldError]:
         ErrorRule.model_validate(rule)
     except ValidationError as exc:
         return [
-            FieldError(f"{path}.{error['loc'][0]}", f"params.{error['loc'][0]}: {error['msg']}", "invalid_params")
+            FieldError(
+                f"{path}.{error['loc'][0]}",
+                say("params.other", name=error["loc"][0], message=error["msg"]),
+                "invalid_params",
+            )
             for error in exc.errors(include_url=False, include_input=False)
         ]
     return []
@@ -82,7 +87,7 @@ def _problems_of_params(own: dict[str, Any], step: _Wanted, found: dict[str, Any
     if found["params"] is None:
         return [
             FieldError(
-                f"{step.params_path}.{name}", f"{step.name} takes no params, but is given {name}", "unknown_params"
+                f"{step.params_path}.{name}", say("definition.no_params", step=step.name, params=name), "unknown_params"
             )
             for name in sorted(own)
         ]
@@ -92,4 +97,4 @@ def _problems_of_params(own: dict[str, Any], step: _Wanted, found: dict[str, Any
 def _unknown(path: str, name: str, kind: str, kinds: dict[str, str]) -> FieldError:
     what = "source" if kind == "source" else "step"
     known = ", ".join(sorted(other for other, found in kinds.items() if found == kind)) or "none"
-    return FieldError(path, f"no live runner has the Python {what} {name!r}; there are: {known}", "unknown_step")
+    return FieldError(path, say("definition.unknown_step", what=what, name=name, known=known), "unknown_step")

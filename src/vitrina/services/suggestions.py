@@ -8,6 +8,7 @@ from typing import Any
 from psycopg.sql import Identifier
 
 from vitrina.errors import ConfigError, NotFound
+from vitrina.sentences import say
 from vitrina.services import policy
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard.vocabulary import FUNCTION_OR_TYPE_KEYWORDS, RESERVED
@@ -70,9 +71,9 @@ def find_table(connection: Connection, schema: str, name: str) -> Table:
     if found is None:
         schemas = tables.list_schemas(connection)
         if schema not in schemas:
-            raise NotFound(f"there is no schema {schema!r}; there are: {', '.join(schemas) or 'none'}")
+            raise NotFound(say("suggestion.no_schema", schema=schema, schemas=", ".join(schemas) or "none"))
         there = [name for _, name in tables.list_names(connection, [schema])]
-        raise NotFound(f"there is no table {schema}.{name}; {schema} has: {', '.join(there[:20]) or 'no tables'}")
+        raise NotFound(say("suggestion.no_table", schema=schema, name=name, there=", ".join(there[:20]) or "no tables"))
     return found
 
 
@@ -149,12 +150,12 @@ def _key(table: Table, wanted: Sequence[str]) -> tuple[tuple[str, ...], str]:
     if wanted:
         for name in wanted:
             _require_column(table, name, "--key")
-        return tuple(wanted), f"key {', '.join(wanted)}: as you said"
+        return tuple(wanted), say("suggestion.key_as_said", columns=", ".join(wanted))
     if table.primary_key:
-        return table.primary_key, f"key {', '.join(table.primary_key)}: the primary key of {table}"
+        return table.primary_key, say("suggestion.primary_key", columns=", ".join(table.primary_key), table=table)
     if table.unique_keys:
         found = table.unique_keys[0]
-        return found, f"key {', '.join(found)}: a unique index without NULL; {table} has no primary key"
+        return found, say("suggestion.unique_index", columns=", ".join(found), table=table)
     raise ConfigError(
         f"the {table.kind} {table} has neither a primary key nor a unique index on columns that are NOT NULL, so its"
         f" rows cannot be told apart: name the columns that do with --key ({', '.join(c.name for c in table.columns)})"
@@ -192,28 +193,25 @@ def _rank(table: Table, column: Column) -> tuple[bool, bool, int, bool]:
 
 
 def _why_full(table: Table, wishes: Wishes) -> tuple[str, ...]:
-    first = (
-        "mode full: as you said"
-        if wishes.mode == "full"
-        else f"mode full: {table} has no timestamp that says when a row was last changed (such as updated_at)"
-    )
+    first = say("suggestion.full_as_said") if wishes.mode == "full" else say("suggestion.full_no_cursor", table=table)
     return (
         first,
-        "each run reads everything, writes what differs and deletes what is gone: the mart equals its source after it",
+        say("suggestion.full_equals"),
     )
 
 
 def _why_this_cursor(table: Table, cursor: Column) -> tuple[str, ...]:
-    moved = (
-        "a trigger sets it whenever a row is changed"
-        if table.is_moved_by_trigger(cursor.name)
-        else "its name says when a row was last changed; nothing in the database makes sure that a change sets it"
-    )
-    reasons = [f"mode incremental by {cursor.name}: {moved}"]
+    moved = say("suggestion.trigger_moves") if table.is_moved_by_trigger(cursor.name) else say("suggestion.name_tells")
+    reasons = [say("suggestion.incremental", column=cursor.name, moved=moved)]
     if not cursor.is_indexed:
         reasons.append(
-            f"no index starts with {cursor.name}, so each pass reads the whole table: CREATE INDEX CONCURRENTLY ON"
-            f" {_written(table.schema)}.{_written(table.name)} ({_written(cursor.name)})"
+            say(
+                "suggestion.no_index",
+                column=cursor.name,
+                schema=_written(table.schema),
+                table=_written(table.name),
+                indexed=_written(cursor.name),
+            )
         )
     return tuple(reasons)
 
@@ -221,22 +219,18 @@ def _why_this_cursor(table: Table, cursor: Column) -> tuple[str, ...]:
 def _care(table: Table, cursor: Column) -> tuple[dict[str, Any], str, tuple[str, ...]]:
     """Options that go with the cursor, the promise that they make, and why."""
     options: dict[str, Any] = {"reconcile": {"interval": "1d", "level": "full"}}
-    reasons = ["compared with its source once a day: a deleted row has no cursor (`vitrina reconcile --repair`)"]
+    reasons = [say("suggestion.daily")]
     if not cursor.not_null:
         options["null_cursor"] = "read"
-        reasons.append(f"{cursor.name} may be NULL: rows without it are read on every pass")
+        reasons.append(say("suggestion.null_cursor", column=cursor.name))
     if cursor.type not in CLOCKS:
         return options, "bounded-lag", tuple(reasons)
     if cursor.type == CLOCKS[0] and table.is_stamped_by_trigger(cursor.name):
         options["cursor_clock"] = "database"
-        reasons.append(f"guarantee exact: triggers set {cursor.name} by the database's clock for every row")
+        reasons.append(say("suggestion.exact", column=cursor.name))
         return options, "exact", tuple(reasons)
     options["lookback_seconds"] = LOOKBACK_SECONDS
-    reasons.append(
-        f"guarantee bounded-lag: {cursor.name} may be written by another clock than the database's, so each pass reads"
-        f" {LOOKBACK_SECONDS // 60} minutes back"
-        " (does only the database write it? options.cursor_clock: database makes it exact)"
-    )
+    reasons.append(say("suggestion.bounded_lag", column=cursor.name, minutes=LOOKBACK_SECONDS // 60))
     return options, "bounded-lag", tuple(reasons)
 
 
@@ -252,5 +246,5 @@ def _require_column(table: Table, name: str, flag: str) -> Column:
     found = table.find(name)
     if found is None:
         there = ", ".join(column.name for column in table.columns)
-        raise NotFound(f"{flag} {name}: {table} has no such column; it has {there}")
+        raise NotFound(say("suggestion.no_column", flag=flag, name=name, table=table, there=there))
     return found

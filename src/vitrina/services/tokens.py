@@ -9,6 +9,7 @@ from datetime import timedelta
 import psycopg
 
 from vitrina.errors import Conflict, InvalidField, NotFound
+from vitrina.sentences import say
 from vitrina.services import audit
 from vitrina.services.callers import Caller, Role
 from vitrina.store import database, tokens
@@ -28,9 +29,9 @@ def create(
 ) -> tuple[Row, str]:
     """The token's row, and the secret, which nobody can read again."""
     if not re.match(NAME, name) or name.endswith("\n"):
-        raise InvalidField("name", f"token name {name!r} is not acceptable: up to 100 letters, digits and _ . @ -")
+        raise InvalidField("name", say("token.bad_name", name=name))
     if expires_in_days is not None and not 1 <= expires_in_days <= MAX_EXPIRY_DAYS:
-        raise InvalidField("expires_in_days", f"expires_in_days must be from 1 to {MAX_EXPIRY_DAYS}")
+        raise InvalidField("expires_in_days", say("token.expiry", most=MAX_EXPIRY_DAYS))
     secret = PREFIX + secrets.token_urlsafe(_BYTES)
     expires_at = database.now(connection) + timedelta(days=expires_in_days) if expires_in_days else None
     try:
@@ -39,7 +40,7 @@ def create(
             after = {"role": str(role), "expires_at": expires_at.isoformat() if expires_at else None}
             audit.record(connection, caller, "create_token", f"token:{name}", after=after)
     except psycopg.errors.UniqueViolation as exc:
-        raise Conflict(f"a token named {name!r} exists already, perhaps a revoked one: choose another name") from exc
+        raise Conflict(say("token.exists", name=name)) from exc
     return row, secret
 
 
@@ -47,7 +48,7 @@ def revoke(connection: Connection, caller: Caller, name: str) -> Row:
     with connection.transaction():
         row = tokens.revoke(connection, name)
         if row is None:
-            raise NotFound(f"there is no token {name!r}")
+            raise NotFound(say("token.none", name=name))
         audit.record(connection, caller, "revoke_token", f"token:{name}")
         return row
 

@@ -6,6 +6,7 @@ from typing import Any
 from vitrina.answers import FieldChange
 from vitrina.definition import Definition
 from vitrina.errors import NotFound
+from vitrina.sentences import say
 from vitrina.services import audit
 from vitrina.services.callers import Caller
 from vitrina.store import audit as records
@@ -22,7 +23,7 @@ def get(connection: Connection, row: Row, version: int) -> Row:
         keep_baseline(connection, row)
         found = records.find_version(connection, row["id"], version)
     if found is None:
-        raise NotFound(f"pipeline {row['name']} has no version {version}; it is at {row['version']}")
+        raise NotFound(say("pipeline.no_version", name=row["name"], version=version, newest=row["version"]))
     # One of before there were such edges had none.
     return found | {"definition": {"run_after": []} | found["definition"]}
 
@@ -47,7 +48,7 @@ def record(
 def keep_baseline(connection: Connection, row: Row) -> None:
     """A row that was inserted with psql has no version of its own yet; what it said must not be lost."""
     records.add_version(
-        connection, row["id"], row["version"], snapshot(row), who="unknown", summary="found in the metastore"
+        connection, row["id"], row["version"], snapshot(row), who="unknown", summary=say("version.found")
     )
 
 

@@ -8,6 +8,7 @@ pg_catalog only.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vitrina.sentences import say
 from vitrina.sqlguard import queries, stamps, tables
 from vitrina.sqlguard.extensions import KNOWN
 from vitrina.sqlguard.reading import Reading
@@ -52,8 +53,8 @@ class Judged:
 def judge(sql: str, policy: SqlPolicy) -> Judged:
     """Raise InvalidQuery unless the query only reads what the policy allows."""
     if len(sql) > policy.max_length:
-        what = f"the query is longer than {policy.max_length} characters"
-        refuse(sql, 0, "length", what, "Shorten it; no setting raises the limit")
+        what = say("query.too_long", most=policy.max_length)
+        refuse(sql, 0, "length", what, say("query.shorten"))
     tokens = tokenize(sql)
     reading = Reading(
         sql,
@@ -114,11 +115,11 @@ def place(judged: Judged, placeholders: Mapping[str, str], offset: int) -> tuple
 
 def _refuse_other_statements(reading: Reading) -> None:
     if reading.token.kind is Kind.END:
-        reading.refuse("empty query", "the query is empty", "Write a SELECT")
+        reading.refuse("empty query", say("query.empty"), say("query.write_select"))
     if not (reading.at("(") or queries.at_query(reading)):
         shown = reading.token.value.upper() if reading.token.kind is Kind.WORD else reading.token.value
-        what = f"a query begins with SELECT, WITH or VALUES, not with {shown}"
-        reading.refuse(f"statement {shown}", what, "A pipeline only reads: describe its rows with one SELECT")
+        what = say("query.begins_with", word=shown)
+        reading.refuse(f"statement {shown}", what, say("query.one_select"))
 
 
 def _refuse_second_statement(reading: Reading) -> None:
@@ -127,7 +128,7 @@ def _refuse_second_statement(reading: Reading) -> None:
         has_semicolon = True
     if reading.token.kind is not Kind.END:
         if has_semicolon:
-            reading.refuse("second statement", "a second statement begins here", "Keep one SELECT")
+            reading.refuse("second statement", say("query.second"), say("query.keep_one"))
         reading.refuse_unexpected()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 
+from vitrina.sentences import say
 from vitrina.sqlguard import expressions, extensions, queries, sqljson, types, vocabulary
 from vitrina.sqlguard.reading import Reading
 from vitrina.sqlguard.tokens import Kind, Token
@@ -24,8 +25,8 @@ def _expect_as_text(reading: Reading, start: Token) -> None:
     """Beside a string, a regtype would make the server look that string up among all types."""
     is_cast = reading.at("::") or (reading.at_word("as") and reading.peek(2).value == ")")
     if not (is_cast and reading.peek().value in ("text", "varchar")):
-        what = "pg_typeof gives a name that the server looks others up by"
-        reading.refuse("function pg_typeof", what, "Write pg_typeof(...)::text", start)
+        what = say("query.pg_typeof")
+        reading.refuse("function pg_typeof", what, say("query.write_pg_typeof"), start)
 
 
 def read_argument(reading: Reading) -> None:
@@ -76,7 +77,7 @@ def _check_function(reading: Reading, parts: list[Token]) -> None:
             return
         if is_catalog and parts[-1].value in vocabulary.FUNCTIONS:
             return
-    what = f"the function {full_name} is not one that queries may call"
+    what = say("query.function", name=full_name)
     reading.refuse(f"function {full_name}", what, _remedy(full_name), parts[0])
 
 
@@ -93,8 +94,8 @@ def _is_added(reading: Reading, full_name: str, *, is_plain: bool) -> bool:
 def _remedy(full_name: str) -> str:
     extension = extensions.owner_of("functions", full_name.rpartition(".")[2])
     if extension:
-        return f"The operator may trust it with VITRINA_TRUSTED_EXTENSIONS={extension}; then call it without a schema"
-    return f"Use another one; the operator may allow it with VITRINA_ALLOWED_FUNCTIONS={full_name}"
+        return say("query.trust_function", extension=extension)
+    return say("query.allow_function", name=full_name)
 
 
 def _arguments(reading: Reading) -> None:
@@ -278,7 +279,7 @@ def _plain_arguments(reading: Reading) -> None:
 def _xml(reading: Reading) -> str:
     name = reading.token.value
     if name not in _XML:
-        reading.refuse(f"function {name}", f"{name} is not accepted in queries", "Use xpath; no setting allows it")
+        reading.refuse(f"function {name}", say("query.not_accepted", name=name), say("query.use_xpath"))
     reading.note_function(reading.advance().value)
     reading.in_parentheses(lambda: _xml_arguments(reading))
     return name

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from vitrina.sentences import say
 from vitrina.sqlguard import calls, extensions, queries, types, vocabulary
 from vitrina.sqlguard.reading import Reading
 from vitrina.sqlguard.stamps import Reference
@@ -43,10 +44,10 @@ def read_operator(reading: Reading) -> None:
     shown = operator.value
     if shown not in vocabulary.OPERATORS and not any(shown in trusted.operators for trusted in reading.trusted):
         extension = extensions.owner_of("operators", shown)
-        instead = "Check the expression, or put spaces between operators"
+        instead = say("query.check_operators")
         if extension:
-            instead = f"The operator of the installation may trust it with VITRINA_TRUSTED_EXTENSIONS={extension}"
-        reading.refuse(f"operator {shown}", f"{shown} is not an operator that queries may use", instead, operator)
+            instead = say("query.trust_operator", extension=extension)
+        reading.refuse(f"operator {shown}", say("query.operator", operator=shown), instead, operator)
     _quantified_or_plain_operand(reading)
 
 
@@ -80,8 +81,8 @@ def check_field(reading: Reading, label: Token) -> None:
     """PostgreSQL calls f(x) for `x.f` when x has no field f."""
     name = label.value
     if name in vocabulary.FIELD_NAMES_REFUSED or name.startswith(vocabulary.FIELD_BEGINNINGS_REFUSED):
-        what = f".{name} would call the function {name}"
-        reading.refuse(f"function {name}", what, "Rename such a column in a subquery", label)
+        what = say("query.would_call", name=name)
+        reading.refuse(f"function {name}", what, say("query.rename_column"), label)
 
 
 def _begun_with_parenthesis(reading: Reading) -> bool:
@@ -131,8 +132,8 @@ def _subscript(reading: Reading) -> None:
     with reading.nested():
         reading.expect("[")
         if reading.token.kind is Kind.PARAMETER:
-            instead = "Put a space behind the colon of a slice"
-            reading.refuse("placeholder", "a slice and a parameter look alike here", instead)
+            instead = say("query.space_behind_colon")
+            reading.refuse("placeholder", say("query.slice"), instead)
         if not reading.at(":", "]"):
             read_expression(reading)
         if reading.take(":") and not reading.at("]"):
@@ -228,19 +229,19 @@ def _expect_parenthesised(reading: Reading) -> None:
 def _operator_call(reading: Reading) -> bool:
     if not reading.next_at("("):
         return False  # a column alias
-    what = "OPERATOR(...) can name an operator of any schema"
-    instead = "Write the operator itself; those of an extension are found once VITRINA_TRUSTED_EXTENSIONS names it"
+    what = say("query.any_operator")
+    instead = say("query.write_operator")
     return reading.refuse("OPERATOR()", what, instead)
 
 
 def _refuse_stray_operator(reading: Reading) -> None:
     shown = reading.token.value
     if shown in ("?", "%"):
-        instead = "Use :since or :until, or write the value itself"
-        reading.refuse("placeholder", f"{shown} is not accepted as a placeholder", instead)
+        instead = say("query.use_since")
+        reading.refuse("placeholder", say("query.placeholder", name=shown), instead)
     if shown == "*":
-        reading.refuse("operator *", "* stands where a value is expected", "Name the columns")
-    reading.refuse(f"operator {shown}", f"{shown} cannot stand before a value", "Check the expression")
+        reading.refuse("operator *", say("query.star"), say("query.name_columns"))
+    reading.refuse(f"operator {shown}", say("query.not_before_value", operator=shown), say("query.check_expression"))
 
 
 _INFIX_WORDS: dict[str, Callable[[Reading], bool]] = {
@@ -279,8 +280,8 @@ def _word(reading: Reading) -> str | None:
     if calls.at_own_syntax(reading):
         return calls.read_own_syntax(reading)
     if token.value in vocabulary.SESSION_WORDS:
-        what = f"{token.value.upper()} tells about the session, not about the data"
-        reading.refuse(f"function {token.value}", what, "Leave it out, or write the value itself; no setting allows it")
+        what = say("query.about_session", name=token.value.upper())
+        reading.refuse(f"function {token.value}", what, say("query.leave_out_or_write"))
     if token.value in vocabulary.RESERVED:
         reading.refuse_unexpected("a value")
     if types.at_typed_literal(reading):
@@ -310,9 +311,9 @@ def _check_column(reading: Reading, parts: list[Token]) -> None:
     if first.kind is Kind.WORD and first.value in vocabulary.FUNCTION_OR_TYPE_KEYWORDS:
         reading.refuse_unexpected("a value", first)
     if len(parts) > 3:
-        reading.refuse("column", "a column's name has at most three parts", "Write table.column", first)
+        reading.refuse("column", say("query.column_parts"), say("query.write_column"), first)
     if last.value in vocabulary.SYSTEM_COLUMNS:
-        what = f"{last.value} is bookkeeping of the server, not data"
-        reading.refuse(f"column {last.value}", what, "Leave it out", last)
+        what = say("query.bookkeeping", name=last.value)
+        reading.refuse(f"column {last.value}", what, say("query.leave_out"), last)
     if len(parts) > 1:
         check_field(reading, last)

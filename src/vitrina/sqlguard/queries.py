@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from vitrina.sentences import say
 from vitrina.sqlguard import calls, expressions, stamps, tables, vocabulary
 from vitrina.sqlguard.reading import WRITES, Reading, Scope
 from vitrina.sqlguard.stamps import UNKNOWN, Columns, Sources, Target
@@ -71,7 +72,7 @@ def read_rest_of_query(reading: Reading, columns: Columns = UNKNOWN) -> Columns:
         _limit(reading)
     if reading.at_word("for"):
         strength = reading.peek().value.upper()
-        reading.refuse(f"FOR {strength}", f"FOR {strength} locks rows", "Leave it out")
+        reading.refuse(f"FOR {strength}", say("query.locks", strength=strength), say("query.leave_out"))
     return columns
 
 
@@ -179,8 +180,8 @@ def _at_bare_label(reading: Reading) -> bool:
 
 def _refuse_into(reading: Reading) -> None:
     if reading.at_word("into"):
-        instead = "Leave it out: the pipeline's target says where the rows go"
-        reading.refuse("SELECT INTO", "SELECT INTO creates a table", instead)
+        instead = say("query.target_says")
+        reading.refuse("SELECT INTO", say("query.select_into"), instead)
 
 
 def _group_by(reading: Reading) -> None:
@@ -212,7 +213,7 @@ def _named_window(reading: Reading) -> None:
 def _sort_item(reading: Reading) -> None:
     expressions.read_expression(reading)
     if reading.at_word("using"):
-        reading.refuse("ORDER BY USING", "ORDER BY ... USING names an operator", "Use ASC or DESC")
+        reading.refuse("ORDER BY USING", say("query.order_using"), say("query.use_asc"))
     reading.take_word("asc", "desc")
     if reading.take_word("nulls"):
         reading.expect_word("first", "last")

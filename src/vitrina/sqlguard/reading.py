@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, NoReturn
 
+from vitrina.sentences import say
 from vitrina.sqlguard import vocabulary
 from vitrina.sqlguard.extensions import Extension
 from vitrina.sqlguard.stamps import UNKNOWN, Columns, Reference
@@ -205,7 +206,7 @@ class Reading:
     def deeper(self) -> None:
         self._depth += 1
         if self._depth > DEEPEST_NESTING:
-            self.refuse("nesting", "the query is nested too deeply", "Move inner parts into WITH; no setting raises it")
+            self.refuse("nesting", say("query.nested"), say("query.move_inner"))
 
     def shallower(self) -> None:
         self._depth -= 1
@@ -231,12 +232,17 @@ class Reading:
         if token.kind is Kind.WORD and token.value in WRITES:
             self.refuse_write()
         shown = token.value.upper() if token.kind is Kind.WORD else token.value
-        what = f"{shown} is not accepted here" if token.kind is not Kind.END else "the query ends too early"
-        self.refuse(f"syntax at {shown}", what, f"Expected {wanted}" if wanted else "Check the query up to here", token)
+        what = say("query.not_here", word=shown) if token.kind is not Kind.END else say("query.ends_early")
+        self.refuse(
+            f"syntax at {shown}",
+            what,
+            say("query.expected", wanted=wanted) if wanted else say("query.check_up_to_here"),
+            token,
+        )
 
     def refuse_write(self) -> NoReturn:
         verb = self.token.value.upper()
-        self.refuse(f"statement {verb}", f"{verb} changes data", "A pipeline's query only reads")
+        self.refuse(f"statement {verb}", say("query.changes_data", verb=verb), say("query.only_reads"))
 
 
 class _Nesting:

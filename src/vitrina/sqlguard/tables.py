@@ -2,6 +2,7 @@
 
 from typing import NoReturn
 
+from vitrina.sentences import say
 from vitrina.sqlguard import calls, expressions, queries, sqljson, stamps, types, vocabulary
 from vitrina.sqlguard.reading import Reading, UnresolvedTable
 from vitrina.sqlguard.stamps import UNKNOWN, Columns, Sources
@@ -39,10 +40,10 @@ def _use_table(reading: Reading, start: Token, parts: list[str]) -> Columns:
         return reading.scope.columns_of(start.value)
     full_name = ".".join(parts)
     if len(parts) > 2:
-        reading.refuse(f"table {full_name}", "a table's name has two parts at most", "Write schema.table", start)
+        reading.refuse(f"table {full_name}", say("query.table_parts"), say("query.write_table"), start)
     if parts[0] not in reading.allowed_schemas:
-        what = f"{full_name} is not in a schema that queries may read"
-        instead = f"Read from the schema {_or(reading.allowed_schemas)}; {_remedy(parts[0])}"
+        what = say("query.schema", table=full_name)
+        instead = say("query.read_from", schemas=_or(reading.allowed_schemas), remedy=_remedy(parts[0]))
         reading.refuse(f"table {full_name}", what, instead, start)
     reading.found.tables[parts[0], parts[1]] = None
     return UNKNOWN
@@ -50,14 +51,14 @@ def _use_table(reading: Reading, start: Token, parts: list[str]) -> Columns:
 
 def _remedy(schema: str) -> str:
     if schema.startswith("pg_") or schema == "information_schema":
-        return "no setting opens the server's catalogs"
-    return f"the operator may open another with VITRINA_ALLOWED_SOURCE_SCHEMAS={schema}"
+        return say("query.no_catalogs")
+    return say("query.open_schema", schema=schema)
 
 
 def _refuse_without_schema(reading: Reading, token: Token) -> NoReturn:
     name = token.value
-    instead = f"Write the schema too ({_or(reading.allowed_schemas)}: VITRINA_ALLOWED_SOURCE_SCHEMAS)"
-    reading.refuse(f"table {name}", f"the table {name} has no schema, and no WITH names it here", instead, token)
+    instead = say("query.write_schema", schemas=_or(reading.allowed_schemas))
+    reading.refuse(f"table {name}", say("query.no_schema", table=name), instead, token)
 
 
 def _or(names: frozenset[str]) -> str:
@@ -177,8 +178,8 @@ def _alias(reading: Reading, sources: Sources, columns: Columns | None, default:
 def _sample(reading: Reading) -> None:
     method = reading.label()
     if method.value not in vocabulary.SAMPLING_METHODS:
-        what = f"{method.value} is not a sampling method of PostgreSQL"
-        reading.refuse(f"function {method.value}", what, "Use BERNOULLI or SYSTEM", method)
+        what = say("query.sampling", name=method.value)
+        reading.refuse(f"function {method.value}", what, say("query.use_bernoulli"), method)
     reading.in_parentheses(lambda: expressions.read_expressions(reading))
     if reading.take_word("repeatable"):
         reading.in_parentheses(lambda: expressions.read_expression(reading))

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import NamedTuple, NoReturn
 
 from vitrina.errors import InvalidQuery
+from vitrina.sentences import say
 
 
 class Kind(Enum):
@@ -74,11 +75,15 @@ def position(sql: str, offset: int) -> tuple[int, int]:
 def refuse(sql: str, offset: int, construct: str, what: str, instead: str) -> NoReturn:
     """Raise the error for whatever stands at `offset`: what it is, where, what to do, and which setting allows it."""
     line, column = position(sql, offset)
-    if "VITRINA_" not in instead and "no setting" not in instead:
-        instead += "; no setting allows it"
-    raise InvalidQuery(
-        f"line {line}, column {column}: {what}. {instead}.", construct=construct, line=line, column=column
+    names_setting = "VITRINA_" in instead or "no setting" in instead
+    said = say(
+        "query.refused" if names_setting else "query.refused_for_good",
+        line=line,
+        column=column,
+        what=what,
+        instead=instead,
     )
+    raise InvalidQuery(said, construct=construct, line=line, column=column)
 
 
 class _Scanner:
@@ -101,8 +106,8 @@ class _Scanner:
             self._refuse(
                 found.start(),
                 "character",
-                f"the character U+{ord(found.group()):04X} cannot be in a query",
-                "Remove it",
+                say("query.bad_character", code=ord(found.group())),
+                say("query.remove"),
             )
 
     def _skip_blank(self) -> bool:
@@ -123,7 +128,7 @@ class _Scanner:
             depth += 1 if edge.group() == "/*" else -1
             if depth == 0:
                 return edge.end()
-        return self._refuse(self.at, "comment", "this comment is never closed", "Close it with */ (comments nest)")
+        return self._refuse(self.at, "comment", say("query.open_comment"), say("query.close_comment"))
 
     def _next_token(self) -> None:
         character = self.sql[self.at]
@@ -144,7 +149,7 @@ class _Scanner:
     def _word_or_prefixed_string(self) -> None:
         beginning = self.sql[self.at : self.at + 3].lower()
         if beginning == 'u&"':
-            self._refuse(self.at, "unicode escape", "U& names are not accepted", "Write the characters themselves")
+            self._refuse(self.at, "unicode escape", say("query.unicode_name"), say("query.write_characters"))
         elif beginning == "u&'":
             self._unicode_string()
         elif beginning[1:2] == "'" and beginning[0] in "ebxn":
@@ -158,20 +163,20 @@ class _Scanner:
             return
         found = (_ESCAPE_STRING if letter == "e" else _BIT_STRING).match(self.sql, self.at)
         if not found:
-            self._refuse(self.at, "string", "this string is wrong or never closed", "Close it with a quote (')")
+            self._refuse(self.at, "string", say("query.bad_string"), say("query.close_quote"))
         self._string(self._continued(found.end(), _ESCAPED_PART if letter == "e" else _BIT_PART))
 
     def _plain_string(self, prefix: int = 0) -> None:
         """Our sessions have standard_conforming_strings on: a backslash is a character like any other."""
         found = _PLAIN_STRING.match(self.sql, self.at + prefix)
         if not found:
-            self._refuse(self.at, "string", "this string is never closed", "Close it with a quote (')")
+            self._refuse(self.at, "string", say("query.open_string"), say("query.close_quote"))
         self._string(self._continued(found.end(), _PLAIN_STRING))
 
     def _unicode_string(self) -> None:
         found = _PLAIN_STRING.match(self.sql, self.at + 2)
         if not found:
-            self._refuse(self.at, "string", "this string is never closed", "Close it with a quote (')")
+            self._refuse(self.at, "string", say("query.open_string"), say("query.close_quote"))
         end = self._continued(found.end(), _PLAIN_STRING)
         escape = _UESCAPE.match(self.sql, end)
         self._string(escape.end() if escape else end)
@@ -181,9 +186,7 @@ class _Scanner:
         while gap := _CONTINUES.match(self.sql, end):
             more = part.match(self.sql, gap.end() - 1)
             if not more:
-                self._refuse(
-                    gap.end() - 1, "string", "this string is wrong or never closed", "Close it with a quote (')"
-                )
+                self._refuse(gap.end() - 1, "string", say("query.bad_string"), say("query.close_quote"))
             end = more.end()
         return end
 
@@ -193,31 +196,32 @@ class _Scanner:
             self._refuse(
                 self.at,
                 "placeholder",
-                "$1-style placeholders are not accepted",
-                "Use :since or :until, or write the value itself",
+                say("query.dollar_placeholder"),
+                say("query.use_since"),
             )
         closing = self.sql.find(opening.group(), opening.end())
         if closing < 0:
             self._refuse(
-                self.at, "string", f"this {opening.group()} string is never closed", f"Close it with {opening.group()}"
+                self.at,
+                "string",
+                say("query.open_dollar", mark=opening.group()),
+                say("query.close_with", mark=opening.group()),
             )
         self._string(closing + len(opening.group()))
 
     def _string(self, end: int) -> None:
         # On one line, or of different kinds: two strings without an operator.
         if self.tokens and self.tokens[-1].kind is Kind.STRING:
-            self._refuse(self.at, "adjoining strings", "two strings follow each other", "Join them with ||")
+            self._refuse(self.at, "adjoining strings", say("query.two_strings"), say("query.join_strings"))
         self._add(Kind.STRING, self.sql[self.at : end], end)
 
     def _quoted_name(self) -> None:
         found = _QUOTED_NAME.match(self.sql, self.at)
         if not found:
-            self._refuse(self.at, "identifier", "this quoted name is never closed", 'Close it with a double quote (")')
+            self._refuse(self.at, "identifier", say("query.open_name"), say("query.close_double"))
         name = found.group()[1:-1].replace('""', '"')
         if not name or any(unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp") for character in name):
-            self._refuse(
-                self.at, "identifier", "this quoted name is empty or has invisible characters", "Give it a visible name"
-            )
+            self._refuse(self.at, "identifier", say("query.empty_name"), say("query.visible_name"))
         self._add_identifier(Kind.NAME, name, found.end())
 
     def _word(self) -> None:
@@ -237,21 +241,21 @@ class _Scanner:
                 self._refuse(
                     offset,
                     "character",
-                    f"the character U+{ord(character):04X} is not a letter",
-                    "Replace it with plain white space or a plain quote",
+                    say("query.not_a_letter", code=ord(character)),
+                    say("query.replace_plain"),
                 )
 
     def _add_identifier(self, kind: Kind, name: str, end: int) -> None:
         if len(name.encode()) > LONGEST_IDENTIFIER_BYTES:
             self._refuse(
-                self.at, "identifier", f"this name is longer than {LONGEST_IDENTIFIER_BYTES} bytes", "Shorten it"
+                self.at, "identifier", say("query.long_name", most=LONGEST_IDENTIFIER_BYTES), say("query.shorten_name")
             )
         self._add(kind, name, end)
 
     def _number(self) -> None:
         found = _NUMBER.match(self.sql, self.at)
         if not found or _WORD.match(self.sql, found.end()):
-            self._refuse(self.at, "number", "this number runs into a word", "Put a space behind the number")
+            self._refuse(self.at, "number", say("query.number_word"), say("query.space_behind_number"))
         self._add(Kind.NUMBER, found.group(), found.end())
 
     def _colon(self) -> None:
@@ -266,11 +270,11 @@ class _Scanner:
 
     def _parameter(self, name: re.Match[str]) -> None:
         if name.group() not in PARAMETERS:
-            instead = "Use :since or :until; if the colon parts two values, put a space behind it"
-            self._refuse(self.at, "placeholder", f":{name.group()} is not a parameter of queries", instead)
+            instead = say("query.use_since_or_space")
+            self._refuse(self.at, "placeholder", say("query.parameter", name=name.group()), instead)
         # What is put in its place must not grow together with the word before it.
         if self.tokens and self.tokens[-1].end == self.at and self.tokens[-1].kind not in _MAY_TOUCH_PARAMETER:
-            self._refuse(self.at, "placeholder", f":{name.group()} touches what is before it", "Put a space between")
+            self._refuse(self.at, "placeholder", say("query.touches", name=name.group()), say("query.space_between"))
         self._add(Kind.PARAMETER, name.group(), name.end())
 
     def _operator(self) -> None:
@@ -287,7 +291,7 @@ class _Scanner:
     def _strange_character(self) -> NoReturn:
         character = self.sql[self.at]
         shown = character if character.isprintable() else f"U+{ord(character):04X}"
-        self._refuse(self.at, "character", f"the character {shown} has no meaning in a query", "Remove it")
+        self._refuse(self.at, "character", say("query.character", character=shown), say("query.remove"))
 
     def _add(self, kind: Kind, value: str, end: int) -> None:
         self.tokens.append(Token(kind, value, self.at, end))

@@ -1,5 +1,6 @@
 """Types and collations in a query."""
 
+from vitrina.sentences import say
 from vitrina.sqlguard import extensions, vocabulary
 from vitrina.sqlguard.reading import Reading
 from vitrina.sqlguard.tokens import Kind, Token
@@ -60,8 +61,8 @@ def read_collation(reading: Reading) -> None:
         full_name = ".".join(parts)
         reading.refuse(
             f"collation {full_name}",
-            "only built-in collations may be used",
-            'Write COLLATE "C"; no setting allows others',
+            say("query.collation"),
+            say("query.write_collate"),
             start,
         )
 
@@ -97,11 +98,8 @@ def _check(reading: Reading, start: Token, parts: list[str]) -> None:
     extension = extensions.owner_of("types", parts[-1])
     reading.refuse(
         f"type {full_name}",
-        f"the type {full_name} is not one that queries may use",
-        f"The operator may trust it with VITRINA_TRUSTED_EXTENSIONS={extension}"
-        if extension
-        else "Use text, numeric, timestamptz or another plain type, or a type of a schema that queries may read"
-        " (VITRINA_ALLOWED_SOURCE_SCHEMAS), with its schema",
+        say("query.type", type=full_name),
+        say("query.trust_type", extension=extension) if extension else say("query.plain_type"),
         start,
     )
 

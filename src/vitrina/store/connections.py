@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from psycopg.sql import Identifier
 
 from vitrina.errors import ConfigError, VitrinaError
+from vitrina.sentences import say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import database, rights, setup
 
@@ -68,25 +69,27 @@ def examine(settings: Settings, name: str, *, with_rights: bool = True, place: s
 def _remedy(message: str, place: str) -> str:
     """By what servers and libpq say; the words have not changed for many versions."""
     for words, remedy in {
-        "password authentication failed": f"correct login or password in {place}; the server does not say which",
-        "no password supplied": f"put the password into {place}",
-        "no pg_hba.conf entry": "have the server's administrator let this login in from here (pg_hba.conf)",
-        "transaction mode": "use the server's own address, or a pool in session mode (pgbouncer: pool_mode = session)",
-        "role ": f"create the login on the server, or correct it in {place}",
-        "database ": f"create the database, or correct its name in {place}",
-        "could not translate host name": f"correct the host's name in {place}",
-        "SSL": f"set sslmode and sslrootcert in {place} as the server asks for",
+        "password authentication failed": say("connection.wrong_password", place=place),
+        "no password supplied": say("connection.no_password", place=place),
+        "no pg_hba.conf entry": say("connection.hba"),
+        "transaction mode": say("connection.pooled"),
+        "role ": say("connection.no_login", place=place),
+        "database ": say("connection.no_database", place=place),
+        "could not translate host name": say("connection.no_host", place=place),
+        "SSL": say("connection.ssl", place=place),
     }.items():
         if words in message:
             return remedy
-    return f"start that server, open its port to this machine, or correct {place}"
+    return say("connection.nobody_answers", place=place)
 
 
 def _server(session: database.Connection) -> Iterator[Verdict]:
     major = session.info.server_version // 10_000
     if not setup.OLDEST_POSTGRES <= major <= setup.NEWEST_POSTGRES:
         wanted = f"{setup.OLDEST_POSTGRES} to {setup.NEWEST_POSTGRES}"
-        yield Verdict(PROBLEM, f"it is PostgreSQL {major}", f"use PostgreSQL {wanted}")
+        yield Verdict(
+            PROBLEM, say("connection.other_version", version=major), say("connection.use_version", versions=wanted)
+        )
 
 
 def _login(session: database.Connection, name: str) -> Iterator[Verdict]:
@@ -102,13 +105,13 @@ def _login(session: database.Connection, name: str) -> Iterator[Verdict]:
     if row["superuser"]:
         yield Verdict(
             WARNING,
-            f"its login {row['login']} is a superuser: a mistake in a query could do anything there",
-            f"use a login that may only read, or ALTER ROLE {login} NOSUPERUSER",
+            say("connection.superuser", login=row["login"]),
+            say("connection.use_reader", login=login),
         )
     if not row["sees"] and name != DEFAULT_CONNECTION:
         yield Verdict(
             WARNING,
-            f"{row['login']} cannot see other sessions' transactions, so incremental pipelines read much twice",
+            say("connection.sees_nothing", login=row["login"]),
             f"GRANT pg_read_all_stats TO {login}",
         )
 
@@ -123,8 +126,8 @@ def _schemas(session: database.Connection, settings: Settings) -> Iterator[Verdi
     if not row["count"]:
         yield Verdict(
             WARNING,
-            f"none of the schemas that may be read is there ({settings.allowed_source_schemas})",
-            "name its schemas in VITRINA_ALLOWED_SOURCE_SCHEMAS",
+            say("connection.no_schema", schemas=settings.allowed_source_schemas),
+            say("connection.name_schemas"),
         )
 
 

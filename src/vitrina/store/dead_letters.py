@@ -8,6 +8,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 import psycopg
+from psycopg.sql import SQL
 
 from vitrina import deep_json
 from vitrina.ports.batch import DeadLetter
@@ -24,20 +25,56 @@ DEEPEST = 200
 Resolution = Literal["sent", "gone", "superseded", "rebuilt", "delivered"]
 
 
+# What letters of one cause have in common: their errors without the values and numbers that these quote.
+_REASON = SQL(
+    """
+    regexp_replace(regexp_replace(d.error, '''[^'']*''|"[^"]*"', '…', 'g'), '[0-9]+', '#', 'g')
+    """
+)
+
+
 def list_page(
-    connection: Connection, *, pipeline_id: UUID | None, resolved: bool, before_id: int | None, limit: int
+    connection: Connection,
+    *,
+    pipeline_id: UUID | None,
+    resolved: bool,
+    reason: str | None = None,
+    before_id: int | None,
+    limit: int,
 ) -> list[Row]:
-    """Newest first."""
+    """Newest first; `reason` narrows it to a group."""
     return connection.execute(
-        """
-        SELECT d.*, p.name AS pipeline
-        FROM etl.etl_dead_letters d JOIN etl.etl_pipelines p ON p.id = d.pipeline_id
-        WHERE (%(pipeline)s::uuid IS NULL OR d.pipeline_id = %(pipeline)s)
-          AND (d.resolved_at IS NOT NULL) = %(resolved)s
-          AND (%(before)s::bigint IS NULL OR d.id < %(before)s)
-        ORDER BY d.id DESC LIMIT %(limit)s
-        """,
-        {"pipeline": pipeline_id, "resolved": resolved, "before": before_id, "limit": limit},
+        SQL(
+            """
+            SELECT d.*, p.name AS pipeline
+            FROM etl.etl_dead_letters d JOIN etl.etl_pipelines p ON p.id = d.pipeline_id
+            WHERE (%(pipeline)s::uuid IS NULL OR d.pipeline_id = %(pipeline)s)
+              AND (d.resolved_at IS NOT NULL) = %(resolved)s
+              AND (%(reason)s::text IS NULL OR {reason} = %(reason)s)
+              AND (%(before)s::bigint IS NULL OR d.id < %(before)s)
+            ORDER BY d.id DESC LIMIT %(limit)s
+            """
+        ).format(reason=_REASON),
+        {"pipeline": pipeline_id, "resolved": resolved, "reason": reason, "before": before_id, "limit": limit},
+    ).fetchall()
+
+
+def list_groups(connection: Connection, *, pipeline_id: UUID | None, resolved: bool, limit: int) -> list[Row]:
+    """Letters of one pipeline and one reason as one line, the largest group first."""
+    return connection.execute(
+        SQL(
+            """
+            SELECT p.name AS pipeline, d.pipeline_id, {reason} AS reason, count(*) AS letters,
+                   min(d.created_at) AS first_at, max(d.created_at) AS last_at,
+                   (array_agg(d.error ORDER BY d.id DESC))[1] AS error
+            FROM etl.etl_dead_letters d JOIN etl.etl_pipelines p ON p.id = d.pipeline_id
+            WHERE (%(pipeline)s::uuid IS NULL OR d.pipeline_id = %(pipeline)s)
+              AND (d.resolved_at IS NOT NULL) = %(resolved)s
+            GROUP BY p.name, d.pipeline_id, {reason}
+            ORDER BY count(*) DESC, max(d.id) DESC LIMIT %(limit)s
+            """
+        ).format(reason=_REASON),
+        {"pipeline": pipeline_id, "resolved": resolved, "limit": limit},
     ).fetchall()
 
 

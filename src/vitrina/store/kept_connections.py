@@ -7,6 +7,7 @@ from psycopg import conninfo
 
 from vitrina import dsn
 from vitrina.sealing import Sealed
+from vitrina.sentences import say
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -25,18 +26,18 @@ def problem(url: str) -> str | None:
         return dsn.NOT_VALID
     refused = sorted(parts.keys() - dsn.ALLOWED)
     if refused:
-        return f"the URL must not set {', '.join(refused)}: how sessions behave is set by the platform"
+        return say("connection.url_session", settings=", ".join(refused))
     refused = sorted(parts.keys() & dsn.OF_THE_MACHINE)
     if refused:
-        return f"the URL must not set {', '.join(refused)}: files of the runner's machine are set in its environment"
+        return say("connection.url_files", settings=", ".join(refused))
     if "@" in parts.get("host", ""):
-        return "the URL has more than one @: in a password, write it as %40"
+        return say("connection.url_at")
     if any(host.startswith("/") for host in parts.get("host", "").split(",")):
-        return "the URL must name a host: a socket of the runner's machine can only be set in its environment"
+        return say("connection.url_host")
     lacking = [name for name in ("host", "user", "password", "dbname") if not parts.get(name)]
     if not lacking and not all(parts["host"].split(",")):
         lacking = ["host"]  # an empty one of several is a socket
-    return f"the URL does not say the {lacking[0]}: postgresql://USER:PASSWORD@HOST:5432/DATABASE" if lacking else None
+    return say("connection.url_lacks", part=lacking[0]) if lacking else None
 
 
 def list_names(connection: Connection) -> list[str]:

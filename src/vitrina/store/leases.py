@@ -13,6 +13,7 @@ from psycopg.types.json import Jsonb
 
 from vitrina import status
 from vitrina.errors import Conflict, LeaseLost, NotFound, TargetTaken
+from vitrina.sentences import say
 from vitrina.status import RunStatus, Status, Trigger
 from vitrina.store import database, databases, migrate, notifications, pipelines, room, run_after
 from vitrina.store.database import Connection
@@ -93,10 +94,7 @@ def claim_next(
 
 def _set_aside(connection: Connection, pipeline_id: UUID, problem: Exception) -> None:
     said = database.sql_message(problem) if isinstance(problem, psycopg.Error) else f"{problem}"
-    reason = cut(
-        f"no runner can take it up, because its row in etl.etl_pipelines cannot be handled: {type(problem).__name__}:"
-        f" {said}; correct the row, then run it"
-    )
+    reason = cut(say("attention.claim", kind=type(problem).__name__, message=said))
     log = structlog.get_logger().bind(pipeline_id=str(pipeline_id))
     log.error("pipeline.set_aside", error=reason)
     try:
@@ -167,16 +165,14 @@ def claim_idle(connection: Connection, pipeline_id: UUID, runner_id: UUID, ttl_s
                 [pipeline_id],
             ).fetchone()
             if found is None:
-                raise NotFound(f"pipeline {pipeline_id} was deleted meanwhile")
+                raise NotFound(say("pipeline.deleted", pipeline_id=pipeline_id))
             if found["status"] not in status.sources_of("claim_idle"):
-                raise Conflict(
-                    f"pipeline {found['name']} became {found['status']} meanwhile; wait until it is IDLE, ask again"
-                )
+                raise Conflict(say("pipeline.became", name=found["name"], status=found["status"]))
             taken = Status.PAUSE_REQUESTED if found["status"] == Status.PAUSED else Status.RUNNING
             returns = Status(found["status"])
             return _take(connection, found, runner_id, ttl_seconds, becomes=taken, returns=returns)
     except psycopg.errors.UniqueViolation as exc:
-        raise Conflict("another pipeline writes to the same target just now: wait until it is done, ask again") from exc
+        raise Conflict(say("pipeline.target_busy")) from exc
 
 
 def _take(
@@ -434,11 +430,9 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
         return Status(row["status"])
 
 
-_WHY_BEHIND_A_BACKFILL = "a run was asked for at %s, and the backfill before this one was no answer to that"
-_WHY_BEHIND_A_LOAD = (
-    "a run was asked for at %s, and the run before this one went on with an interrupted load, which may have read the"
-    " source earlier"
-)
+# Postgres fills in the time.
+_WHY_BEHIND_A_BACKFILL = say("run.behind_a_backfill", at="%s")
+_WHY_BEHIND_A_LOAD = say("run.behind_a_load", at="%s")
 
 _ANOTHER_RUN = sql.SQL(
     """
@@ -453,7 +447,7 @@ def fail_run(connection: Connection, claim: Claim, code: str, message: str) -> b
 
     A backfill that failed stops nothing but itself: the pipeline is what it was before.
     """
-    text = cut(f"the backfill failed: {message}" if claim.is_backfill else message)
+    text = cut(say("run.backfill_failed", message=message) if claim.is_backfill else message)
     with connection.transaction():
         row = connection.execute(
             sql.SQL(
@@ -507,7 +501,7 @@ AFTER_FAILED_BACKFILL = sql.SQL(
 
 
 def give_back(
-    connection: Connection, claim: Claim, code: str = "runner_stopped", message: str = "the runner was stopped"
+    connection: Connection, claim: Claim, code: str = "runner_stopped", message: str = say("run.runner_stopped")
 ) -> bool:
     """The runner is leaving: whoever comes next continues from the checkpoint, at once, and it counts as no loss."""
     with connection.transaction():

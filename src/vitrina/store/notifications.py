@@ -169,6 +169,23 @@ def list_newest(connection: Connection, pipeline_id: UUID, *, limit: int) -> lis
     ).fetchall()
 
 
+def list_latest(connection: Connection, *, limit: int) -> list[Row]:
+    """Of every pipeline, newest first."""
+    return connection.execute(
+        """
+        SELECT n.id, n.kind, n.created_at AS at, n.run_id, n.delivered, n.last_error AS delivery_error,
+               coalesce(r.error_message, n.payload ->> 'error') AS error, p.name AS pipeline,
+               (n.payload ->> 'failing_since')::timestamptz AS failing_since,
+               (n.payload ->> 'differences')::bigint AS differences
+        FROM etl.etl_notifications n
+        JOIN etl.etl_pipelines p ON p.id = n.pipeline_id
+        LEFT JOIN etl.etl_runs r ON r.id = n.run_id
+        ORDER BY n.created_at DESC LIMIT %s
+        """,
+        [limit],
+    ).fetchall()
+
+
 def prune(connection: Connection, *, older_than_days: int) -> int:
     return connection.execute(
         "DELETE FROM etl.etl_notifications WHERE done_at < now() - make_interval(days => %s)", [older_than_days]

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID
 
 from psycopg import sql
@@ -33,6 +33,7 @@ class Filter:
     target: str | None = None
     since: datetime | None = None
     managed_by: str | None = None
+    labels: Sequence[str] = ()
 
 
 # Columns by which a list may be sorted, with their types: none of them is ever NULL, so a keyset has no holes.
@@ -133,32 +134,31 @@ def list_page(
     descending: bool = False,
     after: tuple[Any, UUID] | None = None,
 ) -> list[Row]:
-    """Pipelines in the order of a column of `SORTABLE`, behind the (value, id) pair of the last one seen."""
+    """Pipelines in the order of a column of `SORTABLE`, behind the (value, id) pair of the last one seen.
+
+    Conditions that nobody asked for are left out: with all of them in it, one plan for every wish could use no index.
+    """
     column = sql.Identifier("p", sort)
-    direction = sql.SQL("DESC") if descending else sql.SQL("ASC")
+    wanted = _conditions(narrowed)
+    if after is not None:
+        beyond = sql.SQL("<" if descending else ">")
+        place = sql.SQL("({}, p.id) {} (%(after)s::{}, %(after_id)s::uuid)")
+        wanted.append(place.format(column, beyond, sql.SQL(SORTABLE[sort])))
     return connection.execute(
         sql.SQL(
             """
             SELECT p.*, {tasks} AS tasks, {run_after} AS run_after
             FROM etl.etl_pipelines p
-            WHERE (%(after_id)s::uuid IS NULL OR ({column}, p.id) {beyond} (%(after)s::{type}, %(after_id)s::uuid))
-              AND (%(status)s::text[] = '{{}}' OR p.status = ANY(%(status)s))
-              AND (%(enabled)s::boolean IS NULL OR p.enabled = %(enabled)s)
-              AND (%(name)s::text IS NULL OR strpos(lower(p.name), lower(%(name)s)) > 0)
-              AND (%(target)s::text IS NULL OR {target} = %(target)s)
-              AND (%(since)s::timestamptz IS NULL OR p.updated_at >= %(since)s)
-              AND (%(managed_by)s::text IS NULL OR p.managed_by = %(managed_by)s)
+            WHERE {wanted}
             ORDER BY {column} {direction}, p.id {direction}
             LIMIT %(limit)s
             """
         ).format(
             tasks=_TASKS,
             run_after=run_after.OF_PIPELINE,
-            target=FINAL_TARGET,
+            wanted=sql.SQL(" AND ").join(wanted or [sql.SQL("true")]),
             column=column,
-            direction=direction,
-            beyond=sql.SQL("<") if descending else sql.SQL(">"),
-            type=sql.SQL(SORTABLE[sort]),
+            direction=sql.SQL("DESC") if descending else sql.SQL("ASC"),
         ),
         {
             "after": after[0] if after else None,
@@ -169,25 +169,55 @@ def list_page(
             "target": narrowed.target,
             "since": narrowed.since,
             "managed_by": narrowed.managed_by,
+            **label_values(narrowed.labels),
             "limit": limit,
         },
     ).fetchall()
+
+
+def _conditions(narrowed: Filter) -> list[sql.Composable]:
+    """What the filter asks for; the parameters have the names of its fields."""
+    asked: dict[LiteralString, bool] = {
+        "p.status = ANY(%(status)s)": bool(narrowed.status),
+        "p.enabled = %(enabled)s": narrowed.enabled is not None,
+        "strpos(lower(p.name), lower(%(name)s)) > 0": narrowed.name is not None,
+        "p.updated_at >= %(since)s": narrowed.since is not None,
+        "p.managed_by = %(managed_by)s": narrowed.managed_by is not None,
+        LABELLED: bool(narrowed.labels),
+    }
+    conditions: list[sql.Composable] = [sql.SQL(text) for text, wanted in asked.items() if wanted]
+    return [*conditions, ON_TARGET] if narrowed.target is not None else conditions
+
+
+# Every label that is asked for: `key=value` as it is, `key` whatever its value.
+LABELLED: LiteralString = "(p.labels @> %(label_pairs)s AND p.labels ?& %(label_keys)s)"
+# And the runs of such pipelines.
+OF_LABELLED: LiteralString = "r.pipeline_id IN (SELECT p.id FROM etl.etl_pipelines p WHERE " + LABELLED + ")"  # noqa: S608 - our own text
+
+
+def label_values(labels: Sequence[str]) -> dict[str, Any]:
+    """Return what `LABELLED` is to be executed with."""
+    pairs = {key: value for key, equals, value in (label.partition("=") for label in labels) if equals}
+    return {"label_pairs": Jsonb(pairs), "label_keys": [label for label in labels if "=" not in label]}
 
 
 def list_by_name(
     connection: Connection, names: Collection[str] | None, *, or_managed_by: str | None = None, lock: bool = False
 ) -> list[Row]:
     """The named pipelines, or all; locked in one order everywhere, so that two callers cannot block each other."""
+    named = sql.SQL("p.name = ANY(%(names)s)")
+    owned = sql.SQL("p.managed_by = %(managed_by)s")
+    wanted = [named, owned] if or_managed_by is not None else [named]
     return connection.execute(
         sql.SQL(
             """
             SELECT p.*, {tasks} AS tasks, {run_after} AS run_after FROM etl.etl_pipelines p
-            WHERE %(names)s::text[] IS NULL OR p.name = ANY(%(names)s) OR p.managed_by = %(managed_by)s
-            ORDER BY p.name {lock}
+            WHERE {wanted} ORDER BY p.name {lock}
             """
         ).format(
             tasks=_TASKS,
             run_after=run_after.OF_PIPELINE,
+            wanted=sql.SQL(" OR ").join(wanted if names is not None else [sql.SQL("true")]),
             lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL(""),
         ),
         {"names": list(names) if names is not None else None, "managed_by": or_managed_by},
@@ -207,11 +237,11 @@ def list_on_target(connection: Connection, target: str, target_connection: str |
             SELECT p.id, p.name, p.mode, p.options ->> 'target_connection' AS target_connection,
                    coalesce((p.options ->> 'shared_target')::boolean, false) AS shared
             FROM etl.etl_pipelines p
-            WHERE {target} = %s AND {database} = %s
+            WHERE {on_target} AND {database} = %(database)s
             ORDER BY p.name
             """
-        ).format(target=FINAL_TARGET, database=databases.OF_PIPELINE),
-        [target, databases.resolve(connection, target_connection)],
+        ).format(on_target=ON_TARGET, database=databases.OF_PIPELINE),
+        {"target": target, "database": databases.resolve(connection, target_connection)},
     ).fetchall()
 
 
@@ -376,6 +406,10 @@ def set_owner(connection: Connection, pipeline_id: UUID, *, managed_by: str | No
     )
 
 
+def set_labels(connection: Connection, pipeline_id: UUID, labels: dict[str, str]) -> None:
+    connection.execute("UPDATE etl.etl_pipelines SET labels = %s WHERE id = %s", [Jsonb(labels), pipeline_id])
+
+
 def source_connections(connection: Connection) -> list[str]:
     """The names of the databases that pipelines read from."""
     rows = connection.execute("SELECT DISTINCT source_connection AS name FROM etl.etl_pipelines ORDER BY name")
@@ -395,6 +429,15 @@ FINAL_TARGET = sql.SQL(
               WHERE t.pipeline_id = p.id ORDER BY t.order_index DESC LIMIT 1), p.target_table)
     """
 )
+
+# The pipelines whose final target is %(target)s. First those that name it anywhere, which indexes know.
+ON_TARGET = sql.SQL(
+    """
+    p.id IN (SELECT named.id FROM etl.etl_pipelines named WHERE named.target_table = %(target)s
+             UNION ALL SELECT t.pipeline_id FROM etl.etl_pipeline_tasks t WHERE t.target_table = %(target)s)
+    AND {} = %(target)s
+    """
+).format(FINAL_TARGET)
 
 _TASKS = sql.SQL(
     """

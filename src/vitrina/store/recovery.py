@@ -7,6 +7,7 @@ import psycopg
 import structlog
 from psycopg import sql
 
+from vitrina.sentences import say
 from vitrina.status import RunStatus, Status
 from vitrina.store import database, leases, migrate, notifications
 from vitrina.store.database import Connection
@@ -31,7 +32,7 @@ def recover_expired(connection: Connection, *, max_attempts: int) -> list[dict[s
         ).fetchall()
         if not lost:
             return []
-        reason = "the runner fell silent; the next one continues from the checkpoint"
+        reason = say("run.runner_silent")
         return [row for found in lost for row in _take_one_away(connection, found["id"], max_attempts, reason)]
 
 
@@ -49,10 +50,7 @@ def _take_one_away(connection: Connection, pipeline_id: UUID, max_attempts: int,
 
 
 def _note_unrecoverable(connection: Connection, pipeline_id: UUID, problem: psycopg.Error) -> None:
-    reason = (
-        "no runner can take it over from the one that fell silent, because its row in etl.etl_pipelines cannot be"
-        f" handled: {database.sql_message(problem)}; correct the row"
-    )
+    reason = say("attention.recovery", message=database.sql_message(problem))
     log = structlog.get_logger().bind(pipeline_id=str(pipeline_id))
     log.error("pipeline.unrecoverable", error=reason)
     try:

@@ -27,6 +27,17 @@ def insert(
     return request_id
 
 
+def withdraw_typing(connection: Connection, kinds: Sequence[str], requested_by: str, error: dict[str, Any]) -> None:
+    """Close what somebody asked about a draft and no runner has begun: the draft has moved on."""
+    connection.execute(
+        """
+        UPDATE etl.etl_requests SET status = 'FAILED', finished_at = clock_timestamp(), error = %s
+        WHERE status = 'QUEUED' AND pipeline_id IS NULL AND kind = ANY(%s) AND requested_by = %s
+        """,
+        [Jsonb(error), list(kinds), requested_by],
+    )
+
+
 def find(connection: Connection, request_id: UUID) -> Row | None:
     return connection.execute("SELECT * FROM etl.etl_requests WHERE id = %s", [request_id]).fetchone()
 

@@ -13,6 +13,7 @@ from psycopg import sql
 from vitrina import status
 from vitrina.definition import Definition
 from vitrina.errors import InvalidField
+from vitrina.sentences import say
 from vitrina.status import Trigger
 from vitrina.store.database import Connection
 
@@ -55,8 +56,7 @@ def replace(connection: Connection, pipeline_id: UUID, definition: Definition) -
         if name not in ids:
             raise InvalidField(
                 f"run_after.{place}.pipeline",
-                f"pipeline {definition.name} cannot run after {name!r}: there is no such pipeline; create that one"
-                " first, or apply both together",
+                say("definition.after_nobody", name=definition.name, after=name),
             )
     lock_edges(connection, [pipeline_id])
     connection.execute(

@@ -1,14 +1,15 @@
 """Statements on `etl_runs`: the history of a pipeline and the progress of the run at work."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID
 
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from vitrina.store import pipelines
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -104,6 +105,19 @@ def find_current(connection: Connection, pipeline_id: UUID) -> Row | None:
     ).fetchone()
 
 
+def find_latest_load(connection: Connection, pipeline_id: UUID) -> Row | None:
+    """The run at work or the latest one, of those that read the source. Repairs and replays correct some rows only."""
+    return connection.execute(
+        sql.SQL(
+            """
+            {} WHERE r.pipeline_id = %s AND NOT r.metrics ?| '{{repair,replay}}'
+            ORDER BY r.started_at DESC, r.id DESC LIMIT 1
+            """
+        ).format(_SELECT),
+        [pipeline_id],
+    ).fetchone()
+
+
 def find_cursor_type(connection: Connection, pipeline_id: UUID, key: str | None) -> str | None:
     """The type of the cursor column, as the latest run that looked found it."""
     row = connection.execute(
@@ -151,36 +165,51 @@ def list_page(
     trigger: Sequence[str] = (),
     since: datetime | None = None,
     until: datetime | None = None,
+    labels: Sequence[str] = (),
     after: tuple[datetime, UUID] | None = None,
     oldest_first: bool = False,
     limit: int,
 ) -> list[Row]:
-    """Runs, newest first unless asked otherwise, behind the given one."""
+    """Runs, newest first unless asked otherwise, behind the given one.
+
+    Conditions that nobody asked for are left out: with all of them in it, one plan for every wish could use no index.
+    """
+    each_status = bool(status) and pipeline_id is None
+    wanted = {
+        "r.pipeline_id = %(pipeline)s": pipeline_id is not None,
+        "r.status = s.status": each_status,
+        "r.status = ANY(%(status)s)": bool(status) and not each_status,
+        "r.trigger = ANY(%(trigger)s)": bool(trigger),
+        "r.started_at >= %(since)s": since is not None,
+        "r.started_at < %(until)s": until is not None,
+        pipelines.OF_LABELLED: bool(labels),
+        f"(r.started_at, r.id) {'>' if oldest_first else '<'} (%(after_at)s, %(after_id)s)": after is not None,
+    }
+    direction = sql.SQL("ASC" if oldest_first else "DESC")
+    page = sql.SQL(
+        "SELECT r.* FROM etl.etl_runs r WHERE {wanted}"
+        " ORDER BY r.started_at {direction}, r.id {direction} LIMIT %(limit)s"
+    ).format(wanted=_all_of(wanted), direction=direction)
     return connection.execute(
         sql.SQL(
             """
-            {select}
-            WHERE (%(pipeline)s::uuid IS NULL OR r.pipeline_id = %(pipeline)s)
-              AND (%(status)s::text[] = '{{}}' OR r.status = ANY(%(status)s))
-              AND (%(trigger)s::text[] = '{{}}' OR r.trigger = ANY(%(trigger)s))
-              AND (%(since)s::timestamptz IS NULL OR r.started_at >= %(since)s)
-              AND (%(until)s::timestamptz IS NULL OR r.started_at < %(until)s)
-              AND (%(after_id)s::uuid IS NULL
-                   OR (r.started_at, r.id) {beyond} (%(after_at)s::timestamptz, %(after_id)s))
+            SELECT {columns}
+            FROM {page} r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id
             ORDER BY r.started_at {direction}, r.id {direction}
             LIMIT %(limit)s
             """
         ).format(
-            select=_SELECT,
-            beyond=sql.SQL(">") if oldest_first else sql.SQL("<"),
-            direction=sql.SQL("ASC") if oldest_first else sql.SQL("DESC"),
+            columns=_COLUMNS,
+            page=(_OF_EACH_STATUS if each_status else sql.SQL("({page})")).format(page=page),
+            direction=direction,
         ),
         {
             "pipeline": pipeline_id,
-            "status": list(status),
+            "status": list(dict.fromkeys(status)),
             "trigger": list(trigger),
             "since": since,
             "until": until,
+            **pipelines.label_values(labels),
             "after_at": after[0] if after else None,
             "after_id": after[1] if after else None,
             "limit": limit,
@@ -188,18 +217,27 @@ def list_page(
     ).fetchall()
 
 
+# Each from its own part of the index, which is in order: what is rare is found as fast as what is frequent.
+_OF_EACH_STATUS = sql.SQL("unnest(%(status)s::text[]) AS s (status) CROSS JOIN LATERAL ({page})")
+
+
+def _all_of(conditions: Mapping[LiteralString, bool]) -> sql.Composable:
+    """Those that were asked for."""
+    return sql.SQL(" AND ").join([sql.SQL(text) for text, asked in conditions.items() if asked] or [sql.SQL("true")])
+
+
 # `seconds` is by the database's clock, also for the run at work.
-_SELECT = sql.SQL(
+_COLUMNS = sql.SQL(
     """
-    SELECT r.*, p.name AS pipeline,
-           extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::float8 AS seconds
-    FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id
+    r.*, p.name AS pipeline, p.labels,
+    extract(epoch FROM coalesce(r.finished_at, clock_timestamp()) - r.started_at)::float8 AS seconds
     """
 )
+_SELECT = sql.SQL("SELECT {} FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id").format(_COLUMNS)
 
 
 def summarise(connection: Connection, pipeline_id: UUID, *, last: int = 50) -> Row:
-    """Success rate, durations and rows over the latest finished runs."""
+    """Success rate, durations and rows over the latest finished runs; repairs and replays are no loads."""
     row = connection.execute(
         """
         SELECT count(*) AS runs,
@@ -213,7 +251,7 @@ def summarise(connection: Connection, pipeline_id: UUID, *, last: int = 50) -> R
         FROM (
             SELECT *, extract(epoch FROM finished_at - started_at)::float8 AS seconds
             FROM etl.etl_runs
-            WHERE pipeline_id = %s AND finished_at IS NOT NULL
+            WHERE pipeline_id = %s AND finished_at IS NOT NULL AND NOT metrics ?| '{repair,replay}'
             ORDER BY started_at DESC, id DESC
             LIMIT %s
         ) recent
@@ -224,17 +262,79 @@ def summarise(connection: Connection, pipeline_id: UUID, *, last: int = 50) -> R
     return row
 
 
-def prune(connection: Connection, *, older_than_days: int) -> int:
-    """Forget old finished runs, but never a pipeline's latest one, nor its latest success: lag is counted from it."""
-    return connection.execute(
-        """
-        DELETE FROM etl.etl_runs r
-        WHERE r.finished_at < now() - make_interval(days => %s)
-          AND EXISTS (SELECT FROM etl.etl_runs n WHERE n.pipeline_id = r.pipeline_id AND n.started_at > r.started_at)
-          AND (r.status <> 'SUCCESS' OR r.metrics ?| '{repair,replay}'
-               OR EXISTS (SELECT FROM etl.etl_runs n
-                          WHERE n.pipeline_id = r.pipeline_id AND n.status = 'SUCCESS'
-                            AND n.finished_at > r.finished_at AND NOT n.metrics ?| '{repair,replay}'))
-        """,
-        [older_than_days],
-    ).rowcount
+@dataclass(frozen=True)
+class Pruned:
+    """What a walk over old runs has done, and the end of the last one that it looked at; None: there are no more."""
+
+    runs: int
+    upto: tuple[datetime, UUID] | None
+
+
+def prune(
+    connection: Connection,
+    *,
+    older_than_days: int,
+    after: tuple[datetime, UUID] | None = None,
+    slices: int = 20,
+    of_rows: int = 1000,
+) -> Pruned:
+    """Forget old finished runs, but never a pipeline's latest one, nor its latest success: lag is counted from it.
+
+    In slices, each committed by itself. Those that are kept are looked at again and again, so a walk is bounded, and
+    the next one goes on `after` its end.
+    """
+    forgotten = 0
+    for _ in range(slices):
+        found = _prune_slice(connection, older_than_days, after, of_rows)
+        forgotten += found["forgotten"]
+        if found["seen"] < of_rows:
+            return Pruned(forgotten, None)
+        after = (found["finished_at"], found["id"])
+    return Pruned(forgotten, after)
+
+
+def _prune_slice(
+    connection: Connection, older_than_days: int, after: tuple[datetime, UUID] | None, of_rows: int
+) -> Row:
+    row = connection.execute(
+        sql.SQL(
+            """
+            WITH old AS MATERIALIZED (
+                SELECT r.id, r.pipeline_id, r.started_at, r.finished_at,
+                       r.status = 'SUCCESS' AND NOT r.metrics ?| '{{repair,replay}}' AS is_success
+                FROM etl.etl_runs r
+                WHERE {wanted}
+                ORDER BY r.finished_at, r.id LIMIT %(limit)s
+            ), forgotten AS (
+                DELETE FROM etl.etl_runs r USING old
+                WHERE r.id = old.id
+                  AND EXISTS (SELECT FROM etl.etl_runs n
+                              WHERE n.pipeline_id = old.pipeline_id AND n.started_at > old.started_at)
+                  AND (NOT old.is_success
+                       OR EXISTS (SELECT FROM etl.etl_runs n
+                                  WHERE n.pipeline_id = old.pipeline_id AND n.status = 'SUCCESS'
+                                    AND n.finished_at > old.finished_at AND NOT n.metrics ?| '{{repair,replay}}'))
+                RETURNING r.id
+            )
+            SELECT (SELECT count(*) FROM old) AS seen, (SELECT count(*) FROM forgotten) AS forgotten,
+                   last.finished_at, last.id
+            FROM (SELECT) AS one LEFT JOIN (SELECT finished_at, id FROM old ORDER BY finished_at DESC, id DESC LIMIT 1)
+                 AS last ON true
+            """
+        ).format(
+            wanted=_all_of(
+                {
+                    "r.finished_at < now() - make_interval(days => %(days)s)": True,
+                    "(r.finished_at, r.id) > (%(after_at)s, %(after_id)s)": after is not None,
+                }
+            )
+        ),
+        {
+            "days": older_than_days,
+            "limit": of_rows,
+            "after_at": after[0] if after else None,
+            "after_id": after[1] if after else None,
+        },
+    ).fetchone()
+    assert row is not None
+    return row

@@ -241,5 +241,6 @@ def raise_error(found: Any) -> NoReturn:
     if name == "Invalid":
         fields = found.get("fields")
         told = [part for part in fields if isinstance(part, list)] if isinstance(fields, list) else []
-        raise Invalid(message, tuple(FieldError(*map(str, part)) for part in told if len(part) == _FIELD_PARTS))
+        whole = [list(map(str, part)) for part in told if len(part) == _FIELD_PARTS]
+        raise Invalid(message, tuple(FieldError(path, words, code) for path, words, code in whole))
     raise _KNOWN.get(str(name), FatalError)(message)

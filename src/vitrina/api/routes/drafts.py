@@ -1,8 +1,8 @@
-"""`/preview`: what a definition that is not saved yet would read."""
+"""`/preview`, `/explain`: what a definition that is not saved yet would read, and how."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Body, Response
 from pydantic import Field
 
 from vitrina import answers
@@ -10,7 +10,7 @@ from vitrina.api import bodies
 from vitrina.api.routes import verbs
 from vitrina.api.security import GuardedRoute, Operator
 from vitrina.api.state import State
-from vitrina.services import policy, requests
+from vitrina.services import labels, policy, requests
 
 router = APIRouter(tags=["verbs"], route_class=GuardedRoute)
 
@@ -23,10 +23,38 @@ class DraftPreviewWish(bodies.PreviewWish):
 
 @router.post("/preview", responses={202: {"model": answers.Request}})
 def preview_draft(state: State, caller: Operator, response: Response, wish: DraftPreviewWish) -> answers.Request:
-    """The first rows of a definition that is not saved; nothing is written. Performed by a runner."""
-    definition = policy.parse(wish.definition)
+    """The first rows of a definition that is not saved; nothing is written. Performed by a runner.
+
+    `name` and `target_table` may be left out: what is read needs neither.
+    """
+    definition = policy.parse_for_reading(labels.split(wish.definition)[1])
     payload = {"definition": definition.model_dump(mode="json", exclude_unset=True), "limit": wish.limit}
+    judge = policy.problems if "target_table" in wish.definition else policy.problems_of_reading
     with state.pool.connection() as connection:
-        policy.check(definition, state.settings, connection)
+        found = judge(definition, state.settings, connection)
+        if found:
+            raise policy.invalid(found)
         asked = requests.ask_about_draft(connection, caller, "preview", payload)
     return verbs.wait_for_runner(state, response, asked)
+
+
+@router.post("/explain", responses={202: {"model": answers.ValidationReport}})
+def explain_draft(
+    state: State,
+    caller: Operator,
+    response: Response,
+    definition: Annotated[dict[str, Any], Body(openapi_examples=bodies.DEFINITION_EXAMPLES)],
+) -> answers.ValidationReport:
+    """What stands against a definition that is not saved, and how its query would be run; nothing is read.
+
+    A runner plans it against its source and target. While the definition is not complete, it looks at the query alone.
+    `deep.result` has the columns and, in `explain`, what the server expects of the query.
+    """
+    with state.pool.connection() as connection:
+        report = requests.static_report(connection, state.settings, definition)
+        asking = requests.what_to_ask(report, definition)
+        if asking is None or not requests.somebody_works(connection, state.settings):
+            return report
+        asked = requests.ask_about_typing(connection, caller, *asking)
+    report.deep = verbs.wait_for_runner(state, response, asked)
+    return requests.with_findings(report, definition)

@@ -16,6 +16,8 @@ from vitrina.store import audit, dead_letters, runners
 from vitrina.store import pipelines as pipeline_rows
 from vitrina.store import tokens as token_rows
 
+NO_ZERO = r"^[^\x00]*$"
+
 router = APIRouter(tags=["installation"], route_class=GuardedRoute)
 
 
@@ -78,6 +80,9 @@ def list_dead_letters(
     caller: Viewer,
     pipeline: Annotated[str | None, Query(max_length=100, description="Its uuid or its name.")] = None,
     resolved: bool = False,
+    reason: Annotated[
+        str | None, Query(max_length=10_000, pattern=NO_ZERO, description="Of this group of `/dead-letters/groups`.")
+    ] = None,
     limit: paging.Limit = paging.DEFAULT_LIMIT,
     cursor: paging.Cursor = None,
 ) -> Page[answers.DeadLetter]:
@@ -88,10 +93,31 @@ def list_dead_letters(
             connection,
             pipeline_id=pipelines.get(connection, pipeline)["id"] if pipeline is not None else None,
             resolved=resolved,
+            reason=reason,
             before_id=before[0] if before else None,
             limit=limit + 1,
         )
     return paging.page(found, limit, answers.DeadLetter.model_validate, lambda letter: [letter["id"]])
+
+
+@router.get("/dead-letters/groups")
+def list_dead_letter_groups(
+    *,
+    state: State,
+    caller: Viewer,
+    pipeline: Annotated[str | None, Query(max_length=100, description="Its uuid or its name.")] = None,
+    resolved: bool = False,
+    limit: paging.Limit = paging.DEFAULT_LIMIT,
+) -> Page[answers.DeadLetterGroup]:
+    """Dead letters by pipeline and reason, the largest group first: many of them usually have one cause."""
+    with state.pool.connection() as connection:
+        found = dead_letters.list_groups(
+            connection,
+            pipeline_id=pipelines.get(connection, pipeline)["id"] if pipeline is not None else None,
+            resolved=resolved,
+            limit=limit,
+        )
+    return Page(items=[answers.DeadLetterGroup.model_validate(row) for row in found], next_cursor=None)
 
 
 @router.post("/dead-letters/replay", responses={202: {"model": answers.Request}})
@@ -101,9 +127,12 @@ def replay_dead_letters(state: State, caller: Operator, response: Response, wish
     A letter whose row is taken, or is gone from the source, is marked resolved; one that is refused again stays open.
     Not beside a run: 409 unless the pipeline is IDLE or PAUSED.
     """
-    with state.pool.connection() as connection:
-        reconciliation.refuse_beside_a_run(pipelines.get(connection, wish.pipeline), "sent again")
     payload = wish.model_dump(include={"letters"}, exclude_none=True)
+    with state.pool.connection() as connection:
+        row = pipelines.get(connection, wish.pipeline)
+        reconciliation.refuse_beside_a_run(row, "pipeline.no_replay_now")
+        if wish.reason is not None:
+            payload["letters"] = reconciliation.letters_of_group(connection, row, wish.reason, wish.letters)
     return verbs.ask_runner(state, caller, response, kind="replay", pipeline=wish.pipeline, payload=payload)
 
 

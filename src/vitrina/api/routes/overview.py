@@ -1,4 +1,4 @@
-"""`/overview`, `/graph`, `/me`: what the console shows first."""
+"""`/home`, `/overview`, `/graph`, `/schedule`, `/me`: what the console shows first."""
 
 from typing import Annotated
 from uuid import UUID
@@ -8,12 +8,13 @@ from fastapi import APIRouter, Query
 from vitrina import answers
 from vitrina.answers import Page
 from vitrina.api import paging
-from vitrina.api.security import GuardedRoute, Viewer
+from vitrina.api.compression import CompressedRoute
+from vitrina.api.security import Viewer
 from vitrina.api.state import State
-from vitrina.services import graph
+from vitrina.services import graph, home, schedules
 from vitrina.store import overview
 
-router = APIRouter(tags=["overview"], route_class=GuardedRoute)
+router = APIRouter(tags=["overview"], route_class=CompressedRoute)
 
 MAX_ROWS = 2000
 
@@ -22,6 +23,29 @@ MAX_ROWS = 2000
 def who_am_i(state: State, caller: Viewer) -> answers.Me:
     """The caller as the audit names it, and what it may do."""
     return answers.Me(name=caller.name, role=caller.role, auth=state.settings.auth)
+
+
+@router.get("/home")
+def get_home(
+    state: State,
+    caller: Viewer,
+    hours: Annotated[int, Query(ge=1, le=168, description="How far to look back for runs.")] = 24,
+) -> answers.Home:
+    """What needs attention, what ran lately, what comes next, who works."""
+    with state.pool.connection() as connection:
+        return home.home(connection, state.settings, hours=hours)
+
+
+@router.get("/schedule")
+def list_schedule_times(
+    state: State,
+    caller: Viewer,
+    interval: Annotated[str, Query(min_length=1, max_length=200, description="As in `schedule_interval`.")],
+    count: Annotated[int, Query(ge=1, le=20, description="How many times to tell.")] = 5,
+) -> answers.ScheduleTimes:
+    """When a schedule would be due from now on; 422 says what is wrong with it."""
+    with state.pool.connection() as connection:
+        return answers.ScheduleTimes(times=schedules.next_times(connection, interval, count=count))
 
 
 @router.get("/overview")
@@ -33,7 +57,7 @@ def list_overview(
     limit: Annotated[int, Query(ge=1, le=MAX_ROWS, description="Pipelines in one answer.")] = MAX_ROWS,
     cursor: paging.Cursor = None,
 ) -> Page[answers.PipelineOverview]:
-    """Every pipeline with its latest runs, by name."""
+    """Every pipeline with its latest runs, by name; compressed for whoever accepts gzip."""
     after = paging.decode(cursor, str)
     with state.pool.connection() as connection:
         found = overview.list_page(connection, only=pipeline, after_name=after[0] if after else None, limit=limit + 1)

@@ -11,8 +11,8 @@ from vitrina.answers import Page
 from vitrina.api import bodies, paging
 from vitrina.api.security import GuardedRoute, Operator, Viewer
 from vitrina.api.state import State, sendable
-from vitrina.definition import Definition
 from vitrina.errors import InvalidField
+from vitrina.sentences import say
 from vitrina.services import pipelines, versions
 from vitrina.status import Status
 from vitrina.store import audit as version_rows
@@ -48,6 +48,7 @@ def list_pipelines(
     target: Annotated[str | None, Query(max_length=200, description="Exactly this target.")] = None,
     since: Annotated[paging.Moment | None, Query(description="Changed at or after this moment.")] = None,
     managed_by: Annotated[str | None, Query(max_length=200)] = None,
+    label: paging.Labels = [],  # noqa: B006
     sort: Sort = "name",
     limit: paging.Limit = paging.DEFAULT_LIMIT,
     cursor: paging.Cursor = None,
@@ -56,11 +57,11 @@ def list_pipelines(
     is_time = rows.SORTABLE[column] == "timestamptz"
     after = paging.decode(cursor, str, datetime.fromisoformat if is_time else str, UUID)
     if after is not None and after[0] != sort:
-        raise InvalidField("query.cursor", f"the cursor belongs to sort={after[0]}: leave it out to start over")
+        raise InvalidField("query.cursor", say("request.cursor_of_other_sort", sort=after[0]))
     with state.pool.connection() as connection:
         found = rows.list_page(
             connection,
-            Filter(status, enabled, name, target, since, managed_by),
+            Filter(status, enabled, name, target, since, managed_by, label),
             limit=limit + 1,
             sort=column,
             descending=descending,
@@ -77,10 +78,10 @@ def create_pipeline(
     state: State,
     caller: Operator,
     response: Response,
-    definition: Annotated[Definition, Body(openapi_examples=bodies.DEFINITION_EXAMPLES)],
+    wish: Annotated[bodies.NewPipeline, Body(openapi_examples=bodies.DEFINITION_EXAMPLES)],
 ) -> answers.Pipeline:
     with state.changing() as connection:
-        row = pipelines.create(connection, state.settings, caller, definition)
+        row = pipelines.create(connection, state.settings, caller, wish.definition, labels=wish.labels)
         response.headers["Location"] = f"/api/v1/pipelines/{row['id']}"
         return _answer(response, row)
 
@@ -107,7 +108,10 @@ def update_pipeline(
     changes: Annotated[dict[str, Any], Body(openapi_examples=bodies.CHANGE_EXAMPLES)],
     if_match: IfMatch = None,
 ) -> answers.Pipeline:
-    """Sets the given fields; `options` are merged key by key, null takes one back to its default."""
+    """Sets the given fields; `options` and `labels` are merged key by key, null takes one back to its default.
+
+    Labels are no part of the definition: a change of them alone makes no version.
+    """
     with state.changing() as connection:
         row = pipelines.change(
             connection, state.settings, caller, pipeline, changes, expected_version=version_in(if_match)

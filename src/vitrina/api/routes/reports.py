@@ -1,7 +1,7 @@
 """`/pipelines/{id}/status | state | lag | alerts | reconciles | runs`, `/runs`, `/requests`: what is and what was."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query
@@ -13,6 +13,7 @@ from vitrina.api.routes.pipelines import PipelineId
 from vitrina.api.security import GuardedRoute, Viewer
 from vitrina.api.state import AppState, State
 from vitrina.errors import Forbidden, NotFound
+from vitrina.sentences import say
 from vitrina.services import pipelines, reports, requests
 from vitrina.services.callers import Role
 from vitrina.status import RunStatus, Trigger
@@ -88,9 +89,8 @@ def list_runs_of_pipeline(
     """Newest first."""
     with state.pool.connection() as connection:
         pipeline_id = pipelines.get(connection, pipeline)["id"]
-    return _runs(
-        state, pipeline_id, status=status, trigger=trigger, since=since, until=until, limit=limit, cursor=cursor
-    )
+    narrowed: dict[str, Any] = {"status": status, "trigger": trigger, "since": since, "until": until}
+    return _runs(state, pipeline_id, narrowed, limit=limit, cursor=cursor)
 
 
 @router.get("/runs")
@@ -103,6 +103,7 @@ def list_runs(
     trigger: Triggers = [],  # noqa: B006
     since: Since = None,
     until: Until = None,
+    label: paging.Labels = [],  # noqa: B006
     limit: paging.Limit = paging.DEFAULT_LIMIT,
     cursor: paging.Cursor = None,
 ) -> Page[answers.Run]:
@@ -111,9 +112,8 @@ def list_runs(
     if pipeline is not None:
         with state.pool.connection() as connection:
             pipeline_id = pipelines.get(connection, pipeline)["id"]
-    return _runs(
-        state, pipeline_id, status=status, trigger=trigger, since=since, until=until, limit=limit, cursor=cursor
-    )
+    narrowed: dict[str, Any] = {"status": status, "trigger": trigger, "since": since, "until": until, "labels": label}
+    return _runs(state, pipeline_id, narrowed, limit=limit, cursor=cursor)
 
 
 @router.get("/runs/{run_id}")
@@ -121,7 +121,7 @@ def get_run(state: State, caller: Viewer, run_id: UUID) -> answers.Run:
     with state.pool.connection() as connection:
         run = runs.find(connection, run_id)
     if run is None:
-        raise NotFound(f"there is no run {run_id}; `GET /runs` lists the ones that are kept")
+        raise NotFound(say("run.none", id=run_id))
     return reports.run_answer(run)
 
 
@@ -141,7 +141,7 @@ def get_run_log(
     """
     with state.pool.connection() as connection:
         if runs.find(connection, run_id) is None:
-            raise NotFound(f"there is no run {run_id}; `GET /runs` lists the ones that are kept")
+            raise NotFound(say("run.none", id=run_id))
         levels = LOG_LEVELS[LOG_LEVELS.index(level) :]
         found = run_logs.list_of_run(connection, run_id, levels=levels, after_id=after, limit=limit)
     return Page(items=[answers.LogLine.model_validate(line) for line in found], next_cursor=None)
@@ -153,18 +153,15 @@ def get_request(state: State, caller: Viewer, request_id: UUID) -> answers.Reque
     with state.pool.connection() as connection:
         found = requests.get(connection, request_id)
     if found["kind"] == requests.TEST_CONNECTION and not caller.role.includes(Role.ADMIN):
-        raise Forbidden(f"the token {caller.name!r} has the role {caller.role}; the test of a connection is for admins")
+        raise Forbidden(say("request.test_is_for_admins", name=caller.name, role=caller.role))
     return answers.Request.model_validate(found)
 
 
 def _runs(
     state: AppState,
     pipeline_id: UUID | None,
+    narrowed: dict[str, Any],
     *,
-    status: list[RunStatus],
-    trigger: list[Trigger],
-    since: datetime | None,
-    until: datetime | None,
     limit: int,
     cursor: str | None,
 ) -> Page[answers.Run]:
@@ -173,10 +170,7 @@ def _runs(
         found = runs.list_page(
             connection,
             pipeline_id=pipeline_id,
-            status=status,
-            trigger=trigger,
-            since=since,
-            until=until,
+            **narrowed,
             after=(after[0], after[1]) if after else None,
             limit=limit + 1,
         )

@@ -14,6 +14,7 @@ from vitrina.api.security import GuardedRoute, Viewer
 from vitrina.api.server import max_connections
 from vitrina.api.state import AppState, State
 from vitrina.errors import TooManyRequests
+from vitrina.sentences import say
 from vitrina.services.callers import Role
 from vitrina.store import events
 
@@ -38,10 +39,7 @@ async def follow_events(
     """Status moves, progress, runners coming and going. `Last-Event-ID` first replays what came behind it."""
     most = max_connections(state.settings) // 2
     if state.feed.listeners >= most:
-        raise TooManyRequests(
-            f"{most} streams of events are open, half of the connections that this API serves: close some, or raise"
-            " VITRINA_API_MAX_CONNECTIONS"
-        )
+        raise TooManyRequests(say("request.too_many_streams", most=most))
     await asyncio.to_thread(state.feed.start)
     since = last_event_id if last_event_id is not None else after
     is_viewer = not caller.role.includes(Role.OPERATOR)

@@ -10,6 +10,7 @@ from vitrina.api import bodies
 from vitrina.api.routes.pipelines import PipelineId
 from vitrina.api.security import GuardedRoute, Operator, Viewer
 from vitrina.api.state import AppState, State
+from vitrina.sentences import say
 from vitrina.services import idempotency, pipelines, reconciliation, reports, requests, versions
 from vitrina.services.callers import Caller
 from vitrina.status import Status, Trigger
@@ -63,9 +64,8 @@ def pause(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accep
     """Asks for a pause at the next batch boundary; the schedule stops too."""
     with state.changing() as connection:
         row = pipelines.request_pause(connection, caller, pipeline)
-        soon = "will pause at the next batch boundary, or at once where it runs as one statement"
-        done = "is paused" if row["status"] == Status.PAUSED else soon
-        return _accepted(row, f"pipeline {row['name']} {done}; `resume` continues it")
+        done = "pipeline.paused" if row["status"] == Status.PAUSED else "pipeline.will_pause"
+        return _accepted(row, say(done, name=row["name"]))
 
 
 @router.post("/pipelines/{pipeline}/resume", status_code=202)
@@ -73,7 +73,7 @@ def resume(state: State, caller: Operator, pipeline: PipelineId) -> answers.RunA
     """Lets a paused pipeline go on where it stopped. Asks for nothing else: one run; 409 unless it is PAUSED."""
     with state.changing() as connection:
         row = pipelines.resume(connection, caller, pipeline)
-        message = f"pipeline {row['name']} goes on where it stopped"
+        message = say("pipeline.goes_on", name=row["name"])
         return answers.RunAccepted(
             **_accepted(row, message).model_dump(),
             run_requested_at=row["run_requested_at"],
@@ -89,14 +89,14 @@ def cancel(
     """Takes back a run that waits, or ends the one at work without waiting for its batch: what is committed stays."""
     with state.changing() as connection:
         row = pipelines.cancel(connection, caller, pipeline, requested_at=wish.run_requested_at if wish else None)
-        return _accepted(row, f"the run of pipeline {row['name']} is cancelled; `run` starts from the checkpoint")
+        return _accepted(row, say("pipeline.cancelled", name=row["name"]))
 
 
 @router.post("/pipelines/{pipeline}/enable")
 def enable(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
     with state.changing() as connection:
         row = pipelines.enable(connection, caller, pipeline)
-        return _accepted(row, f"pipeline {row['name']} is enabled")
+        return _accepted(row, say("pipeline.enabled", name=row["name"]))
 
 
 @router.post("/pipelines/{pipeline}/disable")
@@ -104,7 +104,7 @@ def disable(state: State, caller: Operator, pipeline: PipelineId) -> answers.Acc
     """Nothing starts it any more; a run at work goes on to its end."""
     with state.changing() as connection:
         row = pipelines.disable(connection, caller, pipeline)
-        return _accepted(row, f"pipeline {row['name']} is disabled")
+        return _accepted(row, say("pipeline.disabled", name=row["name"]))
 
 
 @router.post("/pipelines/{pipeline}/reload-config")
@@ -112,8 +112,8 @@ def reload_config(state: State, caller: Operator, pipeline: PipelineId) -> answe
     """Takes the pipeline as it stands in the metastore, also when it was edited there by hand."""
     with state.changing() as connection:
         row = pipelines.reload_config(connection, state.settings, caller, pipeline)
-        when = "the next batch" if row["status"] == Status.RUNNING else "the next run"
-        return _accepted(row, f"pipeline {row['name']} uses version {row['version']} from {when} on")
+        when = "pipeline.from_next_batch" if row["status"] == Status.RUNNING else "pipeline.from_next_run"
+        return _accepted(row, say(when, name=row["name"], version=row["version"]))
 
 
 @router.post("/pipelines/{pipeline}/reset-state")
@@ -208,17 +208,13 @@ def _run(connection: Connection, caller: Caller, pipeline: str, wish: bodies.Run
         connection, caller, pipeline, trigger=Trigger(wish.trigger), since=wish.since, until=wish.until
     )
     current = pipelines.find_current_run(connection, row)
-    message = f"pipeline {row['name']} waits for a runner"
+    message = say("pipeline.waits_for_runner", name=row["name"])
     if row["status"] == Status.RUNNING:
-        message = f"pipeline {row['name']} is at work; another run follows this one"
+        message = say("pipeline.at_work", name=row["name"])
     elif before["requested_range"] is not None and before["status"] != Status.FAILED and wish.is_plain:
-        message = f"pipeline {row['name']} has a backfill to do first; the run that was asked for follows it"
+        message = say("pipeline.backfill_first", name=row["name"])
     elif before["status"] == Status.PAUSED:
-        message = (
-            f"pipeline {row['name']} waits for a runner; a load that was paused is continued first, and a second run"
-            " follows it, with the trigger `follow-up`, for what it could not see (`resume` continues it and asks for"
-            " nothing else)"
-        )
+        message = say("pipeline.asked_while_paused", name=row["name"])
     return answers.RunAccepted(
         **_accepted(row, message).model_dump(),
         run_requested_at=row["run_requested_at"],

@@ -9,6 +9,7 @@ from psycopg.sql import SQL, Identifier, Literal
 
 from vitrina.connectors.postgres.cursor import Cursor
 from vitrina.definition import Options
+from vitrina.sentences import say
 from vitrina.store.database import Connection
 
 # Below this a table is read as fast as its index.
@@ -46,13 +47,13 @@ def clock_warnings(
         return []  # a view may read what its reader may not
     if newest is None:
         return []
-    said = f"options.cursor_clock is 'database', but the newest {cursor.key} in {found['table']} is {newest['value']}"
-    remedy = "if something else than the database's clock writes it, leave options.cursor_clock out: rows are lost else"
+    said = say("warning.clock_newest", column=cursor.key, table=found["table"], newest=newest["value"])
+    remedy = say("warning.clock_remedy")
     if newest["ahead"]:
-        return [f"{said}, which is in the future: {remedy}"]
+        return [say("warning.clock_future", said=said, remedy=remedy)]
     changes = found["inserts"] + found["updates"] - before["rows"] if before else 0
     if newest["behind"] and changes > 0:
-        return [f"{said}, although {changes} row(s) were inserted or changed there since the last pass: {remedy}"]
+        return [say("warning.clock_behind", said=said, changes=changes, remedy=remedy)]
     return []
 
 
@@ -89,21 +90,11 @@ def _warnings(cursor: Cursor, found: dict[str, Any], options: Options) -> Iterat
     order = f'{column} COLLATE "C"' if cursor.is_text else column
     if not found["bytewise" if cursor.is_text else "indexed"] and found["bytes"] >= WORTH_AN_INDEX_BYTES:
         columns = f"{order}, {cursor.id}" if cursor.id else order
-        yield (
-            f"{table} has no index that starts with {order}, so each pass reads the whole table: CREATE INDEX"
-            f" CONCURRENTLY ON {table} ({columns})"
-        )
+        yield (say("warning.no_index", table=table, order=order, columns=columns))
     if not found["not_null"] and options.null_cursor == "reject":
-        yield (
-            f"incremental_key {column} may be NULL in {table}, and a row without it is never read: fill it in and ALTER"
-            f" TABLE {table} ALTER {column} SET NOT NULL, or set options.null_cursor to 'read'"
-        )
+        yield (say("warning.cursor_may_be_null", column=column, table=table))
     if cursor.is_clock and found["set_by_default"] and not found["set_by_trigger"] and found["updates"]:
-        yield (
-            f"incremental_key {column} is set by its default for new rows, and no trigger of {table} moves it later,"
-            f" though {found['updates']} row(s) were changed: a change that leaves it alone is never delivered. Add a"
-            " BEFORE UPDATE trigger, or compare regularly (options.reconcile)"
-        )
+        yield (say("warning.default_only", column=column, table=table, changes=found["updates"]))
 
 
 def _find_column(source: Connection, origin: tuple[int, int]) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from psycopg import sql
 
 from vitrina.errors import TargetMismatch
 from vitrina.ports.schema import Column
+from vitrina.sentences import say
 from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
@@ -272,13 +273,11 @@ def list_readable(connection: Connection, schemas: Sequence[str], *, limit: int)
 def refuse_unusable(table: Table) -> None:
     """Things that carry the right name but cannot be merged into."""
     if table.kind in _KINDS:
-        raise TargetMismatch(f"target {table.schema}.{table.name} is {_KINDS[table.kind]}, not a table")
-    if table.has_policies:
         raise TargetMismatch(
-            f"target {table.schema}.{table.name} has row-level security that applies to the application's own login, so"
-            " a load could not see all of its rows: let that login own it, with NO FORCE ROW LEVEL SECURITY, or use"
-            " another table"
+            say("run.target_is_no_table", schema=table.schema, table=table.name, kind=_KINDS[table.kind])
         )
+    if table.has_policies:
+        raise TargetMismatch(say("run.target_has_rls", schema=table.schema, table=table.name))
 
 
 def choose_key(table: Table | None, wanted: Sequence[str] | None, result: Sequence[Column]) -> tuple[str, ...]:
@@ -287,24 +286,26 @@ def choose_key(table: Table | None, wanted: Sequence[str] | None, result: Sequen
     if wanted:
         missing = [name for name in wanted if name not in names]
         if missing:
-            raise TargetMismatch(
-                f"target_key column {missing[0]!r} is not in the query's result (it has: {', '.join(names)})"
-            )
+            raise TargetMismatch(say("run.key_column_missing", column=missing[0], columns=", ".join(names)))
         if table is not None and not any(set(key) == set(wanted) for key in table.unique_keys):
             raise TargetMismatch(
-                f"target_key ({', '.join(wanted)}) is not a primary key or unique constraint of"
-                f" {table.schema}.{table.name}; add one, or name the columns of an existing one"
+                say("run.key_is_not_unique", columns=", ".join(wanted), schema=table.schema, table=table.name)
             )
         return tuple(wanted)
     if table is None:
-        raise TargetMismatch("the target table does not exist yet: set target_key, the columns that identify a row")
+        raise TargetMismatch(say("run.needs_key"))
     if not table.primary_key:
-        raise TargetMismatch(f"{table.schema}.{table.name} has no primary key: add one, or set target_key")
+        raise TargetMismatch(say("run.no_primary_key", schema=table.schema, table=table.name))
     missing = [name for name in table.primary_key if name not in names]
     if missing:
         raise TargetMismatch(
-            f"the query's result lacks {missing[0]!r}, part of the primary key of {table.schema}.{table.name}"
-            f" (the result has: {', '.join(names)})"
+            say(
+                "run.key_not_in_result",
+                column=missing[0],
+                schema=table.schema,
+                table=table.name,
+                columns=", ".join(names),
+            )
         )
     return table.primary_key
 
@@ -335,8 +336,7 @@ def compare(table: Table, result: Sequence[Column], *, key: Sequence[str], ignor
             problems.append(f"{needed.name} is NOT NULL without a default in the table, but the query does not give it")
     if problems:
         raise TargetMismatch(
-            f"the query does not fit {table.schema}.{table.name}: {'; '.join(problems)}. Cast in the query, or change"
-            " the table"
+            say("run.query_does_not_fit", schema=table.schema, table=table.name, problems="; ".join(problems))
         )
     return missing
 

@@ -10,6 +10,7 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from vitrina.definition import Definition, Options
 from vitrina.errors import FatalError
+from vitrina.sentences import say
 from vitrina.store.database import Connection
 
 # Who keeps a transaction open: pid, user, since.
@@ -127,19 +128,16 @@ def cursor_of(definition: Definition, types: dict[str, str]) -> Cursor:
     key, identity = definition.incremental_key, definition.incremental_id_key
     for name, field in ((key, "incremental_key"), (identity, "incremental_id_key")):
         if name is not None and name not in types:
-            raise FatalError(f"{field} {name!r} is not in the query's result (it has: {', '.join(types)})")
+            raise FatalError(say("run.column_not_in_result", field=field, column=name, columns=", ".join(types)))
     assert key is not None
     if identity and not _orders_exactly(types[identity]):
         # Of 0 and -0, or 1 month and 30 days, one would be passed by: rows of one key stay together instead.
         identity = None
     cursor = Cursor(key, types[key], identity, types[identity] if identity else None)
     if cursor.base_type in ("real", "double precision"):
-        raise FatalError(
-            f"incremental_key {key!r} is {types[key]}: floating-point values cannot be resumed from exactly; cast it to"
-            " numeric in the query or choose another column"
-        )
+        raise FatalError(say("run.cursor_is_float", column=key, type=types[key]))
     if not (cursor.is_clock or cursor.is_number or _is_text(types[key]) or cursor.base_type == "uuid"):
-        raise FatalError(f"incremental_key {key!r} is {types[key]}, which has no order to resume from")
+        raise FatalError(say("run.cursor_has_no_order", column=key, type=types[key]))
     return cursor
 
 

@@ -14,11 +14,12 @@ from vitrina.connectors.postgres import operators
 from vitrina.connectors.postgres.reach import Name, Reach, reach
 from vitrina.connectors.postgres.source import Bounds, Query, SqlReader
 from vitrina.errors import SourceQueryFailed
+from vitrina.sentences import say
 from vitrina.settings import Settings
 from vitrina.sqlguard import vocabulary
 
 Plan = list[dict[str, Any]]
-SOURCE_QUERY = "the source query"
+SOURCE_QUERY = say("run.the_query")
 
 
 @dataclass(frozen=True)
@@ -90,21 +91,27 @@ def _refuse_strangers(plan: Plan, reached: Reach, settings: Settings, what: str)
     )
     if strangers:
         raise SourceQueryFailed(
-            f"{what} reads {'.'.join(strangers[0])}{reached.way_to(strangers[0])}, outside the allowed schemas"
-            f" ({', '.join(sorted(settings.source_schemas))}); {_remedy(strangers[0])}"
+            say(
+                "run.query_reads",
+                what=what,
+                name=".".join(strangers[0]),
+                way=reached.way_to(strangers[0]),
+                schemas=sorted(settings.source_schemas),
+                remedy=_remedy(strangers[0]),
+            )
         )
 
 
 def _remedy(name: Name) -> str:
     if Settings.is_never_reached(name[0]):
-        return "no setting allows it: the server's catalogs and the metastore are not for queries"
-    return f"the operator may allow views and partitions to lead there with VITRINA_ALLOWED_RELATIONS={'.'.join(name)}"
+        return say("run.never_reached")
+    return say("run.allow_relation", name=".".join(name))
 
 
 def _refuse_effects(plan: Plan, reached: Reach, reader: SqlReader, settings: Settings, what: str) -> None:
     """Functions of the server that do more than compute: files, locks, settings, tables read by their name."""
     if explain.touches_rows(plan):
-        raise SourceQueryFailed(f"{what} locks or changes rows: a pipeline only reads its source")
+        raise SourceQueryFailed(say("run.query_changes", what=what))
     known = vocabulary.FUNCTIONS | settings.extra_functions
     called = explain.explain_functions_of_catalog(plan) - known
     refused = (explain.explain_from_functions(plan) - known) | {name for name in called if "_to_xml" in name}
@@ -112,13 +119,10 @@ def _refuse_effects(plan: Plan, reached: Reach, reader: SqlReader, settings: Set
     refused |= reached.volatile_of_catalog - known
     if refused:
         name = min(refused)
-        raise SourceQueryFailed(
-            f"{what} calls {name}{reached.way_to(('pg_catalog', name))}, a function of the server that does more than"
-            " compute; leave it out, or have the operator add it to VITRINA_ALLOWED_FUNCTIONS"
-        )
+        raise SourceQueryFailed(say("run.query_calls", what=what, name=name, way=reached.way_to(("pg_catalog", name))))
 
 
 def _refuse_cost(plan: Plan, max_cost: float | None, what: str) -> None:
     cost = plan[0]["Plan"]["Total Cost"]
     if max_cost is not None and cost > max_cost:
-        raise SourceQueryFailed(f"{what} costs {cost:.0f} by EXPLAIN, more than options.max_cost {max_cost:.0f}")
+        raise SourceQueryFailed(say("run.too_costly", what=what, cost=cost, most=max_cost))

@@ -7,6 +7,7 @@ from typing import Any
 
 from vitrina.connectors.postgres.cursor import Cursor
 from vitrina.connectors.postgres.source import SqlReader
+from vitrina.sentences import say
 from vitrina.store.database import Connection
 
 # Views over views over views: more than anybody writes.
@@ -54,25 +55,22 @@ def _doubts_of_tables(tables: list[dict[str, Any]]) -> Iterator[str]:
     for table in tables:
         name = table["name"]
         if table["kind"] == "f":
-            yield f"{name} is a foreign table, and which transactions are open on its server is not seen from here"
+            yield say("warning.foreign_table", table=name)
         if table["kind"] == "m":
-            yield f"{name} is a materialized view, whose rows appear when it is refreshed, with stamps from before"
+            yield say("warning.materialized_view", table=name)
         if table["is_subscribed"]:
-            yield f"{name} is filled by logical replication, with stamps that are older than the rows here"
+            yield say("warning.replicated", table=name)
 
 
 def _doubts_of_numbers(cursor: Cursor, tables: list[dict[str, Any]]) -> Iterator[str]:
     sequences = {found["name"]: found for table in tables for found in table["sequences"] or []}
     if not sequences:
-        yield f"{cursor.key} is not drawn from a sequence, so a lower value may be written after a higher one"
+        yield say("warning.no_sequence", column=cursor.key)
     for name, found in sequences.items():
         if found["cache"] > 1:
-            yield (
-                f"the sequence {name} has CACHE {found['cache']}, so sessions keep numbers and write them behind higher"
-                f" ones: ALTER SEQUENCE {name} CACHE 1"
-            )
+            yield (say("warning.sequence_cache", sequence=name, cache=found["cache"]))
         if found["step"] < 0 or found["cycles"]:
-            yield f"the sequence {name} counts down, or begins again at its end"
+            yield say("warning.sequence_turns", sequence=name)
 
 
 def _doubts_of_defaults(cursor: Cursor, tables: list[dict[str, Any]]) -> Iterator[str]:
@@ -80,10 +78,7 @@ def _doubts_of_defaults(cursor: Cursor, tables: list[dict[str, Any]]) -> Iterato
     for table in tables:
         default = table["default"]
         if default and _CLOCK.search(default) and not _PLAIN_CLOCK.fullmatch(default):
-            yield (
-                f"the default of {cursor.key} in {table['name']} is {default}, which may be earlier than the"
-                " transaction that writes it"
-            )
+            yield (say("warning.default_is_early", column=cursor.key, table=table["name"], default=default))
 
 
 _CLOCK = re.compile(r"now\(\)|timestamp|current_date", re.IGNORECASE)

@@ -10,6 +10,7 @@ from vitrina.connectors.postgres import catalog
 from vitrina.connectors.postgres.source import SqlReader
 from vitrina.definition import Definition
 from vitrina.errors import CannotConnect, ConfigError
+from vitrina.sentences import say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import database, pooling
 from vitrina.store.database import Connection
@@ -66,7 +67,7 @@ def _named(name: str | None) -> Iterator[None]:
                 f"the connection {called!r} is behind {pooling.TRANSACTION_MODE}; it needs session mode"
             ) from None
         why = next((words for said, words in _REASONS if said in exc.message), "the runner's log says why")
-        raise CannotConnect(f"cannot connect to the connection {called!r}: {why}") from None
+        raise CannotConnect(say("run.cannot_connect", connection=called, why=why)) from None
 
 
 def preview_reader(definition: Definition, settings: Settings) -> AbstractContextManager[SqlReader]:

@@ -19,6 +19,7 @@ from vitrina.connectors.postgres.cursor import Cursor
 from vitrina.errors import Disconnected, SourceQueryFailed, TransientError
 from vitrina.ports.batch import Position
 from vitrina.ports.schema import Column
+from vitrina.sentences import say
 from vitrina.sqlguard import Judged
 from vitrina.store import database, pooling
 from vitrina.store.database import Connection
@@ -263,25 +264,22 @@ class SqlReader:
         if database.is_disconnect(exc) or database.is_transient(exc):
             raise exc
         position = exc.diag.statement_position
-        where = ""
-        if position:
-            line, column = sqlguard.place(judged, _placeholders(judged), int(position) - 1)
-            where = f" at line {line}, column {column}"
         said = database.sql_message(exc)
         if "row-level security" in said:
-            said += ". Rows would be left out without a word: give the reader's login BYPASSRLS, or a view of its own"
-        raise SourceQueryFailed(f"the source query is refused{where}: {said}")
+            said = say("run.query_meets_rls", message=said)
+        if not position:
+            raise SourceQueryFailed(say("run.query_refused", message=said))
+        line, column = sqlguard.place(judged, _placeholders(judged), int(position) - 1)
+        raise SourceQueryFailed(say("run.query_refused_at", line=line, column=column, message=said))
 
     def _refuse_unnamed(self, names: Sequence[str]) -> None:
         if not names:
-            raise SourceQueryFailed("the source query has no columns: select what the target shall hold")
+            raise SourceQueryFailed(say("run.no_columns"))
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise SourceQueryFailed(
-                f"the source query gives the column name {twice[0]!r} more than once: give each its own with AS"
-            )
+            raise SourceQueryFailed(say("run.column_twice", column=twice[0]))
         if "?column?" in names:
-            raise SourceQueryFailed("the source query has a column without a name: give it one with AS")
+            raise SourceQueryFailed(say("run.column_unnamed"))
 
     def _with_type_names(self, columns: Sequence[tuple[str, int, int]]) -> list[Column]:
         # With their schemas, as other sessions will have to write them: types of extensions are found in this one only.
@@ -439,12 +437,12 @@ def _translating(batches: "pa.RecordBatchReader") -> "Iterator[pa.RecordBatch]":
     except adbc_driver_manager.Error as exc:
         raise translate_arrow(exc) from exc
     except (pa.ArrowException, OSError) as exc:
-        raise TransientError(f"reading the source failed: {' '.join(str(exc).split())}") from exc
+        raise TransientError(say("run.reading_failed", message=" ".join(str(exc).split()))) from exc
 
 
 def translate_read(exc: psycopg.Error) -> Exception:
     """A driver's error while a user's query ran."""
-    message = f"the source query failed: {database.sql_message(exc)}"
+    message = say("run.query_failed", message=database.sql_message(exc))
     if database.is_disconnect(exc):
         return Disconnected(message)
     if database.is_transient(exc):
@@ -456,7 +454,7 @@ def translate_arrow(exc: Any) -> Exception:
     """The same for ADBC, whose errors carry the SQLSTATE."""
     state = exc.sqlstate if isinstance(exc.sqlstate, str) and exc.sqlstate != "\0\0\0\0\0" else None
     said = " ".join(str(exc)[: database.MAX_MESSAGE].split())
-    message = f"the source query failed: {said}" + (f" (SQLSTATE {state})" if state else "")
+    message = say("run.query_failed", message=said + (f" (SQLSTATE {state})" if state else ""))
     if state is None or database.is_disconnect_state(state):
         return Disconnected(message)
     return TransientError(message) if database.is_transient_state(state) else SourceQueryFailed(message)

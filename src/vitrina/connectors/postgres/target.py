@@ -16,6 +16,7 @@ from vitrina.connectors.postgres.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOC
 from vitrina.definition import Options
 from vitrina.errors import BadKey, FatalError, ShrinkRefused, TargetMismatch, TransientError
 from vitrina.ports.schema import Column
+from vitrina.sentences import say
 from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
@@ -110,26 +111,26 @@ class PostgresWriter:
             pass  # another pipeline or person was faster: compare with theirs
         except psycopg.errors.InsufficientPrivilege as exc:
             raise FatalError(
-                f"cannot create {self._target}: {database.sql_message(exc)}; {self.connection.info.user} needs CREATE"
-                f" ON SCHEMA {self._target.schema}, and USAGE on the schemas of the columns' types: grant it, or create"
-                " the table by hand"
+                say(
+                    "run.cannot_create",
+                    target=self._target,
+                    message=database.sql_message(exc),
+                    login=self.connection.info.user,
+                    schema=self._target.schema,
+                )
             ) from exc
         except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidTableDefinition) as exc:
             # A key of json, which has no order; a column of type record, which no table can have.
             raise TargetMismatch(
-                f"cannot create {self._target} from the query's result: {exc.diag.message_primary}; cast the column in"
-                " the query, or choose another target_key"
+                say("run.cannot_create_from", target=self._target, message=exc.diag.message_primary)
             ) from exc
         except psycopg.errors.InvalidSchemaName as exc:
-            raise FatalError(f"cannot create {self._target}: schema {self._target.schema} does not exist") from exc
+            raise FatalError(say("run.no_schema", target=self._target, schema=self._target.schema)) from exc
 
     def _add_missing(self, table: Table, missing: Sequence[Column], *, alter: bool) -> Table:
         named = ", ".join(f"{column.name} {column.type}" for column in missing)
         if self._options.on_schema_change != "add_columns":
-            raise TargetMismatch(
-                f"{table.schema}.{table.name} lacks {named}; add the columns, drop them from the query, or set"
-                " options.on_schema_change to 'add_columns'"
-            )
+            raise TargetMismatch(say("run.target_lacks_columns", schema=table.schema, table=table.name, columns=named))
         if not alter:
             return table
         catalog.add_columns(self.connection, table, missing)
@@ -307,9 +308,7 @@ class PostgresWriter:
         staged_rows = stage.count(self.connection, checkpoint.segments)
         self._refuse_lost_stage(staged_rows, checkpoint.rows)
         if staged_rows == 0 and deletes and not self._options.allow_empty:
-            raise ShrinkRefused(
-                f"the source has no rows, but {self._target} does; if it shall be emptied, set options.allow_empty"
-            )
+            raise ShrinkRefused(say("run.source_is_empty", target=self._target))
         stage.analyze(self.connection)
         self.connection.execute(merge.create_diff(merging, deletes=deletes))
         return self._publish_diff(merging, staged_rows, deletes=deletes)
@@ -407,21 +406,16 @@ class PostgresWriter:
 
     def _duplicate_keys(self, keys: int, example: str) -> "DuplicateKeys":
         return DuplicateKeys(
-            f"{keys} key(s) come more than once in the source, for example ({', '.join(self._key)}) = ({example});"
-            f" {self._target} needs one row per key: aggregate or deduplicate in the query, or change target_key"
+            say("run.key_repeated", keys=keys, columns=", ".join(self._key), example=example, target=self._target)
         )
 
     def _refuse_shrinking(self, removed: int, target_rows: int) -> None:
         if self.table.cascading and not self._options.allow_cascade:
             raise ShrinkRefused(
-                f"{removed} row(s) left the source, but deleting them from {self._target} would cascade through"
-                f" {', '.join(self.table.cascading)}; set options.allow_cascade if that is wanted"
+                say("run.would_cascade", rows=removed, target=self._target, tables=", ".join(self.table.cascading))
             )
         if removed > target_rows * SHRINK_LIMIT and not self._options.allow_shrink:
-            raise ShrinkRefused(
-                f"publishing would delete {removed} of {target_rows} rows of {self._target}; if the source really"
-                " shrank that much, set options.allow_shrink and run again"
-            )
+            raise ShrinkRefused(say("run.would_shrink", removed=removed, rows=target_rows, target=self._target))
 
 
 class DuplicateKeys(BadKey):
@@ -456,7 +450,4 @@ def _refuse_reserved(result: Sequence[Column]) -> None:
 
 
 def null_key_error(column: str | None, target: PostgresTarget) -> BadKey:
-    return BadKey(
-        f"the key column {column!r} is NULL in a row of the source; {target} needs it to identify the row: filter such"
-        " rows out in the query, or change target_key"
-    )
+    return BadKey(say("run.key_is_null", column=column, target=target))

@@ -1,0 +1,67 @@
+/** Words of the field, explained where they stand: by pointing, by the keyboard, or by a tap. */
+import { useEffect, useId, useRef, useState, type ReactNode } from "react";
+import { createPortal } from "react-dom";
+import { t } from "../words/language";
+
+const TERMS = {
+  guarantee: { words: "What a finished run promises. Exact: every committed row is in the mart. Bounded lag: rows arrive within the lookback window. Reconciled: comparing finds and repairs what reading alone can miss." },
+  watermark: { words: "The point up to which everything in the source has been read for good; the next run begins there. Somebody's open transaction may hold it back." },
+  checkpoint: { words: "Where the next run goes on: written with the data, so that nothing is lost or read twice when a runner dies." },
+  generation: { words: "A new copy of a search index that is filled beside the old one. When it is complete, the name switches to it at once." },
+  "dead letter": { words: "A row or document that was refused for good. It waits aside, with the reason, and can be sent again once the cause is mended." },
+  cursor: { words: "The column that says what is new, such as the time of the last change." },
+  "tie-breaker": { words: "A second column that orders rows with an equal cursor, so that a page between them neither repeats nor skips any." },
+  lag: { words: "How old the mart's knowledge of its source is." },
+  route: { words: "The way that rows take: inside the database, through COPY, or through the runner as Arrow batches." },
+} as const;
+
+export type TermName = keyof typeof TERMS;
+
+const WIDTH = 288;
+
+export function Term({ name, children }: { name: TermName; children: ReactNode }) {
+  const id = useId();
+  const place = useRef<HTMLButtonElement>(null);
+  const [at, setAt] = useState<{ left: number; top: number } | null>(null);
+  const show = (): void => {
+    const box = place.current?.getBoundingClientRect();
+    if (box) setAt({ left: Math.max(8, Math.min(box.left, innerWidth - WIDTH - 8)), top: box.bottom + 6 });
+  };
+  const hide = (): void => setAt(null);
+  useEffect(() => {
+    if (!at) return;
+    const onKey = (event: KeyboardEvent): void => {
+      if (event.key === "Escape") setAt(null);
+    };
+    addEventListener("keydown", onKey);
+    addEventListener("scroll", hide, true);
+    return () => {
+      removeEventListener("keydown", onKey);
+      removeEventListener("scroll", hide, true);
+    };
+  }, [at]);
+  return (
+    <>
+      <button
+        ref={place}
+        type="button"
+        aria-describedby={at ? id : undefined}
+        onMouseEnter={show}
+        onMouseLeave={hide}
+        onFocus={show}
+        onBlur={hide}
+        onClick={show}
+        className="max-w-full cursor-help truncate text-left underline decoration-dotted decoration-faint underline-offset-[3px]"
+      >
+        {children}
+      </button>
+      {at &&
+        createPortal(
+          <span id={id} role="tooltip" style={{ ...at, width: WIDTH }} className="fixed z-50 rounded-lg border border-line-strong bg-raised px-3 py-2 text-sm font-normal text-text shadow-(--shadow)">
+            {t(TERMS[name].words)}
+          </span>,
+          document.body,
+        )}
+    </>
+  );
+}

@@ -1,0 +1,46 @@
+"""Long answers in a fraction of their bytes, for clients that can read them so."""
+
+import gzip
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from vitrina.api.security import GuardedRoute
+
+# A packet carries less than this anyway. The fastest level: the others save a tenth of the bytes for twice the time.
+MIN_BYTES = 1400
+_LEVEL = 1
+
+
+class CompressedRoute(GuardedRoute):
+    """Compresses what is to be sent, at the very end: behind the place where viewers are not shown everything."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def compressed(request: Request) -> Response:
+            response = await handle(request)
+            response.headers["Vary"] = "Accept-Encoding"
+            if len(response.body) < MIN_BYTES or not _takes_gzip(request.headers.get("accept-encoding", "")):
+                return response
+            return await run_in_threadpool(_compress, response)
+
+        return compressed
+
+
+def _compress(response: Response) -> Response:
+    response.body = gzip.compress(response.body, _LEVEL, mtime=0)
+    response.headers["Content-Encoding"] = "gzip"
+    response.headers["Content-Length"] = str(len(response.body))
+    return response
+
+
+def _takes_gzip(accepted: str) -> bool:
+    """`gzip` by name, or by `*`; a weight of 0 is a no."""
+    weights: dict[str, str] = {}
+    for choice in accepted.lower().split(","):
+        name, _, parameter = choice.partition(";")
+        weights[name.strip()] = parameter.replace(" ", "")
+    return weights.get("gzip", weights.get("*", "q=0")) not in {"q=0", "q=0.0", "q=0.00", "q=0.000"}

@@ -1,0 +1,101 @@
+"""What is wrong with a definition."""
+
+SENTENCES = {
+    "definition.above": "{path} must be greater than {limit}{given}",
+    "definition.after_itself": "run_after.{place}: pipeline {name} cannot run after itself",
+    "definition.after_nobody": (
+        "pipeline {name} cannot run after {after!r}: there is no such pipeline; create that one first, or apply both"
+        " together"
+    ),
+    "definition.after_twice": "run_after.{place}: {name} stands there twice",
+    "definition.at_least": "{path} must be greater than or equal to {limit}{given}",
+    "definition.at_most": "{path} must be less than or equal to {limit}{given}",
+    "definition.below": "{path} must be less than {limit}{given}",
+    "definition.body": "the body",
+    "definition.circle": "run_after makes a circle: {names}; take one of them out of the other's run_after",
+    "definition.cron": (
+        "cron {schedule!r} is not valid or never fires; write 30s, 15m, 1h, 1d, an ISO-8601 duration such as PT15M, or"
+        " cron such as '0 3 * * *' or '0 3 * * * Europe/Moscow'"
+    ),
+    "definition.first_step": "the first step must be SQL (it reads the source), not {task_type}",
+    "definition.given": ", not {value}",
+    "definition.index_part": "{name} is {part}: write an object, for a field such as {{'type': 'keyword'}}",
+    "definition.index_parts": "{unknown}: an index has `settings` and `mappings`",
+    "definition.label": "label {key} must be a text of up to {most} characters",
+    "definition.label_key": (
+        "label {key!r} is not acceptable: letters, digits and _ . / -, the first a letter or a digit"
+    ),
+    "definition.labels": 'labels must be an object of texts, such as {{"team": "core"}}',
+    "definition.missing": "{path} is required",
+    "definition.more": "and {count} more",
+    "definition.must": "{path} must {message}{given}",
+    "definition.name": (
+        "name needs 1 to 100 letters, digits, dots, dashes or underscores, the first a letter or a digit"
+    ),
+    "definition.name_is_uuid": "a name may not look like a uuid, because pipelines are found by either",
+    "definition.needs_incremental_key": "mode 'incremental' needs incremental_key, the column that says what is new",
+    "definition.needs_query": "a SQL pipeline needs source_query or tasks",
+    "definition.needs_step": "a PYTHON pipeline needs python_task, the name of a registered step or source",
+    "definition.no_boolean": "{path} must be a valid boolean{given}",
+    "definition.no_integer": "{path} must be a valid integer{given}",
+    "definition.no_number": "{path} must be a valid number{given}",
+    "definition.no_object": "{path} must be a valid dictionary{given}",
+    "definition.no_params": "{step} takes no params, but is given {params}",
+    "definition.no_text": "{path} must be a valid string{given}",
+    "definition.not_a_list": '{path} must be a list, such as ["a", "b"]',
+    "definition.not_a_step": (
+        "{where} {name!r} is not the name of a Python step: names have lower-case letters, digits and underscores, and"
+        " begin with a letter; `GET /transforms` lists them"
+    ),
+    "definition.one_of": "{path} must be {limit}{given}",
+    "definition.order_begins": "order_index begins at {first}; begin at 0 or 1",
+    "definition.order_gap": "order_index {order} is missing; number the steps without gaps",
+    "definition.order_repeated": "order_index {order} is used by {steps} steps; each step needs its own",
+    "definition.other": "{path}: {message}{given}",
+    "definition.other_steps": "step {step} must be PYTHON: only the first step is SQL",
+    "definition.schedule": (
+        "{field} {schedule!r} is not understood; write 30s, 15m, 1h, 1d, an ISO-8601 duration such as PT15M, or cron"
+        " such as '0 3 * * *' or '0 3 * * * Europe/Moscow'"
+    ),
+    "definition.schedule_range": "{field} {schedule!r} is not between one second and ten years",
+    "definition.schedule_too_far": "{field} {schedule!r} is next due after year 9999",
+    "definition.search_has_no_connection": "{target} is a search index; options.target_connection names databases only",
+    "definition.several": "{count} fields are not acceptable: {problems}",
+    "definition.step_lacks": "step {step} has no {field}",
+    "definition.target_of_step": "step {step} sets target_table {target!r}, which only the last step may do",
+    "definition.text_too_long": "{path}: {message}{given}",
+    "definition.text_too_short": "{path}: {message}{given}",
+    "definition.timeout_too_long": (
+        "{path} {asked:g} is more than the installation allows ({limit:g} s, VITRINA_STATEMENT_TIMEOUT_SECONDS)"
+    ),
+    "definition.too_many_labels": "a pipeline has at most {most} labels",
+    "definition.unknown_connection": (
+        "connection {name!r} is not configured; known: {known} (the operator sets VITRINA_CONN_{variable}, or adds it"
+        " with `vitrina connections add`)"
+    ),
+    "definition.unknown_field": "{path} is not a field that can be set here",
+    "definition.unknown_field_near": "{path} is not a field that can be set here: did you mean {near}?",
+    "definition.unknown_step": "no live runner has the Python {what} {name!r}; there are: {known}",
+    "definition.unknown_zone": "time zone {zone!r} in {schedule!r} is unknown",
+    "definition.value_long": "it is longer than {most} characters of JSON: keep large tables in the database",
+    "definition.value_nan": "it holds NaN or an infinite number, which JSON does not have: write a text or null",
+    "definition.value_nested": "it is nested deeper than {levels} levels: keep parameters flat, or name a file",
+    "target.forbidden": (
+        "target_table {target!r} is not allowed here; allowed: {allowed} (the operator sets VITRINA_ALLOWED_TARGETS)"
+    ),
+    "target.malformed": (
+        "target_table {target!r} is not a target: write analytics.<table> in lower case for a mart or {prefix}<index>"
+        " for a search index"
+    ),
+    "params.above": "{field} must be at most {most}",
+    "params.below": "{field} must be at least {least}",
+    "params.missing": "{field}.{name} is missing",
+    "params.not_above": "{field} must be above {least}",
+    "params.not_below": "{field} must be below {most}",
+    "params.not_one_of": "{field} must be one of {choices}",
+    "params.other": "params.{name}: {message}",
+    "params.too_few": "{field} needs at least {least} {unit}",
+    "params.too_many": "{field} has {length} {unit}; at most {most} are allowed",
+    "params.unknown": "there is no {field}.{name}; there are: {known}",
+    "params.wrong_kind": "{field} must be {wanted}, not {found}",
+}

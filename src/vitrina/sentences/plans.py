@@ -1,0 +1,111 @@
+"""How a pipeline is run and why, what to be careful about, and what a comparison found."""
+
+SENTENCES = {
+    "plan.arrow_asked": "arrow: options.route asks for it",
+    "plan.arrow_search": "arrow: the target is a search index",
+    "plan.arrow_steps": "arrow: Python steps look at the rows",
+    "plan.checkpoint_elsewhere": "the checkpoint is that of {target} in another database",
+    "plan.chunks": "about {rows} rows: chunks of {chunk} with a checkpoint each, under one snapshot",
+    "plan.copy_asked": "copy: options.route asks for it",
+    "plan.copy_between": "copy: source and target are in different databases, and no step looks at the rows",
+    "plan.definition_changed": "the definition changed",
+    "plan.emptied": "the mart was emptied or recreated by hand: the checkpoint is reset and it is loaded again",
+    "plan.first_pass": "the mart is empty: the first pass loads it at once",
+    "plan.first_pass_goes_on": "the first pass was interrupted: it goes on",
+    "plan.generation_gone": "the unfinished generation is gone",
+    "plan.index_replaced": "{target} was deleted or replaced by hand",
+    "plan.load_too_old": "the unfinished load is too old",
+    "plan.one_batch_quick": (
+        "one batch, because about {rows} rows are quickly done; a pause cancels it, and resuming begins it again"
+    ),
+    "plan.one_batch_sorted": (
+        "one batch, because it sorts or aggregates and cannot be read in pages; a pause cancels it, and resuming begins"
+        " it again"
+    ),
+    "plan.one_snapshot": "options.consistency asks for one snapshot",
+    "plan.other_cursor": "the cursor, its source or the target is another one than at the last checkpoint",
+    "plan.other_database": "the source connection {connection} leads to another database than at the last checkpoint",
+    "plan.other_source": "the source or the target is another one than at the last checkpoint",
+    "plan.pages": "pages of {rows} rows",
+    "plan.pushdown": "pushdown: source and target are in one database and no step looks at the rows",
+    "plan.python_source": "rows come from the Python source {name}",
+    "plan.read_only_first": "runs read-only first, because it calls {functions}",
+    "plan.recreated": "{target} was emptied or recreated by hand",
+    "plan.restored": "{target} was emptied, replaced or restored by hand",
+    "plan.several_versions": "the source has several versions of a row, which are merged in the order of the cursor",
+    "plan.shared_target": "options.shared_target: rows that left the source are not deleted",
+    "plan.source_at_once": "loaded, then published at once",
+    "plan.source_batches": "each batch is merged together with the source's checkpoint",
+    "plan.stage_gone": "the stage is gone",
+    "plan.stage_lost": "the database lost the stage in a crash",
+    "plan.stage_old": "the stage is {age} old",
+    "plan.starts_over": "starts from the beginning: {because}",
+    "plan.stream": "one streamed query, in order, with a checkpoint per batch",
+    "plan.stream_without_key": (
+        "one streamed query that starts over when interrupted, because Python steps make the key"
+    ),
+    "warning.clock_behind": (
+        "{said}, although {changes} row(s) were inserted or changed there since the last pass: {remedy}"
+    ),
+    "warning.clock_future": "{said}, which is in the future: {remedy}",
+    "warning.clock_newest": "options.cursor_clock is 'database', but the newest {column} in {table} is {newest}",
+    "warning.clock_remedy": (
+        "if something else than the database's clock writes it, leave options.cursor_clock out: rows are lost else"
+    ),
+    "warning.columns_cleared": "{columns} of {target} is no longer given: it is set to NULL in all rows",
+    "warning.columns_kept": "{columns} of {target} is no longer given: rows keep the values that they have",
+    "warning.cursor_may_be_null": (
+        "incremental_key {column} may be NULL in {table}, and a row without it is never read: fill it in and ALTER"
+        " TABLE {table} ALTER {column} SET NOT NULL, or set options.null_cursor to 'read'"
+    ),
+    "warning.cursor_went_back": (
+        "the highest value of incremental_key {column} is {newest}, below the checkpoint {checkpoint}: if its numbers"
+        " began again, the rows up to there were not read; read them with `vitrina state {name} --reset`"
+    ),
+    "warning.default_is_early": (
+        "the default of {column} in {table} is {default}, which may be earlier than the transaction that writes it"
+    ),
+    "warning.default_only": (
+        "incremental_key {column} is set by its default for new rows, and no trigger of {table} moves it later, though"
+        " {changes} row(s) were changed: a change that leaves it alone is never delivered. Add a BEFORE UPDATE trigger,"
+        " or compare regularly (options.reconcile)"
+    ),
+    "warning.foreign_table": (
+        "{table} is a foreign table, and which transactions are open on its server is not seen from here"
+    ),
+    "warning.materialized_view": (
+        "{table} is a materialized view, whose rows appear when it is refreshed, with stamps from before"
+    ),
+    "warning.no_index": (
+        "{table} has no index that starts with {order}, so each pass reads the whole table: CREATE INDEX CONCURRENTLY"
+        " ON {table} ({columns})"
+    ),
+    "warning.no_sequence": "{column} is not drawn from a sequence, so a lower value may be written after a higher one",
+    "warning.nobody_works": "no runner is alive, so the query was not tried and the Python steps were not looked up",
+    "warning.not_exact": "the guarantee is not exact, although options.cursor_clock says so: {because}",
+    "warning.null_cursor": (
+        "{rows} row(s) have no value in incremental_key {column} and are left out: fill it in, or set"
+        " options.null_cursor to 'read', which reads them on every pass"
+    ),
+    "warning.other_clock": (
+        "rows whose cursor value was not set by this database's clock may be late: set options.lookback_seconds, or"
+        " options.cursor_clock to 'database' if it was"
+    ),
+    "warning.replicated": "{table} is filled by logical replication, with stamps that are older than the rows here",
+    "warning.sequence_cache": (
+        "the sequence {sequence} has CACHE {cache}, so sessions keep numbers and write them behind higher ones: ALTER"
+        " SEQUENCE {sequence} CACHE 1"
+    ),
+    "warning.sequence_turns": "the sequence {sequence} counts down, or begins again at its end",
+    "warning.standby": (
+        "the source is a standby: rows of a transaction that is open on its primary for longer than"
+        " options.lookback_seconds ({seconds:g}) are missed"
+    ),
+    "warning.zone_assumed": (
+        "incremental_key {column} has no time zone; {zone} is assumed, which is what the server says:"
+        " options.cursor_timezone says otherwise"
+    ),
+    "check.ends_differ": "the {word} {column} is {source} in the source, {mart} in the mart",
+    "check.rows_extra": "the mart has {mart} rows, the source only {source}",
+    "check.rows_missing": "the mart has {mart} rows, the source {source} that must be in it",
+}

@@ -1,0 +1,73 @@
+"""What a person wants to see first: what needs attention, what ran lately, what comes next, who works."""
+
+from collections.abc import Iterable, Iterator
+
+from vitrina import answers
+from vitrina.services import monitoring
+from vitrina.settings import Settings
+from vitrina.store import figures
+from vitrina.store import home as statements
+from vitrina.store.database import Connection
+from vitrina.store.pipelines import Row
+
+# The worst first.
+KINDS = ("failed", "stale", "overdue", "differs", "dead_letters", "blocked", "held", "queued")
+
+SHOWN_OF_A_KIND = 20
+SHOWN_PIPELINES = 30
+# So many are looked through for the pipelines that ran last.
+LOOKED_AT_RUNS = 2_000
+SHOWN_UPCOMING = 10
+
+
+def home(connection: Connection, settings: Settings, *, hours: int) -> answers.Home:
+    totals = statements.totals(connection, stale_after_seconds=settings.lease_ttl_seconds)
+    attention = [*statements.list_attention(connection, limit=SHOWN_OF_A_KIND), *_stale(connection)]
+    activity = _by_pipeline(statements.list_activity(connection, hours=hours, limit=LOOKED_AT_RUNS))
+    return answers.Home(
+        at=totals["at"],
+        hours=hours,
+        pipelines=sum(totals["statuses"].values()),
+        statuses=totals["statuses"],
+        dead_letters=totals["dead_letters"],
+        attention=[answers.Attention.model_validate(row) for row in _worst_first(attention)],
+        attention_counts={row["kind"]: row["total"] for row in attention},
+        activity=activity[:SHOWN_PIPELINES],
+        activity_left_out=max(len(activity) - SHOWN_PIPELINES, 0),
+        upcoming=[
+            answers.UpcomingRun.model_validate(row)
+            for row in statements.list_upcoming(connection, limit=SHOWN_UPCOMING)
+        ],
+        runners=answers.Workforce.model_validate(totals),
+    )
+
+
+def _stale(connection: Connection) -> Iterator[Row]:
+    """Marts that are older than their `options.max_lag_seconds` allow, the latest first."""
+    found = []
+    for row in figures.list_oldest(connection, only_limited=True):
+        seconds, limit = monitoring.lag_seconds(row), monitoring.lag_limit_seconds(row)
+        if seconds is not None and limit is not None and seconds > limit:
+            found.append({"pipeline_id": row["id"], "pipeline": row["name"], "seconds": seconds, "limit": limit})
+    found.sort(key=lambda row: row["limit"] - row["seconds"])
+    for row in found[:SHOWN_OF_A_KIND]:
+        yield row | {"kind": "stale", "limit_seconds": row["limit"], "total": len(found)}
+
+
+def _worst_first(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: KINDS.index(row["kind"]))
+
+
+def _by_pipeline(newest_first: Iterable[Row]) -> list[answers.Activity]:
+    """One line a pipeline, the one that ran last first, its runs from left to right."""
+    runs: dict[str, list[Row]] = {}
+    for row in newest_first:
+        runs.setdefault(row["pipeline"], []).append(row)
+    return [
+        answers.Activity(
+            pipeline_id=found[0]["pipeline_id"],
+            pipeline=name,
+            runs=[answers.ActivityRun.model_validate(run) for run in reversed(found)],
+        )
+        for name, found in runs.items()
+    ]

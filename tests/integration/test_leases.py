@@ -13,6 +13,7 @@ from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina import status
 from vitrina.errors import LeaseLost
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.runner import housekeeping
 from vitrina.status import Status, Trigger
 from vitrina.store import (
@@ -27,7 +28,6 @@ from vitrina.store import (
     schedules,
     sessions,
     stages,
-    state,
 )
 from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
@@ -201,7 +201,7 @@ def test_a_claim_discards_unfinished_loads_of_others_on_the_target(bench: Workbe
         f""" VALUES ('{row(bench, "other")["id"]}', 'p_x', '{{"1": 2}}', 5, '[1]')"""
     )
     Ledger(claim(bench), bench.metastore).seize()
-    assert bench.checkpoint("other") == state.Checkpoint()
+    assert bench.checkpoint("other") == Checkpoint()
 
 
 def test_a_late_claim_cannot_seize_and_ends_no_newer_session(bench: Workbench) -> None:

@@ -12,7 +12,7 @@ from tests.support.workbench import Workbench
 from vitrina import failpoints
 from vitrina.connectors.postgres.stage import Stage
 from vitrina.loads.table_run import Run
-from vitrina.ports.batch import Filled
+from vitrina.ports.batch import Part
 from vitrina.store import recovery
 from vitrina.transforms import transform
 
@@ -199,7 +199,7 @@ def test_a_checkpoint_that_does_not_wait_for_the_data_is_noticed(
     """The mutant: the checkpoint moves in a transaction of its own, before the merge."""
     merge_batch = Run._merge_batch
 
-    def hasty(run: Run, stage: Stage, filled: Filled) -> None:
+    def hasty(run: Run, stage: Stage, filled: Part) -> None:
         run._checkpoint = run._after_merge(filled)
         with run._transaction("hurrying"):
             run._fence()

@@ -41,7 +41,7 @@ from vitrina.connectors.search.bulk import BulkEngine, Limits
 from vitrina.connectors.search.client import SearchClient
 from vitrina.connectors.search.generations import Generations, WriteAlias
 from vitrina.errors import RunError
-from vitrina.ports.batch import Staged
+from vitrina.ports.batch import Written
 from vitrina.runner import dispatcher
 from vitrina.store import recovery
 
@@ -426,20 +426,20 @@ def test_a_crash_behind_a_checkpoint_loses_nothing(
     assert bool(violations(bench, client, index)) == mutant
 
 
-_Begin = Callable[[target.DocumentSender, pa.Table, int], Callable[[], Staged]]
+_Begin = Callable[[target.DocumentSender, pa.Table, int], Callable[[], Written]]
 
 
 def _send_late(begin: _Begin) -> _Begin:
     """Each batch counts as acknowledged at once, and is sent when the second one behind it counts."""
     owed: deque[tuple[pa.Table, int]] = deque()
 
-    def begin_nothing(sender: target.DocumentSender, table: pa.Table, number: int) -> Callable[[], Staged]:
-        def arrive() -> Staged:
+    def begin_nothing(sender: target.DocumentSender, table: pa.Table, number: int) -> Callable[[], Written]:
+        def arrive() -> Written:
             owed.append((table, number))
             if len(owed) > 2:
                 begin(sender, *owed.popleft())()
             sender.outcomes[number] = Outcome(created=table.num_rows)
-            return Staged(table.num_rows)
+            return Written(table.num_rows)
 
         return arrive
 

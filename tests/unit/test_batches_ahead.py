@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from vitrina.connectors.postgres.stream import MAX_BATCH_BYTES, _arriving, _UnderWay
-from vitrina.ports.batch import Filled, Staged, Stopwatch
+from vitrina.ports.batch import Part, Stopwatch, Written
 
 
 @pytest.mark.parametrize(
@@ -23,15 +23,15 @@ def test_each_arrives_in_its_turn(ahead: int, size: int, most: int) -> None:
     on_the_way: list[int] = []
     numbers: list[int] = []
 
-    def arrive(number: int) -> Staged:
+    def arrive(number: int) -> Written:
         assert on_the_way.pop(0) == number, "in the order in which they were sent off"
-        return Staged(number)
+        return Written(number)
 
     def departures() -> Iterator[_UnderWay]:
         for number in range(10):
             on_the_way.append(number)
             numbers.append(len(on_the_way))
-            filled = Filled(number, 1, ("x",))
+            filled = Part(number, 1, ("x",))
             yield _UnderWay(filled, (), frozenset(), size, Stopwatch(), "index", partial(arrive, number))
 
     arrived = list(_arriving(departures(), ahead))

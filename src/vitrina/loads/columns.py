@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from vitrina.errors import TargetMismatch
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.store import pipelines
-from vitrina.store.state import Checkpoint
 from vitrina.targets import PostgresTarget
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from vitrina.loads.job import Job
 from vitrina.observe.run_meter import RunMeter
-from vitrina.ports.batch import Filled
+from vitrina.ports.batch import Part
 from vitrina.store import dead_letters
 
 
@@ -20,7 +20,7 @@ class Letters:
         self._job = job
         self._meter = meter
 
-    def leave_behind(self, filled: Filled) -> None:
+    def leave_behind(self, filled: Part) -> None:
         """On record with the checkpoint that passes them by."""
         if filled.letters:
             claim = self._job.claim
@@ -38,7 +38,7 @@ class Letters:
         if self._job.passage:
             self._job.passage.steps.watched = self.open
 
-    def delivered(self, filled: Filled, *, committed: bool = False) -> None:
+    def delivered(self, filled: Part, *, committed: bool = False) -> None:
         if filled.delivered and self._is_time(committed):
             dead_letters.resolve_delivered(self._job.metastore, self._job.claim.pipeline_id, filled.delivered)
 

@@ -9,7 +9,7 @@ from vitrina.connectors.postgres.pushdown import Paging, PushdownSource, SharedS
 from vitrina.connectors.postgres.source import Bounds
 from vitrina.connectors.postgres.stage import Stage
 from vitrina.loads.job import Job, admit_pass
-from vitrina.ports.batch import Source
+from vitrina.ports import batch as ports
 from vitrina.store.database import Connection
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Filling:
+class Routes:
     """What is read, and in which order and portions."""
 
     job: Job
@@ -31,7 +31,7 @@ class Filling:
 
     def by_postgres(
         self, stages: tuple[Stage, ...], probe: Connection, *, isolate: bool, snapshot: SharedSnapshot | None
-    ) -> Source:
+    ) -> ports.Filling:
         job = self.job
         return PushdownSource(
             job.reader,
@@ -46,7 +46,7 @@ class Filling:
             snapshot=snapshot,
         )
 
-    def by_copy(self, stages: tuple[Stage, ...], sink: Connection) -> Source:
+    def by_copy(self, stages: tuple[Stage, ...], sink: Connection) -> ports.Filling:
         job = self.job
         return CopySource(
             job.reader,
@@ -63,7 +63,7 @@ class Filling:
             max_snapshot_seconds=self.max_snapshot_seconds,
         )
 
-    def through_arrow(self, stager: "StagesTables") -> Source:
+    def through_arrow(self, stager: "StagesTables") -> ports.Filling:
         # Imported here: the other routes need neither pyarrow nor its half second.
         from vitrina.connectors.postgres.stream import ArrowSource
 

@@ -26,6 +26,7 @@ from vitrina.loads import columns, incremental, kept_connections, places, source
 from vitrina.loads.plan import Capabilities, Plan, plan
 from vitrina.loads.steps import PlannedSteps
 from vitrina.ports.batch import Endable
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.schema import Column
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged
@@ -34,7 +35,6 @@ from vitrina.store import sessions as older_sessions
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
-from vitrina.store.state import Checkpoint
 from vitrina.targets import PostgresTarget, Target, parse_target
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from vitrina.connectors.postgres.cursor import Watermark
 from vitrina.connectors.postgres.source import Bounds
 from vitrina.loads import incremental
 from vitrina.loads.job import Job
-from vitrina.store.state import Checkpoint
+from vitrina.ports.checkpoint import Accepted, Checkpoint
 
 # So many rows with one cursor value are worth a digest: fewer have travelled before it is computed.
 WORTH_A_DIGEST_ROWS = 1000
@@ -41,7 +41,7 @@ def ended(job: Job, found: Checkpoint, upto: Watermark, rows_read: int) -> Check
     safe = _safe_point(job, found, upto, highest)
     ties = _ties_at(safe, found, rows_read) if safe == highest else None
     return _remembering(
-        replace(found, safe_upto=safe, held_upto=upto.held_upto, last_key=None, last_id=None, segments={}),
+        replace(found, safe_upto=safe, held_upto=upto.held_upto, last_key=None, last_id=None, accepted=Accepted()),
         {_TIES: ties, _AHEAD: is_ahead or None, **_of_source(job)},
     )
 

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from vitrina.connectors.postgres import sessions
 from vitrina.definition import Definition
 from vitrina.errors import FatalError
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import databases, leases, pipelines, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
-from vitrina.store.state import Checkpoint
 from vitrina.targets import Target
 
 

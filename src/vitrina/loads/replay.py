@@ -22,13 +22,13 @@ from vitrina.loads.control import RunControl, clock
 from vitrina.loads.job import Job
 from vitrina.loads.table_run import Run
 from vitrina.observe.run_meter import RunMeter
-from vitrina.ports.batch import DeadLetter, Filled, Source
+from vitrina.ports.batch import DeadLetter, Filling, Part
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.settings import Settings
 from vitrina.status import RunStatus, can_move
 from vitrina.store import database, dead_letters, leases, pipelines, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
-from vitrina.store.state import Checkpoint
 from vitrina.targets import PostgresTarget
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ class Replaying(Run):
     def job(self) -> Job:
         return self._job
 
-    def _batches_of(self, source: Source) -> Iterator[Filled]:
+    def _batches_of(self, source: Filling) -> Iterator[Part]:
         with self._ahead(source, None) as batches:
             yield from batches
 
@@ -297,7 +297,7 @@ class Replaying(Run):
         """Of several rows with one key the latest must come last."""
         return self._pass_paging() if self._job.cursor else Paging()
 
-    def _after_merge(self, filled: Filled) -> Checkpoint:
+    def _after_merge(self, filled: Part) -> Checkpoint:
         return replace(self._checkpoint, batch_no=filled.number)
 
     def _settle(self, *, obey_pause: bool = True) -> None:

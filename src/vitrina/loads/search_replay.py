@@ -8,8 +8,8 @@ from vitrina.connectors.postgres.source import Bounds
 from vitrina.connectors.search.target import DocumentSender
 from vitrina.loads.replay import Replaying
 from vitrina.loads.search_run import SearchRun
-from vitrina.ports.batch import DeadLetter, Filled
-from vitrina.store.state import Checkpoint
+from vitrina.ports.batch import DeadLetter, Part
+from vitrina.ports.checkpoint import Checkpoint
 
 
 class SearchReplay(Replaying, SearchRun):
@@ -29,7 +29,7 @@ class SearchReplay(Replaying, SearchRun):
         self._make_visible(sender)
         return refused
 
-    def _after_documents(self, filled: Filled) -> Checkpoint:
+    def _after_documents(self, filled: Part) -> Checkpoint:
         return self._after_merge(filled)
 
     def _too_many_letters(self, more: int) -> None:

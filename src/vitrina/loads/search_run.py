@@ -11,17 +11,16 @@ from typing import TypeVar
 from vitrina import failpoints
 from vitrina.connectors.postgres.pushdown import Paging
 from vitrina.connectors.postgres.source import Bounds
-from vitrina.connectors.postgres.target import MergeCounts
 from vitrina.connectors.search.generations import IncompleteGeneration, WriteAlias
 from vitrina.connectors.search.retry import patiently
 from vitrina.connectors.search.target import DocumentSender, ElasticsearchWriter, Waiting, counts_of
 from vitrina.errors import BadKey, FatalError, LeaseLost, RunError, ShrinkRefused, TransientError
 from vitrina.loads import job as jobs
 from vitrina.loads.table_run import Run
-from vitrina.ports.batch import Filled
+from vitrina.ports.batch import Counts, Part, PartId
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.status import Status, Trigger
 from vitrina.store import database, dead_letters, leases
-from vitrina.store.state import Checkpoint
 
 T = TypeVar("T")
 
@@ -74,7 +73,7 @@ class SearchRun(Run):
         rows = self._checkpoint.rows
         if self._index.count(generation) == rows:
             return
-        ids = self._index.uncounted(generation, self._checkpoint.segments)
+        ids = self._index.uncounted(generation, self._checkpoint.accepted)
         for start in range(0, len(ids), self._batch_size()):
             self._control.check()
             sender.deliver(sender.deletions(ids[start : start + self._batch_size()], self._checkpoint.batch_no + 1))
@@ -158,7 +157,7 @@ class SearchRun(Run):
         self._checkpoint = self._checkpoint.without_load().identified(index=shown)
         with self._transaction("publishing"):
             self._letters.rebuilt(begun_at)
-            self._meter.published(MergeCounts(), time.monotonic() - started)
+            self._meter.published(Counts(), time.monotonic() - started)
             self._fence()
         self._log.info("run.published", told=told)
         self._meter.note("published", told)
@@ -356,11 +355,11 @@ class SearchRun(Run):
             return True
         return False
 
-    def _count_documents(self, sender: DocumentSender, filled: Filled) -> None:
+    def _count_documents(self, sender: DocumentSender, filled: Part) -> None:
         """Every document of the batch is acknowledged or on record as a dead letter: the checkpoint may move."""
         self._control.check()
         self._refuse_shared_keys(sender)
-        counts = MergeCounts(**counts_of(sender.outcomes.pop(filled.number)))
+        counts = Counts(**counts_of(sender.outcomes.pop(filled.number)))
         too_many = self._too_many_letters(len(filled.letters))
         with self._transaction("counting a batch"):
             self._letters.leave_behind(filled)
@@ -383,11 +382,11 @@ class SearchRun(Run):
                 " index has one document for each: change target_key, or group the rows in the query"
             )
 
-    def _after_documents(self, filled: Filled) -> Checkpoint:
+    def _after_documents(self, filled: Part) -> Checkpoint:
         if self._job.definition.mode == "incremental":
             return self._after_merge(filled)
         after = json.dumps(filled.last) if filled.last else None
-        return self._checkpoint.next_batch(self._job.claim.epoch, filled.staged_rows, after, None)
+        return self._checkpoint.accepting(PartId(self._job.claim.epoch, filled.number), filled.staged_rows, after)
 
     def _before_refusal(self) -> Checkpoint:
         """The next run meets the refused rows again; a rebuild that lacks some is not gone on with."""

@@ -6,9 +6,9 @@ from vitrina.connectors.postgres.stream import StagesTables
 from vitrina.connectors.python.source import PythonSource
 from vitrina.loads.search_run import SearchRun
 from vitrina.loads.source_run import SourceRun, has_no_checkpoint
-from vitrina.ports.batch import Source
+from vitrina.ports.batch import Filling
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.store import leases
-from vitrina.store.state import Checkpoint
 
 
 class SearchSourceRun(SourceRun, SearchRun):
@@ -49,6 +49,6 @@ class SearchSourceRun(SourceRun, SearchRun):
         """A source goes on from its own checkpoint, in whatever order it gives rows."""
         return Paging()
 
-    def _stream_into(self, stager: StagesTables, bounds: Bounds, paging: Paging) -> Source:
+    def _stream_into(self, stager: StagesTables, bounds: Bounds, paging: Paging) -> Filling:
         assert self._job.source is not None
         return PythonSource(self._job.source, stager, self._job.landings)

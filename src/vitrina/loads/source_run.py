@@ -8,16 +8,16 @@ from vitrina.connectors.postgres.source import Bounds
 from vitrina.connectors.postgres.stage import Stage, stage_name
 from vitrina.loads import sources
 from vitrina.loads.table_run import Run
-from vitrina.ports.batch import Filled, Source
+from vitrina.ports.batch import Filling, Part
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.store import leases
-from vitrina.store.state import Checkpoint
 
 _NO_CHECKPOINT = '["null"]'
 
 
 def has_no_checkpoint(found: Checkpoint) -> bool:
     """Batches were taken, and nothing says where the source stood behind them."""
-    return bool(found.segments) and found.last_key in (None, _NO_CHECKPOINT)
+    return bool(found.accepted) and found.last_key in (None, _NO_CHECKPOINT)
 
 
 class SourceRun(Run):
@@ -78,14 +78,14 @@ class SourceRun(Run):
             return self._checkpoint
         return replace(self._checkpoint, fingerprint=sources.checkpoint_identity(self._job))
 
-    def _after_merge(self, filled: Filled) -> Checkpoint:
+    def _after_merge(self, filled: Part) -> Checkpoint:
         if self._job.backfill or not filled.last:
             return replace(self._checkpoint, batch_no=filled.number)
         return replace(self._checkpoint, batch_no=filled.number, safe_upto=filled.last[0])
 
     def _source(
         self, stages: tuple[Stage, ...], bounds: Bounds, paging: Paging, *, snapshot: SharedSnapshot | None = None
-    ) -> Source:
+    ) -> Filling:
         from vitrina.connectors.postgres.stream import Stager
         from vitrina.connectors.python.source import PythonSource
 

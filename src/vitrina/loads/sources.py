@@ -14,10 +14,10 @@ from vitrina.errors import TargetMismatch
 from vitrina.loads import columns, steps
 from vitrina.loads.plan import Plan
 from vitrina.ports.batch import Endable
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.schema import Column
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
-from vitrina.store.state import Checkpoint
 from vitrina.targets import PostgresTarget
 
 if TYPE_CHECKING:

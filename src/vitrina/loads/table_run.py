@@ -20,23 +20,23 @@ from vitrina.connectors.postgres.cursor import Watermark
 from vitrina.connectors.postgres.pushdown import Paging, SharedSnapshot
 from vitrina.connectors.postgres.source import Bounds, Order
 from vitrina.connectors.postgres.stage import Stage, stage_name
-from vitrina.connectors.postgres.target import DuplicateKeys, MergeCounts, StageLost
+from vitrina.connectors.postgres.target import DuplicateKeys, StageLost
 from vitrina.definition import fingerprint
 from vitrina.errors import TransientError
 from vitrina.loads import columns, incremental, passes, refusals
 from vitrina.loads import job as jobs
 from vitrina.loads.control import Paused, RunControl
 from vitrina.loads.dead_letters import Letters
-from vitrina.loads.filling import Filling
+from vitrina.loads.filling import Routes
 from vitrina.loads.job import Job
 from vitrina.loads.plan import Plan
 from vitrina.loads.prefetch import Ahead
 from vitrina.observe.run_meter import RunMeter
-from vitrina.ports.batch import Filled, Position, Source
+from vitrina.ports.batch import Counts, Filling, Part, PartId, Position
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.status import Status
 from vitrina.store import database, leases
 from vitrina.store.database import Connection
-from vitrina.store.state import Checkpoint
 
 if TYPE_CHECKING:
     from vitrina.connectors.postgres.stream import StagesTables
@@ -130,7 +130,7 @@ class Run:
                 self._checkpoint = found.without_cursor()
             return None
         with self._transaction("cleaning the stage"):
-            stage.discard_uncounted(job.writer.connection, found.segments)
+            stage.discard_uncounted(job.writer.connection, found.accepted)
             self._fence(progressed=False)
         self.answers_request = False
         self._log.info("load.continued", rows=found.rows, batches=found.batch_no)
@@ -147,7 +147,7 @@ class Run:
             return "the definition changed"
         if not stage.exists(job.writer.connection):
             return "the stage is gone"
-        if stage.count(job.writer.connection, found.segments) != found.rows:
+        if stage.count(job.writer.connection, found.accepted) != found.rows:
             return "the database lost the stage in a crash"
         if options.consistency == "snapshot" and not self._is_complete():
             return "options.consistency asks for one snapshot"
@@ -182,7 +182,7 @@ class Run:
 
     def _is_complete(self) -> bool:
         """A load in one statement is complete as soon as its only batch counts."""
-        return bool(self._checkpoint.segments) and self._checkpoint.last_key is None
+        return bool(self._checkpoint.accepted) and self._checkpoint.last_key is None
 
     def _load_bounds(self) -> Bounds:
         return incremental.all_rows(self._job)
@@ -212,15 +212,16 @@ class Run:
     def _resume_point(self) -> Position | None:
         return tuple(json.loads(self._checkpoint.last_key)) if self._checkpoint.last_key else None
 
-    def _count_batch(self, filled: Filled) -> None:
+    def _count_batch(self, filled: Part) -> None:
         """The staged batch counts from here on: checkpoint and fence, nothing else."""
         self._control.check()
         after = json.dumps(filled.last) if filled.last else None
         started = time.monotonic()
         with self._transaction("counting a batch"):
             self._letters.leave_behind(filled)
-            self._checkpoint = self._checkpoint.next_batch(self._job.claim.epoch, filled.staged_rows, after, None)
-            self._meter.batch(filled, MergeCounts(), time.monotonic() - started)
+            part = PartId(self._job.claim.epoch, filled.number)
+            self._checkpoint = self._checkpoint.accepting(part, filled.staged_rows, after)
+            self._meter.batch(filled, Counts(), time.monotonic() - started)
             self._fence(progressed=self._keeps_progress)
             failpoints.hit("batch.fenced")
         self._after_batch(filled)
@@ -393,7 +394,7 @@ class Run:
         assert self._job.cursor is not None
         return (found.last_key, found.last_id) if self._job.cursor.id else (found.last_key,)
 
-    def _merge_batch(self, stage: Stage, filled: Filled) -> None:
+    def _merge_batch(self, stage: Stage, filled: Part) -> None:
         self._control.check()
         started = time.monotonic()
         job = self._job
@@ -416,7 +417,7 @@ class Run:
         if (self._checkpoint.rows or known) and self._job.writer.was_emptied(known):
             raise TransientError(f"{self._job.target} was emptied or made anew by hand during the run")
 
-    def _knowing_batch(self, checkpoint: Checkpoint, counts: MergeCounts) -> Checkpoint:
+    def _knowing_batch(self, checkpoint: Checkpoint, counts: Counts) -> Checkpoint:
         """A backfill says nothing of the mart: rows that were there when it began may have been lost before."""
         if self._job.backfill:
             return checkpoint.identified(columns=columns.written(checkpoint, self._job))
@@ -430,7 +431,7 @@ class Run:
             columns=columns.written(checkpoint, job),
         )
 
-    def _after_merge(self, filled: Filled) -> Checkpoint:
+    def _after_merge(self, filled: Part) -> Checkpoint:
         last = filled.last or ()
         key = last[0] if last else None
         identity = last[1] if len(last) > 1 else None
@@ -457,7 +458,7 @@ class Run:
 
     # --- shared by both ----------------------------------------------------------------------------------------
 
-    def _ahead(self, source: Source, after: Position | None) -> Ahead:
+    def _ahead(self, source: Filling, after: Position | None) -> Ahead:
         return Ahead(
             source,
             self._checkpoint.batch_no + 1,
@@ -485,7 +486,7 @@ class Run:
 
     def _source(
         self, stages: tuple[Stage, ...], bounds: Bounds, paging: Paging, *, snapshot: SharedSnapshot | None = None
-    ) -> Source:
+    ) -> Filling:
         if self._plan.route == "arrow":
             return self._arrow_source(stages, bounds, paging)
         filling, session = self._filling(bounds, paging), self._second_session()
@@ -508,7 +509,7 @@ class Run:
         options, full = self._job.definition.options, self._plan.loads_at_once
         return None if full and options.consistency == "snapshot" else options.max_snapshot_seconds
 
-    def _arrow_source(self, stages: tuple[Stage, ...], bounds: Bounds, paging: Paging) -> Source:
+    def _arrow_source(self, stages: tuple[Stage, ...], bounds: Bounds, paging: Paging) -> Filling:
         # Imported here: pushdown runs need neither pyarrow nor its half second.
         from vitrina.connectors.postgres.stream import Stager
 
@@ -517,11 +518,11 @@ class Run:
         self._filler.callback(stager.close)
         return self._stream_into(stager, bounds, paging)
 
-    def _stream_into(self, stager: "StagesTables", bounds: Bounds, paging: Paging) -> Source:
+    def _stream_into(self, stager: "StagesTables", bounds: Bounds, paging: Paging) -> Filling:
         return self._filling(bounds, paging).through_arrow(stager)
 
-    def _filling(self, bounds: Bounds, paging: Paging) -> Filling:
-        return Filling(self._job, bounds, paging, self._batch_size, self._max_snapshot_seconds)
+    def _filling(self, bounds: Bounds, paging: Paging) -> Routes:
+        return Routes(self._job, bounds, paging, self._batch_size, self._max_snapshot_seconds)
 
     def _stage(self, name: str, *, cursor_types: tuple[str, ...] = ()) -> Stage:
         """Rows that came through Arrow wait in the types in which they travelled."""
@@ -567,7 +568,7 @@ class Run:
             self._checkpoint, self._meter.counters, attempt=self._meter.attempt, progressed=progressed
         )
 
-    def _after_batch(self, filled: Filled) -> None:
+    def _after_batch(self, filled: Part) -> None:
         failpoints.hit("batch.committed")
         self._letters.delivered(filled, committed=True)
         self._log.info(

@@ -116,6 +116,9 @@ def _set_aside(connection: Connection, pipeline_id: UUID, problem: Exception) ->
         log.error("pipeline.not_set_aside", error=database.sql_message(exc))
 
 
+# How this version writes checkpoints. The metastore gives no claim to a runner that does not say so.
+CHECKPOINT_FORMAT = 2
+
 # The key of the lock under which runs of a source are counted.
 _COUNTING = 0x5649_5452_434E_54
 
@@ -197,6 +200,7 @@ def _take(
                 -- Grows even when a failover loses the last commits: the clock is part of it.
                 epoch = greatest(p.epoch + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint),
                 claim_id = gen_random_uuid(),
+                claim_format = %(format)s,
                 runner_id = %(runner)s,
                 lease_until = clock_timestamp() + make_interval(secs => %(ttl)s),
                 lease_seconds = %(ttl)s,
@@ -211,7 +215,14 @@ def _take(
             WHERE p.id = %(id)s
             """
         ).format(target=HELD_TARGET),
-        {"runner": runner_id, "ttl": ttl_seconds, "id": found["id"], "status": becomes, "returns": returns},
+        {
+            "runner": runner_id,
+            "ttl": ttl_seconds,
+            "id": found["id"],
+            "status": becomes,
+            "returns": returns,
+            "format": CHECKPOINT_FORMAT,
+        },
     )
     row = pipelines.find(connection, found["id"])
     assert row is not None

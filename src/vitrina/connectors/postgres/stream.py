@@ -25,7 +25,7 @@ from vitrina.connectors.postgres.stage import BATCH, EPOCH, SCHEMA, Stage
 from vitrina.connectors.postgres.target import null_key_error
 from vitrina.errors import BadKey, Disconnected, FatalError, TransientError
 from vitrina.ports import values
-from vitrina.ports.batch import DeadLetter, Filled, Position, Staged, Stopwatch, delivered_in
+from vitrina.ports.batch import DeadLetter, Part, Position, Stopwatch, Written, delivered_in
 from vitrina.ports.schema import Column
 from vitrina.store import database, pooling, sessions
 from vitrina.store.database import Connection
@@ -72,9 +72,9 @@ class ArrowSource:
         # After this long the query is asked anew behind the last row. None: all rows come from one snapshot.
         self._max_snapshot_seconds = max_snapshot_seconds
 
-    def batches(self, first_number: int, after: Position | None) -> Iterator[Filled]:
+    def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
         """Without an order to continue from, all rows are one batch, however many pieces they come in."""
-        pieces: list[Filled] = []
+        pieces: list[Part] = []
         with closing(self._under_way(first_number, after)) as under_way:
             for filled in _arriving(under_way, self._stager.batches_ahead):
                 if filled.last is None:
@@ -132,7 +132,7 @@ class ArrowSource:
     def _begin(self, read: "_Read", taken: Taken) -> "_UnderWay":
         with read.watch.lap(self._stager.timed_as):
             arrive = self._stager.begin(taken.table, read.number)
-        filled = Filled(read.number, read.rows, read.position, reopened=read.reopened)
+        filled = Part(read.number, read.rows, read.position, reopened=read.reopened)
         return _UnderWay(filled, taken.letters, taken.delivered, read.size, read.watch, self._stager.timed_as, arrive)
 
     def close(self) -> None:
@@ -206,15 +206,15 @@ class _Read:
 class _UnderWay:
     """A batch that has been sent off: what is known of it, and how to wait for the rest."""
 
-    filled: Filled
+    filled: Part
     letters: tuple[DeadLetter, ...]
     delivered: frozenset[str]
     size: int
     watch: Stopwatch
     timed_as: str
-    arrive: Callable[[], Staged]
+    arrive: Callable[[], Written]
 
-    def arrived(self) -> Filled:
+    def arrived(self) -> Part:
         with self.watch.lap(self.timed_as):
             staged = self.arrive()
         failpoints.hit("batch.filled")
@@ -229,7 +229,7 @@ class _UnderWay:
         )
 
 
-def _arriving(under_way: Iterator[_UnderWay], ahead: int) -> Iterator[Filled]:
+def _arriving(under_way: Iterator[_UnderWay], ahead: int) -> Iterator[Part]:
     """Batches in their order, each once that many more, or as many as memory has room for, were sent off behind it."""
     waiting: deque[_UnderWay] = deque()
     for batch in under_way:
@@ -240,9 +240,9 @@ def _arriving(under_way: Iterator[_UnderWay], ahead: int) -> Iterator[Filled]:
     yield from (batch.arrived() for batch in waiting)
 
 
-def _together(pieces: list[Filled]) -> Filled:
+def _together(pieces: list[Part]) -> Part:
     letters = tuple(letter for piece in pieces for letter in piece.letters)
-    return Filled(
+    return Part(
         pieces[0].number,
         sum(piece.rows for piece in pieces),
         None,
@@ -304,7 +304,7 @@ class StagesTables(Protocol):
     @property
     def target(self) -> object: ...
 
-    def begin(self, table: pa.Table, number: int) -> Callable[[], Staged]:
+    def begin(self, table: pa.Table, number: int) -> Callable[[], Written]:
         """Send a batch off; what is returned waits until it has arrived. Called in the order of the batches."""
         ...
 
@@ -337,12 +337,12 @@ class Stager:
             # The driver's words repeat host and login; who may see a run need not know them.
             raise Disconnected(f"the database of {target} took no second connection of the same login") from exc
 
-    def begin(self, table: pa.Table, number: int) -> Callable[[], Staged]:
+    def begin(self, table: pa.Table, number: int) -> Callable[[], Written]:
         return partial(self.stage, table, number)
 
-    def stage(self, table: pa.Table, number: int) -> Staged:
+    def stage(self, table: pa.Table, number: int) -> Written:
         if not table.num_rows:
-            return Staged(0)
+            return Written(0)
         stage = self._stages[number % len(self._stages)]
         for name in stage.key:
             if table.column(name).null_count:
@@ -356,7 +356,7 @@ class Stager:
             self._copy_wide(stage, tagged)
         else:
             self._ingest(stage, tagged)
-        return Staged(table.num_rows)
+        return Written(table.num_rows)
 
     def _ingest(self, stage: Stage, tagged: pa.Table) -> None:
         try:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from vitrina import failpoints
 from vitrina.connectors.postgres.stream import StagesTables
-from vitrina.ports.batch import Filled, Position, Stopwatch, delivered_in
+from vitrina.ports.batch import Part, Position, Stopwatch, delivered_in
 from vitrina.transforms import to_target
 from vitrina.transforms.sources import OpenSource
 from vitrina.transforms.to_target import Landing
@@ -22,7 +22,7 @@ class PythonSource:
         self._stager = stager
         self._landings = landings
 
-    def batches(self, first_number: int, after: Position | None) -> Iterator[Filled]:
+    def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
         started, watch = time.monotonic(), Stopwatch()
         # The first batch was looked at before the target was prepared for it.
         watch.add("read", self._source.peek_seconds, time.time())
@@ -36,7 +36,7 @@ class PythonSource:
             failpoints.hit("batch.filled")
             seconds, position = time.monotonic() - started, (json.dumps(checkpoint),)
             delivered = delivered_in(staged.letters, staged.delivered)
-            yield Filled(
+            yield Part(
                 number,
                 batch.num_rows,
                 position,

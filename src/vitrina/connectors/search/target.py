@@ -17,7 +17,8 @@ from vitrina.connectors.search.generations import Generations, Standing, WriteAl
 from vitrina.connectors.search.versions import write_version
 from vitrina.definition import Options
 from vitrina.errors import CannotConnect, ConfigError, Disconnected, LeaseLost, ShrinkRefused, TargetMismatch
-from vitrina.ports.batch import DeadLetter, Staged
+from vitrina.ports.batch import DeadLetter, Written
+from vitrina.ports.checkpoint import Accepted
 from vitrina.ports.schema import Column
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
@@ -154,8 +155,8 @@ class ElasticsearchWriter:
         self._client.refresh(concrete)
         return self._client.count(concrete)
 
-    def uncounted(self, generation: str, segments: Mapping[int, int]) -> list[str]:
-        return self.generations.uncounted(generation, segments)
+    def uncounted(self, generation: str, accepted: Accepted) -> list[str]:
+        return self.generations.uncounted(generation, accepted)
 
     def new_generation(self) -> str:
         assert self.seen is not None
@@ -309,13 +310,13 @@ class DocumentSender:
             renew_target=self._renew_alias,
         )
 
-    def begin(self, table: pa.Table, number: int) -> Callable[[], Staged]:
+    def begin(self, table: pa.Table, number: int) -> Callable[[], Written]:
         """What is returned waits until every document of the batch is acknowledged or rejected."""
         under_way = [(prepared, self._engine.start(prepared.actions)) for prepared in self.prepare(table, number)]
         self._count_ids([prepared for prepared, _ in under_way])
         return partial(self._arrive, number, under_way)
 
-    def _arrive(self, number: int, under_way: Sequence[tuple[Prepared, Delivery]]) -> Staged:
+    def _arrive(self, number: int, under_way: Sequence[tuple[Prepared, Delivery]]) -> Written:
         outcome = self.outcomes.setdefault(number, Outcome())  # a batch may come in several pieces
         before = outcome.acknowledged
         letters: list[DeadLetter] = []
@@ -327,7 +328,7 @@ class DocumentSender:
             outcome.add({"created": sent.created, "updated": sent.updated, "deleted": sent.deleted, "noop": sent.noop})
         if self.watched is not None:
             self.watched.update(letter.document_id for letter in letters)
-        return Staged(outcome.acknowledged - before, tuple(letters), frozenset(delivered))
+        return Written(outcome.acknowledged - before, tuple(letters), frozenset(delivered))
 
     def prepare(self, table: pa.Table, number: int) -> Iterator[Prepared]:
         """The actions that write these rows as a part of batch `number`."""

@@ -11,10 +11,10 @@ from uuid import UUID
 from psycopg import sql
 
 from vitrina.connectors.postgres import cursor as cursors
-from vitrina.connectors.postgres import mart_identity
+from vitrina.connectors.postgres import left_columns, mart_identity
 from vitrina.connectors.postgres.stage import Stage
 from vitrina.errors import Disconnected, TransientError
-from vitrina.loads import columns, control
+from vitrina.loads import control
 from vitrina.loads.control import RunControl
 from vitrina.loads.job import Job
 from vitrina.observe.run_meter import RunMeter
@@ -256,7 +256,7 @@ def _mart_unlooked(replace: Callable[[Any, str, Any], None]) -> None:
 
 def _columns_forgotten(replace: Callable[[Any, str, Any], None]) -> None:
     """Nobody remembers which columns a pipeline has written."""
-    replace(columns, "_known", lambda checkpoint, job: ())
+    replace(left_columns, "_known", lambda checkpoint, writer: ())
 
 
 def _spoil_watermark(replace: Callable[[Any, str, Any], None], sound: str, spoilt: str) -> None:

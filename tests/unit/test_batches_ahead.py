@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from vitrina.connectors.postgres.stream import MAX_BATCH_BYTES, _arriving, _UnderWay
-from vitrina.ports.batch import Part, Stopwatch, Written
+from vitrina.loads.flow import UnderWay, arriving
+from vitrina.ports.batch import MAX_BATCH_BYTES, Part, Stopwatch, Written
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,14 @@ def test_each_arrives_in_its_turn(ahead: int, size: int, most: int) -> None:
         assert on_the_way.pop(0) == number, "in the order in which they were sent off"
         return Written(number)
 
-    def departures() -> Iterator[_UnderWay]:
+    def departures() -> Iterator[UnderWay]:
         for number in range(10):
             on_the_way.append(number)
             numbers.append(len(on_the_way))
             filled = Part(number, 1, ("x",))
-            yield _UnderWay(filled, (), frozenset(), size, Stopwatch(), "index", partial(arrive, number))
+            yield UnderWay(filled, (), frozenset(), size, Stopwatch(), "index", partial(arrive, number))
 
-    arrived = list(_arriving(departures(), ahead))
+    arrived = list(arriving(departures(), ahead))
 
     assert [(filled.number, filled.staged_rows) for filled in arrived] == [(number, number) for number in range(10)]
     assert max(numbers) == most

@@ -9,13 +9,14 @@ import structlog
 
 from vitrina.checks import index_comparison, recomputed
 from vitrina.checks.compare import Kind, Verdict
+from vitrina.checks.index_comparison import index_of
 from vitrina.checks.repair import Repaired
 from vitrina.connectors.search.batch import Actions, Outcome
 from vitrina.connectors.search.retry import patiently
 from vitrina.connectors.search.target import DocumentSender, Waiting, counts_of, letters_of
 from vitrina.errors import RunError
 from vitrina.loads.control import Paused, RunControl
-from vitrina.loads.job import Job
+from vitrina.loads.job import Job, Opened
 from vitrina.ports.batch import DeadLetter
 from vitrina.status import Status
 from vitrina.store import database, dead_letters, leases, runs
@@ -28,22 +29,22 @@ BATCH_DOCUMENTS = 5_000
 BATCH_BYTES = 16 << 20
 
 
-def mend(job: Job, verdict: Verdict, control: RunControl, counters: Counters, *, ignores_pause: bool) -> Repaired:
+def mend(opened: Opened, verdict: Verdict, control: RunControl, counters: Counters, *, ignores_pause: bool) -> Repaired:
     """One reading of the source writes what it has now; what was not met in it is deleted."""
-    index_comparison.inspect(job)
+    job = index_comparison.inspect(opened)
     wait = _Wait(job, control, counters, ignores_pause=ignores_pause)
     try:
-        concrete = wait.until_free(job.index.current_index)
+        concrete = wait.until_free(index_of(job).current_index)
         _refuse_shrinking(job, concrete, verdict, wait)
         still_held = partial(leases.require_held, job.metastore, job.claim)
-        alias = wait.until_free(lambda: job.index.claim_writes(concrete, still_held))
+        alias = wait.until_free(lambda: index_of(job).claim_writes(concrete, still_held))
     except Paused:
         return Repaired(paused=True)
-    sender = job.index.sender(concrete, alias, Waiting(wait.tell, _stopper(control)))
+    sender = index_of(job).sender(concrete, alias, Waiting(wait.tell, _stopper(control)))
     try:
         mender = _DocumentMender(job, sender, control, counters, ignores_pause=ignores_pause)
         done = mender.mend({difference.key[0]: difference.kind for difference in verdict.confirmed})
-        job.index.client.refresh(concrete)
+        index_of(job).client.refresh(concrete)
         return done
     finally:
         sender.close()
@@ -52,8 +53,8 @@ def mend(job: Job, verdict: Verdict, control: RunControl, counters: Counters, *,
 def _refuse_shrinking(job: Job, concrete: str, verdict: Verdict, wait: "_Wait") -> None:
     deletes = 0 if job.definition.options.shared_target else verdict.counts[Kind.EXTRA]
     if deletes:
-        wait.until_free(lambda: job.index.client.refresh(concrete))
-        job.index.refuse_shrinking(deletes, job.index.client.count(concrete))
+        wait.until_free(lambda: index_of(job).client.refresh(concrete))
+        index_of(job).refuse_shrinking(deletes, index_of(job).client.count(concrete))
 
 
 class _Wait:
@@ -191,7 +192,7 @@ class _DocumentMender:
         self._counters.rows_rejected += len(letters)
         self._counters.batches += 1
         self._checkpoint = replace(self._checkpoint, batch_no=self._checkpoint.batch_no + 1)
-        with database.translated(f"repairing {job.target}"), job.target_connection.transaction():
+        with database.translated(f"repairing {job.definition.final_target}"), job.metastore.transaction():
             if letters:
                 dead_letters.record(job.metastore, job.claim.pipeline_id, job.claim.run_id, letters)
             if delivered:

@@ -8,11 +8,12 @@ from psycopg.sql import SQL, Identifier
 
 from vitrina.checks import mart_comparison, repair
 from vitrina.checks.compare import Verdict
+from vitrina.checks.opened import writer_of
 from vitrina.checks.repair import Repaired, TextRow
-from vitrina.checks.sides import Key
 from vitrina.connectors.postgres.stage import BATCH, EPOCH, Stage
 from vitrina.loads.control import RunControl
-from vitrina.loads.job import Job
+from vitrina.loads.job import Job, Opened
+from vitrina.ports.batch import Key
 from vitrina.status import Status
 from vitrina.store import database
 from vitrina.store.runs import Counters
@@ -20,12 +21,12 @@ from vitrina.store.runs import Counters
 BATCH_ROWS = 5_000
 
 
-def mend(job: Job, verdict: Verdict, control: RunControl, counters: Counters, *, ignores_pause: bool) -> Repaired:
-    mart_comparison.inspect(job)
+def mend(opened: Opened, verdict: Verdict, control: RunControl, counters: Counters, *, ignores_pause: bool) -> Repaired:
+    job = mart_comparison.inspect(opened)
     deletes = 0 if job.definition.options.shared_target else repair.plan(verdict.confirmed)["deletes"]
     if deletes:
-        job.writer.refuse_shrinking(deletes)
-    for connection in (job.reader.connection, job.writer.connection):
+        writer_of(job).refuse_shrinking(deletes)
+    for connection in (job.reader.connection, writer_of(job).connection):
         connection.execute("SET lc_monetary = 'C'")
     with mart_comparison.source_side(job, all_columns=True) as source:
         mender = _LeasedMender(job, control, counters, ignores_pause=ignores_pause)
@@ -44,15 +45,15 @@ class _LeasedMender:
         self._ignores_pause = ignores_pause
         self._checkpoint = job.checkpoint
         self._target = mart_comparison.target_side(job)
-        names = job.writer.columns
-        self._stage: Stage = job.writer.stage(
+        names = writer_of(job).columns
+        self._stage: Stage = writer_of(job).stage(
             f"r_{job.claim.pipeline_id.hex}_{job.claim.epoch}", dict.fromkeys(names, "text")
         )
         self.pause_asked = False
 
     @contextmanager
     def stage_at_hand(self) -> Iterator[None]:
-        connection = self._job.writer.connection
+        connection = writer_of(self._job).connection
         self._stage.create(connection, fillable_by=None)
         try:
             yield
@@ -62,9 +63,9 @@ class _LeasedMender:
 
     def mend(self, rows: Sequence[TextRow], absent: Sequence[Key]) -> Repaired:
         self._control.check()
-        writer, number = self._job.writer, self._checkpoint.batch_no + 1
+        writer, number = writer_of(self._job), self._checkpoint.batch_no + 1
         deletes = absent and not self._job.definition.options.shared_target
-        with database.translated(f"repairing {self._job.target}"), writer.connection.transaction():
+        with database.translated(f"repairing {self._job.definition.final_target}"), writer.connection.transaction():
             deleted = writer.delete_rows(self._target.has_key(absent)) if deletes else 0
             merged = Repaired(deleted=deleted)
             if rows:
@@ -86,7 +87,7 @@ class _LeasedMender:
         statement = SQL("COPY {} ({}) FROM STDIN").format(
             self._stage.identifier, SQL(", ").join(map(Identifier, [*names, EPOCH, BATCH]))
         )
-        with self._job.writer.connection.cursor() as cursor, cursor.copy(statement) as copy:
+        with writer_of(self._job).connection.cursor() as cursor, cursor.copy(statement) as copy:
             for row in rows:
                 copy.write_row([*(row[name] for name in names), self._job.claim.epoch, number])
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vitrina.checks.compare import Difference, Kind
-from vitrina.checks.sides import Key, Side
+from vitrina.ports.batch import Key
+from vitrina.ports.compare import Side
 
 TextRow = dict[str, str | None]
 

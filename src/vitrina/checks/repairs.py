@@ -4,19 +4,23 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
+import structlog
+
 from vitrina.checks import repair as rules
 from vitrina.checks.compare import Verdict
 from vitrina.checks.repair import Repaired
+from vitrina.connectors.postgres.load import MartTarget
 from vitrina.errors import Disconnected, LeaseLost, VitrinaError
 from vitrina.loads import job as jobs
+from vitrina.loads.context import RunContext
 from vitrina.loads.control import RunControl, clock
+from vitrina.observe.run_meter import RunMeter
 from vitrina.settings import Settings
 from vitrina.status import RunStatus, Status
 from vitrina.store import database, leases, runs
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.runs import Counters
-from vitrina.targets import SearchTarget
 
 Hold = Callable[[Claim, float], AbstractContextManager[RunControl]]
 
@@ -47,15 +51,19 @@ def _conclude(metastore: Connection, claim: Claim, counters: Counters) -> None:
 
 
 def _mend(claim: Claim, settings: Settings, verdict: Verdict, control: RunControl, counters: Counters) -> Repaired:
+    log = structlog.get_logger().bind(pipeline=claim.name, pipeline_id=str(claim.pipeline_id), run_id=str(claim.run_id))
+    meter = RunMeter()
+    meter.counters = counters
+    context = RunContext(claim, control, meter, log)
+    # A paused pipeline is repaired without becoming anything else than paused.
+    context.ignores_pause = claim.row["status"] == Status.PAUSE_REQUESTED
     with ExitStack() as sessions, database.translated(f"repairing {claim.name}"):
-        job = jobs.open_job(claim, settings, sessions, guard=control.guard, attach=control.attach)
-        # A paused pipeline is repaired without becoming anything else than paused.
-        ignores_pause = claim.row["status"] == Status.PAUSE_REQUESTED
-        if isinstance(job.target, SearchTarget):
-            # Imported here: it needs pyarrow, and half a second for it.
-            from vitrina.checks import index_repair
+        opened = jobs.open_job(claim, settings, sessions, context=context)
+        if isinstance(opened.target, MartTarget):
+            from vitrina.checks import mart_repair
 
-            return index_repair.mend(job, verdict, control, counters, ignores_pause=ignores_pause)
-        from vitrina.checks import mart_repair
+            return mart_repair.mend(opened, verdict, control, counters, ignores_pause=context.ignores_pause)
+        # Imported here: it needs pyarrow, and half a second for it.
+        from vitrina.checks import index_repair
 
-        return mart_repair.mend(job, verdict, control, counters, ignores_pause=ignores_pause)
+        return index_repair.mend(opened, verdict, control, counters, ignores_pause=context.ignores_pause)

@@ -35,8 +35,9 @@ class Letters:
 
     def watch_steps(self) -> None:
         """From now on the steps tell which of these rows come through."""
-        if self._job.passage:
-            self._job.passage.steps.watched = self.open
+        passage = self._job.fitted.passage
+        if passage:
+            passage.steps.watched = self.open
 
     def delivered(self, filled: Part, *, committed: bool = False) -> None:
         if filled.delivered and self._is_time(committed):
@@ -48,4 +49,4 @@ class Letters:
             dead_letters.resolve_rebuilt(self._job.metastore, self._job.claim.pipeline_id, before=begun_at)
 
     def _is_time(self, committed: bool) -> bool:
-        return committed != (self._job.target_connection is self._job.metastore)
+        return committed != (self._job.target.session in (None, self._job.metastore))

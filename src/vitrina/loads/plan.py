@@ -23,10 +23,15 @@ class Capabilities:
     """What was found out about source and target before anything is read."""
 
     same_database: bool
-    target_is_table: bool
     has_steps: bool
     estimated_rows: int
     pageable: bool
+    # Why rows have to pass through the runner; None: there is a way on which they need not.
+    no_shortcut_because: str | None = None
+    # A source that is no query, by its name: it is read as it comes.
+    streamed_from: str | None = None
+    # Whether the first pass of an incremental pipeline may be loaded at once.
+    loads_first_pass: bool = True
     foreign_functions: frozenset[str] = frozenset()
     target_is_empty: bool = False
     has_checkpoint: bool = False
@@ -75,6 +80,8 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
     reasons: list[str] = []
     if known.starts_over_because:
         reasons.append(f"starts from the beginning: {known.starts_over_because}")
+    if known.streamed_from:
+        return _stream(definition, known, reasons)
     route = _route(definition, known, reasons)
     at_once = _loads_at_once(definition, known, reasons)
     paging, page_rows = _paging(definition, known, route, at_once, reasons)
@@ -99,9 +106,25 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
     )
 
 
+def _stream(definition: Definition, known: Capabilities, reasons: list[str]) -> Plan:
+    full = definition.mode == "full"
+    how = "loaded, then published at once" if full else "each batch is merged together with the source's checkpoint"
+    return Plan(
+        route="arrow",
+        paging="ordered stream",
+        loads_at_once=full,
+        deletes=full and not definition.options.shared_target,
+        isolate=False,
+        key=known.key,
+        guarantee="exact",
+        reasons=(*reasons, f"rows come from {known.streamed_from}", how),
+        warnings=known.warnings,
+    )
+
+
 def _route(definition: Definition, known: Capabilities, reasons: list[str]) -> Route:
     looked_at: Sequence[tuple[bool, str]] = (
-        (not known.target_is_table, "the target is a search index"),
+        (known.no_shortcut_because is not None, known.no_shortcut_because or ""),
         (known.has_steps, "Python steps look at the rows"),
         (definition.options.route == "arrow", "options.route asks for it"),
     )
@@ -124,7 +147,7 @@ def _route(definition: Definition, known: Capabilities, reasons: list[str]) -> R
 def _loads_at_once(definition: Definition, known: Capabilities, reasons: list[str]) -> bool:
     if definition.mode == "full":
         return True
-    if not known.target_is_table or known.has_steps:
+    if not known.loads_first_pass or known.has_steps:
         return False
     if known.has_unfinished_load:
         reasons.append("the first pass was interrupted: it goes on")

@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vitrina.loads.plan import Plan
 from vitrina.observe.observer import Onlooker, Outcome
 from vitrina.observe.prometheus import Instruments, RunTally
 from vitrina.ports.batch import Counts, Lap, Part
@@ -47,18 +46,19 @@ class RunMeter:
         self._null_cursors = 0
         self._letters = 0
 
-    def planned(self, job: "Job", plan: Plan, seconds: float) -> None:
+    def planned(self, job: "Job", seconds: float) -> None:
+        plan = job.plan
         self.spent("plan", seconds)
         self.counters.metrics |= {
             "route": plan.route,
             "paging": plan.paging,
             "guarantee": plan.guarantee,
             "plan": plan.as_dict(),
-            "rows_estimate": job.estimated_rows,
+            "rows_estimate": job.described.estimated_rows,
         }
-        if job.cursor:
+        if job.described.cursor:
             # Ranges that people ask for are judged by it.
-            self.counters.metrics["cursor"] = {"key": job.cursor.key, "type": job.cursor.base_type}
+            self.counters.metrics["cursor"] = dict(job.described.cursor)
         self.no_longer_waiting()
         for onlooker in self._onlookers:
             onlooker.planned(job, _lap(seconds))

@@ -18,6 +18,8 @@ Key = tuple[str, ...]
 # Where a row stands in the order of reading: values as text, for each column that is read by. NULL comes last.
 Position = tuple[str | None, ...]
 
+# Wide rows must not exhaust memory: a batch ends early when it holds this much.
+MAX_BATCH_BYTES = 64 << 20
 # Of a refused document, in its letter.
 LONGEST_DOCUMENT = 100_000
 

@@ -17,17 +17,39 @@ if TYPE_CHECKING:
 class Context(Protocol):
     """A run's line to the rest of the runner."""
 
+    # Whether the runner before was lost: what it sent last may still be on its way.
+    @property
+    def recovers(self) -> bool: ...
+
     def check(self) -> None:
         """Raise when the lease is lost or the runner is shutting down."""
         ...
 
-    def wait(self, seconds: float, why: str) -> None:
-        """Sleep, and say in the run's row what is waited for; raises as `check` does."""
+    def require_held(self) -> None:
+        """Ask the metastore whether the claim is still ours, right before what no fence covers."""
         ...
 
-    def guard(self, session: "Endable") -> None:
-        """End the session with the lease, also in the middle of a statement."""
+    def wait(self, seconds: float, *, may_pause: bool = False) -> None:
+        """Sleep; raises as `check` does, and when a pause is asked for, where the run can be continued from."""
         ...
+
+    def tell(self, reason: str | None) -> None:
+        """Say what is waited for, from any thread; None: it is over."""
+        ...
+
+    def show(self) -> None:
+        """Put on record what is waited for; called by the run's own thread."""
+        ...
+
+    def guard(self, session: Any) -> None:
+        """End a session of Postgres with the lease, also in the middle of a statement."""
+        ...
+
+    def attach(self, workers: "Endable") -> None:
+        """Close whatever else is at work with the lease, from another thread."""
+        ...
+
+    def log(self, level: str, event: str, **values: Any) -> None: ...
 
 
 @dataclass(frozen=True)

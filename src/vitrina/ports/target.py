@@ -1,12 +1,14 @@
 """What a target is to a run: prepared once, then written through loads whose parts count when a fence says so."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from vitrina.ports.batch import Counts, Key, Part, PartId, Written
+from vitrina.ports.batch import Counts, Filling, Key, Part, PartId, Written
 from vitrina.ports.checkpoint import Checkpoint
-from vitrina.ports.schema import Column
+from vitrina.ports.schema import Column, Known
+from vitrina.ports.source import Form, Source, Window
 
 if TYPE_CHECKING:
     import psycopg
@@ -26,6 +28,9 @@ class Wanted:
     ignorable: frozenset[str] = frozenset()
     # A row does not differ because of these.
     stamps: frozenset[str] = frozenset()
+    found: Checkpoint = field(default_factory=Checkpoint)
+    # Whether rows of these columns come: not so when a source gave none and could not tell its columns.
+    has_rows: bool = True
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,25 @@ class Prepared:
     # The columns that are written, a part of those that were wanted.
     columns: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How rows will come to a load."""
+
+    kind: LoadKind
+    # replace: rows that the source no longer has are deleted.
+    deletes: bool = False
+    # The unfinished load to go on with.
+    name: str | None = None
+    # The type in which the values of each column arrive, where the runner carries them. None: a shortcut brings them.
+    arrives_as: Mapping[str, str] | None = None
+    # Types of the values that tell the latest of several rows with one key; they come beside the rows.
+    version_types: tuple[str, ...] = ()
+    shortcut: "Shortcut | None" = None
+    route: str = "arrow"
+    # Rows that were rejected before, by the names of their letters: the writer tells which of them are taken now.
+    watched: set[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +79,10 @@ DONE = Done()
 class Fence(Protocol):
     """Lets a change of the target count. Exactly one of the two is called, exactly once, and last."""
 
+    # The checkpoint so far.
+    @property
+    def found(self) -> Checkpoint: ...
+
     # The checkpoint as it will be, for a target with a ledger of its own, such as the summary of a snapshot.
     @property
     def record(self) -> bytes: ...
@@ -68,12 +96,8 @@ class Fence(Protocol):
         ...
 
 
-class Receipt(Protocol):
-    """A batch that was sent off."""
-
-    def wait(self) -> Written:
-        """Return when every row has arrived or is rejected."""
-        ...
+# Returns when every row of a batch that was sent off has arrived or is rejected.
+Receipt = Callable[[], Written]
 
 
 class Writer(Protocol):
@@ -102,35 +126,80 @@ class Load(Protocol):
         """Say why this load, which was interrupted, cannot be continued."""
         ...
 
-    def resume(self, found: Checkpoint, fence: Fence) -> None:
-        """Take the load over from an earlier claim or try, and discard what does not count."""
-        ...
-
     def begin(self, fence: Fence) -> None:
         """Make room for a new load."""
         ...
 
-    def writer(self) -> Writer: ...
+    def resume(self, fence: Fence) -> bool:
+        """Take an interrupted load over and discard what does not count; False: it is shown already."""
+        ...
+
+    # Whether it was published before it was interrupted.
+    @property
+    def is_shown(self) -> bool: ...
+
+    def writer(self) -> AbstractContextManager[Writer]:
+        """Open what takes the rows of one window."""
+        ...
 
     def commit(self, part: Part, fence: Fence) -> None:
         """Let a part count; in a merge it is visible from here on."""
         ...
 
-    def publish(self, found: Checkpoint, fence: Fence) -> Counts:
+    def publish(self, fence: Fence) -> Counts:
         """Show what was counted, in one step; asked twice, it does it once. A merge has nothing left to show."""
         ...
 
     def discard(self) -> None:
-        """Remove what only an unfinished load needs."""
+        """Remove what only an unfinished load needs; called when the published one is on record."""
         ...
 
 
+class BaseLoad:
+    """What most loads need not say."""
+
+    name: str | None = None
+    is_shown = False
+
+    def obstacle(self, found: Checkpoint) -> str | None:
+        return None
+
+    def begin(self, fence: Fence) -> None:
+        fence.after()
+
+    def resume(self, fence: Fence) -> bool:
+        self.begin(fence)
+        return True
+
+    def commit(self, part: Part, fence: Fence) -> None:
+        fence.after(Done(part.counts))
+
+    def publish(self, fence: Fence) -> Counts:
+        fence.after()
+        return Counts()
+
+    def discard(self) -> None:
+        """Nothing is left of it."""
+
+
 class Target(Protocol):
-    """Where rows go. One run opens it, for one pipeline and one epoch."""
+    """Where rows go. One run opens it, for one pipeline and one epoch. `BaseTarget` has what most need not say."""
 
     # part: rows are visible when their part counts. load: all of them when the load is published.
     @property
     def visible(self) -> Literal["part", "load"]: ...
+
+    # How rows are to come: in their natural Arrow types, or as the exact texts and numbers that Postgres reads.
+    @property
+    def form(self) -> Form: ...
+
+    # Whether the first pass of an incremental pipeline may be loaded at once, like a full load.
+    @property
+    def loads_first_pass(self) -> bool: ...
+
+    # How many rows it may reject, by mode, unless options.max_dead_letters says. None: it rejects none.
+    @property
+    def letter_budget(self) -> Mapping[str, int] | None: ...
 
     # The session in whose transactions the checkpoint moves. None: the metastore's own.
     @property
@@ -140,22 +209,114 @@ class Target(Protocol):
         """Make sure that nothing of an older epoch becomes visible from here on."""
         ...
 
+    def known(self) -> Known | None:
+        """Give the columns that the target has now; None where it does not exist, or has no types of its own."""
+        ...
+
+    def meet(self, source: Source) -> "Shortcut | None":
+        """Refuse what cannot pass between the two, and say whether rows can come without the runner."""
+        ...
+
+    # Why there is no shortcut, for people who read a plan.
+    @property
+    def no_shortcut_because(self) -> str: ...
+
     def prepare(self, wanted: Wanted, *, create: bool) -> Prepared:
         """Find or create the target; `create=False` looks and changes nothing."""
+        ...
+
+    def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
+        """Prepare for a source that gave no row, and so no columns; None: there is nothing to be changed."""
+        ...
+
+    def adjust(self, fence: Fence) -> Mapping[str, Any] | None:
+        """Carry out what `prepare` warned of, such as emptying a column; None: nothing, and the fence is not used."""
         ...
 
     def lost(self, found: Checkpoint) -> str | None:
         """Say why the target no longer holds what the checkpoint says was delivered."""
         ...
 
-    def open_load(self, kind: LoadKind, *, deletes: bool, name: str | None = None) -> Load:
-        """Open a load, a new one or the interrupted one of this name."""
+    def fingerprint(self) -> Sequence[object]:
+        """Give what decides how rows are written: a load that was begun with other values is not continued."""
         ...
+
+    def open_load(self, loading: Loading) -> Load: ...
 
     def close(self) -> None: ...
 
 
+class BaseTarget:
+    """What most targets need not say."""
+
+    visible: Literal["part", "load"] = "load"
+    form: Form = "natural"
+    loads_first_pass = False
+    letter_budget: Mapping[str, int] | None = None
+    session: "psycopg.Connection[Any] | None" = None
+    no_shortcut_because = "the target takes rows through the runner"
+
+    def seize(self) -> None:
+        """There is nothing to take from an older epoch."""
+
+    def known(self) -> Known | None:
+        return None
+
+    def meet(self, source: Source) -> "Shortcut | None":
+        return None
+
+    def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
+        return None
+
+    def adjust(self, fence: Fence) -> Mapping[str, Any] | None:
+        return None
+
+    def lost(self, found: Checkpoint) -> str | None:
+        return None
+
+    def fingerprint(self) -> Sequence[object]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 # --- optional: what is missing is refused with a sentence ------------------------------------------------------------
+
+
+class Route(Protocol):
+    """What a plan chose for a shortcut."""
+
+    @property
+    def route(self) -> str: ...
+
+    @property
+    def paging(self) -> str: ...
+
+    @property
+    def isolate(self) -> bool: ...
+
+    @property
+    def page_rows(self) -> int | None: ...
+
+
+class Shortcut(Protocol):
+    """A way from one source to one target on which no row passes through the runner's hands."""
+
+    # Whether both are in one database: it moves the rows by itself.
+    @property
+    def same_database(self) -> bool: ...
+
+    # Whether the source can be read in pages, and which functions of unknown effect it calls.
+    @property
+    def pageable(self) -> bool: ...
+
+    @property
+    def foreign_functions(self) -> frozenset[str]: ...
+
+    def fill(self, load: Load, window: Window, route: Route) -> AbstractContextManager[Filling]:
+        """Open what fills the load; its sessions are closed with the block."""
+        ...
 
 
 @runtime_checkable

@@ -60,14 +60,14 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
 def validate(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """Everything short of running: the query is described and explained, the plan chosen."""
     with ExitStack() as sessions:
-        job = jobs.open_for_inspection(_row(metastore, request["pipeline_id"]), settings, metastore, sessions)
-        plan = jobs.inspect(job, create_target=False)
+        opened = jobs.open_for_inspection(_row(metastore, request["pipeline_id"]), settings, metastore, sessions)
+        job = jobs.inspect(opened, create_target=False)
         return {
             "valid": True,
-            "plan": plan.as_dict(),
+            "plan": job.plan.as_dict(),
             "columns": [{"name": column.name, "type": column.type} for column in job.output],
-            "estimated_rows": job.estimated_rows,
-            "target_exists": job.target_writer.exists,
+            "estimated_rows": job.described.estimated_rows,
+            "target_exists": job.prepared.exists,
         }
 
 

@@ -95,6 +95,11 @@ class Cursor:
         ]
 
     @property
+    def types(self) -> tuple[str, ...]:
+        """Of the key, and of the id where there is one."""
+        return (self.key_type, *([self.id_type] if self.id_type else []))
+
+    @property
     def collations(self) -> tuple[str | None, ...]:
         kinds = (self.key_type, *([self.id_type or ""] if self.id else []))
         return tuple('"C"' if _is_text(kind) else None for kind in kinds)

@@ -9,12 +9,13 @@ import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from vitrina import failpoints
-from vitrina.connectors.postgres import bulk_load, carriage, catalog, mart_identity, merge
+from vitrina.connectors.postgres import bulk_load, catalog, mart_identity, merge
 from vitrina.connectors.postgres.catalog import Table
 from vitrina.connectors.postgres.merge import Merge
 from vitrina.connectors.postgres.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOCH, Stage, StageColumn, stage_name
 from vitrina.definition import Options
-from vitrina.errors import BadKey, FatalError, ShrinkRefused, TargetMismatch, TransientError
+from vitrina.errors import BadKey, DuplicateKeys, FatalError, ShrinkRefused, StageLost, TargetMismatch, TransientError
+from vitrina.ports import types
 from vitrina.ports.batch import Counts
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.schema import Column
@@ -130,6 +131,10 @@ class PostgresWriter:
         return self._table
 
     @property
+    def target(self) -> PostgresTarget:
+        return self._target
+
+    @property
     def columns(self) -> tuple[str, ...]:
         return self._columns
 
@@ -193,7 +198,7 @@ class PostgresWriter:
             column = self.table.column(column_name)
             assert column is not None
             staged = (staged_types or {}).get(column_name, column.type)
-            merged = column.type if staged == column.type else carriage.merge_type(column.type)
+            merged = column.type if staged == column.type else types.merge_type(column.type)
             columns.append(StageColumn(column_name, staged, merged))
         return Stage(name, tuple(columns), self._key, cursor_types, cursor_as_text=staged_types is not None)
 
@@ -388,7 +393,7 @@ class PostgresWriter:
         if row and row["keys"]:
             raise self._duplicate_keys(row["keys"], row["example"])
 
-    def _duplicate_keys(self, keys: int, example: str) -> "DuplicateKeys":
+    def _duplicate_keys(self, keys: int, example: str) -> DuplicateKeys:
         return DuplicateKeys(
             f"{keys} key(s) come more than once in the source, for example ({', '.join(self._key)}) = ({example});"
             f" {self._target} needs one row per key: aggregate or deduplicate in the query, or change target_key"
@@ -405,17 +410,6 @@ class PostgresWriter:
                 f"publishing would delete {removed} of {target_rows} rows of {self._target}; if the source really"
                 " shrank that much, set options.allow_shrink and run again"
             )
-
-
-class DuplicateKeys(BadKey):
-    """Several rows of the source have one key."""
-
-
-class StageLost(TransientError):
-    """The stage no longer holds what the checkpoint counted: the load starts over."""
-
-    code = "stage_lost"
-    discards_load = True
 
 
 # Names of our own in stages and in what is compared with them.

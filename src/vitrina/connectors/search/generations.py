@@ -27,6 +27,7 @@ class IncompleteGeneration(errors.FatalError):
     """The generation does not hold what was acknowledged, so it must not be published."""
 
     code = "incomplete_generation"
+    discards_load = True
 
 
 @dataclass(frozen=True)

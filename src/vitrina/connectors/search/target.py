@@ -17,9 +17,10 @@ from vitrina.connectors.search.generations import Generations, Standing, WriteAl
 from vitrina.connectors.search.versions import write_version
 from vitrina.definition import Options
 from vitrina.errors import CannotConnect, ConfigError, Disconnected, LeaseLost, ShrinkRefused, TargetMismatch
-from vitrina.ports.batch import DeadLetter, Written
+from vitrina.ports.batch import Counts, DeadLetter, PartId, Written
 from vitrina.ports.checkpoint import Accepted
 from vitrina.ports.schema import Column
+from vitrina.ports.target import Receipt
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
 from vitrina.targets import SearchTarget
@@ -271,7 +272,7 @@ class DocumentSender:
     timed_as = "index"
     # Further batches are on their way before the last one is acknowledged: the server does not wait for us, and one
     # request that it lets wait, while it writes a segment, does not hold up the others.
-    batches_ahead = 3
+    ahead = 3
 
     def __init__(
         self,
@@ -286,9 +287,7 @@ class DocumentSender:
         waiting: Waiting,
         made_anew: bool,
     ) -> None:
-        self.target = f"es:{generations.index}"
         self.alias = alias
-        self.outcomes: dict[int, Outcome] = {}
         # Rows that came before another one with their key: in a pass they are history.
         self.duplicates = 0
         # Documents whose key is too long to be their id.
@@ -310,15 +309,14 @@ class DocumentSender:
             renew_target=self._renew_alias,
         )
 
-    def begin(self, table: pa.Table, number: int) -> Callable[[], Written]:
+    def write(self, rows: pa.Table, part: PartId) -> Receipt:
         """What is returned waits until every document of the batch is acknowledged or rejected."""
-        under_way = [(prepared, self._engine.start(prepared.actions)) for prepared in self.prepare(table, number)]
+        under_way = [(prepared, self._engine.start(prepared.actions)) for prepared in self.prepare(rows, part.number)]
         self._count_ids([prepared for prepared, _ in under_way])
-        return partial(self._arrive, number, under_way)
+        return partial(self._arrive, under_way)
 
-    def _arrive(self, number: int, under_way: Sequence[tuple[Prepared, Delivery]]) -> Written:
-        outcome = self.outcomes.setdefault(number, Outcome())  # a batch may come in several pieces
-        before = outcome.acknowledged
+    def _arrive(self, under_way: Sequence[tuple[Prepared, Delivery]]) -> Written:
+        outcome = Outcome()
         letters: list[DeadLetter] = []
         delivered: set[str] = set()
         for prepared, delivery in under_way:
@@ -328,7 +326,7 @@ class DocumentSender:
             outcome.add({"created": sent.created, "updated": sent.updated, "deleted": sent.deleted, "noop": sent.noop})
         if self.watched is not None:
             self.watched.update(letter.document_id for letter in letters)
-        return Written(outcome.acknowledged - before, tuple(letters), frozenset(delivered))
+        return Written(outcome.acknowledged, tuple(letters), frozenset(delivered), Counts(**counts_of(outcome)))
 
     def prepare(self, table: pa.Table, number: int) -> Iterator[Prepared]:
         """The actions that write these rows as a part of batch `number`."""

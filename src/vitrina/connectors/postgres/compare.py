@@ -9,8 +9,9 @@ import psycopg
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
-from vitrina.checks.sides import Extent, Key, RowImage
 from vitrina.errors import BadKey, FatalError
+from vitrina.ports.batch import Key
+from vitrina.ports.compare import Extent, RowImage
 from vitrina.store.database import Connection
 
 # A session that compares is idle while the other side works.

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-Key = tuple[str, ...]
+from vitrina.ports.batch import Key
 
 
 class RowImage(NamedTuple):

@@ -194,7 +194,9 @@ class Task(Strict):
     """One step of a task plan."""
 
     order_index: int = Field(ge=0, le=10_000, description="Place in the plan: unique, without gaps.")
-    task_type: Literal["SQL", "PYTHON"] = Field(description="The first task is SQL, the others are PYTHON.")
+    task_type: Literal["SQL", "PYTHON"] = Field(
+        description="The first task is SQL, unless `python_task` names a source; the others are PYTHON."
+    )
     body: str = Field(
         min_length=1, max_length=MAX_QUERY_LENGTH, description="The query, or the name of a registered step."
     )
@@ -311,15 +313,16 @@ class Definition(Strict):
 
     @property
     def python_source(self) -> str | None:
-        """The registered source that rows come from when there is no SQL to read."""
-        is_source = self.type == "PYTHON" and not self.tasks and not (self.source_query or "").strip()
+        """The registered source that rows come from when there is no SQL to read; tasks are then steps after it."""
+        reads_sql = self.tasks and self.ordered_tasks[0].task_type == "SQL"
+        is_source = self.type == "PYTHON" and not reads_sql and not (self.source_query or "").strip()
         return self.python_task if is_source else None
 
     @property
     def steps(self) -> list[Task]:
         """What rows pass through behind the SQL, in order: the plan's Python tasks, or `python_task` alone."""
         if self.tasks:
-            return self.ordered_tasks[1:]
+            return self.ordered_tasks if self.python_source else self.ordered_tasks[1:]
         if self.type == "PYTHON" and self.python_task and self.python_source is None:
             return [Task(order_index=1, task_type="PYTHON", body=self.python_task, params=self.options.params)]
         return []
@@ -327,7 +330,7 @@ class Definition(Strict):
     @property
     def query(self) -> str | None:
         """The SQL that is read: the first task's when there is a task plan, else `source_query`."""
-        if self.tasks:
+        if self.tasks and not self.python_source:
             return self.ordered_tasks[0].body
         return self.source_query
 

@@ -4,7 +4,7 @@ The source is read as a whole for every question: behind steps, and behind an id
 """
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -15,8 +15,10 @@ from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina import deep_json
 from vitrina.checks import comparison, recomputed
+from vitrina.checks.compare import Difference
 from vitrina.checks.documents import Document, DocumentSide, place_of
 from vitrina.checks.opened import cursor_of, is_recomputed, query_of
+from vitrina.checks.repair import Correction
 from vitrina.connectors.postgres.compare import Field, TableSide
 from vitrina.connectors.postgres.source import Bounds, translate_read
 from vitrina.connectors.search import mapping, objects, values
@@ -32,6 +34,8 @@ PAGE_DOCUMENTS = 2_000
 # A page is held several times over, here and by the server: of large documents it has fewer.
 PAGE_BYTES = 8 << 20
 PROBED_DOCUMENTS = 20
+# Of rows that a repair sends at once, whatever comes first.
+BATCH_BYTES = 16 << 20
 IDS_AT_ONCE = 1_000
 
 
@@ -68,6 +72,65 @@ class IndexComparison:
         with target.snapshot(), source.snapshot():
             yield source, target
 
+    # --- repairing -------------------------------------------------------------------------------------------------
+
+    arrives_as = None
+
+    def refuse_shrinking(self, deletes: int) -> None:
+        index, concrete = index_of(self.job), _concrete(self.job)
+        target_of(self.job).patiently(lambda: index.client.refresh(concrete))
+        index.refuse_shrinking(deletes, index.client.count(concrete))
+
+    def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
+        """One reading of the source gives what it has now; what was not met in it has left."""
+        left = {difference.key[0] for difference in wanted}
+        ids = frozenset(left)
+        waiting = _Rows()
+        for table, _ in recomputed.read(self.job, in_order=True):
+            for batch in table.select(index_of(self.job).columns).combine_chunks().to_batches() if table else ():
+                found = SourceShelf(self.job).ids_of(batch)
+                waiting.add(batch, [one if one in ids else None for one in found])
+                left.difference_update(filter(None, found))
+                yield from waiting.full(batch_rows)
+        yield from waiting.rest()
+        absent = sorted(left)
+        for start in range(0, len(absent), batch_rows):
+            yield Correction(absent=[(one,) for one in absent[start : start + batch_rows]])
+
+
+class _Rows:
+    """Rows that wait until they are a batch: five thousand may be anything between a megabyte and all memory."""
+
+    def __init__(self) -> None:
+        self._batches: list[pa.RecordBatch] = []
+        self._ids: list[str] = []
+        self._size = 0
+
+    def add(self, batch: pa.RecordBatch, ids: Sequence[str | None]) -> None:
+        """Keep the rows that have an id here."""
+        kept = batch.filter(pa.array([one is not None for one in ids], pa.bool_()))
+        if kept.num_rows:
+            self._batches.append(kept)
+            self._ids += [one for one in ids if one is not None]
+            self._size += kept.nbytes
+
+    def full(self, rows: int) -> Iterator[Correction]:
+        if len(self._ids) >= rows or self._size >= BATCH_BYTES:
+            yield from self.rest()
+
+    def rest(self) -> Iterator[Correction]:
+        if self._ids:
+            batches, ids = self._batches, self._ids
+            self._batches, self._ids, self._size = [], [], 0
+            yield Correction([(one,) for one in ids], pa.Table.from_batches(batches))
+
+
+def _concrete(job: Job) -> str:
+    seen = index_of(job).seen
+    if seen is None or seen.concrete is None:
+        raise FatalError(f"{job.definition.final_target} does not exist yet: run the pipeline first")
+    return seen.concrete
+
 
 def inspect(opened: Opened) -> Job:
     job = comparison.look_into(opened)
@@ -76,10 +139,7 @@ def inspect(opened: Opened) -> Job:
             f"source {job.definition.python_source} gives no row now, so nobody can tell which fields its documents"
             f" have: run the pipeline, which empties {job.definition.final_target} if it may, instead of comparing"
         )
-    index = index_of(job)
-    concrete = index.seen.concrete if index.seen else None
-    if concrete is None:
-        raise FatalError(f"{job.definition.final_target} does not exist yet: run the pipeline first")
+    concrete = _concrete(job)
     kept = index_of(job).client.get_mapping(concrete).get("_source", {})
     mode = kept.get("mode") or index_of(job).client.get_settings(concrete).get("index.mapping.source.mode")
     if kept.get("enabled") is False or kept.get("includes") or kept.get("excludes") or mode not in (None, "stored"):
@@ -91,10 +151,14 @@ def inspect(opened: Opened) -> Job:
     return job
 
 
-def index_of(job: Opened) -> ElasticsearchWriter:
+def target_of(job: Opened) -> IndexTarget:
     if not isinstance(job.target, IndexTarget):
         raise FatalError(f"{job.definition.final_target} is no search index")
-    return job.target.writer
+    return job.target
+
+
+def index_of(job: Opened) -> ElasticsearchWriter:
+    return target_of(job).writer
 
 
 def stamps(job: Job) -> frozenset[str]:
@@ -159,6 +223,9 @@ class SourceShelf:
     def documents(self, *, in_order: bool) -> Iterator[Document]:
         for table, young in recomputed.read(self._job, in_order=in_order):
             yield from self._documents_of(table, young)
+
+    def ids_of(self, batch: pa.RecordBatch) -> list[str | None]:
+        return self._encoder.ids_of(batch)
 
     def with_ids(self, ids: Collection[str]) -> Iterator[Document]:
         return (document for document in self.documents(in_order=True) if document.id in ids)

@@ -4,18 +4,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-import psycopg
 from psycopg.sql import SQL, Composable, Identifier
 
-from vitrina.checks import comparison
+from vitrina.checks import comparison, repair
+from vitrina.checks.compare import Difference
 from vitrina.checks.opened import cursor_of, is_recomputed, query_of, writer_of
+from vitrina.checks.repair import Correction
+from vitrina.connectors.postgres import mart_rows
 from vitrina.connectors.postgres.compare import Field, TableSide, refuse_other_encoding, refuse_strange_keys
 from vitrina.connectors.postgres.source import Bounds, translate_read
-from vitrina.errors import FatalError, VitrinaError
+from vitrina.errors import FatalError
 from vitrina.loads.job import Job, Opened
 from vitrina.ports import types
 from vitrina.ports.compare import Side
-from vitrina.store import database, state
+from vitrina.store import state
 
 
 class MartComparison:
@@ -42,6 +44,30 @@ class MartComparison:
         with target.snapshot(), source_side(job) as source, source.snapshot():
             refuse_other_encoding(source, target)
             yield source, target
+
+    # --- repairing -------------------------------------------------------------------------------------------------
+
+    @property
+    def arrives_as(self) -> dict[str, str]:
+        """Corrections come as text, which is exact for every type."""
+        return dict.fromkeys(writer_of(self.job).columns, "text")
+
+    def refuse_shrinking(self, deletes: int) -> None:
+        writer_of(self.job).refuse_shrinking(deletes)
+
+    def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
+        # Imported here: comparisons within Postgres need neither pyarrow nor its half second.
+        import pyarrow as pa
+
+        job, names = self.job, writer_of(self.job).columns
+        for connection in (job.reader.connection, writer_of(job).connection):
+            connection.execute("SET lc_monetary = 'C'")
+        with source_side(job, all_columns=True) as source:
+            for keys in repair.batches(wanted, batch_rows):
+                with source.snapshot():
+                    found = source.texts(keys)
+                columns = {name: pa.array([row[name] for row in found.values()], pa.string()) for name in names}
+                yield Correction(list(found), pa.table(columns), [key for key in keys if key not in found])
 
 
 def inspect(opened: Opened) -> Job:
@@ -71,16 +97,9 @@ def target_side(job: Job) -> TableSide:
         source=writer_of(job).table.identifier,
         key=_fields(job, job.key),
         columns=_fields(job, _compared_columns(job)),
-        translate=_translate_target,
+        translate=mart_rows.translate,
         cursor=_cursor_field(job),
     )
-
-
-def _translate_target(exc: psycopg.Error) -> Exception:
-    try:
-        database.raise_translated("comparing with the mart", exc)
-    except VitrinaError as translated:
-        return translated
 
 
 @contextmanager
@@ -97,7 +116,7 @@ def source_side(job: Job, *, all_columns: bool = False) -> Iterator[TableSide]:
                 source=rows,
                 key=_fields(job, job.key),
                 columns=_fields(job, names),
-                translate=_translate_target,
+                translate=mart_rows.translate,
                 young=recomputed.is_young(job),
                 latest=recomputed.latest(job),
                 cursor=_cursor_field(job),
@@ -132,10 +151,7 @@ def _fields(job: Job, names: Sequence[str], *, cast: bool = False) -> tuple[Fiel
 
 
 def _kind(job: Job, name: str) -> str:
-    column = writer_of(job).table.column(name)
-    if column is None:
-        raise FatalError(f"{job.definition.final_target} lacks the column {name!r}: run the pipeline, which adds it")
-    return types.merge_type(column.base_type)
+    return mart_rows.kind_of(writer_of(job), name)
 
 
 def _spelled(job: Job, name: str, *, cast: bool) -> Composable:

@@ -101,7 +101,7 @@ def trace(
     A row that a step fails on is an error, or goes to `letters` where the step says so.
     """
     with _sampled(definition, settings, limit, extra) as (around, described, first, sample):
-        passage = steps.open_passage(around, described, "exact")
+        passage = steps.open_passage(around, described, "exact", first)
         names = [first, *(f"{step.order_index} {step.name}" for step in around.steps)]
         stages = passage.steps.trace(sample, letters)
         return [_bounded(Stage(name, batch)) for name, batch in zip(names, stages, strict=True)]

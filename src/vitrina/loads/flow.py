@@ -54,7 +54,9 @@ class Flow:
         self._writer.close()
 
     def _under_way(self, first_number: int, after: Position | None) -> Generator["UnderWay", None, None]:
-        with closing(underway.taken(self._read(first_number, after), self._steps, MAX_BATCH_BYTES)) as batches:
+        timed_as = "transform" if self._steps and self._steps.has_steps else self._writer.timed_as
+        source = self._read(first_number, after)
+        with closing(underway.taken(source, self._steps, MAX_BATCH_BYTES, timed_as=timed_as)) as batches:
             for read, taken in batches:
                 under_way = self._begin(read, taken)
                 del taken  # not kept while the next is read

@@ -79,7 +79,8 @@ def _loading(run: Run, name: str | None = None) -> Loading:
     watched = run.letters.open if run.job.target.visible == "part" else None
     if watched is not None:
         run.letters.watch_steps()
-    return run.loading(Loading("replace", deletes=run.plan.deletes, name=name, watched=watched))
+    loading = Loading("replace", deletes=run.plan.deletes, name=name, watched=watched)
+    return run.loading(replace(loading, refuses_repeats=not _follows(run)))
 
 
 def _continued(run: Run) -> tuple[Load, bool] | None:

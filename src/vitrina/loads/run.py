@@ -21,7 +21,7 @@ from vitrina.loads.plan import Plan
 from vitrina.loads.prefetch import Ahead
 from vitrina.observe.run_meter import RunMeter
 from vitrina.ports import types
-from vitrina.ports.batch import Filling, Part, Position
+from vitrina.ports.batch import Counts, Filling, Part, Position
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.source import Window
 from vitrina.ports.target import DONE, Done, Load, Loading
@@ -93,8 +93,10 @@ class Run:
     # --- rows ------------------------------------------------------------------------------------------------------
 
     def loading(self, load: Loading) -> Loading:
-        """Add how rows come, which the plan has decided."""
+        """Add how rows come, which the plan has decided where the loading does not say."""
         job = self.job
+        if load.arrives_as is not None:
+            return replace(load, route=self.plan.route)
         arrives_as = job.fitted.arrives_as
         if arrives_as is None and self.plan.route == "arrow":
             arrives_as = {column.name: types.staged_type(column.type) for column in job.described.columns}
@@ -151,13 +153,17 @@ class Run:
 
     # --- parts -----------------------------------------------------------------------------------------------------
 
-    def commit(self, load: Load, part: Part, after: Callable[[Checkpoint, Part], Checkpoint]) -> None:
+    def commit(
+        self, load: Load, part: Part, after: Callable[[Checkpoint, Part], Checkpoint], *, settles: bool = True
+    ) -> Counts:
         """Let a part count: rejected rows, counters and checkpoint move with the data, or not at all."""
         self.control.check()
-        started = time.monotonic()
+        started, counted = time.monotonic(), Counts()
         too_many = self._too_many_letters(len(part.letters))
 
         def move(done: Done) -> Checkpoint:
+            nonlocal counted
+            counted = done.counts
             self.letters.leave_behind(part)
             found = self._before_refusal() if too_many else after(self.checkpoint, part)
             self.meter.batch(part, done.counts, self._merge_seconds(started))
@@ -169,6 +175,9 @@ class Run:
         if too_many:
             raise too_many
         self.after_part(part)
+        if settles:
+            self.settle()
+        return counted
 
     def _counting(self, move: Move) -> "RunFence":
         return self.fence("counting a batch", move, progressed=self.keeps_progress, point="batch.fenced")
@@ -194,7 +203,6 @@ class Run:
             duration_ms=self.meter.last_batch_ms,
         )
         self.meter.progressed(part)
-        self.settle()
 
     def _before_refusal(self) -> Checkpoint:
         """The next run meets the rejected rows again; a load that lacks some is not gone on with."""

@@ -177,7 +177,8 @@ def fit(
     """Run the steps on a sample to learn the output schema and its target types."""
     if not around.steps and described.schema is None and form == "exact":
         return Fitted(described.columns, described.stamps)
-    passage = open_passage(around, described, form)
+    python = around.definition.python_source
+    passage = open_passage(around, described, form, f"source {python}" if python else source.name)
     output = passage.settle(_sample(source, described, around), known(), around.definition.target_key)
     return Fitted(tuple(output), passage.stamps, passage)
 
@@ -197,14 +198,15 @@ def _nothing() -> "pa.Table":
     return pa.table({})
 
 
-def open_passage(around: Surroundings, described: Description, form: Form) -> "Passage":
+def open_passage(around: Surroundings, described: Description, form: Form, giver: str) -> "Passage":
     from vitrina.transforms import natural
     from vitrina.transforms.pipeline import Passage
 
     natural_schema = described.schema
     comes_natural = natural_schema is not None
     schema = natural_schema if comes_natural else natural.schema_of(described.columns, described.stamps)
-    return Passage(schema, _open_steps(around, schema, comes_natural=comes_natural, stays_natural=form == "natural"))
+    opened = _open_steps(around, schema, comes_natural=comes_natural, stays_natural=form == "natural")
+    return Passage(schema, opened, giver)
 
 
 def _open_steps(around: Surroundings, schema: "pa.Schema", *, comes_natural: bool, stays_natural: bool) -> "RunsSteps":

@@ -60,6 +60,8 @@ class Loading:
     version_types: tuple[str, ...] = ()
     shortcut: "Shortcut | None" = None
     route: str = "arrow"
+    # Whether several rows with one key are an error, and not versions of which the latest counts.
+    refuses_repeats: bool = False
     # Rows that were rejected before, by the names of their letters: the writer tells which of them are taken now.
     watched: set[str] | None = None
 
@@ -316,6 +318,15 @@ class Shortcut(Protocol):
 
     def fill(self, load: Load, window: Window, route: Route) -> AbstractContextManager[Filling]:
         """Open what fills the load; its sessions are closed with the block."""
+        ...
+
+
+@runtime_checkable
+class Removes(Protocol):
+    """A load that can remove single rows: repair needs it."""
+
+    def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
+        """Remove the rows of these keys, as part `number`."""
         ...
 
 

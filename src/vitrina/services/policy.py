@@ -53,7 +53,7 @@ def problems(definition: Definition, settings: Settings, metastore: Connection |
     """Without the metastore, only the environment's connections are known."""
     return [
         *taskplan.target_violations(definition, settings.target_policy),
-        *taskplan.violations(definition.tasks),
+        *taskplan.violations(definition.tasks, after_source=definition.python_source is not None),
         *_query_problems(definition, settings),
         *_connection_problems(definition, settings, metastore),
         *_timeout_problems(definition, settings),

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from vitrina.store import database
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -50,15 +51,15 @@ def list_pipelines(connection: Connection) -> list[Row]:
 
 
 def totals(connection: Connection, *, stale_after_seconds: float) -> Row:
-    row = connection.execute(
-        """
+    return database.one(
+        connection.execute(
+            """
         SELECT (SELECT count(*) FROM etl.etl_runners
                 WHERE heartbeat_at > clock_timestamp() - make_interval(secs => %s)) AS runners_alive,
                (SELECT coalesce(extract(epoch FROM clock_timestamp() - min(status_since)), 0)::float8
                 FROM etl.etl_pipelines WHERE status = 'RUN_REQUESTED' AND enabled) AS queue_oldest,
                (SELECT count(*) FROM etl.etl_notifications WHERE done_at IS NULL) AS notifications_waiting
         """,
-        [stale_after_seconds],
-    ).fetchone()
-    assert row is not None
-    return row
+            [stale_after_seconds],
+        )
+    )

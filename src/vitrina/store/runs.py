@@ -9,6 +9,7 @@ from uuid import UUID
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from vitrina.store import database
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -200,8 +201,9 @@ _SELECT = sql.SQL(
 
 def summarise(connection: Connection, pipeline_id: UUID, *, last: int = 50) -> Row:
     """Success rate, durations and rows over the latest finished runs."""
-    row = connection.execute(
-        """
+    return database.one(
+        connection.execute(
+            """
         SELECT count(*) AS runs,
                count(*) FILTER (WHERE status = 'SUCCESS') AS succeeded,
                count(*) FILTER (WHERE status = 'FAILED') AS failed,
@@ -218,10 +220,9 @@ def summarise(connection: Connection, pipeline_id: UUID, *, last: int = 50) -> R
             LIMIT %s
         ) recent
         """,
-        [pipeline_id, last],
-    ).fetchone()
-    assert row is not None
-    return row
+            [pipeline_id, last],
+        )
+    )
 
 
 def prune(connection: Connection, *, older_than_days: int) -> int:

@@ -35,6 +35,10 @@ class RunsSteps(Protocol):
     # How many batches may be on their way through the steps at once.
     parallel: int
 
+    # Whether there are any: rows may only have to be converted.
+    @property
+    def has_steps(self) -> bool: ...
+
     def discover(self, sample: pa.Table) -> pa.Schema:
         """The columns behind the last step; NoRowsToTell when no row came through."""
         ...
@@ -62,6 +66,10 @@ class OwnSteps:
         self._comes_natural = comes_natural
         self._stays_natural = stays_natural
         self.landings: dict[str, Landing] = {}
+
+    @property
+    def has_steps(self) -> bool:
+        return bool(self._chain.steps)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -120,8 +128,9 @@ class OwnSteps:
 class Passage:
     """The steps of one run, fitted between a source's rows and a target. There may be none: rows are only converted."""
 
-    def __init__(self, schema: pa.Schema, steps: RunsSteps) -> None:
+    def __init__(self, schema: pa.Schema, steps: RunsSteps, giver: str = "the source") -> None:
         self._schema = schema
+        self._giver = giver
         self.steps = steps
         # Columns that differ in every run by nature: a row is not written anew because of them.
         self.stamps: frozenset[str] = frozenset()
@@ -135,9 +144,9 @@ class Passage:
         schema = self._discover(sample, known)
         missing = [name for name in wanted_key or () if name not in schema.names]
         if missing:
-            raise TargetMismatch(
-                f"target_key column {missing[0]!r} is not there behind the steps (they give: {', '.join(schema.names)})"
-            )
+            given = f"they give: {', '.join(schema.names)}"
+            where = f"there behind the steps ({given})" if self.steps.has_steps else f"given by {self._giver}"
+            raise TargetMismatch(f"target_key column {missing[0]!r} is not {where}")
         settled = to_target.settle(schema, known)
         self.steps.landings = to_target.landings(schema, settled)
         self.stamps = frozenset(field.name for field in schema if natural.is_stamp(field))

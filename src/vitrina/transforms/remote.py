@@ -67,6 +67,7 @@ class WorkerSteps:
 
     def __init__(self, tasks: Sequence[Task], about: About, limits: Limits, *, workers: int) -> None:
         self.parallel = workers
+        self.has_steps = True
         self.key: tuple[str, ...] = ()
         self.watched: set[str] | None = None
         self.steps: list[RemoteStep] = []

@@ -10,6 +10,7 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 
 from vitrina.definition import Definition, Options
 from vitrina.errors import FatalError
+from vitrina.store import database
 from vitrina.store.database import Connection
 
 # Who keeps a transaction open: pid, user, since.
@@ -175,8 +176,7 @@ class Watermark:
 
 
 def is_standby(source: Connection) -> bool:
-    row = source.execute("SELECT pg_catalog.pg_is_in_recovery() AS standby").fetchone()
-    assert row is not None
+    row = database.one(source.execute("SELECT pg_catalog.pg_is_in_recovery() AS standby"))
     return bool(row["standby"])
 
 
@@ -225,10 +225,9 @@ def _clock_watermark(source: Connection, cursor: Cursor, options: Options, safe:
     """Nothing moves the checkpoint past the start of an open transaction: its rows carry that time and commit later."""
     found = _oldest_transaction(source, VISIBILITY_SECONDS + options.lookback_seconds)
     # Asked behind the sessions: a transaction that is prepared between the two was still seen in its session.
-    row = source.execute(
-        "SELECT count(*) AS open FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        source.execute("SELECT count(*) AS open FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()")
+    )
     if row["open"] or found["unreadable"]:
         what = "a prepared transaction is open" if row["open"] else "a session's transaction cannot be read"
         return Watermark(safe, hold={"reason": what, "since": datetime.now(UTC).isoformat()})
@@ -264,9 +263,7 @@ OLDEST_TRANSACTION = """
 
 
 def _oldest_transaction(source: Connection, margin_seconds: float) -> dict[str, Any]:
-    row = source.execute(OLDEST_TRANSACTION, {"margin": margin_seconds, "readers": [READER]}).fetchone()
-    assert row is not None
-    return row
+    return database.one(source.execute(OLDEST_TRANSACTION, {"margin": margin_seconds, "readers": [READER]}))
 
 
 READER = "vitrina_reader"
@@ -277,11 +274,12 @@ def _standby_watermark(source: Connection, cursor: Cursor, options: Options, saf
 
     Such a transaction began, at most, the declared lookback before that.
     """
-    row = source.execute(
-        "SELECT pg_catalog.pg_last_xact_replay_timestamp() - make_interval(secs => %s) AS upto",
-        [VISIBILITY_SECONDS + options.lookback_seconds],
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        source.execute(
+            "SELECT pg_catalog.pg_last_xact_replay_timestamp() - make_interval(secs => %s) AS upto",
+            [VISIBILITY_SECONDS + options.lookback_seconds],
+        )
+    )
     if row["upto"] is None:
         since = datetime.now(UTC).isoformat()
         return Watermark(safe, hold={"reason": "the standby has replayed no transaction yet", "since": since})
@@ -309,8 +307,7 @@ def lowest_to_come(source: Connection, moment: datetime, cursor: Cursor) -> str:
             ) AS to_come)
             """
         ).format(zone=_zone(cursor))
-    row = source.execute(SQL("SELECT {} AS value").format(expression), {"moment": moment}).fetchone()
-    assert row is not None
+    row = database.one(source.execute(SQL("SELECT {} AS value").format(expression), {"moment": moment}))
     return str(row["value"])
 
 
@@ -332,8 +329,7 @@ def soon(cursor: Cursor) -> Composed:
 
 def is_ahead(source: Connection, cursor: Cursor, value: str) -> bool:
     """Whether a value lies in the future."""
-    row = source.execute(SQL("SELECT {} > {} AS ahead").format(cursor.literal(value), soon(cursor))).fetchone()
-    assert row is not None
+    row = database.one(source.execute(SQL("SELECT {} > {} AS ahead").format(cursor.literal(value), soon(cursor))))
     return bool(row["ahead"])
 
 
@@ -341,12 +337,13 @@ def _later(source: Connection, cursor: Cursor, safe: str | None, upto: str) -> s
     """The clock may have stepped back below what was safe: then it is read again from there."""
     if safe is None:
         return upto
-    row = source.execute(
-        SQL("SELECT least({0}, {1}) = {1} AS stepped_back, {0} <= {2} AS past").format(
-            cursor.literal(safe), cursor.literal(upto), _now(cursor)
+    row = database.one(
+        source.execute(
+            SQL("SELECT least({0}, {1}) = {1} AS stepped_back, {0} <= {2} AS past").format(
+                cursor.literal(safe), cursor.literal(upto), _now(cursor)
+            )
         )
-    ).fetchone()
-    assert row is not None
+    )
     if row["stepped_back"] and row["past"]:
         return safe
     return upto
@@ -380,10 +377,11 @@ def safe_point(
                 cursor.literal(highest), Literal(options.lookback_seconds), SQL(cursor.key_type)
             )
         )
-    row = source.execute(
-        SQL("SELECT least({}, greatest({}))::text AS value").format(cursor.literal(upto), SQL(", ").join(seen))
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        source.execute(
+            SQL("SELECT least({}, greatest({}))::text AS value").format(cursor.literal(upto), SQL(", ").join(seen))
+        )
+    )
     return str(row["value"])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from vitrina import failpoints
-from vitrina.connectors.postgres import catalog, left_columns, money
+from vitrina.connectors.postgres import catalog, left_columns, mart_rows, money
 from vitrina.connectors.postgres import sessions as source_sessions
 from vitrina.connectors.postgres.copy import CopySource
 from vitrina.connectors.postgres.pushdown import Paging, PushdownSource, SharedSnapshot
@@ -17,7 +17,7 @@ from vitrina.connectors.postgres.stage import CURSOR_ID, CURSOR_KEY, Stage, stag
 from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.definition import Definition
 from vitrina.errors import TransientError
-from vitrina.ports.batch import Counts, Filling, Part
+from vitrina.ports.batch import Counts, Filling, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.schema import Column, Known
 from vitrina.ports.source import Form, Source, Window
@@ -134,12 +134,12 @@ class MartTarget(BaseTarget):
         arrives_as = dict(loading.arrives_as) if loading.arrives_as is not None else None
         return self.writer.stage(name, arrives_as, version_types)
 
-    def create(self, *stages: Stage, loading: Loading) -> None:
-        """Within a transaction: no other stage of the pipeline is left."""
+    def create(self, *stages: Stage, loading: Loading, keep: str | None = None) -> None:
+        """Within a transaction: no other stage of the pipeline is left, but that of a load which goes on later."""
         shortcut = loading.shortcut
         # Who fills a stage from within Postgres: the reader, which may do nothing else there.
         role = shortcut.role if isinstance(shortcut, PostgresShortcut) and loading.route == "pushdown" else None
-        self.writer.drop_other_stages(keep=[])
+        self.writer.drop_other_stages(keep=[keep] if keep else [])
         for stage in stages:
             stage.create(self.session, fillable_by=role)
 
@@ -251,7 +251,7 @@ class MergeLoad(BaseLoad):
 
     def begin(self, fence: Fence) -> None:
         with self._target.transaction("preparing the stages"):
-            self._target.create(*self.stages, loading=self._loading)
+            self._target.create(*self.stages, loading=self._loading, keep=fence.found.stage)
             fence.inside(self._target.session)
         failpoints.hit("pass.begun")
 
@@ -268,6 +268,14 @@ class MergeLoad(BaseLoad):
             target.check_constraints()
             fence.inside(target.session, Done(counts, self._remember(fence.found, counts)))
 
+    def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
+        target = self._target
+        with target.transaction(f"repairing {target.opening.name}"):
+            counts = Counts(deleted=self._writer.delete_rows(mart_rows.have_keys(self._writer, keys)))
+            target.check_constraints()
+            fence.inside(target.session, Done(counts))
+        return counts
+
     def _refuse_emptied(self, found: Checkpoint) -> None:
         """What earlier batches brought is gone, and nobody would notice once this one is merged: begin again."""
         known = None if self._target.is_backfill else found.identity.get("mart")
@@ -283,8 +291,9 @@ class MergeLoad(BaseLoad):
 
     def publish(self, fence: Fence) -> Counts:
         """Every part is visible already."""
+        unfinished = fence.found.stage
         with self._target.transaction("ending the pass"):
-            self._writer.drop_other_stages(keep=[])
+            self._writer.drop_other_stages(keep=[unfinished] if unfinished else [])
             fence.inside(self._target.session)
         return Counts()
 

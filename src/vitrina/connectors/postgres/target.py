@@ -135,6 +135,10 @@ class PostgresWriter:
         return self._target
 
     @property
+    def key(self) -> tuple[str, ...]:
+        return self._key
+
+    @property
     def columns(self) -> tuple[str, ...]:
         return self._columns
 
@@ -225,8 +229,7 @@ class PostgresWriter:
         batch = self._merge_of(stage.of_batch(self._claim.epoch, number))
         self._prepare_merge()
         stage.analyze(self.connection)
-        staged = self.connection.execute(merge.count_staged(batch)).fetchone()
-        assert staged is not None
+        staged = database.one(self.connection.execute(merge.count_staged(batch)))
         if staged["keys"] < staged["rows"]:
             batch = self._latest_rows(batch, stage)
         counts = self._upsert(batch)
@@ -236,8 +239,7 @@ class PostgresWriter:
     def _upsert(self, batch: Merge) -> Counts:
         """In one statement where the server can say what it did, and rows of the target get in nobody's way."""
         if self.table.has_one_key and self.connection.info.server_version >= COUNTS_MERGED_ROWS:
-            row = self.connection.execute(merge.upsert(batch)).fetchone()
-            assert row is not None
+            row = database.one(self.connection.execute(merge.upsert(batch)))
             places = [place for place in row["places"] if place]
             self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(places)) if places else None
             return Counts(inserted=row["inserted"], updated=row["updated"])

@@ -7,10 +7,10 @@ from typing import TypeVar
 from vitrina import failpoints
 from vitrina.connectors.search.generations import WriteAlias
 from vitrina.connectors.search.retry import patiently
-from vitrina.connectors.search.target import DocumentSender, ElasticsearchWriter, Waiting
+from vitrina.connectors.search.target import DocumentSender, ElasticsearchWriter, Waiting, counts_of
 from vitrina.definition import Definition
 from vitrina.errors import BadKey, LeaseLost, RunError, StageLost, TransientError
-from vitrina.ports.batch import Counts, Part
+from vitrina.ports.batch import Counts, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.connector import Context
 from vitrina.ports.source import Form
@@ -77,10 +77,12 @@ class IndexTarget(BaseTarget):
 
         return patiently(move, tell, lambda seconds: self.context.wait(seconds, may_pause=may_pause))
 
-    def claim_writes(self, concrete: str) -> WriteAlias:
+    def claim_writes(self, concrete: str, *, goes_on_later: bool = False) -> WriteAlias:
         """And remove what loads left that were begun under another definition, or given up."""
         held = self.context.require_held
         alias = self.patiently(lambda: self.writer.claim_writes(concrete, held))
+        if goes_on_later:  # a repair beside a load that was paused
+            return alias
         self.clean(lambda: self.writer.discard_unfinished(concrete, alias, held, left=self.left))
         return alias
 
@@ -110,9 +112,9 @@ class IndexTarget(BaseTarget):
             return True
         return False
 
-    def count(self, sender: DocumentSender, part: Part, fence: Fence) -> None:
+    def count(self, sender: DocumentSender, part: Part, loading: Loading, fence: Fence) -> None:
         """Every document of the batch is acknowledged or on record as a dead letter: the checkpoint may move."""
-        if sender.duplicates and self.definition.mode == "full":
+        if sender.duplicates and loading.refuses_repeats:
             raise BadKey(
                 f"{sender.duplicates} row(s) share their key ({', '.join(self.key)}) with another one, and an"
                 " index has one document for each: change target_key, or group the rows in the query"
@@ -189,7 +191,7 @@ class GenerationLoad(BaseLoad):
         return nullcontext(self._opened_sender)
 
     def commit(self, part: Part, fence: Fence) -> None:
-        self._target.count(self._opened_sender, part, fence)
+        self._target.count(self._opened_sender, part, self._loading, fence)
 
     def publish(self, fence: Fence) -> Counts:
         generation, target = self._required, self._target
@@ -241,7 +243,8 @@ class IndexLoad(BaseLoad):
         current = target.patiently(lambda: self._index.identity(concrete))
         if self._judged not in (None, current):
             raise TransientError(f"{target.definition.final_target} was replaced by hand at this moment")
-        self._sender = target.sender(concrete, target.claim_writes(concrete), self._loading, made_anew=False)
+        alias = target.claim_writes(concrete, goes_on_later=fence.found.stage is not None)
+        self._sender = target.sender(concrete, alias, self._loading, made_anew=False)
         fence.after(Done(identity={"index": current}))
 
     @property
@@ -254,7 +257,14 @@ class IndexLoad(BaseLoad):
         return nullcontext(self._opened_sender)
 
     def commit(self, part: Part, fence: Fence) -> None:
-        self._target.count(self._opened_sender, part, fence)
+        self._target.count(self._opened_sender, part, self._loading, fence)
+
+    def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
+        sender = self._opened_sender
+        outcome = sender.deliver(sender.deletions([key[0] for key in keys], number))
+        counts = Counts(**counts_of(outcome))
+        fence.after(Done(counts))
+        return counts
 
     def publish(self, fence: Fence) -> Counts:
         """Whoever searches when the run is over finds what it delivered, also what a lost try of it had."""

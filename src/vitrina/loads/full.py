@@ -156,7 +156,9 @@ def _begun(run: Run) -> Load:
             identity=begun.identity | dict(done.identity),
         )
 
-    load.begin(run.fence("beginning a load", move, progressed=False, point="load.fenced"))
+    fence = run.fence("beginning a load", move, progressed=False, point="load.fenced")
+    load.begin(fence)
+    fence.require_passed()
     return load
 
 
@@ -178,13 +180,15 @@ def _publish(run: Run, load: Load) -> None:
         found = _after_load(run)
         return replace(found, identity=found.identity | dict(done.identity))
 
+    fence = run.fence("publishing", move, point="publish.fenced")
     try:
         with run.until_paused():
-            counts = load.publish(run.fence("publishing", move, point="publish.fenced"))
+            counts = load.publish(fence)
     except RunError as exc:
         if exc.discards_load and not isinstance(exc, DuplicateKeys):
             run.forget_load()
         raise
+    fence.require_passed()
     failpoints.hit("publish.committed")
     run.letters.rebuilt(begun_at, committed=True)
     run.log.info("run.published", **vars(counts), **notes, duration_ms=round((time.monotonic() - started) * 1000))

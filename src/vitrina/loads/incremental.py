@@ -54,7 +54,9 @@ def begin(run: Run, load: Load) -> None:
     def move(done: Done) -> Checkpoint:
         return run.checkpoint.identified(**done.identity)
 
-    load.begin(run.fence("beginning a pass", move, progressed=False))
+    fence = run.fence("beginning a pass", move, progressed=False)
+    load.begin(fence)
+    fence.require_passed()
 
 
 def count_unseen(run: Run) -> None:
@@ -118,7 +120,9 @@ def _end_pass(run: Run, load: Load, following: Pass) -> None:
         run.meter.reached(ended.safe_upto)
         return ended.identified(**done.identity)
 
-    load.publish(run.fence("ending the pass", move, point="pass.fenced"))
+    fence = run.fence("ending the pass", move, point="pass.fenced")
+    load.publish(fence)
+    fence.require_passed()
     failpoints.hit("pass.ended")
     load.discard()
     run.settle(obey_pause=False)

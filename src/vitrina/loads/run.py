@@ -171,7 +171,9 @@ class Run:
             self._note(done)
             return replace(found, identity=found.identity | dict(done.identity))
 
-        load.commit(part, self._counting(move))
+        fence = self._counting(move)
+        load.commit(part, fence)
+        fence.require_passed()
         if too_many:
             raise too_many
         self.after_part(part)
@@ -295,6 +297,11 @@ class RunFence:
         if self._point:
             failpoints.hit(self._point)
         run.control.require_lease()
+
+    def require_passed(self) -> None:
+        """Refuse a load that returned as if it had counted something, and did not."""
+        if not self._is_spent:
+            raise RuntimeError(f"{self._what}: the load did not pass its fence")
 
     def after(self, done: Done = DONE) -> None:
         home = self._run.job.target.session or self._run.job.metastore

@@ -82,7 +82,8 @@ def _refuse_unusable(connection: database.Connection) -> None:
         )
     row = database.one(
         connection.execute(
-            "SELECT pg_catalog.pg_is_in_recovery() AS standby, pg_catalog.current_setting('transaction_read_only') AS only"
+            "SELECT pg_catalog.pg_is_in_recovery() AS standby,"
+            " pg_catalog.current_setting('transaction_read_only') AS only"
         )
     )
     if row["standby"]:

@@ -90,14 +90,15 @@ def _server(session: database.Connection) -> Iterator[Verdict]:
 
 
 def _login(session: database.Connection, name: str) -> Iterator[Verdict]:
-    row = session.execute(
-        """
+    row = database.one(
+        session.execute(
+            """
         SELECT r.rolname AS login, r.rolsuper AS superuser,
                r.rolsuper OR pg_catalog.pg_has_role('pg_read_all_stats', 'MEMBER') AS sees
         FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
         """
-    ).fetchone()
-    assert row is not None
+        )
+    )
     login = Identifier(row["login"]).as_string()
     if row["superuser"]:
         yield Verdict(
@@ -115,11 +116,12 @@ def _login(session: database.Connection, name: str) -> Iterator[Verdict]:
 
 def _schemas(session: database.Connection, settings: Settings) -> Iterator[Verdict]:
     """One of the source schemas has to be there; which of them, only pipelines know."""
-    row = session.execute(
-        "SELECT count(*) AS count FROM pg_catalog.pg_namespace WHERE nspname = ANY(%s)",
-        [sorted(settings.source_schemas)],
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        session.execute(
+            "SELECT count(*) AS count FROM pg_catalog.pg_namespace WHERE nspname = ANY(%s)",
+            [sorted(settings.source_schemas)],
+        )
+    )
     if not row["count"]:
         yield Verdict(
             WARNING,

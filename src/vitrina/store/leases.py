@@ -229,8 +229,9 @@ def _take(
     if returns is not None:
         row["requested_range"] = None  # of a backfill that is paused; what is done under this claim is none
     backfill = row["requested_range"] if row["mode"] == "incremental" else None
-    run = connection.execute(
-        """
+    run = database.one(
+        connection.execute(
+            """
         INSERT INTO etl.etl_runs
             (pipeline_id, pipeline_version, trigger, reason, backfill, answers_request, status, runner_id, epoch,
              attempts, data_as_of, traceparent)
@@ -244,20 +245,20 @@ def _take(
                      ELSE %(trace)s END)
         RETURNING id, traceparent
         """,
-        {
-            "pipeline": row["id"],
-            "version": row["version"],
-            "trigger": found["trigger"],
-            "reason": found["reason"],
-            "backfill": Jsonb(backfill) if backfill else None,
-            # Which plain request it answers, it knows when it begins to read.
-            "answers": row["range_requested_at"] if backfill else None,
-            "runner": runner_id,
-            "epoch": row["epoch"],
-            "trace": found["trace"],
-        },
-    ).fetchone()
-    assert run is not None
+            {
+                "pipeline": row["id"],
+                "version": row["version"],
+                "trigger": found["trigger"],
+                "reason": found["reason"],
+                "backfill": Jsonb(backfill) if backfill else None,
+                # Which plain request it answers, it knows when it begins to read.
+                "answers": row["range_requested_at"] if backfill else None,
+                "runner": runner_id,
+                "epoch": row["epoch"],
+                "trace": found["trace"],
+            },
+        )
+    )
     row |= {"requested_trigger": found["trigger"], "traceparent": run["traceparent"]}
     return Claim(row["id"], row["name"], row["epoch"], row["claim_id"], run["id"], row["version"], row)
 

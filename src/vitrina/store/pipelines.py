@@ -12,7 +12,7 @@ from psycopg.types.json import Jsonb
 from vitrina import status
 from vitrina.definition import Definition
 from vitrina.status import Status, Trigger
-from vitrina.store import databases, run_after
+from vitrina.store import database, databases, run_after
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -52,13 +52,14 @@ def insert(connection: Connection, definition: Definition, *, pipeline_id: UUID 
     values = [_value(definition, column) for column in DEFINITION_COLUMNS] + [managed_by]
     if pipeline_id is not None:
         columns, values = ["id", *columns], [pipeline_id, *values]
-    row = connection.execute(
-        sql.SQL("INSERT INTO etl.etl_pipelines ({}) VALUES ({}) RETURNING id").format(
-            sql.SQL(", ").join(map(sql.Identifier, columns)), sql.SQL(", ").join([sql.Placeholder()] * len(columns))
-        ),
-        values,
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        connection.execute(
+            sql.SQL("INSERT INTO etl.etl_pipelines ({}) VALUES ({}) RETURNING id").format(
+                sql.SQL(", ").join(map(sql.Identifier, columns)), sql.SQL(", ").join([sql.Placeholder()] * len(columns))
+            ),
+            values,
+        )
+    )
     new_id: UUID = row["id"]
     replace_tasks(connection, new_id, definition)
     run_after.replace(connection, new_id, definition)
@@ -361,11 +362,12 @@ def withdraw_request(connection: Connection, pipeline_id: UUID, move: str) -> bo
 
 def bump_version(connection: Connection, pipeline_id: UUID) -> int:
     """The row was edited by other means: give what stands there now a number of its own."""
-    row = connection.execute(
-        "UPDATE etl.etl_pipelines SET version = version + 1, updated_at = now() WHERE id = %s RETURNING version",
-        [pipeline_id],
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        connection.execute(
+            "UPDATE etl.etl_pipelines SET version = version + 1, updated_at = now() WHERE id = %s RETURNING version",
+            [pipeline_id],
+        )
+    )
     return int(row["version"])
 
 

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
+from vitrina.store import database
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -18,11 +19,12 @@ MAX_TRIES = 3
 def insert(
     connection: Connection, kind: str, pipeline_id: UUID | None, payload: dict[str, Any], requested_by: str
 ) -> UUID:
-    row = connection.execute(
-        "INSERT INTO etl.etl_requests (kind, pipeline_id, payload, requested_by) VALUES (%s, %s, %s, %s) RETURNING id",
-        [kind, pipeline_id, Jsonb(payload), requested_by],
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        connection.execute(
+            "INSERT INTO etl.etl_requests (kind, pipeline_id, payload, requested_by) VALUES (%s, %s, %s, %s) RETURNING id",
+            [kind, pipeline_id, Jsonb(payload), requested_by],
+        )
+    )
     request_id: UUID = row["id"]
     return request_id
 

@@ -131,10 +131,11 @@ def _is_text(kind: str) -> bool:
 def cursor_of(definition: Definition, types: dict[str, str]) -> Cursor:
     """The cursor that the definition names, checked against the query's result."""
     key, identity = definition.incremental_key, definition.incremental_id_key
+    if key is None:
+        raise FatalError("the pipeline has no incremental_key: choose one, or mode 'full'")
     for name, field in ((key, "incremental_key"), (identity, "incremental_id_key")):
         if name is not None and name not in types:
             raise FatalError(f"{field} {name!r} is not in the query's result (it has: {', '.join(types)})")
-    assert key is not None
     if identity and not _orders_exactly(types[identity]):
         # Of 0 and -0, or 1 month and 30 days, one would be passed by: rows of one key stay together instead.
         identity = None

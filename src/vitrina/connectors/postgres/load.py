@@ -12,7 +12,8 @@ from vitrina.connectors.postgres import catalog, left_columns, mart_rows, money
 from vitrina.connectors.postgres import sessions as source_sessions
 from vitrina.connectors.postgres.copy import CopySource
 from vitrina.connectors.postgres.pushdown import Paging, PushdownSource, SharedSnapshot
-from vitrina.connectors.postgres.query_source import QuerySource, QueryWindow
+from vitrina.connectors.postgres.query_source import QuerySource
+from vitrina.connectors.postgres.query_window import QueryWindow
 from vitrina.connectors.postgres.stage import CURSOR_ID, CURSOR_KEY, Stage, stage_name
 from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.definition import Definition

@@ -178,10 +178,9 @@ class SharedSnapshot:
             if not is_first:
                 self._holder.execute("ROLLBACK")
             self._holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            row = self._holder.execute("SELECT pg_catalog.pg_export_snapshot() AS name").fetchone()
+            row = database.one(self._holder.execute("SELECT pg_catalog.pg_export_snapshot() AS name"))
         except psycopg.Error as exc:
             raise translate_read(exc) from exc
-        assert row is not None
         self.name = str(row["name"])
         return not is_first
 

@@ -10,7 +10,7 @@ from psycopg.sql import SQL, Identifier
 from vitrina.connectors.postgres import cursor as cursors
 from vitrina.connectors.postgres import cursor_facts
 from vitrina.connectors.postgres.cursor import Cursor, Watermark
-from vitrina.connectors.postgres.query_source import QueryWindow
+from vitrina.connectors.postgres.query_window import QueryWindow
 from vitrina.connectors.postgres.source import Bounds
 from vitrina.ports.batch import Part, Position
 from vitrina.ports.checkpoint import Accepted, Checkpoint

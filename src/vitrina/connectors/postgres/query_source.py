@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,11 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 
 from vitrina import explain
-from vitrina.connectors.postgres import advice, cursor_facts, plan_check
+from vitrina.connectors.postgres import advice, cursor_facts, plan_check, query_pass, single_rows
 from vitrina.connectors.postgres.cursor import Cursor
 from vitrina.connectors.postgres.provenance import Provenance
+from vitrina.connectors.postgres.query_pass import QueryPass
+from vitrina.connectors.postgres.query_window import QueryWindow
 from vitrina.connectors.postgres.source import NO_ORDER, Bounds, Order, Query, SqlReader
 from vitrina.definition import Definition
 from vitrina.errors import FatalError, SourceQueryFailed
@@ -28,14 +30,6 @@ from vitrina.store.database import Connection
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-@dataclass(frozen=True)
-class QueryWindow(Window):
-    """A window that a pass, or a question for single rows, made: which rows, and in the order of the cursor or not."""
-
-    bounds: Bounds = field(default_factory=Bounds)
-    by_cursor: bool = False
 
 
 class QuerySource:
@@ -219,19 +213,13 @@ class QuerySource:
         return cursor_facts.unseen(self)
 
     def begin_pass(self, found: Checkpoint) -> Pass:
-        from vitrina.connectors.postgres.query_pass import QueryPass
-
         return QueryPass(self, self._required_cursor, found)
 
     def begin_load(self, found: Checkpoint) -> Marked:
-        from vitrina.connectors.postgres import query_pass
-
         upto, warnings = query_pass.watermark_of_load(self, self._required_cursor, found)
         return Marked(upto.remembered, upto.hold, warnings)
 
     def loaded(self, done: Checkpoint, held: Mark | None, rows: int) -> Checkpoint:
-        from vitrina.connectors.postgres import query_pass
-
         return query_pass.loaded(self, self._required_cursor, done, held, rows)
 
     # --- rows ------------------------------------------------------------------------------------------------------
@@ -263,8 +251,6 @@ class QuerySource:
         if isinstance(window, QueryWindow):
             return window.bounds
         if window.keys is not None:
-            from vitrina.connectors.postgres import single_rows
-
             return Bounds(only=single_rows.have_keys(self, window.order, window.keys))
         return cursor_facts.all_rows(self)
 
@@ -321,18 +307,12 @@ class QuerySource:
     # --- single rows -----------------------------------------------------------------------------------------------
 
     def canonical(self, names: Sequence[str], keys: Sequence[Key]) -> list[Key]:
-        from vitrina.connectors.postgres import single_rows
-
         return single_rows.in_one_form(self, names, keys)
 
     def present(self, names: Sequence[str], keys: Sequence[Key]) -> set[Key]:
-        from vitrina.connectors.postgres import single_rows
-
         return single_rows.present(self, names, keys)
 
     def refuse_keys(self, names: Sequence[str]) -> None:
-        from vitrina.connectors.postgres import single_rows
-
         single_rows.refuse_strange(self, names)
 
 

@@ -198,12 +198,11 @@ class PostgresWriter:
     def stage(self, name: str, staged_types: dict[str, str] | None = None, cursor_types: tuple[str, ...] = ()) -> Stage:
         """A stage of the target's exact types; `staged_types` names the columns that travel as something else."""
         columns = []
-        for column_name in self._columns:
-            column = self.table.column(column_name)
-            assert column is not None
-            staged = (staged_types or {}).get(column_name, column.type)
+        by_name = {column.name: column for column in self.table.columns}
+        for column in (by_name[name] for name in self._columns):
+            staged = (staged_types or {}).get(column.name, column.type)
             merged = column.type if staged == column.type else types.merge_type(column.type)
-            columns.append(StageColumn(column_name, staged, merged))
+            columns.append(StageColumn(column.name, staged, merged))
         return Stage(name, tuple(columns), self._key, cursor_types, cursor_as_text=staged_types is not None)
 
     def new_stage_name(self) -> str:

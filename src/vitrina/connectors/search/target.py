@@ -107,6 +107,12 @@ class ElasticsearchWriter:
             raise CannotConnect(exc.message) from exc
 
     @property
+    def _prepared(self) -> Standing:
+        if self.seen is None:
+            raise RuntimeError("prepare() comes first")
+        return self.seen
+
+    @property
     def exists(self) -> bool:
         return self.seen is not None and self.seen.concrete is not None
 
@@ -160,8 +166,7 @@ class ElasticsearchWriter:
         return self.generations.uncounted(generation, accepted)
 
     def new_generation(self) -> str:
-        assert self.seen is not None
-        self.generations.refuse_concrete(self.seen, self._options.on_concrete_index)
+        self.generations.refuse_concrete(self._prepared, self._options.on_concrete_index)
         settings = self._options.index.get("settings")
         return self.generations.create(self._pipeline, self._mappings, settings, epoch=self._claim.epoch)
 
@@ -174,12 +179,13 @@ class ElasticsearchWriter:
 
     def publish(self, generation: str, documents: int, alias: WriteAlias) -> str:
         """Check the generation and let the target's name show it."""
-        assert self.seen is not None
         if not self.shows(generation):
             checked = self.generations.check(generation, documents)
             self._refuse_shrinking(checked.documents, checked.documents_before)
             self.generations.finish(generation)
-        return self.generations.swap(generation, self.seen, alias, on_concrete_index=self._options.on_concrete_index)
+        return self.generations.swap(
+            generation, self._prepared, alias, on_concrete_index=self._options.on_concrete_index
+        )
 
     def clean(self, current: str, still_held: Callable[[], object]) -> list[str]:
         """Remove the generations that are no longer kept."""

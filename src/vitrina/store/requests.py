@@ -21,7 +21,8 @@ def insert(
 ) -> UUID:
     row = database.one(
         connection.execute(
-            "INSERT INTO etl.etl_requests (kind, pipeline_id, payload, requested_by) VALUES (%s, %s, %s, %s) RETURNING id",
+            "INSERT INTO etl.etl_requests (kind, pipeline_id, payload, requested_by)"
+            " VALUES (%s, %s, %s, %s) RETURNING id",
             [kind, pipeline_id, Jsonb(payload), requested_by],
         )
     )

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from vitrina import failpoints
-from vitrina.errors import DuplicateKeys, RunError
+from vitrina.errors import DuplicateKeys, TransientError
 from vitrina.loads import incremental, refusals
 from vitrina.loads.job import resume_point
 from vitrina.loads.run import Run
@@ -110,10 +110,15 @@ def _resume(run: Run, load: Load) -> bool:
     fence = run.fence("going on with a load", lambda done: run.checkpoint.identified(**done.identity), progressed=False)
     try:
         return load.resume(fence)
-    except RunError as exc:
-        if exc.discards_load:
-            run.forget_load()
+    except TransientError as exc:
+        _forget_lost(run, exc)
         raise
+
+
+def _forget_lost(run: Run, exc: TransientError) -> None:
+    """The next try begins again. Of an error that ends the run, its conclusion forgets the load."""
+    if exc.discards_load:
+        run.forget_load()
 
 
 def _obstacle(run: Run, load: Load, found: Checkpoint) -> str | None:
@@ -184,9 +189,8 @@ def _publish(run: Run, load: Load) -> None:
     try:
         with run.until_paused():
             counts = load.publish(fence)
-    except RunError as exc:
-        if exc.discards_load and not isinstance(exc, DuplicateKeys):
-            run.forget_load()
+    except TransientError as exc:
+        _forget_lost(run, exc)
         raise
     fence.require_passed()
     failpoints.hit("publish.committed")

@@ -33,11 +33,14 @@ def incremental(run: Run) -> None:
     _end_pass(run, load, following)
 
 
-def open_merge(run: Run, *, arrives_as: dict[str, str] | None = None, latest_counts: bool = False) -> Load:
+def open_merge(
+    run: Run, *, arrives_as: dict[str, str] | None = None, latest_counts: bool = False, watches: bool = True
+) -> Load:
     """Open the target for rows that are added to it.
 
     `arrives_as`: where they come in other types than a run's. `latest_counts`: of several rows with one key the latest
-    is written, also in mode full, in which a load would refuse them.
+    is written, also in mode full, in which a load would refuse them. `watches`: resolve the letters of rows that are
+    taken now.
     """
     source, target = run.job.source, run.job.target
     loading = Loading(
@@ -45,7 +48,7 @@ def open_merge(run: Run, *, arrives_as: dict[str, str] | None = None, latest_cou
         arrives_as=arrives_as,
         version_types=source.version_types if isinstance(source, Passes) and arrives_as is None else (),
         refuses_repeats=run.job.definition.mode == "full" and not latest_counts,
-        watched=run.letters.open if target.letter_budget is not None else None,
+        watched=run.letters.open if watches and target.letter_budget is not None else None,
     )
     return target.open_load(run.loading(loading))
 

@@ -174,7 +174,7 @@ class Replay:
     def _opened(self) -> Load:
         """The rows alone would make a target that was replaced by hand look like the one of before."""
         if self._load is None:
-            load = open_merge(self.run)
+            load = open_merge(self.run, watches=False)  # it says itself what became of each letter
             start_over_where_lost(self.run, load)
             begin(self.run, load)
             self._load = load

@@ -227,7 +227,7 @@ def test_a_batch_and_a_cancel_take_their_locks_in_one_order(bench: Workbench, mo
     def commit_batch() -> None:
         with database.connect(url, "a") as metastore, database.connect(url, "b") as mart, metastore.transaction():
             ledger = Ledger(held, metastore, metastore if move == "fence" else mart)
-            getattr(ledger, move)(state.Checkpoint(), runs.Counters(), attempt=1)
+            getattr(ledger, move)(Checkpoint(), runs.Counters(), attempt=1)
 
     with ThreadPoolExecutor() as threads:
         with bench.admin.transaction():

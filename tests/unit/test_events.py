@@ -47,7 +47,7 @@ def told_by_a_connector(path: Path, call: ast.Call) -> Iterator[tuple[str, str]]
     if isinstance(call.func, ast.Attribute) and ast.unparse(call.func).endswith("context.log"):
         level, name = call.args
         assert isinstance(level, ast.Constant), f"{path}:{call.lineno}: a level is written out"
-        assert level.value in LEVELS, f"{path}:{call.lineno}: {level.value} is no level"
+        assert level.value in LEVELS, f"{path}:{call.lineno}: {level.value!r} is no level"
         assert isinstance(name, ast.Constant), f"{path}:{call.lineno}: the name of an event is written out"
         yield str(name.value), str(level.value)
 

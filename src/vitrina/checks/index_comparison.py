@@ -115,14 +115,18 @@ class _Rows:
             self._size += kept.nbytes
 
     def full(self, rows: int) -> Iterator[Correction]:
-        if len(self._ids) >= rows or self._size >= BATCH_BYTES:
-            yield from self.rest()
+        while len(self._ids) >= rows or self._size >= BATCH_BYTES:
+            yield self._taken(min(rows, max(1, len(self._ids) * BATCH_BYTES // max(self._size, 1))))
 
     def rest(self) -> Iterator[Correction]:
         if self._ids:
-            batches, ids = self._batches, self._ids
-            self._batches, self._ids, self._size = [], [], 0
-            yield Correction([(one,) for one in ids], pa.Table.from_batches(batches))
+            yield self._taken(len(self._ids))
+
+    def _taken(self, rows: int) -> Correction:
+        table, ids = pa.Table.from_batches(self._batches), self._ids
+        self._batches, self._ids = table.slice(rows).to_batches(), ids[rows:]
+        self._size = sum(batch.nbytes for batch in self._batches)
+        return Correction([(one,) for one in ids[:rows]], table.slice(0, rows))
 
 
 def _concrete(job: Job) -> str:

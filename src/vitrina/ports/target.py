@@ -129,7 +129,7 @@ class Load(Protocol):
         ...
 
     def begin(self, fence: Fence) -> None:
-        """Make room for a new load."""
+        """Make room for a new load. One that merges and makes nothing for it need not pass the fence."""
         ...
 
     def resume(self, fence: Fence) -> bool:

@@ -245,7 +245,8 @@ class IndexLoad(BaseLoad):
             raise TransientError(f"{target.definition.final_target} was replaced by hand at this moment")
         alias = target.claim_writes(concrete, goes_on_later=fence.found.stage is not None)
         self._sender = target.sender(concrete, alias, self._loading, made_anew=False)
-        fence.after(Done(identity={"index": current}))
+        if self._loading.kind == "replace" or fence.found.identity.get("index") != current:
+            fence.after(Done(identity={"index": current}))
 
     @property
     def _opened_sender(self) -> DocumentSender:

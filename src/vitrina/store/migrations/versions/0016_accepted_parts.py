@@ -19,20 +19,24 @@ COMMENT ON COLUMN etl.etl_state.segments IS 'parts of the unfinished load that c
 ALTER TABLE etl.etl_pipelines ADD COLUMN claim_format smallint;
 COMMENT ON COLUMN etl.etl_pipelines.claim_format IS 'how the runner that holds the claim writes checkpoints';
 
-CREATE FUNCTION etl.require_claim_format() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE FUNCTION etl.forget_claim_format() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF NEW.claim_id IS NULL THEN
-        NEW.claim_format := NULL;
-    ELSIF NEW.claim_format IS DISTINCT FROM 2 THEN
-        RAISE EXCEPTION 'this runner is of an earlier version than the metastore and cannot read its checkpoints'
-            USING ERRCODE = 'check_violation';
-    END IF;
+    NEW.claim_format := NULL;
     RETURN NEW;
 END $$;
+CREATE TRIGGER forget_claim_format BEFORE UPDATE OF claim_id ON etl.etl_pipelines FOR EACH ROW
+    WHEN (NEW.claim_id IS NULL)
+    EXECUTE FUNCTION etl.forget_claim_format();
 
-CREATE TRIGGER require_claim_format BEFORE UPDATE OF claim_id ON etl.etl_pipelines FOR EACH ROW
-    WHEN (NEW.claim_id IS DISTINCT FROM OLD.claim_id)
-    EXECUTE FUNCTION etl.require_claim_format();
+CREATE FUNCTION etl.refuse_claim_format() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'this runner is of an earlier version than the metastore and cannot read its checkpoints'
+        USING ERRCODE = 'check_violation';
+END $$;
+CREATE TRIGGER refuse_claim_format AFTER UPDATE OF claim_id ON etl.etl_pipelines FOR EACH ROW
+    WHEN (NEW.claim_id IS DISTINCT FROM OLD.claim_id AND NEW.claim_id IS NOT NULL
+          AND NEW.claim_format IS DISTINCT FROM 2)
+    EXECUTE FUNCTION etl.refuse_claim_format();
 """
 
 

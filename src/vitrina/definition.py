@@ -2,15 +2,30 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from vitrina import schedule
 from vitrina.errors import InvalidField
 from vitrina.json_values import BoundedObject
+from vitrina.ports import registry
 from vitrina.step_rules import STEP_NAME, StepRule
 
 MAX_BATCH_SIZE = 1_000_000
@@ -58,8 +73,11 @@ class ReconcileSchedule(Strict):
         return value
 
 
-class Options(Strict):
-    """Rarely needed switches of one pipeline."""
+class Options(BaseModel):
+    """Rarely needed switches of one pipeline; those of a connector stand under its name."""
+
+    # The connectors' own are extra fields here: which there are is found out when something is validated.
+    model_config = ConfigDict(extra="allow", strict=True)
 
     consistency: Literal["mixed", "snapshot"] = Field(
         "mixed", description="`snapshot`: an interrupted full load starts over instead of continuing."
@@ -166,6 +184,35 @@ class Options(Strict):
         "take_over", description="Whether a full load may replace an index of the target's name by an alias."
     )
 
+    def of(self, connector: str) -> BaseModel | None:
+        """Return what the author set under a connector's name, as the connector's own model; None: it has none."""
+        model = _models_of_connectors().get(connector)
+        return model.model_validate((self.model_extra or {}).get(connector, {})) if model else None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _others_are_of_connectors(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Judge extra fields by the connector of that name; all that is wrong is said at once."""
+        extra = {name: data[name] for name in data.keys() - cls.model_fields} if isinstance(data, Mapping) else {}
+        problems = [problem for name in sorted(extra) for problem in _problems_of_extra(name, extra[name])]
+        if not problems:
+            return handler(data)
+        try:
+            handler(data)
+        except ValidationError as exc:
+            problems = [*map(_repeated, exc.errors(include_url=False)), *problems]
+        raise ValidationError.from_exception_data(cls.__name__, problems)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """With the options of the connectors that are installed here."""
+        made = dict(handler(schema))
+        whole = handler.resolve_ref_schema(made)
+        whole["additionalProperties"] = False
+        for name, model in _models_of_connectors().items():
+            whole["properties"][name] = _inlined(model)
+        return made
+
     @field_validator("index")
     @classmethod
     def _index_has_parts(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -177,6 +224,56 @@ class Options(Strict):
             if not isinstance(part, dict):
                 raise ValueError(f"{name} is {part!r:.80}: write an object, for a field such as {{'type': 'keyword'}}")
         return value
+
+
+def _models_of_connectors() -> dict[str, type[BaseModel]]:
+    """The options of installed connectors, by name. One that has the name of an option of ours cannot be set."""
+    found = registry.installed().connectors.values()
+    return {each.name: each.options for each in found if each.options and each.name not in Options.model_fields}
+
+
+_ANY_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(BoundedObject, config=ConfigDict(strict=True))
+
+
+def _problems_of_extra(name: str, value: object) -> Iterator[InitErrorDetails]:
+    model = _models_of_connectors().get(name)
+    if model is None:
+        yield InitErrorDetails(type="extra_forbidden", loc=(name,), input=value)
+        return
+    try:
+        _ANY_OBJECT.validate_python(value)
+        model.model_validate(value)
+    except ValidationError as exc:
+        yield from (_repeated(error, name) for error in exc.errors(include_url=False))
+
+
+def _repeated(error: Any, *outer: str) -> InitErrorDetails:
+    """The same finding further out. A type that pydantic does not know keeps its words."""
+    place, context = (*outer, *error["loc"]), error.get("ctx", {})
+    told = InitErrorDetails(type=error["type"], loc=place, input=error["input"], ctx=context)
+    try:
+        ValidationError.from_exception_data("", [told])
+    except (KeyError, TypeError):
+        own = PydanticCustomError(error["type"], "{said}", {"said": error["msg"]})
+        return InitErrorDetails(type=own, loc=place, input=error["input"])
+    return told
+
+
+def _inlined(model: type[BaseModel]) -> dict[str, Any]:
+    """A JSON Schema that refers to nothing outside itself: it is put into others."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def resolved(part: Any) -> Any:
+        if isinstance(part, dict):
+            named = str(part.get("$ref", "")).removeprefix("#/$defs/")
+            inner = (
+                definitions[named] | {k: v for k, v in part.items() if k != "$ref"} if named in definitions else part
+            )
+            return {key: resolved(value) for key, value in inner.items()}
+        return [resolved(each) for each in part] if isinstance(part, list) else part
+
+    return dict(resolved(schema))
 
 
 def _parts_of_index(index: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -235,11 +332,21 @@ class Definition(Strict):
     name: Name = Field(description="Unique; letters, digits, `_`, `.` and `-`. Stands in addresses and metrics.")
     description: str = Field("", max_length=10_000, description="For people.")
     type: Literal["SQL", "PYTHON"] = Field("SQL", description="`PYTHON`: rows come from, or pass, `python_task`.")
-    source_type: Literal["postgres"] = Field("postgres", description="What the source is.")
+    source_type: str = Field(
+        registry.POSTGRES,
+        pattern=r"^[a-z][a-z0-9_]{0,30}$",
+        description="What the source is: a connector that opens sources (`vitrina connectors list`).",
+    )
     source_connection: str = Field(
         "default", pattern=r"^[a-z0-9_]{1,63}$", description="Named source database (`VITRINA_CONN_<NAME>`)."
     )
     source_query: str | None = Field(None, max_length=MAX_QUERY_LENGTH, description="One SELECT over allowed schemas.")
+    source_table: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="Instead of a query: `schema.table`, read whole; for another `source_type`, what it calls a table.",
+    )
     python_task: str | None = Field(None, max_length=200, description="A registered step or source, by name.")
     target_table: str = Field(
         min_length=1, max_length=200, description="`schema.table` or `es:index`; must be on the allow-list."
@@ -274,6 +381,17 @@ class Definition(Strict):
             return name
         raise ValueError("a name may not look like a uuid, because pipelines are found by either")
 
+    @field_validator("source_type")
+    @classmethod
+    def _source_type_is_installed(cls, name: str) -> str:
+        found = registry.installed().connectors
+        if name != registry.POSTGRES and (name not in found or not found[name].is_source or name == registry.PYTHON):
+            sources = sorted(each.name for each in found.values() if each.is_source and each.name != registry.PYTHON)
+            raise ValueError(
+                f"source_type {name!r} is no connector that opens sources here; there are: {', '.join(sources)}"
+            )
+        return name
+
     @field_validator("python_task")
     @classmethod
     def _task_is_a_name(cls, value: str | None) -> str | None:
@@ -295,10 +413,17 @@ class Definition(Strict):
     def _parts_fit_together(self) -> Self:
         if self.mode == "incremental" and not self.incremental_key and self.python_source is None:
             raise Unfit("incremental_key", "mode 'incremental' needs incremental_key, the column that says what is new")
-        if self.type == "SQL" and not self.tasks and not (self.source_query or "").strip():
+        if self.type == "SQL" and not self.tasks and not self._says_what_to_read:
             raise Unfit("source_query", "a SQL pipeline needs source_query or tasks")
         if self.type == "PYTHON" and not self.tasks and not self.python_task:
             raise Unfit("python_task", "a PYTHON pipeline needs python_task, the name of a registered step or source")
+        if self.source_table and ((self.source_query or "").strip() or self.tasks):
+            other = "tasks" if self.tasks else "source_query"
+            raise Unfit("source_table", f"source_table stands instead of a query: leave it out, or leave {other} out")
+        if self.source_table and self.reads_postgres and not _TABLE.fullmatch(self.source_table):
+            raise Unfit(
+                "source_table", f"source_table {self.source_table[:80]!r} is not schema.table; anything else is a query"
+            )
         return self
 
     @model_validator(mode="after")
@@ -315,8 +440,21 @@ class Definition(Strict):
     def python_source(self) -> str | None:
         """The registered source that rows come from when there is no SQL to read; tasks are then steps after it."""
         reads_sql = self.tasks and self.ordered_tasks[0].task_type == "SQL"
-        is_source = self.type == "PYTHON" and not reads_sql and not (self.source_query or "").strip()
+        is_source = self.type == "PYTHON" and not reads_sql and not self._says_what_to_read
         return self.python_task if is_source else None
+
+    @property
+    def reads_postgres(self) -> bool:
+        return self.source_type == registry.POSTGRES
+
+    @property
+    def source_connector(self) -> str:
+        """The connector that rows come from."""
+        return registry.PYTHON if self.python_source else self.source_type
+
+    @property
+    def _says_what_to_read(self) -> bool:
+        return bool((self.source_query or "").strip() or self.source_table)
 
     @property
     def steps(self) -> list[Task]:
@@ -329,9 +467,14 @@ class Definition(Strict):
 
     @property
     def query(self) -> str | None:
-        """The SQL that is read: the first task's when there is a task plan, else `source_query`."""
+        """The SQL that is read: the first task's when there is a task plan, else `source_query` or all of a table.
+
+        For another source than Postgres it is in the connector's own words; a table is then none of ours to spell.
+        """
         if self.tasks and not self.python_source:
             return self.ordered_tasks[0].body
+        if self.source_table and self.reads_postgres:
+            return f"SELECT * FROM {_quoted(self.source_table)}"  # noqa: S608 - its form is checked, and it is judged
         return self.source_query
 
     @property
@@ -344,6 +487,17 @@ class Definition(Strict):
         if self.tasks and self.ordered_tasks[-1].target_table:
             return self.ordered_tasks[-1].target_table
         return self.target_table
+
+
+# A name without quotes reads as it does in a query; one with capitals or blanks needs them, as it does there.
+_PART = r"(?:[A-Za-z_][A-Za-z0-9_$]{0,62}|\"[^\"\x00]{1,63}\")"
+_TABLE = re.compile(rf"{_PART}\.{_PART}")
+
+
+def _quoted(table: str) -> str:
+    """Quote both parts, so that no word of SQL stands where a name is meant. Without quotes, letters are small."""
+    parts = re.findall(_PART, table)
+    return ".".join(part if part.startswith('"') else f'"{part.lower()}"' for part in parts)
 
 
 def not_a_step_name(where: str, value: str) -> str:
@@ -361,6 +515,7 @@ LOCKED_WHILE_RUNNING = frozenset(
         "source_type",
         "source_connection",
         "source_query",
+        "source_table",
         "python_task",
         "target_table",
         "target_key",

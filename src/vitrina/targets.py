@@ -5,13 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vitrina.errors import ForbiddenTarget
+from vitrina.ports import registry
 
 ES_TARGET_PREFIX = "es:"
 
 # Lower-case identifiers only: the name reads the same in SQL with and without quotes, so nobody is surprised.
 _TABLE = re.compile(r"(?P<schema>[a-z_][a-z0-9_]{0,62})\.(?P<table>[a-z_][a-z0-9_]{0,62})")
-# What Elasticsearch and OpenSearch accept as an index name, minus the dot prefix of system indexes.
-_INDEX = re.compile(r"[a-z0-9][a-z0-9_.\-]{0,126}")
 
 # Never a mart, whatever the operator's patterns say.
 _RESERVED_SCHEMAS = frozenset({"etl", "etl_stage", "pg_catalog", "information_schema", "pg_toast"})
@@ -24,6 +23,10 @@ class PostgresTarget:
     schema: str
     table: str
 
+    @property
+    def connector(self) -> str:
+        return registry.POSTGRES
+
     def __str__(self) -> str:
         return f"{self.schema}.{self.table}"
 
@@ -34,16 +37,32 @@ class SearchTarget:
 
     index: str
 
+    @property
+    def connector(self) -> str:
+        return registry.SEARCH
+
     def __str__(self) -> str:
         return f"{ES_TARGET_PREFIX}{self.index}"
 
 
-Target = PostgresTarget | SearchTarget
+@dataclass(frozen=True)
+class ConnectorTarget:
+    """What an installed connector writes: `<prefix>:<name>`, the name in the connector's own words."""
+
+    connector: str
+    prefix: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.prefix}:{self.name}"
+
+
+Target = PostgresTarget | SearchTarget | ConnectorTarget
 
 
 @dataclass(frozen=True)
 class TargetPolicy:
-    """The operator's allow-list: `analytics.*`, `analytics.film_dim`, `es:film_dim`, `es:films-*`."""
+    """The operator's allow-list: `analytics.*`, `analytics.film_dim`, `es:film_dim`, `es:films-*`, `parquet:marts/*`."""
 
     patterns: tuple[str, ...]
 
@@ -64,10 +83,7 @@ def parse_target(target: str, policy: TargetPolicy) -> Target:
     """The parsed target, or `ForbiddenTarget` with the reason and what is allowed."""
     parsed = _parse(target)
     if parsed is None:
-        raise ForbiddenTarget(
-            f"target_table {target!r} is not a target: write analytics.<table> in lower case for a mart"
-            f" or {ES_TARGET_PREFIX}<index> for a search index"
-        )
+        raise ForbiddenTarget(f"target_table {target!r} is not a target: {_forms(target)}")
     if not is_allowed_target(target, policy):
         raise ForbiddenTarget(
             f"target_table {target!r} is not allowed here; allowed: {', '.join(policy.patterns) or 'nothing'}"
@@ -76,15 +92,34 @@ def parse_target(target: str, policy: TargetPolicy) -> Target:
     return parsed
 
 
+def connector_of(target: str) -> str | None:
+    """Return the name of the connector that a target's name belongs to, whether it is allowed or not."""
+    parsed = _parse(target)
+    return parsed.connector if parsed else None
+
+
 def _parse(target: str) -> Target | None:
-    if target.startswith(ES_TARGET_PREFIX):
-        index = target.removeprefix(ES_TARGET_PREFIX)
-        return SearchTarget(index) if _INDEX.fullmatch(index) else None
-    found = _TABLE.fullmatch(target)
-    return PostgresTarget(found["schema"], found["table"]) if found else None
+    prefix, colon, name = target.partition(":")
+    if not colon:
+        found = _TABLE.fullmatch(target)
+        return PostgresTarget(found["schema"], found["table"]) if found else None
+    connector = registry.installed().of_prefix(prefix)
+    if connector is None or not connector.is_target or not connector.accepts_target(name):
+        return None
+    return SearchTarget(name) if connector.name == registry.SEARCH else ConnectorTarget(connector.name, prefix, name)
+
+
+def _forms(target: str) -> str:
+    """Say what to write instead; a prefix that no connector has is the likeliest mistake."""
+    prefix, colon, _ = target.partition(":")
+    known = sorted(found.prefix for found in registry.installed().connectors.values() if found.prefix)
+    forms = f"write analytics.<table> in lower case for a mart or {ES_TARGET_PREFIX}<index> for a search index"
+    if colon and prefix not in known:
+        return f"{forms}; no connector with the prefix {prefix[:40]!r} is installed here, only {', '.join(known)}"
+    return forms
 
 
 def _matches(target: str, pattern: str) -> bool:
     """`*` stands for any run of characters, but never crosses from the schema into the table."""
-    expression = re.escape(pattern).replace(r"\*", "[^.:]*" if not pattern.startswith(ES_TARGET_PREFIX) else ".*")
+    expression = re.escape(pattern).replace(r"\*", ".*" if ":" in pattern.partition("*")[0] else "[^.:]*")
     return re.fullmatch(expression, target) is not None

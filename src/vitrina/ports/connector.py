@@ -1,8 +1,9 @@
 """What a package says of the system that it connects, and what it is given when a run opens it."""
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 from uuid import UUID
 
 if TYPE_CHECKING:
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from vitrina.ports.batch import Endable
     from vitrina.ports.source import Source
     from vitrina.ports.target import Target
+    from vitrina.settings import Settings
+
+# Of a target after its prefix: no way up and out of the place that the operator named, nothing that a shell reads.
+ANY_NAME = r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,150}"
 
 
 class Context(Protocol):
@@ -69,7 +74,7 @@ class Opening:
     """Everything that a connector is given."""
 
     definition: "Definition"
-    # `options.<scheme>`, validated by the connector's own model.
+    # `options.<name>`, validated by the connector's own model.
     options: "BaseModel | None"
     # What follows the prefix in `target_table`, or the name of the source.
     name: str
@@ -78,31 +83,81 @@ class Opening:
     context: Context
 
 
-class Finding(NamedTuple):
-    """One line of doctor."""
-
-    ok: bool
-    what: str
-    advice: str = ""
-
-
 @dataclass(frozen=True)
+class Finding:
+    """What a check found out, and what to do about it: one line of doctor."""
+
+    status: Literal["OK", "WARNING", "PROBLEM"]
+    finding: str
+    next_step: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Connector:
     """A system that rows come from or go to. Found by the entry point group `vitrina.connectors`.
 
-    Importing the module that holds it must import nothing heavy: each function imports what it needs.
+    Every process loads it, the API too: the module that holds it imports no driver. The functions do, when called.
     """
 
+    # Stands in `source_type` and `options.<name>`; runners report what they have by it.
     name: str
-    schemes: tuple[str, ...]
+    summary: str = ""
+    # Of the URLs in VITRINA_CONN_<NAME>: the text before `://`.
+    schemes: tuple[str, ...] = ()
+    # Its targets are `<prefix>:<name>` in `target_table`. None: it has none, or they are `schema.table`.
+    prefix: str | None = None
+    # What may follow the prefix: a regular expression that the whole name must match.
+    target_name: str = ANY_NAME
+    # The model of `options.<name>`. Its JSON Schema is shown by the API, and the console makes a form of it.
     options: "type[BaseModel] | None" = None
-    # Names of options that hold secrets.
+    # Parameters of its URLs whose values are masked wherever text is written. Passwords are without being named.
     secrets: frozenset[str] = frozenset()
+
     open_source: "Callable[[Opening], Source] | None" = None
     open_target: "Callable[[Opening], Target] | None" = None
-    # Sessions that a run opens, by the name of the connection.
-    sessions: "Callable[[Definition], Mapping[str, int]] | None" = None
-    check: Callable[[str], Iterable[Finding]] | None = None
-    # Namespace and name of a dataset in lineage events, from what follows the prefix and the URL.
-    dataset: Callable[[str, str | None], tuple[str, str]] | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    # Sessions that a run holds at once on a connection of the operator's, for VITRINA_CONN_<NAME>_MAX_CONNECTIONS.
+    source_sessions: int = 0
+    target_sessions: int = 0
+
+    # Why a URL is not taken, without repeating any of its values; None when it is.
+    url_problem: Callable[[str], str | None] | None = None
+    # The same for a URL that a user sends: it must not name files or sockets of the runner's machine.
+    kept_url_problem: Callable[[str], str | None] | None = None
+    # Looks at a connection, writes nothing: for `vitrina doctor` and `vitrina connections test`.
+    check: "Callable[[str, Settings], Iterator[Finding]] | None" = None
+    # Namespace and name of a dataset in lineage, from the connection's URL and the name after the prefix.
+    dataset: Callable[[str | None, str], tuple[str, str]] | None = None
+
+    # Filled by the registry.
+    package: str = field(default="", compare=False)
+    version: str = field(default="", compare=False)
+
+    @property
+    def is_source(self) -> bool:
+        return self.open_source is not None
+
+    @property
+    def is_target(self) -> bool:
+        return self.open_target is not None
+
+    def accepts_target(self, name: str) -> bool:
+        return re.fullmatch(self.target_name, name) is not None
+
+    def describe(self) -> dict[str, Any]:
+        """As a runner reports it and the API shows it: plain JSON."""
+        return {
+            "name": self.name,
+            "summary": self.summary,
+            "package": self.package,
+            "version": self.version,
+            "schemes": list(self.schemes),
+            "prefix": self.prefix,
+            "source": self.is_source,
+            "target": self.is_target,
+            "options": self.options_schema,
+        }
+
+    @property
+    def options_schema(self) -> Mapping[str, Any] | None:
+        return self.options.model_json_schema() if self.options else None

@@ -14,7 +14,7 @@ from psycopg.types.json import Jsonb
 from vitrina import status
 from vitrina.errors import Conflict, LeaseLost, NotFound, TargetTaken
 from vitrina.status import RunStatus, Status, Trigger
-from vitrina.store import database, databases, migrate, notifications, pipelines, room, run_after
+from vitrina.store import coverage, database, databases, migrate, notifications, pipelines, room, run_after
 from vitrina.store.database import Connection
 
 MAX_ERROR_LENGTH = 4000
@@ -61,11 +61,13 @@ def claim_next(
     only: UUID | None = None,
     per_source: int | None = None,
     max_connections: Mapping[str, int] | None = None,
+    covers: Sequence[str] | None = None,
 ) -> Claim | None:
     """Take the longest-waiting requested pipeline whose target nobody holds, and open its run.
 
     `only`: this pipeline or none. `per_source`: pipelines of a connection that so many runs read from already wait.
     `max_connections`: so do those that need more sessions on a connection than the runs at work leave free there.
+    `covers`: what this runner can do (`coverage.covered`); pipelines that need more are left to others.
     """
     skipped: list[UUID] = []
     while True:
@@ -75,7 +77,7 @@ def claim_next(
                 if per_source is not None or max_connections:
                     # Two runners that count at the same time would both find room for the last one.
                     connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", [_COUNTING])
-                found = _lock_next(connection, only, per_source, max_connections or {}, skipped)
+                found = _lock_next(connection, only, per_source, max_connections or {}, skipped, covers)
                 return _take(connection, found, runner_id, ttl_seconds) if found else None
         except psycopg.errors.UniqueViolation:
             # Another runner took the same target in the same instant, and has committed: the next look sees it.
@@ -129,6 +131,7 @@ def _lock_next(
     per_source: int | None,
     max_connections: Mapping[str, int],
     skipped: Sequence[UUID],
+    covers: Sequence[str] | None,
 ) -> dict[str, Any] | None:
     return connection.execute(
         sql.SQL(
@@ -144,12 +147,14 @@ def _lock_next(
                                         WHERE b.status IN ('RUNNING', 'PAUSE_REQUESTED') AND b.claim_id IS NOT NULL
                                           AND b.source_connection = p.source_connection))
               AND NOT EXISTS ({full})
+              AND (%(covers)s::text[] IS NULL OR {needed} <@ %(covers)s::text[])
             ORDER BY least(p.run_requested_at, p.range_requested_at) NULLS FIRST, p.id
             LIMIT 1
             FOR UPDATE OF p SKIP LOCKED
             """
-        ).format(target=HELD_TARGET, full=room.FULL_CONNECTIONS),
+        ).format(target=HELD_TARGET, full=room.FULL_CONNECTIONS, needed=coverage.NEEDED),
         {
+            "covers": list(covers) if covers is not None else None,
             "only": only,
             "per_source": per_source,
             "max_connections": Jsonb(dict(max_connections)),

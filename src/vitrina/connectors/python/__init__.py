@@ -1,1 +1,18 @@
-"""Python functions as a source."""
+"""Registered Python functions as sources: the connector's description."""
+
+from typing import Any
+
+from vitrina.ports.connector import Connector
+
+
+def _open_source(*arguments: Any) -> Any:
+    from vitrina.connectors.python.source import PythonSource
+
+    return PythonSource(*arguments)
+
+
+connector = Connector(
+    name="python",
+    summary="Rows that a registered Python function makes (`@source`); named in `python_task`.",
+    open_source=_open_source,
+)

@@ -62,7 +62,7 @@ Target = PostgresTarget | SearchTarget | ConnectorTarget
 
 @dataclass(frozen=True)
 class TargetPolicy:
-    """The operator's allow-list: `analytics.*`, `analytics.film_dim`, `es:film_dim`, `es:films-*`, `parquet:marts/*`."""
+    """The operator's allow-list: `analytics.*`, `analytics.film_dim`, `es:films-*`, `parquet:marts/*`."""
 
     patterns: tuple[str, ...]
 

@@ -25,7 +25,7 @@ def heartbeat(
 ) -> None:
     connection.execute(
         """
-        INSERT INTO etl.etl_runners 
+        INSERT INTO etl.etl_runners
             (id, host, pid, version, capacity, running, transforms, sealing_keys, connectors, covers)
         VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
         ON CONFLICT (id) DO UPDATE

@@ -16,11 +16,10 @@ from pydantic import (
     ModelWrapValidatorHandler,
     StringConstraints,
     TypeAdapter,
-    ValidationError,
+    create_model,
     field_validator,
     model_validator,
 )
-from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from vitrina import schedule
 from vitrina.errors import InvalidField
@@ -73,11 +72,8 @@ class ReconcileSchedule(Strict):
         return value
 
 
-class Options(BaseModel):
-    """Rarely needed switches of one pipeline; those of a connector stand under its name."""
-
-    # The connectors' own are extra fields here: which there are is found out when something is validated.
-    model_config = ConfigDict(extra="allow", strict=True)
+class OwnOptions(Strict):
+    """Rarely needed switches of one pipeline."""
 
     consistency: Literal["mixed", "snapshot"] = Field(
         "mixed", description="`snapshot`: an interrupted full load starts over instead of continuing."
@@ -184,35 +180,6 @@ class Options(BaseModel):
         "take_over", description="Whether a full load may replace an index of the target's name by an alias."
     )
 
-    def of(self, connector: str) -> BaseModel | None:
-        """Return what the author set under a connector's name, as the connector's own model; None: it has none."""
-        model = _models_of_connectors().get(connector)
-        return model.model_validate((self.model_extra or {}).get(connector, {})) if model else None
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _others_are_of_connectors(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Judge extra fields by the connector of that name; all that is wrong is said at once."""
-        extra = {name: data[name] for name in data.keys() - cls.model_fields} if isinstance(data, Mapping) else {}
-        problems = [problem for name in sorted(extra) for problem in _problems_of_extra(name, extra[name])]
-        if not problems:
-            return handler(data)
-        try:
-            handler(data)
-        except ValidationError as exc:
-            problems = [*map(_repeated, exc.errors(include_url=False)), *problems]
-        raise ValidationError.from_exception_data(cls.__name__, problems)
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """With the options of the connectors that are installed here."""
-        made = dict(handler(schema))
-        whole = handler.resolve_ref_schema(made)
-        whole["additionalProperties"] = False
-        for name, model in _models_of_connectors().items():
-            whole["properties"][name] = _inlined(model)
-        return made
-
     @field_validator("index")
     @classmethod
     def _index_has_parts(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -226,37 +193,53 @@ class Options(BaseModel):
         return value
 
 
+class Options(OwnOptions):
+    """Rarely needed switches of one pipeline; those of a connector stand under its name."""
+
+    # The connectors' own are extra fields here: which there are is found out when something is validated.
+    model_config = ConfigDict(extra="allow")
+
+    def of(self, connector: str) -> BaseModel | None:
+        """Return what the author set under a connector's name, as the connector's own model; None: it has none."""
+        model = _models_of_connectors().get(connector)
+        return model.model_validate((self.model_extra or {}).get(connector, {})) if model else None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _others_are_of_connectors(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Judge extra fields by the connectors of these names; all that is wrong is said at once."""
+        if isinstance(data, Mapping) and data.keys() - cls.model_fields.keys():
+            _with_connectors().model_validate(data)
+        return handler(data)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """With the options of the connectors that are installed here."""
+        made = dict(handler(schema))
+        whole = handler.resolve_ref_schema(made)
+        whole["additionalProperties"] = False
+        for name, model in _models_of_connectors().items():
+            whole["properties"][name] = _inlined(model)
+        return made
+
+
 def _models_of_connectors() -> dict[str, type[BaseModel]]:
     """The options of installed connectors, by name. One that has the name of an option of ours cannot be set."""
     found = registry.installed().connectors.values()
-    return {each.name: each.options for each in found if each.options and each.name not in Options.model_fields}
+    return {each.name: each.options for each in found if each.options and each.name not in OwnOptions.model_fields}
 
 
 _ANY_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(BoundedObject, config=ConfigDict(strict=True))
 
 
-def _problems_of_extra(name: str, value: object) -> Iterator[InitErrorDetails]:
-    model = _models_of_connectors().get(name)
-    if model is None:
-        yield InitErrorDetails(type="extra_forbidden", loc=(name,), input=value)
-        return
-    try:
-        _ANY_OBJECT.validate_python(value)
-        model.model_validate(value)
-    except ValidationError as exc:
-        yield from (_repeated(error, name) for error in exc.errors(include_url=False))
-
-
-def _repeated(error: Any, *outer: str) -> InitErrorDetails:
-    """The same finding further out. A type that pydantic does not know keeps its words."""
-    place, context = (*outer, *error["loc"]), error.get("ctx", {})
-    told = InitErrorDetails(type=error["type"], loc=place, input=error["input"], ctx=context)
-    try:
-        ValidationError.from_exception_data("", [told])
-    except (KeyError, TypeError):
-        own = PydanticCustomError(error["type"], "{said}", {"said": error["msg"]})
-        return InitErrorDetails(type=own, loc=place, input=error["input"])
-    return told
+def _with_connectors() -> type[OwnOptions]:
+    """Our options and those of connectors as one model, which knows no others."""
+    bounded = BeforeValidator(_ANY_OBJECT.validate_python)
+    fields: dict[str, Any] = {
+        name: (Annotated[model, bounded], None) for name, model in _models_of_connectors().items()
+    }
+    made: type[OwnOptions] = create_model("Options", __base__=OwnOptions, **fields)
+    return made
 
 
 def _inlined(model: type[BaseModel]) -> dict[str, Any]:

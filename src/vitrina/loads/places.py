@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from vitrina import targets
 from vitrina.connectors.postgres import sessions
 from vitrina.definition import Definition
 from vitrina.errors import FatalError
+from vitrina.ports import registry
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import databases, leases, pipelines, state
@@ -54,8 +56,20 @@ def another_database(target: Target | str) -> str:
     return f"the checkpoint is that of {target} in another database"
 
 
+def database_name(definition: Definition, target: Target) -> str | None:
+    """The connection of the database that holds the target; None: the metastore keeps the checkpoint of others."""
+    return definition.options.target_connection if target.connector == registry.POSTGRES else None
+
+
+def named(definition: Definition, target: Target) -> str:
+    """The target with the place it is in, where no database says so itself: another place has other rows."""
+    place = definition.options.target_connection
+    return str(target) if place is None or target.connector == registry.POSTGRES else f"{target}@{place.lower()}"
+
+
 def _target_connection(definition: Definition) -> str:
-    return (definition.options.target_connection or DEFAULT_CONNECTION).lower()
+    in_postgres = targets.connector_of(definition.final_target) == registry.POSTGRES
+    return ((definition.options.target_connection if in_postgres else None) or DEFAULT_CONNECTION).lower()
 
 
 def _recognise(name: str, settings: Settings, metastore: Connection, target_session: Connection) -> str:

@@ -11,6 +11,7 @@ import structlog
 from vitrina.checks import reconcile
 from vitrina.errors import CannotConnect, ConfigError
 from vitrina.loads import kept_connections
+from vitrina.ports import registry
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import (
     database,
@@ -106,6 +107,8 @@ def _drop_remote_orphans(metastore: Connection, settings: Settings, name: str) -
     if name == DEFAULT_CONNECTION:
         return
     try:
+        if settings.connector_of(name) != registry.POSTGRES:
+            return  # it has no stages of ours
         with _session(settings.connection_url(name)) as target:
             # Whoever is about to save a second pipeline for the same mart is told so, not only its run.
             databases.recognise(metastore, name, target, lambda other: _session(settings.connection_url(other)))

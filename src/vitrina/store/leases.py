@@ -159,6 +159,7 @@ def _lock_next(
             "only": only,
             "per_source": per_source,
             "max_connections": Jsonb(dict(max_connections)),
+            "sessions": Jsonb(room.sessions()),
             "skipped": list(skipped),
         },
     ).fetchone()

@@ -390,13 +390,17 @@ def definition_of(row: Row) -> Definition:
     return Definition.model_validate(fields | {name: row[name] for name in DEFINITION_PARTS})
 
 
-# The last step may override the pipeline's target.
-FINAL_TARGET = sql.SQL(
-    """
-    coalesce((SELECT t.target_table FROM etl.etl_pipeline_tasks t
-              WHERE t.pipeline_id = p.id ORDER BY t.order_index DESC LIMIT 1), p.target_table)
-    """
-)
+def final_target(row: str) -> sql.Composed:
+    """Where a row of etl_pipelines writes: the last step may override the pipeline's target."""
+    return sql.SQL(
+        """
+        coalesce((SELECT t.target_table FROM etl.etl_pipeline_tasks t
+                  WHERE t.pipeline_id = {row}.id ORDER BY t.order_index DESC LIMIT 1), {row}.target_table)
+        """
+    ).format(row=sql.Identifier(row))
+
+
+FINAL_TARGET = final_target("p")
 
 _TASKS = sql.SQL(
     """

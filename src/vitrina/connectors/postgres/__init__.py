@@ -12,7 +12,7 @@ SESSIONS_OF_A_SIDE = 2
 def _kept_url_problem(url: str) -> str | None:
     from vitrina.store import kept_connections
 
-    return kept_connections.problem(url)
+    return kept_connections.postgres_problem(url)
 
 
 def _open_source(*arguments: Any) -> Any:

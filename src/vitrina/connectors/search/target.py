@@ -29,11 +29,14 @@ from vitrina.targets import SearchTarget
 SHRINK_LIMIT = 0.5
 
 
-def open_client(settings: Settings) -> SearchClient:
-    return SearchClient(connection_options(settings))
+def open_client(settings: Settings, connection: str | None = None) -> SearchClient:
+    return SearchClient(connection_options(settings, connection))
 
 
-def connection_options(settings: Settings) -> ConnectionOptions:
+def connection_options(settings: Settings, connection: str | None = None) -> ConnectionOptions:
+    """Find the servers of a named connection; without a name, those of ELASTICSEARCH_URL."""
+    if connection is not None:
+        return ConnectionOptions.of_cluster(settings.connection_url(connection))
     if settings.elasticsearch_url is None:
         raise ConfigError(
             "ELASTICSEARCH_URL is not set, so es: targets cannot be written: set it to http://host:9200, or start a"

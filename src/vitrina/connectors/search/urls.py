@@ -46,7 +46,7 @@ def problem(url: str) -> str | None:
     if unknown:
         return f"the URL must not set {', '.join(unknown)}: it may set {', '.join(sorted(PARAMETERS))}"
     hosts = rest.partition("?")[0].rpartition("@")[2].split(",")
-    if not all(map(_is_host, hosts)):
+    if "#" in rest or not all(map(_is_host, hosts)):
         return (
             f"the URL has an address that is wrong: write {EXAMPLE}, several hosts with commas between, a number as"
             " port, and / ? # , @ in user and password as %2F %3F %23 %2C %40"
@@ -69,4 +69,4 @@ def _is_host(address: str) -> bool:
         _ = parts.port  # judged when it is asked for
     except ValueError:
         return False
-    return bool(parts.hostname) and "@" not in address and not parts.fragment
+    return bool(parts.hostname) and "@" not in address

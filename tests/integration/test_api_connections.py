@@ -60,6 +60,7 @@ def test_a_connection_is_sealed_for_runners_and_never_shown(keyed: httpx.Client,
     assert answer.status_code == 201, answer.text
     assert answer.json() == {
         "name": "shop",
+        "connector": "postgres",
         "set_in": "metastore",
         "pipelines": [],
         "updated_at": answer.json()["updated_at"],

@@ -4,6 +4,7 @@ from typing import Any
 
 import httpx
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from tests.integration.api import create, problem
@@ -13,20 +14,15 @@ from vitrina.store import pipelines
 
 
 def test_a_table_is_read_whole(workbench: Workbench) -> None:
-    workbench.source(
-        "CREATE TABLE content.genre (id int PRIMARY KEY, name text); INSERT INTO content.genre VALUES (1, 'a')"
+    workbench.source("CREATE TABLE content.genre (id int PRIMARY KEY, name text)")
+    workbench.source("INSERT INTO content.genre VALUES (1, 'a')")
+    definition = Definition(
+        name="genre", source_table="content.genre", target_table="analytics.genre", target_key=["id"]
     )
-    definition = {"name": "genre", "source_table": "content.genre", "target_table": "analytics.genre"}
-
-    pipelines.insert(
-        workbench.metastore,
-        Definition.model_validate(definition | {"target_key": ["id"]}),
-        pipeline_id=None,
-        managed_by=None,
-    )
+    pipelines.insert(workbench.metastore, definition, pipeline_id=None, managed_by=None)
     assert workbench.run("genre")["status"] == "SUCCESS"
     assert workbench.sql("SELECT * FROM analytics.genre") == [{"id": 1, "name": "a"}]
-    # A column that the table gets is a difference of the query, reported as such.
+    # A column that the table gets is one that the query gives: the mart lacks it.
     workbench.source("ALTER TABLE content.genre ADD COLUMN more text")
     run = workbench.run("genre")
     assert (run["status"], "more" in run["error_message"]) == ("FAILED", True)
@@ -46,20 +42,17 @@ def test_names_read_as_they_do_in_a_query(table: str, query: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "path"),
+    "fields",
     [
-        ({"source_table": "genre"}, "source_table"),
-        ({"source_table": "content.genre; DROP TABLE x"}, "source_table"),
-        ({"source_table": "a.b.c"}, "source_table"),
-        ({"source_table": 'content."ge"nre"'}, "source_table"),
-        ({"source_table": "content.genre", "source_query": "SELECT 1"}, "source_table"),
-        (
-            {"source_table": "content.genre", "tasks": [{"order_index": 0, "task_type": "SQL", "body": "x"}]},
-            "source_table",
-        ),
+        {"source_table": "genre"},
+        {"source_table": "content.genre; DROP TABLE x"},
+        {"source_table": "a.b.c"},
+        {"source_table": 'content."ge"nre"'},
+        {"source_table": "content.genre", "source_query": "SELECT 1"},
+        {"source_table": "content.genre", "tasks": [{"order_index": 0, "task_type": "SQL", "body": "SELECT 1"}]},
     ],
 )
-def test_anything_else_is_a_query(fields: dict[str, Any], path: str) -> None:
+def test_anything_else_is_a_query(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as caught:
         Definition.model_validate({"name": "g", "target_table": "analytics.g", **fields})
     (error,) = caught.value.errors()
@@ -69,6 +62,7 @@ def test_anything_else_is_a_query(fields: dict[str, Any], path: str) -> None:
 def test_the_api_takes_it_judges_it_and_shows_it(api: httpx.Client) -> None:
     created = create(api, source_query=None, source_table="content.film_work")
     assert (created["source_table"], created["source_query"]) == ("content.film_work", None)
+    assert yaml.safe_load(api.get("/api/v1/export").text)["spec"]["source_table"] == "content.film_work"
     refused = api.post(
         "/api/v1/pipelines", json={"name": "x", "source_table": "secret.logins", "target_table": "analytics.x"}
     )

@@ -6,6 +6,7 @@ import type {
   Alert,
   AuditEntry,
   Connection,
+  Connector,
   DeadLetter,
   Graph,
   LogLine,
@@ -241,6 +242,10 @@ export function useNames(kind: "connections" | "transforms") {
 
 export function useConnections() {
   return useQuery({ queryKey: ["connections"], queryFn: ({ signal }) => get<Page<Connection>>("/connections", signal) });
+}
+
+export function useConnectors() {
+  return useQuery({ queryKey: ["connectors"], queryFn: ({ signal }) => get<Page<Connector>>("/connectors", signal), staleTime: 60_000 });
 }
 
 export function useTargets() {

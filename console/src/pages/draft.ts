@@ -5,8 +5,10 @@ export interface Draft {
   name: string;
   description: string;
   type: "SQL" | "PYTHON";
+  source_type: string;
   source_connection: string;
   source_query: string;
+  source_table: string;
   python_task: string;
   target_table: string;
   target_key: string;
@@ -32,7 +34,9 @@ export const NEW_DRAFT: Draft = {
   name: "",
   description: "",
   type: "SQL",
+  source_type: "postgres",
   source_connection: "default",
+  source_table: "",
   source_query: "SELECT\n  \nFROM ",
   python_task: "",
   target_table: "analytics.",
@@ -61,8 +65,10 @@ export function draftOf(pipeline: Definition): Draft {
     name: pipeline.name,
     description: pipeline.description,
     type: pipeline.type,
+    source_type: pipeline.source_type ?? "postgres",
     source_connection: pipeline.source_connection,
     source_query: pipeline.source_query ?? "",
+    source_table: pipeline.source_table ?? "",
     python_task: pipeline.python_task ?? "",
     target_table: pipeline.target_table,
     target_key: pipeline.target_key?.join(", ") ?? "",
@@ -85,8 +91,10 @@ export function definitionOf(draft: Draft): Record<string, unknown> {
     name: draft.name,
     description: draft.description,
     type: draft.type,
+    source_type: draft.source_type,
     source_connection: draft.source_connection,
     source_query: draft.source_query.trim() ? draft.source_query : null,
+    source_table: draft.source_table.trim() || null,
     python_task: draft.python_task || null,
     target_table: draft.target_table,
     target_key: key.length ? key : null,

@@ -15,6 +15,7 @@ import { toast, toastError } from "../ui/toasts";
 import { compact, count, duration, percent } from "../words/format";
 import { t } from "../words/language";
 import { scheduleInWords } from "../words/schedule";
+import { waitingInWords } from "../words/waiting";
 import { Checks } from "./pipeline-checks";
 import { DefinitionTab, Versions } from "./pipeline-definition";
 import { Overview } from "./pipeline-overview";
@@ -31,6 +32,11 @@ export function PipelinePage() {
       <Head pipeline={pipeline.data} status={status.data} />
       {status.data.last_error && <LastError pipeline={pipeline.data} status={status.data} />}
       {status.data.progress && <AtWork status={status.data} />}
+      {status.data.waiting && (
+        <p role="status" className="rounded-lg border border-warn px-4 py-3 text-sm">
+          {waitingInWords(status.data.waiting)}
+        </p>
+      )}
       {status.data.hold && <Hold hold={status.data.hold} />}
       <Headline pipeline={pipeline.data} status={status.data} />
       <Tabs pipeline={pipeline.data} status={status.data} />

@@ -12,6 +12,7 @@ import { toast, toastError } from "../ui/toasts";
 import { compact } from "../words/format";
 import { t } from "../words/language";
 import { scheduleInWords } from "../words/schedule";
+import { waitingInWords } from "../words/waiting";
 
 type Show = "attention" | "running" | "paused" | "scheduled" | "disabled";
 type Sort = "name" | "freshness" | "status";
@@ -290,6 +291,11 @@ const Line = memo(function Line({ line, index, top, height, open, act }: LinePro
           {line.dead_letters > 0 && <Tag tone="bad">{t("{n} dead letters", { n: line.dead_letters })}</Tag>}
           {line.is_held && <Tag tone="warn">{t("held")}</Tag>}
         </span>
+        {line.waiting && (
+          <span className="block truncate text-xs text-warn" title={line.waiting}>
+            {waitingInWords(line.waiting)}
+          </span>
+        )}
         {line.last_error && line.status === "FAILED" && (
           <span className="hidden truncate text-xs text-bad lg:block" title={line.last_error}>
             {line.last_error}

@@ -1,9 +1,4 @@
-"""For tests of your own steps: rows in, rows out, without a database.
-
->>> from vitrina.testing import run_step
->>> run_step("normalise_text", [{"title": " Alien "}], params={"columns": ["title"]}).rows
-[{'title': 'Alien'}]
-"""
+"""Steps and Python sources in tests: rows in, rows out, without a database."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -351,19 +351,21 @@ def _check_runners(connection: "Connection", settings: "Settings") -> Finding:
 
 
 def _check_pipelines(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
+    from vitrina.services import connectors
     from vitrina.status import Status
     from vitrina.store import pipelines
 
     watched = [Status.FAILED, Status.RUN_REQUESTED, Status.RUNNING, Status.PAUSE_REQUESTED]
     rows = pipelines.list_page(connection, pipelines.Filter(status=watched), limit=10_000)
     now = _one(connection, "SELECT clock_timestamp() AS at")["at"]
-    found = [stuck for row in rows if (stuck := _stuck(row, now, settings.lease_ttl_seconds))]
+    waiting = connectors.waiting(connection, settings)
+    found = [stuck for row in rows if (stuck := _stuck(row, now, settings.lease_ttl_seconds, waiting.get(row["id"])))]
     yield from found
     if not found:
         yield ok("pipelines", "none has failed, none is stuck")
 
 
-def _stuck(row: dict[str, Any], now: Any, lease_ttl_seconds: float) -> Finding | None:
+def _stuck(row: dict[str, Any], now: Any, lease_ttl_seconds: float, waiting: str | None) -> Finding | None:
     from vitrina.status import ACTIVE, Status
 
     name, waited = row["name"], (now - row["status_since"]).total_seconds()
@@ -378,6 +380,8 @@ def _stuck(row: dict[str, Any], now: Any, lease_ttl_seconds: float) -> Finding |
         return problem(
             f"pipeline {name}", f"{row['status']}, but its runner is gone", "start a runner: it recovers the pipeline"
         )
+    if waiting:
+        return problem(f"pipeline {name}", waiting, "install that where a runner is, and start it")
     if row["status"] in (Status.RUN_REQUESTED, Status.PAUSE_REQUESTED) and waited > PATIENCE_SECONDS:
         return problem(
             f"pipeline {name}",

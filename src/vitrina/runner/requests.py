@@ -20,6 +20,7 @@ from vitrina.definition import Definition
 from vitrina.errors import NotFound, SourceQueryFailed, VitrinaError
 from vitrina.loads import job as jobs
 from vitrina.loads import kept_connections, replay
+from vitrina.ports import registry
 from vitrina.services import suggestions
 from vitrina.settings import Settings
 from vitrina.store import connections, database, pipelines
@@ -106,6 +107,7 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
 def list_tables(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """What queries on a connection may read: tables of the allowed schemas that the reader may select from."""
     name = request["payload"]["connection"]
+    _require_tables(name, settings)
     with sessions.waited_for(name, settings, "vitrina:tables") as reader:
         tables = catalog.list_readable(reader.connection, sorted(settings.source_schemas), limit=MAX_TABLES + 1)
     return {"connection": name, "tables": tables[:MAX_TABLES], "complete": len(tables) <= MAX_TABLES}
@@ -116,6 +118,7 @@ def suggest_copy(request: dict[str, Any], metastore: Connection, settings: Setti
     asked = request["payload"]
     if asked["schema"] not in settings.source_schemas:
         raise NotFound(f"schema {asked['schema']!r} may not be read; allowed are {settings.allowed_source_schemas}")
+    _require_tables(asked["connection"], settings)
     wishes = suggestions.Wishes(name=asked.get("name"), key=tuple(asked.get("key", ())))
     source = (asked["connection"], asked["schema"], asked["table"])
     with (
@@ -133,6 +136,12 @@ def try_connection(request: dict[str, Any], metastore: Connection, settings: Set
     found = list(connections.examine(settings, name, place=connections.kept_place(name) if kept else None))
     usable = all(verdict.status != connections.PROBLEM for verdict in found)
     return {"connection": name, "usable": usable, "findings": [asdict(verdict) for verdict in found]}
+
+
+def _require_tables(name: str, settings: Settings) -> None:
+    connector = settings.connector_of(name)
+    if connector not in (registry.POSTGRES, None):
+        raise NotFound(f"connection {name!r} is one of the connector {connector}, which lists no tables")
 
 
 def _definition(request: dict[str, Any], metastore: Connection) -> Definition:

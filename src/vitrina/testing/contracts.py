@@ -212,7 +212,7 @@ class TargetContract:
         attempt = self.attempt(self.ledger(), 1)
         attempt.begin("replace")
         attempt.add(1, {1: "Alien"})
-        attempt.write(2, {2: "lost on its way"})
+        attempt.write(2, {9: "lost on its way"})
         attempt.add(3, {2: "Brazil", 3: "Casablanca"})
         attempt.publish()
         assert self.visible() == FIRST
@@ -224,7 +224,7 @@ class TargetContract:
         first = self.attempt(ledger, 1)
         first.begin("replace")
         first.add(1, {1: "Alien"})
-        first.write(2, {2: "of the runner that was lost"})
+        first.write(2, {9: "of the runner that was lost"})
 
         second = self.attempt(ledger, 2)
         if ledger.checkpoint.stage is None:

@@ -118,11 +118,13 @@ def _drop_remote_orphans(metastore: Connection, settings: Settings, name: str) -
 
 
 def _remove_left_generations(metastore: Connection, settings: Settings) -> None:
-    if settings.elasticsearch_url is None or not left_generations.exist(metastore):
+    if not left_generations.exist(metastore):
         return
     from vitrina.runner import search_housekeeping  # here: most runners need no search client
 
-    search_housekeeping.remove_left_generations(metastore, settings)
+    settings = kept_connections.with_kept(settings, metastore)
+    if search_housekeeping.clusters(settings):
+        search_housekeeping.remove_left_generations(metastore, settings)
 
 
 @contextmanager

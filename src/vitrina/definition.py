@@ -471,6 +471,12 @@ class Definition(Strict):
             return self.ordered_tasks[-1].target_table
         return self.target_table
 
+    @property
+    def placed_target(self) -> str:
+        """The target with its place, where no database says so itself: in another place are other rows."""
+        place = self.options.target_connection
+        return f"{self.final_target}@{place.lower()}" if place and ":" in self.final_target else self.final_target
+
 
 # A name without quotes reads as it does in a query; one with capitals or blanks needs them, as it does there.
 _PART = r"(?:[A-Za-z_][A-Za-z0-9_$]{0,62}|\"[^\"\x00]{1,63}\")"
@@ -527,4 +533,7 @@ def fingerprint(definition: Definition, key: list[str], result_types: list[str])
         key,
         result_types,
     ]
+    if not definition.reads_postgres or definition.options.model_extra:
+        # Of other connectors: left out where there is nothing of them, so that a load of before can be continued.
+        parts += [definition.source_type, definition.source_table, definition.options.model_extra]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

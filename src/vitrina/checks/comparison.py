@@ -5,11 +5,13 @@ from typing import Protocol
 
 from psycopg.sql import SQL, Composable, Identifier
 
+from vitrina import targets
 from vitrina.checks.opened import cursor_of, query_of
 from vitrina.connectors.postgres.load import MartTarget
 from vitrina.errors import FatalError
 from vitrina.loads import job as jobs
 from vitrina.loads.job import Job, Opened
+from vitrina.ports import registry
 from vitrina.ports.compare import Side
 
 Sides = tuple[Side, Side]
@@ -42,10 +44,14 @@ def inspect(opened: Opened) -> Comparison:
         from vitrina.checks.mart_comparison import MartComparison
 
         return MartComparison(opened)
-    # Imported here: it needs pyarrow, and half a second for it.
-    from vitrina.checks.index_comparison import IndexComparison
+    # Imported here: these need pyarrow, and half a second for it.
+    if targets.connector_of(opened.definition.final_target) == registry.SEARCH:
+        from vitrina.checks.index_comparison import IndexComparison
 
-    return IndexComparison(opened)
+        return IndexComparison(opened)
+    from vitrina.checks.scan_comparison import ScanComparison
+
+    return ScanComparison(opened)
 
 
 def look_into(opened: Opened) -> Job:

@@ -17,7 +17,7 @@ from vitrina.connectors.postgres.stage import BATCH, SCHEMA
 from vitrina.connectors.postgres.stream import Stager, cut, outputs_of, read_ahead
 from vitrina.errors import Conflict
 from vitrina.loads.job import Job
-from vitrina.ports.source import Window
+from vitrina.ports.source import Form, Window
 from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.transforms.outputs import outputs as natural_outputs
@@ -26,7 +26,9 @@ _YOUNG = "_young"
 _ROWS_AT_ONCE = 10_000
 
 
-def read(job: Job, *, in_order: bool = False, sample: int | None = None) -> Iterator[tuple[pa.Table, bool]]:
+def read(
+    job: Job, *, in_order: bool = False, sample: int | None = None, form: Form = "exact"
+) -> Iterator[tuple[pa.Table, bool]]:
     """What the query gives and the steps make of it, in tables of rows that are all young, or none of them.
 
     Told apart before the steps: they may make any rows out of others, and leave out when those changed. `in_order` of
@@ -41,7 +43,9 @@ def read(job: Job, *, in_order: bool = False, sample: int | None = None) -> Iter
                 yield (passage.steps.take(rows, number).table if passage else rows), False
         return
     source, cursor = job.source, job.source.cursor
-    outputs = natural_outputs(source.result) if passage else outputs_of(source.result)
+    # Steps are given natural types; without any, rows come in the form that the target takes.
+    natural = passage is not None or form == "natural"
+    outputs = natural_outputs(source.result) if natural else outputs_of(source.result)
     outputs.append(SQL("coalesce({}, false) AS {}").format(comparison.young(job), Identifier(_YOUNG)))
     order: tuple[Composable, ...] = tuple(cursor.columns("q")) if cursor and in_order else ()
     if sample is not None:

@@ -16,14 +16,15 @@ from vitrina.connectors.postgres.load import MartOpening, MartTarget
 from vitrina.connectors.postgres.query_source import QuerySource
 from vitrina.connectors.postgres.source import SqlReader
 from vitrina.definition import Definition
-from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
+from vitrina.errors import ConfigError, FatalError, InvalidQuery, SourceQueryFailed
 from vitrina.loads import kept_connections, places, steps
 from vitrina.loads.context import NoContext, RunContext
 from vitrina.loads.plan import Capabilities, Plan, plan
 from vitrina.loads.steps import Fitted, PlannedSteps, Surroundings
+from vitrina.ports import registry
 from vitrina.ports.batch import Position
 from vitrina.ports.checkpoint import Checkpoint
-from vitrina.ports.connector import Context
+from vitrina.ports.connector import Connector, Context, Opening, Work
 from vitrina.ports.schema import Column
 from vitrina.ports.source import Description, Passes, Source, Window
 from vitrina.ports.target import Prepared, Shortcut, Target, Wanted
@@ -34,7 +35,7 @@ from vitrina.store import sessions as older_sessions
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
-from vitrina.targets import PostgresTarget, parse_target
+from vitrina.targets import ConnectorTarget, PostgresTarget, parse_target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,7 +120,7 @@ def definition_of(claim: Claim) -> Definition:
 def judge(definition: Definition, settings: Settings) -> Judged | None:
     """The definition may have been written with psql: it is judged again before anything runs."""
     taskplan.check(definition, settings.target_policy)
-    if definition.python_source:
+    if definition.python_source or not definition.reads_postgres:
         return None
     if definition.query is None:
         raise FatalError("the pipeline has no source query")
@@ -193,7 +194,7 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
     reader = _open_reader(around)
     target = _open_target(around)
     home = target.session or metastore
-    if definition.options.target_connection not in (None, DEFAULT_CONNECTION):
+    if places.is_elsewhere(definition):
         target_schema.refuse_unprepared(home)
     checkpoint, reason = places.checkpoint_to_show(claim, definition, settings, metastore, home)
     return Opened(
@@ -228,15 +229,19 @@ class _Around:
 
 def _open_reader(around: _Around) -> SqlReader:
     definition, settings = around.definition, around.settings
-    url = database.reader_url(settings, definition.source_connection)
+    # Beside a source of another kind, the default database answers the queries of steps that look things up.
+    name = definition.source_connection if definition.reads_postgres else DEFAULT_CONNECTION
+    url = database.reader_url(settings, name)
     session = source_sessions.with_extensions(
-        settings, lambda more: around.connect(url, definition.source_connection, {**database.READ_ONLY, **more})
+        settings, lambda more: around.connect(url, name, {**database.READ_ONLY, **more})
     )
     return SqlReader(session, url, around.claim.session_name)
 
 
 def _open_source(around: _Around, judged: Judged | None, reader: SqlReader, found: Checkpoint) -> Source:
     definition, settings, claim = around.definition, around.settings, around.claim
+    if not definition.reads_postgres and not definition.python_source:
+        return _open_installed_source(around)
     if judged is None:
         # Imported here: it needs pyarrow, and half a second for it.
         from vitrina.connectors.python import opening
@@ -254,6 +259,41 @@ def _open_source(around: _Around, judged: Judged | None, reader: SqlReader, foun
         metastore=around.metastore,
         found=found,
         backfill=_backfill(definition, claim),
+    )
+
+
+def _open_installed_source(around: _Around) -> Source:
+    definition, connector = around.definition, registry.get(around.definition.source_type)
+    if connector.open_source is None:
+        raise ConfigError(f"the connector {connector.name} opens no sources")
+    url = around.settings.connection_url(definition.source_connection)
+    opened = connector.open_source(_opening(around, connector, definition.source_table or definition.query or "", url))
+    around.sessions.callback(opened.close)
+    around.context.attach(opened)
+    return opened
+
+
+def _open_installed_target(around: _Around, name: ConnectorTarget) -> Target:
+    connector = registry.get(name.connector)
+    if connector.open_target is None:
+        raise ConfigError(f"the connector {connector.name} opens no targets")
+    url = around.settings.target_url(connector.name, around.definition.options.target_connection)
+    opened = connector.open_target(_opening(around, connector, name.name, url))
+    around.sessions.callback(opened.close)
+    return opened
+
+
+def _opening(around: _Around, connector: Connector, name: str, url: str | None) -> Opening:
+    claim = around.claim
+    writes = around.metastore is not None
+    work = Work(claim.pipeline_id, claim.name, claim.run_id, claim.epoch, claim.session_name, writes=writes)
+    return Opening(
+        definition=around.definition,
+        options=around.definition.options.of(connector.name),
+        name=name,
+        url=url,
+        work=work,
+        context=around.context,
     )
 
 
@@ -277,11 +317,14 @@ def _open_target(around: _Around) -> Target:
     name = parse_target(definition.final_target, settings.target_policy)
     if isinstance(name, PostgresTarget):
         return _open_mart(around, name)
+    if isinstance(name, ConnectorTarget):
+        return _open_installed_target(around, name)
     # Imported here: pipelines into tables need neither pyarrow nor a search client.
     from vitrina.connectors.search.load import IndexTarget
     from vitrina.connectors.search.target import ElasticsearchWriter, open_client
 
-    writer = ElasticsearchWriter(open_client(settings), around.claim, name, definition.options)
+    client = open_client(settings, definition.options.target_connection)
+    writer = ElasticsearchWriter(client, around.claim, name, definition.options)
     target = IndexTarget(writer, definition, around.context)
     around.sessions.callback(target.close)
     return target

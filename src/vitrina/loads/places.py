@@ -56,15 +56,9 @@ def another_database(target: Target | str) -> str:
     return f"the checkpoint is that of {target} in another database"
 
 
-def database_name(definition: Definition, target: Target) -> str | None:
-    """The connection of the database that holds the target; None: the metastore keeps the checkpoint of others."""
-    return definition.options.target_connection if target.connector == registry.POSTGRES else None
-
-
-def named(definition: Definition, target: Target) -> str:
-    """The target with the place it is in, where no database says so itself: another place has other rows."""
-    place = definition.options.target_connection
-    return str(target) if place is None or target.connector == registry.POSTGRES else f"{target}@{place.lower()}"
+def is_elsewhere(definition: Definition) -> bool:
+    """Whether the target is in another database, which keeps the checkpoint; the metastore keeps those of others."""
+    return _target_connection(definition) != DEFAULT_CONNECTION
 
 
 def _target_connection(definition: Definition) -> str:

@@ -31,7 +31,8 @@ def remove_left_generations(metastore: Connection, settings: Settings) -> None:
 
         def remove(generation: str, pipeline: str) -> bool:
             """Which cluster it was left on, nobody has noted: it is settled when all of them say so."""
-            return all([client is not None and _removed(client, generation, pipeline) for client in clients])
+            settled = [client is not None and _removed(client, generation, pipeline) for client in clients]
+            return all(settled)
 
         left_generations.settle(metastore, remove)
 

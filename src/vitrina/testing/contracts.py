@@ -107,7 +107,8 @@ class Attempt:
 
     def write(self, number: int, rows: Rows) -> Part:
         """Send one part, which does not count yet."""
-        written = self.load.writer().write(table(rows), PartId(self.epoch, number))()
+        with self.load.writer() as writer:
+            written = writer.write(table(rows), PartId(self.epoch, number))()
         assert written.rows + len(written.letters) == len(rows), "every row has arrived or is a dead letter"
         return Part(number, len(rows), (str(max(rows, default=0)),), staged=written.rows, counts=written.counts)
 

@@ -15,16 +15,16 @@ def _kept_url_problem(url: str) -> str | None:
     return kept_connections.postgres_problem(url)
 
 
-def _open_source(*arguments: Any) -> Any:
-    from vitrina.connectors.postgres.source import SqlReader
+def _open_source(*arguments: Any, **named: Any) -> Any:
+    from vitrina.connectors.postgres.query_source import QuerySource
 
-    return SqlReader(*arguments)
+    return QuerySource(*arguments, **named)
 
 
-def _open_target(*arguments: Any, **named: Any) -> Any:
-    from vitrina.connectors.postgres.target import PostgresWriter
+def _open_target(*arguments: Any) -> Any:
+    from vitrina.connectors.postgres.load import MartTarget
 
-    return PostgresWriter(*arguments, **named)
+    return MartTarget(*arguments)
 
 
 def _dataset(url: str | None, table: str) -> tuple[str, str]:

@@ -177,7 +177,7 @@ class QuerySource:
             cursor.key,
             cursor.family,
             cursor.zone,
-            self.definition.final_target,
+            self.definition.placed_target,
         )
         return f"{_digest(*parts)}/{_digest(cursor.id, cursor.id_type)}"
 

@@ -6,9 +6,9 @@ from vitrina.ports.connector import Connector
 
 
 def _open_source(*arguments: Any) -> Any:
-    from vitrina.connectors.python.source import PythonSource
+    from vitrina.connectors.python.opening import open_source
 
-    return PythonSource(*arguments)
+    return open_source(*arguments)
 
 
 connector = Connector(

@@ -82,7 +82,7 @@ class PythonSource(BaseSource):
     @property
     def _identity(self) -> str:
         """Whose a stored checkpoint is, and what has been filled with what it passed by: a source's, and a target."""
-        parts = ["source", self._definition.python_source, self._definition.final_target]
+        parts = ["source", self._definition.python_source, self._definition.placed_target]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
     def unseen(self) -> Unseen:

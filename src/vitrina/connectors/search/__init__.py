@@ -15,9 +15,9 @@ INDEX_NAME = r"[a-z0-9][a-z0-9_.\-]{0,126}"
 
 
 def _open_target(*arguments: Any) -> Any:
-    from vitrina.connectors.search.target import ElasticsearchWriter
+    from vitrina.connectors.search.load import IndexTarget
 
-    return ElasticsearchWriter(*arguments)
+    return IndexTarget(*arguments)
 
 
 def _check(url: str, settings: "Settings") -> Iterator[Finding]:

@@ -27,6 +27,10 @@ class PostgresTarget:
     def connector(self) -> str:
         return registry.POSTGRES
 
+    @property
+    def name(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         return f"{self.schema}.{self.table}"
 
@@ -40,6 +44,11 @@ class SearchTarget:
     @property
     def connector(self) -> str:
         return registry.SEARCH
+
+    @property
+    def name(self) -> str:
+        """What follows the prefix."""
+        return self.index
 
     def __str__(self) -> str:
         return f"{ES_TARGET_PREFIX}{self.index}"

@@ -12,8 +12,6 @@ from pydantic import ValidationError
 
 from vitrina import sqlguard, taskplan
 from vitrina.connectors.postgres import sessions as source_sessions
-from vitrina.connectors.postgres.load import MartOpening, MartTarget
-from vitrina.connectors.postgres.query_source import QuerySource
 from vitrina.connectors.postgres.source import SqlReader
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError, FatalError, InvalidQuery, SourceQueryFailed
@@ -24,7 +22,7 @@ from vitrina.loads.steps import Fitted, PlannedSteps, Surroundings
 from vitrina.ports import registry
 from vitrina.ports.batch import Position
 from vitrina.ports.checkpoint import Checkpoint
-from vitrina.ports.connector import Connector, Context, Opening, Work
+from vitrina.ports.connector import Connector, Context, Inside, Opening, Work
 from vitrina.ports.schema import Column
 from vitrina.ports.source import Description, Passes, Source, Window
 from vitrina.ports.target import Prepared, Shortcut, Target, Wanted
@@ -35,7 +33,7 @@ from vitrina.store import sessions as older_sessions
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
-from vitrina.targets import ConnectorTarget, PostgresTarget, parse_target
+from vitrina.targets import parse_target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -239,54 +237,45 @@ def _open_reader(around: _Around) -> SqlReader:
 
 
 def _open_source(around: _Around, judged: Judged | None, reader: SqlReader, found: Checkpoint) -> Source:
-    definition, settings, claim = around.definition, around.settings, around.claim
-    if not definition.reads_postgres and not definition.python_source:
-        return _open_installed_source(around)
-    if judged is None:
-        # Imported here: it needs pyarrow, and half a second for it.
-        from vitrina.connectors.python import opening
-
-        return opening.open_source(definition, settings, claim, around.sessions, around.context.attach)
-    if around.metastore is None:
-        raise FatalError("a query is read beside the metastore")
-    return QuerySource(
-        definition,
-        settings,
-        judged,
-        reader,
-        reader_url=database.reader_url(settings, definition.source_connection),
-        session_name=claim.session_name,
-        metastore=around.metastore,
-        found=found,
-        backfill=_backfill(definition, claim),
-    )
-
-
-def _open_installed_source(around: _Around) -> Source:
-    definition, connector = around.definition, registry.get(around.definition.source_type)
+    """Open what the rows come from. It ends with the lease; a query's sessions are the run's own."""
+    definition = around.definition
+    connector = registry.get(definition.source_connector)
     if connector.open_source is None:
         raise ConfigError(f"the connector {connector.name} opens no sources")
-    url = around.settings.connection_url(definition.source_connection)
-    opened = connector.open_source(_opening(around, connector, definition.source_table or definition.query or "", url))
-    around.sessions.callback(opened.close)
-    around.context.attach(opened)
-    return opened
+    url = None if definition.python_source else around.settings.connection_url(definition.source_connection)
+    name = definition.python_source or definition.source_table or definition.query or ""
+    opening = _opening(around, connector, name, url, judged=judged, reader=reader, checkpoint=found)
+    source = connector.open_source(opening)
+    if not definition.reads_postgres:
+        around.sessions.callback(source.close)
+        around.context.attach(source)
+    return source
 
 
-def _open_installed_target(around: _Around, name: ConnectorTarget) -> Target:
+def _open_target(around: _Around) -> Target:
+    name = parse_target(around.definition.final_target, around.settings.target_policy)
     connector = registry.get(name.connector)
     if connector.open_target is None:
         raise ConfigError(f"the connector {connector.name} opens no targets")
     url = around.settings.target_url(connector.name, around.definition.options.target_connection)
-    opened = connector.open_target(_opening(around, connector, name.name, url))
-    around.sessions.callback(opened.close)
-    return opened
+    target = connector.open_target(_opening(around, connector, name.name, url))
+    around.sessions.callback(target.close)
+    return target
 
 
-def _opening(around: _Around, connector: Connector, name: str, url: str | None) -> Opening:
+def _opening(around: _Around, connector: Connector, name: str, url: str | None, **of_query: Any) -> Opening:
     claim = around.claim
     writes = around.metastore is not None
     work = Work(claim.pipeline_id, claim.name, claim.run_id, claim.epoch, claim.session_name, writes=writes)
+    own = Inside(
+        settings=around.settings,
+        claim=claim,
+        metastore=around.metastore,
+        sessions=around.sessions,
+        connect=around.connect,
+        others=lambda: _others_on_target(around),
+        **of_query,
+    )
     return Opening(
         definition=around.definition,
         options=around.definition.options.of(connector.name),
@@ -294,6 +283,7 @@ def _opening(around: _Around, connector: Connector, name: str, url: str | None) 
         url=url,
         work=work,
         context=around.context,
+        _inside=own if connector.package == registry.OWN_PACKAGE else None,
     )
 
 
@@ -310,48 +300,6 @@ def references(reader: SqlReader, settings: Settings) -> "Callable[[str], pa.Tab
         return found[query]
 
     return load
-
-
-def _open_target(around: _Around) -> Target:
-    definition, settings = around.definition, around.settings
-    name = parse_target(definition.final_target, settings.target_policy)
-    if isinstance(name, PostgresTarget):
-        return _open_mart(around, name)
-    if isinstance(name, ConnectorTarget):
-        return _open_installed_target(around, name)
-    # Imported here: pipelines into tables need neither pyarrow nor a search client.
-    from vitrina.connectors.search.load import IndexTarget
-    from vitrina.connectors.search.target import ElasticsearchWriter, open_client
-
-    client = open_client(settings, definition.options.target_connection)
-    writer = ElasticsearchWriter(client, around.claim, name, definition.options)
-    target = IndexTarget(writer, definition, around.context)
-    around.sessions.callback(target.close)
-    return target
-
-
-def _open_mart(around: _Around, name: PostgresTarget) -> MartTarget:
-    definition, settings = around.definition, around.settings
-    connection_name = definition.options.target_connection
-    url = settings.connection_url(connection_name)
-    remote = connection_name not in (None, DEFAULT_CONNECTION)
-    own = None if remote else around.metastore
-
-    def others() -> list[str]:
-        return _others_on_target(around)
-
-    return MartTarget(
-        MartOpening(
-            definition=definition,
-            settings=settings,
-            claim=around.claim,
-            name=name,
-            connection=own or around.connect(url, connection_name, {}),
-            url=url,
-            others=others,
-            guard=around.context.guard,
-        )
-    )
 
 
 def _others_on_target(around: _Around) -> list[str]:

@@ -1,12 +1,16 @@
 """What a package says of the system that it connects, and what it is given when a run opens it."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from uuid import UUID
 
+from vitrina.ports.checkpoint import Checkpoint
+
 if TYPE_CHECKING:
+    from contextlib import ExitStack
+
     from pydantic import BaseModel
 
     from vitrina.definition import Definition
@@ -14,6 +18,9 @@ if TYPE_CHECKING:
     from vitrina.ports.source import Source
     from vitrina.ports.target import Target
     from vitrina.settings import Settings
+    from vitrina.sqlguard import Judged
+    from vitrina.store.database import Connection
+    from vitrina.store.leases import Claim
 
 # Of a target after its prefix: no way up and out of the place that the operator named, nothing that a shell reads.
 ANY_NAME = r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,150}"
@@ -70,6 +77,24 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Inside:
+    """What only Vitrina's own connectors are given, which are a part of the runner: its settings and sessions."""
+
+    settings: "Settings"
+    claim: "Claim"
+    # None: a look without a claim; a mart gets a session of its own then.
+    metastore: "Connection | None"
+    sessions: "ExitStack"
+    connect: "Callable[[str, str | None, Mapping[str, str]], Connection]"
+    # Pipelines that write to the same target.
+    others: "Callable[[], Sequence[str]]"
+    # Of a query: what the guard said of it, the session that reads it, and where the last run came to.
+    judged: "Judged | None" = None
+    reader: Any = None
+    checkpoint: "Checkpoint" = field(default_factory=Checkpoint)
+
+
+@dataclass(frozen=True)
 class Opening:
     """Everything that a connector is given."""
 
@@ -81,6 +106,13 @@ class Opening:
     url: str | None = field(repr=False)
     work: Work
     context: Context
+    _inside: Inside | None = field(default=None, repr=False)
+
+    @property
+    def inside(self) -> Inside:
+        if self._inside is None:
+            raise RuntimeError("only a runner opens Vitrina's own connectors")
+        return self._inside
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,13 @@
 """PostgreSQL as source and as target: the connector's description; drivers are imported where they are used."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vitrina import dsn
-from vitrina.ports.connector import Connector
+from vitrina.ports.connector import Connector, Opening
+
+if TYPE_CHECKING:
+    from vitrina.ports.source import Source
+    from vitrina.ports.target import Target
 
 # One session asks and another streams where a run reads; one merges and another fills stages where it writes.
 SESSIONS_OF_A_SIDE = 2
@@ -15,16 +19,16 @@ def _kept_url_problem(url: str) -> str | None:
     return kept_connections.postgres_problem(url)
 
 
-def _open_source(*arguments: Any, **named: Any) -> Any:
-    from vitrina.connectors.postgres.query_source import QuerySource
+def _open_source(opening: Opening) -> "Source":
+    from vitrina.connectors.postgres.opening import open_source
 
-    return QuerySource(*arguments, **named)
+    return open_source(opening)
 
 
-def _open_target(*arguments: Any) -> Any:
-    from vitrina.connectors.postgres.load import MartTarget
+def _open_target(opening: Opening) -> "Target":
+    from vitrina.connectors.postgres.opening import open_target
 
-    return MartTarget(*arguments)
+    return open_target(opening)
 
 
 def _dataset(url: str | None, table: str) -> tuple[str, str]:

@@ -1,14 +1,18 @@
 """Registered Python functions as sources: the connector's description."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-from vitrina.ports.connector import Connector
+from vitrina.ports.connector import Connector, Opening
+
+if TYPE_CHECKING:
+    from vitrina.ports.source import Source
 
 
-def _open_source(*arguments: Any) -> Any:
+def _open_source(opening: Opening) -> "Source":
     from vitrina.connectors.python.opening import open_source
 
-    return open_source(*arguments)
+    inside = opening.inside
+    return open_source(opening.definition, inside.settings, inside.claim, inside.sessions, opening.context.attach)
 
 
 connector = Connector(

@@ -1,23 +1,24 @@
 """Elasticsearch and OpenSearch as targets: the connector's description; the client is imported where it is used."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from vitrina.connectors.search import urls
-from vitrina.ports.connector import Connector, Finding
+from vitrina.ports.connector import Connector, Finding, Opening
 
 if TYPE_CHECKING:
+    from vitrina.ports.target import Target
     from vitrina.settings import Settings
 
 # What Elasticsearch and OpenSearch accept as an index name, minus the dot prefix of system indexes.
 INDEX_NAME = r"[a-z0-9][a-z0-9_.\-]{0,126}"
 
 
-def _open_target(*arguments: Any) -> Any:
-    from vitrina.connectors.search.load import IndexTarget
+def _open_target(opening: Opening) -> "Target":
+    from vitrina.connectors.search.opening import open_target
 
-    return IndexTarget(*arguments)
+    return open_target(opening)
 
 
 def _check(url: str, settings: "Settings") -> Iterator[Finding]:

@@ -16,7 +16,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "vitrina"
 
-KINDS_OF_TARGETS = {"PostgresTarget", "SearchTarget", "ConnectorTarget", "PostgresWriter", "ElasticsearchWriter"}
+KINDS_OF_TARGETS = frozenset(
+    "PostgresTarget SearchTarget ConnectorTarget PostgresWriter ElasticsearchWriter MartTarget IndexTarget".split()
+)
 # Where a target's name is taken apart: the only place that may know all kinds.
 ALLOWED_TO_ASK = {"vitrina.targets"}
 # A recursive descent over one grammar: its modules call each other by nature.

@@ -5,13 +5,10 @@ from typing import Protocol
 
 from psycopg.sql import SQL, Composable, Identifier
 
-from vitrina import targets
 from vitrina.checks.opened import cursor_of, query_of
-from vitrina.connectors.postgres.load import MartTarget
 from vitrina.errors import FatalError
 from vitrina.loads import job as jobs
 from vitrina.loads.job import Job, Opened
-from vitrina.ports import registry
 from vitrina.ports.compare import Side
 
 Sides = tuple[Side, Side]
@@ -36,22 +33,6 @@ class Comparison(Protocol):
     def both_sides(self) -> AbstractContextManager[Sides]:
         """Source and target. Checkpoint, target, source are looked at in this order: `vitrina.checks.compare`."""
         ...
-
-
-def inspect(opened: Opened) -> Comparison:
-    """Find out what there is to compare, or say why it cannot be compared."""
-    if isinstance(opened.target, MartTarget):
-        from vitrina.checks.mart_comparison import MartComparison
-
-        return MartComparison(opened)
-    # Imported here: these need pyarrow, and half a second for it.
-    if targets.connector_of(opened.definition.final_target) == registry.SEARCH:
-        from vitrina.checks.index_comparison import IndexComparison
-
-        return IndexComparison(opened)
-    from vitrina.checks.scan_comparison import ScanComparison
-
-    return ScanComparison(opened)
 
 
 def look_into(opened: Opened) -> Job:

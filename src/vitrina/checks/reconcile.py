@@ -10,7 +10,7 @@ import structlog
 from pydantic import ValidationError
 
 from vitrina import schedule
-from vitrina.checks import compare, comparison, repair, repairs
+from vitrina.checks import compare, comparison, comparisons, repair, repairs
 from vitrina.checks.compare import Difference, Look, Verdict
 from vitrina.checks.comparison import Comparison
 from vitrina.checks.opened import cursor_of, query_of
@@ -107,7 +107,7 @@ def _compared(
     with ExitStack() as sessions:
         found = jobs.open_for_inspection(row, settings, metastore, sessions)
         with database.translated(f"comparing with {found.definition.final_target}"):
-            opened = comparison.inspect(found)
+            opened = comparisons.inspect(found)
             with opened.both_sides() as (source, target):
                 first = _look(level, source, target, opened.job, wish)
             report = _report(opened, level, first)

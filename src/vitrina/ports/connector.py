@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from vitrina.store.database import Connection
     from vitrina.store.leases import Claim
 
+TidyUp = Callable[["Connection", "Settings"], None]
+
 # Of a target after its prefix: no way up and out of the place that the operator named, nothing that a shell reads.
 ANY_NAME = r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,150}"
 
@@ -158,6 +160,8 @@ class Connector:
     kept_url_problem: Callable[[str], str | None] | None = None
     # Looks at a connection, writes nothing: for `vitrina doctor` and `vitrina connections test`.
     check: "Callable[[str, Settings], Iterator[Finding]] | None" = None
+    # Removes what interrupted loads left in its systems; once a minute, with a session of the metastore.
+    tidy_up: "TidyUp | None" = None
     # Namespace and name of a dataset in lineage, from the connection's URL and the name after the prefix.
     dataset: Callable[[str | None, str], tuple[str, str]] | None = None
 

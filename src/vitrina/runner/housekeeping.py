@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import psycopg
 import structlog
@@ -12,12 +13,12 @@ from vitrina.checks import reconcile
 from vitrina.errors import CannotConnect, ConfigError
 from vitrina.loads import kept_connections
 from vitrina.ports import registry
+from vitrina.ports.connector import TidyUp
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import (
     database,
     databases,
     events,
-    left_generations,
     notifications,
     recovery,
     requests,
@@ -81,7 +82,11 @@ def tidy_up(settings: Settings) -> None:
             "runners": lambda: runners.forget_stale(metastore, older_than_seconds=stale),
             "stages": lambda: stages.drop_orphans(metastore, metastore),
             "other databases": lambda: _drop_all_remote_orphans(metastore, settings),
-            "generations": lambda: _remove_left_generations(metastore, settings),
+            **{
+                f"what {connector.name} left": partial(_tidy_up_after, connector.tidy_up, metastore, settings)
+                for connector in registry.installed().connectors.values()
+                if connector.tidy_up
+            },
         }
         for duty, perform in duties.items():
             _do(duty, perform, metastore)
@@ -117,14 +122,8 @@ def _drop_remote_orphans(metastore: Connection, settings: Settings, name: str) -
         structlog.get_logger().warning("housekeeping.target_skipped", connection=name, error=" ".join(str(exc).split()))
 
 
-def _remove_left_generations(metastore: Connection, settings: Settings) -> None:
-    if not left_generations.exist(metastore):
-        return
-    from vitrina.runner import search_housekeeping  # here: most runners need no search client
-
-    settings = kept_connections.with_kept(settings, metastore)
-    if search_housekeeping.clusters(settings):
-        search_housekeeping.remove_left_generations(metastore, settings)
+def _tidy_up_after(tidy_up: TidyUp, metastore: Connection, settings: Settings) -> None:
+    tidy_up(metastore, kept_connections.with_kept(settings, metastore))
 
 
 @contextmanager

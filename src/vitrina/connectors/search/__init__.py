@@ -10,6 +10,7 @@ from vitrina.ports.connector import Connector, Finding, Opening
 if TYPE_CHECKING:
     from vitrina.ports.target import Target
     from vitrina.settings import Settings
+    from vitrina.store.database import Connection
 
 # What Elasticsearch and OpenSearch accept as an index name, minus the dot prefix of system indexes.
 INDEX_NAME = r"[a-z0-9][a-z0-9_.\-]{0,126}"
@@ -34,6 +35,16 @@ def _dataset(url: str | None, index: str) -> tuple[str, str]:
     return f"elasticsearch://{server.hostname or 'localhost'}:{server.port or 9200}", index
 
 
+def _tidy_up(metastore: "Connection", settings: "Settings") -> None:
+    from vitrina.store import left_generations
+
+    if left_generations.exist(metastore):
+        # Here: most runners need no search client.
+        from vitrina.connectors.search.housekeeping import remove_left_generations
+
+        remove_left_generations(metastore, settings)
+
+
 connector = Connector(
     name="search",
     summary="Elasticsearch 8 and 9, OpenSearch 2 and 3: indexes as targets (`es:index`).",
@@ -46,4 +57,5 @@ connector = Connector(
     kept_url_problem=urls.kept_problem,
     check=_check,
     dataset=_dataset,
+    tidy_up=_tidy_up,
 )

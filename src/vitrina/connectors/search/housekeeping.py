@@ -26,6 +26,8 @@ def clusters(settings: Settings) -> list[str | None]:
 
 def remove_left_generations(metastore: Connection, settings: Settings) -> None:
     """One look at each; a server that does not answer is asked again in the next round."""
+    if not clusters(settings):
+        return
     with ExitStack() as opened:
         clients = [_client(settings, name, opened) for name in clusters(settings)]
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -16,8 +16,9 @@ from vitrina.errors import FatalError
 from vitrina.loads import job as jobs
 from vitrina.loads import steps
 from vitrina.loads.steps import ASK_FOR_LESS, Surroundings
+from vitrina.ports import registry
 from vitrina.ports.batch import DeadLetter
-from vitrina.ports.source import Description, Window
+from vitrina.ports.source import Description, Samples, Source, Window
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
 
@@ -56,7 +57,7 @@ class Stage:
 
 def preview(definition: Definition, settings: Settings, limit: int) -> dict[str, Any]:
     """What would be written: the first rows behind the last step, and `before` the first; or those of the source."""
-    if definition.python_source and not definition.steps:
+    if definition.source_connector != registry.POSTGRES and not definition.steps:
         return _shown(first_rows_of_source(definition, settings, limit))
     letters: list[DeadLetter] = []
     stages = trace(definition, settings, limit, letters=letters)
@@ -76,16 +77,22 @@ def first_rows_of_source(definition: Definition, settings: Settings, limit: int)
 def _first_of_source(
     definition: Definition, settings: Settings, limit: int, sessions: ExitStack
 ) -> tuple[Description, Stage]:
-    from vitrina.connectors.python import opening
     from vitrina.transforms import call
 
     claim = Claim(_NOBODY, definition.name, 0, _NOBODY, _NOBODY, 0, {"requested_range": None})
-    source = opening.open_source(_hurried(definition), settings, claim, sessions)
+    source = jobs.open_source_alone(_hurried(definition), settings, claim, sessions)
     described = source.describe(Window())
     name = definition.python_source or source.name
     if described.schema is None:
         raise FatalError(f"source {name} gives no rows")
-    return described, Stage(name, call.one_batch(source.sample(limit, MAX_BYTES, MAX_BYTES)))
+    return described, Stage(name, call.one_batch(_first_rows(source, limit)))
+
+
+def _first_rows(source: Source, limit: int) -> "pa.Table":
+    if isinstance(source, Samples):
+        return source.sample(limit, MAX_BYTES, MAX_BYTES)
+    with closing(source.read(Window(batch_rows=lambda: limit), "natural")) as batches:
+        return next(batches).take().slice(0, limit)
 
 
 def trace(

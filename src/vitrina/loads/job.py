@@ -212,6 +212,13 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
     )
 
 
+def open_source_alone(definition: Definition, settings: Settings, claim: Claim, sessions: ExitStack) -> Source:
+    """Open a source that is no query, for a look at its rows: there is no target, and nothing is on record."""
+    connect = _connector(claim, settings, definition, sessions)
+    around = _Around(definition, settings, claim, None, sessions, connect, NoContext())
+    return _open_source(around, None, None, Checkpoint())
+
+
 @dataclass(frozen=True)
 class _Around:
     """What source and target are opened with. Without a session of the metastore, a mart gets one of its own."""
@@ -236,7 +243,7 @@ def _open_reader(around: _Around) -> SqlReader:
     return SqlReader(session, url, around.claim.session_name)
 
 
-def _open_source(around: _Around, judged: Judged | None, reader: SqlReader, found: Checkpoint) -> Source:
+def _open_source(around: _Around, judged: Judged | None, reader: SqlReader | None, found: Checkpoint) -> Source:
     """Open what the rows come from. It ends with the lease; a query's sessions are the run's own."""
     definition = around.definition
     connector = registry.get(definition.source_connector)

@@ -67,6 +67,16 @@ def test_a_python_source_needs_the_connector_of_python_sources(workbench: Workbe
     assert claimed(workbench, OWN) == "made"
 
 
+def test_steps_after_a_python_source_are_needed_with_it(workbench: Workbench) -> None:
+    pipeline = requested(workbench, "made", type="PYTHON", python_task="shop", source_query=None)
+    workbench.sql(
+        f"""INSERT INTO etl.etl_pipeline_tasks (pipeline_id, order_index, task_type, body)
+            VALUES ('{pipeline}', 0, 'PYTHON', 'title_case')"""
+    )
+    assert claimed(workbench, OWN) is None
+    assert claimed(workbench, [*OWN, "step:shop"]) == "made"
+
+
 def test_the_last_steps_target_counts(workbench: Workbench) -> None:
     pipeline = requested(workbench, "films")
     workbench.sql(

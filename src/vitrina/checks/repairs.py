@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from vitrina.checks import comparison
+from vitrina.checks import comparisons
 from vitrina.checks import repair as rules
 from vitrina.checks.compare import Verdict
 from vitrina.checks.repair import Correctable, Repaired
@@ -60,7 +60,7 @@ def _mend(claim: Claim, settings: Settings, verdict: Verdict, control: RunContro
     # A paused pipeline is repaired without becoming anything else than paused.
     context.ignores_pause = claim.row["status"] == Status.PAUSE_REQUESTED
     with ExitStack() as sessions, database.translated(f"repairing {claim.name}"):
-        compared = comparison.inspect(jobs.open_job(claim, settings, sessions, context=context))
+        compared = comparisons.inspect(jobs.open_job(claim, settings, sessions, context=context))
         job = compared.job
         if not isinstance(compared, Correctable):
             raise FatalError(f"{job.definition.final_target} can be compared, but not repaired: run the pipeline")

@@ -1,5 +1,7 @@
 """How a column's values travel through Arrow: natively where that is exact, else as text that Postgres casts back."""
 
+import re
+
 # Types that ADBC carries exactly in both directions. Not timestamps and dates: it wraps `infinity` around.
 _NATIVE = {
     "smallint": "smallint",
@@ -36,3 +38,25 @@ def merge_type(kind: str) -> str:
 def base_type(kind: str) -> str:
     """`character varying(5)` is `character varying`; arrays stay what they are."""
     return kind if kind.endswith("]") else kind.partition("(")[0].strip()
+
+
+# Assignments that lose nothing, or fail loudly when a value does not fit.
+_WIDER = {
+    "smallint": {"integer", "bigint", "numeric"},
+    "integer": {"bigint", "numeric"},
+    "bigint": {"numeric"},
+    "real": {"double precision"},
+    "name": {"text"},
+}
+_TEXTS = ("text", "character varying")
+_CONSTRAINT = re.compile(r"\([\d,]+\)")
+
+
+def fits(source: str, target: str) -> bool:
+    """Whether every value of the source type arrives unchanged in the target type, or is refused by Postgres."""
+    if source == target or target in _WIDER.get(source, ()):
+        return True
+    if source.startswith(_TEXTS) and target.startswith(_TEXTS):
+        return source.endswith("[]") == target.endswith("[]")
+    # The same type with the target unconstrained: numeric(3,1) into numeric.
+    return _CONSTRAINT.sub("", source) == target

@@ -23,19 +23,25 @@ def covered(connectors: Iterable[Connector], steps: Iterable[Mapping[str, Any]])
     ]
 
 
+# Whether the rows of `p` come from a Python source: there is nothing else to read. Its tasks are steps then.
+_MADE_BY_PYTHON = sql.SQL(
+    """
+    (p.type = 'PYTHON' AND p.source_table IS NULL AND coalesce(btrim(p.source_query), '') = ''
+     AND coalesce((SELECT t.task_type FROM etl.etl_pipeline_tasks t
+                   WHERE t.pipeline_id = p.id ORDER BY t.order_index LIMIT 1), '') <> 'SQL')
+    """
+)
+
 # What `p` needs, in the same words. A name that cannot be one is no need: such a row is taken up, and fails with the
 # reason, instead of waiting for a runner that there cannot be.
 CONNECTORS_NEEDED = sql.SQL(
     """
     ARRAY(SELECT need FROM (VALUES
-        ('source:' || CASE WHEN p.type = 'PYTHON' AND p.source_table IS NULL
-                            AND coalesce(btrim(p.source_query), '') = ''
-                            AND NOT EXISTS (SELECT FROM etl.etl_pipeline_tasks t WHERE t.pipeline_id = p.id)
-                           THEN 'python' ELSE p.source_type END),
+        ('source:' || CASE WHEN {made} THEN 'python' ELSE p.source_type END),
         ('target:' || CASE WHEN strpos({target}, ':') > 0 THEN split_part({target}, ':', 1) ELSE '' END)
     ) AS needed (need) WHERE need ~ '^(source:[a-z][a-z0-9_]{{0,30}}|target:([a-z][a-z0-9_]{{0,30}})?)$')
     """
-).format(target=pipelines.FINAL_TARGET)
+).format(target=pipelines.FINAL_TARGET, made=_MADE_BY_PYTHON)
 
 NEEDED = sql.SQL(
     """
@@ -45,10 +51,10 @@ NEEDED = sql.SQL(
         UNION
         SELECT 'step:' || p.python_task
         WHERE p.type = 'PYTHON' AND p.python_task ~ '^[a-z][a-z0-9_]{{0,62}}$'
-          AND NOT EXISTS (SELECT FROM etl.etl_pipeline_tasks t WHERE t.pipeline_id = p.id)
+          AND ({made} OR NOT EXISTS (SELECT FROM etl.etl_pipeline_tasks t WHERE t.pipeline_id = p.id))
     )
     """
-).format(connectors=CONNECTORS_NEEDED)
+).format(connectors=CONNECTORS_NEEDED, made=_MADE_BY_PYTHON)
 
 
 def list_waiting(

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitrina.errors import StepFailed, TargetMismatch
+from vitrina.ports import types
 from vitrina.ports.schema import Column, Known
 from vitrina.transforms import natural, python_values
 
@@ -95,11 +96,8 @@ def _derived(kind: pa.DataType, name: str) -> str | None:
 
 def lands(field: pa.Field, target: str) -> bool:
     """Whether each value arrives in a column of that type unchanged, or is refused when it does not."""
-    # Imported here: only a runner asks, and workers load no driver.
-    from vitrina.connectors.postgres import catalog
-
     made = postgres_type(field)
-    if made is None or catalog.fits(made, target):
+    if made is None or types.fits(made, target):
         return True
     exact = "(" not in target
     if pa.types.is_string(field.type):

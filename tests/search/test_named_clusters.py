@@ -55,6 +55,30 @@ def test_passes_go_on_there_and_begin_again_elsewhere(bench: Workbench, client: 
     assert bench.run("films")["rows_read"] == 200  # nobody says that the rows are there, too
 
 
+def test_two_names_of_one_cluster_are_one_place(bench: Workbench, client: SearchClient, index: str) -> None:
+    """A full load deletes what the other pipeline wrote, by whatever name it goes there."""
+    pipeline(bench, index, options=NAMED)
+    assert bench.run("films")["status"] == "SUCCESS"
+    other = {"target_table": f"es:{index}", "target_key": ["id"], "options": {"target_connection": "archive"}}
+    bench.pipeline("others", "SELECT id, title FROM content.film_work WHERE id < 5", **other)
+    run = bench.run("others")
+    assert run["status"] == "FAILED"
+    assert "the connections 'archive' and 'logs' are one" in run["error_message"]
+    assert len(documents(client, index)) == 200
+
+
+def test_a_name_of_the_default_cluster_is_that_one(
+    bench: Workbench, client: SearchClient, index: str, search: Target
+) -> None:
+    bench.settings = bench.settings.model_copy(update={"elasticsearch_url": SecretStr(search.url)})
+    pipeline(bench, index)
+    assert bench.run("films")["status"] == "SUCCESS"
+    other = {"target_table": f"es:{index}", "target_key": ["id"], "options": NAMED}
+    bench.pipeline("others", "SELECT id, title FROM content.film_work WHERE id < 5", **other)
+    run = bench.run("others")
+    assert (run["status"], "the connections 'logs' and 'default' are one" in run["error_message"]) == ("FAILED", True)
+
+
 def test_what_is_left_behind_there_is_removed(bench: Workbench, client: SearchClient, index: str) -> None:
     pipeline(bench, index, options=NAMED)
     interrupt(bench)

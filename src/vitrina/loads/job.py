@@ -158,6 +158,8 @@ def open_job(
         older_sessions.end_older(connection, claim)
     if home is not metastore:
         places.hold(claim, definition, settings, metastore, home)
+    else:
+        places.hold_place(claim, definition, settings, metastore)
     ledger = Ledger(claim, metastore, home)
     checkpoint = ledger.seize()
     target.seize()

@@ -162,6 +162,8 @@ class Connector:
     check: "Callable[[str, Settings], Iterator[Finding]] | None" = None
     # Removes what interrupted loads left in its systems; once a minute, with a session of the metastore.
     tidy_up: "TidyUp | None" = None
+    # What a named connection, or the default one, says of itself: two names for one place are found out by it.
+    place: "Callable[[Settings, str | None], str | None] | None" = None
     # Namespace and name of a dataset in lineage, from the connection's URL and the name after the prefix.
     dataset: Callable[[str | None, str], tuple[str, str]] | None = None
 

@@ -35,6 +35,12 @@ def _dataset(url: str | None, index: str) -> tuple[str, str]:
     return f"elasticsearch://{server.hostname or 'localhost'}:{server.port or 9200}", index
 
 
+def _place(settings: "Settings", connection: str | None) -> str | None:
+    from vitrina.connectors.search.health import cluster_of
+
+    return cluster_of(settings, connection)
+
+
 def _tidy_up(metastore: "Connection", settings: "Settings") -> None:
     from vitrina.store import left_generations
 
@@ -58,4 +64,5 @@ connector = Connector(
     check=_check,
     dataset=_dataset,
     tidy_up=_tidy_up,
+    place=_place,
 )

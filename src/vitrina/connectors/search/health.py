@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vitrina.connectors.search.client import SearchClient
 from vitrina.connectors.search.connection import ConnectionOptions
+from vitrina.connectors.search.target import connection_options
 from vitrina.errors import VitrinaError
 from vitrina.ports.connector import Finding
 
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
 
 # Somebody waits, and a server that is there answers this at once.
 TIMEOUT_SECONDS = 10.0
+
+
+def cluster_of(settings: "Settings", connection: str | None) -> str | None:
+    """Return the uuid that the servers of a cluster share; None when it does not tell."""
+    client = SearchClient(replace(connection_options(settings, connection), timeout_seconds=TIMEOUT_SECONDS))
+    try:
+        found = client.request("GET", "/").body
+    finally:
+        client.close()
+    uuid = found.get("cluster_uuid") if isinstance(found, dict) else None
+    return uuid if isinstance(uuid, str) and uuid not in ("", "_na_") else None
 
 
 def check(url: str, settings: "Settings") -> Iterator[Finding]:

@@ -114,7 +114,8 @@ def test_a_request_about_a_pipeline_waits_for_its_connectors_only(workbench: Wor
 
 def test_a_runner_says_what_it_has(workbench: Workbench) -> None:
     manager = PipelineManager(workbench.settings)
-    manager._check_start()
+    with manager._bell, manager._ringer:
+        manager._check_start()
     (row,) = runners.list_all(workbench.metastore, stale_after_seconds=30)
     assert {"source:postgres", "source:python", "target:", "target:es", "step:rename_columns"} <= set(row["covers"])
     assert {found["name"] for found in row["connectors"]} >= {"postgres", "python", "search"}

@@ -1,5 +1,7 @@
 """Connectors are found by entry point; one that cannot be used is left out, and says why."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from vitrina.definition import Definition, Options
 from vitrina.errors import ConfigError, ForbiddenTarget, Invalid
+from vitrina.observe import logs
 from vitrina.ports import registry
 from vitrina.ports.connector import Connector
 from vitrina.ports.registry import Installed
@@ -220,3 +223,20 @@ def test_a_connection_must_be_one_of_the_connector_that_uses_it(with_lake: Insta
 def test_a_connection_that_no_connector_opens_is_an_error_where_it_is_used() -> None:
     settings = Settings.model_validate({"connections": {"old": "mysql://user:secret@host/shop"}})
     assert settings.connector_of("old") is None
+
+
+def test_secrets_in_urls_of_a_connector_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "lake://user:hidden@bucket/marts?sas=c0ffee&region=eu"
+    secret = replace(LAKE, secrets=frozenset({"sas"}))
+    monkeypatch.setattr(registry, "installed", lambda: Installed({"lake": secret}))
+    settings = Settings.model_validate({"connections": {"bucket": url}})
+    masked = logs.Redactor(logs.secrets_of(settings))
+    assert masked("opened lake with c0ffee in eu as hidden") == f"opened lake with {logs.MASK} in eu as {logs.MASK}"
+
+
+def test_loading_the_descriptions_loads_no_driver() -> None:
+    """Every process does, the API too."""
+    program = "from vitrina.ports import registry; registry.installed(); import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {module.partition(".")[0] for module in done.stdout.split()}
+    assert not loaded & {"adbc_driver_manager", "elastic_transport", "psycopg", "pyarrow"}

@@ -21,11 +21,12 @@ def cluster_of(settings: "Settings", connection: str | None) -> str | None:
     """Return the uuid that the servers of a cluster share; None when it does not tell."""
     client = SearchClient(replace(connection_options(settings, connection), timeout_seconds=TIMEOUT_SECONDS))
     try:
-        found = client.request("GET", "/").body
+        # A login may be allowed one of these and not the other.
+        answers = (client.request("GET", path).body for path in ("/", "/_cluster/state/version"))
+        uuids = (answer.get("cluster_uuid") for answer in answers if isinstance(answer, dict))
+        return next((uuid for uuid in uuids if isinstance(uuid, str) and uuid not in ("", "_na_")), None)
     finally:
         client.close()
-    uuid = found.get("cluster_uuid") if isinstance(found, dict) else None
-    return uuid if isinstance(uuid, str) and uuid not in ("", "_na_") else None
 
 
 def check(url: str, settings: "Settings") -> Iterator[Finding]:
@@ -33,15 +34,21 @@ def check(url: str, settings: "Settings") -> Iterator[Finding]:
     try:
         client = SearchClient(replace(ConnectionOptions.of_cluster(url), timeout_seconds=TIMEOUT_SECONDS))
         try:
-            server = client.request("GET", "/").body
+            found = _make(client) or f"a search cluster, {client.health()['status']}"
         finally:
             client.close()
     except VitrinaError as exc:
-        yield Finding("PROBLEM", exc.message, "start that server, open its port to this machine, or correct its URL")
+        advice = "start that server, open its port to this machine, or correct its URL, login or API key"
+        yield Finding("PROBLEM", exc.message, advice)
         return
-    version = server.get("version", {}) if isinstance(server, dict) else {}
+    yield Finding("OK", found)
+
+
+def _make(client: SearchClient) -> str | None:
+    """Make and version, where the login may ask for them."""
+    answer = client.request("GET", "/").body
+    version = answer.get("version") if isinstance(answer, dict) else None
+    if not isinstance(version, dict) or not version.get("number"):
+        return None
     make = "OpenSearch" if version.get("distribution") == "opensearch" else "Elasticsearch"
-    if not version.get("number"):
-        yield Finding("PROBLEM", "it answers, but not as a search server does", "correct its URL, login or API key")
-        return
-    yield Finding("OK", f"{make} {version['number']}")
+    return f"{make} {version['number']}"

@@ -82,7 +82,7 @@ class GuardedRoute(APIRoute):
             for guard in guards:
                 await run_in_threadpool(guard.check, request)
             if takes_body:
-                await _refuse_deep_body(request)
+                await refuse_deep_body(request)
             response = await handle(request)
             return viewers.shown_to_viewers(response) if request.method == "GET" and is_viewer(request) else response
 
@@ -94,10 +94,13 @@ def is_viewer(request: Request) -> bool:
     return caller is not None and not caller.role.includes(Role.OPERATOR)
 
 
-async def _refuse_deep_body(request: Request) -> None:
+async def refuse_deep_body(request: Request) -> None:
     """Nothing behind the door recurses deeper than this; a text of a few kilobytes could exhaust the stack."""
     body = await request.body()
-    if await run_in_threadpool(json_values.text_is_deeper, body, json_values.MAX_DEPTH_WRAPPED):
+    # A thread only for what may take long: most bodies do not even have so many brackets.
+    if json_values.may_be_deeper(body, json_values.MAX_DEPTH_WRAPPED) and await run_in_threadpool(
+        json_values.text_is_deeper, body, json_values.MAX_DEPTH_WRAPPED
+    ):
         said = f"the body is nested deeper than {json_values.MAX_DEPTH_WRAPPED} levels: send flatter values"
         raise Invalid(said, (FieldError("", said, "nested_too_deeply"),))
 

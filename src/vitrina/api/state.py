@@ -1,6 +1,7 @@
 """What the routes of one application share: settings, the connection pool, the event feed."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -31,6 +32,7 @@ class AppState:
     failed_attempts: "FailedAttempts"
     request_wait_seconds: float
     schema_version: str
+    threads: ThreadPoolExecutor
     tracing: Tracing | None = None
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
 

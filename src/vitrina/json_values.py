@@ -54,7 +54,9 @@ def loads_cut(text: bytes | str) -> Any:
     except ValueError:
         # PostgreSQL's numbers are longer than Python reads.
         value = json.loads(data, parse_int=_integer)
-    return json.loads(_cut(data), parse_int=_integer) if is_deeper(value, MAX_DEPTH_WRAPPED) else value
+    if not may_be_deeper(data, MAX_DEPTH_WRAPPED) or not is_deeper(value, MAX_DEPTH_WRAPPED):
+        return value
+    return json.loads(_cut(data), parse_int=_integer)
 
 
 def _integer(digits: str) -> int | str:

@@ -12,16 +12,19 @@ import contextvars
 import json
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field
 from email.message import Message
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
+from fastapi._compat import ModelField
 from fastapi.dependencies.utils import request_body_to_args, request_params_to_args
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import RouteContext, iter_route_contexts
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
+from starlette.datastructures import Headers, QueryParams
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -125,8 +128,8 @@ class PlainRoute:
         self._threads = threads
         self._status: int = context.status_code or 200
         self._path_fields = dependant.path_params
-        self._query_fields = dependant.query_params
-        self._header_fields = dependant.header_params
+        self._query_fields = _Fields(dependant.query_params)
+        self._header_fields = _Fields(dependant.header_params)
         self._body_fields = dependant.body_params
         self._embeds_body: bool = context._embed_body_fields
         self._response_name: str | None = dependant.response_param_name
@@ -183,17 +186,30 @@ class PlainRoute:
     def _parameters(self, request: Request, problems: list[Any]) -> dict[str, Any]:
         """In FastAPI's order: what stands in the address and the headers is complained of before the body."""
         values, wrong = request_params_to_args(self._path_fields, request.path_params)
-        if self._query_fields:
-            found, more = request_params_to_args(self._query_fields, request.query_params)
-            values.update(found)
-            wrong = wrong + more
-        if self._header_fields:
-            found, more = request_params_to_args(self._header_fields, request.headers)
+        for fields, given in ((self._query_fields, request.query_params), (self._header_fields, request.headers)):
+            found, more = fields.read(given)
             values.update(found)
             wrong = wrong + more
         if wrong or problems:
             raise RequestValidationError(wrong + problems)
         return values
+
+
+class _Fields:
+    """Parameters of a query or of headers. Most requests give none of them: those have their defaults at once."""
+
+    def __init__(self, fields: list[ModelField]) -> None:
+        self._fields = fields
+        self._names = [field.alias for field in fields]
+        self._is_optional = not any(field.field_info.is_required() for field in fields)
+
+    def read(self, given: QueryParams | Headers) -> tuple[dict[str, Any], list[Any]]:
+        if self._is_optional and not any(name in given for name in self._names):
+            return {field.name: copy(field.default) for field in self._fields}, []
+        asked = [field for field in self._fields if field.alias in given or field.field_info.is_required()]
+        left = (field for field in self._fields if field not in asked)
+        values, wrong = request_params_to_args(asked, given)
+        return values | {field.name: copy(field.default) for field in left}, wrong
 
 
 async def _body_of(request: Request) -> Any:

@@ -73,7 +73,7 @@ def create_app(
     errors.install(app)
     # The last one is around the others.
     app.add_middleware(ShortWay, application=app, threads=state.threads)
-    app.add_middleware(Surroundings, registry=state.registry, tracing=state.tracing)
+    app.add_middleware(Surroundings, registry=system.registry_of_counters(state.registry), tracing=state.tracing)
     system.register_collectors(state.registry, state.pool, settings)
     _include_routes(app)
     openapi.install(app)

@@ -44,7 +44,7 @@ _SECURITY_HEADERS = {
 class Surroundings:
     """The only middleware: plain ASGI, so that streams stay streams."""
 
-    def __init__(self, app: ASGIApp, registry: CollectorRegistry, tracing: Tracing | None = None) -> None:
+    def __init__(self, app: ASGIApp, registry: CollectorRegistry | None, tracing: Tracing | None = None) -> None:
         self._app = app
         self._tracing = tracing
         self._seconds = Histogram(

@@ -29,8 +29,10 @@ class Entry:
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=self.name, rich_help_panel=self.heading, hidden=hidden)
         else:
-            told = {"context_settings": self.context} if self.context else {}
-            app.command(self.name, rich_help_panel=self.heading, hidden=hidden, **told)(found)
+            add = app.command(
+                self.name, rich_help_panel=self.heading, hidden=hidden, context_settings=self.context or None
+            )
+            add(found)
 
 
 COMMANDS = (

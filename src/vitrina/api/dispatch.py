@@ -18,12 +18,11 @@ from email.message import Message
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
-from fastapi._compat import ModelField
+from fastapi._compat import ModelField, Undefined
 from fastapi.dependencies.utils import request_body_to_args, request_params_to_args
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import RouteContext, iter_route_contexts
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 from starlette.datastructures import Headers, QueryParams
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -216,7 +215,7 @@ async def _body_of(request: Request) -> Any:
     """JSON as FastAPI would read it: only what says that it is JSON is taken for it."""
     body = await request.body()
     if not body:
-        return PydanticUndefined
+        return Undefined
     kind = Message()
     kind["content-type"] = request.headers.get("content-type") or "application/octet-stream"
     subtype = kind.get_content_subtype()

@@ -22,7 +22,7 @@ from itertools import count, cycle
 from pathlib import Path
 
 from bench.report import RESULTS, machine
-from bench.servers import cpu_seconds, prepared
+from bench.servers import prepared
 from tests.integration.api import wait_until_healthy
 from tests.support.ports import kept_port
 from vitrina.services import tokens
@@ -226,10 +226,16 @@ def cost(side: tuple[int, int], work: Work, secret: str, requests: int, connecti
     with ExitStack() as opened:
         sockets = [opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(connections)]
         ask_all(sockets, prepared_requests[:connections])
-        before = cpu_seconds(pid)
+        before = cpu_ms(pid)
         ask_all(sockets, prepared_requests)
-        spent = cpu_seconds(pid) - before
-    return 1000 * spent / requests
+        spent = cpu_ms(pid) - before
+    return spent / requests
+
+
+def cpu_ms(pid: int) -> float:
+    """What the threads of a process have used so far; ticks of the clock are coarser than requests."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e6
 
 
 def ask_all(sockets: list[socket.socket], requests: list[bytes]) -> None:

@@ -17,7 +17,7 @@ def loaded_by(code: str, *names: str) -> list[str]:
     return names_found
 
 
-@pytest.mark.parametrize("command", ["pipelines list", "status films", "run films", "pause films", "runs"])
+@pytest.mark.parametrize("command", ["pipelines", "status films", "run films", "pause films", "runs"])
 def test_a_command_that_calls_the_api_loads_nothing_large(command: str) -> None:
     """Nobody listens there: that is said, and all that a call takes has been loaded by then."""
     code = f"""
@@ -38,7 +38,7 @@ def test_a_runner_at_rest_has_no_arrow() -> None:
 from vitrina.loads import steps
 from vitrina.runner import manager
 from vitrina.settings import Settings
-assert any(step["name"] == "title_case" for step in steps.describe(Settings()))
+assert any(step["name"] == "select_columns" for step in steps.describe(Settings()))
 """
     assert loaded_by(code, "pyarrow", "adbc_driver_manager") == []
 

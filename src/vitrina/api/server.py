@@ -91,6 +91,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        # In pieces that are counted: more than one part may have come at once.
+        for begin in range(0, len(data), MAX_HEAD_BYTES):
+            if self.transport.is_closing():
+                return
+            self._piece_received(data[begin : begin + MAX_HEAD_BYTES])
+
+    def _piece_received(self, data: bytes) -> None:
         before = self.cycle
         self._bytes_without_part += len(data)
         super().data_received(data)

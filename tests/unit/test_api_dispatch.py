@@ -9,7 +9,7 @@ from fastapi.routing import iter_route_contexts
 from pydantic import SecretStr
 
 from vitrina.api.app import create_app
-from vitrina.api.dispatch import PlainRoute, Tree, is_plain
+from vitrina.api.dispatch import Tree
 from vitrina.settings import Settings
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
@@ -22,11 +22,7 @@ def app() -> FastAPI:
 
 @pytest.fixture(scope="module")
 def tree(app: FastAPI) -> Tree:
-    found = Tree()
-    for context in iter_route_contexts(app.routes):
-        if is_plain(context):
-            found.add(PlainRoute(context, ThreadPoolExecutor(1)))
-    return found
+    return Tree.of(app, ThreadPoolExecutor(1))
 
 
 def test_it_finds_what_fastapi_would(app: FastAPI, tree: Tree) -> None:

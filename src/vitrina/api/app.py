@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 
 from vitrina import __version__
 from vitrina.api import errors, openapi, security
-from vitrina.api.dispatch import ShortWay
+from vitrina.api.dispatch import ShortWay, Tree
 from vitrina.api.feed import EventFeed
 from vitrina.api.middleware import Surroundings
 from vitrina.api.pool import make_pool
@@ -71,11 +71,12 @@ def create_app(
     )
     app.state.vitrina = state
     errors.install(app)
-    # The last one is around the others.
-    app.add_middleware(ShortWay, application=app, threads=state.threads)
+    _include_routes(app)
+    # The last one is around the others. The tree is made here, not when the server starts: FastAPI changes the filters
+    # of warnings while it looks at routes, which are the whole process's, and another thread may be at that then.
+    app.add_middleware(ShortWay, routes=Tree.of(app, state.threads))
     app.add_middleware(Surroundings, registry=system.registry_of_counters(state.registry), tracing=state.tracing)
     system.register_collectors(state.registry, state.pool, settings)
-    _include_routes(app)
     openapi.install(app)
     return app
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field
 from email.message import Message
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi._compat import ModelField, Undefined
@@ -36,12 +36,8 @@ Result = TypeVar("Result")
 class ShortWay:
     """The middleware that serves plain routes and hands everything else on."""
 
-    def __init__(self, app: ASGIApp, application: FastAPI, threads: ThreadPoolExecutor) -> None:
-        self._app = app
-        self._routes = Tree()
-        for context in iter_route_contexts(application.routes):
-            if is_plain(context):
-                self._routes.add(PlainRoute(context, threads))
+    def __init__(self, app: ASGIApp, routes: "Tree") -> None:
+        self._app, self._routes = app, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = self._routes.find(scope) if scope["type"] == "http" else None
@@ -84,6 +80,15 @@ class Tree:
 
     def __init__(self) -> None:
         self._root = _Node()
+
+    @classmethod
+    def of(cls, application: FastAPI, threads: ThreadPoolExecutor) -> Self:
+        """The plain routes of an application that has all of its routes."""
+        tree = cls()
+        for context in iter_route_contexts(application.routes):
+            if is_plain(context):
+                tree.add(PlainRoute(context, threads))
+        return tree
 
     def add(self, route: "PlainRoute") -> None:
         node = self._root

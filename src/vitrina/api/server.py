@@ -35,6 +35,7 @@ def make_server(
             app,
             http=_protocol(max_connections(settings)),
             loop="uvloop",
+            lifespan="on",  # what fails there must not be taken for an application that has none
             log_config=None,
             access_log=access_log,
             server_header=False,

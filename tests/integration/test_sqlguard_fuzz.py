@@ -105,7 +105,7 @@ def arena(server: TemporaryServer) -> Iterator[Arena]:
             administrator.execute(sql.SQL("GRANT ALL ON DATABASE {} TO fuzz").format(database))
             administrator.execute("GRANT ALL ON SCHEMA content, ugc, etl, public TO fuzz")
             administrator.execute("GRANT ALL ON ALL SEQUENCES IN SCHEMA content TO fuzz")
-        options = "-c search_path= -c statement_timeout=200ms -c lock_timeout=1s -c work_mem=4MB"
+        options = "-c search_path= -c statement_timeout=1s -c lock_timeout=1s -c work_mem=4MB"
         login = make_conninfo(url, user="fuzz", password="fuzz", options=options)
         with psycopg.connect(login, autocommit=True) as session:
             yield Arena(session)

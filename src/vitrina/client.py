@@ -364,6 +364,9 @@ class Client:
     def list_transforms(self) -> list[answers.Transform]:
         return self._ask(Page[answers.Transform], "GET", "/transforms").items
 
+    def list_connectors(self) -> list[answers.Connector]:
+        return self._ask(Page[answers.Connector], "GET", "/connectors").items
+
     def list_connections(self) -> list[answers.Connection]:
         return self._ask(Page[answers.Connection], "GET", "/connections").items
 

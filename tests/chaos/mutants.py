@@ -11,20 +11,20 @@ from uuid import UUID
 from psycopg import sql
 
 from vitrina.connectors.postgres import cursor as cursors
-from vitrina.connectors.postgres import mart_identity
+from vitrina.connectors.postgres import left_columns, mart_identity
 from vitrina.connectors.postgres.stage import Stage
 from vitrina.errors import Disconnected, TransientError
-from vitrina.loads import columns, control
+from vitrina.loads import control
 from vitrina.loads.control import RunControl
 from vitrina.loads.job import Job
 from vitrina.observe.run_meter import RunMeter
+from vitrina.ports.checkpoint import Accepted, Checkpoint
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.runner.executor import PipelineExecutor
 from vitrina.status import Status
 from vitrina.store import databases, leases, ledger, recovery, run_after, sessions, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim, Heartbeat
-from vitrina.store.state import Checkpoint
 
 NAMES = ("fence_off", "checkpoint_apart", "lease_ignored", "heartbeat_never")
 
@@ -182,7 +182,7 @@ def _reply_decides(replace: Callable[[Any, str, Any], None]) -> None:
 def _stage_trusted(replace: Callable[[Any, str, Any], None]) -> None:
     """A stage is believed to hold what the checkpoint says; nobody counts whether a crash has emptied it."""
 
-    def believed(self: Stage, connection: Connection, segments: dict[int, int]) -> int:
+    def believed(self: Stage, connection: Connection, accepted: Accepted) -> int:
         row = connection.execute("SELECT rows FROM etl.etl_state WHERE stage = %s", [self.name]).fetchone()
         return int(row["rows"]) if row else 0
 
@@ -256,7 +256,7 @@ def _mart_unlooked(replace: Callable[[Any, str, Any], None]) -> None:
 
 def _columns_forgotten(replace: Callable[[Any, str, Any], None]) -> None:
     """Nobody remembers which columns a pipeline has written."""
-    replace(columns, "_known", lambda checkpoint, job: ())
+    replace(left_columns, "_known", lambda checkpoint, writer: ())
 
 
 def _spoil_watermark(replace: Callable[[Any, str, Any], None], sound: str, spoilt: str) -> None:

@@ -31,7 +31,7 @@ def warnings(
     assert row is not None
     with ExitStack() as sessions:
         job = jobs.open_for_inspection(row, bench.settings, bench.metastore, sessions)
-        found = jobs.inspect(job, create_target=False).warnings
+        found = list(jobs.inspect(job, create_target=False).plan.warnings)
     return [text for text in found if "was not set by this database's clock" not in text]
 
 

@@ -65,7 +65,8 @@ def test_each_side_of_a_run_has_the_limit_of_its_connection(bench: Workbench) ->
 
     with ExitStack() as sessions:
         job = jobs.open_for_inspection(row, bench.settings, bench.metastore, sessions)
-        assert [_timeout(job.reader.connection), _timeout(job.target_connection)] == ["1h", "7s"]
+        assert job.target.session is not None
+        assert [_timeout(job.reader.connection), _timeout(job.target.session)] == ["1h", "7s"]
     with source_sessions.waited_for("marts", bench.settings, "vitrina:test") as reader:
         assert _timeout(reader.connection) == "7s"
     with source_sessions.waited_for("shop", bench.settings, "vitrina:test") as reader:

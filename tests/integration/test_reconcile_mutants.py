@@ -11,7 +11,7 @@ from tests.integration.test_reconcile import counts, films, key
 from tests.support.workbench import Workbench
 from vitrina.checks import compare, comparison, reconcile
 from vitrina.checks.compare import Look, Verdict
-from vitrina.checks.tables import TableSide, one_form
+from vitrina.connectors.postgres.compare import TableSide, one_form
 from vitrina.loads.job import Job
 
 

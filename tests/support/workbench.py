@@ -15,12 +15,12 @@ from vitrina.checks import reconcile
 from vitrina.definition import Definition
 from vitrina.loads import replay
 from vitrina.loads.control import RunControl
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.settings import Settings
 from vitrina.status import Trigger
 from vitrina.store import database, leases, pipelines, recovery, runs, state
 from vitrina.store.leases import Claim
-from vitrina.store.state import Checkpoint
 
 # Nothing beats here, and a busy machine may take its time.
 NO_HEARTBEAT_SECONDS = 3600.0

@@ -9,8 +9,8 @@ import pytest
 from vitrina.checks import compare
 from vitrina.checks.compare import Kind
 from vitrina.checks.documents import Document, DocumentSide
-from vitrina.checks.sides import Extent
 from vitrina.errors import BadKey
+from vitrina.ports.compare import Extent
 
 
 class Listed:

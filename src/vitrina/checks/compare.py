@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from vitrina.checks.sides import Extent, Key, RowImage, Side
+from vitrina.ports.batch import Key
+from vitrina.ports.compare import Extent, RowImage, Side
 from vitrina.sentences import say
 
 # About this many rows share a bucket: few enough to list when one of them differs.

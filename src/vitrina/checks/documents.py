@@ -7,8 +7,9 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
 from vitrina import deep_json
-from vitrina.checks.sides import Extent, Key, RowImage
 from vitrina.errors import BadKey
+from vitrina.ports.batch import Key
+from vitrina.ports.compare import Extent, RowImage
 
 # Under this mask everything is summed up; coarser buckets are made of these.
 _FINEST_MASK = 65_535

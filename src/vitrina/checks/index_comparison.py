@@ -4,8 +4,9 @@ The source is read as a whole for every question: behind steps, and behind an id
 """
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -14,22 +15,27 @@ from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina import deep_json
 from vitrina.checks import comparison, recomputed
+from vitrina.checks.compare import Difference
 from vitrina.checks.documents import Document, DocumentSide, place_of
-from vitrina.checks.sides import Extent, Side
-from vitrina.checks.tables import Field, TableSide
+from vitrina.checks.opened import cursor_of, is_recomputed, query_of
+from vitrina.checks.repair import Correction
+from vitrina.connectors.postgres.compare import Field, TableSide
 from vitrina.connectors.postgres.source import Bounds, translate_read
 from vitrina.connectors.search import mapping, objects, values
 from vitrina.connectors.search.documents import Prepared
+from vitrina.connectors.search.load import IndexTarget
+from vitrina.connectors.search.target import ElasticsearchWriter
 from vitrina.errors import FatalError
-from vitrina.loads import job as jobs
-from vitrina.loads import sources
-from vitrina.loads.job import Job
+from vitrina.loads.job import Job, Opened
+from vitrina.ports.compare import Extent, Side
 from vitrina.store import state
 
 PAGE_DOCUMENTS = 2_000
 # A page is held several times over, here and by the server: of large documents it has fewer.
 PAGE_BYTES = 8 << 20
 PROBED_DOCUMENTS = 20
+# Of rows that a repair sends at once, whatever comes first.
+BATCH_BYTES = 16 << 20
 IDS_AT_ONCE = 1_000
 
 
@@ -38,18 +44,17 @@ class IndexComparison:
 
     full_guarantee = "every document by a 64-bit hash of its id and fields, as the writer would write them"
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        inspect(job)
+    def __init__(self, opened: Opened) -> None:
+        self.job = inspect(opened)
 
     @property
     def compared(self) -> list[str]:
         options = self.job.definition.options
-        return [name for name in self.job.index.columns if name != options.delete_when and name not in self._stamps]
+        return [name for name in index_of(self.job).columns if name != options.delete_when and name not in self._stamps]
 
     @property
     def not_compared(self) -> list[str]:
-        return [name for name in self.job.index.columns if name in self._stamps]
+        return [name for name in index_of(self.job).columns if name in self._stamps]
 
     @property
     def _stamps(self) -> frozenset[str]:
@@ -57,44 +62,112 @@ class IndexComparison:
 
     @contextmanager
     def both_sides(self) -> Iterator[tuple[Side, Side]]:
-        job = self.job
-        job.checkpoint = state.peek(job.metastore, job.claim.pipeline_id)
+        found = state.peek(self.job.metastore, self.job.claim.pipeline_id)
+        job = self.job = replace(self.job, checkpoint=found)
         # With `update`, other pipelines may fill other fields of the same documents.
         whole = job.definition.options.action == "index" and not self.not_compared
         fields = None if whole else self.compared
-        source = DocumentSide(SourceShelf(job), fields, repeats=job.cursor is not None)
+        source = DocumentSide(SourceShelf(job), fields, repeats=cursor_of(job) is not None)
         target = DocumentSide(IndexShelf(job), fields)
         with target.snapshot(), source.snapshot():
             yield source, target
 
+    # --- repairing -------------------------------------------------------------------------------------------------
 
-def inspect(job: Job) -> None:
-    comparison.refuse_moving_source(job)
-    if job.source:
-        sources.look_into(job)
-        if not job.output:
-            raise FatalError(
-                f"source {job.source.name} gives no row now, so nobody can tell which fields its documents"
-                f" have: run the pipeline, which empties {job.target} if it may, instead of comparing"
-            )
-    else:
-        jobs.inspect(job, create_target=False)
-    concrete = job.index.seen.concrete if job.index.seen else None
-    if concrete is None:
-        raise FatalError(f"{job.target} does not exist yet: run the pipeline first")
-    kept = job.index.client.get_mapping(concrete).get("_source", {})
-    mode = kept.get("mode") or job.index.client.get_settings(concrete).get("index.mapping.source.mode")
+    arrives_as = None
+
+    def refuse_shrinking(self, deletes: int) -> None:
+        index, concrete = index_of(self.job), _concrete(self.job)
+        target_of(self.job).patiently(lambda: index.client.refresh(concrete))
+        index.refuse_shrinking(deletes, index.client.count(concrete))
+
+    def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
+        """One reading of the source gives what it has now; what was not met in it has left."""
+        left = {difference.key[0] for difference in wanted}
+        ids = frozenset(left)
+        waiting = _Rows()
+        for table, _ in recomputed.read(self.job, in_order=True):
+            for batch in table.select(index_of(self.job).columns).combine_chunks().to_batches() if table else ():
+                found = SourceShelf(self.job).ids_of(batch)
+                waiting.add(batch, [one if one in ids else None for one in found])
+                left.difference_update(filter(None, found))
+                yield from waiting.full(batch_rows)
+        yield from waiting.rest()
+        absent = sorted(left)
+        for start in range(0, len(absent), batch_rows):
+            yield Correction(absent=[(one,) for one in absent[start : start + batch_rows]])
+
+
+class _Rows:
+    """Rows that wait until they are a batch: five thousand may be anything between a megabyte and all memory."""
+
+    def __init__(self) -> None:
+        self._batches: list[pa.RecordBatch] = []
+        self._ids: list[str] = []
+        self._size = 0
+
+    def add(self, batch: pa.RecordBatch, ids: Sequence[str | None]) -> None:
+        """Keep the rows that have an id here."""
+        kept = batch.filter(pa.array([one is not None for one in ids], pa.bool_()))
+        if kept.num_rows:
+            self._batches.append(kept)
+            self._ids += [one for one in ids if one is not None]
+            self._size += kept.nbytes
+
+    def full(self, rows: int) -> Iterator[Correction]:
+        while len(self._ids) >= rows or self._size >= BATCH_BYTES:
+            yield self._taken(min(rows, max(1, len(self._ids) * BATCH_BYTES // max(self._size, 1))))
+
+    def rest(self) -> Iterator[Correction]:
+        if self._ids:
+            yield self._taken(len(self._ids))
+
+    def _taken(self, rows: int) -> Correction:
+        table, ids = pa.Table.from_batches(self._batches), self._ids
+        self._batches, self._ids = table.slice(rows).to_batches(), ids[rows:]
+        self._size = sum(batch.nbytes for batch in self._batches)
+        return Correction([(one,) for one in ids[:rows]], table.slice(0, rows))
+
+
+def _concrete(job: Job) -> str:
+    seen = index_of(job).seen
+    if seen is None or seen.concrete is None:
+        raise FatalError(f"{job.definition.final_target} does not exist yet: run the pipeline first")
+    return seen.concrete
+
+
+def inspect(opened: Opened) -> Job:
+    job = comparison.look_into(opened)
+    if not job.output:
+        raise FatalError(
+            f"source {job.definition.python_source} gives no row now, so nobody can tell which fields its documents"
+            f" have: run the pipeline, which empties {job.definition.final_target} if it may, instead of comparing"
+        )
+    concrete = _concrete(job)
+    kept = index_of(job).client.get_mapping(concrete).get("_source", {})
+    mode = kept.get("mode") or index_of(job).client.get_settings(concrete).get("index.mapping.source.mode")
     if kept.get("enabled") is False or kept.get("includes") or kept.get("excludes") or mode not in (None, "stored"):
         raise FatalError(
-            f"{job.target} does not keep its documents as they were written (`_source` in its mapping or settings), so"
-            " nobody can tell what is in them: keep `_source`, rebuild the index with a full load, and ask again"
+            f"{job.definition.final_target} does not keep its documents as they were written (`_source` in its mapping"
+            " or settings), so nobody can tell what is in them: keep `_source`, rebuild the index with a full load, and"
+            " ask again"
         )
+    return job
+
+
+def target_of(job: Opened) -> IndexTarget:
+    if not isinstance(job.target, IndexTarget):
+        raise FatalError(f"{job.definition.final_target} is no search index")
+    return job.target
+
+
+def index_of(job: Opened) -> ElasticsearchWriter:
+    return target_of(job).writer
 
 
 def stamps(job: Job) -> frozenset[str]:
     """Columns that differ in every run by nature."""
-    made = job.passage.stamps if job.passage else job.judged.volatile_columns if job.judged else frozenset()
-    return frozenset(job.definition.options.stamps) | made
+    return frozenset(job.definition.options.stamps) | job.fitted.stamps
 
 
 class SourceShelf:
@@ -103,7 +176,7 @@ class SourceShelf:
     def __init__(self, job: Job) -> None:
         self._job = job
         # `index` has the document alone in its second line.
-        self._encoder = job.index.encoder("index")
+        self._encoder = index_of(job).encoder("index")
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -111,11 +184,12 @@ class SourceShelf:
 
     def extent(self) -> Extent:
         job = self._job
-        if job.steps or job.source:
+        if is_recomputed(job):
             return self._counted()
-        head, source = job.query.wrapped(Bounds())
+        query, cursor = query_of(job), cursor_of(job)
+        head, source = query.query.wrapped(Bounds())
         side = TableSide(
-            connection=job.reader.connection,
+            connection=query.reader.connection,
             head=head,
             source=source,
             key=tuple(self._field(name) for name in job.key),
@@ -123,14 +197,14 @@ class SourceShelf:
             translate=translate_read,
             condition=self._condition(),
             young=comparison.young(job),
-            latest=tuple(job.cursor.columns("q")) if job.cursor else (),
-            cursor=self._field(job.cursor.key) if job.cursor else None,
+            latest=tuple(cursor.columns("q")) if cursor else (),
+            cursor=self._field(cursor.key) if cursor else None,
         )
         with side.snapshot():
             return _Ends(job).as_documents(side.extent())
 
     def _field(self, name: str) -> Field:
-        return Field(name, SQL("q.{}").format(Identifier(name)), self._job.types[name])
+        return Field(name, SQL("q.{}").format(Identifier(name)), query_of(self._job).types[name])
 
     def _counted(self) -> Extent:
         """What Python makes cannot be counted in SQL."""
@@ -154,6 +228,9 @@ class SourceShelf:
         for table, young in recomputed.read(self._job, in_order=in_order):
             yield from self._documents_of(table, young)
 
+    def ids_of(self, batch: pa.RecordBatch) -> list[str | None]:
+        return self._encoder.ids_of(batch)
+
     def with_ids(self, ids: Collection[str]) -> Iterator[Document]:
         return (document for document in self.documents(in_order=True) if document.id in ids)
 
@@ -171,7 +248,7 @@ class SourceShelf:
     def _documents_of(self, table: pa.Table, young: bool) -> Iterator[Document]:
         if not table.num_rows:
             return
-        for batch in table.select(self._job.index.columns).combine_chunks().to_batches():
+        for batch in table.select(index_of(self._job).columns).combine_chunks().to_batches():
             prepared = self._encoder.encode(batch)
             yield from self._prepared_documents(prepared, young)
 
@@ -189,14 +266,14 @@ class IndexShelf:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._client = job.index.client
+        self._client = index_of(job).client
         self._concrete = ""
         self._page = PAGE_DOCUMENTS
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """What was acknowledged before is found from here on, and nobody's new generation comes between."""
-        self._concrete = self._job.index.generations.standing().concrete or self._job.index.generations.index
+        self._concrete = index_of(self._job).generations.standing().concrete or index_of(self._job).generations.index
         self._client.refresh(self._concrete)
         self._page = self._fitting_page()
         yield
@@ -209,7 +286,7 @@ class IndexShelf:
         return max(1, min(PAGE_DOCUMENTS, PAGE_BYTES * len(hits) // max(size, 1)))
 
     def extent(self) -> Extent:
-        made = self._job.steps or self._job.source
+        made = is_recomputed(self._job)
         ends = {} if made else _Ends(self._job).found_in(self._client.get_mapping(self._concrete))
         return Extent(
             self._client.count(self._concrete),
@@ -269,12 +346,13 @@ class _Ends:
     )  # fmt: skip
 
     def __init__(self, job: Job) -> None:
-        names = [*job.key, *([job.cursor.key] if job.cursor and job.cursor.key not in job.key else [])]
-        self._field_types = mapping.field_types(job.index.mappings)
+        cursor, types = cursor_of(job), query_of(job).types
+        names = [*job.key, *([cursor.key] if cursor and cursor.key not in job.key else [])]
+        self._field_types = mapping.field_types(index_of(job).mappings)
         self._types = {
-            name: job.types[name]
+            name: types[name]
             for name in names
-            if name in job.types and values.base_type(job.types[name]) in self._TYPES and name in self._field_types
+            if name in types and values.base_type(types[name]) in self._TYPES and name in self._field_types
         }
 
     def found_in(self, found: Mapping[str, Any]) -> dict[str, str]:

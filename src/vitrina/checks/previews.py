@@ -2,22 +2,23 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from vitrina.connectors.postgres import cursor as cursors
 from vitrina.connectors.postgres import plan_check
 from vitrina.connectors.postgres import sessions as source_sessions
-from vitrina.connectors.postgres.source import Query, SqlReader
+from vitrina.connectors.postgres.source import Query
 from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError
 from vitrina.loads import job as jobs
-from vitrina.loads import sources, steps
-from vitrina.loads.steps import PlannedSteps
+from vitrina.loads import steps
+from vitrina.loads.steps import ASK_FOR_LESS, Surroundings
+from vitrina.ports import registry
 from vitrina.ports.batch import DeadLetter
-from vitrina.ports.schema import Column
+from vitrina.ports.source import Description, Samples, Source, Window
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
 
@@ -29,19 +30,6 @@ _NOBODY = UUID(int=0)
 MAX_BYTES = 8 << 20
 # How long steps may take over the rows of a preview.
 STEP_SECONDS = 60.0
-
-
-@dataclass
-class Reading:
-    """Enough of a run to read some rows and pass them through steps."""
-
-    settings: Settings
-    definition: Definition
-    reader: SqlReader
-    query: Query
-    result: list[Column]
-    steps: PlannedSteps
-    run_id: UUID = field(default=_NOBODY)
 
 
 @dataclass(frozen=True)
@@ -69,7 +57,7 @@ class Stage:
 
 def preview(definition: Definition, settings: Settings, limit: int) -> dict[str, Any]:
     """What would be written: the first rows behind the last step, and `before` the first; or those of the source."""
-    if definition.python_source:
+    if definition.source_connector != registry.POSTGRES and not definition.steps:
         return _shown(first_rows_of_source(definition, settings, limit))
     letters: list[DeadLetter] = []
     stages = trace(definition, settings, limit, letters=letters)
@@ -82,14 +70,29 @@ def _shown(stage: Stage) -> dict[str, Any]:
 
 def first_rows_of_source(definition: Definition, settings: Settings, limit: int) -> Stage:
     """The source is asked from its beginning, for one batch."""
-    claim = Claim(_NOBODY, definition.name, 0, _NOBODY, _NOBODY, 0, {"requested_range": None})
     with ExitStack() as sessions:
-        source = sources.open_source(_hurried(definition), settings, claim, sessions)
-        assert source is not None
-        for batch, _ in source.batches(None):
-            if batch.num_columns:
-                return _bounded(Stage(source.name, batch.slice(0, limit)))
-    raise FatalError(f"source {source.name} gives no rows")
+        return _bounded(_first_of_source(definition, settings, limit, sessions)[1])
+
+
+def _first_of_source(
+    definition: Definition, settings: Settings, limit: int, sessions: ExitStack
+) -> tuple[Description, Stage]:
+    from vitrina.transforms import call
+
+    claim = Claim(_NOBODY, definition.name, 0, _NOBODY, _NOBODY, 0, {"requested_range": None})
+    source = jobs.open_source_alone(_hurried(definition), settings, claim, sessions)
+    described = source.describe(Window())
+    name = definition.python_source or source.name
+    if described.schema is None:
+        raise FatalError(f"source {name} gives no rows")
+    return described, Stage(name, call.one_batch(_first_rows(source, limit)))
+
+
+def _first_rows(source: Source, limit: int) -> "pa.Table":
+    if isinstance(source, Samples):
+        return source.sample(limit, MAX_BYTES, MAX_BYTES)
+    with closing(source.read(Window(batch_rows=lambda: limit), "natural")) as batches:
+        return next(batches).take().slice(0, limit)
 
 
 def trace(
@@ -104,10 +107,9 @@ def trace(
 
     A row that a step fails on is an error, or goes to `letters` where the step says so.
     """
-    with _reading(definition, settings, extra) as reading:
-        passage = steps.open_passage(reading)
-        sample = steps.read_sample(reading, passage, limit, limit_bytes=MAX_BYTES)
-        names = ["query", *(f"{step.order_index} {step.name}" for step in reading.steps)]
+    with _sampled(definition, settings, limit, extra) as (around, described, first, sample):
+        passage = steps.open_passage(around, described, "exact", first)
+        names = [first, *(f"{step.order_index} {step.name}" for step in around.steps)]
         stages = passage.steps.trace(sample, letters)
         return [_bounded(Stage(name, batch)) for name, batch in zip(names, stages, strict=True)]
 
@@ -115,26 +117,40 @@ def trace(
 def _bounded(stage: Stage) -> Stage:
     if stage.batch.nbytes > MAX_BYTES:
         raise FatalError(
-            f"the first {stage.batch.num_rows} rows of {stage.name} are more than {MAX_BYTES >> 20} MB:"
-            f" {steps.ASK_FOR_LESS}"
+            f"the first {stage.batch.num_rows} rows of {stage.name} are more than {MAX_BYTES >> 20} MB: {ASK_FOR_LESS}"
         )
     return stage
 
 
+_Sampled = tuple[Surroundings, Description, str, "pa.Table"]
+
+
 @contextmanager
-def _reading(definition: Definition, settings: Settings, extra: Sequence[Task]) -> Iterator[Reading]:
+def _sampled(definition: Definition, settings: Settings, limit: int, extra: Sequence[Task]) -> Iterator[_Sampled]:
+    """Some rows, and everything that steps need to be run on them."""
+    # Imported here: previews of plain queries need neither pyarrow nor its half second.
+    import pyarrow as pa
+
+    from vitrina.connectors.postgres import sampling
+    from vitrina.transforms.outputs import outputs
+
     judged = jobs.judge_reading(definition, settings)
-    if judged is None:
-        raise FatalError("the pipeline has no query: a Python source makes its rows")
     with ExitStack() as sessions:
         planned = steps.planned(_hurried(definition), settings, sessions, extra=extra)
         reader = sessions.enter_context(source_sessions.preview_reader(definition, settings))
+        around = Surroundings(definition, settings, _NOBODY, planned, jobs.references(reader, settings))
+        if judged is None:
+            described, first = _first_of_source(definition, settings, limit, sessions)
+            yield around, described, first.name, pa.Table.from_batches([first.batch])
+            return
         result = reader.describe(judged)
         types = {column.name: column.type for column in result}
         cursor = cursors.cursor_of(definition, types) if definition.mode == "incremental" else None
-        reading = Reading(settings, definition, reader, Query(judged, cursor), result, planned)
-        plan_check.admit(reader, reading.query, settings, statement=steps.sample_of(reading, limit=1))
-        yield reading
+        query = Query(judged, cursor)
+        probe = sampling.sample_of(query, limit=1, largest=steps.SAMPLE_BYTES)
+        plan_check.admit(reader, query, settings, statement=probe)
+        sample = sampling.read_first(reader, query, outputs(result), limit, MAX_BYTES)
+        yield around, Description(tuple(result), stamps=judged.volatile_columns), "query", sample
 
 
 def _hurried(definition: Definition) -> Definition:

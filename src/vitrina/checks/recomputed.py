@@ -9,44 +9,55 @@ import pyarrow.compute as pc
 from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina.checks import comparison
+from vitrina.checks.opened import cursor_of, mart_of
+from vitrina.connectors.postgres import cursor_facts
+from vitrina.connectors.postgres.query_source import QuerySource
 from vitrina.connectors.postgres.source import Order
 from vitrina.connectors.postgres.stage import BATCH, SCHEMA
 from vitrina.connectors.postgres.stream import Stager, cut, outputs_of, read_ahead
 from vitrina.errors import Conflict
-from vitrina.loads import incremental
 from vitrina.loads.job import Job
+from vitrina.ports.source import Form, Window
 from vitrina.store import database
 from vitrina.store.database import Connection
-from vitrina.transforms import to_target
+from vitrina.transforms.outputs import outputs as natural_outputs
 
 _YOUNG = "_young"
 _ROWS_AT_ONCE = 10_000
 
 
-def read(job: Job, *, in_order: bool = False, sample: int | None = None) -> Iterator[tuple[pa.Table, bool]]:
+def read(
+    job: Job, *, in_order: bool = False, sample: int | None = None, form: Form = "exact"
+) -> Iterator[tuple[pa.Table, bool]]:
     """What the query gives and the steps make of it, in tables of rows that are all young, or none of them.
 
     Told apart before the steps: they may make any rows out of others, and leave out when those changed. `in_order` of
     the cursor the latest of several rows with one key comes last. A Python source starts from its beginning,
     and gives no sample but all.
     """
-    if job.source:
-        made = (batch for batch, _ in job.source.batches(None) if batch.num_rows)
-        yield from ((to_target.to_stage(batch, job.landings), False) for batch in made)
+    passage = job.fitted.passage
+    if not isinstance(job.source, QuerySource):
+        with closing(job.source.read(Window(), "natural")) as batches:
+            for number, batch in enumerate(batches, 1):
+                rows = batch.take()
+                yield (passage.steps.take(rows, number).table if passage else rows), False
         return
-    outputs = job.passage.outputs() if job.passage else outputs_of(job.result)
+    source, cursor = job.source, job.source.cursor
+    # Steps are given natural types; without any, rows come in the form that the target takes.
+    natural = passage is not None or form == "natural"
+    outputs = natural_outputs(source.result) if natural else outputs_of(source.result)
     outputs.append(SQL("coalesce({}, false) AS {}").format(comparison.young(job), Identifier(_YOUNG)))
-    order: tuple[Composable, ...] = tuple(job.cursor.columns("q")) if job.cursor and in_order else ()
+    order: tuple[Composable, ...] = tuple(cursor.columns("q")) if cursor and in_order else ()
     if sample is not None:
         order = (SQL("pg_catalog.random()"),)
-    statement = job.query.select(outputs, incremental.all_rows(job), order=Order(order), limit=sample)
-    with job.reader.stream(statement) as stream, closing(read_ahead(stream)) as pieces:
+    statement = source.query.select(outputs, cursor_facts.all_rows(source), order=Order(order), limit=sample)
+    with source.reader.stream(statement) as stream, closing(read_ahead(stream)) as pieces:
         # Steps see the batches that they see in a run; nobody else minds.
-        size = job.definition.batch_size if job.passage else _ROWS_AT_ONCE
+        size = job.definition.batch_size if passage else _ROWS_AT_ONCE
         tables = cut(pieces, lambda: size, ordered_by=[])
         for number, table in enumerate(tables, 1):
             for part, young in _by_age(table):
-                yield (job.passage.steps.take(part, number).table if job.passage else part), young
+                yield (passage.steps.take(part, number).table if passage else part), young
 
 
 def _by_age(table: pa.Table) -> Iterator[tuple[pa.Table, bool]]:
@@ -60,13 +71,14 @@ def _by_age(table: pa.Table) -> Iterator[tuple[pa.Table, bool]]:
 def staged(job: Job) -> Iterator[tuple[Connection, Composable]]:
     """In a table of its own beside the mart, for as long as the block; `is_young` and `latest` are about its rows."""
     name = f"r_{job.claim.pipeline_id.hex}_{uuid4().hex[:12]}"
-    stage = job.writer.stage(name, {column: place.staged for column, place in job.landings.items()})
+    mart = mart_of(job)
+    stage = mart.writer.stage(name, job.fitted.arrives_as or {})
     session = f"vitrina:reconcile:{job.claim.pipeline_id}"
-    with database.connect(job.target_url, session) as connection:
+    with database.connect(mart.opening.url, session) as connection:
         _drop_leftovers(connection, job.claim.pipeline_id)
         stage.create(connection, fillable_by=None)
         try:
-            with closing(Stager(job.target_url, session, (stage,), epoch=0, target=job.table)) as stager:
+            with closing(Stager(mart.opening.url, session, (stage,), epoch=0, target=mart.opening.name)) as stager:
                 _fill(job, stager)
             stage.analyze(connection)
             yield connection, stage.in_batches()
@@ -76,12 +88,12 @@ def staged(job: Job) -> Iterator[tuple[Connection, Composable]]:
 
 def is_young(job: Job) -> Composable:
     """Young rows are staged in odd batches."""
-    return SQL("q.{} % 2 = 1").format(Identifier(BATCH)) if job.cursor else SQL("false")
+    return SQL("q.{} % 2 = 1").format(Identifier(BATCH)) if cursor_of(job) else SQL("false")
 
 
 def latest(job: Job) -> tuple[Composable, ...]:
     """A later batch writes over an earlier one; within a batch, a key may come only once."""
-    return (SQL("q.{}").format(Identifier(BATCH)),) if job.cursor else ()
+    return (SQL("q.{}").format(Identifier(BATCH)),) if cursor_of(job) else ()
 
 
 def _fill(job: Job, stager: Stager) -> None:

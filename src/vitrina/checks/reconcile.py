@@ -10,17 +10,17 @@ import structlog
 from pydantic import ValidationError
 
 from vitrina import schedule
-from vitrina.checks import compare, comparison, repair, repairs
+from vitrina.checks import compare, comparison, comparisons, repair, repairs
 from vitrina.checks.compare import Difference, Look, Verdict
 from vitrina.checks.comparison import Comparison
+from vitrina.checks.opened import cursor_of, query_of
 from vitrina.checks.repairs import Hold
 from vitrina.checks.report import Report
-from vitrina.checks.sides import Side
 from vitrina.definition import ReconcileSchedule
 from vitrina.errors import Conflict, InvalidField, NotFound
-from vitrina.loads import incremental
 from vitrina.loads import job as jobs
 from vitrina.loads.job import Job
+from vitrina.ports.compare import Side
 from vitrina.settings import Settings
 from vitrina.status import Status, can_move
 from vitrina.store import database, events, pipelines, requests, runs
@@ -105,11 +105,11 @@ def _compared(
 ) -> Report:
     level = wish.get("level", "full")
     with ExitStack() as sessions:
-        job = jobs.open_for_inspection(row, settings, metastore, sessions)
-        with database.translated(f"comparing with {job.target}"):
-            opened = comparison.inspect(job)
+        found = jobs.open_for_inspection(row, settings, metastore, sessions)
+        with database.translated(f"comparing with {found.definition.final_target}"):
+            opened = comparisons.inspect(found)
             with opened.both_sides() as (source, target):
-                first = _look(level, source, target, job, wish)
+                first = _look(level, source, target, opened.job, wish)
             report = _report(opened, level, first)
             if level == "quick":
                 return _confirm_quickly(opened, report, first, wait_seconds)
@@ -124,7 +124,7 @@ def _look(level: str, source: Side, target: Side, job: Job, wish: dict[str, Any]
     if level == "sample":
         keys = min(int(wish.get("keys") or SAMPLE_KEYS), MAX_SAMPLE_KEYS)
         return compare.look_at_sample(source, target, keys=keys)
-    return compare.look_fully(source, target, expected_rows=job.estimated_rows)
+    return compare.look_fully(source, target, expected_rows=job.described.estimated_rows)
 
 
 def _confirm(opened: Comparison, report: Report, first: Look, wish: dict[str, Any], wait_seconds: float) -> None:
@@ -183,7 +183,7 @@ def _report(opened: Comparison, level: str, look: Look) -> Report:
         compared=opened.compared,
         not_compared=opened.not_compared,
         guarantee=_guarantee(opened, level),
-        checkpoint=job.checkpoint.safe_upto if job.cursor else None,
+        checkpoint=job.checkpoint.safe_upto if comparison.knows_age(job) else None,
         verdict=Verdict(),
         rows=look.rows,
         extents=look.extents,
@@ -197,12 +197,13 @@ def _guarantee(opened: Comparison, level: str) -> str:
         "full": opened.full_guarantee,
     }[level]
     job = opened.job
-    if job.cursor is None:
+    cursor = cursor_of(job)
+    if cursor is None:
         last = runs.find_last_success(job.metastore, job.claim.pipeline_id)
         since = f"the last load, begun {last['started_at'].isoformat()}," if last else "the beginning"
         return f"{what}; against the source as it is now: what changed in it since {since} counts as a difference"
-    kept = incremental.guarantee(job)
+    kept = query_of(job).guarantee()
     return (
-        f"{what}; rows whose {job.cursor.key} is before the checkpoint must be in the mart ({kept}), newer ones are in"
+        f"{what}; rows whose {cursor.key} is before the checkpoint must be in the mart ({kept}), newer ones are in"
         " flight; rows deleted in the source are extra"
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitrina.checks.compare import Detail, Kind, Verdict
-from vitrina.checks.sides import Extent
+from vitrina.ports.compare import Extent
 
 # A report is read by people: of long values, the beginning.
 MAX_VALUE_LENGTH = 1_000

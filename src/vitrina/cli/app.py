@@ -80,6 +80,7 @@ app.command(rich_help_panel=WORK)(checks.preview)
 app.command(rich_help_panel=WORK)(checks.reconcile)
 app.add_typer(catalog.transforms, name="transforms", rich_help_panel=WORK)
 app.add_typer(catalog.transforms, name="transform", hidden=True)
+app.add_typer(catalog.connectors, name="connectors", rich_help_panel=WORK)
 app.add_typer(catalog.dead_letters, name="dead-letters", rich_help_panel=WORK)
 
 app.command(rich_help_panel=FILES)(new.new)

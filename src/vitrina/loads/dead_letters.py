@@ -5,7 +5,7 @@ from functools import cached_property
 
 from vitrina.loads.job import Job
 from vitrina.observe.run_meter import RunMeter
-from vitrina.ports.batch import Filled
+from vitrina.ports.batch import Part
 from vitrina.store import dead_letters
 
 
@@ -20,7 +20,7 @@ class Letters:
         self._job = job
         self._meter = meter
 
-    def leave_behind(self, filled: Filled) -> None:
+    def leave_behind(self, filled: Part) -> None:
         """On record with the checkpoint that passes them by."""
         if filled.letters:
             claim = self._job.claim
@@ -35,10 +35,11 @@ class Letters:
 
     def watch_steps(self) -> None:
         """From now on the steps tell which of these rows come through."""
-        if self._job.passage:
-            self._job.passage.steps.watched = self.open
+        passage = self._job.fitted.passage
+        if passage:
+            passage.steps.watched = self.open
 
-    def delivered(self, filled: Filled, *, committed: bool = False) -> None:
+    def delivered(self, filled: Part, *, committed: bool = False) -> None:
         if filled.delivered and self._is_time(committed):
             dead_letters.resolve_delivered(self._job.metastore, self._job.claim.pipeline_id, filled.delivered)
 
@@ -48,4 +49,4 @@ class Letters:
             dead_letters.resolve_rebuilt(self._job.metastore, self._job.claim.pipeline_id, before=begun_at)
 
     def _is_time(self, committed: bool) -> bool:
-        return committed != (self._job.target_connection is self._job.metastore)
+        return committed != (self._job.target.session in (None, self._job.metastore))

@@ -1,32 +1,31 @@
-"""Everything that one run needs, found out and opened: definition, query, target, sessions, plan."""
+"""Everything that one run needs, found out and opened: definition, source, target, sessions, plan."""
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import psycopg
-from psycopg.sql import SQL, Identifier
 from pydantic import ValidationError
 
-from vitrina import explain, sqlguard, taskplan
-from vitrina.connectors.postgres import advice, money, plan_check
+from vitrina import sqlguard, taskplan
 from vitrina.connectors.postgres import sessions as source_sessions
-from vitrina.connectors.postgres.cursor import Cursor
-from vitrina.connectors.postgres.provenance import Provenance
-from vitrina.connectors.postgres.source import Bounds, Order, Query, SqlReader
-from vitrina.connectors.postgres.target import PostgresWriter
+from vitrina.connectors.postgres.source import SqlReader
 from vitrina.definition import Definition
-from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
-from vitrina.loads import columns, incremental, kept_connections, places, sources, steps
+from vitrina.errors import ConfigError, FatalError, InvalidQuery, SourceQueryFailed
+from vitrina.loads import kept_connections, places, steps
+from vitrina.loads.context import NoContext, RunContext
 from vitrina.loads.plan import Capabilities, Plan, plan
-from vitrina.loads.steps import PlannedSteps
-from vitrina.ports.batch import Endable
+from vitrina.loads.steps import Fitted, PlannedSteps, Surroundings
+from vitrina.ports import registry
+from vitrina.ports.batch import Position
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.connector import Connector, Context, Inside, Opening, Work
 from vitrina.ports.schema import Column
+from vitrina.ports.source import Description, Passes, Source, Window
+from vitrina.ports.target import Prepared, Shortcut, Target, Wanted
 from vitrina.sentences import say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged
@@ -35,110 +34,78 @@ from vitrina.store import sessions as older_sessions
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
-from vitrina.store.state import Checkpoint
-from vitrina.targets import PostgresTarget, Target, parse_target
+from vitrina.targets import parse_target
 
 if TYPE_CHECKING:
-    from vitrina.connectors.search.target import ElasticsearchWriter
-    from vitrina.transforms.pipeline import Passage
-    from vitrina.transforms.sources import OpenSource
-    from vitrina.transforms.to_target import Landing
+    import pyarrow as pa
+
+Connect = Callable[[str, str | None, Mapping[str, str]], Connection]
 
 
-@dataclass
-class Job:
+@dataclass(frozen=True, kw_only=True)
+class Opened:
     """One run's belongings. Sessions are closed by the ExitStack that opened them."""
 
     settings: Settings
     claim: Claim
     definition: Definition
-    target: Target
-    judged: Judged | None  # None: a Python source makes the rows
+    judged: Judged | None  # None: no query is read
     metastore: Connection
     reader: SqlReader
-    target_connection: Connection  # where the checkpoint moves: the metastore's own for a search target
-    target_writer: "PostgresWriter | ElasticsearchWriter"
+    source: Source
+    target: Target
     ledger: Ledger
     checkpoint: Checkpoint
-    reader_url: str = field(repr=False)
-    target_url: str = field(repr=False)
-    # What the query gives, and what is written: the same, unless Python steps stand between.
-    result: list[Column] = field(default_factory=list)
-    output: list[Column] = field(default_factory=list)
     steps: PlannedSteps = field(default_factory=PlannedSteps)
-    passage: "Passage | None" = None
-    source: "OpenSource | None" = None
-    # How the columns behind steps, or of a source, are staged and written.
-    landings: "dict[str, Landing]" = field(default_factory=dict)
-    cursor: Cursor | None = None
-    key: tuple[str, ...] = ()
-    on_standby: bool = False
-    provenance: Provenance = field(default_factory=Provenance)
-    estimated_rows: int = 0
-    query_plan: plan_check.Plan | None = None
     starts_over_because: str | None = None
-    # Columns that this pipeline wrote before, no longer gives, and is to set to NULL.
-    columns_to_clear: tuple[str, ...] = ()
-    warnings: list[str] = field(default_factory=list)
-
-    @property
-    def table(self) -> PostgresTarget:
-        assert isinstance(self.target, PostgresTarget)
-        return self.target
-
-    @property
-    def writer(self) -> PostgresWriter:
-        """Of a run into a table."""
-        assert isinstance(self.target_writer, PostgresWriter)
-        return self.target_writer
-
-    @property
-    def index(self) -> "ElasticsearchWriter":
-        """Of a run into a search index."""
-        assert not isinstance(self.target_writer, PostgresWriter)
-        return self.target_writer
-
-    @property
-    def query(self) -> Query:
-        assert self.judged is not None
-        return Query(self.judged, self.cursor)
+    # Answers the queries of steps that look things up, each once.
+    reference: "Callable[[str], pa.Table]"
 
     @property
     def backfill(self) -> dict[str, Any] | None:
         """A range that was asked for; the live checkpoint stays where it is."""
-        asked: dict[str, Any] | None = self.claim.row["requested_range"]
-        return asked if self.definition.mode == "incremental" else None
-
-    @property
-    def types(self) -> dict[str, str]:
-        return {column.name: column.type for column in self.result}
+        return _backfill(self.definition, self.claim)
 
     @property
     def run_id(self) -> UUID:
         return self.claim.run_id
 
     @property
-    def code_digests(self) -> list[str]:
-        """Change with the code of the Python functions at work."""
-        found = [step.digest for step in self.steps]
-        return found + ([self.source.digest] if self.source else [])
+    def around_steps(self) -> Surroundings:
+        return Surroundings(self.definition, self.settings, self.run_id, self.steps, self.reference)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Opened):
+    """And what was found out about them: everything that moving the rows depends on."""
+
+    described: Description
+    fitted: Fitted
+    prepared: Prepared
+    plan: Plan
+    shortcut: Shortcut | None = None
+    # False: no row came, and there is no target yet; only the source's checkpoint may have to be kept.
+    has_target: bool = True
+
+    @property
+    def output(self) -> tuple[Column, ...]:
+        return self.fitted.output
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.prepared.key
 
     @property
     def reading_key(self) -> tuple[str, ...]:
-        """The part of the key that the query itself gives: what a load can be read, and continued, in the order of."""
-        return tuple(name for name in self.key if name in self.types)
-
-    @cached_property
-    def reads_metastore(self) -> bool:
-        """Whether the source is the metastore's own database: the reader's login may point to a copy of it."""
-        if self.definition.source_connection != DEFAULT_CONNECTION:
-            return False
-        return database.place(self.reader.connection) == database.place(self.metastore)
+        """The part of the key that the source itself gives: what a load can be read, and continued, in the order of."""
+        given = {column.name for column in self.described.columns}
+        return tuple(name for name in self.key if name in given)
 
     @property
-    def source_statistics(self) -> Connection:
-        """The session that may see when other sessions' transactions began, on the server that is read."""
-        return self.metastore if self.reads_metastore else self.reader.connection
+    def code_digests(self) -> list[str]:
+        """Change with the code of the Python functions at work."""
+        found = [step.digest for step in self.steps]
+        return found + ([self.described.digest] if self.described.digest else [])
 
 
 def definition_of(claim: Claim) -> Definition:
@@ -162,7 +129,7 @@ def judge_reading(definition: Definition, settings: Settings) -> Judged | None:
 
 
 def _judge_query(definition: Definition, settings: Settings) -> Judged | None:
-    if definition.python_source:
+    if definition.python_source or not definition.reads_postgres:
         return None
     if definition.query is None:
         raise FatalError(say("run.no_query"))
@@ -177,10 +144,9 @@ def open_job(
     settings: Settings,
     sessions: ExitStack,
     *,
-    guard: Callable[[Connection], object] | None = None,
-    attach: Callable[[Endable], object] | None = None,
+    context: RunContext,
     conclusion: ExitStack | None = None,
-) -> Job:
+) -> Opened:
     """Judge, connect, seize. From here on an older epoch of this pipeline cannot commit.
 
     `conclusion` closes the metastore's session, for who needs it when the others are closed.
@@ -188,66 +154,187 @@ def open_job(
     definition = definition_of(claim)
     room.require_room(definition, settings)
     judged = judge(definition, settings)
-    planned = steps.planned(definition, settings, sessions, claim.run_id, attach=attach)
-    source = sources.open_source(definition, settings, claim, sessions, attach)
-    target = parse_target(definition.final_target, settings.target_policy)
-    connect = _connector(claim, settings, definition, sessions, guard)
-    connect_last = _connector(claim, settings, definition, conclusion, guard) if conclusion else connect
+    planned = steps.planned(definition, settings, sessions, claim.run_id, attach=context.attach)
+    parse_target(definition.final_target, settings.target_policy)
+    connect = _connector(claim, settings, definition, sessions, context.guard)
+    connect_last = _connector(claim, settings, definition, conclusion, context.guard) if conclusion else connect
     metastore = connect_last(settings.require_database_url(), None, {})
+    context.metastore = metastore
     settings = kept_connections.for_run(settings, metastore, definition)
-    target_name = definition.options.target_connection
-    target_url = settings.connection_url(target_name)
-    remote = target_name not in (None, DEFAULT_CONNECTION)
-    target_connection = connect(target_url, target_name, {}) if remote else metastore
-    reader_url = database.reader_url(settings, definition.source_connection)
-    reader_session = source_sessions.with_extensions(
-        settings, lambda more: connect(reader_url, definition.source_connection, {**database.READ_ONLY, **more})
-    )
-    reader = SqlReader(reader_session, reader_url, claim.session_name)
-    writer = _writer(claim, target, definition, settings, connection=target_connection, sessions=sessions)
-    for connection in {id(c): c for c in (metastore, target_connection, reader.connection)}.values():
+    around = _Around(definition, settings, claim, metastore, sessions, connect, context)
+    target = _open_target(around)
+    reader = _open_reader(around)
+    home = target.session or metastore
+    for connection in {id(c): c for c in (metastore, home, reader.connection)}.values():
         older_sessions.end_older(connection, claim)
-    if remote:
-        places.hold(claim, definition, settings, metastore, target_connection)
-    ledger = Ledger(claim, metastore, target_connection)
+    if home is not metastore:
+        places.hold(claim, definition, settings, metastore, home)
+    else:
+        places.hold_place(claim, definition, settings, metastore)
+    ledger = Ledger(claim, metastore, home)
     checkpoint = ledger.seize()
-    return Job(
+    target.seize()
+    return Opened(
         settings=settings,
         claim=claim,
         definition=definition,
-        target=target,
         judged=judged,
         metastore=metastore,
         reader=reader,
-        reader_url=reader_url,
-        target_connection=target_connection,
-        target_writer=writer,
-        target_url=target_url,
+        source=_open_source(around, judged, reader, checkpoint),
+        target=target,
         ledger=ledger,
         checkpoint=checkpoint,
+        reference=references(reader, settings),
         steps=planned,
-        source=source,
-        starts_over_because=places.another_database(target) if ledger.was_elsewhere else None,
+        starts_over_because=places.another_database(definition.final_target) if ledger.was_elsewhere else None,
     )
 
 
-def _writer(
-    claim: Claim,
-    target: Target,
-    definition: Definition,
-    settings: Settings,
-    *,
-    connection: Connection,
-    sessions: ExitStack,
-) -> "PostgresWriter | ElasticsearchWriter":
-    if isinstance(target, PostgresTarget):
-        return PostgresWriter(connection, claim, target, definition.options, memory_mb=settings.merge_memory_mb)
-    # Imported here: pipelines into tables need neither pyarrow nor a search client.
-    from vitrina.connectors.search.target import ElasticsearchWriter, open_client
+def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Connection, sessions: ExitStack) -> Opened:
+    """The same belongings without a claim: nothing may be written with them."""
+    nobody = UUID(int=0)
+    # Newer than any run's epoch: a run that begins meanwhile must not end these sessions.
+    claim = Claim(row["id"], row["name"], 10**18 - 1, nobody, nobody, row["version"], row | {"requested_range": None})
+    definition = definition_of(claim)
+    judged = judge(definition, settings)
+    parse_target(definition.final_target, settings.target_policy)
+    connect = _connector(claim, settings, definition, sessions)
+    settings = kept_connections.for_run(settings, metastore, definition)
+    around = _Around(definition, settings, claim, None, sessions, connect, NoContext())
+    reader = _open_reader(around)
+    target = _open_target(around)
+    home = target.session or metastore
+    if places.is_elsewhere(definition):
+        target_schema.refuse_unprepared(home)
+    checkpoint, reason = places.checkpoint_to_show(claim, definition, settings, metastore, home)
+    return Opened(
+        settings=settings,
+        claim=claim,
+        definition=definition,
+        judged=judged,
+        metastore=metastore,
+        reader=reader,
+        source=_open_source(replace(around, metastore=metastore), judged, reader, checkpoint),
+        target=target,
+        ledger=Ledger(claim, metastore),
+        checkpoint=checkpoint,
+        reference=references(reader, settings),
+        steps=steps.planned(definition, settings, sessions),
+        starts_over_because=reason,
+    )
 
-    writer = ElasticsearchWriter(open_client(settings), claim, target, definition.options)
-    sessions.callback(writer.close)
-    return writer
+
+def open_source_alone(definition: Definition, settings: Settings, claim: Claim, sessions: ExitStack) -> Source:
+    """Open a source that is no query, for a look at its rows: there is no target, and nothing is on record."""
+    connect = _connector(claim, settings, definition, sessions)
+    around = _Around(definition, settings, claim, None, sessions, connect, NoContext())
+    return _open_source(around, None, None, Checkpoint())
+
+
+@dataclass(frozen=True)
+class _Around:
+    """What source and target are opened with. Without a session of the metastore, a mart gets one of its own."""
+
+    definition: Definition
+    settings: Settings
+    claim: Claim
+    metastore: Connection | None
+    sessions: ExitStack
+    connect: Connect
+    context: Context
+
+
+def _open_reader(around: _Around) -> SqlReader:
+    definition, settings = around.definition, around.settings
+    # Beside a source of another kind, the default database answers the queries of steps that look things up.
+    name = definition.source_connection if definition.reads_postgres else DEFAULT_CONNECTION
+    url = database.reader_url(settings, name)
+    session = source_sessions.with_extensions(
+        settings, lambda more: around.connect(url, name, {**database.READ_ONLY, **more})
+    )
+    return SqlReader(session, url, around.claim.session_name)
+
+
+def _open_source(around: _Around, judged: Judged | None, reader: SqlReader | None, found: Checkpoint) -> Source:
+    """Open what the rows come from. It ends with the lease; a query's sessions are the run's own."""
+    definition = around.definition
+    connector = registry.get(definition.source_connector)
+    if connector.open_source is None:
+        raise ConfigError(f"the connector {connector.name} opens no sources")
+    url = None if definition.python_source else around.settings.connection_url(definition.source_connection)
+    name = definition.python_source or definition.source_table or definition.query or ""
+    opening = _opening(around, connector, name, url, judged=judged, reader=reader, checkpoint=found)
+    source = connector.open_source(opening)
+    if not definition.reads_postgres:
+        around.sessions.callback(source.close)
+        around.context.attach(source)
+    return source
+
+
+def _open_target(around: _Around) -> Target:
+    name = parse_target(around.definition.final_target, around.settings.target_policy)
+    connector = registry.get(name.connector)
+    if connector.open_target is None:
+        raise ConfigError(f"the connector {connector.name} opens no targets")
+    url = around.settings.target_url(connector.name, around.definition.options.target_connection)
+    target = connector.open_target(_opening(around, connector, name.name, url))
+    around.sessions.callback(target.close)
+    return target
+
+
+def _opening(around: _Around, connector: Connector, name: str, url: str | None, **of_query: Any) -> Opening:
+    claim = around.claim
+    writes = around.metastore is not None
+    work = Work(claim.pipeline_id, claim.name, claim.run_id, claim.epoch, claim.session_name, writes=writes)
+    own = Inside(
+        settings=around.settings,
+        claim=claim,
+        metastore=around.metastore,
+        sessions=around.sessions,
+        connect=around.connect,
+        others=lambda: _others_on_target(around),
+        **of_query,
+    )
+    return Opening(
+        definition=around.definition,
+        options=around.definition.options.of(connector.name),
+        name=name,
+        url=url,
+        work=work,
+        context=around.context,
+        _inside=own if connector.package == registry.OWN_PACKAGE else None,
+    )
+
+
+def references(reader: SqlReader, settings: Settings) -> "Callable[[str], pa.Table]":
+    """Answer the queries of steps that look things up, each asked once."""
+    found: dict[str, pa.Table] = {}
+
+    def load(query: str) -> "pa.Table":
+        # Imported here: most steps ask for none.
+        from vitrina.connectors.postgres import sampling
+
+        if query not in found:
+            found[query] = sampling.load_reference(reader, settings, query)
+        return found[query]
+
+    return load
+
+
+def _others_on_target(around: _Around) -> list[str]:
+    definition = around.definition
+    if around.metastore is None:
+        return []
+    on_target = pipelines.list_on_target(
+        around.metastore, definition.final_target, definition.options.target_connection
+    )
+    return [other["name"] for other in on_target if other["id"] != around.claim.pipeline_id]
+
+
+def _backfill(definition: Definition, claim: Claim) -> dict[str, Any] | None:
+    asked: dict[str, Any] | None = claim.row["requested_range"]
+    return asked if definition.mode == "incremental" else None
 
 
 def _connector(
@@ -285,220 +372,147 @@ def _close_quietly(connection: Connection) -> None:
         connection.close()
 
 
-def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Connection, sessions: ExitStack) -> Job:
-    """The same belongings without a claim: nothing may be written with them."""
-    nobody = UUID(int=0)
-    # Newer than any run's epoch: a run that begins meanwhile must not end these sessions.
-    claim = Claim(row["id"], row["name"], 10**18 - 1, nobody, nobody, row["version"], row | {"requested_range": None})
-    definition = definition_of(claim)
-    judged = judge(definition, settings)
-    target = parse_target(definition.final_target, settings.target_policy)
-    connect = _connector(claim, settings, definition, sessions)
-    settings = kept_connections.for_run(settings, metastore, definition)
-    target_url = settings.connection_url(definition.options.target_connection)
-    reader_url = database.reader_url(settings, definition.source_connection)
-    reader_session = source_sessions.with_extensions(
-        settings, lambda more: connect(reader_url, definition.source_connection, {**database.READ_ONLY, **more})
+# --- what is found out ---------------------------------------------------------------------------------------------
+
+
+def inspect(opened: Opened, *, create_target: bool = True) -> Job:
+    """Describe the rows, prepare the target, ask the source how it would be read, and choose."""
+    if not opened.source.runs_when_described:
+        return _inspect(opened, create_target=create_target)
+    # Before the source is asked to go on: it never gave what is asked for, or that is no longer in the target.
+    opened = _believing(opened)
+    if not create_target:  # it runs when it is asked to, not when it is looked at
+        return _without_rows(opened, Description(), None)
+    return _inspect(opened, create_target=True)
+
+
+def look_into(opened: Opened) -> Job:
+    """From its beginning, to compare what the source gives with what is there: the target stays as it is."""
+    if opened.source.runs_when_described:
+        opened = replace(opened, checkpoint=Checkpoint())
+    return _inspect(opened, create_target=False)
+
+
+def _inspect(opened: Opened, *, create_target: bool) -> Job:
+    described = opened.source.describe(_next_window(opened))
+    if not described.columns and described.schema is None:
+        return _without_rows(opened, described, _prepared_for_nothing(opened) if create_target else None)
+    if not opened.source.runs_when_described:
+        opened = _believing(opened)
+    fitted = steps.fit(opened.around_steps, opened.source, described, opened.target.form, opened.target.known)
+    shortcut = opened.target.meet(opened.source)
+    prepared = opened.target.prepare(_wanted(opened, described, fitted), create=create_target)
+    if fitted.passage:
+        fitted.passage.steps.key = prepared.key
+    opened = _noticing_emptied(opened, prepared)
+    known = _capabilities(opened, described, prepared, shortcut)
+    chosen = plan(opened.definition, known)
+    return _job(opened, described=described, fitted=fitted, prepared=prepared, shortcut=shortcut, plan=chosen)
+
+
+def _without_rows(opened: Opened, described: Description, prepared: Prepared | None) -> Job:
+    """No row came, so nobody can tell the columns."""
+    found = prepared or Prepared((), exists=False, is_empty=True)
+    chosen = plan(opened.definition, _capabilities(opened, described, found, None))
+    fitted = Fitted((), frozenset())
+    return _job(
+        opened, described=described, fitted=fitted, prepared=found, plan=chosen, has_target=prepared is not None
     )
-    connection = connect(target_url, definition.options.target_connection, {})
-    if definition.options.target_connection not in (None, DEFAULT_CONNECTION):
-        target_schema.refuse_unprepared(connection)
-    checkpoint, reason = places.checkpoint_to_show(claim, definition, settings, metastore, connection)
-    return Job(
-        settings=settings,
-        claim=claim,
-        definition=definition,
-        target=target,
-        judged=judged,
-        metastore=metastore,
-        reader=SqlReader(reader_session, reader_url, claim.session_name),
-        reader_url=reader_url,
-        target_connection=connection,
-        target_writer=_writer(claim, target, definition, settings, connection=connection, sessions=sessions),
-        target_url=target_url,
-        ledger=Ledger(claim, metastore),
-        checkpoint=checkpoint,
-        steps=steps.planned(definition, settings, sessions),
-        source=sources.open_source(definition, settings, claim, sessions),
-        starts_over_because=reason,
+
+
+def _prepared_for_nothing(opened: Opened) -> Prepared | None:
+    return opened.target.prepare_nothing(replaces=opened.definition.mode == "full")
+
+
+def _job(opened: Opened, **found: Any) -> Job:
+    return Job(**{one.name: getattr(opened, one.name) for one in fields(Opened)}, **found)
+
+
+def _next_window(opened: Opened) -> Window:
+    """What the source is about to be asked for: within an interrupted load, or after the last pass."""
+    found = opened.checkpoint
+    if opened.definition.mode == "incremental":
+        return Window(after=(found.safe_upto,) if found.safe_upto else None)
+    return Window(after=resume_point(found) if found.stage else None)
+
+
+def resume_point(found: Checkpoint) -> Position | None:
+    """Where an interrupted load goes on."""
+    return tuple(json.loads(found.last_key)) if found.last_key else None
+
+
+def _wanted(opened: Opened, described: Description, fitted: Fitted) -> Wanted:
+    definition = opened.definition
+    cursor = (definition.incremental_key, definition.incremental_id_key) if described.cursor else ()
+    return Wanted(
+        columns=fitted.output,
+        key=tuple(definition.target_key) if definition.target_key else None,
+        ignorable=frozenset(filter(None, cursor)),
+        stamps=frozenset(definition.options.stamps) | fitted.stamps,
+        found=opened.checkpoint,
     )
 
 
-def inspect(job: Job, *, create_target: bool = True) -> Plan:
-    """Describe the result, prepare the target, ask Postgres how the query would run, and choose."""
-    if job.source:
-        return sources.inspect(job, create_target=create_target)
-    assert job.judged is not None
-    job.result = job.reader.describe(job.judged)
-    if job.definition.mode == "incremental":
-        incremental.inspect(job)
-        _refuse_unreadable_cursor(job)
-    elif job.judged.parameters:
-        raise SourceQueryFailed(say("run.parameter_in_full", parameter=sorted(job.judged.parameters)[0]))
-    admitted = _admit(job)
-    job.output, stamps = job.result, job.judged.volatile_columns
-    if job.steps:
-        job.passage, job.output = steps.fit(job)
-        stamps, job.landings = job.passage.stamps, job.passage.landings
-    if isinstance(job.target, PostgresTarget):
-        money.refuse_unlike(job.reader.connection, job.target_connection, job.result)
-    job.key = job.target_writer.prepare(
-        job.output,
-        wanted_key=job.definition.target_key,
-        ignorable=frozenset(filter(None, (job.definition.incremental_key, job.definition.incremental_id_key)))
-        if job.cursor
-        else frozenset(),
-        stamps=frozenset(job.definition.options.stamps) | stamps,
-        create=create_target,
-    )
-    if job.passage:
-        job.passage.steps.key = job.key
-    columns.settle(job)
-    _forget_useless_checkpoint(job)
-    return plan(job.definition, _capabilities(job, admitted))
+def _believing(opened: Opened) -> Opened:
+    """Forget a checkpoint that says nothing about this source, or about this target: it would pass rows by."""
+    found, source = opened.checkpoint, opened.source
+    if opened.definition.mode != "incremental" or opened.backfill or not isinstance(source, Passes):
+        return opened
+    if found.stage is not None and not opened.target.loads_first_pass:
+        return opened  # the run itself gives the unfinished load up
+    reason = source.disowned(found) or _lost(opened)
+    if reason:
+        return replace(opened, checkpoint=found.blank(), starts_over_because=reason)
+    if opened.starts_over_because:
+        return replace(opened, checkpoint=found.blank())
+    return replace(opened, checkpoint=source.fitting(found))
 
 
-def _refuse_unreadable_cursor(job: Job) -> None:
-    """Values that people gave: the checkpoint that `reset-state` set, or the ends of a range."""
-    assert job.cursor is not None
-    if _cursor_was_another(job):
-        return
-    asked = job.backfill or {}
-    given = {"the checkpoint": job.checkpoint.safe_upto, "since": asked.get("since"), "until": asked.get("until")}
-    for what, value in given.items():
-        try:
-            if value is not None:
-                job.reader.connection.execute(SQL("SELECT {}").format(job.cursor.literal(value)))
-        except psycopg.DataError as exc:
-            raise FatalError(
-                say("run.no_value_of_cursor", what=what, value=value, column=job.cursor.key, type=job.cursor.key_type)
-            ) from exc
+def _lost(opened: Opened) -> str | None:
+    return None if opened.checkpoint.stage is not None else opened.target.lost(opened.checkpoint)
 
 
-def _forget_useless_checkpoint(job: Job) -> None:
-    """A checkpoint that says nothing about this cursor, or about this mart, would pass rows by."""
-    found = job.checkpoint
-    if job.cursor is None or job.backfill or found.stage is not None:
-        return
-    if _cursor_was_another(job):
-        job.starts_over_because = say("plan.other_cursor")
-    elif _source_was_another(job):
-        job.starts_over_because = say("plan.other_database", connection=job.definition.source_connection)
-    elif _mart_was_another(job):
-        job.starts_over_because = say("plan.restored", target=job.target)
-    elif job.steps and found.rows and isinstance(job.target, PostgresTarget) and job.target_writer.is_empty():
-        job.starts_over_because = say("plan.recreated", target=job.target)
-    if job.starts_over_because:
-        job.checkpoint = found.blank()
-    elif found.fingerprint not in (None, cursor_identity(job)):
-        # Another id: where the pass was interrupted says nothing now. It begins again at what is safe.
-        job.checkpoint = replace(found, last_key=None, last_id=None)
+def _noticing_emptied(opened: Opened, prepared: Prepared) -> Opened:
+    """Behind steps no first pass is loaded at once: what was delivered is delivered again, batch by batch."""
+    found = opened.checkpoint
+    if opened.definition.mode != "incremental" or opened.backfill or found.stage is not None:
+        return opened
+    if not (opened.steps and found.rows and opened.target.loads_first_pass and prepared.is_empty):
+        return opened
+    reason = say("plan.recreated", target=opened.definition.final_target)
+    return replace(opened, checkpoint=found.blank(), starts_over_because=reason)
 
 
-def _source_was_another(job: Job) -> bool:
-    known, seen = job.checkpoint.identity.get(incremental.SOURCE), incremental.source_identity(job)
-    return known is not None and seen is not None and known != seen
-
-
-def _mart_was_another(job: Job) -> bool:
-    known = job.checkpoint.identity.get("mart")
-    if known is None or not isinstance(job.target, PostgresTarget):
-        return False
-    return not job.writer.is_same(known)
-
-
-def _cursor_was_another(job: Job) -> bool:
-    """One that was reset, or that an earlier version of the platform wrote, does not say whose it is."""
-    found = job.checkpoint
-    if found.stage is not None or found.fingerprint is None:
-        return False
-    return found.fingerprint.partition("/")[0] != cursor_identity(job).partition("/")[0]
-
-
-def cursor_identity(job: Job) -> str:
-    """What the values of a checkpoint are values of: the key's, a slash, the id's."""
-    assert job.cursor is not None
-    parts = (job.definition.source_connection, job.cursor.key, job.cursor.family, job.cursor.zone, str(job.target))
-    return f"{_digest(*parts)}/{_digest(job.cursor.id, job.cursor.id_type)}"
-
-
-def _digest(*parts: str | None) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def _admit(job: Job) -> plan_check.Admitted:
-    found = plan_check.admit(job.reader, job.query, job.settings, max_cost=job.definition.options.max_cost)
-    job.estimated_rows, job.query_plan = int(found.plan[0]["Plan"]["Plan Rows"]), found.plan
-    return found
-
-
-def admit_pass(job: Job, bounds: Bounds) -> None:
-    """Ask again about what is about to be read: `:since` and `:until` may change what a query reads, and its cost."""
-    if job.judged is not None:
-        plan_check.admit(
-            job.reader,
-            job.query,
-            job.settings,
-            statement=job.query.select([SQL("q.*")], bounds),
-            max_cost=job.definition.options.max_cost,
-        )
-
-
-def _measured_rate(job: Job) -> float | None:
-    """Return the rate of the last large run, where it could matter for the plan."""
-    if job.estimated_rows < runs.LARGE_ROWS:
-        return None
-    return runs.find_rate(job.metastore, job.claim.pipeline_id)
-
-
-def _capabilities(job: Job, admitted: plan_check.Admitted) -> Capabilities:
-    same = (job.definition.options.target_connection or DEFAULT_CONNECTION) == job.definition.source_connection
+def _capabilities(
+    opened: Opened, described: Description, prepared: Prepared, shortcut: Shortcut | None
+) -> Capabilities:
+    found, backfill, source = opened.checkpoint, opened.backfill, opened.source
+    passes = source if isinstance(source, Passes) and opened.definition.mode == "incremental" else None
+    given = {column.name for column in described.columns}
     return Capabilities(
-        same_database=same and job.reads_metastore,
-        target_is_table=isinstance(job.target, PostgresTarget),
-        has_steps=bool(job.steps),
-        estimated_rows=job.estimated_rows,
-        pageable=explain.is_pageable(admitted.plan),
-        foreign_functions=frozenset(admitted.functions_of_unknown_effect),
-        target_is_empty=job.target_writer.is_empty(),
-        has_checkpoint=job.checkpoint.safe_upto is not None
-        or job.checkpoint.last_key is not None
-        or bool(job.backfill),
-        has_unfinished_load=job.checkpoint.stage is not None and not job.backfill,
-        has_delivered=job.checkpoint.rows > 0 and not job.backfill,
-        key=job.key,
-        key_is_read=bool(job.reading_key),
-        rows_per_second=_measured_rate(job),
-        guarantee=incremental.guarantee(job),
-        warnings=(*job.warnings, *incremental.warnings(job)),
-        starts_over_because=job.starts_over_because,
+        same_database=shortcut is not None and shortcut.same_database,
+        no_shortcut_because=None if shortcut else opened.target.no_shortcut_because,
+        streamed_from=source.name if not described.columns else None,
+        has_steps=bool(opened.steps),
+        loads_first_pass=opened.target.loads_first_pass,
+        estimated_rows=described.estimated_rows,
+        pageable=shortcut is not None and shortcut.pageable,
+        foreign_functions=shortcut.foreign_functions if shortcut else frozenset(),
+        target_is_empty=prepared.is_empty,
+        has_checkpoint=found.safe_upto is not None or found.last_key is not None or bool(backfill),
+        has_unfinished_load=found.stage is not None and not backfill,
+        has_delivered=found.rows > 0 and not backfill,
+        key=prepared.key,
+        key_is_read=any(name in given for name in prepared.key),
+        rows_per_second=_measured_rate(opened, described.estimated_rows),
+        guarantee=passes.guarantee() if passes else None,
+        warnings=(*prepared.warnings, *(passes.warnings(found) if passes else ())),
+        starts_over_because=opened.starts_over_because,
     )
 
 
-def order_of_key(job: Job) -> Order:
-    """In the order of their key, rows can be read on behind any of them."""
-    return Order(
-        columns=tuple(SQL("q.{}").format(Identifier(name)) for name in job.reading_key),
-        types=tuple(job.types[name] for name in job.reading_key),
-        nullable=tuple(may_be_null(job, name) for name in job.reading_key),
-    )
-
-
-def collation(job: Job, name: str) -> str | None:
-    """In which order the query gives a column of text: not always in that of the mart's own column."""
-    if not job.types[name].startswith(("text", "character", "name")):
+def _measured_rate(opened: Opened, estimated_rows: int) -> float | None:
+    """Return the rate of the last large run, where it could matter for the plan."""
+    if estimated_rows < runs.LARGE_ROWS:
         return None
-    head, source = job.query.wrapped(Bounds())
-    found = job.reader.value(
-        SQL("{} SELECT pg_catalog.pg_collation_for((SELECT q.{} FROM {} AS q LIMIT 0))").format(
-            head, Identifier(name), source
-        )
-    )
-    return None if found is None else str(found)
-
-
-def may_be_null(job: Job, name: str) -> bool:
-    """Whether a column of the query's result can be NULL, for all that is known."""
-    assert job.judged is not None
-    origin = next((column.origin for column in job.result if column.name == name), None)
-    return origin is None or not advice.is_never_null(job.reader.connection, origin, job.judged.text)
+    return runs.find_rate(opened.metastore, opened.claim.pipeline_id)

@@ -22,13 +22,14 @@ from vitrina.errors import CannotConnect, OtherVersion
 from vitrina.loads import steps
 from vitrina.loads.control import RunControl, clock
 from vitrina.observe.telemetry import Lookout
+from vitrina.ports import registry
 from vitrina.runner import housekeeping, scheduler
 from vitrina.runner import requests as runner_requests
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.runner.watchdog import SILENCE_SECONDS, Watch, silence_limit
 from vitrina.settings import Settings
 from vitrina.status import Status
-from vitrina.store import database, leases, migrate, recovery, requests, room, run_after, runners
+from vitrina.store import coverage, database, leases, migrate, recovery, requests, room, run_after, runners
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.unsealing import Keyring
@@ -51,6 +52,8 @@ class PipelineManager:
         self._dispatcher = PipelineDispatcher(settings, self._lookout.instruments, self._lookout.onlookers)
         self._log = structlog.get_logger().bind(runner_id=str(self.runner_id))
         self._transforms: list[dict[str, Any]] = []
+        self._connectors: list[dict[str, Any]] = []
+        self._covers: list[str] = []
         self._sealing_keys = Keyring(settings.secret_keys).public_keys if settings.secret_keys else []
         self._shutdown = threading.Event()
         self._stopped = threading.Event()
@@ -100,6 +103,12 @@ class PipelineManager:
 
     def _check_start(self) -> None:
         self._transforms = steps.describe(self._settings)
+        self._connectors = [each.describe() for each in registry.installed().connectors.values()]
+        self._covers = coverage.covered(registry.installed().connectors.values(), self._transforms)
+        for refused in registry.installed().refused:
+            self._log.warning(
+                "connector.refused", connector=refused.entry, package=refused.package, error=refused.reason
+            )
         with self._metastore("start") as connection:
             migrate.require_current(connection)
             database.reader_url(self._settings, None)
@@ -182,6 +191,7 @@ class PipelineManager:
                     self._settings.lease_ttl_seconds,
                     per_source=self._settings.source_concurrency,
                     max_connections=self._settings.max_connections,
+                    covers=self._covers,
                 )
             except BaseException:
                 self._slots.release()
@@ -262,7 +272,9 @@ class PipelineManager:
         if self._shutdown.is_set() or not self._desk.acquire(blocking=False):
             return
         try:
-            request = requests.claim_next(connection, self.runner_id, self._settings.lease_ttl_seconds)
+            request = requests.claim_next(
+                connection, self.runner_id, self._settings.lease_ttl_seconds, covers=self._covers
+            )
         except BaseException:
             self._desk.release()
             raise
@@ -343,6 +355,8 @@ class PipelineManager:
             running=len(self._claims),
             transforms=self._transforms,
             sealing_keys=self._sealing_keys,
+            connectors=self._connectors,
+            covers=self._covers,
         )
 
     # --- the end ---------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from vitrina.errors import NotFound, SourceQueryFailed, VitrinaError
 from vitrina.loads import job as jobs
 from vitrina.loads import kept_connections, replay
 from vitrina.observe import notifications
+from vitrina.ports import registry
 from vitrina.sentences import Sentence, say
 from vitrina.services import suggestions
 from vitrina.settings import Settings
@@ -73,15 +74,15 @@ def _place(exc: VitrinaError) -> dict[str, int]:
 def validate(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """Everything short of running: the query is described and explained, the plan chosen."""
     with ExitStack() as sessions:
-        job = jobs.open_for_inspection(_row_to_inspect(request, metastore), settings, metastore, sessions)
-        plan = jobs.inspect(job, create_target=False)
+        opened = jobs.open_for_inspection(_row_to_inspect(request, metastore), settings, metastore, sessions)
+        job = jobs.inspect(opened, create_target=False)
         return {
             "valid": True,
-            "plan": plan.as_dict(),
+            "plan": job.plan.as_dict(),
             "columns": [{"name": column.name, "type": column.type} for column in job.output],
-            "estimated_rows": job.estimated_rows,
-            "target_exists": job.target_writer.exists,
-            "explain": explain.outline(job.query_plan) if job.query_plan else None,
+            "estimated_rows": job.described.estimated_rows,
+            "target_exists": job.prepared.exists,
+            "explain": job.described.outline,
         }
 
 
@@ -141,6 +142,7 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
 def list_tables(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """What queries on a connection may read: tables of the allowed schemas that the reader may select from."""
     name = request["payload"]["connection"]
+    _require_tables(name, settings)
     with sessions.waited_for(name, settings, "vitrina:tables") as reader:
         tables = catalog.list_readable(reader.connection, sorted(settings.source_schemas), limit=MAX_TABLES + 1)
     return {"connection": name, "tables": tables[:MAX_TABLES], "complete": len(tables) <= MAX_TABLES}
@@ -157,6 +159,7 @@ def suggest_copy(request: dict[str, Any], metastore: Connection, settings: Setti
                 allowed_source_schemas=settings.allowed_source_schemas,
             )
         )
+    _require_tables(asked["connection"], settings)
     wishes = suggestions.Wishes(name=asked.get("name"), key=tuple(asked.get("key", ())))
     source = (asked["connection"], asked["schema"], asked["table"])
     with (
@@ -187,6 +190,12 @@ def try_notifications(request: dict[str, Any], metastore: Connection, settings: 
     """Send a test message to every receiver, now."""
     message = notifications.test_message(database.now(metastore), request["requested_by"])
     return {"receivers": notifications.try_receivers(settings, message)}
+
+
+def _require_tables(name: str, settings: Settings) -> None:
+    connector = settings.connector_of(name)
+    if connector not in (registry.POSTGRES, None):
+        raise NotFound(say("connection.lists_no_tables", name=name, connector=connector))
 
 
 def _definition(request: dict[str, Any], metastore: Connection) -> Definition:

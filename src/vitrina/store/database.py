@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import psycopg
@@ -18,6 +18,7 @@ from vitrina.settings import READER_ROLE, Settings
 from vitrina.store import pooling
 
 Connection = psycopg.Connection[DictRow]
+Found = TypeVar("Found")
 
 TRANSPORT: dict[str, Any] = {
     # Said, not taken from the environment: the guard must read a query in the same characters as the server.
@@ -114,16 +115,14 @@ SETTLE = """
 
 def settle(connection: Connection) -> None:
     """What cannot be said when a session begins: it depends on the database, or on the server's version."""
-    row = connection.execute(SETTLE).fetchone()
-    assert row is not None
+    row = one(connection.execute(SETTLE))
     if int(row["found"]) != connection.info.backend_pid:
         pooling.settle(connection)
 
 
 def settled(connection: Connection) -> dict[str, str]:
     """The same as settings of a further session on this database, of a driver that takes them when it connects."""
-    row = connection.execute("SELECT pg_catalog.current_setting('lc_monetary') AS lc_monetary").fetchone()
-    assert row is not None
+    row = one(connection.execute("SELECT pg_catalog.current_setting('lc_monetary') AS lc_monetary"))
     has_timeout = connection.info.server_version >= _TRANSACTION_TIMEOUT
     return {"lc_monetary": row["lc_monetary"], **({"transaction_timeout": "0"} if has_timeout else {})}
 
@@ -165,27 +164,34 @@ def find_timezone(url: str, application_name: str, *, connect_timeout_seconds: i
             **TRANSPORT,
         )
     with plain:
-        row = plain.execute("SHOW TimeZone").fetchone()
-    assert row is not None
+        row = one(plain.execute("SHOW TimeZone"))
     return str(row[0])
 
 
 def place(connection: Connection) -> tuple[object, ...]:
     """Of the database that a session is on: a copy of it has been started at another time."""
-    row = connection.execute(
-        """
+    row = one(
+        connection.execute(
+            """
         SELECT pg_catalog.pg_postmaster_start_time() AS started, oid FROM pg_catalog.pg_database
         WHERE datname = pg_catalog.current_database()
         """
-    ).fetchone()
-    assert row is not None
+        )
+    )
     return tuple(row.values())
+
+
+def one(found: psycopg.Cursor[Found]) -> Found:
+    """The row of a statement that always gives one."""
+    row = found.fetchone()
+    if row is None:
+        raise RuntimeError("a statement that always gives a row gave none")
+    return row
 
 
 def now(connection: Connection) -> datetime:
     """The server's clock, which rows are dated by."""
-    row = connection.execute("SELECT clock_timestamp() AS now").fetchone()
-    assert row is not None
+    row = one(connection.execute("SELECT clock_timestamp() AS now"))
     moment: datetime = row["now"]
     return moment
 

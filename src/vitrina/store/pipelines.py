@@ -12,7 +12,7 @@ from psycopg.types.json import Jsonb
 from vitrina import status
 from vitrina.definition import Definition
 from vitrina.status import Status, Trigger
-from vitrina.store import databases, run_after
+from vitrina.store import database, databases, run_after
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -53,13 +53,14 @@ def insert(connection: Connection, definition: Definition, *, pipeline_id: UUID 
     values = [_value(definition, column) for column in DEFINITION_COLUMNS] + [managed_by]
     if pipeline_id is not None:
         columns, values = ["id", *columns], [pipeline_id, *values]
-    row = connection.execute(
-        sql.SQL("INSERT INTO etl.etl_pipelines ({}) VALUES ({}) RETURNING id").format(
-            sql.SQL(", ").join(map(sql.Identifier, columns)), sql.SQL(", ").join([sql.Placeholder()] * len(columns))
-        ),
-        values,
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        connection.execute(
+            sql.SQL("INSERT INTO etl.etl_pipelines ({}) VALUES ({}) RETURNING id").format(
+                sql.SQL(", ").join(map(sql.Identifier, columns)), sql.SQL(", ").join([sql.Placeholder()] * len(columns))
+            ),
+            values,
+        )
+    )
     new_id: UUID = row["id"]
     replace_tasks(connection, new_id, definition)
     run_after.replace(connection, new_id, definition)
@@ -391,11 +392,12 @@ def withdraw_request(connection: Connection, pipeline_id: UUID, move: str) -> bo
 
 def bump_version(connection: Connection, pipeline_id: UUID) -> int:
     """The row was edited by other means: give what stands there now a number of its own."""
-    row = connection.execute(
-        "UPDATE etl.etl_pipelines SET version = version + 1, updated_at = now() WHERE id = %s RETURNING version",
-        [pipeline_id],
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        connection.execute(
+            "UPDATE etl.etl_pipelines SET version = version + 1, updated_at = now() WHERE id = %s RETURNING version",
+            [pipeline_id],
+        )
+    )
     return int(row["version"])
 
 
@@ -422,13 +424,17 @@ def definition_of(row: Row) -> Definition:
     return Definition.model_validate(fields | {name: row[name] for name in DEFINITION_PARTS})
 
 
-# The last step may override the pipeline's target.
-FINAL_TARGET = sql.SQL(
-    """
-    coalesce((SELECT t.target_table FROM etl.etl_pipeline_tasks t
-              WHERE t.pipeline_id = p.id ORDER BY t.order_index DESC LIMIT 1), p.target_table)
-    """
-)
+def final_target(row: str) -> sql.Composed:
+    """Where a row of etl_pipelines writes: the last step may override the pipeline's target."""
+    return sql.SQL(
+        """
+        coalesce((SELECT t.target_table FROM etl.etl_pipeline_tasks t
+                  WHERE t.pipeline_id = {row}.id ORDER BY t.order_index DESC LIMIT 1), {row}.target_table)
+        """
+    ).format(row=sql.Identifier(row))
+
+
+FINAL_TARGET = final_target("p")
 
 # The pipelines whose final target is %(target)s. First those that name it anywhere, which indexes know.
 ON_TARGET = sql.SQL(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from vitrina.errors import TargetMismatch
 from vitrina.ports.schema import Column
+from vitrina.store import database
 from vitrina.store.database import Connection
 
 
@@ -25,8 +26,7 @@ def refuse_unlike(source: Connection, target: Connection, columns: Sequence[Colu
 
 
 def _written(connection: Connection) -> str:
-    row = connection.execute("SELECT ((-1234.50)::numeric::money)::text AS written").fetchone()
-    assert row is not None
+    row = database.one(connection.execute("SELECT ((-1234.50)::numeric::money)::text AS written"))
     return str(row["written"])
 
 

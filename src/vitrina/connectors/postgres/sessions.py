@@ -72,7 +72,9 @@ def _named(name: str | None) -> Iterator[None]:
 
 def preview_reader(definition: Definition, settings: Settings) -> AbstractContextManager[SqlReader]:
     """The reader of somebody who looks at a pipeline's rows without running it."""
-    return waited_for(definition.source_connection, settings, f"vitrina:preview:{definition.name}")
+    # Beside a source of another kind, the default database answers the queries of steps that look things up.
+    name = definition.source_connection if definition.reads_postgres else DEFAULT_CONNECTION
+    return waited_for(name, settings, f"vitrina:preview:{definition.name}")
 
 
 @contextmanager

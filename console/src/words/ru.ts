@@ -234,7 +234,6 @@ const ru: Record<string, string> = {
   "Kind of source": "Вид источника",
   "Source table": "Таблица источника",
   "Instead of a query: read whole": "Вместо запроса: читается целиком",
-  "Target connection": "Подключение приёмника",
   "Options of {connector}": "Параметры {connector}",
   "default: {value}": "по умолчанию: {value}",
   "Pipelines, separated by commas: when all have succeeded anew, this one runs":

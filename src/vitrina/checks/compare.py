@@ -8,10 +8,9 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from vitrina.ports.batch import Key
-from vitrina.ports.compare import Extent, RowImage, Side
+from vitrina.ports.compare import Difference, Extent, Kind, RowImage, Side
 from vitrina.sentences import say
 
 # About this many rows share a bucket: few enough to list when one of them differs.
@@ -25,24 +24,6 @@ KEPT_KEYS = 100_000
 
 # A mask, and numbers of buckets under it.
 Buckets = tuple[int, Sequence[int]]
-
-
-class Kind(StrEnum):
-    MISSING = "missing"
-    EXTRA = "extra"
-    DIFFERING = "differing"
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A key on which the sides do not agree."""
-
-    kind: Kind
-    place: int
-    key: Key
-    young: bool
-    source_image: int | None
-    target_image: int | None
 
 
 @dataclass

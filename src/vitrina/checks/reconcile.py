@@ -10,17 +10,16 @@ import structlog
 from pydantic import ValidationError
 
 from vitrina import schedule
-from vitrina.checks import compare, comparison, comparisons, repair, repairs
-from vitrina.checks.compare import Difference, Look, Verdict
-from vitrina.checks.comparison import Comparison
-from vitrina.checks.opened import cursor_of, query_of
+from vitrina.checks import compare, comparison, repair, repairs
+from vitrina.checks.compare import Look, Verdict
+from vitrina.checks.comparison import Compared
 from vitrina.checks.repairs import Hold
 from vitrina.checks.report import Report
 from vitrina.definition import ReconcileSchedule
 from vitrina.errors import Conflict, InvalidField, NotFound
 from vitrina.loads import job as jobs
 from vitrina.loads.job import Job
-from vitrina.ports.compare import Side
+from vitrina.ports.compare import Difference, Rescans, Side
 from vitrina.settings import Settings
 from vitrina.status import Status, can_move
 from vitrina.store import database, events, pipelines, requests, runs
@@ -107,7 +106,7 @@ def _compared(
     with ExitStack() as sessions:
         found = jobs.open_for_inspection(row, settings, metastore, sessions)
         with database.translated(f"comparing with {found.definition.final_target}"):
-            opened = comparisons.inspect(found)
+            opened = comparison.inspect(found)
             with opened.both_sides() as (source, target):
                 first = _look(level, source, target, opened.job, wish)
             report = _report(opened, level, first)
@@ -127,7 +126,7 @@ def _look(level: str, source: Side, target: Side, job: Job, wish: dict[str, Any]
     return compare.look_fully(source, target, expected_rows=job.described.estimated_rows)
 
 
-def _confirm(opened: Comparison, report: Report, first: Look, wish: dict[str, Any], wait_seconds: float) -> None:
+def _confirm(opened: Compared, report: Report, first: Look, wish: dict[str, Any], wait_seconds: float) -> None:
     time.sleep(wait_seconds)
     job = opened.job
     pending = _is_pending(job)
@@ -144,7 +143,7 @@ def _confirm(opened: Comparison, report: Report, first: Look, wish: dict[str, An
     report.looks = 2
 
 
-def _confirm_quickly(opened: Comparison, report: Report, first: Look, wait_seconds: float) -> Report:
+def _confirm_quickly(opened: Compared, report: Report, first: Look, wait_seconds: float) -> Report:
     job = opened.job
     others = job.definition.options.shared_target
     findings = compare.quick_findings(first, others_write=others)
@@ -175,13 +174,13 @@ def _movement(job: Job, *, pending: bool) -> Callable[[Difference, Difference], 
     return lambda before, again: before.source_image != again.source_image
 
 
-def _report(opened: Comparison, level: str, look: Look) -> Report:
+def _report(opened: Compared, level: str, look: Look) -> Report:
     job = opened.job
     return Report(
         level=level,
         key=job.key,
-        compared=opened.compared,
-        not_compared=opened.not_compared,
+        compared=opened.comparison.compared,
+        not_compared=opened.comparison.not_compared,
         guarantee=_guarantee(opened, level),
         checkpoint=job.checkpoint.safe_upto if comparison.knows_age(job) else None,
         verdict=Verdict(),
@@ -190,20 +189,20 @@ def _report(opened: Comparison, level: str, look: Look) -> Report:
     )
 
 
-def _guarantee(opened: Comparison, level: str) -> str:
+def _guarantee(opened: Compared, level: str) -> str:
     what = {
         "quick": "row counts and ends of key and cursor only",
         "sample": "random keys of both sides, column by column",
-        "full": opened.full_guarantee,
+        "full": opened.comparison.full_guarantee,
     }[level]
     job = opened.job
-    cursor = cursor_of(job)
-    if cursor is None:
+    cursor = job.source.cursor_name if isinstance(job.source, Rescans) else None
+    if not isinstance(job.source, Rescans) or cursor is None:
         last = runs.find_last_success(job.metastore, job.claim.pipeline_id)
         since = f"the last load, begun {last['started_at'].isoformat()}," if last else "the beginning"
         return f"{what}; against the source as it is now: what changed in it since {since} counts as a difference"
-    kept = query_of(job).guarantee()
+    kept = job.source.guarantee()
     return (
-        f"{what}; rows whose {cursor.key} is before the checkpoint must be in the mart ({kept}), newer ones are in"
+        f"{what}; rows whose {cursor} is before the checkpoint must be in the mart ({kept}), newer ones are in"
         " flight; rows deleted in the source are extra"
     )

@@ -1,16 +1,17 @@
 """Making the target equal to its source for given keys: each is read anew, and written as a run would write it."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from vitrina.checks.compare import Difference, Kind, Verdict
+from vitrina.checks.compare import Verdict
 from vitrina.errors import FatalError
 from vitrina.loads import incremental
 from vitrina.loads.control import Paused
 from vitrina.loads.run import Run
 from vitrina.ports.batch import Counts, Key, Part, PartId
 from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.compare import Correctable, Correction, Difference, Kind
 from vitrina.ports.target import Done, Load, Removes
 
 if TYPE_CHECKING:
@@ -34,33 +35,6 @@ class Repaired:
         self.updated += counts.updated
         self.deleted += counts.deleted
         self.unchanged += counts.unchanged
-
-
-@dataclass(frozen=True)
-class Correction:
-    """Rows as the source has them now, and keys that it no longer has."""
-
-    keys: Sequence[Key] = ()
-    rows: "pa.Table | None" = None
-    absent: Sequence[Key] = field(default_factory=tuple)
-
-
-@runtime_checkable
-class Correctable(Protocol):
-    """A comparison whose differences can be written."""
-
-    @property
-    def arrives_as(self) -> dict[str, str] | None:
-        """Give the types in which corrections come, where they are not those of a run."""
-        ...
-
-    def refuse_shrinking(self, deletes: int) -> None:
-        """Refuse to delete more than a load might."""
-        ...
-
-    def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
-        """Read again: what the source has now counts, not what it had when it was compared."""
-        ...
 
 
 def plan(differences: Sequence[Difference]) -> dict[str, int]:
@@ -149,12 +123,6 @@ class _Repairing:
 
 def _numbered(found: Checkpoint, part: Part) -> Checkpoint:
     return replace(found, batch_no=part.number)
-
-
-def batches(differences: Sequence[Difference], size: int) -> Iterator[list[Key]]:
-    keys = [difference.key for difference in differences]
-    for start in range(0, len(keys), size):
-        yield keys[start : start + size]
 
 
 def outcome(done: Repaired, found: int) -> dict[str, Any]:

@@ -7,16 +7,17 @@ from typing import Any
 
 import structlog
 
-from vitrina.checks import comparisons
+from vitrina.checks import comparison
 from vitrina.checks import repair as rules
 from vitrina.checks.compare import Verdict
-from vitrina.checks.repair import Correctable, Repaired
+from vitrina.checks.repair import Repaired
 from vitrina.errors import Disconnected, FatalError, LeaseLost, VitrinaError
 from vitrina.loads import job as jobs
 from vitrina.loads.context import RunContext
 from vitrina.loads.control import RunControl, clock
 from vitrina.loads.run import Run
 from vitrina.observe.run_meter import RunMeter
+from vitrina.ports.compare import Correctable
 from vitrina.settings import Settings
 from vitrina.status import RunStatus, Status
 from vitrina.store import database, leases
@@ -60,8 +61,8 @@ def _mend(claim: Claim, settings: Settings, verdict: Verdict, control: RunContro
     # A paused pipeline is repaired without becoming anything else than paused.
     context.ignores_pause = claim.row["status"] == Status.PAUSE_REQUESTED
     with ExitStack() as sessions, database.translated(f"repairing {claim.name}"):
-        compared = comparisons.inspect(jobs.open_job(claim, settings, sessions, context=context))
-        job = compared.job
+        opened = comparison.inspect(jobs.open_job(claim, settings, sessions, context=context))
+        job, compared = opened.job, opened.comparison
         if not isinstance(compared, Correctable):
             raise FatalError(f"{job.definition.final_target} can be compared, but not repaired: run the pipeline")
         # Rows travel, also where the database could have filled the stage itself.

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitrina.checks.compare import Detail, Kind, Verdict
-from vitrina.ports.compare import Extent
+from vitrina.checks.compare import Detail, Verdict
+from vitrina.ports.compare import Extent, Kind
 
 # A report is read by people: of long values, the beginning.
 MAX_VALUE_LENGTH = 1_000

@@ -7,57 +7,86 @@ import json
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
-from vitrina.checks import comparison, recomputed
-from vitrina.checks.documents import Document, DocumentSide
-from vitrina.checks.opened import cursor_of
-from vitrina.errors import FatalError
-from vitrina.loads.job import Job, Opened
-from vitrina.ports.compare import Extent, Side
-from vitrina.ports.target import Scans
-from vitrina.store import state
+from vitrina.errors import FatalError, ShrinkRefused
+from vitrina.ports import corrections
+from vitrina.ports.batch import Key
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.compare import Correction, Difference, Extent, Looked, Rescans, Side
+from vitrina.ports.documents import Document, DocumentSide
+from vitrina.ports.source import Form
+from vitrina.ports.target import SHRINK_LIMIT, Scans, Target
+from vitrina.sentences import say
 
 
 class ScanComparison:
     """A pipeline whose target is `Scans`."""
 
     full_guarantee = "every row by a 64-bit hash of its key and columns, as the target gives them back"
+    # Corrections come as the rows of a run do.
+    arrives_as = None
 
-    def __init__(self, opened: Opened) -> None:
-        if not isinstance(opened.target, Scans):
-            raise FatalError(
-                f"{opened.definition.final_target} cannot be read back: its connector has no `scan`, so nobody can"
-                " compare it with its source"
-            )
-        self.job = comparison.look_into(opened)
-        self._target: Scans = opened.target
+    def __init__(self, looked: Looked, target: Scans, form: Form) -> None:
+        self._looked = looked
+        self._target = target
+        self._form = form
+        self._found = looked.checkpoint
 
     @property
     def compared(self) -> list[str]:
-        return [column.name for column in self.job.output if column.name not in self._stamps]
+        return [column.name for column in self._looked.output if column.name not in self._stamps]
 
     @property
     def not_compared(self) -> list[str]:
-        return [column.name for column in self.job.output if column.name in self._stamps]
+        return [column.name for column in self._looked.output if column.name in self._stamps]
 
     @property
     def _stamps(self) -> frozenset[str]:
-        stamps = frozenset(self.job.definition.options.stamps) | self.job.fitted.stamps
-        return stamps - set(self.job.key)
+        return self._looked.stamps - set(self._looked.key)
 
     @contextmanager
-    def both_sides(self) -> Iterator[tuple[Side, Side]]:
-        found = state.peek(self.job.metastore, self.job.claim.pipeline_id)
-        job = self.job = replace(self.job, checkpoint=found)
-        source = DocumentSide(SourceRows(job, self._target), self.compared, repeats=cursor_of(job) is not None)
-        target = DocumentSide(TargetRows(self._target, job.key), self.compared)
-        source.key_names = target.key_names = (", ".join(job.key),)
+    def sides(self, found: Checkpoint) -> Iterator[tuple[Side, Side]]:
+        self._found = found
+        read = self._looked.source
+        repeats = isinstance(read, Rescans) and read.cursor_name is not None
+        source = DocumentSide(SourceRows(self._looked, self._target, self._form, found), self.compared, repeats=repeats)
+        target = DocumentSide(TargetRows(self._target, self._looked.key), self.compared)
+        source.key_names = target.key_names = (", ".join(self._looked.key),)
         with target.snapshot(), source.snapshot():
             yield source, target
+
+    # --- repairing -------------------------------------------------------------------------------------------------
+
+    def refuse_shrinking(self, deletes: int) -> None:
+        """Refuse what publishing a load would refuse as well."""
+        name, options = self._looked.definition.final_target, self._looked.definition.options
+        rows = sum(table.num_rows for table in self._target.scan())
+        if deletes >= rows and not options.allow_empty:
+            raise ShrinkRefused(say("run.source_is_empty", target=name))
+        if deletes > rows * SHRINK_LIMIT and not options.allow_shrink:
+            raise ShrinkRefused(say("run.would_shrink", removed=deletes, rows=rows, target=name))
+
+    def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
+        """Pick the rows out of one reading of the source, as a run would send them."""
+        source = SourceRows(self._looked, self._target, self._form, self._found)
+        for found in corrections.of_reading(source.batches(), {one.key for one in wanted}, batch_rows):
+            yield Correction(found.keys, found.rows, [self._parts(key) for key in found.absent])
+
+    def _parts(self, key: Key) -> Key:
+        """Take a key apart that stands as one text in a comparison."""
+        return key if len(self._looked.key) == 1 else tuple(map(str, json.loads(key[0])))
+
+
+def required(target: Target, name: str) -> Scans:
+    """Return the target as one that can be read back, or say that it cannot."""
+    if not isinstance(target, Scans):
+        raise FatalError(
+            f"{name} cannot be read back: its connector has no `scan`, so nobody can compare it with its source"
+        )
+    return target
 
 
 class _Rows:
@@ -94,15 +123,24 @@ class _Rows:
 class SourceRows(_Rows):
     """The rows of the source, as the target would give them back."""
 
-    def __init__(self, job: Job, target: Scans) -> None:
-        super().__init__(job.key)
-        self._job = job
+    def __init__(self, looked: Looked, target: Scans, form: Form, found: Checkpoint) -> None:
+        super().__init__(looked.key)
+        self._looked = looked
         self._target = target
+        self._form = form
+        self._found = found
 
     def documents(self, *, in_order: bool) -> Iterator[Document]:
-        for table, young in recomputed.read(self._job, in_order=in_order, form=self._job.target.form):
+        for table, young in self._looked.rows(self._found, in_order=in_order, form=self._form):
             if table.num_rows:
                 yield from self._documents(self._target.as_written(table), young=young)
+
+    def batches(self) -> "Iterator[tuple[pa.RecordBatch, list[Key | None]]]":
+        """Give the rows as they are sent, each batch with the keys that a comparison knows them by."""
+        for table, _ in self._looked.rows(self._found, in_order=True, form=self._form):
+            for batch in table.combine_chunks().to_batches():
+                shown = self._target.as_written(pa.Table.from_batches([batch]))
+                yield batch, [(document.id,) for document in self._documents(shown)]
 
 
 class TargetRows(_Rows):
@@ -122,7 +160,7 @@ def _id_of(key: list[Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON: what it has no form for, as text. Both sides are made from the same Arrow types."""
+    """Say a value as JSON; what it has no form for, as text. Both sides are made from the same Arrow types."""
     if isinstance(value, dict):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
 """Everything that one run needs, found out and opened: definition, source, target, sessions, plan."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from vitrina.connectors.postgres import sessions as source_sessions
 from vitrina.connectors.postgres.source import SqlReader
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError, FatalError, InvalidQuery, SourceQueryFailed
-from vitrina.loads import kept_connections, places, steps
+from vitrina.loads import kept_connections, places, recomputed, steps
 from vitrina.loads.context import NoContext, RunContext
 from vitrina.loads.plan import Capabilities, Plan, plan
 from vitrina.loads.steps import Fitted, PlannedSteps, Surroundings
@@ -24,7 +24,7 @@ from vitrina.ports.batch import Position
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.connector import Connector, Context, Inside, Opening, Work
 from vitrina.ports.schema import Column
-from vitrina.ports.source import Description, Passes, Source, Window
+from vitrina.ports.source import Description, Form, Passes, Source, Window
 from vitrina.ports.target import Prepared, Shortcut, Target, Wanted
 from vitrina.sentences import say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
@@ -100,6 +100,29 @@ class Job(Opened):
         """The part of the key that the source itself gives: what a load can be read, and continued, in the order of."""
         given = {column.name for column in self.described.columns}
         return tuple(name for name in self.key if name in given)
+
+    @property
+    def pipeline_id(self) -> UUID:
+        return self.claim.pipeline_id
+
+    @property
+    def has_steps(self) -> bool:
+        return bool(self.steps)
+
+    @property
+    def stamps(self) -> frozenset[str]:
+        """Columns that differ in every run by nature."""
+        return frozenset(self.definition.options.stamps) | self.fitted.stamps
+
+    @property
+    def arrives_as(self) -> dict[str, str] | None:
+        return self.fitted.arrives_as
+
+    def rows(
+        self, found: Checkpoint, *, in_order: bool = False, sample: int | None = None, form: Form = "exact"
+    ) -> "Iterator[tuple[pa.Table, bool]]":
+        """Read the source again, for a comparison (`ports.compare.Looked`)."""
+        return recomputed.rows(self, found, in_order=in_order, sample=sample, form=form)
 
     @property
     def code_digests(self) -> list[str]:

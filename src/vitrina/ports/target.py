@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import psycopg
     import pyarrow as pa
 
+# Of its rows, a target loses no larger part at once without options.allow_shrink.
+SHRINK_LIMIT = 0.5
+
 # replace: what the source has takes the place of what the target shows. merge: rows are added to it, key by key.
 LoadKind = Literal["replace", "merge"]
 

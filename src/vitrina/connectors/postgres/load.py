@@ -11,6 +11,7 @@ from vitrina import failpoints
 from vitrina.connectors.postgres import catalog, left_columns, mart_rows, money
 from vitrina.connectors.postgres import sessions as source_sessions
 from vitrina.connectors.postgres.copy import CopySource
+from vitrina.connectors.postgres.mart_comparison import MartComparison
 from vitrina.connectors.postgres.pushdown import Paging, PushdownSource, SharedSnapshot
 from vitrina.connectors.postgres.query_source import QuerySource
 from vitrina.connectors.postgres.query_window import QueryWindow
@@ -20,6 +21,7 @@ from vitrina.definition import Definition
 from vitrina.errors import TransientError
 from vitrina.ports.batch import Counts, Filling, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.compare import Comparison, Looked
 from vitrina.ports.schema import Column, Known
 from vitrina.ports.source import Form, Source, Window
 from vitrina.ports.target import (
@@ -128,6 +130,9 @@ class MartTarget(BaseTarget):
 
     def open_load(self, loading: Loading) -> Load:
         return StageLoad(self, loading) if loading.kind == "replace" else MergeLoad(self, loading)
+
+    def compare(self, looked: Looked) -> Comparison:
+        return MartComparison(self, looked)
 
     # --- for the loads ---------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ import psycopg
 from psycopg.sql import SQL, Identifier
 
 from vitrina import explain
-from vitrina.connectors.postgres import advice, cursor_facts, plan_check, query_pass, single_rows
+from vitrina.connectors.postgres import advice, cursor_facts, plan_check, query_pass, rescan, single_rows
 from vitrina.connectors.postgres.cursor import Cursor
 from vitrina.connectors.postgres.provenance import Provenance
 from vitrina.connectors.postgres.query_pass import QueryPass
@@ -21,6 +21,7 @@ from vitrina.definition import Definition
 from vitrina.errors import FatalError, SourceQueryFailed
 from vitrina.ports.batch import Batch, Key
 from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.compare import Extent
 from vitrina.ports.schema import Column
 from vitrina.ports.source import Description, Form, Mark, Marked, Pass, Unseen, Window
 from vitrina.sentences import say
@@ -304,6 +305,20 @@ class QuerySource:
         """Whether a column of the query's result can be NULL, for all that is known."""
         origin = next((column.origin for column in self.result if column.name == name), None)
         return origin is None or not advice.is_never_null(self.reader.connection, origin, self.judged.text)
+
+    # --- once more, for a comparison -------------------------------------------------------------------------------
+
+    @property
+    def cursor_name(self) -> str | None:
+        return self.cursor.key if self.cursor else None
+
+    def rows_by_age(
+        self, found: Checkpoint, *, in_order: bool, sample: int | None, natural: bool, batch_rows: int
+    ) -> "Iterator[tuple[int, pa.Table, bool]]":
+        return rescan.rows_by_age(self, found, in_order=in_order, sample=sample, natural=natural, batch_rows=batch_rows)
+
+    def extent(self, found: Checkpoint, key: Sequence[str], *, unless: str | None) -> Extent:
+        return rescan.extent(self, found, key, unless=unless)
 
     # --- single rows -----------------------------------------------------------------------------------------------
 

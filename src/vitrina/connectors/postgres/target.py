@@ -19,6 +19,7 @@ from vitrina.ports import types
 from vitrina.ports.batch import Counts
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.schema import Column
+from vitrina.ports.target import SHRINK_LIMIT
 from vitrina.sentences import say
 from vitrina.store import database
 from vitrina.store.database import Connection
@@ -27,8 +28,6 @@ from vitrina.targets import PostgresTarget
 
 # MERGE .. RETURNING came with PostgreSQL 17.
 COUNTS_MERGED_ROWS = 17_00_00
-# A publish that would delete more than this part of the mart is refused.
-SHRINK_LIMIT = 0.5
 
 
 class PostgresWriter:

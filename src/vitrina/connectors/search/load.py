@@ -12,6 +12,7 @@ from vitrina.definition import Definition
 from vitrina.errors import BadKey, LeaseLost, RunError, StageLost, TransientError
 from vitrina.ports.batch import Counts, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.compare import Comparison, Looked
 from vitrina.ports.connector import Context
 from vitrina.ports.source import Form
 from vitrina.ports.target import BaseLoad, BaseTarget, Done, Fence, Load, Loading, Prepared, Wanted, Writer
@@ -60,6 +61,12 @@ class IndexTarget(BaseTarget):
         if loading.kind == "replace" and loading.deletes:
             return GenerationLoad(self, loading)
         return IndexLoad(self, loading)
+
+    def compare(self, looked: Looked) -> Comparison:
+        # Imported here: loads need none of it.
+        from vitrina.connectors.search.index_comparison import IndexComparison
+
+        return IndexComparison(self, looked)
 
     def close(self) -> None:
         """Nothing that was sent is still on its way when another try begins."""

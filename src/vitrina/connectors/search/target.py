@@ -20,13 +20,10 @@ from vitrina.errors import CannotConnect, ConfigError, Disconnected, LeaseLost, 
 from vitrina.ports.batch import Counts, DeadLetter, PartId, Written
 from vitrina.ports.checkpoint import Accepted
 from vitrina.ports.schema import Column
-from vitrina.ports.target import Receipt
+from vitrina.ports.target import SHRINK_LIMIT, Receipt
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
 from vitrina.targets import SearchTarget
-
-# A rebuild that would show fewer than this part of the documents is refused.
-SHRINK_LIMIT = 0.5
 
 
 def open_client(settings: Settings, connection: str | None = None) -> SearchClient:

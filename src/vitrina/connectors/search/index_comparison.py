@@ -6,36 +6,29 @@ The source is read as a whole for every question: behind steps, and behind an id
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import pyarrow as pa
-from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina import deep_json
-from vitrina.checks import comparison, recomputed
-from vitrina.checks.compare import Difference
-from vitrina.checks.documents import Document, DocumentSide, place_of
-from vitrina.checks.opened import cursor_of, is_recomputed, query_of
-from vitrina.checks.repair import Correction
-from vitrina.connectors.postgres.compare import Field, TableSide
-from vitrina.connectors.postgres.source import Bounds, translate_read
 from vitrina.connectors.search import mapping, objects, values
 from vitrina.connectors.search.documents import Prepared
-from vitrina.connectors.search.load import IndexTarget
-from vitrina.connectors.search.target import ElasticsearchWriter
 from vitrina.errors import FatalError
-from vitrina.loads.job import Job, Opened
-from vitrina.ports.compare import Extent, Side
-from vitrina.store import state
+from vitrina.ports import corrections
+from vitrina.ports.batch import Key
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.compare import Correction, Difference, Extent, Looked, Rescans, Side
+from vitrina.ports.documents import Document, DocumentSide, place_of
+
+if TYPE_CHECKING:
+    from vitrina.connectors.search.load import IndexTarget
+    from vitrina.connectors.search.target import ElasticsearchWriter
 
 PAGE_DOCUMENTS = 2_000
 # A page is held several times over, here and by the server: of large documents it has fewer.
 PAGE_BYTES = 8 << 20
 PROBED_DOCUMENTS = 20
-# Of rows that a repair sends at once, whatever comes first.
-BATCH_BYTES = 16 << 20
 IDS_AT_ONCE = 1_000
 
 
@@ -43,171 +36,115 @@ class IndexComparison:
     """A pipeline whose target is an index."""
 
     full_guarantee = "every document by a 64-bit hash of its id and fields, as the writer would write them"
+    # Corrections come as the rows of a run do.
+    arrives_as = None
 
-    def __init__(self, opened: Opened) -> None:
-        self.job = inspect(opened)
+    def __init__(self, target: "IndexTarget", looked: Looked) -> None:
+        self._target = target
+        self._index = target.writer
+        self._looked = looked
+        self._found = looked.checkpoint
+        self._concrete = self._standing()
+        self._refuse_altered_documents()
+
+    def _standing(self) -> str:
+        definition = self._looked.definition
+        if not self._looked.output:
+            raise FatalError(
+                f"source {definition.python_source} gives no row now, so nobody can tell which fields its documents"
+                f" have: run the pipeline, which empties {definition.final_target} if it may, instead of comparing"
+            )
+        seen = self._index.seen
+        if seen is None or seen.concrete is None:
+            raise FatalError(f"{definition.final_target} does not exist yet: run the pipeline first")
+        return seen.concrete
+
+    def _refuse_altered_documents(self) -> None:
+        client, concrete = self._index.client, self._concrete
+        kept = client.get_mapping(concrete).get("_source", {})
+        mode = kept.get("mode") or client.get_settings(concrete).get("index.mapping.source.mode")
+        if kept.get("enabled") is False or kept.get("includes") or kept.get("excludes") or mode not in (None, "stored"):
+            raise FatalError(
+                f"{self._looked.definition.final_target} does not keep its documents as they were written (`_source` in"
+                " its mapping or settings), so nobody can tell what is in them: keep `_source`, rebuild the index with"
+                " a full load, and ask again"
+            )
 
     @property
     def compared(self) -> list[str]:
-        options = self.job.definition.options
-        return [name for name in index_of(self.job).columns if name != options.delete_when and name not in self._stamps]
+        gone = self._looked.definition.options.delete_when
+        return [name for name in self._index.columns if name != gone and name not in self._stamps]
 
     @property
     def not_compared(self) -> list[str]:
-        return [name for name in index_of(self.job).columns if name in self._stamps]
+        return [name for name in self._index.columns if name in self._stamps]
 
     @property
     def _stamps(self) -> frozenset[str]:
-        return stamps(self.job) - set(self.job.key)
+        return self._looked.stamps - set(self._looked.key)
 
     @contextmanager
-    def both_sides(self) -> Iterator[tuple[Side, Side]]:
-        found = state.peek(self.job.metastore, self.job.claim.pipeline_id)
-        job = self.job = replace(self.job, checkpoint=found)
+    def sides(self, found: Checkpoint) -> Iterator[tuple[Side, Side]]:
+        self._found = found
         # With `update`, other pipelines may fill other fields of the same documents.
-        whole = job.definition.options.action == "index" and not self.not_compared
+        whole = self._looked.definition.options.action == "index" and not self.not_compared
         fields = None if whole else self.compared
-        source = DocumentSide(SourceShelf(job), fields, repeats=cursor_of(job) is not None)
-        target = DocumentSide(IndexShelf(job), fields)
+        asked, ends = _asked(self._looked), None
+        if asked is not None:
+            ends = _Ends(self._index, asked, self._looked.key)
+        repeats = isinstance(self._looked.source, Rescans) and self._looked.source.cursor_name is not None
+        source = DocumentSide(SourceShelf(self._index, self._looked, found, ends), fields, repeats=repeats)
+        target = DocumentSide(IndexShelf(self._index, ends), fields)
         with target.snapshot(), source.snapshot():
             yield source, target
 
     # --- repairing -------------------------------------------------------------------------------------------------
 
-    arrives_as = None
-
     def refuse_shrinking(self, deletes: int) -> None:
-        index, concrete = index_of(self.job), _concrete(self.job)
-        target_of(self.job).patiently(lambda: index.client.refresh(concrete))
+        index, concrete = self._index, self._concrete
+        self._target.patiently(lambda: index.client.refresh(concrete))
         index.refuse_shrinking(deletes, index.client.count(concrete))
 
     def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
-        """One reading of the source gives what it has now; what was not met in it has left."""
-        left = {difference.key[0] for difference in wanted}
-        ids = frozenset(left)
-        waiting = _Rows()
-        for table, _ in recomputed.read(self.job, in_order=True):
-            for batch in table.select(index_of(self.job).columns).combine_chunks().to_batches() if table else ():
-                found = SourceShelf(self.job).ids_of(batch)
-                waiting.add(batch, [one if one in ids else None for one in found])
-                left.difference_update(filter(None, found))
-                yield from waiting.full(batch_rows)
-        yield from waiting.rest()
-        absent = sorted(left)
-        for start in range(0, len(absent), batch_rows):
-            yield Correction(absent=[(one,) for one in absent[start : start + batch_rows]])
+        """Read the source once: it gives what it has now; what was not met in it has left."""
+        return corrections.of_reading(self._batches(), {one.key for one in wanted}, batch_rows)
+
+    def _batches(self) -> "Iterator[tuple[pa.RecordBatch, list[Key | None]]]":
+        encoder = self._index.encoder("index")
+        for table, _ in self._looked.rows(self._found, in_order=True):
+            for batch in table.select(self._index.columns).combine_chunks().to_batches() if table else ():
+                yield batch, [(found,) if found is not None else None for found in encoder.ids_of(batch)]
 
 
-class _Rows:
-    """Rows that wait until they are a batch: five thousand may be anything between a megabyte and all memory."""
-
-    def __init__(self) -> None:
-        self._batches: list[pa.RecordBatch] = []
-        self._ids: list[str] = []
-        self._size = 0
-
-    def add(self, batch: pa.RecordBatch, ids: Sequence[str | None]) -> None:
-        """Keep the rows that have an id here."""
-        kept = batch.filter(pa.array([one is not None for one in ids], pa.bool_()))
-        if kept.num_rows:
-            self._batches.append(kept)
-            self._ids += [one for one in ids if one is not None]
-            self._size += kept.nbytes
-
-    def full(self, rows: int) -> Iterator[Correction]:
-        while len(self._ids) >= rows or self._size >= BATCH_BYTES:
-            yield self._taken(min(rows, max(1, len(self._ids) * BATCH_BYTES // max(self._size, 1))))
-
-    def rest(self) -> Iterator[Correction]:
-        if self._ids:
-            yield self._taken(len(self._ids))
-
-    def _taken(self, rows: int) -> Correction:
-        table, ids = pa.Table.from_batches(self._batches), self._ids
-        self._batches, self._ids = table.slice(rows).to_batches(), ids[rows:]
-        self._size = sum(batch.nbytes for batch in self._batches)
-        return Correction([(one,) for one in ids[:rows]], table.slice(0, rows))
-
-
-def _concrete(job: Job) -> str:
-    seen = index_of(job).seen
-    if seen is None or seen.concrete is None:
-        raise FatalError(f"{job.definition.final_target} does not exist yet: run the pipeline first")
-    return seen.concrete
-
-
-def inspect(opened: Opened) -> Job:
-    job = comparison.look_into(opened)
-    if not job.output:
-        raise FatalError(
-            f"source {job.definition.python_source} gives no row now, so nobody can tell which fields its documents"
-            f" have: run the pipeline, which empties {job.definition.final_target} if it may, instead of comparing"
-        )
-    concrete = _concrete(job)
-    kept = index_of(job).client.get_mapping(concrete).get("_source", {})
-    mode = kept.get("mode") or index_of(job).client.get_settings(concrete).get("index.mapping.source.mode")
-    if kept.get("enabled") is False or kept.get("includes") or kept.get("excludes") or mode not in (None, "stored"):
-        raise FatalError(
-            f"{job.definition.final_target} does not keep its documents as they were written (`_source` in its mapping"
-            " or settings), so nobody can tell what is in them: keep `_source`, rebuild the index with a full load, and"
-            " ask again"
-        )
-    return job
-
-
-def target_of(job: Opened) -> IndexTarget:
-    if not isinstance(job.target, IndexTarget):
-        raise FatalError(f"{job.definition.final_target} is no search index")
-    return job.target
-
-
-def index_of(job: Opened) -> ElasticsearchWriter:
-    return target_of(job).writer
-
-
-def stamps(job: Job) -> frozenset[str]:
-    """Columns that differ in every run by nature."""
-    return frozenset(job.definition.options.stamps) | job.fitted.stamps
+def _asked(looked: Looked) -> Rescans | None:
+    """Return the source where it can be asked for what it holds; what steps make has to be counted."""
+    return looked.source if isinstance(looked.source, Rescans) and not looked.has_steps else None
 
 
 class SourceShelf:
     """The rows of the source as the documents that the writer would make of them."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, index: "ElasticsearchWriter", looked: Looked, found: Checkpoint, ends: "_Ends | None") -> None:
+        self._columns = index.columns
+        self._looked = looked
+        self._found = found
+        self._ends = ends
         # `index` has the document alone in its second line.
-        self._encoder = index_of(job).encoder("index")
+        self._encoder = index.encoder("index")
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         yield
 
     def extent(self) -> Extent:
-        job = self._job
-        if is_recomputed(job):
+        asked = _asked(self._looked)
+        if asked is None or self._ends is None:
             return self._counted()
-        query, cursor = query_of(job), cursor_of(job)
-        head, source = query.query.wrapped(Bounds())
-        side = TableSide(
-            connection=query.reader.connection,
-            head=head,
-            source=source,
-            key=tuple(self._field(name) for name in job.key),
-            columns=(),
-            translate=translate_read,
-            condition=self._condition(),
-            young=comparison.young(job),
-            latest=tuple(cursor.columns("q")) if cursor else (),
-            cursor=self._field(cursor.key) if cursor else None,
-        )
-        with side.snapshot():
-            return _Ends(job).as_documents(side.extent())
-
-    def _field(self, name: str) -> Field:
-        return Field(name, SQL("q.{}").format(Identifier(name)), query_of(self._job).types[name])
+        gone = self._looked.definition.options.delete_when
+        return self._ends.as_documents(asked.extent(self._found, self._looked.key, unless=gone))
 
     def _counted(self) -> Extent:
-        """What Python makes cannot be counted in SQL."""
+        """Count what Python makes, which no SQL can."""
         ages: dict[int, bool] = {}
         for document in self.documents(in_order=True):
             place = place_of(document.id)
@@ -217,19 +154,9 @@ class SourceShelf:
                 ages[place] = document.young
         return Extent(len(ages), sum(ages.values()), {}, {})
 
-    def _condition(self) -> Composable:
-        parts = [comparison.is_read(self._job)]
-        gone = self._job.definition.options.delete_when
-        if gone:
-            parts.append(SQL("q.{} IS NOT TRUE").format(Identifier(gone)))
-        return SQL(" AND ").join(parts)
-
     def documents(self, *, in_order: bool) -> Iterator[Document]:
-        for table, young in recomputed.read(self._job, in_order=in_order):
+        for table, young in self._looked.rows(self._found, in_order=in_order):
             yield from self._documents_of(table, young)
-
-    def ids_of(self, batch: pa.RecordBatch) -> list[str | None]:
-        return self._encoder.ids_of(batch)
 
     def with_ids(self, ids: Collection[str]) -> Iterator[Document]:
         return (document for document in self.documents(in_order=True) if document.id in ids)
@@ -239,7 +166,7 @@ class SourceShelf:
             return []
         found = (
             document
-            for table, young in recomputed.read(self._job, sample=count)
+            for table, young in self._looked.rows(self._found, sample=count)
             for document in self._documents_of(table, young)
         )
         ids = [document.id for document in found if document.content is not None]
@@ -248,7 +175,7 @@ class SourceShelf:
     def _documents_of(self, table: pa.Table, young: bool) -> Iterator[Document]:
         if not table.num_rows:
             return
-        for batch in table.select(index_of(self._job).columns).combine_chunks().to_batches():
+        for batch in table.select(self._columns).combine_chunks().to_batches():
             prepared = self._encoder.encode(batch)
             yield from self._prepared_documents(prepared, young)
 
@@ -264,16 +191,18 @@ class SourceShelf:
 class IndexShelf:
     """The documents of the index that the target's name shows."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._client = index_of(job).client
+    def __init__(self, index: "ElasticsearchWriter", ends: "_Ends | None") -> None:
+        self._index = index
+        self._ends = ends
+        self._client = index.client
         self._concrete = ""
         self._page = PAGE_DOCUMENTS
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """What was acknowledged before is found from here on, and nobody's new generation comes between."""
-        self._concrete = index_of(self._job).generations.standing().concrete or index_of(self._job).generations.index
+        generations = self._index.generations
+        self._concrete = generations.standing().concrete or generations.index
         self._client.refresh(self._concrete)
         self._page = self._fitting_page()
         yield
@@ -286,8 +215,7 @@ class IndexShelf:
         return max(1, min(PAGE_DOCUMENTS, PAGE_BYTES * len(hits) // max(size, 1)))
 
     def extent(self) -> Extent:
-        made = is_recomputed(self._job)
-        ends = {} if made else _Ends(self._job).found_in(self._client.get_mapping(self._concrete))
+        ends = self._ends.found_in(self._client.get_mapping(self._concrete)) if self._ends else {}
         return Extent(
             self._client.count(self._concrete),
             0,
@@ -345,10 +273,10 @@ class _Ends:
         }
     )  # fmt: skip
 
-    def __init__(self, job: Job) -> None:
-        cursor, types = cursor_of(job), query_of(job).types
-        names = [*job.key, *([cursor.key] if cursor and cursor.key not in job.key else [])]
-        self._field_types = mapping.field_types(index_of(job).mappings)
+    def __init__(self, index: "ElasticsearchWriter", asked: Rescans, key: Sequence[str]) -> None:
+        cursor, types = asked.cursor_name, asked.types
+        names = [*key, *([cursor] if cursor and cursor not in key else [])]
+        self._field_types = mapping.field_types(index.mappings)
         self._types = {
             name: types[name]
             for name in names

@@ -63,8 +63,8 @@ class Platform:
         assert done.status == RunStatus.SUCCESS, done.error_message
         return done
 
-    def reconcile(self, name: str) -> dict[str, Any]:
-        asked = self.client.wait_for_request(self.client.reconcile(name), timeout_seconds=240)
+    def reconcile(self, name: str, *, repair: bool = False) -> dict[str, Any]:
+        asked = self.client.wait_for_request(self.client.reconcile(name, repair=repair), timeout_seconds=240)
         assert asked.result, asked.error
         return asked.result
 
@@ -128,6 +128,41 @@ def test_reconcile_finds_what_differs(platform: Platform) -> None:
     pq.write_table(pa.Table.from_pylist([rows[0] | {"title": "changed by hand"}, *rows[2:]]), first)
     report = platform.reconcile("films")
     assert (report["equal"], report["missing"], report["differing"], report["extra"]) == (False, 1, 1, 0)
+
+
+def test_a_repair_writes_through_the_package(platform: Platform) -> None:
+    """Changed, lost and foreign rows: the first two are read again and written, the last are removed."""
+    platform.start_runner()
+    platform.client.create_pipeline(FILMS)
+    platform.run("films")
+    first = sorted((platform.place / "lake" / "films" / "parts").iterdir())[0]
+    rows = pq.read_table(first).to_pylist()
+    foreign = {"id": 99, "title": "of nobody"}
+    pq.write_table(pa.Table.from_pylist([rows[0] | {"title": "changed by hand"}, *rows[2:], foreign]), first)
+
+    report = platform.reconcile("films", repair=True)
+
+    assert (report["missing"], report["differing"], report["extra"]) == (1, 1, 1)
+    assert {name: report["repair"][name] for name in ("done", "deleted", "keys", "remaining")} == {
+        "done": True,
+        "deleted": 1,
+        "keys": 3,
+        "remaining": 0,
+    }
+    assert platform.parquet() == {i: f"Film {i}" for i in range(1, 26)}
+    assert platform.reconcile("films")["equal"] is True
+    assert platform.run("films").rows_written == 25
+
+
+def test_a_repair_deletes_no_more_than_a_load_may(platform: Platform) -> None:
+    platform.start_runner()
+    platform.client.create_pipeline(FILMS)
+    platform.run("films")
+    (platform.place / "drop" / "films.csv").write_text("id,title\n1,Film 1\n2,Film 2\n")
+    asked = platform.client.wait_for_request(platform.client.reconcile("films", repair=True), timeout_seconds=240)
+    assert asked.error
+    assert asked.error["code"] == "shrink_refused"
+    assert len(platform.parquet()) == 25
 
 
 def test_a_query_and_steps_go_into_parquet_and_a_file_into_a_mart(platform: Platform, metastore: Connection) -> None:

@@ -30,6 +30,12 @@ class Endable(Protocol):
     def close(self) -> None: ...
 
 
+def keys_of(rows: "pa.Table", names: Iterable[str]) -> list[Key]:
+    """Give the key of each row, as texts."""
+    columns = [rows.column(name).to_pylist() for name in names]
+    return [tuple(map(str, values)) for values in zip(*columns, strict=True)]
+
+
 @dataclass(frozen=True)
 class DeadLetter:
     """A row that was left out, with the reason: whole, or as much of it as a letter holds."""

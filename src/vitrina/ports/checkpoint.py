@@ -42,6 +42,10 @@ class Accepted:
         """Give each range with its epoch."""
         return ((epoch, one) for epoch, ranges in self.ranges.items() for one in ranges)
 
+    def parts(self) -> Iterator[PartId]:
+        """Give each part."""
+        return (PartId(epoch, number) for epoch, (first, last) in self for number in range(first, last + 1))
+
     def as_json(self) -> dict[str, list[list[int]]]:
         """Write it as `{epoch: [[1, 40], [43, 43]]}`."""
         return {str(epoch): [list(one) for one in ranges] for epoch, ranges in self.ranges.items()}

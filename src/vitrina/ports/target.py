@@ -1,7 +1,7 @@
 """What a target is to a run: prepared once, then written through loads whose parts count when a fence says so."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -175,7 +175,7 @@ class BaseLoad:
 
     def resume(self, fence: Fence) -> bool:
         self.begin(fence)
-        return True
+        return not self.is_shown
 
     def commit(self, part: Part, fence: Fence) -> None:
         fence.after(Done(part.counts))
@@ -186,6 +186,22 @@ class BaseLoad:
 
     def discard(self) -> None:
         """Nothing is left of it."""
+
+
+class DirectLoad(BaseLoad):
+    """A load that takes its rows itself, with `write`: what one needs that keeps nothing open between batches."""
+
+    timed_as = "stage"
+    ahead = 0
+
+    def write(self, rows: "pa.Table", part: PartId) -> Receipt:
+        raise NotImplementedError
+
+    def writer(self) -> AbstractContextManager[Writer]:
+        return nullcontext(self)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class Target(Protocol):

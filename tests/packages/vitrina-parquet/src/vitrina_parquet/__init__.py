@@ -34,17 +34,10 @@ def directory(url: str) -> Path:
     return Path(urlsplit(url).path)
 
 
-def _url_problem(url: str) -> str | None:
-    parts = urlsplit(url)
-    return None if not parts.netloc and parts.path else "write parquet:///DIRECTORY, without a host"
-
-
 def _check(url: str, settings: "Settings") -> Iterator[Finding]:
     place = directory(url)
-    if not place.is_dir():
-        yield Finding("PROBLEM", f"{place} is no directory", "make it, for the login of the runners")
-    else:
-        yield Finding("OK", f"{place}")
+    made = Finding("OK", f"{place}")
+    yield made if place.is_dir() else Finding("PROBLEM", f"{place} is no directory", "make it, for the runners' login")
 
 
 connector = Connector(
@@ -54,7 +47,7 @@ connector = Connector(
     prefix="parquet",
     options=ParquetOptions,
     open_target=_open_target,
-    url_problem=_url_problem,
+    url_problem=lambda url: None if url.startswith("parquet:///") else "write parquet:///DIRECTORY, without a host",
     # A directory is the machine's: only who runs it may name one.
     kept_url_problem=lambda _: "a directory of the runner's machine can only be set in its environment",
     check=_check,

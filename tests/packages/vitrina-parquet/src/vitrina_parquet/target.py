@@ -10,21 +10,18 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from vitrina.errors import LeaseLost, TargetMismatch
-from vitrina.ports.batch import Counts, Key, Part, PartId, Written
+from vitrina.ports.batch import Counts, Key, Part, PartId, Written, keys_of
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.connector import Opening
-from vitrina.ports.target import BaseTarget, Done, Fence, Loading, Prepared, Receipt, Wanted
+from vitrina.ports.target import BaseTarget, DirectLoad, Done, Fence, Loading, Prepared, Receipt, Wanted
 from vitrina_parquet import ParquetOptions
-
-MANIFEST, LOCK = "manifest.json", ".lock"
 
 
 class ParquetTarget(BaseTarget):
@@ -38,18 +35,25 @@ class ParquetTarget(BaseTarget):
 
     def seize(self) -> None:
         """From here on no older epoch replaces the manifest."""
-        self.place.mkdir(parents=True, exist_ok=True)
-        with self._locked(), (self.place / LOCK).open("r+") as lock:
+        (self.place / "parts").mkdir(parents=True, exist_ok=True)
+        with self._locked() as lock:
+            lock.truncate(0)
+            lock.write(f"{self.epoch}")
+
+    @contextmanager
+    def _locked(self) -> Iterator[IO[str]]:
+        with (self.place / ".lock").open("a+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            lock.seek(0)
             if int(lock.read() or 0) > self.epoch:
                 raise LeaseLost(f"{self.place} was seized by a later epoch than {self.epoch}")
-            lock.seek(0)
-            lock.write(f"{self.epoch:020}")
+            yield lock
 
     def prepare(self, wanted: Wanted, *, create: bool) -> Prepared:
         if not wanted.key:
             raise TargetMismatch("Parquet files have no key of their own: set target_key")
         self.key = wanted.key
-        files = self.manifest().get("files", [])
+        files = self.files()
         return Prepared(wanted.key, bool(files), not files, tuple(column.name for column in wanted.columns))
 
     def fingerprint(self) -> Sequence[object]:
@@ -61,106 +65,80 @@ class ParquetTarget(BaseTarget):
     # --- what readers see --------------------------------------------------------------------------------------------
 
     def manifest(self) -> dict[str, Any]:
-        found = self.place / MANIFEST
+        found = self.place / "manifest.json"
         return json.loads(found.read_text()) if found.exists() else {}
+
+    def files(self) -> list[str]:
+        return list(self.manifest().get("files", []))
 
     def show(self, files: list[str], load: str | None) -> None:
         """Replace the manifest in one step, if the directory is still ours."""
+        beside = self.place / f"manifest.json.{self.epoch}"
+        with beside.open("w") as written:
+            json.dump({"files": files, "load": load, "key": self.key}, written)
+            written.flush()
+            os.fsync(written.fileno())
         with self._locked():
-            if int((self.place / LOCK).read_text() or 0) != self.epoch:
-                raise LeaseLost(f"{self.place} was seized by a later epoch than {self.epoch}")
-            beside = self.place / f"{MANIFEST}.{self.epoch}"
-            with beside.open("w") as written:
-                json.dump({"files": files, "load": load, "key": self.key}, written)
-                written.flush()
-                os.fsync(written.fileno())
-            beside.replace(self.place / MANIFEST)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.place / LOCK).open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+            beside.replace(self.place / "manifest.json")
 
     def scan(self, keys: Sequence[Key] | None = None) -> Iterator[pa.Table]:
         found = read(self.place, self.manifest())
-        if found is not None and keys is not None:
-            wanted = set(keys)
-            found = found.filter(pa.array([key in wanted for key in keys_of(found, self.key)], pa.bool_()))
         if found is not None:
-            yield found
+            yield found if keys is None else _picked(found, self.key, keys, there=True)
 
     def as_written(self, rows: pa.Table) -> pa.Table:
         return rows
 
 
-@dataclass
-class ParquetLoad:
+class ParquetLoad(DirectLoad):
     """Files that are written aside; which of them count, the checkpoint says."""
 
-    target: ParquetTarget
-    loading: Loading
-
-    timed_as = "stage"
-    ahead = 0
-
-    @property
-    def name(self) -> str | None:
-        merges = self.loading.kind == "merge"
-        return None if merges else self.loading.name or f"load-{self.target.epoch}"
+    def __init__(self, target: ParquetTarget, loading: Loading) -> None:
+        self.target = target
+        self.loading = loading
+        self.name = None if loading.kind == "merge" else loading.name or f"load-{target.epoch}"
 
     def obstacle(self, found: Checkpoint) -> str | None:
         missing = [file for file in self._counted(found) if not (self.target.place / file).exists()]
         return f"{missing[0]} is gone" if missing else None
 
-    def begin(self, fence: Fence) -> None:
-        fence.after()
-
-    def resume(self, fence: Fence) -> bool:
-        fence.after()
-        return not self.is_shown
-
     @property
-    def is_shown(self) -> bool:
+    def is_shown(self) -> bool:  # type: ignore[override]
         return self.name is not None and self.target.manifest().get("load") == self.name
 
-    @contextmanager
-    def writer(self) -> "Iterator[ParquetLoad]":
-        yield self
-
     def write(self, rows: pa.Table, part: PartId) -> Receipt:
-        self.target.place.joinpath("parts").mkdir(exist_ok=True)
-        options = self.target.options
-        pq.write_table(
-            rows,
-            self.target.place / _file(part),
-            compression=options.compression,
-            row_group_size=options.rows_per_group,
-        )
+        packed = {"compression": self.target.options.compression, "row_group_size": self.target.options.rows_per_group}
+        pq.write_table(rows, self.target.place / _file(part), **packed)
         return lambda: Written(rows.num_rows, counts=Counts(inserted=rows.num_rows))
-
-    def close(self) -> None:
-        """Every file is closed when it is written."""
 
     def commit(self, part: Part, fence: Fence) -> None:
         if self.loading.kind == "merge" and part.staged_rows:
-            shown = self.target.manifest().get("files", [])
-            self.target.show([*shown, _file(PartId(self.target.epoch, part.number))], None)
+            self.target.show([*self.target.files(), _file(PartId(self.target.epoch, part.number))], None)
         fence.after(Done(part.counts))
 
     def publish(self, fence: Fence) -> Counts:
         if self.loading.kind == "replace" and not self.is_shown:
-            kept = [] if self.loading.deletes else self.target.manifest().get("files", [])
+            kept = [] if self.loading.deletes else self.target.files()
             self.target.show([*kept, *self._counted(fence.found)], self.name)
         fence.after()
         return Counts(inserted=fence.found.rows)
 
+    def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
+        """Write what is left into one file, which takes the place of all others."""
+        found, part = next(self.target.scan()), PartId(self.target.epoch, number)
+        left = _picked(found, self.target.key, keys, there=False)
+        self.write(left, part)
+        self.target.show([_file(part)], None)
+        counts = Counts(deleted=found.num_rows - left.num_rows)
+        fence.after(Done(counts))
+        return counts
+
     def _counted(self, found: Checkpoint) -> list[str]:
-        return [_file(PartId(epoch, n)) for epoch, (first, last) in found.accepted for n in range(first, last + 1)]
+        return [_file(part) for part in found.accepted.parts()]
 
     def discard(self) -> None:
         """Remove files that the manifest does not name: nobody will."""
-        shown = set(self.target.manifest().get("files", []))
+        shown = set(self.target.files())
         for file in self.target.place.glob("parts/*.parquet"):
             if f"parts/{file.name}" not in shown:
                 file.unlink(missing_ok=True)
@@ -168,6 +146,11 @@ class ParquetLoad:
 
 def _file(part: PartId) -> str:
     return f"parts/{part.epoch}-{part.number}.parquet"
+
+
+def _picked(rows: pa.Table, names: Sequence[str], keys: Sequence[Key], *, there: bool) -> pa.Table:
+    wanted = set(keys)
+    return rows.filter(pa.array([(key in wanted) == there for key in keys_of(rows, names)], pa.bool_()))
 
 
 def read(place: Path, manifest: dict[str, Any]) -> pa.Table | None:
@@ -178,8 +161,3 @@ def read(place: Path, manifest: dict[str, Any]) -> pa.Table | None:
     rows = pa.concat_tables(tables, promote_options="permissive")
     latest = {key: place for place, key in enumerate(keys_of(rows, manifest["key"]))}
     return rows.take(sorted(latest.values()))
-
-
-def keys_of(rows: pa.Table, key: Sequence[str]) -> list[Key]:
-    columns = [rows.column(name).to_pylist() for name in key]
-    return [tuple(map(str, values)) for values in zip(*columns, strict=True)]

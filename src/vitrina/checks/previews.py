@@ -7,10 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from vitrina.connectors.postgres import cursor as cursors
-from vitrina.connectors.postgres import plan_check
-from vitrina.connectors.postgres import sessions as source_sessions
-from vitrina.connectors.postgres.source import Query
 from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError
 from vitrina.loads import job as jobs
@@ -19,7 +15,7 @@ from vitrina.loads.steps import ASK_FOR_LESS, Surroundings
 from vitrina.ports import registry
 from vitrina.ports.batch import DeadLetter
 from vitrina.ports.source import Description, Samples, Source, Window
-from vitrina.settings import Settings
+from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store.leases import Claim
 
 if TYPE_CHECKING:
@@ -30,6 +26,14 @@ _NOBODY = UUID(int=0)
 MAX_BYTES = 8 << 20
 # How long steps may take over the rows of a preview.
 STEP_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is shown."""
+
+    rows: int
+    max_bytes: int
 
 
 @dataclass(frozen=True)
@@ -131,26 +135,21 @@ def _sampled(definition: Definition, settings: Settings, limit: int, extra: Sequ
     # Imported here: previews of plain queries need neither pyarrow nor its half second.
     import pyarrow as pa
 
-    from vitrina.connectors.postgres import sampling
-    from vitrina.transforms.outputs import outputs
-
     judged = jobs.judge_reading(definition, settings)
     with ExitStack() as sessions:
         planned = steps.planned(_hurried(definition), settings, sessions, extra=extra)
-        reader = sessions.enter_context(source_sessions.preview_reader(definition, settings))
+        # Beside a source of another kind, the default database answers the queries of steps that look things up.
+        connection = definition.source_connection if definition.reads_postgres else DEFAULT_CONNECTION
+        session_name = f"vitrina:preview:{definition.name}"
+        queries = registry.queries()
+        reader = sessions.enter_context(queries.waited_for(connection, settings, session_name))
         around = Surroundings(definition, settings, _NOBODY, planned, jobs.references(reader, settings))
         if judged is None:
             described, first = _first_of_source(definition, settings, limit, sessions)
             yield around, described, first.name, pa.Table.from_batches([first.batch])
             return
-        result = reader.describe(judged)
-        types = {column.name: column.type for column in result}
-        cursor = cursors.cursor_of(definition, types) if definition.mode == "incremental" else None
-        query = Query(judged, cursor)
-        probe = sampling.sample_of(query, limit=1, largest=steps.SAMPLE_BYTES)
-        plan_check.admit(reader, query, settings, statement=probe)
-        sample = sampling.read_first(reader, query, outputs(result), limit, MAX_BYTES)
-        yield around, Description(tuple(result), stamps=judged.volatile_columns), "query", sample
+        described, sample = queries.sample(reader, definition, judged, settings, Sizes(limit, MAX_BYTES))
+        yield around, described, "query", sample
 
 
 def _hurried(definition: Definition) -> Definition:

@@ -326,9 +326,12 @@ def _search(settings: "Settings", url: str) -> list[dict[str, Any]]:
     """What somebody who types into the cinema's search box would get."""
     from pydantic import SecretStr
 
-    from vitrina.connectors.search.target import open_client
+    from vitrina.ports import registry
 
-    client = open_client(settings.model_copy(update={"elasticsearch_url": SecretStr(url)}))
+    opened = registry.get(registry.SEARCH).open_client
+    if opened is None:
+        return []
+    client = opened(settings.model_copy(update={"elasticsearch_url": SecretStr(url)}))
     try:
         query = {"size": ROWS_SHOWN, "query": {"match": {"title": {"query": SEARCHED_FOR, "operator": "and"}}}}
         hits = client.search("film_dim", query)["hits"]["hits"]

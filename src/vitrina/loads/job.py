@@ -11,8 +11,6 @@ import psycopg
 from pydantic import ValidationError
 
 from vitrina import sqlguard, taskplan
-from vitrina.connectors.postgres import sessions as source_sessions
-from vitrina.connectors.postgres.source import SqlReader
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError, FatalError, InvalidQuery, SourceQueryFailed
 from vitrina.loads import kept_connections, places, recomputed, steps
@@ -23,13 +21,14 @@ from vitrina.ports import registry
 from vitrina.ports.batch import Position
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.connector import Connector, Context, Inside, Opening, Work
+from vitrina.ports.queries import Reader
 from vitrina.ports.schema import Column
 from vitrina.ports.source import Description, Form, Passes, Source, Window
 from vitrina.ports.target import Prepared, Shortcut, Target, Wanted
 from vitrina.sentences import say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged
-from vitrina.store import database, pipelines, room, runs, target_schema
+from vitrina.store import database, named_sessions, pipelines, room, runs, target_schema
 from vitrina.store import sessions as older_sessions
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
@@ -51,7 +50,7 @@ class Opened:
     definition: Definition
     judged: Judged | None  # None: no query is read
     metastore: Connection
-    reader: SqlReader
+    reader: Reader
     source: Source
     target: Target
     ledger: Ledger
@@ -268,18 +267,19 @@ class _Around:
     context: Context
 
 
-def _open_reader(around: _Around) -> SqlReader:
+def _open_reader(around: _Around) -> Reader:
     definition, settings = around.definition, around.settings
     # Beside a source of another kind, the default database answers the queries of steps that look things up.
     name = definition.source_connection if definition.reads_postgres else DEFAULT_CONNECTION
     url = database.reader_url(settings, name)
-    session = source_sessions.with_extensions(
-        settings, lambda more: around.connect(url, name, {**database.READ_ONLY, **more})
-    )
-    return SqlReader(session, url, around.claim.session_name)
+
+    def connect(more: Mapping[str, str]) -> Connection:
+        return around.connect(url, name, {**database.READ_ONLY, **more})
+
+    return registry.queries().open_reader(settings, url, around.claim.session_name, connect)
 
 
-def _open_source(around: _Around, judged: Judged | None, reader: SqlReader | None, found: Checkpoint) -> Source:
+def _open_source(around: _Around, judged: Judged | None, reader: Reader | None, found: Checkpoint) -> Source:
     """Open what the rows come from. It ends with the lease; a query's sessions are the run's own."""
     definition = around.definition
     connector = registry.get(definition.source_connector)
@@ -330,16 +330,13 @@ def _opening(around: _Around, connector: Connector, name: str, url: str | None, 
     )
 
 
-def references(reader: SqlReader, settings: Settings) -> "Callable[[str], pa.Table]":
+def references(reader: Reader, settings: Settings) -> "Callable[[str], pa.Table]":
     """Answer the queries of steps that look things up, each asked once."""
     found: dict[str, pa.Table] = {}
 
     def load(query: str) -> "pa.Table":
-        # Imported here: most steps ask for none.
-        from vitrina.connectors.postgres import sampling
-
         if query not in found:
-            found[query] = sampling.load_reference(reader, settings, query)
+            found[query] = reader.look_up(settings, query)
         return found[query]
 
     return load
@@ -375,7 +372,7 @@ def _connector(
 
     def connect(url: str, name: str | None, session: Mapping[str, str]) -> Connection:
         timeout = {"statement_timeout": str(int(statement_timeout(definition, settings, name) * 1000))}
-        connection = source_sessions.connect(settings, url, name, claim.session_name, limits | timeout | dict(session))
+        connection = named_sessions.connect(settings, url, name, claim.session_name, limits | timeout | dict(session))
         sessions.callback(_close_quietly, connection)
         if guard:
             guard(connection)

@@ -4,14 +4,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from vitrina import targets
-from vitrina.connectors.postgres import sessions
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError, FatalError, RunError
 from vitrina.ports import registry
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.sentences import say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
-from vitrina.store import databases, leases, pipelines, state
+from vitrina.store import databases, leases, named_sessions, pipelines, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.targets import Target
@@ -97,7 +96,7 @@ def _recognise(name: str, settings: Settings, metastore: Connection, target_sess
     @contextmanager
     def reach(other: str) -> Iterator[Connection]:
         url = settings.connection_url(other)
-        with sessions.connect(settings, url, other, "vitrina:same-database", {}) as session:
+        with named_sessions.connect(settings, url, other, "vitrina:same-database", {}) as session:
             yield session
 
     return databases.recognise(metastore, name, target_session, reach)

@@ -9,7 +9,6 @@ from uuid import UUID
 import psycopg
 
 from vitrina import __version__
-from vitrina.connectors.postgres import catalog
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError, RequestError, RunError
 from vitrina.loads import job as jobs
@@ -68,7 +67,7 @@ class RunLineage(Onlooker):
         if job.judged is None:
             return
         with suppress(psycopg.Error):  # the run finds out itself when its session is gone
-            known = catalog.columns_of(job.reader.connection, job.judged.tables)
+            known = job.reader.columns_of(job.judged.tables)
             for dataset, table in zip(self._inputs, _unique(job.judged.tables), strict=False):
                 if table in known:
                     dataset["facets"] = {"schema": _schema(known[table])}

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from vitrina.definition import Definition
     from vitrina.ports.batch import Endable
+    from vitrina.ports.queries import Queries
     from vitrina.ports.source import Source
     from vitrina.ports.target import Target
     from vitrina.settings import Settings
@@ -166,6 +167,12 @@ class Connector:
     place: "Callable[[Settings, str | None], str | None] | None" = None
     # Namespace and name of a dataset in lineage, from the connection's URL and the name after the prefix.
     dataset: Callable[[str | None, str], tuple[str, str]] | None = None
+
+    # Loads what answers queries besides runs: previews, explanations, lists of tables. None: it is not asked in SQL.
+    queries: "Callable[[], Queries] | None" = None
+
+    # Opens a client of its system at its default place, to ask it something that no port has.
+    open_client: "Callable[[Settings], Any] | None" = None
 
     # Filled by the registry.
     package: str = field(default="", compare=False)

@@ -1,6 +1,5 @@
 """What a runner does on request besides running: it needs a source or a target, so the API cannot do it."""
 
-import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -9,16 +8,11 @@ from typing import Any
 from uuid import UUID
 
 import structlog
-from psycopg.sql import SQL, Literal
 
-from vitrina import explain, sqlguard
 from vitrina.checks import previews, reconcile
 from vitrina.checks.repairs import Hold
-from vitrina.connectors.postgres import catalog, plan_check, sessions
-from vitrina.connectors.postgres import cursor as cursors
-from vitrina.connectors.postgres.source import Bounds, Query
 from vitrina.definition import Definition
-from vitrina.errors import NotFound, SourceQueryFailed, VitrinaError
+from vitrina.errors import NotFound, VitrinaError
 from vitrina.loads import job as jobs
 from vitrina.loads import kept_connections, replay
 from vitrina.observe import notifications
@@ -99,14 +93,7 @@ def _row_to_inspect(request: dict[str, Any], metastore: Connection) -> dict[str,
 def explain_query(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """What a query alone gives and how the server would run it; nothing is read."""
     asked = request["payload"]
-    judged = sqlguard.judge(asked["source_query"], settings.sql_policy)
-    with sessions.waited_for(asked["source_connection"], settings, "vitrina:explain") as reader:
-        columns = reader.describe(judged)
-        admitted = plan_check.admit(reader, Query(judged, None), settings)
-    return {
-        "columns": [{"name": column.name, "type": column.type} for column in columns],
-        "explain": explain.outline(admitted.plan),
-    }
+    return registry.queries().explain(asked["source_connection"], asked["source_query"], settings)
 
 
 def preview(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
@@ -116,35 +103,16 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
     judged = jobs.judge_reading(definition, settings)
     if judged is None or definition.steps:
         return previews.preview(definition, settings, limit)
-    with sessions.preview_reader(definition, settings) as reader:
-        columns = reader.describe(judged)
-        types = {column.name: column.type for column in columns}
-        cursor = cursors.cursor_of(definition, types) if definition.mode == "incremental" else None
-        query = Query(judged, cursor)
-        plan_check.admit(reader, query, settings)
-        head, source = query.wrapped(Bounds())
-        # The server looks at the length: what is fetched has to be held, and written down, whole.
-        texts = reader.value(
-            SQL(
-                "{} SELECT CASE WHEN coalesce(sum(length(shown.row)), 0) <= {}"
-                " THEN coalesce(array_agg(shown.row), ARRAY[]::text[]) END FROM ("
-                "SELECT to_jsonb(q)::text AS row FROM (SELECT * FROM {} AS r LIMIT {}) AS q"
-                ") AS shown"
-            ).format(head, Literal(previews.MAX_BYTES), source, Literal(limit))
-        )
-    if texts is None:
-        raise SourceQueryFailed(say("run.preview_too_large", rows=limit, size=previews.MAX_BYTES >> 20))
-    # Row by row: reading JSON lets no other thread run, and a heartbeat may be due.
-    rows = [json.loads(text) for text in texts]
-    return {"columns": [{"name": c.name, "type": c.type} for c in columns], "rows": rows}
+    sizes = previews.Sizes(limit, previews.MAX_BYTES)
+    shown: dict[str, Any] = registry.queries().first_rows(definition, judged, settings, sizes)
+    return shown
 
 
 def list_tables(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """What queries on a connection may read: tables of the allowed schemas that the reader may select from."""
     name = request["payload"]["connection"]
     _require_tables(name, settings)
-    with sessions.waited_for(name, settings, "vitrina:tables") as reader:
-        tables = catalog.list_readable(reader.connection, sorted(settings.source_schemas), limit=MAX_TABLES + 1)
+    tables = registry.queries().list_tables(name, settings, limit=MAX_TABLES + 1)
     return {"connection": name, "tables": tables[:MAX_TABLES], "complete": len(tables) <= MAX_TABLES}
 
 
@@ -163,7 +131,7 @@ def suggest_copy(request: dict[str, Any], metastore: Connection, settings: Setti
     wishes = suggestions.Wishes(name=asked.get("name"), key=tuple(asked.get("key", ())))
     source = (asked["connection"], asked["schema"], asked["table"])
     with (
-        sessions.waited_for(asked["connection"], settings, "vitrina:suggest") as reader,
+        registry.queries().waited_for(asked["connection"], settings, "vitrina:suggest") as reader,
         database.translated(f"looking at {asked['schema']}.{asked['table']}"),
     ):
         made = suggestions.propose(reader.connection, settings, source, asked.get("target"), wishes)

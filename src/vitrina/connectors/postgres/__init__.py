@@ -6,6 +6,7 @@ from vitrina import dsn
 from vitrina.ports.connector import Connector, Opening
 
 if TYPE_CHECKING:
+    from vitrina.ports.queries import Queries
     from vitrina.ports.source import Source
     from vitrina.ports.target import Target
 
@@ -31,6 +32,12 @@ def _open_target(opening: Opening) -> "Target":
     return open_target(opening)
 
 
+def _queries() -> "Queries":
+    from vitrina.connectors.postgres import queries
+
+    return queries
+
+
 def _dataset(url: str | None, table: str) -> tuple[str, str]:
     """As OpenLineage names tables of Postgres; nothing of the login."""
     from psycopg import conninfo
@@ -52,4 +59,5 @@ connector = Connector(
     url_problem=dsn.problem,
     kept_url_problem=_kept_url_problem,
     dataset=_dataset,
+    queries=_queries,
 )

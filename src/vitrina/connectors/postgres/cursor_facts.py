@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg.sql import SQL, Identifier
 
-from vitrina.connectors.postgres import advice, provenance, sessions
+from vitrina.connectors.postgres import advice, provenance
 from vitrina.connectors.postgres import cursor as cursors
 from vitrina.connectors.postgres.cursor import Cursor
 from vitrina.connectors.postgres.source import Bounds
@@ -13,7 +13,7 @@ from vitrina.errors import FatalError
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.source import Unseen
 from vitrina.sentences import say
-from vitrina.store import databases
+from vitrina.store import databases, named_sessions
 
 if TYPE_CHECKING:
     from vitrina.connectors.postgres.query_source import QuerySource
@@ -42,7 +42,7 @@ def choose_cursor(source: "QuerySource") -> Cursor:
 def _default_zone(source: "QuerySource") -> str:
     """In which `now()` is written where nobody says otherwise. Ours says UTC, so it is asked of another session."""
     name = source.definition.source_connection
-    found = sessions.find_timezone(source.settings, source.reader_url, name, source.session_name)
+    found = named_sessions.find_timezone(source.settings, source.reader_url, name, source.session_name)
     return "UTC" if found in ("Etc/UTC", "GMT", "Etc/GMT", "Etc/UCT", "UCT", "Zulu", "Etc/Zulu") else found
 
 

@@ -9,7 +9,6 @@ import psycopg
 
 from vitrina import failpoints
 from vitrina.connectors.postgres import catalog, left_columns, mart_rows, money
-from vitrina.connectors.postgres import sessions as source_sessions
 from vitrina.connectors.postgres.copy import CopySource
 from vitrina.connectors.postgres.mart_comparison import MartComparison
 from vitrina.connectors.postgres.pushdown import Paging, PushdownSource, SharedSnapshot
@@ -39,7 +38,7 @@ from vitrina.ports.target import (
 )
 from vitrina.sentences import say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
-from vitrina.store import database
+from vitrina.store import database, named_sessions
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.targets import PostgresTarget
@@ -403,7 +402,7 @@ class PostgresShortcut:
             return None
         source = self._source
         patient = database.READ_ONLY | {"idle_in_transaction_session_timeout": "0"}
-        holder = source_sessions.connect(
+        holder = named_sessions.connect(
             source.settings, source.reader_url, source.definition.source_connection, source.session_name, patient
         )
         sessions.callback(holder.close)
@@ -414,7 +413,7 @@ class PostgresShortcut:
         """On the target, for the thread that fills stages."""
         opening = self._target.opening
         name = opening.definition.options.target_connection
-        session = source_sessions.connect(opening.settings, opening.url, name, opening.claim.session_name, {})
+        session = named_sessions.connect(opening.settings, opening.url, name, opening.claim.session_name, {})
         sessions.callback(session.close)
         opening.guard(session)
         return session

@@ -1,7 +1,7 @@
 """Elasticsearch and OpenSearch as targets: the connector's description; the client is imported where it is used."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from vitrina.connectors.search import urls
@@ -35,6 +35,12 @@ def _dataset(url: str | None, index: str) -> tuple[str, str]:
     return f"elasticsearch://{server.hostname or 'localhost'}:{server.port or 9200}", index
 
 
+def _open_client(settings: "Settings") -> Any:
+    from vitrina.connectors.search.target import open_client
+
+    return open_client(settings)
+
+
 def _place(settings: "Settings", connection: str | None) -> str | None:
     from vitrina.connectors.search.health import cluster_of
 
@@ -65,4 +71,5 @@ connector = Connector(
     dataset=_dataset,
     tidy_up=_tidy_up,
     place=_place,
+    open_client=_open_client,
 )

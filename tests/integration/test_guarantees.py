@@ -8,7 +8,7 @@ import pytest
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import cursor_facts
 from vitrina.connectors.postgres.query_source import QuerySource
-from vitrina.loads import job as jobs
+from vitrina.loads import opening
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.store import pipelines
 
@@ -23,7 +23,7 @@ def promised(bench: Workbench, query: str = QUERY, key: str = "at") -> tuple[str
     row = pipelines.find(bench.metastore, bench.pipeline("events", query, **fields))
     assert row is not None
     with ExitStack() as sessions:
-        source = jobs.open_for_inspection(row, bench.settings, bench.metastore, sessions).source
+        source = opening.open_for_inspection(row, bench.settings, bench.metastore, sessions).source
         assert isinstance(source, QuerySource)
         source.result = tuple(source.reader.describe(source.judged))
         cursor_facts.choose_cursor(source)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from vitrina.errors import FatalError
-from vitrina.loads import job as jobs
+from vitrina.loads import inspection
 from vitrina.loads.job import Job, Opened
 from vitrina.ports.compare import Comparable, Comparison, Rescans, Side
 from vitrina.store import state
@@ -50,7 +50,7 @@ def look_into(opened: Opened) -> Job:
             f" there is nothing to compare {opened.definition.final_target} with; only a source in mode full can be"
             " reconciled"
         )
-    return jobs.look_into(opened)
+    return inspection.look_into(opened)
 
 
 def knows_age(job: Job) -> bool:

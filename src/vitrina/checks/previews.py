@@ -9,8 +9,7 @@ from uuid import UUID
 
 from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError
-from vitrina.loads import job as jobs
-from vitrina.loads import steps
+from vitrina.loads import judging, opening, steps
 from vitrina.loads.steps import ASK_FOR_LESS, Surroundings
 from vitrina.ports import registry
 from vitrina.ports.batch import DeadLetter
@@ -84,7 +83,7 @@ def _first_of_source(
     from vitrina.transforms import call
 
     claim = Claim(_NOBODY, definition.name, 0, _NOBODY, _NOBODY, 0, {"requested_range": None})
-    source = jobs.open_source_alone(_hurried(definition), settings, claim, sessions)
+    source = opening.open_source_alone(_hurried(definition), settings, claim, sessions)
     described = source.describe(Window())
     name = definition.python_source or source.name
     if described.schema is None:
@@ -135,7 +134,7 @@ def _sampled(definition: Definition, settings: Settings, limit: int, extra: Sequ
     # Imported here: previews of plain queries need neither pyarrow nor its half second.
     import pyarrow as pa
 
-    judged = jobs.judge_reading(definition, settings)
+    judged = judging.judge_reading(definition, settings)
     with ExitStack() as sessions:
         planned = steps.planned(_hurried(definition), settings, sessions, extra=extra)
         # Beside a source of another kind, the default database answers the queries of steps that look things up.
@@ -143,7 +142,7 @@ def _sampled(definition: Definition, settings: Settings, limit: int, extra: Sequ
         session_name = f"vitrina:preview:{definition.name}"
         queries = registry.queries()
         reader = sessions.enter_context(queries.waited_for(connection, settings, session_name))
-        around = Surroundings(definition, settings, _NOBODY, planned, jobs.references(reader, settings))
+        around = Surroundings(definition, settings, _NOBODY, planned, opening.references(reader, settings))
         if judged is None:
             described, first = _first_of_source(definition, settings, limit, sessions)
             yield around, described, first.name, pa.Table.from_batches([first.batch])

@@ -17,7 +17,7 @@ from vitrina.checks.repairs import Hold
 from vitrina.checks.report import Report
 from vitrina.definition import ReconcileSchedule
 from vitrina.errors import Conflict, InvalidField, NotFound
-from vitrina.loads import job as jobs
+from vitrina.loads import opening
 from vitrina.loads.job import Job
 from vitrina.ports.compare import Difference, Rescans, Side
 from vitrina.settings import Settings
@@ -104,7 +104,7 @@ def _compared(
 ) -> Report:
     level = wish.get("level", "full")
     with ExitStack() as sessions:
-        found = jobs.open_for_inspection(row, settings, metastore, sessions)
+        found = opening.open_for_inspection(row, settings, metastore, sessions)
         with database.translated(f"comparing with {found.definition.final_target}"):
             opened = comparison.inspect(found)
             with opened.both_sides() as (source, target):

@@ -12,7 +12,7 @@ from vitrina.checks import repair as rules
 from vitrina.checks.compare import Verdict
 from vitrina.checks.repair import Repaired
 from vitrina.errors import Disconnected, FatalError, LeaseLost, VitrinaError
-from vitrina.loads import job as jobs
+from vitrina.loads import opening
 from vitrina.loads.context import RunContext
 from vitrina.loads.control import RunControl, clock
 from vitrina.loads.run import Run
@@ -61,7 +61,7 @@ def _mend(claim: Claim, settings: Settings, verdict: Verdict, control: RunContro
     # A paused pipeline is repaired without becoming anything else than paused.
     context.ignores_pause = claim.row["status"] == Status.PAUSE_REQUESTED
     with ExitStack() as sessions, database.translated(f"repairing {claim.name}"):
-        opened = comparison.inspect(jobs.open_job(claim, settings, sessions, context=context))
+        opened = comparison.inspect(opening.open_job(claim, settings, sessions, context=context))
         job, compared = opened.job, opened.comparison
         if not isinstance(compared, Correctable):
             raise FatalError(f"{job.definition.final_target} can be compared, but not repaired: run the pipeline")

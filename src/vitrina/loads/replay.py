@@ -10,7 +10,7 @@ import structlog
 
 from vitrina.checks.repairs import Hold
 from vitrina.errors import Conflict, Disconnected, FatalError, LeaseLost, NotFound, VitrinaError
-from vitrina.loads import job as jobs
+from vitrina.loads import inspection, opening
 from vitrina.loads.context import RunContext
 from vitrina.loads.control import RunControl, clock
 from vitrina.loads.incremental import begin, open_merge, start_over_where_lost
@@ -119,7 +119,7 @@ def _open(claim: Claim, settings: Settings, control: RunControl, meter: RunMeter
     log = structlog.get_logger().bind(pipeline=claim.name, pipeline_id=str(claim.pipeline_id), run_id=str(claim.run_id))
     context = RunContext(claim, control, meter, log)
     context.ignores_pause = True
-    job = jobs.inspect(jobs.open_job(claim, settings, sessions, context=context), create_target=False)
+    job = inspection.inspect(opening.open_job(claim, settings, sessions, context=context), create_target=False)
     if not job.prepared.exists:
         raise FatalError(f"{job.definition.final_target} does not exist yet: run the pipeline first")
     source = job.source

@@ -11,7 +11,7 @@ import psycopg
 from vitrina import __version__
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError, RequestError, RunError
-from vitrina.loads import job as jobs
+from vitrina.loads import judging
 from vitrina.loads.job import Job
 from vitrina.observe.observer import Onlooker, Outcome
 from vitrina.ports import registry
@@ -51,7 +51,7 @@ class RunLineage(Onlooker):
         self._outputs: list[Dataset] = []
         # A definition that is not valid has neither; the run is about to say so itself.
         with suppress(RunError, RequestError, ConfigError):
-            self._name(jobs.definition_of(claim), settings)
+            self._name(judging.definition_of(claim), settings)
         if ended_at is None:
             self._tell("START")
 
@@ -123,7 +123,7 @@ def _sources(definition: Definition, settings: Settings) -> list[Dataset]:
     connector = registry.get(definition.source_type)
     if not definition.reads_postgres:
         return [_dataset(connector, url, definition.source_table)] if definition.source_table else []
-    judged = jobs.judge(definition, settings)
+    judged = judging.judge(definition, settings)
     tables = judged.tables if judged else ()
     return [_dataset(connector, url, f"{schema}.{table}") for schema, table in _unique(tables)]
 

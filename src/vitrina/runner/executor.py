@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import structlog
 
 from vitrina import failpoints
-from vitrina.loads import job as jobs
+from vitrina.loads import inspection, opening
 from vitrina.loads.context import RunContext
 from vitrina.loads.control import Paused, RunControl
 from vitrina.loads.full import full
@@ -36,13 +36,13 @@ class PipelineExecutor:
         started = time.monotonic()
         with ExitStack() as conclusion, ExitStack() as sessions:
             context = RunContext(claim, control, meter, log)
-            opened = jobs.open_job(claim, self._settings, sessions, context=context, conclusion=conclusion)
+            opened = opening.open_job(claim, self._settings, sessions, context=context, conclusion=conclusion)
             definition = opened.definition
             used = (None, definition.source_connection, definition.options.target_connection)
-            control.silence_limit_seconds = silence_limit(jobs.statement_timeout(definition, self._settings, *used))
+            control.silence_limit_seconds = silence_limit(opening.statement_timeout(definition, self._settings, *used))
             failpoints.hit("run.seized")
             with database.translated(f"writing to {definition.final_target}"):
-                job = jobs.inspect(opened)
+                job = inspection.inspect(opened)
             meter.planned(job, time.monotonic() - started)
             log.info("run.planned", route=job.plan.route, paging=job.plan.paging, key=list(job.plan.key))
             failpoints.hit("run.planned")

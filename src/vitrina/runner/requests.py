@@ -13,8 +13,7 @@ from vitrina.checks import previews, reconcile
 from vitrina.checks.repairs import Hold
 from vitrina.definition import Definition
 from vitrina.errors import NotFound, VitrinaError
-from vitrina.loads import job as jobs
-from vitrina.loads import kept_connections, replay
+from vitrina.loads import inspection, judging, kept_connections, opening, replay
 from vitrina.observe import notifications
 from vitrina.ports import registry
 from vitrina.sentences import Sentence, say
@@ -68,8 +67,8 @@ def _place(exc: VitrinaError) -> dict[str, int]:
 def validate(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """Everything short of running: the query is described and explained, the plan chosen."""
     with ExitStack() as sessions:
-        opened = jobs.open_for_inspection(_row_to_inspect(request, metastore), settings, metastore, sessions)
-        job = jobs.inspect(opened, create_target=False)
+        opened = opening.open_for_inspection(_row_to_inspect(request, metastore), settings, metastore, sessions)
+        job = inspection.inspect(opened, create_target=False)
         return {
             "valid": True,
             "plan": job.plan.as_dict(),
@@ -100,7 +99,7 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
     """The first rows behind the last step, as JSON; nothing is written."""
     definition = _definition(request, metastore)
     limit = min(int(request["payload"].get("limit", PREVIEW_ROWS)), 1000)
-    judged = jobs.judge_reading(definition, settings)
+    judged = judging.judge_reading(definition, settings)
     if judged is None or definition.steps:
         return previews.preview(definition, settings, limit)
     sizes = previews.Sizes(limit, previews.MAX_BYTES)

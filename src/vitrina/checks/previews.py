@@ -52,14 +52,14 @@ class Stage:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """As JSON has them."""
+        """Give the rows as JSON has them."""
         from vitrina.transforms import python_values
 
         return [json.loads(python_values.json_text_of(row)) for row in python_values.rows_of(self.batch)]
 
 
 def preview(definition: Definition, settings: Settings, limit: int) -> dict[str, Any]:
-    """What would be written: the first rows behind the last step, and `before` the first; or those of the source."""
+    """Show what would be written: the first rows after the last step, and `before` it; or those of the source."""
     if definition.source_connector != registry.POSTGRES and not definition.steps:
         return _shown(first_rows_of_source(definition, settings, limit))
     letters: list[DeadLetter] = []
@@ -72,7 +72,7 @@ def _shown(stage: Stage) -> dict[str, Any]:
 
 
 def first_rows_of_source(definition: Definition, settings: Settings, limit: int) -> Stage:
-    """The source is asked from its beginning, for one batch."""
+    """Ask the source from its beginning, for one batch."""
     with ExitStack() as sessions:
         return _bounded(_first_of_source(definition, settings, limit, sessions)[1])
 
@@ -106,7 +106,7 @@ def trace(
     extra: Sequence[Task] = (),
     letters: list[DeadLetter] | None = None,
 ) -> list[Stage]:
-    """The first rows of the query, and what they are behind each step; `extra` steps come last.
+    """Show the first rows of the query, and what they are after each step; `extra` steps come last.
 
     A row that a step fails on is an error, or goes to `letters` where the step says so.
     """
@@ -130,7 +130,7 @@ _Sampled = tuple[Surroundings, Description, str, "pa.Table"]
 
 @contextmanager
 def _sampled(definition: Definition, settings: Settings, limit: int, extra: Sequence[Task]) -> Iterator[_Sampled]:
-    """Some rows, and everything that steps need to be run on them."""
+    """Read some rows, and open everything that steps need to be run on them."""
     # Imported here: previews of plain queries need neither pyarrow nor its half second.
     import pyarrow as pa
 
@@ -152,7 +152,7 @@ def _sampled(definition: Definition, settings: Settings, limit: int, extra: Sequ
 
 
 def _hurried(definition: Definition) -> Definition:
-    """Somebody waits for the answer, and others for theirs."""
+    """Limit the time of the steps: a caller waits for the answer, and others for theirs."""
     seconds = min(definition.options.step_timeout_seconds, STEP_SECONDS)
     options = definition.options.model_copy(update={"step_timeout_seconds": seconds, "parallel": 1})
     return definition.model_copy(update={"options": options})

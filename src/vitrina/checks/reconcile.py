@@ -82,7 +82,7 @@ def _refuse_beside_a_run(row: dict[str, Any]) -> None:
 
 
 def _announce(row: dict[str, Any], metastore: Connection, report: Report) -> None:
-    """A line in any case; an event when people should look."""
+    """Log a line in any case; publish an event when people should look."""
     told = {
         "pipeline_id": str(row["id"]),
         "pipeline": row["name"],
@@ -166,7 +166,7 @@ def _is_pending(job: Job) -> bool:
 
 
 def _movement(job: Job, *, pending: bool) -> Callable[[Difference, Difference], bool]:
-    """With a cursor, a row's age says whether it is on its way. Without one, a load at work or a changing row does."""
+    """Choose what says that a row is on its way: its age with a cursor, else a running load or a changing row."""
     if comparison.knows_age(job):
         return lambda before, again: False
     if pending:

@@ -38,7 +38,7 @@ class Repaired:
 
 
 def plan(differences: Sequence[Difference]) -> dict[str, int]:
-    """What a repair would do."""
+    """Count what a repair would do."""
     extra = sum(difference.kind is Kind.EXTRA for difference in differences)
     return {"upserts": len(differences) - extra, "deletes": extra}
 

@@ -49,7 +49,7 @@ class RunContext:
         self.waits_because = reason
 
     def show(self) -> None:
-        """A run that waits for its server says so in its row, not only when it has come through."""
+        """Put into the run's row what is waited for, not only when it has come through."""
         reason = self.waits_because
         if reason != self._meter.counters.metrics.get("waiting"):
             self._meter.note("waiting", reason)
@@ -80,7 +80,7 @@ class NoContext:
     recovers = False
 
     def check(self) -> None:
-        """Nothing can be lost."""
+        """Return: without a claim nothing can be lost."""
 
     def require_held(self) -> None:
         raise FatalError("nothing may be written without a claim")
@@ -89,16 +89,16 @@ class NoContext:
         raise FatalError("nobody waits while somebody looks")
 
     def tell(self, reason: str | None) -> None:
-        """There is no run to tell."""
+        """Do nothing: there is no run to tell."""
 
     def show(self) -> None:
-        """There is no run to tell."""
+        """Do nothing: there is no run to tell."""
 
     def guard(self, session: Any) -> None:
-        """It ends with the look."""
+        """Do nothing: it ends with the look."""
 
     def attach(self, workers: Endable) -> None:
-        """They end with the look."""
+        """Do nothing: they end with the look."""
 
     def log(self, level: str, event: str, **values: Any) -> None:
-        """There is nothing to say."""
+        """Do nothing: there is nothing to say."""

@@ -65,7 +65,7 @@ def _window(run: Run) -> Window:
 
 
 def _is_complete(found: Checkpoint) -> bool:
-    """A load in one statement is complete as soon as its only batch counts."""
+    """Tell whether nothing is left to read: a load in one statement is complete as soon as its only batch counts."""
     return bool(found.accepted) and found.last_key is None
 
 
@@ -85,7 +85,7 @@ def _loading(run: Run, name: str | None = None) -> Loading:
 
 
 def _continued(run: Run) -> tuple[Load, bool] | None:
-    """The interrupted load, when it may still be used, and whether anything is left to read; says why when not."""
+    """Find the interrupted load, if it may still be used, and whether anything is left to read; say why not."""
     found = run.checkpoint
     if found.stage is None and (found.last_key is None or run.job.target.visible == "load"):
         return None
@@ -117,7 +117,7 @@ def _resume(run: Run, load: Load) -> bool:
 
 
 def _forget_lost(run: Run, exc: TransientError) -> None:
-    """The next try begins again. Of an error that ends the run, its conclusion forgets the load."""
+    """Forget the load, so that the next try begins again. Of an error that ends the run, its conclusion does."""
     if exc.discards_load:
         run.forget_load()
 
@@ -210,7 +210,7 @@ def _after_load(run: Run) -> Checkpoint:
 
 
 def _merge_instead(run: Run) -> None:
-    """The source has several versions of a row: batch by batch the latest wins, as in every later pass."""
+    """Merge several versions of a row batch by batch: the latest wins, as in every later pass."""
     run.say_started_over(say("plan.several_versions"))
     run.meter.starts_over()
     run.checkpoint = run.checkpoint.without_cursor()

@@ -74,7 +74,7 @@ def count_unseen(run: Run) -> None:
 
 
 def _forget_full_load(run: Run) -> None:
-    """It was begun before the mode or the steps changed: where it stood says nothing of where a pass stands."""
+    """Forget a load that was begun before the mode or the steps changed: it says nothing of where a pass stands."""
     if run.checkpoint.stage is not None:
         run.say_started_over(say("plan.definition_changed"))
         run.checkpoint = run.checkpoint.without_cursor()
@@ -91,7 +91,7 @@ def start_over_where_lost(run: Run, load: Load) -> None:
 
 
 def _begin_pass(run: Run) -> Pass:
-    """A pass that was interrupted goes on with what it began with."""
+    """Begin a pass, or go on with one that was interrupted, with what it began with."""
     if run.checkpoint.last_key is not None and not run.job.backfill:
         run.answers_request = False
     else:
@@ -132,7 +132,7 @@ def _end_pass(run: Run, load: Load, following: Pass) -> None:
 
 
 def keep_place(run: Run) -> None:
-    """No row came, and there is no target yet: the source may still have moved on."""
+    """Keep where the source has come to, though no row came and there is no target yet."""
     run.answer_request()
     source = run.job.source
     follows = run.job.definition.mode == "incremental"

@@ -26,7 +26,7 @@ def inspect(opened: Opened, *, create_target: bool = True) -> Job:
 
 
 def look_into(opened: Opened) -> Job:
-    """From its beginning, to compare what the source gives with what is there: the target stays as it is."""
+    """Inspect it from its beginning, to compare what the source gives with what is there: the target stays as it is."""
     if opened.source.runs_when_described:
         opened = replace(opened, checkpoint=Checkpoint())
     return _inspect(opened, create_target=False)
@@ -50,7 +50,7 @@ def _inspect(opened: Opened, *, create_target: bool) -> Job:
 
 
 def _without_rows(opened: Opened, described: Description, prepared: Prepared | None) -> Job:
-    """No row came, so nobody can tell the columns."""
+    """Make the job of a run without rows, of which the columns are unknown."""
     found = prepared or Prepared((), exists=False, is_empty=True)
     chosen = plan(opened.definition, _capabilities(opened, described, found, None))
     fitted = Fitted((), frozenset())
@@ -68,7 +68,7 @@ def _job(opened: Opened, **found: Any) -> Job:
 
 
 def _next_window(opened: Opened) -> Window:
-    """What the source is about to be asked for: within an interrupted load, or after the last pass."""
+    """Say what the source is about to be asked for: within an interrupted load, or after the last pass."""
     found = opened.checkpoint
     if opened.definition.mode == "incremental":
         return Window(after=(found.safe_upto,) if found.safe_upto else None)
@@ -107,7 +107,7 @@ def _lost(opened: Opened) -> str | None:
 
 
 def _noticing_emptied(opened: Opened, prepared: Prepared) -> Opened:
-    """Behind steps no first pass is loaded at once: what was delivered is delivered again, batch by batch."""
+    """Start over where the target was emptied: after steps no first pass is loaded at once, so batch by batch."""
     found = opened.checkpoint
     if opened.definition.mode != "incremental" or opened.backfill or found.stage is not None:
         return opened

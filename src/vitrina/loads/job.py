@@ -47,7 +47,7 @@ class Opened:
 
     @property
     def backfill(self) -> dict[str, Any] | None:
-        """A range that was asked for; the live checkpoint stays where it is."""
+        """Return the range that was asked for; the live checkpoint stays where it is."""
         asked: dict[str, Any] | None = self.claim.row["requested_range"]
         return asked if self.definition.mode == "incremental" else None
 
@@ -82,7 +82,7 @@ class Job(Opened):
 
     @property
     def reading_key(self) -> tuple[str, ...]:
-        """The part of the key that the source itself gives: what a load can be read, and continued, in the order of."""
+        """Give the part of the key that the source has: a load can be read, and continued, in its order."""
         given = {column.name for column in self.described.columns}
         return tuple(name for name in self.key if name in given)
 
@@ -96,7 +96,7 @@ class Job(Opened):
 
     @property
     def stamps(self) -> frozenset[str]:
-        """Columns that differ in every run by nature."""
+        """Name the columns that differ in every run by nature."""
         return frozenset(self.definition.options.stamps) | self.fitted.stamps
 
     @property
@@ -117,5 +117,5 @@ class Job(Opened):
 
 
 def resume_point(found: Checkpoint) -> Position | None:
-    """Where an interrupted load goes on."""
+    """Find where an interrupted load goes on."""
     return tuple(json.loads(found.last_key)) if found.last_key else None

@@ -22,13 +22,13 @@ def definition_of(claim: Claim) -> Definition:
 
 
 def judge(definition: Definition, settings: Settings) -> Judged | None:
-    """The definition may have been written with psql: it is judged again before anything runs."""
+    """Judge the definition again before anything runs: it may have been written with psql."""
     taskplan.check(definition, settings.target_policy)
     return _judge_query(definition, settings)
 
 
 def judge_reading(definition: Definition, settings: Settings) -> Judged | None:
-    """The same for who only reads, wherever it would write."""
+    """Judge it for a caller that only reads, wherever it would write."""
     taskplan.check(definition, None)
     return _judge_query(definition, settings)
 

@@ -252,7 +252,7 @@ def _connector(
     sessions: ExitStack,
     guard: Callable[[Connection], object] | None = None,
 ) -> Callable[[str, str | None, Mapping[str, str]], Connection]:
-    """Fresh sessions for each run, named after the claim: one failure cannot poison another."""
+    """Make what opens sessions for one run, named after its claim: one failure cannot poison another."""
     limits = {
         "lock_timeout": "30000",
         "idle_in_transaction_session_timeout": str(int(settings.lease_ttl_seconds * 1000)),
@@ -270,7 +270,7 @@ def _connector(
 
 
 def statement_timeout(definition: Definition, settings: Settings, *connections: str | None) -> float:
-    """Longest single statement, in seconds, on any of these connections."""
+    """Return the longest time of a single statement, in seconds, on any of these connections."""
     own, limit = definition.options.statement_timeout_seconds, max(map(settings.statement_timeout_on, connections))
     return min(own, limit) if own else limit
 

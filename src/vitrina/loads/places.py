@@ -37,7 +37,7 @@ def _refuse_rival(claim: Claim, definition: Definition, metastore: Connection, n
 
 
 def hold_place(claim: Claim, definition: Definition, settings: Settings, metastore: Connection) -> None:
-    """The same for a named place of another system: another name may lead there, and somebody write by that."""
+    """Hold a named place of another system: another name may lead there, and another pipeline write by that."""
     name = definition.options.target_connection
     connector = registry.get(targets.connector_of(definition.final_target) or registry.POSTGRES)
     if name is None or connector.place is None:
@@ -61,7 +61,7 @@ def _is_default(place: Callable[[Settings, str | None], str | None], settings: S
 def checkpoint_to_show(
     claim: Claim, definition: Definition, settings: Settings, metastore: Connection, target_session: Connection
 ) -> tuple[Checkpoint, str | None]:
-    """The checkpoint that a run would go on from, and why it would not go on from the one that is there."""
+    """Find the checkpoint that a run would go on from, and why not from the one that is there."""
     name = _target_connection(definition)
     found = state.peek(metastore, claim.pipeline_id)
     if name == DEFAULT_CONNECTION:
@@ -83,7 +83,7 @@ def another_database(target: Target | str) -> str:
 
 
 def is_elsewhere(definition: Definition) -> bool:
-    """Whether the target is in another database, which keeps the checkpoint; the metastore keeps those of others."""
+    """Tell whether the target is in another database, which keeps the checkpoint; the metastore keeps the others."""
     return _target_connection(definition) != DEFAULT_CONNECTION
 
 

@@ -53,7 +53,7 @@ class Ahead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """The filling thread is gone before anybody tries again: its batch number may then be used anew."""
+        """Wait for the filling thread to end: only then may its batch number be used again."""
         self._closing.set()
         self._permits.release()
         if self._thread.is_alive():

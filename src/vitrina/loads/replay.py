@@ -49,7 +49,7 @@ class Report:
 
 
 def replay(request: dict[str, Any], metastore: Connection, settings: Settings, hold: Hold) -> dict[str, Any]:
-    """Under the pipeline's lease, as a run of its own: whoever else would write waits until it is over."""
+    """Send rejected rows again under the pipeline's lease, as a run of its own: other writers wait until it is over."""
     row = pipelines.find(metastore, request["pipeline_id"])
     if row is None:
         raise NotFound(f"pipeline {request['pipeline_id']} was deleted meanwhile")
@@ -172,7 +172,7 @@ class Replay:
         return refused
 
     def _opened(self) -> Load:
-        """The rows alone would make a target that was replaced by hand look like the one of before."""
+        """Open the load once. Rows alone would make a target that was replaced by hand look like the one before."""
         if self._load is None:
             load = open_merge(self.run, watches=False)  # it says itself what became of each letter
             start_over_where_lost(self.run, load)
@@ -188,7 +188,7 @@ class Replay:
             self._load.discard()
 
     def resolve(self, outcome: dict[dead_letters.Resolution, list[int]]) -> None:
-        """In a fenced transaction: a runner that lost the lease resolves nothing."""
+        """Resolve letters in a fenced transaction: a runner that lost the lease resolves nothing."""
         job = self.run.job
         with database.translated("resolving dead letters"), job.metastore.transaction():
             for how, numbers in outcome.items():
@@ -211,7 +211,7 @@ def _send_all(replay: Replay, letters: Sequence[Letter], report: Report) -> None
 
 
 def _send_some(replay: Replay, letters: Sequence[Letter], report: Report) -> None:
-    """What the source has now counts, not what it had when the row was refused."""
+    """Send some keys. What the source has now counts, not what it had when the row was refused."""
     names, source = replay.key, replay.source
     told = [(letter, key) for letter in letters if (key := key_of(letter, names))]
     report.unclear += len(letters) - len(told)
@@ -244,7 +244,7 @@ def _as_row(letter: DeadLetter) -> Letter:
 
 
 def key_of(letter: Letter, names: Sequence[str]) -> Key | None:
-    """The key's values as text, from the document when it has them, else from its id; None: nobody can tell."""
+    """Read the key's values as text, from the document if it has them, else from its id; None: it cannot be told."""
     document = letter["document"]
     if isinstance(document, dict) and document.keys() == {"doc", "doc_as_upsert"}:
         document = document["doc"]
@@ -262,5 +262,5 @@ def _text(value: Any) -> str:
 
 
 def _parts(document_id: str) -> list[str]:
-    """Joined with `|`; one that stands in a value has a backslash before it, and so has a backslash."""
+    """Split at `|`; one that stands in a value has a backslash before it, and so has a backslash."""
     return [re.sub(r"\\(.)", r"\1", part) for part in re.findall(r"(?:[^|\\]|\\.)+", document_id)]

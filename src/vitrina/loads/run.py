@@ -78,13 +78,13 @@ class Run:
 
     @property
     def keeps_progress(self) -> bool:
-        """Whether an interrupted run goes on after its last batch. If not, its batches must not excuse every loss."""
+        """Tell whether an interrupted run goes on after its last batch. If not, batches must not excuse every loss."""
         whole = self.plan.loads_at_once and self.job.definition.options.consistency == "snapshot"
         return not whole and not self.job.backfill
 
     @property
     def fingerprint(self) -> str:
-        """What an unfinished load depends on: with another one it is begun again."""
+        """Compute what an unfinished load depends on: with another one it is begun again."""
         job = self.job
         kinds = [f"{column.name} {column.type}" for column in (*job.described.columns, *job.output)]
         kinds += job.code_digests
@@ -139,7 +139,7 @@ class Run:
         )
 
     def _while_waiting(self) -> None:
-        """Several times a second, as long as no batch comes."""
+        """Check lease and pause, several times a second, as long as no batch comes."""
         self.control.check()
         if self.control.is_interrupted:
             raise Paused
@@ -186,7 +186,7 @@ class Run:
         return self.fence("counting a batch", move, progressed=self.keeps_progress, point="batch.fenced")
 
     def _merge_seconds(self, started: float) -> float:
-        """What a target takes that merges in its own transaction; others have taken their time before."""
+        """Measure a target that merges in its own transaction; others have taken their time before."""
         return time.monotonic() - started if self.job.target.session is not None else 0.0
 
     def _note(self, done: Done) -> None:
@@ -208,7 +208,7 @@ class Run:
         self.meter.progressed(part)
 
     def _before_refusal(self) -> Checkpoint:
-        """The next run meets the rejected rows again; a load that lacks some is not gone on with."""
+        """Return the checkpoint for a run that is refused: the next one meets the rejected rows again."""
         return self.checkpoint.without_load() if self.checkpoint.stage else self.checkpoint
 
     def _too_many_letters(self, more: int) -> FatalError | None:
@@ -235,7 +235,7 @@ class Run:
             raise Paused
 
     def _take_batch_size(self) -> None:
-        """`reload-config` put the run on a newer version: what may change under a run is taken from it."""
+        """Take what may change under a run from the newer version that `reload-config` put it on."""
         size = self.job.ledger.batch_size
         if size is not None and size != self._batch_size:
             self.log.info("config.reloaded", batch_size=size)

@@ -73,7 +73,7 @@ def planned(
     extra: Sequence[Task] = (),
     attach: Callable[[Endable], object] | None = None,
 ) -> PlannedSteps:
-    """The pipeline's steps with their params read; `Invalid` says what is wrong with which.
+    """Plan the pipeline's steps and read their params; `Invalid` says what is wrong with which.
 
     Steps that ship with Vitrina are run here. Where there is one of anybody else, or several batches at a time, all of
     them run in workers, which end with `sessions`.
@@ -99,7 +99,7 @@ def planned(
 
 
 def describe(settings: Settings) -> list[dict[str, Any]]:
-    """All steps and sources that this runner has. Modules are imported by a worker: they may do anything."""
+    """Describe all steps and sources that this runner has. A worker imports their modules, which may do anything."""
     from vitrina.transforms import process, registry, remote
 
     if registry.finds_only_shipped(settings.transforms):
@@ -138,7 +138,7 @@ def _is_shipped(name: str, shipped: "Registry") -> bool:
 
 
 def _hash_key(tasks: Sequence[Task], settings: Settings, shipped: "Registry") -> str | None:
-    """Where a shipped step needs it, or the operator trusts all steps with it."""
+    """Return the key where a shipped step needs it, or the operator trusts all steps with it."""
     if settings.hash_key is None:
         return None
     own = [found for task in tasks if _is_shipped(task.body, shipped) and (found := shipped.find(task.body))]
@@ -156,7 +156,7 @@ class Fitted:
 
     @property
     def arrives_as(self) -> dict[str, str] | None:
-        """The type in which the values of each column are staged, behind steps."""
+        """Give the type in which the values of each column are staged, after the steps."""
         return {name: place.staged for name, place in self.passage.landings.items()} if self.passage else None
 
 

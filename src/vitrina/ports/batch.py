@@ -46,7 +46,7 @@ class DeadLetter:
 
     @classmethod
     def about(cls, document_id: str, error: str, document: bytes) -> "DeadLetter":
-        """`document` is JSON. Of a long one the letter holds the beginning, as a text that says so."""
+        """Make a letter; `document` is JSON. Of a long one the letter holds the beginning, as a text that says so."""
         if len(document) <= LONGEST_DOCUMENT:
             return cls(document_id, error, document.decode(errors="replace") or "null")
         beginning = document[:LONGEST_DOCUMENT].decode(errors="replace")
@@ -82,13 +82,13 @@ class Stopwatch:
         self.laps[stage] = Lap(before.began, before.seconds + seconds) if before else Lap(began, seconds)
 
     def next_of(self, stage: str, pieces: Iterator[T]) -> T | None:
-        """The next piece, which somebody else takes the time to make."""
+        """Take the next piece, and count the time that making it takes."""
         with self.lap(stage):
             return next(pieces, None)
 
 
 def delivered_in(letters: Iterable[DeadLetter], *parts: frozenset[str]) -> frozenset[str]:
-    """What came through on every leg of its way: a row that is left behind in the same batch has not."""
+    """Find what came through on every leg of its way: a row that is rejected in the same batch has not."""
     return frozenset().union(*parts) - {letter.document_id for letter in letters}
 
 

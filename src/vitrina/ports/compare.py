@@ -47,7 +47,7 @@ class Side(Protocol):
 
     @property
     def key_names(self) -> Sequence[str]:
-        """What the parts of a key are called in a report."""
+        """Name the parts of a key, as a report calls them."""
         ...
 
     # So many rows at most are listed in one go; None: as many as there are.
@@ -55,33 +55,33 @@ class Side(Protocol):
     def listed_at_once(self) -> int | None: ...
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Everything that was there before the block is seen in it."""
+        """Open a block in which everything is seen that was there before it."""
         ...
 
     def extent(self) -> Extent:
-        """How many rows there are, and between which values."""
+        """Count the rows, and say between which values they are."""
         ...
 
     def total(self) -> tuple[int, str]:
-        """All rows in one sum."""
+        """Return all rows in one sum."""
         ...
 
     def buckets(self, mask: int) -> dict[int, tuple[int, str]]:
-        """Rows by a part of their key's hash: how many, and a sum of their images that no order changes."""
+        """Group rows by a part of their key's hash: how many, and a sum of their images that no order changes."""
         ...
 
     def images_in(self, mask: int, buckets: Sequence[int]) -> Iterator[RowImage]:
-        """The rows of some buckets, by place and key; of several with one key, the latest alone."""
+        """Give the rows of some buckets, by place and key; of several with one key, the latest alone."""
         ...
 
     def images_of(self, keys: Sequence[Key]) -> Iterator[RowImage]:
-        """The rows of some keys, in the same way."""
+        """Give the rows of some keys, in the same way."""
         ...
 
     def random_keys(self, count: int) -> list[Key]: ...
 
     def texts(self, keys: Sequence[Key]) -> dict[Key, dict[str, str | None]]:
-        """Whole rows, column by column, as text."""
+        """Give whole rows, column by column, as text."""
         ...
 
 

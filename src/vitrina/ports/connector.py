@@ -190,7 +190,7 @@ class Connector:
         return re.fullmatch(self.target_name, name) is not None
 
     def describe(self) -> dict[str, Any]:
-        """As a runner reports it and the API shows it: plain JSON."""
+        """Describe it in plain JSON, as a runner reports it and the API shows it."""
         return {
             "name": self.name,
             "summary": self.summary,

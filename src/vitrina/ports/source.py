@@ -129,7 +129,7 @@ class BaseSource:
         return Marked(None)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 @runtime_checkable

@@ -185,7 +185,7 @@ class BaseLoad:
         return Counts()
 
     def discard(self) -> None:
-        """Nothing is left of it."""
+        """Do nothing: nothing is left of it."""
 
 
 class DirectLoad(BaseLoad):
@@ -201,7 +201,7 @@ class DirectLoad(BaseLoad):
         return nullcontext(self)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class Target(Protocol):
@@ -279,7 +279,7 @@ class BaseTarget:
     no_shortcut_because: str = say("plan.through_runner")
 
     def seize(self) -> None:
-        """There is nothing to take from an older epoch."""
+        """Do nothing: there is nothing to take from an older epoch."""
 
     def known(self) -> Known | None:
         return None
@@ -300,7 +300,7 @@ class BaseTarget:
         return ()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 # --- optional: what is missing is refused with a sentence ------------------------------------------------------------

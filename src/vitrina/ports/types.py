@@ -22,12 +22,12 @@ def travels_natively(kind: str) -> bool:
 
 
 def staged_type(kind: str) -> str:
-    """The type in which a stage holds a value that came through Arrow."""
+    """Return the type in which a stage holds a value that came through Arrow."""
     return _NATIVE.get(base_type(kind), "text")
 
 
 def merge_type(kind: str) -> str:
-    """The type that a staged value is cast to before it is compared and written.
+    """Return the type that a staged value is cast to before it is compared and written.
 
     An explicit cast to varchar(5) would cut silently; without the length, the write itself refuses what is too long.
     """
@@ -36,7 +36,7 @@ def merge_type(kind: str) -> str:
 
 
 def base_type(kind: str) -> str:
-    """`character varying(5)` is `character varying`; arrays stay what they are."""
+    """Strip the length: `character varying(5)` is `character varying`; arrays stay what they are."""
     return kind if kind.endswith("]") else kind.partition("(")[0].strip()
 
 
@@ -53,7 +53,7 @@ _CONSTRAINT = re.compile(r"\([\d,]+\)")
 
 
 def fits(source: str, target: str) -> bool:
-    """Whether every value of the source type arrives unchanged in the target type, or is refused by Postgres."""
+    """Tell whether every value of the source type arrives unchanged in the target type, or is refused by Postgres."""
     if source == target or target in _WIDER.get(source, ()):
         return True
     if source.startswith(_TEXTS) and target.startswith(_TEXTS):

@@ -82,6 +82,12 @@ def shows_without_asking(target: Any, files: list[str], load: str | None) -> Non
     (target.place / "manifest.json").write_text(json.dumps({"files": files, "load": load, "key": target.key}))
 
 
+def removes_nothing(load: Any, keys: Any, number: int, fence: Any) -> Counts:
+    counts = Counts(deleted=len(keys))
+    fence.after(Done(counts))
+    return counts
+
+
 def passes_no_fence(load: Any, part: Any, fence: Any) -> None:
     """The checkpoint stays where it is."""
 
@@ -108,6 +114,7 @@ MUTANTS: dict[str, tuple[str, str, Callable[..., Any], str]] = {
         shows_without_asking,
         "test_a_runner_that_was_left_behind_merges_nothing",
     ),
+    "stays": ("ParquetLoad", "remove", removes_nothing, "test_rows_of_given_keys_are_removed"),
     "no fence": ("ParquetLoad", "commit", passes_no_fence, "test_a_merge_adds_and_changes_rows_part_by_part"),
 }
 

@@ -18,12 +18,12 @@ from typing import Any
 import pyarrow as pa
 
 from vitrina.errors import LeaseLost, VitrinaError
-from vitrina.ports.batch import Part, PartId
+from vitrina.ports.batch import Counts, Part, PartId
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.connector import Work
 from vitrina.ports.schema import Column
 from vitrina.ports.source import Source, Window
-from vitrina.ports.target import DONE, Done, Load, Loading, Scans, Target, Wanted
+from vitrina.ports.target import DONE, Done, Load, Loading, Removes, Scans, Target, Wanted
 from vitrina.testing.openings import work_of
 
 Rows = dict[int, str]
@@ -332,6 +332,26 @@ class TargetContract:
         second.add(2, FIRST)
         second.publish()
         assert self.visible() == FIRST
+
+    def test_rows_of_given_keys_are_removed(self) -> None:
+        """For loads that can remove rows: a repair needs it."""
+        ledger = self.ledger()
+        self.loaded(ledger, 1, FIRST)
+        attempt = self.attempt(ledger, 2)
+        attempt.begin("merge")
+        load = attempt.load
+        if not isinstance(load, Removes):
+            return
+        gone = [(str(key),) for key in (*list(FIRST)[:1], 999)]
+        number = ledger.checkpoint.batch_no + 1
+        removed: list[Counts] = []
+        attempt.passing(
+            lambda fence: removed.append(load.remove(gone, number, fence)),
+            lambda _: replace(ledger.checkpoint, batch_no=number),
+        )
+        attempt.publish()
+        assert self.visible() == dict(list(FIRST.items())[1:])
+        assert removed[0].deleted == 1
 
     # --- looking ---------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Making the target equal to its source for given keys: each is read anew, and written as a run would write it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +9,10 @@ from vitrina.errors import FatalError
 from vitrina.loads import incremental
 from vitrina.loads.control import Paused
 from vitrina.loads.run import Run
-from vitrina.ports.batch import Counts, Key, Part, PartId
+from vitrina.ports.batch import Counts, Key, Part, PartId, Position
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Correctable, Correction, Difference, Kind
-from vitrina.ports.target import Done, Load, Removes
+from vitrina.ports.target import Done, Load, Removes, Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,18 +86,9 @@ class _Repairing:
         self._run.settle()
 
     def _upsert(self, rows: "pa.Table", done: Repaired) -> set[str]:
-        run, number = self._run, self._run.checkpoint.batch_no + 1
-        with self._load.writer() as writer:
-            written = writer.write(rows, PartId(run.job.claim.epoch, number))()
-        part = Part(
-            number,
-            rows.num_rows,
-            None,
-            staged=written.rows,
-            letters=written.letters,
-            delivered=written.delivered - {letter.document_id for letter in written.letters},
-            counts=written.counts,
-        )
+        run = self._run
+        with self._load.writer() as writer, run.ahead(_Rows(rows, writer, run.job.claim.epoch), None) as parts:
+            [part] = list(parts)
         done.add(run.commit(self._load, part, _numbered, settles=False))
         done.rejected += len(part.letters)
         return {letter.document_id for letter in part.letters}
@@ -119,6 +110,34 @@ class _Repairing:
         fence = self._run.fence("ending the repair", lambda _: self._run.checkpoint, progressed=False)
         self._load.publish(fence)
         self._load.discard()
+
+
+@dataclass
+class _Rows:
+    """The rows of one correction on their way to the target: a `Filling` of one part."""
+
+    rows: "pa.Table"
+    writer: Writer
+    epoch: int
+    # The writer of an index serves the next correction, too: only one that hangs is closed.
+    is_done: bool = False
+
+    def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
+        written = self.writer.write(self.rows, PartId(self.epoch, first_number))()
+        yield Part(
+            first_number,
+            self.rows.num_rows,
+            None,
+            staged=written.rows,
+            letters=written.letters,
+            delivered=written.delivered - {letter.document_id for letter in written.letters},
+            counts=written.counts,
+        )
+        self.is_done = True
+
+    def close(self) -> None:
+        if not self.is_done:
+            self.writer.close()
 
 
 def _numbered(found: Checkpoint, part: Part) -> Checkpoint:

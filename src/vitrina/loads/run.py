@@ -111,7 +111,7 @@ class Run:
     def parts(self, load: Load, window: Window) -> Iterator[Iterator[Part]]:
         """Bring a window's rows to the load; a thread keeps one part ahead. Sessions are closed with the block."""
         window = replace(window, batch_rows=self.batch_size)
-        with self._filling(load, window) as filling, self._ahead(filling, window.after) as parts:
+        with self._filling(load, window) as filling, self.ahead(filling, window.after) as parts:
             yield iter(parts)
 
     @contextmanager
@@ -128,7 +128,8 @@ class Run:
         with load.writer() as writer:
             yield Flow(job.source, window, passage.steps if passage else None, writer, job.claim.epoch)
 
-    def _ahead(self, filling: Filling, after: Position | None) -> Ahead:
+    def ahead(self, filling: Filling, after: Position | None) -> Ahead:
+        """Fill in another thread; this one looks at lease and pause meanwhile, and shows what is waited for."""
         return Ahead(
             filling,
             self.checkpoint.batch_no + 1,

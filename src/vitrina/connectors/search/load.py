@@ -251,7 +251,9 @@ class IndexLoad(BaseLoad):
         current = target.patiently(lambda: self._index.identity(concrete))
         if self._judged not in (None, current):
             raise TransientError(f"{target.definition.final_target} was replaced by hand at this moment")
-        alias = target.claim_writes(concrete, goes_on_later=fence.found.stage is not None)
+        # A full load that begins takes the place of an unfinished one; a merge leaves it to be continued.
+        goes_on_later = self._loading.kind == "merge" and fence.found.stage is not None
+        alias = target.claim_writes(concrete, goes_on_later=goes_on_later)
         self._sender = target.sender(concrete, alias, self._loading, made_anew=False)
         if self._loading.kind == "replace" or fence.found.identity.get("index") != current:
             fence.after(Done(identity={"index": current}))

@@ -362,7 +362,7 @@ async function visit(path: string): Promise<void> {
   await open(path);
   await page.locator("h1").first().waitFor();
   if (path === "/new" || path.endsWith("/edit")) await page.locator(".cm-content").waitFor();
-  await page.getByRole("status", { name: "Loading" }).waitFor({ state: "detached" });
+  await page.getByRole("status", { name: "Loading" }).first().waitFor({ state: "detached" });
 }
 
 test("every page is accessible, in light and in dark", async () => {
@@ -414,7 +414,7 @@ test("a viewer signs in with a token and sees no control that it may not use", a
     for (const path of [...PAGES, `/runs/${run.id}`, "/dead-letters?pipeline=picky"]) {
       await other.page.goto(`${platform.guardedUrl}/ui${path}`);
       await other.page.locator("h1").first().waitFor();
-      await other.page.getByRole("status", { name: "Loading" }).waitFor({ state: "detached" });
+      await other.page.getByRole("status", { name: "Loading" }).first().waitFor({ state: "detached" });
       const buttons = await other.page.getByRole("button").evaluateAll((found) => found.map((one) => one.getAttribute("aria-label") ?? one.textContent ?? ""));
       expect(buttons.filter((name) => FORBIDDEN.test(name)), path).toEqual([]);
       expect(await other.page.getByRole("switch").count(), path).toBe(0);

@@ -40,14 +40,14 @@ def choose_cursor(source: "QuerySource") -> Cursor:
 
 
 def _default_zone(source: "QuerySource") -> str:
-    """In which `now()` is written where nobody says otherwise. Ours says UTC, so it is asked of another session."""
+    """Find the zone in which `now()` is written by default. Our session says UTC, so another one is asked."""
     name = source.definition.source_connection
     found = named_sessions.find_timezone(source.settings, source.reader_url, name, source.session_name)
     return "UTC" if found in ("Etc/UTC", "GMT", "Etc/GMT", "Etc/UCT", "UCT", "Zulu", "Etc/Zulu") else found
 
 
 def _refuse_other_zone(source: "QuerySource", cursor: Cursor) -> None:
-    """Values from the future were written in another zone: then no clock of ours says what may still come."""
+    """Refuse values from the future: they were written in another zone, and no clock says what may still come."""
     if cursor.base_type != "timestamp without time zone":
         return
     newest = newest_cursor(source, cursor)
@@ -57,7 +57,7 @@ def _refuse_other_zone(source: "QuerySource", cursor: Cursor) -> None:
 
 
 def guarantee(source: "QuerySource") -> str | None:
-    """What the pipeline promises about rows that commit late."""
+    """Say what the pipeline promises about rows that commit late."""
     if source.cursor is None:
         return None
     return cursors.guarantee(
@@ -70,7 +70,7 @@ def guarantee(source: "QuerySource") -> str | None:
 
 
 def warnings(source: "QuerySource", checkpoint: Checkpoint) -> list[str]:
-    """Reasons to expect rows that come late, or never."""
+    """List reasons to expect rows that come late, or never."""
     cursor, options = source.cursor, source.definition.options
     if cursor is None:
         return []
@@ -90,7 +90,7 @@ def warnings(source: "QuerySource", checkpoint: Checkpoint) -> list[str]:
 
 
 def count_changes(source: "QuerySource") -> dict[str, Any] | None:
-    """What the next run compares with, where the database's clock is said to stamp the rows."""
+    """Count what the next run compares with, where the database's clock is said to stamp the rows."""
     cursor = source.cursor
     if guarantee(source) != "exact" or cursor is None or not cursor.is_clock:
         return None
@@ -98,7 +98,7 @@ def count_changes(source: "QuerySource") -> dict[str, Any] | None:
 
 
 def source_identity(source: "QuerySource") -> str | None:
-    """A standby, and the server that it becomes, say the same; None where that may not be asked."""
+    """Identify the database. A standby, and the server that it becomes, say the same; None: it may not be asked."""
     seen = databases.look(source.reader.connection)
     return seen.identity if seen else None
 
@@ -119,12 +119,12 @@ def unseen(source: "QuerySource") -> Unseen:
 
 
 def all_rows(source: "QuerySource") -> Bounds:
-    """Of the source, as a mart that is complete has them."""
+    """Bound the rows of the source, as a mart that is complete has them."""
     return Bounds(nulls="included" if source.definition.options.null_cursor == "read" else "left out")
 
 
 def newest_cursor(source: "QuerySource", cursor: Cursor, *, from_the_future: bool = True) -> str | None:
-    """The highest value of the cursor that there is, behind which others may come."""
+    """Find the highest value of the cursor that there is, after which others may come."""
     head, rows = source.query.wrapped(Bounds())
     column = cursor.columns("q")[0]
     # Nothing comes behind NaN and Infinity: a checkpoint there would pass all later rows by.

@@ -101,7 +101,7 @@ class MartTarget(BaseTarget):
         return Prepared(key, self.writer.exists, self.writer.is_empty(), self.writer.columns, settled.warnings)
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
-        """The key's columns are enough to publish that there is nothing."""
+        """Prepare with the key's columns: they are enough to publish that there is nothing."""
         table = catalog.find_table(self.opening.connection, self.opening.name)
         if table is None:
             return None
@@ -136,12 +136,12 @@ class MartTarget(BaseTarget):
     # --- for the loads ---------------------------------------------------------------------------------------------
 
     def stage(self, name: str, loading: Loading, version_types: tuple[str, ...] = ()) -> Stage:
-        """Rows that came through Arrow wait in the types in which they travelled."""
+        """Make a stage. Rows that came through Arrow wait in the types in which they travelled."""
         arrives_as = dict(loading.arrives_as) if loading.arrives_as is not None else None
         return self.writer.stage(name, arrives_as, version_types)
 
     def create(self, *stages: Stage, loading: Loading, keep: str | None = None) -> None:
-        """Within a transaction: no other stage of the pipeline is left, but that of a load which goes on later."""
+        """Create the stages in a transaction; of others, only that of a load which goes on later is left."""
         shortcut = loading.shortcut
         # Who fills a stage from within Postgres: the reader, which may do nothing else there.
         role = shortcut.role if isinstance(shortcut, PostgresShortcut) and loading.route == "pushdown" else None
@@ -179,11 +179,11 @@ class MartTarget(BaseTarget):
                 ) from exc
 
     def check_constraints(self) -> None:
-        """Before the fence, not in COMMIT: the heartbeat waits for the row that the fence locks."""
+        """Check constraints before the fence, not in COMMIT: the heartbeat waits for the row that the fence locks."""
         self.session.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     def remember(self, found: Checkpoint, rows: int) -> dict[str, object]:
-        """What the checkpoint shall know the mart by."""
+        """Say what the checkpoint shall know the mart by."""
         return {
             "mart": self.writer.remembered(found.identity.get("mart"), rows),
             "columns": left_columns.written(found, self.writer),
@@ -227,7 +227,7 @@ class StageLoad(BaseLoad):
         return self._target.stager(self.stages)
 
     def commit(self, part: Part, fence: Fence) -> None:
-        """The staged batch counts from here on: checkpoint and fence, nothing else."""
+        """Let the staged batch count: checkpoint and fence, nothing else."""
         with self._target.transaction("counting a batch"):
             fence.inside(self._target.session)
 
@@ -283,20 +283,20 @@ class MergeLoad(BaseLoad):
         return counts
 
     def _refuse_emptied(self, found: Checkpoint) -> None:
-        """What earlier batches brought is gone, and nobody would notice once this one is merged: begin again."""
+        """Refuse to merge where earlier batches were removed: nothing would show it once this one is merged."""
         known = None if self._target.is_backfill else found.identity.get("mart")
         if (found.rows or known) and self._writer.was_emptied(known):
             raise TransientError(say("run.target_replaced", target=self._target.opening.name))
 
     def _remember(self, found: Checkpoint, counts: Counts) -> dict[str, object]:
-        """A backfill says nothing of the mart: rows that were there when it began may have been lost before."""
+        """Say what the checkpoint knows the mart by. A backfill says nothing: rows may have been lost before."""
         if self._target.is_backfill:
             return {"columns": left_columns.written(found, self._writer)}
         known = found.identity.get("mart")
         return self._target.remember(found, (known["rows"] if known else 0) + counts.inserted)
 
     def publish(self, fence: Fence) -> Counts:
-        """Every part is visible already."""
+        """End the pass: every part is visible already."""
         unfinished = fence.found.stage
         with self._target.transaction("ending the pass"):
             self._writer.drop_other_stages(keep=[unfinished] if unfinished else [])
@@ -397,7 +397,7 @@ class PostgresShortcut:
         return Paging(order, names, lambda: rows)
 
     def _snapshot(self, window: Window, route: Route, sessions: ExitStack) -> SharedSnapshot | None:
-        """Chunks of one load see one state of the source."""
+        """Share one state of the source among the chunks of one load."""
         if route.page_rows is None or isinstance(window, QueryWindow):
             return None
         source = self._source
@@ -410,7 +410,7 @@ class PostgresShortcut:
         return SharedSnapshot(holder, source.max_snapshot_seconds(window))
 
     def _second_session(self, sessions: ExitStack) -> Connection:
-        """On the target, for the thread that fills stages."""
+        """Open a session on the target, for the thread that fills stages."""
         opening = self._target.opening
         name = opening.definition.options.target_connection
         session = named_sessions.connect(opening.settings, opening.url, name, opening.claim.session_name, {})

@@ -21,7 +21,7 @@ def have_keys(writer: PostgresWriter, keys: Sequence[Key]) -> Composable:
 
 
 def kind_of(writer: PostgresWriter, name: str) -> str:
-    """The type that a column of the mart is compared in."""
+    """Return the type that a column of the mart is compared in."""
     column = writer.table.column(name)
     if column is None:
         raise TargetMismatch(f"{writer.target} lacks the column {name!r}: run the pipeline, which adds it")

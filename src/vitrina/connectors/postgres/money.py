@@ -9,7 +9,7 @@ from vitrina.store.database import Connection
 
 
 def refuse_unlike(source: Connection, target: Connection, columns: Sequence[Column]) -> None:
-    """Sessions of ours write money alike, unless a database counts other than two digits behind the point.
+    """Refuse money of databases that count other than two digits after the point; else all sessions write it alike.
 
     Such a one keeps its own locale, because queries that cast its amounts would get others in any other locale.
     """

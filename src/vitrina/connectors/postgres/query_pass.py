@@ -39,7 +39,7 @@ class QueryPass:
         self._upto = self._begin(found)
 
     def _begin(self, found: Checkpoint) -> Watermark:
-        """A pass that was interrupted goes on with the watermark that it began with."""
+        """Begin, or go on with the watermark that an interrupted pass began with."""
         source = self._source
         if found.last_key is not None and not source.backfill:
             return Watermark.recalled(found.held_upto)
@@ -66,7 +66,7 @@ class QueryPass:
         return found.identified(**{_TIES: seen})
 
     def windows(self) -> Iterator[QueryWindow]:
-        """What is new, and behind it what does not say whether it is."""
+        """Give what is new, and after it what does not say whether it is."""
         yield QueryWindow(bounds=self._bounds(), by_cursor=True, after=self._position())
         if self._source.definition.options.null_cursor == "read" and not self._source.backfill:
             # Steps take no rows without a position: theirs are one batch.
@@ -115,7 +115,7 @@ class QueryPass:
         )
 
     def _highest(self, last: str | None) -> tuple[str | None, bool]:
-        """The highest value seen, and whether one from the future had to be left aside for it."""
+        """Find the highest value seen, and whether one from the future had to be left aside for it."""
         if last is None or not self._cursor.is_clock:
             return last, False
         is_ahead = cursors.is_ahead(self._source.statistics, self._cursor, last)
@@ -123,14 +123,14 @@ class QueryPass:
 
 
 def watermark_of_load(source: "QuerySource", cursor: Cursor, found: Checkpoint) -> tuple[Watermark, tuple[str, ...]]:
-    """A load reads in another order than that of the cursor: it is asked beforehand how far it will come."""
+    """Ask beforehand how far a load will come, which reads in another order than that of the cursor."""
     newest = cursor_facts.newest_cursor(source, cursor, from_the_future=False) if cursor.is_clock else None
     upto, warnings = _watermark(source, cursor, found)
     return replace(upto, newest=newest), warnings
 
 
 def loaded(source: "QuerySource", cursor: Cursor, done: Checkpoint, held: str | None, rows: int) -> Checkpoint:
-    """The checkpoint behind a load, which did not read in the order of the cursor."""
+    """Move the checkpoint after a load, which did not read in the order of the cursor."""
     upto = Watermark.recalled(held)
     # That rows were delivered is how a mart that somebody emptied by hand is told from one that is still empty.
     done = replace(done, safe_upto=None, rows=rows, fingerprint=source.identity)
@@ -159,7 +159,7 @@ def _watermark(source: "QuerySource", cursor: Cursor, found: Checkpoint) -> tupl
 
 
 def _lower_numbers(source: "QuerySource", cursor: Cursor, safe: str | None, newest: str | None) -> str | None:
-    """Nothing tells a sequence that began again from rows that were deleted at its end."""
+    """Warn of lower numbers: a sequence that began again looks like rows that were deleted at its end."""
     if not cursor.is_number or newest is None or safe is None:
         return None
     highest, reached = Decimal(newest), Decimal(safe)
@@ -177,7 +177,7 @@ def _of_source(source: "QuerySource") -> dict[str, Any]:
 
 
 def _ties_at(safe: str | None, found: Checkpoint, rows_read: int) -> dict[str, Any] | None:
-    """What the next pass should know of the rows that it would read again."""
+    """Keep what the next pass should know of the rows that it would read again."""
     known = found.identity.get(_TIES)
     if known and known["value"] == safe and "rows" in known:
         return known if known["rows"] >= WORTH_A_DIGEST_ROWS else None
@@ -204,7 +204,7 @@ def _safe_point(
 
 
 def _look_at_ties(source: "QuerySource", cursor: Cursor, value: str) -> dict[str, Any]:
-    """How many rows have this cursor value, and a digest of them all that the server computes, in any order."""
+    """Count the rows with this cursor value; the server computes a digest of them, in any order."""
     changing = {*source.definition.options.stamps, *source.judged.volatile_columns}
     columns = [SQL("q.{}").format(Identifier(c.name)) for c in source.result if c.name not in changing]
     row = SQL("ROW({})::text").format(SQL(", ").join(columns))

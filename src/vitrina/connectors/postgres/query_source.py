@@ -87,14 +87,14 @@ class QuerySource:
 
     @cached_property
     def reads_metastore(self) -> bool:
-        """Whether the source is the metastore's own database: the reader's login may point to a copy of it."""
+        """Tell whether the source is the metastore's own database: the reader's login may point to a copy of it."""
         if self.definition.source_connection != DEFAULT_CONNECTION:
             return False
         return database.place(self.reader.connection) == database.place(self._metastore)
 
     @property
     def statistics(self) -> Connection:
-        """The session that may see when other sessions' transactions began, on the server that is read."""
+        """Return the session that may see when other sessions' transactions began, on the server that is read."""
         return self._metastore if self.reads_metastore else self.reader.connection
 
     def describe(self, window: Window) -> Description:
@@ -139,7 +139,7 @@ class QuerySource:
         return Marked(None)
 
     def _refuse_unreadable(self, cursor: Cursor) -> None:
-        """Values that people gave: the checkpoint that `reset-state` set, or the ends of a range."""
+        """Refuse values that no cursor has: the checkpoint that `reset-state` set, or the ends of a range."""
         found = self._found
         if self._cursor_was_another(found):
             return
@@ -165,14 +165,14 @@ class QuerySource:
         return None
 
     def fitting(self, found: Checkpoint) -> Checkpoint:
-        """With another id, where a pass was interrupted says nothing now: it begins again at what is safe."""
+        """Forget where a pass was interrupted, if the id is another one now: it begins again at what is safe."""
         if self.cursor is None or found.stage is not None or found.fingerprint in (None, self.identity):
             return found
         return replace(found, last_key=None, last_id=None)
 
     @property
     def identity(self) -> str:
-        """What the values of a checkpoint are values of: the key's, a slash, the id's."""
+        """Identify what the values of a checkpoint are values of: the key's, a slash, the id's."""
         cursor = self._required_cursor
         parts = (
             self.definition.source_connection,
@@ -184,7 +184,7 @@ class QuerySource:
         return f"{_digest(*parts)}/{_digest(cursor.id, cursor.id_type)}"
 
     def _cursor_was_another(self, found: Checkpoint) -> bool:
-        """One that was reset, or that an earlier version of the platform wrote, does not say whose it is."""
+        """Compare the cursor with a checkpoint's. One that was reset, or of an earlier version, does not say."""
         if found.stage is not None or found.fingerprint is None:
             return False
         return found.fingerprint.partition("/")[0] != self.identity.partition("/")[0]
@@ -257,7 +257,7 @@ class QuerySource:
         return cursor_facts.all_rows(self)
 
     def order_of(self, window: Window) -> Order:
-        """In the order of their key, or of the cursor, rows can be read on behind any of them."""
+        """Order rows by their key, or the cursor: reading can go on after any of them."""
         if isinstance(window, QueryWindow):
             return self.cursor_order() if window.by_cursor else NO_ORDER
         if window.keys is not None:
@@ -276,7 +276,7 @@ class QuerySource:
         return Order(tuple(cursor.columns("q")), cursor.types, nullable, cursor.collations)
 
     def max_snapshot_seconds(self, window: Window) -> float | None:
-        """A load that promises one snapshot keeps it, however long that takes."""
+        """Limit the age of a snapshot; a load that promises one keeps it, however long that takes."""
         return None if window.one_snapshot else self.definition.options.max_snapshot_seconds
 
     def admit_window(self, bounds: Bounds) -> None:
@@ -290,7 +290,7 @@ class QuerySource:
         )
 
     def collation(self, name: str) -> str | None:
-        """In which order the query gives a column of text: not always in that of the mart's own column."""
+        """Find the order in which the query gives a column of text: not always that of the mart's own column."""
         if not self.types[name].startswith(("text", "character", "name")):
             return None
         head, source = self.query.wrapped(Bounds())
@@ -302,7 +302,7 @@ class QuerySource:
         return None if found is None else str(found)
 
     def may_be_null(self, name: str) -> bool:
-        """Whether a column of the query's result can be NULL, for all that is known."""
+        """Tell whether a column of the query's result can be NULL, for all that is known."""
         origin = next((column.origin for column in self.result if column.name == name), None)
         return origin is None or not advice.is_never_null(self.reader.connection, origin, self.judged.text)
 

@@ -32,7 +32,7 @@ def read_first(reader: SqlReader, query: Query, outputs: Sequence[Composable], r
 
 
 def read_few(source: "QuerySource", rows: int, max_bytes: int, max_row_bytes: int) -> pa.Table:
-    """Enough rows to find out what the steps make of them. Large ones tell no more than others, and are left out."""
+    """Read enough rows to find out what the steps make of them. Large ones tell no more, and are left out."""
     few = _read_fitting(source, rows, max_bytes)
     if few.rows.num_rows or not few.left_out:
         return few.rows
@@ -88,7 +88,7 @@ def _fitting(query: Query, outputs: Sequence[Composable], limit: Composable, lar
 
 
 def _told_apart(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-    """The rows that the server sent, and how large the largest other is."""
+    """Divide the rows that the server sent from the others, of which the largest size is told."""
     sizes = batch.column(batch.num_columns - 1)
     sent = batch.select(range(batch.num_columns - 1))
     if sizes.null_count == batch.num_rows:

@@ -53,7 +53,7 @@ def waited_for(connection: str | None, settings: Settings, session_name: str) ->
 
 
 def with_extensions(settings: Settings, connected: Callable[[Mapping[str, str]], Connection]) -> Connection:
-    """A reader's session in which operators and types of trusted extensions are found, wherever they were installed.
+    """Open a reader's session in which operators and types of trusted extensions are found, wherever they are.
 
     Only schemas in which PUBLIC may create nothing enter the search_path: anybody else could put a function there that
     fits a call better than the one that was meant. Settings come with the login, so that nothing resets them.

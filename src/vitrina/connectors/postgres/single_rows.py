@@ -29,7 +29,7 @@ def have_keys(source: "QuerySource", names: Sequence[str], keys: Sequence[Key]) 
 
 
 def in_one_form(source: "QuerySource", names: Sequence[str], keys: Sequence[Key]) -> list[Key]:
-    """Equal keys as one text each, in the order given: 1.0 and 1.00 are one key."""
+    """Write equal keys as one text each, in the order given: 1.0 and 1.00 are one key."""
     if not keys:
         return []
     places = [f"k{position}" for position in range(len(names))]

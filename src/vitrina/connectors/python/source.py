@@ -69,7 +69,7 @@ class PythonSource(BaseSource):
         return []
 
     def disowned(self, found: Checkpoint) -> str | None:
-        """One that an earlier version of the platform wrote does not say whose it is, only which mart it filled."""
+        """Say whether it is another's. A checkpoint of an earlier version only says which mart it filled."""
         known = found.identity.get("mart")
         if found.fingerprint is not None:
             is_anothers = found.fingerprint != self._identity
@@ -82,7 +82,7 @@ class PythonSource(BaseSource):
 
     @property
     def _identity(self) -> str:
-        """Whose a stored checkpoint is, and what has been filled with what it passed by: a source's, and a target."""
+        """Identify whose a stored checkpoint is, and what was filled with what it passed by: a source, and a target."""
         parts = ["source", self._definition.python_source, self._definition.placed_target]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -90,7 +90,7 @@ class PythonSource(BaseSource):
         return Unseen()
 
     def begin_pass(self, found: Checkpoint) -> Pass:
-        """A range says nothing of how far the source was followed."""
+        """Begin a pass. A range says nothing of how far the source was followed."""
         begun = found if self._is_backfill else replace(found, fingerprint=self._identity)
         return PythonPass(begun, is_backfill=self._is_backfill)
 

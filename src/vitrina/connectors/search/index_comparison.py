@@ -200,7 +200,7 @@ class IndexShelf:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """What was acknowledged before is found from here on, and nobody's new generation comes between."""
+        """Open a block that finds what was acknowledged before; no new generation comes between."""
         generations = self._index.generations
         self._concrete = generations.standing().concrete or generations.index
         self._client.refresh(self._concrete)
@@ -208,7 +208,7 @@ class IndexShelf:
         yield
 
     def _fitting_page(self) -> int:
-        """By a look at some documents: how large the others are, only reading them would tell."""
+        """Choose the size of a page by a look at some documents: only reading the others would tell their size."""
         score = {"function_score": {"random_score": {}, "boost_mode": "replace"}}
         hits = self._client.search(self._concrete, {"size": PROBED_DOCUMENTS, "query": score})["hits"]["hits"]
         size = sum(len(deep_json.dumps(hit["_source"])) for hit in hits)
@@ -284,7 +284,7 @@ class _Ends:
         }
 
     def found_in(self, found: Mapping[str, Any]) -> dict[str, str]:
-        """What to sort by, for each column that the index can sort exactly."""
+        """Find what to sort by, for each column that the index can sort exactly."""
         properties = found.get("properties", {})
         return {
             name: f"{name}{suffix}"
@@ -311,7 +311,7 @@ class _Ends:
 
 
 def _as_text(value: Any) -> str | None:
-    """7.0 and 7 are one number, however it travelled."""
+    """Write a value as text: 7.0 and 7 are one number, however it travelled."""
     if value is None:
         return None
     if isinstance(value, float) and value.is_integer():

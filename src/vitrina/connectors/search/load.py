@@ -47,13 +47,13 @@ class IndexTarget(BaseTarget):
         return Prepared(self.key, self.writer.exists, self.writer.is_empty(), tuple(self.writer.columns))
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
-        """A source without rows empties the index, if it may; it only has no columns to make a mapping of."""
+        """Prepare for a source without rows, which empties the index, if it may: it has no columns for a mapping."""
         if not replaces or self.definition.options.shared_target or not self.writer.prepare_nothing():
             return None
         return Prepared((), exists=True, is_empty=False)
 
     def fingerprint(self) -> Sequence[object]:
-        """What decides which documents there are, where they go, and how they are indexed."""
+        """Give what decides which documents there are, where they go, and how they are indexed."""
         options = self.definition.options
         return (options.shared_target, options.delete_when, options.index)
 
@@ -69,7 +69,7 @@ class IndexTarget(BaseTarget):
         return IndexComparison(self, looked)
 
     def close(self) -> None:
-        """Nothing that was sent is still on its way when another try begins."""
+        """Wait until nothing that was sent is on its way: another try may begin then."""
         for sender in self._senders:
             sender.drain()
         self.writer.close()
@@ -77,7 +77,7 @@ class IndexTarget(BaseTarget):
     # --- for the loads ---------------------------------------------------------------------------------------------
 
     def patiently(self, move: Callable[[], T], *, may_pause: bool = True) -> T:
-        """A pause is obeyed while nothing moves, where the run can be continued from."""
+        """Retry while the server is blocked. A pause is obeyed meanwhile, where the run can be continued from."""
 
         def tell(reason: str | None) -> None:
             self.context.tell(reason)
@@ -86,7 +86,7 @@ class IndexTarget(BaseTarget):
         return patiently(move, tell, lambda seconds: self.context.wait(seconds, may_pause=may_pause))
 
     def claim_writes(self, concrete: str, *, goes_on_later: bool = False) -> WriteAlias:
-        """And remove what loads left that were begun under another definition, or given up."""
+        """Claim the index for writing, and remove what other definitions or loads that were given up left."""
         held = self.context.require_held
         alias = self.patiently(lambda: self.writer.claim_writes(concrete, held))
         if goes_on_later:  # a repair beside a load that was paused
@@ -95,7 +95,7 @@ class IndexTarget(BaseTarget):
         return alias
 
     def clean(self, clean: Callable[[], object]) -> None:
-        """What cannot be removed now, as while a snapshot of it is taken, is removed by a later load."""
+        """Remove what can be removed now; the rest, as while a snapshot of it is taken, is left to a later load."""
         try:
             clean()
         except LeaseLost:
@@ -121,7 +121,7 @@ class IndexTarget(BaseTarget):
         return False
 
     def count(self, sender: DocumentSender, part: Part, loading: Loading, fence: Fence) -> None:
-        """Every document of the batch is acknowledged or on record as a dead letter: the checkpoint may move."""
+        """Move the checkpoint: every document of the batch is acknowledged or on record as a dead letter."""
         if sender.duplicates and loading.refuses_repeats:
             raise BadKey(
                 f"{sender.duplicates} row(s) share their key ({', '.join(self.key)}) with another one, and an"
@@ -165,7 +165,7 @@ class GenerationLoad(BaseLoad):
         return True
 
     def _discard_uncounted(self, found: Checkpoint) -> None:
-        """Rows that were sent and not counted are read again; one that left the source meanwhile must not be shown."""
+        """Delete what was sent and not counted: it is read again, and what left the source must not be shown."""
         generation = self._required
         if self._index.count(generation) == found.rows:
             return
@@ -229,7 +229,7 @@ class IndexLoad(BaseLoad):
         self._judged: str | None = None
 
     def obstacle(self, found: Checkpoint) -> str | None:
-        """What earlier passes or batches delivered is in the index that they wrote to, and in no other."""
+        """Say why the index is not the one that earlier passes or batches wrote to."""
         shown = self._target.patiently(self._index.identity)
         if not (found.safe_upto or found.last_key):
             return None
@@ -239,13 +239,13 @@ class IndexLoad(BaseLoad):
         return None
 
     def _is_another(self, found: Checkpoint, shown: str | None) -> bool:
-        """Deleted, made anew, or a generation that somebody moved the name back to."""
+        """Tell whether it was deleted, made again, or is a generation that the name was moved back to."""
         known = found.identity.get("index")
         # A checkpoint that was reset, or that an earlier version of the platform wrote, does not say.
         return known != shown if known else self._index.is_new_here()
 
     def begin(self, fence: Fence) -> None:
-        """For what is written into the index that is shown; created when it is missing."""
+        """Claim the index that is shown, and create it when it is missing."""
         target = self._target
         concrete = target.patiently(self._index.current_index)
         current = target.patiently(lambda: self._index.identity(concrete))
@@ -278,7 +278,7 @@ class IndexLoad(BaseLoad):
         return counts
 
     def publish(self, fence: Fence) -> Counts:
-        """Whoever searches when the run is over finds what it delivered, also what a lost try of it had."""
+        """Refresh, so that searches after the run find what it delivered, also what a lost try of it had."""
         concrete = self._opened_sender.concrete
         self._target.patiently(lambda: self._index.refresh(concrete), may_pause=False)
         fence.after()

@@ -55,7 +55,7 @@ def problem(url: str) -> str | None:
 
 
 def kept_problem(url: str) -> str | None:
-    """The same for a URL that a user sends: it names no file of the runner's machine."""
+    """Say why a URL that a user sends is not kept: it must name no file of the runner's machine."""
     found = problem(url)
     refused = [] if found else sorted(parse(url).parameters.keys() & OF_THE_MACHINE)
     if refused:

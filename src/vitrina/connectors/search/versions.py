@@ -20,7 +20,7 @@ def write_version(epoch: int, batch: int) -> int:
 
 
 def is_counted(version: int, accepted: Accepted) -> bool:
-    """Whether a document is of a part that counts."""
+    """Tell whether a document is of a part that counts."""
     return PartId(*divmod(version, _BATCHES)) in accepted
 
 

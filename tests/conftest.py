@@ -175,7 +175,9 @@ def workbench(database: Settings, metastore: postgres.Connection) -> Iterator[Wo
     """Sources, pipelines and runs on the test's database, in this process."""
     assert database.admin_url is not None
     with postgres.connect(database.admin_url.get_secret_value(), "vitrina:test-admin") as admin_session:
-        yield Workbench(database, admin_session, metastore)
+        bench = Workbench(database, admin_session, metastore)
+        yield bench
+        bench.pool.close()
 
 
 def settings_for(server: TemporaryServer, name: str) -> Settings:

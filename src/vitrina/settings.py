@@ -118,6 +118,9 @@ class Settings(BaseModel):
         description="Largest value that a runner carries; it takes 3 times that in memory, up to 5 behind steps.",
     )
     connect_timeout_seconds: int = Field(10, ge=1, description="Longest wait for a connection.")
+    keep_sessions_seconds: float = Field(
+        60.0, ge=0, description="How long a runner keeps a PostgreSQL session that no run uses; 0: not at all."
+    )
     runs_retention_days: int = Field(90, ge=1, description="How long the history of runs is kept.")
     events_retention_hours: int = Field(48, ge=1, description="How long `GET /events` can replay.")
     logs_retention_days: int = Field(

@@ -12,12 +12,22 @@ from vitrina.status import Status, Trigger
 from vitrina.store import leases
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
+from vitrina.store.session_pool import SessionPool
 
 
 class RunContext:
     """The line of one run's source and target to the runner. The run sets `metastore` when it is open."""
 
-    def __init__(self, claim: Claim, control: RunControl, meter: RunMeter, log: structlog.stdlib.BoundLogger) -> None:
+    def __init__(
+        self,
+        claim: Claim,
+        control: RunControl,
+        meter: RunMeter,
+        log: structlog.stdlib.BoundLogger,
+        pool: SessionPool | None = None,
+    ) -> None:
+        # Where the run's sessions come from, and go to.
+        self.pool = pool
         self._claim = claim
         self._control = control
         self._meter = meter
@@ -58,6 +68,9 @@ class RunContext:
     def guard(self, session: Any) -> None:
         self._control.guard(session)
 
+    def let_go(self, session: Any) -> bool:
+        return self._control.let_go(session)
+
     def attach(self, workers: Endable) -> None:
         self._control.attach(workers)
 
@@ -94,8 +107,13 @@ class NoContext:
     def show(self) -> None:
         """Do nothing: there is no run to tell."""
 
+    pool = None
+
     def guard(self, session: Any) -> None:
         """Do nothing: it ends with the look."""
+
+    def let_go(self, session: Any) -> bool:
+        return False
 
     def attach(self, workers: Endable) -> None:
         """Do nothing: they end with the look."""

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import psycopg
 
@@ -116,6 +116,15 @@ class RunControl:
             self._lines.append(Line(connection))
         return connection
 
+    def let_go(self, connection: Connection) -> bool:
+        """The run needs it no longer. False: the lease is over, or the session was cancelled or cut with it."""
+        with self._lines_lock:
+            lines = [line for line in self._lines if line.connection is connection]
+            self._lines = [line for line in self._lines if line.connection is not connection]
+        # Every line is closed, also behind one that says no.
+        undisturbed = [line.close() for line in lines]
+        return all(undisturbed) and not self.lease_is_over
+
     def attach(self, workers: Endable) -> None:
         """End the run's Python steps with the lease from now on, also in the middle of one."""
         with self._lines_lock:
@@ -137,9 +146,7 @@ class RunControl:
     def cancel(self) -> None:
         """Ask the servers to give up the statements at work; a server that does not listen is cut off."""
         for line in self.lines:
-            if line.is_busy:
-                with suppress(psycopg.Error):
-                    line.connection.cancel_safe(timeout=_CANCEL_SECONDS)
+            line.cancel(_CANCEL_SECONDS)
 
     def cut(self) -> None:
         self.end_workers()

@@ -1,12 +1,10 @@
 """Opening a run: judge the definition, connect, take the target over from older epochs, open source and target."""
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
-
-import psycopg
 
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError
@@ -14,16 +12,17 @@ from vitrina.loads import kept_connections, places, steps
 from vitrina.loads.context import NoContext, RunContext
 from vitrina.loads.job import Opened
 from vitrina.loads.judging import definition_of, judge
+from vitrina.loads.run_sessions import RunSessions
 from vitrina.loads.steps import PlannedSteps
 from vitrina.ports import registry
 from vitrina.ports.checkpoint import Checkpoint
-from vitrina.ports.connector import Connector, Context, Inside, Opening, Work
+from vitrina.ports.connector import Connector, Inside, Opening, Work
 from vitrina.ports.queries import Reader
 from vitrina.ports.source import Source
 from vitrina.ports.target import Target
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged
-from vitrina.store import database, named_sessions, pipelines, room, target_schema
+from vitrina.store import database, pipelines, room, target_schema
 from vitrina.store import sessions as older_sessions
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
@@ -33,7 +32,13 @@ from vitrina.targets import parse_target
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Connect = Callable[[str, str | None, Mapping[str, str]], Connection]
+
+class Connect(Protocol):
+    """Opens a session of the run on the named connection."""
+
+    def __call__(
+        self, url: str, name: str | None, session: Mapping[str, str], may_be_kept: Callable[[], bool] = ..., /
+    ) -> Connection: ...
 
 
 def open_job(
@@ -54,7 +59,7 @@ def open_job(
     planned = steps.planned(definition, settings, sessions, claim.run_id, attach=context.attach)
     metastore = _open_metastore(claim, settings, definition, conclusion or sessions, context)
     settings = kept_connections.for_run(settings, metastore, definition)
-    connect = _connector(claim, settings, definition, sessions, context.guard)
+    connect = _connector(claim, settings, definition, sessions, context)
     around = _Around(definition, settings, claim, metastore, sessions, connect, context)
     target, reader = _open_target(around), _open_reader(around)
     ledger = _take_over(around, metastore, target, reader)
@@ -68,7 +73,7 @@ def open_job(
 def _open_metastore(
     claim: Claim, settings: Settings, definition: Definition, sessions: ExitStack, context: RunContext
 ) -> Connection:
-    connect = _connector(claim, settings, definition, sessions, context.guard)
+    connect = _connector(claim, settings, definition, sessions, context)
     context.metastore = connect(settings.require_database_url(), None, {})
     return context.metastore
 
@@ -91,9 +96,10 @@ def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Conn
     claim = _claim_of_nobody(row)
     definition = definition_of(claim)
     judged = judge(definition, settings)
-    connect = _connector(claim, settings, definition, sessions)
+    context = NoContext()
+    connect = _connector(claim, settings, definition, sessions, context)
     settings = kept_connections.for_run(settings, metastore, definition)
-    around = _Around(definition, settings, claim, None, sessions, connect, NoContext())
+    around = _Around(definition, settings, claim, None, sessions, connect, context)
     reader, target = _open_reader(around), _open_target(around)
     home = target.session or metastore
     if places.is_elsewhere(definition):
@@ -112,8 +118,9 @@ def _claim_of_nobody(row: dict[str, Any]) -> Claim:
 
 def open_source_alone(definition: Definition, settings: Settings, claim: Claim, sessions: ExitStack) -> Source:
     """Open a source that is no query, for a look at its rows: there is no target, and nothing is on record."""
-    connect = _connector(claim, settings, definition, sessions)
-    around = _Around(definition, settings, claim, None, sessions, connect, NoContext())
+    context = NoContext()
+    connect = _connector(claim, settings, definition, sessions, context)
+    around = _Around(definition, settings, claim, None, sessions, connect, context)
     return _open_source(around, None, None, Checkpoint())
 
 
@@ -127,7 +134,7 @@ class _Around:
     metastore: Connection | None
     sessions: ExitStack
     connect: Connect
-    context: Context
+    context: RunContext | NoContext
 
 
 @dataclass(frozen=True)
@@ -167,9 +174,10 @@ def _open_reader(around: _Around) -> Reader:
     url = database.reader_url(settings, name)
 
     def connect(more: Mapping[str, str]) -> Connection:
-        return around.connect(url, name, {**database.READ_ONLY, **more})
+        return around.connect(url, name, {**database.READ_ONLY, **more}, lambda: not reader.ends_with_run)
 
-    return registry.queries().open_reader(settings, url, around.claim.session_name, connect)
+    reader = registry.queries().open_reader(settings, url, around.claim.session_name, connect)
+    return reader
 
 
 def _open_source(around: _Around, judged: Judged | None, reader: Reader | None, found: Checkpoint) -> Source:
@@ -209,6 +217,7 @@ def _opening(around: _Around, connector: Connector, name: str, url: str | None, 
         metastore=around.metastore,
         sessions=around.sessions,
         connect=around.connect,
+        lend=RunSessions(around.settings, claim.session_name, around.context, around.context.pool).lend,
         others=lambda: _others_on_target(around),
         **of_query,
     )
@@ -246,25 +255,21 @@ def _others_on_target(around: _Around) -> list[str]:
 
 
 def _connector(
-    claim: Claim,
-    settings: Settings,
-    definition: Definition,
-    sessions: ExitStack,
-    guard: Callable[[Connection], object] | None = None,
-) -> Callable[[str, str | None, Mapping[str, str]], Connection]:
-    """Make what opens sessions for one run, named after its claim: one failure cannot poison another."""
+    claim: Claim, settings: Settings, definition: Definition, sessions: ExitStack, context: RunContext | NoContext
+) -> Connect:
+    """Make what opens the sessions of one run with its limits, until `sessions` is closed."""
+    lender = RunSessions(settings, claim.session_name, context, context.pool)
     limits = {
         "lock_timeout": "30000",
         "idle_in_transaction_session_timeout": str(int(settings.lease_ttl_seconds * 1000)),
     }
 
-    def connect(url: str, name: str | None, session: Mapping[str, str]) -> Connection:
+    def connect(
+        url: str, name: str | None, session: Mapping[str, str], may_be_kept: Callable[[], bool] = lambda: True
+    ) -> Connection:
         timeout = {"statement_timeout": str(int(statement_timeout(definition, settings, name) * 1000))}
-        connection = named_sessions.connect(settings, url, name, claim.session_name, limits | timeout | dict(session))
-        sessions.callback(_close_quietly, connection)
-        if guard:
-            guard(connection)
-        return connection
+        wanted = limits | timeout | dict(session)
+        return sessions.enter_context(lender.lend(url, name, wanted, may_be_kept=may_be_kept))
 
     return connect
 
@@ -273,8 +278,3 @@ def statement_timeout(definition: Definition, settings: Settings, *connections: 
     """Return the longest time of a single statement, in seconds, on any of these connections."""
     own, limit = definition.options.statement_timeout_seconds, max(map(settings.statement_timeout_on, connections))
     return min(own, limit) if own else limit
-
-
-def _close_quietly(connection: Connection) -> None:
-    with suppress(psycopg.Error):  # it is gone either way
-        connection.close()

@@ -9,7 +9,7 @@ from uuid import UUID
 from vitrina.ports.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from contextlib import ExitStack
+    from contextlib import AbstractContextManager, ExitStack
 
     from pydantic import BaseModel
 
@@ -60,6 +60,10 @@ class Context(Protocol):
         """End a session of Postgres with the lease, also in the middle of a statement."""
         ...
 
+    def let_go(self, session: Any) -> bool:
+        """Stop guarding a session; False when it was ended, or the lease is over."""
+        ...
+
     def attach(self, workers: "Endable") -> None:
         """Close whatever else is at work with the lease, from another thread."""
         ...
@@ -89,6 +93,8 @@ class Inside:
     metastore: "Connection | None"
     sessions: "ExitStack"
     connect: "Callable[[str, str | None, Mapping[str, str]], Connection]"
+    # For a part of the run, with these settings alone.
+    lend: "Callable[[str, str | None, Mapping[str, str]], AbstractContextManager[Connection]]"
     # Pipelines that write to the same target.
     others: "Callable[[], Sequence[str]]"
     # Of a query: what the guard said of it, the session that reads it, and where the last run came to.

@@ -24,6 +24,11 @@ class Reader(Protocol):
     @property
     def connection(self) -> "Connection": ...
 
+    @property
+    def ends_with_run(self) -> bool:
+        """Whether something is left in the session that a reset does not take away: it is not kept for other runs."""
+        ...
+
     def look_up(self, settings: "Settings", query: str) -> "pa.Table":
         """Answer a query of a step, which is judged like that of a pipeline, and has its rights."""
         ...

@@ -19,13 +19,15 @@ from vitrina.settings import Settings
 from vitrina.status import Status
 from vitrina.store import database, leases
 from vitrina.store.leases import Claim
+from vitrina.store.session_pool import SessionPool
 
 
 class PipelineExecutor:
     """Runs one claim once. Raises what `dispatcher` sorts into retry, failure, loss."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, pool: SessionPool | None = None) -> None:
         self._settings = settings
+        self._pool = pool
 
     def execute(self, claim: Claim, control: RunControl, meter: RunMeter) -> Status:
         """Open, plan, move the data, conclude; returns the pipeline's status afterwards."""
@@ -35,7 +37,7 @@ class PipelineExecutor:
         control.silence_limit_seconds = silence_limit(self._settings.statement_timeout_seconds)
         started = time.monotonic()
         with ExitStack() as conclusion, ExitStack() as sessions:
-            context = RunContext(claim, control, meter, log)
+            context = RunContext(claim, control, meter, log, self._pool)
             opened = opening.open_job(claim, self._settings, sessions, context=context, conclusion=conclusion)
             definition = opened.definition
             used = (None, definition.source_connection, definition.options.target_connection)

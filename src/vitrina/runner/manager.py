@@ -32,12 +32,15 @@ from vitrina.status import Status
 from vitrina.store import coverage, database, leases, migrate, recovery, requests, room, run_after, runners
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
+from vitrina.store.session_pool import SessionPool
 from vitrina.unsealing import Keyring
 
 # A batch or publish at work when the runner is told to stop may take this long; then it is dropped.
 DRAIN_SECONDS = 8.0
 # Giving back what was dropped; a thread that is still not back then is left behind.
 LEAVE_SECONDS = 8.0
+# Metastore, source, target, and a session beside each of the latter two: what a run may hold at once.
+_KEPT_SESSIONS_PER_RUN = 5
 
 
 class PipelineManager:
@@ -49,7 +52,10 @@ class PipelineManager:
         self.runner_id: UUID = uuid4()
         self._settings = settings
         self._lookout = Lookout(settings, self.runner_id)
-        self._dispatcher = PipelineDispatcher(settings, self._lookout.instruments, self._lookout.onlookers)
+        self._pool = SessionPool(
+            most=_KEPT_SESSIONS_PER_RUN * settings.concurrency, idle_seconds=settings.keep_sessions_seconds
+        )
+        self._dispatcher = PipelineDispatcher(settings, self._lookout.instruments, self._lookout.onlookers, self._pool)
         self._log = structlog.get_logger().bind(runner_id=str(self.runner_id))
         self._transforms: list[dict[str, Any]] = []
         self._connectors: list[dict[str, Any]] = []
@@ -148,6 +154,7 @@ class PipelineManager:
             self._do(part, connection)
         self._do(self._perform_requests, connection)
         self._housekeeper.look(self._shutdown)
+        self._pool.close_unused()
 
     def _do(self, part: Callable[[Connection], object], connection: Connection) -> None:
         """One part of a look around. Whatever stands in a row, the other parts are done and the runner goes on."""
@@ -378,6 +385,7 @@ class PipelineManager:
                 runners.remove(connection, self.runner_id)
         except (CannotConnect, psycopg.Error) as exc:
             self._log.warning("runner.not_signed_off", error=" ".join(str(exc).split()))
+        self._pool.close()
         self._watch.stop()
         self._log.info("runner.stopped", left_behind=len(self._claims))
         self._lookout.stop()

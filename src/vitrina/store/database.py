@@ -77,7 +77,7 @@ def connect(
     autocommit: bool = True,
 ) -> Connection:
     """A fresh session with our settings; `CannotConnect` (without the password) when there is none to be had."""
-    with _translated_connect(url):
+    with translated_connect(url):
         connection = psycopg.connect(
             url,
             autocommit=True,
@@ -93,7 +93,8 @@ def connect(
 
 
 @contextmanager
-def _translated_connect(url: str) -> Iterator[None]:
+def translated_connect(url: str) -> Iterator[None]:
+    """Driver errors inside the block come out as `CannotConnect`, without the password."""
     try:
         yield
     except (psycopg.OperationalError, psycopg.ProgrammingError) as exc:
@@ -155,7 +156,7 @@ class _AnyTimeLoader(TimestamptzLoader):
 
 def find_timezone(url: str, application_name: str, *, connect_timeout_seconds: int = 10) -> str:
     """The zone that the login has where nobody sets one, in a session without our settings."""
-    with _translated_connect(url):
+    with translated_connect(url):
         plain = psycopg.connect(
             url,
             autocommit=True,

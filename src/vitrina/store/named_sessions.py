@@ -10,6 +10,7 @@ from vitrina.sentences import say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import database, pooling
 from vitrina.store.database import Connection
+from vitrina.store.session_pool import SessionPool
 
 # The driver's words, cut down to what tells no address, login or database.
 _REASONS = (
@@ -26,11 +27,17 @@ _REASONS = (
 
 
 def connect(
-    settings: Settings, url: str, name: str | None, application_name: str, session: Mapping[str, str]
+    settings: Settings,
+    url: str,
+    name: str | None,
+    application_name: str,
+    session: Mapping[str, str],
+    *,
+    pool: SessionPool | None = None,
 ) -> Connection:
     """A session on the named connection. Authors see its errors, so they say which it is, not where it is."""
     with _named(name):
-        return database.connect(
+        return (pool.connect if pool else database.connect)(
             url,
             application_name,
             connect_timeout_seconds=settings.connect_timeout_seconds,

@@ -33,6 +33,9 @@ class CalmContext:
     def guard(self, session: Any) -> None:
         """It ends with the test."""
 
+    def let_go(self, session: Any) -> bool:
+        return True
+
     def attach(self, workers: Any) -> None:
         """They end with the test."""
 

@@ -227,9 +227,10 @@ def copy_out(reader: SqlReader, statement: Composable, settings: Mapping[str, st
     text = SQL("COPY ({}) TO STDOUT").format(statement).as_string(connection)
     with reader.reading(settings):
         try:
-            yield _translated(_pieces(connection, text))
+            yield _translated(_noticing_long_lines(reader, _pieces(connection, text)))
         finally:
             if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                reader.ends_with_run = True
                 _abandon(connection)
 
 
@@ -239,6 +240,14 @@ def _translated(pieces: Iterator[list[Line]]) -> Iterator[list[Line]]:
         yield from pieces
     except psycopg.Error as exc:
         raise translate_read(exc) from exc
+
+
+def _noticing_long_lines(reader: SqlReader, pieces: Iterator[list[Line]]) -> Iterator[list[Line]]:
+    """The driver's buffer grows to the longest line and stays so: such a session is not kept."""
+    for piece in pieces:
+        # A long line ends its piece.
+        reader.ends_with_run = reader.ends_with_run or len(piece[-1]) > _LONG_LINE_BYTES
+        yield piece
 
 
 def _pieces(connection: Connection, text: str) -> Iterator[list[Line]]:

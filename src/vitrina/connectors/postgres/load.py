@@ -38,7 +38,7 @@ from vitrina.ports.target import (
 )
 from vitrina.sentences import say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
-from vitrina.store import database, named_sessions
+from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.targets import PostgresTarget
@@ -56,8 +56,8 @@ class MartOpening:
     url: str = field(repr=False)
     # Pipelines that write to the same table.
     others: Callable[[], Sequence[str]]
-    # Told of each session that a load opens, so that it ends with the lease.
-    guard: Callable[[Connection], object]
+    # A session for a part of the run, which ends with the lease.
+    lend: Callable[[str, str | None, Mapping[str, str]], AbstractContextManager[Connection]]
 
 
 class MartTarget(BaseTarget):
@@ -402,18 +402,12 @@ class PostgresShortcut:
             return None
         source = self._source
         patient = database.READ_ONLY | {"idle_in_transaction_session_timeout": "0"}
-        holder = named_sessions.connect(
-            source.settings, source.reader_url, source.definition.source_connection, source.session_name, patient
-        )
-        sessions.callback(holder.close)
-        self._target.opening.guard(holder)
+        name = source.definition.source_connection
+        holder = sessions.enter_context(self._target.opening.lend(source.reader_url, name, patient))
         return SharedSnapshot(holder, source.max_snapshot_seconds(window))
 
     def _second_session(self, sessions: ExitStack) -> Connection:
         """Open a session on the target, for the thread that fills stages."""
         opening = self._target.opening
         name = opening.definition.options.target_connection
-        session = named_sessions.connect(opening.settings, opening.url, name, opening.claim.session_name, {})
-        sessions.callback(session.close)
-        opening.guard(session)
-        return session
+        return sessions.enter_context(opening.lend(opening.url, name, {}))

@@ -42,6 +42,6 @@ def open_target(opening: Opening) -> MartTarget:
             connection=own or inside.connect(url, name, {}),
             url=url,
             others=inside.others,
-            guard=opening.context.guard,
+            lend=inside.lend,
         )
     )

@@ -218,6 +218,8 @@ class SqlReader:
         self._url = url
         self._application_name = application_name
         self._streaming: Any = None
+        # Functions of unknown effect were called, or a large value has swollen its buffers: not for other runs.
+        self.ends_with_run = False
 
     @contextmanager
     def reading(self, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[None]:

@@ -72,6 +72,7 @@ class PipelineManager:
         self._desk = threading.Semaphore(1)
         self._desk_worker = ThreadPoolExecutor(1, thread_name_prefix="request")
         self._housekeeper = housekeeping.Housekeeper(settings)
+        self._next_look = 0.0
         self._watch = Watch(self._runs_at_work)
         # Wakes the loop from our own threads and from signals: a byte, not a session.
         self._bell, self._ringer = socket.socketpair()
@@ -138,21 +139,22 @@ class PipelineManager:
                 self._await_bell()
 
     def _tick(self, connection: Connection) -> None:
-        """One look around: claim what is asked for, recover, schedule, perform requests."""
+        """One look around: what was asked for at once, the rest once in a poll interval, however often it is woken."""
         self._lookout.looked_around()
         # It may have been migrated since: what comes next is the work of a runner of its version.
         migrate.require_current(connection)
         self._lookout.instruments.running.set(len(self._claims))
-        for part in (
-            self._leave_cancelled,
-            self._claim,
-            self._recover,
-            self._fire_schedules,
-            self._request_ready,
-            self._claim,
-        ):
-            self._do(part, connection)
+        self._do(self._leave_cancelled, connection)
+        self._do(self._claim, connection)
+        if clock() >= self._next_look:
+            self._next_look = clock() + self._settings.poll_seconds
+            self._look_for_work(connection)
         self._do(self._perform_requests, connection)
+
+    def _look_for_work(self, connection: Connection) -> None:
+        """What nobody rings for: leases that are over, schedules that are due, rows that were locked, old rows."""
+        for part in (self._recover, self._fire_schedules, self._request_ready, self._claim):
+            self._do(part, connection)
         self._housekeeper.look(self._shutdown)
         self._pool.close_unused()
 
@@ -184,7 +186,9 @@ class PipelineManager:
 
     def _await_bell(self, *others: int) -> None:
         """Not `_shutdown.wait`: a signal that comes while this thread holds the event's lock would never get it."""
-        ready, _, _ = select.select([self._bell.fileno(), *others], [], [], self._settings.poll_seconds)
+        left = self._next_look - clock()
+        seconds = left if left > 0 else self._settings.poll_seconds
+        ready, _, _ = select.select([self._bell.fileno(), *others], [], [], seconds)
         if self._bell.fileno() in ready:
             self._bell.recv(4096)
 

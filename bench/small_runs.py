@@ -26,7 +26,8 @@ from vitrina.store.database import Connection
 ROWS = 300
 SOURCE = f"""
     CREATE SCHEMA content; GRANT USAGE ON SCHEMA content TO vitrina_reader;
-    CREATE TABLE content.small (id integer PRIMARY KEY, name text NOT NULL, updated_at timestamptz NOT NULL DEFAULT now());
+    CREATE TABLE content.small
+        (id integer PRIMARY KEY, name text NOT NULL, updated_at timestamptz NOT NULL DEFAULT now());
     INSERT INTO content.small SELECT n, 'film ' || n FROM generate_series(1, {ROWS}) n;
     GRANT SELECT ON content.small TO vitrina_reader;
 """
@@ -84,7 +85,7 @@ def define(sessions: Sessions) -> None:
         pipelines.insert(sessions.metastore, Definition.model_validate(made), pipeline_id=None, managed_by=None)
 
 
-# --- one run -----------------------------------------------------------------------------------------------------------
+# --- one run ---------------------------------------------------------------------------------------------------------
 
 
 def run(sessions: Sessions, name: str) -> None:
@@ -103,7 +104,8 @@ def run(sessions: Sessions, name: str) -> None:
 def _ended(sessions: Sessions, name: str) -> int:
     row = sessions.metastore.execute(
         """
-        SELECT count(*) FILTER (WHERE r.status = 'SUCCESS') AS done, count(*) FILTER (WHERE r.status = 'FAILED') AS failed
+        SELECT count(*) FILTER (WHERE r.status = 'SUCCESS') AS done,
+               count(*) FILTER (WHERE r.status = 'FAILED') AS failed
         FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id WHERE p.name = %s
         """,
         [name],
@@ -113,7 +115,7 @@ def _ended(sessions: Sessions, name: str) -> int:
     return int(row["done"])
 
 
-# --- measuring ---------------------------------------------------------------------------------------------------------
+# --- measuring -------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -203,7 +205,7 @@ def write(found: Costs, runs: int) -> None:
     write_figures("small_runs", "Small runs", "A run over 300 rows of which ten have changed.", figures)
 
 
-# --- statements ----------------------------------------------------------------------------------------------------------
+# --- statements ------------------------------------------------------------------------------------------------------
 
 
 def show_statements(sessions: Sessions, settings: Settings, directory: Path) -> None:
@@ -218,8 +220,8 @@ def show_statements(sessions: Sessions, settings: Settings, directory: Path) -> 
             run(sessions, kind)
             time.sleep(1)
             for path, size in sizes.items():
-                print(f"=== {kind}")  # noqa: T201
-                print(path.read_text()[size:])  # noqa: T201
+                print(f"=== {kind}")
+                print(path.read_text()[size:])
 
 
 if __name__ == "__main__":

@@ -411,3 +411,4 @@ def _load(settings: Settings, stop: threading.Event, failures: list[str]) -> Non
             run = bench.run("films")
             if run["status"] != "SUCCESS":
                 failures.append(run["error_message"])
+        bench.pool.close()

@@ -110,13 +110,17 @@ SETTLE = """
     SELECT pg_catalog.set_config('lc_monetary', 'C', false) WHERE pg_catalog.scale(1::numeric::money::numeric) = 2
     UNION ALL
     SELECT pg_catalog.set_config('transaction_timeout', '0', false)
-    WHERE pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL -- since PostgreSQL 17
+    WHERE pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL /* since PostgreSQL 17 */
 """
 
 
-def settle(connection: Connection) -> None:
-    """What cannot be said when a session begins: it depends on the database, or on the server's version."""
-    row = one(connection.execute(SETTLE))
+_SETTLE_AS = f"{SETTLE} UNION ALL SELECT pg_catalog.set_config('application_name', %s, false)"
+
+
+def settle(connection: Connection, application_name: str | None = None) -> None:
+    """What cannot be said when a session begins: it depends on the database, the server's version, or who has it."""
+    named = [application_name[:63]] if application_name else None
+    row = one(connection.execute(_SETTLE_AS if named else SETTLE, named))
     if int(row["found"]) != connection.info.backend_pid:
         pooling.settle(connection)
 

@@ -62,7 +62,7 @@ class SessionPool:
             url, IDLE_NAME, connect_timeout_seconds=connect_timeout_seconds, settings=settings
         )
         with database.translated_connect(url):
-            connection.execute(_NAME, [application_name[:63]])
+            database.settle(connection, application_name)
         self._note_taken(login, _Session(connection, time.monotonic()))
         return connection
 
@@ -126,14 +126,10 @@ class SessionPool:
         return sum(map(len, self._idle.values()))
 
 
-_NAME = "SELECT pg_catalog.set_config('application_name', %s, false)"
-
-
 def _rename(connection: Connection, application_name: str) -> bool:
     """Make an idle session a run's; False when it has ended in the meantime."""
     try:
-        database.settle(connection)
-        connection.execute(_NAME, [application_name[:63]])
+        database.settle(connection, application_name)
     except psycopg.Error:
         _close(connection)
         return False

@@ -64,7 +64,7 @@ def test_workers_share_a_port_and_each_tells_what_all_have_counted(
         for _ in range(30):
             with Client(url, secret) as client:
                 client.list_targets()
-        assert {_answered(url, "/api/v1/targets") for _ in range(12)} == {30}
+        assert {_answered(url, "/targets") for _ in range(12)} == {30}
         tokens.revoke(metastore, Caller("setup", Role.ADMIN), "admin")
         for _ in range(12):
             with Client(url, secret) as client, pytest.raises(Unauthenticated):

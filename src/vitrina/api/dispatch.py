@@ -46,7 +46,7 @@ class ShortWay:
             await self._app(scope, receive, send)
             return
         route, scope["path_params"] = found
-        scope["route"] = route
+        scope["route"] = route.described  # as FastAPI does: metrics and traces have its name
         request = Request(scope, receive, send)
         try:
             response = await route.answer(request)
@@ -148,11 +148,13 @@ class PlainRoute:
 
     def __init__(self, context: RouteContext, threads: ThreadPoolExecutor) -> None:
         dependant = context.dependant
+        assert isinstance(context.original_route, GuardedRoute)
+        self.described = context.original_route
         self.path: str = context.path_format or ""
         self.methods: Iterable[str] = context.methods or ()
         self.names = [word[1:-1] for word in self.path.split("/") if word.startswith("{")]
         self._endpoint: Callable[..., Any] = dependant.call
-        self._finish: Callable[[Request, Response], Response] = context.original_route.finish
+        self._finish: Callable[[Request, Response], Response] = self.described.finish
         self._threads = threads
         self._status: int = context.status_code or 200
         self._path_fields = dependant.path_params

@@ -1,6 +1,7 @@
 """How the application is served: the options of uvicorn and of its socket, and how many may come, in one place."""
 
 import asyncio
+import re
 import resource
 import socket
 from typing import Any
@@ -20,6 +21,11 @@ _STOP_SECONDS = 3
 HEADER_SECONDS = 10.0
 # Of an address with its headers, and of whatever else comes between two parts of a body: the parser itself keeps all.
 MAX_HEAD_BYTES = 64 * 1024
+# The parser refuses methods that are not registered, so it reads another in their place. It is left alone with those
+# that it knows well, and with the first word of HTTP/2.
+_METHOD = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+(?= )")
+_READ_AS_THEY_ARE = frozenset(b"CONNECT DELETE GET HEAD OPTIONS PATCH POST PRI PUT TRACE".split())
+_READ_INSTEAD = b"PROPFIND"
 
 
 def make_server(
@@ -78,6 +84,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._bytes_without_part = 0
         self._hosts = 0
+        self._is_between_messages = True
+        self._odd_method: str | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -101,7 +109,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _piece_received(self, data: bytes) -> None:
         before = self.cycle
         self._bytes_without_part += len(data)
-        super().data_received(data)
+        super().data_received(self._readable(data))
         if self._bytes_without_part > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("Invalid HTTP request received.")
         if self.cycle is not before:
@@ -109,10 +117,20 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._is_idle and not self._is_waiting:
             self._await_headers()
 
+    def _readable(self, data: bytes) -> bytes:
+        """Whether a method can be used is for the application to say, with what can be used instead."""
+        found = _METHOD.match(data) if self._is_between_messages else None
+        self._is_between_messages = False
+        if found is None or found[0] in _READ_AS_THEY_ARE:
+            return data
+        self._odd_method = found[0].decode("ascii")
+        return _READ_INSTEAD + data[found.end() :]
+
     # What the parser tells. An exception here becomes a 400, and the end of the connection.
 
     def on_message_begin(self) -> None:
         self._head_bytes = self._hosts = 0
+        self._is_between_messages = False
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -131,6 +149,8 @@ class BoundedProtocol(HttpToolsProtocol):
             raise ValueError("a request names its host once")
         self._bytes_without_part = 0
         super().on_headers_complete()
+        if self._odd_method is not None:  # nobody has looked at the request yet
+            self.scope["method"], self._odd_method = self._odd_method, None
 
     def on_body(self, body: bytes) -> None:
         self._bytes_without_part = 0
@@ -138,6 +158,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._bytes_without_part = 0
+        self._is_between_messages = True
         super().on_message_complete()
 
     def on_response_complete(self) -> None:

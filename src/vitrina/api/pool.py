@@ -55,7 +55,8 @@ def _check(connection: Connection) -> None:
     Nothing else comes unasked, so a quiet session that was in use a moment ago is taken as it is. Asking each one would
     take as long as what it is wanted for.
     """
-    assert isinstance(connection, PooledConnection)
+    if not isinstance(connection, PooledConnection):
+        raise TypeError(f"{connection} is not of this pool")
     now = time.monotonic()
     if now - connection.alive_at > _TRUSTED_SECONDS or _has_news(connection):
         ConnectionPool.check_connection(connection)

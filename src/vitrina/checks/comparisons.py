@@ -4,6 +4,7 @@ from vitrina import targets
 from vitrina.checks.comparison import Comparison
 from vitrina.loads.job import Opened
 from vitrina.ports import registry
+from vitrina.ports.target import Comparable
 
 
 def inspect(opened: Opened) -> Comparison:
@@ -18,6 +19,10 @@ def inspect(opened: Opened) -> Comparison:
         from vitrina.checks.index_comparison import IndexComparison
 
         return IndexComparison(opened)
+    if isinstance(opened.target, Comparable):
+        from vitrina.checks.side_comparison import SideComparison
+
+        return SideComparison(opened, opened.target)
     from vitrina.checks.scan_comparison import ScanComparison
 
     return ScanComparison(opened)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from vitrina.ports.batch import Counts, Filling, Key, Part, PartId, Written
 from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.compare import Side
 from vitrina.ports.schema import Column, Known
 from vitrina.ports.source import Form, Source, Window
 
@@ -340,4 +341,25 @@ class Scans(Protocol):
 
     def as_written(self, rows: "pa.Table") -> "pa.Table":
         """Give rows of the source as they would be read back after being written."""
+        ...
+
+
+# Reads the rows of the source once, as a run would bring them, each table with whether its rows may not have come yet.
+ComparedRows = Callable[[], "Iterator[tuple[pa.Table, bool]]"]
+
+
+@runtime_checkable
+class Comparable(Protocol):
+    """A target that compares faster than by being read back: it is given the source's rows, and asked as a side."""
+
+    def sides(self, rows: ComparedRows, compared: Sequence[str]) -> AbstractContextManager[tuple[Side, Side]]:
+        """Open source and target as sides. The target is looked at first: a newer row of the source cannot be in it."""
+        ...
+
+    def keys_of(self, rows: "pa.Table") -> Sequence[Key]:
+        """Give the keys of rows of the source, as the sides write them."""
+        ...
+
+    def refuse_deleting(self, rows: int) -> None:
+        """Refuse to delete more than a load might."""
         ...

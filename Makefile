@@ -62,12 +62,18 @@ test: check ## Check the code and run every test (TESTS=tests/unit for a part)
 	@$(if $(filter tests tests/chaos% tests/search%,$(TESTS)),./scripts/install-system-packages java)
 	@$(if $(filter tests tests/integration%,$(TESTS)),./scripts/install-system-packages pgbouncer)
 	@$(PYTEST) $(TESTS)
-	@$(if $(filter tests,$(TESTS)),$(MAKE) test-frames docs test-console)
+	@$(if $(filter tests,$(TESTS)),$(MAKE) test-frames test-lake docs test-console)
 
 .PHONY: test-frames
 test-frames: setup ## Steps written with pandas and polars, which are installed beside .venv for it
 	@.venv/bin/uv pip install --quiet --require-hashes --target .frames --requirements requirements/frames.txt
 	@PYTHONPATH=.frames VITRINA_TEST_FRAMES=1 $(RUN_PYTEST) tests/frames
+
+.PHONY: test-lake
+test-lake: setup ## Targets of Parquet files, with DuckDB and a real S3 server, which are installed beside .venv for it
+	@.venv/bin/uv pip install --quiet --require-hashes --target .lake --requirements requirements/lake.txt
+	@./scripts/install-s3-server
+	@PYTHONPATH=.lake VITRINA_TEST_LAKE=1 $(PYTEST) $(or $(filter tests/lake%,$(TESTS)),tests/lake)
 
 .PHONY: test-airflow
 test-airflow: setup ## The provider in a real Airflow, installed beside .venv (VERSION=2.11: on that line)
@@ -149,6 +155,7 @@ lock: setup ## Renew requirements/*.txt after a change in pyproject.toml (UPGRAD
 	@$(COMPILE) --extra all -o requirements/runtime.txt pyproject.toml
 	@$(COMPILE) --group build -o requirements/build.txt
 	@$(COMPILE) --group frames -o requirements/frames.txt
+	@$(COMPILE) --group lake -o requirements/lake.txt
 	@$(COMPILE) --group docs -o requirements/docs.txt
 	@$(COMPILE) --group airflow -o requirements/airflow.txt
 

@@ -30,8 +30,8 @@ ASSIGNMENT = re.compile(r"\w+=")
 # What the examples have beside the demo; the targets are those of `make dev SEARCH=1`.
 SETTINGS = Settings(
     allowed_source_schemas="content,ugc,sales",
-    allowed_targets="analytics.*,es:*",
-    connections={"shop": SecretStr("postgresql://shop/shop")},
+    allowed_targets="analytics.*,es:*,files:*",
+    connections={"shop": SecretStr("postgresql://shop/shop"), "lake": SecretStr("file:///lake")},
 )
 REFUSED = ("evil", "nope")
 

@@ -69,6 +69,14 @@ test-frames: setup ## Steps written with pandas and polars, which are installed 
 	@.venv/bin/uv pip install --quiet --require-hashes --target .frames --requirements requirements/frames.txt
 	@PYTHONPATH=.frames VITRINA_TEST_FRAMES=1 $(RUN_PYTEST) tests/frames
 
+.PHONY: clickhouse-packages
+clickhouse-packages: setup
+	@.venv/bin/uv pip install --quiet --require-hashes --target .clickhouse --requirements requirements/clickhouse.txt
+
+.PHONY: test-clickhouse
+test-clickhouse: clickhouse-packages ## ClickHouse as a target, on its engine, which is installed beside .venv for it
+	@PYTHONPATH=.clickhouse VITRINA_TEST_CLICKHOUSE=1 $(PYTEST) tests/clickhouse
+
 .PHONY: test-airflow
 test-airflow: setup ## The provider in a real Airflow, installed beside .venv (VERSION=2.11: on that line)
 	@./scripts/setup-airflow
@@ -149,6 +157,7 @@ lock: setup ## Renew requirements/*.txt after a change in pyproject.toml (UPGRAD
 	@$(COMPILE) --extra all -o requirements/runtime.txt pyproject.toml
 	@$(COMPILE) --group build -o requirements/build.txt
 	@$(COMPILE) --group frames -o requirements/frames.txt
+	@$(COMPILE) --group clickhouse -o requirements/clickhouse.txt
 	@$(COMPILE) --group docs -o requirements/docs.txt
 	@$(COMPILE) --group airflow -o requirements/airflow.txt
 

@@ -42,6 +42,8 @@ LONG_FIRST = (
 
 # `make test-frames` and `make test-airflow` run these, with pandas and polars, or a whole Airflow, at hand.
 collect_ignore = [] if os.environ.get("VITRINA_TEST_FRAMES") else ["frames"]
+# `make test-clickhouse` runs these, with an engine at hand.
+collect_ignore += [] if os.environ.get("VITRINA_TEST_CLICKHOUSE") else ["clickhouse"]
 collect_ignore += [] if os.environ.get("VITRINA_TEST_AIRFLOW") else ["airflow/test_tasks.py", "airflow/test_kills.py"]
 
 # Plain lines: the default console renderer spends seconds on drawing a traceback that a test expects.

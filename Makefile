@@ -77,6 +77,10 @@ clickhouse-packages: setup
 test-clickhouse: clickhouse-packages ## ClickHouse as a target, on its engine, which is installed beside .venv for it
 	@PYTHONPATH=.clickhouse VITRINA_TEST_CLICKHOUSE=1 $(PYTEST) tests/clickhouse
 
+.PHONY: chaos-clickhouse
+chaos-clickhouse: clickhouse-packages ## Kill and stop runners that fill ClickHouse tables: two hundred faults, nothing lost or doubled
+	@PYTHONPATH=.clickhouse VITRINA_TEST_CLICKHOUSE=1 VITRINA_CHAOS=long .venv/bin/python -m pytest -s tests/clickhouse/test_kills.py
+
 .PHONY: test-airflow
 test-airflow: setup ## The provider in a real Airflow, installed beside .venv (VERSION=2.11: on that line)
 	@./scripts/setup-airflow
@@ -157,7 +161,7 @@ lock: setup ## Renew requirements/*.txt after a change in pyproject.toml (UPGRAD
 	@$(COMPILE) --extra all -o requirements/runtime.txt pyproject.toml
 	@$(COMPILE) --group build -o requirements/build.txt
 	@$(COMPILE) --group frames -o requirements/frames.txt
-	@$(COMPILE) --group clickhouse -o requirements/clickhouse.txt
+	@$(COMPILE) --group clickhouse --constraints requirements/dev.txt -o requirements/clickhouse.txt
 	@$(COMPILE) --group docs -o requirements/docs.txt
 	@$(COMPILE) --group airflow -o requirements/airflow.txt
 

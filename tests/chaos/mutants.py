@@ -62,6 +62,8 @@ def apply(name: str, replace: Callable[[Any, str, Any], None] = setattr) -> None
         "names_only": _names_only,
         "mart_unlooked": _mart_unlooked,
         "columns_forgotten": _columns_forgotten,
+        "clickhouse_unseized": _clickhouse_unseized,
+        "clickhouse_uncounted": _clickhouse_uncounted,
     }[name](replace)
 
 
@@ -195,6 +197,24 @@ def _alias_kept(replace: Callable[[Any, str, Any], None]) -> None:
     from vitrina.connectors.search.generations import Generations
 
     replace(Generations, "_write_aliases", lambda self: [])
+
+
+def _clickhouse_unseized(replace: Callable[[Any, str, Any], None]) -> None:
+    """A claim leaves the views and tables of older ones as they are: a late switch finds its view."""
+    from vitrina.connectors.clickhouse.tables import Tables
+
+    replace(Tables, "seize", lambda self: None)
+    replace(Tables, "discard_unshown", lambda self: [])
+    replace(Tables, "generation", lambda self, load: next((one for one in self.objects("g") if one.load == load), None))
+
+
+def _clickhouse_uncounted(replace: Callable[[Any, str, Any], None]) -> None:
+    """What was inserted and not counted is shown with the rest, and nobody counts."""
+    from vitrina.connectors.clickhouse.load import GenerationLoad
+    from vitrina.connectors.clickhouse.tables import Tables
+
+    replace(Tables, "discard_uncounted", lambda self, name, accepted: 0)
+    replace(GenerationLoad, "_check", lambda self, found: None)
 
 
 def _cleaning_unasked(replace: Callable[[Any, str, Any], None]) -> None:

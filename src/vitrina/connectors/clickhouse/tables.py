@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vitrina import failpoints
 from vitrina.connectors.clickhouse.client import Exists, Missing, Session, literal, quoted
 from vitrina.connectors.clickhouse.names import Kind, Named, Owner, new_load, parse
 from vitrina.connectors.clickhouse.options import ClickHouseOptions
@@ -209,6 +210,21 @@ class Tables:
         except Missing as exc:
             raise self._too_late(exc) from exc
 
+    def snapshot(self, name: str, into: Named) -> None:
+        """Give another table the rows that one has now; parts are linked, not copied."""
+        self._session.command(f"ALTER TABLE {self.path(into)} ATTACH PARTITION ALL FROM {self.path(name)}")
+
+    def drop_left_comparisons(self) -> None:
+        """Of comparisons whose runner died: none takes a day."""
+        found = self._session.rows(
+            "SELECT name FROM system.tables WHERE database = {db:String} AND startsWith(name, {prefix:String})"
+            " AND metadata_modification_time < now() - INTERVAL 1 DAY",
+            {"db": self.database, "prefix": f"{self.table}__r"},
+        )
+        for (name,) in found:
+            if parse(self.table, name):
+                self.drop(name)
+
     def merge_pieces(self, name: Named) -> None:
         self._session.command(f"OPTIMIZE TABLE {self.path(name)} FINAL")
 
@@ -240,6 +256,7 @@ class Tables:
                 f" COMMENT {literal(json.dumps(notes))}"
             )
             still_held()
+            failpoints.hit("clickhouse.viewed")
             if before is None:
                 self._session.command(f"RENAME TABLE {self.path(view)} TO {self.path(self.table)}")
             else:
@@ -311,7 +328,8 @@ def _create(path: str, layout: Layout) -> str:
     columns = [f"{quoted(one.name)} {one.full_kind}" for one in layout.fields]
     columns += [f"{VERSION} UInt64", f"{DELETED} UInt8"]
     versions = f"({VERSION}, {DELETED})" if options.is_versioned else ""
-    clauses = [f"CREATE TABLE {path} ({', '.join(columns)})", f"ENGINE = {options.engine}{versions}"]
+    # Its name is ours alone: if it is there, an answer was lost.
+    clauses = [f"CREATE TABLE IF NOT EXISTS {path} ({', '.join(columns)})", f"ENGINE = {options.engine}{versions}"]
     if options.partition:
         function, column = options.partition
         clauses.append(f"PARTITION BY {function}({quoted(column)})" if function else f"PARTITION BY {quoted(column)}")

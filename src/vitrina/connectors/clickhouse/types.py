@@ -93,7 +93,7 @@ def fields_of(columns: Sequence[Column], key: Sequence[str], as_string: Sequence
 
 def _refuse_odd_keys(keys: Sequence[Field]) -> None:
     for one in keys:
-        if one.is_array or one.kind.startswith("Float"):
+        if one.is_array or one.kind.startswith("Float") or one.sent_as == pa.binary():
             raise TargetMismatch(
                 f"target_key column {one.name!r} is {one.kind}, whose values are not told apart exactly"
             )

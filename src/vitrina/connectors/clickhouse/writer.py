@@ -35,12 +35,14 @@ class Converted:
     rows: pa.Table
     upserts: int = 0
     deletes: int = 0
+    # Whether its rows are seen with their part; those of a load count when it is published.
+    merges: bool = False
     letters: tuple[DeadLetter, ...] = ()
     delivered: frozenset[str] = frozenset()
 
     @property
     def written(self) -> Written:
-        counts = Counts(inserted=self.upserts, deleted=self.deletes)
+        counts = Counts(inserted=self.upserts, deleted=self.deletes) if self.merges else Counts()
         return Written(self.upserts + self.deletes, self.letters, self.delivered, counts)
 
 
@@ -74,7 +76,7 @@ class Converter:
             parts.append(self._versioned(self._tombstones(removals.select(list(self.layout.key))), part, deleted=1))
         deletes = removals.num_rows if self.merges else 0
         made = pa.concat_tables(parts)
-        return Converted(made, upserts.num_rows, deletes, letters, self._delivered(made))
+        return Converted(made, upserts.num_rows, deletes, self.merges, letters, self._delivered(made))
 
     def tombstones(self, keys: Sequence[Sequence[str]], part: PartId) -> pa.Table:
         """Rows that say that these keys are deleted; the server reads the texts in the types of the key."""

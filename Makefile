@@ -5,6 +5,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Settings, e.g. `make dev PORT=8080`, `make setup PYTHON=/usr/bin/python3.12`
 KIND ?=
+CLICKHOUSE ?=
 JOBS ?= 2
 PG_BINDIR ?=
 PORT ?=
@@ -39,9 +40,9 @@ bundle:
 	@./scripts/build-console
 
 .PHONY: demo
-demo: setup ## Make the demo cinema, run its pipelines, show the marts (SEARCH=1: search indexes too)
+demo: setup $(if $(CLICKHOUSE),clickhouse-packages) ## Make the demo cinema, run its pipelines, show the marts (SEARCH=1, CLICKHOUSE=1: there too)
 	@$(if $(SEARCH),./scripts/install-system-packages java)
-	@exec .venv/bin/vitrina demo $(if $(SEARCH),--search)
+	@$(if $(CLICKHOUSE),PYTHONPATH="$(CURDIR)/.clickhouse") exec .venv/bin/vitrina demo $(if $(SEARCH),--search) $(if $(CLICKHOUSE),--clickhouse)
 
 .PHONY: dev
 dev: setup ## Serve the API and run pipelines until Ctrl-C (PORT=8000; SEARCH=1 adds a search server)

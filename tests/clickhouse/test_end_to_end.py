@@ -238,7 +238,7 @@ def test_reconcile_finds_and_repairs_what_differs(platform: Platform) -> None:
     report = platform.reconcile("films")
     assert (report["equal"], report["missing"], report["differing"], report["extra"]) == (False, 3, 5, 2)
     told = {detail["key"]["id"]: detail for detail in report["keys"]}
-    assert told[keys[4]]["columns"]["title"] == ["Film 4", "by hand"]
+    assert told[keys[4]]["columns"] == {"title": {"source": "Film 4", "target": "by hand"}}
 
     repaired = platform.reconcile("films", repair=True)["repair"]
     assert (repaired["done"], repaired["deleted"], repaired["remaining"]) == (True, 2, 0)

@@ -30,8 +30,11 @@ ASSIGNMENT = re.compile(r"\w+=")
 # What the examples have beside the demo; the targets are those of `make dev SEARCH=1`.
 SETTINGS = Settings(
     allowed_source_schemas="content,ugc,sales",
-    allowed_targets="analytics.*,es:*",
-    connections={"shop": SecretStr("postgresql://shop/shop")},
+    allowed_targets="analytics.*,clickhouse:*,es:*",
+    connections={
+        "olap": SecretStr("clickhouse://olap/default"),
+        "shop": SecretStr("postgresql://shop/shop"),
+    },
 )
 REFUSED = ("evil", "nope")
 

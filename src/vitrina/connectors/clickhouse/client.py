@@ -101,7 +101,10 @@ def _connect(server: urls.Server, comment: str, timeout_seconds: float | None) -
         ) from exc
     from clickhouse_connect.driver.exceptions import Error
 
+    settings = dict(SETTINGS) | {"log_comment": comment}
     try:
+        if server.directory:
+            return clickhouse_connect.get_client(interface="chdb", path=server.directory, settings=settings)
         return clickhouse_connect.get_client(
             host=server.host,
             port=server.port,
@@ -114,7 +117,7 @@ def _connect(server: urls.Server, comment: str, timeout_seconds: float | None) -
             send_receive_timeout=int(timeout_seconds or server.timeout_seconds),
             autogenerate_session_id=False,
             client_name="vitrina",
-            settings=dict(SETTINGS) | {"log_comment": comment},
+            settings=settings,
         )
     except Error as exc:
         if exc.code is None:

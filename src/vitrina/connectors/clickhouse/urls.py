@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 # clickhouses: over TLS.
-SCHEMES = ("clickhouse", "clickhouses")
+SCHEMES = ("clickhouse", "clickhouses", "clickhouse+chdb")
+# The engine in the runner's own process, with its tables in a directory: for the demo.
+IN_PROCESS = "clickhouse+chdb"
 PARAMETERS = frozenset({"secure", "ca_file", "compress", "timeout"})
 # Files of the runner's machine: only who runs that machine may name them.
 OF_THE_MACHINE = frozenset({"ca_file"})
@@ -26,11 +28,14 @@ class Server:
     ca_file: str | None = None
     compress: bool = False
     timeout_seconds: int = 300
+    directory: str | None = None
 
 
 def parse(url: str) -> Server:
     """Take a URL apart that `problem` has nothing against."""
     parts = urlsplit(url)
+    if parts.scheme.lower() == IN_PROCESS:
+        return Server("in process", 0, "default", "", "default", secure=False, directory=unquote(parts.path))
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     secure = parts.scheme.lower() == "clickhouses" or _FLAGS[given.get("secure", "0").lower()]
     return Server(
@@ -53,6 +58,8 @@ def problem(url: str) -> str | None:
         _ = parts.port  # judged when it is asked for
     except ValueError:
         return f"it has an address that is wrong: write {EXAMPLE}"
+    if parts.scheme.lower() == IN_PROCESS:
+        return None if parts.path.startswith("/") and not parts.netloc else f"write {IN_PROCESS}:///DIRECTORY"
     if parts.scheme.lower() not in SCHEMES or not parts.hostname or not url.isprintable():
         return f"it is not the URL of a ClickHouse server: write {EXAMPLE}"
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
@@ -72,6 +79,8 @@ def problem(url: str) -> str | None:
 def kept_problem(url: str) -> str | None:
     """The same for a URL that a user sends: it names no file of the runner's machine."""
     found = problem(url)
+    if not found and urlsplit(url).scheme.lower() == IN_PROCESS:
+        return "a directory of the runner's machine can only be set in its environment"
     given = {} if found else dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
     refused = sorted(given.keys() & OF_THE_MACHINE)
     if refused:

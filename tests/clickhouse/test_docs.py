@@ -13,7 +13,7 @@ from tests.docs.platform import Checkout
 
 GUIDE = ROOT / "docs" / "how-to" / "clickhouse.md"
 START = [
-    Block(GUIDE, 0, "bash", None, "make demo\n", None),
+    Block(GUIDE, 0, "bash", None, "vitrina demo --no-search\n", None),
     Block(GUIDE, 0, "bash", None, "make dev\n", "keeps running"),
     Block(GUIDE, 0, "bash", None, "source .venv/bin/activate\n", None),
 ]
@@ -27,7 +27,7 @@ def test_the_commands_of_the_guide_work(place: Place, monkeypatch: pytest.Monkey
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)  # root's PostgreSQL runs as somebody else
         checkout = Checkout(Path(directory))
-        checkout.add_environment(VITRINA_CONN_OLAP=place.url, VITRINA_ALLOWED_TARGETS="analytics.*,clickhouse:*")
+        checkout.add_environment(VITRINA_CONN_OLAP=place.url, VITRINA_ALLOWED_TARGETS="analytics.*,clickhouse:*,es:*")
         try:
             for block in START:
                 checkout.run(block)

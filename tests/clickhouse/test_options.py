@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from tests.clickhouse.places import Place
-from vitrina.errors import ShrinkRefused, TargetMismatch
+from vitrina.errors import ShrinkRefused, TargetMismatch, TransientError
+from vitrina.ports.batch import PartId
 from vitrina.ports.schema import Column
 from vitrina.ports.target import Wanted
-from vitrina.testing.contracts import FIRST, SECOND, Attempt, Ledger
+from vitrina.testing.contracts import FIRST, SECOND, Attempt, Ledger, table
 
 COLUMNS = (Column("id", "bigint"), Column("title", "text"), Column("day", "date"))
 
@@ -120,3 +121,15 @@ def test_several_pipelines_share_a_target(place: Place) -> None:
     other.seize()
     one.commit(part)
     assert place.titles() == FIRST | {4: "Diva"}
+
+
+def test_what_comes_after_a_load_was_ended_is_answered(place: Place) -> None:
+    """Closed by another thread, as when the lease is over: nobody waits for an insert that never begins."""
+    made = Attempt(Ledger(), place.target(1), 1, ("id",))
+    made.begin("replace")
+    with made.load.writer() as writer:
+        first = writer.write(table(FIRST), PartId(1, 1))
+        writer.close()
+        assert first().rows == len(FIRST)
+        with pytest.raises(TransientError, match="was ended"):
+            writer.write(table(SECOND), PartId(1, 2))

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from vitrina.connectors.clickhouse import types
 from vitrina.connectors.clickhouse.tables import DELETED, VERSION, Layout, version_of
-from vitrina.errors import BadKey, FatalError, TargetMismatch
+from vitrina.errors import BadKey, FatalError, TargetMismatch, TransientError
 from vitrina.ports.batch import Counts, DeadLetter, PartId, Written
 from vitrina.ports.target import Receipt
 
@@ -191,10 +191,13 @@ class GroupingWriter:
         self._queue: SimpleQueue[_Sent | None] = SimpleQueue()
         self._pieces: dict[PartId, int] = {}
         self._error: BaseException | None = None
+        self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="clickhouse-insert", daemon=True)
         self._thread.start()
 
     def write(self, rows: pa.Table, part: PartId) -> Receipt:
+        if self._is_closed:
+            raise TransientError("the load was ended while rows were on their way")
         converted = self._converter.convert(rows, part)
         if converted.rows.num_rows == 0:
             return lambda: converted.written
@@ -202,6 +205,9 @@ class GroupingWriter:
         sent = _Sent(converted.rows, part, f"{part.epoch}-{part.number}-{piece}")
         written = converted.written
         self._queue.put(sent)
+        if self._is_closed:
+            self.drain()
+            self._refuse_rest()
 
         def arrived() -> Written:
             sent.done.result()
@@ -214,6 +220,7 @@ class GroupingWriter:
 
     def close(self) -> None:
         """Called from any thread; what was sent off comes to its end."""
+        self._is_closed = True
         self._queue.put(None)
 
     def drain(self) -> None:
@@ -226,6 +233,16 @@ class GroupingWriter:
             self._send(group)
             if is_last:
                 return
+
+    def _refuse_rest(self) -> None:
+        """What came after the end is waited for by somebody: it is answered."""
+        while True:
+            try:
+                left = self._queue.get_nowait()
+            except Empty:
+                return
+            if left is not None:
+                left.done.set_exception(TransientError("the load was ended while rows were on their way"))
 
     def _gathered(self, first: _Sent) -> tuple[list[_Sent], bool]:
         group, size = [first], first.rows.nbytes

@@ -131,7 +131,9 @@ def test_the_second_of_two_packages_is_left_out() -> None:
 
 
 def test_a_connector_that_is_not_installed_is_named(with_lake: Installed) -> None:
-    with pytest.raises(ConfigError, match=r"no connector 'delta' is installed here \(installed: lake, postgres"):
+    with pytest.raises(
+        ConfigError, match=r"no connector 'delta' is installed here \(installed: clickhouse, lake, postgres"
+    ):
         registry.get("delta")
 
 
@@ -143,7 +145,9 @@ def test_targets_of_a_connector_are_on_the_allow_list(with_lake: Installed) -> N
         assert not is_allowed_target(forbidden, allowed), forbidden
     # `*` alone never crosses into another system.
     assert not is_allowed_target("lake:films", TargetPolicy.of(["*"]))
-    with pytest.raises(ForbiddenTarget, match="no connector with the prefix 'delta' is installed here, only es, lake"):
+    with pytest.raises(
+        ForbiddenTarget, match="no connector with the prefix 'delta' is installed here, only clickhouse, es, lake"
+    ):
         parse_target("delta:films", allowed)
 
 

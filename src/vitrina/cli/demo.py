@@ -289,22 +289,26 @@ def _clickhouse() -> str:
 
     if not (find_spec("chdb") and find_spec("clickhouse_connect")):
         raise ConfigError("--clickhouse needs the engine and its client: pip install 'vitrina[clickhouse]' chdb")
-    return f"clickhouse+chdb://{(local.HOME / CLICKHOUSE_DIRECTORY).resolve()}"
+    return f"clickhouse+chdb://{_clickhouse_directory()}"
+
+
+def _clickhouse_directory() -> Path:
+    return (local.HOME / CLICKHOUSE_DIRECTORY).resolve()
 
 
 def _clickhouse_rows() -> dict[str, list[dict[str, Any]]]:
     """Read when the runner has ended: the engine's directory belongs to one process at a time."""
-    from vitrina.connectors.clickhouse.client import Session
+    import clickhouse_connect
 
-    session = Session(_clickhouse())
+    client = clickhouse_connect.get_client(interface="chdb", path=str(_clickhouse_directory()))
     try:
         names = ("title", "rating", "type", "creation_date", "genres")
         columns = ", ".join(names)
         statement = f"SELECT {columns} FROM film_dim ORDER BY title, film_id LIMIT {ROWS_SHOWN}"  # noqa: S608 - ours alone
-        rows = session.rows(statement)
+        rows = client.query(statement).result_rows
         return {"clickhouse:film_dim": [dict(zip(names, row, strict=True)) for row in rows]}
     finally:
-        session.close()
+        client.close()
 
 
 def _run_beside(

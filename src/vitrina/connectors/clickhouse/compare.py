@@ -3,7 +3,7 @@
 Rows of the source are written as a load would write them, so that the server computes both hashes in the same types.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,7 +18,9 @@ from vitrina.connectors.clickhouse.writer import Converter
 from vitrina.errors import FatalError
 from vitrina.ports.batch import Key, PartId
 from vitrina.ports.compare import Extent, RowImage, Side
-from vitrina.ports.target import ComparedRows
+
+# Reads the rows of the source once, as a run would bring them, each table with whether its rows are young.
+ComparedRows = Callable[[], Iterator[tuple[pa.Table, bool]]]
 
 if TYPE_CHECKING:
     from vitrina.connectors.clickhouse.target import ClickHouseTarget

@@ -1,10 +1,7 @@
 """A ClickHouse table as the target of a run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Literal, TypeVar
-
-import pyarrow as pa
 
 from vitrina.connectors.clickhouse import types
 from vitrina.connectors.clickhouse.client import Missing, Session, Unreachable, patiently
@@ -12,12 +9,11 @@ from vitrina.connectors.clickhouse.names import Owner
 from vitrina.connectors.clickhouse.options import ClickHouseOptions
 from vitrina.connectors.clickhouse.tables import Layout, Shown, Tables, comment_prefix
 from vitrina.connectors.clickhouse.urls import parse
-from vitrina.connectors.clickhouse.writer import Converter, GroupingWriter
+from vitrina.connectors.clickhouse.writer import GroupingWriter
 from vitrina.errors import CannotConnect, ConfigError, ShrinkRefused, TargetMismatch
-from vitrina.ports.batch import Key
-from vitrina.ports.compare import Side
+from vitrina.ports.compare import Comparison, Looked
 from vitrina.ports.connector import Opening
-from vitrina.ports.target import BaseTarget, ComparedRows, Load, Loading, Prepared, Wanted
+from vitrina.ports.target import BaseTarget, Load, Loading, Prepared, Wanted
 
 T = TypeVar("T")
 
@@ -172,20 +168,10 @@ class ClickHouseTarget(BaseTarget):
 
     # --- comparing -------------------------------------------------------------------------------------------------
 
-    def sides(self, rows: ComparedRows, compared: Sequence[str]) -> AbstractContextManager[tuple[Side, Side]]:
-        from vitrina.connectors.clickhouse.compare import sides
+    def compare(self, looked: Looked) -> Comparison:
+        from vitrina.connectors.clickhouse.comparison import TableComparison
 
-        return sides(self, rows, compared)
-
-    def keys_of(self, rows: pa.Table) -> Sequence[Key]:
-        """Give the keys of rows of the source, as the sides write them."""
-        fields = [one for one in self.layout.fields if one.is_key]
-        sent = {one.name: types.sent(rows.column(one.name), one) for one in fields}
-        return Converter(self.layout, None, merges=True).keys(pa.table(sent))
-
-    def refuse_deleting(self, rows: int) -> None:
-        before = self.rows_shown()
-        self.refuse_shrinking(before - rows, before)
+        return TableComparison(self, looked)
 
     # --- loading ---------------------------------------------------------------------------------------------------
 

@@ -177,6 +177,13 @@ class TableSide:
         ]
         return iter(sorted(rows, key=lambda row: row.position))
 
+    def count_of(self, keys: Sequence[Key]) -> int:
+        """Count how many of the keys have a row."""
+        statement = f"SELECT count() FROM {self.table} WHERE {self._lives} AND"
+        return sum(
+            int(rows) for where in self._wheres(keys) for [rows] in self.target.server.rows(f"{statement} {where}")
+        )
+
     def random_keys(self, count: int) -> list[Key]:
         found = self.target.server.arrow(
             f"SELECT {self._key} FROM {self.table} WHERE {self._lives} ORDER BY rand() LIMIT {int(count)}"

@@ -35,11 +35,15 @@ class TableComparison:
 
     @property
     def compared(self) -> list[str]:
-        return [column.name for column in self._looked.output if column.name not in self._stamps]
+        return [name for name in self._columns if name not in self._stamps]
 
     @property
     def not_compared(self) -> list[str]:
-        return [column.name for column in self._looked.output if column.name in self._stamps]
+        return [name for name in self._columns if name in self._stamps]
+
+    @property
+    def _columns(self) -> list[str]:
+        return [one.name for one in self._target.layout.fields]
 
     @property
     def _stamps(self) -> frozenset[str]:

@@ -272,12 +272,18 @@ class MergeLoad(BaseLoad):
         target = self._target
         part = PartId(self._tables.owner.epoch, number)
         converter = Converter(target.layout, None, merges=True)
+        counts = Counts(deleted=self._count_of(keys))
         self._insert(converter.tombstones(keys, part), part, f"{version_of(*part)}-remove")
         self._merge(number, pieces=1)
-        counts = Counts(deleted=len(keys))
         fence.after(Done(counts))
         _clean(target, lambda: self._tables.drop(self._stage(number)))
         return counts
+
+    def _count_of(self, keys: Sequence[Key]) -> int:
+        from vitrina.connectors.clickhouse.compare import TableSide
+
+        shown = f"{self._tables.path(self._current_shown.generation)} FINAL"
+        return TableSide(self._target, shown, (), is_source=False).count_of(keys)
 
     def discard(self) -> None:
         """Remove what was deleted long ago."""

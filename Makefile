@@ -63,7 +63,7 @@ test: check ## Check the code and run every test (TESTS=tests/unit for a part)
 	@$(if $(filter tests tests/chaos% tests/search%,$(TESTS)),./scripts/install-system-packages java)
 	@$(if $(filter tests tests/integration%,$(TESTS)),./scripts/install-system-packages pgbouncer)
 	@$(PYTEST) $(TESTS)
-	@$(if $(filter tests,$(TESTS)),$(MAKE) test-frames docs test-console)
+	@$(if $(filter tests,$(TESTS)),$(MAKE) test-frames test-lake docs test-console)
 
 .PHONY: test-frames
 test-frames: setup ## Steps written with pandas and polars, which are installed beside .venv for it
@@ -81,6 +81,11 @@ test-clickhouse: clickhouse-packages ## ClickHouse as a target, on its engine, w
 .PHONY: chaos-clickhouse
 chaos-clickhouse: clickhouse-packages ## Kill and stop runners that fill ClickHouse tables: two hundred faults, nothing lost or doubled
 	@PYTHONPATH=.clickhouse VITRINA_TEST_CLICKHOUSE=1 VITRINA_CHAOS=long .venv/bin/python -m pytest -s tests/clickhouse/test_kills.py
+.PHONY: test-lake
+test-lake: setup ## Targets of Parquet files, with DuckDB and a real S3 server, which are installed beside .venv for it
+	@.venv/bin/uv pip install --quiet --require-hashes --target .lake --requirements requirements/lake.txt
+	@./scripts/install-s3-server
+	@PYTHONPATH=.lake VITRINA_TEST_LAKE=1 $(PYTEST) $(or $(filter tests/lake%,$(TESTS)),tests/lake)
 
 .PHONY: test-airflow
 test-airflow: setup ## The provider in a real Airflow, installed beside .venv (VERSION=2.11: on that line)
@@ -163,6 +168,7 @@ lock: setup ## Renew requirements/*.txt after a change in pyproject.toml (UPGRAD
 	@$(COMPILE) --group build -o requirements/build.txt
 	@$(COMPILE) --group frames -o requirements/frames.txt
 	@$(COMPILE) --group clickhouse --constraints requirements/dev.txt -o requirements/clickhouse.txt
+	@$(COMPILE) --group lake -o requirements/lake.txt
 	@$(COMPILE) --group docs -o requirements/docs.txt
 	@$(COMPILE) --group airflow -o requirements/airflow.txt
 

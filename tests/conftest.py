@@ -40,10 +40,12 @@ LONG_FIRST = (
     "tests/integration/",
 )
 
-# `make test-frames` and `make test-airflow` run these, with pandas and polars, or a whole Airflow, at hand.
+# `make test-frames`, `make test-lake` and `make test-airflow` run these, with pandas and polars, an S3 server and
+# DuckDB, or a whole Airflow, at hand.
 collect_ignore = [] if os.environ.get("VITRINA_TEST_FRAMES") else ["frames"]
 # `make test-clickhouse` runs these, with an engine at hand.
 collect_ignore += [] if os.environ.get("VITRINA_TEST_CLICKHOUSE") else ["clickhouse"]
+collect_ignore += [] if os.environ.get("VITRINA_TEST_LAKE") else ["lake"]
 collect_ignore += [] if os.environ.get("VITRINA_TEST_AIRFLOW") else ["airflow/test_tasks.py", "airflow/test_kills.py"]
 
 # Plain lines: the default console renderer spends seconds on drawing a traceback that a test expects.

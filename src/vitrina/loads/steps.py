@@ -188,11 +188,17 @@ def fit(
 
 def _sample(source: Source, described: Description, around: Surroundings) -> "pa.Table":
     if not around.steps:
-        return described.schema.empty_table() if described.schema is not None else _nothing()
+        return _no_rows(described.schema)
     if isinstance(source, Samples):
         return source.sample(SAMPLE_ROWS, SAMPLE_BYTES, around.settings.max_value_mb << 20)
     with closing(source.read(Window(batch_rows=lambda: SAMPLE_ROWS), "natural")) as batches:
         return next((batch.take() for batch in batches), _nothing())
+
+
+def _no_rows(schema: "pa.Schema | None") -> "pa.Table":
+    from vitrina.transforms import natural
+
+    return natural.no_rows(schema) if schema is not None else _nothing()
 
 
 def _nothing() -> "pa.Table":

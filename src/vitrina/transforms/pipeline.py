@@ -121,7 +121,7 @@ class OwnSteps:
     def _naturalise(self, table: pa.Table) -> pa.Table:
         """What was read in its natural types; a result without a single row comes without columns."""
         if not table.num_rows:
-            return self._schema.empty_table()
+            return natural.no_rows(self._schema)
         return table if self._comes_natural else natural.naturalise(table, self._schema)
 
 

@@ -127,4 +127,4 @@ def load_reference(reader: SqlReader, settings: Settings, query: str) -> pa.Tabl
         advice="join it in the source query instead",
     )
     schema = natural.schema_of(columns)
-    return natural.naturalise(table, schema) if table.num_columns else schema.empty_table()
+    return natural.naturalise(table, schema) if table.num_columns else natural.no_rows(schema)

@@ -21,9 +21,8 @@ def latest(files: list[str] | list[Path], key: str = "id", columns: str = "*") -
         return []
     with duckdb.connect() as session:
         query = f"SELECT {columns} FROM ({LATEST.format(key=key, files=[str(file) for file in files])})"
-        found = session.execute(query)
-        names = [column[0] for column in found.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+        rows: list[dict[str, Any]] = session.sql(query).to_arrow_table().to_pylist()
+        return rows
 
 
 def titles(files: list[str]) -> dict[int, str]:

@@ -83,7 +83,8 @@ class FilesWriter:
         self._is_closed = False
 
     def write(self, rows: pa.Table, part: PartId) -> Receipt:
-        table, counts = self._shaped(rows, part.number)
+        # Where no row is left after the steps, there are no columns either.
+        table, counts = self._shaped(rows, part.number) if rows.num_rows else (rows, Counts())
         clump = self._clump = self._clump or Clump(part.number, part.number)
         clump.last = part.number
         if table.num_rows:

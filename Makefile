@@ -85,7 +85,7 @@ chaos-clickhouse: clickhouse-packages ## Kill and stop runners that fill ClickHo
 test-lake: setup ## Targets of Parquet files, with DuckDB and a real S3 server, which are installed beside .venv for it
 	@.venv/bin/uv pip install --quiet --require-hashes --target .lake --requirements requirements/lake.txt
 	@./scripts/install-s3-server
-	@PYTHONPATH=.lake VITRINA_TEST_LAKE=1 $(PYTEST) $(or $(filter tests/lake%,$(TESTS)),tests/lake)
+	@PYTHONPATH="$(CURDIR)/.lake" VITRINA_TEST_LAKE=1 $(PYTEST) $(or $(filter tests/lake%,$(TESTS)),tests/lake)
 
 .PHONY: test-airflow
 test-airflow: setup ## The provider in a real Airflow, installed beside .venv (VERSION=2.11: on that line)

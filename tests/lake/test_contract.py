@@ -10,11 +10,13 @@ import pytest
 
 from tests.lake import readers
 from tests.lake.conftest import Lake
-from vitrina.connectors.files import connector, load, manifest
+from vitrina.connectors.files import connector, groups, load, manifest
 from vitrina.connectors.files.manifest import Ledger, Manifest
 from vitrina.errors import VitrinaError
+from vitrina.ports.batch import Part, PartId
 from vitrina.ports.target import Target
 from vitrina.testing import TargetContract
+from vitrina.testing.contracts import FIRST, table
 from vitrina.testing.openings import opening_of
 
 RELAXED = {"allow_empty": True, "allow_shrink": True}
@@ -44,6 +46,26 @@ class TestFiles(TargetContract):
     def visible(self) -> dict[int, str]:
         return readers.titles(self.lake.files("films"))
 
+    def test_of_a_file_that_counts_in_part_the_rest_is_left_out(self) -> None:
+        """The runner was lost between the commits of two batches that are in one file."""
+        ledger = self.ledger()
+        first = self.attempt(ledger, 1)
+        first.begin("replace")
+        parts = [{1: "Alien"}, {2: "Brazil", 8: "counted"}, {9: "not counted"}]
+        with first.load.writer() as writer:
+            sent = [writer.write(table(rows), PartId(1, number)) for number, rows in enumerate(parts, 1)]
+            assert [receipt().rows for receipt in sent] == [1, 2, 1]
+        first.commit(Part(1, 1, ("1",)))
+        first.commit(Part(2, 2, ("8",)))
+
+        second = self.attempt(ledger, 2)
+        assert second.resume()
+        second.add(3, {3: "Casablanca"})
+        second.publish()
+        assert self.visible() == FIRST | {8: "counted"}
+        assert self.lake.manifest("films")["rows"] == 4
+        assert self.lake.stored("films") == self.lake.named("films")
+
 
 class TestPartitions(TestFiles):
     """The same with a folder for each title."""
@@ -56,6 +78,10 @@ class TestPartitions(TestFiles):
 
 def takes_whatever_is_there(self: Any, found: Any, checkpoint: Any) -> Any:
     return self._listed()
+
+
+def keeps_all_of_it(self: Any, group: Any, counted: Any, sequences: Any) -> Any:
+    return group
 
 
 def shows_again(self: Any, manifest: Manifest, kept: Any, found: Any) -> Manifest:
@@ -94,6 +120,12 @@ MUTANTS: dict[str, tuple[Any, str, Any, str]] = {
         "_settled",
         takes_whatever_is_there,
         "test_an_interrupted_load_goes_on_with_what_counts",
+    ),
+    "counted in part": (
+        groups.Keeper,
+        "_trimmed",
+        keeps_all_of_it,
+        "test_of_a_file_that_counts_in_part_the_rest_is_left_out",
     ),
     "twice": (load.ReplaceLoad, "_shown", shows_again, "test_a_load_that_was_published_twice_is_published_once"),
     "early": (

@@ -34,7 +34,26 @@ def test_each_arrives_in_its_turn(ahead: int, size: int, most: int) -> None:
             filled = Part(number, 1, ("x",))
             yield UnderWay(filled, (), frozenset(), size, Stopwatch(), "index", partial(arrive, number))
 
-    arrived = list(arriving(departures(), ahead))
+    arrived = list(arriving(departures(), lambda: ahead))
 
     assert [(filled.number, filled.staged_rows) for filled in arrived] == [(number, number) for number in range(10)]
     assert max(numbers) == most
+
+
+def test_a_writer_may_let_fewer_go_ahead_than_before() -> None:
+    """As one does that collects batches into files, when the source is slow."""
+    arrived: list[int] = []
+    seen: list[list[int]] = []
+
+    def arrive(number: int) -> Written:
+        arrived.append(number)
+        return Written(number)
+
+    def departures() -> Iterator[UnderWay]:
+        for number in range(6):
+            seen.append(list(arrived))
+            filled = Part(number, 1, ("x",))
+            yield UnderWay(filled, (), frozenset(), 1, Stopwatch(), "index", partial(arrive, number))
+
+    list(arriving(departures(), lambda: 0 if len(seen) == 3 else 100))
+    assert seen == [[], [], [], [0, 1, 2], [0, 1, 2], [0, 1, 2]]

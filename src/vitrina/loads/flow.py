@@ -1,7 +1,7 @@
 """Rows that travel through the runner: read in batches, passed through the steps, written, in this order."""
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -39,7 +39,7 @@ class Flow:
         """Give the parts. Without an order to continue from, all rows are one part, in however many pieces."""
         pieces: list[Part] = []
         with closing(self._under_way(first_number, after)) as under_way:
-            for part in arriving(under_way, self._writer.ahead):
+            for part in arriving(under_way, lambda: self._writer.ahead):
                 if part.last is None:
                     pieces.append(part)
                 else:
@@ -128,13 +128,13 @@ class UnderWay:
         )
 
 
-def arriving(under_way: Iterator[UnderWay], ahead: int) -> Iterator[Part]:
+def arriving(under_way: Iterator[UnderWay], ahead: Callable[[], int]) -> Iterator[Part]:
     """Give batches in their order, each once that many more, or as many as memory holds, were sent off after it."""
     waiting: deque[UnderWay] = deque()
     for batch in under_way:
         waiting.append(batch)
         del batch  # not kept while the next is read
-        while len(waiting) > ahead or sum(one.size for one in waiting) > MAX_BATCH_BYTES:
+        while len(waiting) > ahead() or sum(one.size for one in waiting) > MAX_BATCH_BYTES:
             yield waiting.popleft().arrived()
     yield from (batch.arrived() for batch in waiting)
 

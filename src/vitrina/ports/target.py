@@ -111,8 +111,10 @@ class Writer(Protocol):
 
     # What the time spent here is called in metrics and traces, such as `stage` or `index`.
     timed_as: str
-    # How many batches may be sent off after one that has not arrived yet.
-    ahead: int
+
+    # How many batches may be sent off after one that has not arrived yet. Asked after each batch: it may change.
+    @property
+    def ahead(self) -> int: ...
 
     def write(self, rows: "pa.Table", part: PartId) -> Receipt:
         """Send a batch off. Called in the order of the parts; a part may come in several pieces."""

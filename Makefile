@@ -63,7 +63,7 @@ test: check ## Check the code and run every test (TESTS=tests/unit for a part)
 	@$(if $(filter tests tests/chaos% tests/search%,$(TESTS)),./scripts/install-system-packages java)
 	@$(if $(filter tests tests/integration%,$(TESTS)),./scripts/install-system-packages pgbouncer)
 	@$(PYTEST) $(TESTS)
-	@$(if $(filter tests,$(TESTS)),$(MAKE) test-frames test-lake docs test-console)
+	@$(if $(filter tests,$(TESTS)),$(MAKE) test-frames docs test-console)
 
 .PHONY: test-frames
 test-frames: setup ## Steps written with pandas and polars, which are installed beside .venv for it

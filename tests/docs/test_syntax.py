@@ -30,8 +30,9 @@ ASSIGNMENT = re.compile(r"\w+=")
 # What the examples have beside the demo; the targets are those of `make dev SEARCH=1`.
 SETTINGS = Settings(
     allowed_source_schemas="content,ugc,sales",
-    allowed_targets="analytics.*,clickhouse:*,es:*",
+    allowed_targets="analytics.*,clickhouse:*,es:*,files:*",
     connections={
+        "lake": SecretStr("file:///lake"),
         "olap": SecretStr("clickhouse://olap/default"),
         "shop": SecretStr("postgresql://shop/shop"),
     },

@@ -10,7 +10,7 @@ import pytest
 
 from tests.lake import readers
 from tests.lake.conftest import Lake
-from vitrina.connectors.files import connector, groups, load, manifest
+from vitrina.connectors.files import connector, groups, load, manifest, writer
 from vitrina.connectors.files.manifest import Ledger, Manifest
 from vitrina.errors import VitrinaError
 from vitrina.ports.batch import Part, PartId
@@ -46,14 +46,26 @@ class TestFiles(TargetContract):
     def visible(self) -> dict[int, str]:
         return readers.titles(self.lake.files("films"))
 
+    def test_a_file_of_a_slow_source_is_ended_after_a_while(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        attempt = self.attempt(self.ledger(), 1)
+        attempt.begin("replace")
+        with attempt.load.writer() as files:
+            assert files.ahead > 100
+            receipt = files.write(table(FIRST), PartId(1, 1))
+            assert files.ahead > 100
+            monkeypatch.setattr(writer, "SLOW_SECONDS", -1.0)
+            assert files.ahead == 0
+            receipt()
+            assert files.ahead > 100
+
     def test_of_a_file_that_counts_in_part_the_rest_is_left_out(self) -> None:
         """The runner was lost between the commits of two batches that are in one file."""
         ledger = self.ledger()
         first = self.attempt(ledger, 1)
         first.begin("replace")
         parts = [{1: "Alien"}, {2: "Brazil", 8: "counted"}, {9: "not counted"}]
-        with first.load.writer() as writer:
-            sent = [writer.write(table(rows), PartId(1, number)) for number, rows in enumerate(parts, 1)]
+        with first.load.writer() as files:
+            sent = [files.write(table(rows), PartId(1, number)) for number, rows in enumerate(parts, 1)]
             assert [receipt().rows for receipt in sent] == [1, 2, 1]
         first.commit(Part(1, 1, ("1",)))
         first.commit(Part(2, 2, ("8",)))

@@ -191,10 +191,8 @@ class S3Proxy(HttpFaultProxy):
                     connection.putheader(name, value)
             connection.endheaders(request.body or None)
             reply = connection.getresponse()
-            told = {
-                name: value for name in ("content-type", "etag", "last-modified") if (value := reply.getheader(name))
-            }
-            return Answer(reply.status, reply.read(), told)
+            headers = {name: reply.getheader(name) for name in ("content-type", "etag", "last-modified")}
+            return Answer(reply.status, reply.read(), {name: value for name, value in headers.items() if value})
 
 
 @pytest.fixture

@@ -1,11 +1,10 @@
 """Parquet files as targets, in a folder or an S3 bucket: the connector's description, which loads no driver."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import TYPE_CHECKING
 
 from vitrina.connectors.files import urls
+from vitrina.connectors.files.options import FilesOptions
 from vitrina.ports.connector import Connector, Finding, Opening
 
 if TYPE_CHECKING:
@@ -14,24 +13,6 @@ if TYPE_CHECKING:
 
 # Folders below the connection's own. Objects of a target are in its folder `data`, so no target has that name.
 TARGET_NAME = r"(?!(?:.*/)?data(?:/|$))[a-z0-9][a-z0-9_\-]{0,62}(?:/[a-z0-9][a-z0-9_\-]{0,62}){0,4}"
-
-
-class FilesOptions(BaseModel):
-    """Options of one pipeline, in `options.files`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    compression: Literal["zstd", "snappy", "none"] = Field("zstd", description="How columns are compressed.")
-    file_mb: int = Field(
-        32, ge=1, le=64, description="Rows of a file, in MB of memory; compressed files are several times smaller."
-    )
-    row_group_mb: int = Field(16, ge=1, le=64, description="Rows of a row group, in MB of memory.")
-    partition_by: list[str] = Field(
-        default_factory=list, max_length=5, description="Columns whose values become folders, such as `country=PT`."
-    )
-    other_types: Literal["refuse", "string"] = Field(
-        "refuse", description="What happens to columns of types that Parquet cannot hold exactly."
-    )
 
 
 def _open_target(opening: Opening) -> "Target":

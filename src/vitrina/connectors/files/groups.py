@@ -76,15 +76,13 @@ class Keeper:
         return replace(group, last=counted[-1], files=tuple(files), extent=None)
 
     def _trim(self, file: DataFile, last: int, sequences: set[int]) -> DataFile | None:
-        about = names.parse(file.path)
-        assert about is not None
         rows = parquet.decode(self.objects.get(f"{self.folder}/{file.path}"))
         numbers = pc.shift_right(rows.column(VERSION), ROW_BITS)
         rows = rows.filter(pc.is_in(numbers, pa.array(sorted(sequences), pa.int64())))
         if not rows.num_rows:
             return None
         made = parquet.encode(rows, self.key, self.packing)
-        name = replace(about, last=last, rows=rows.num_rows)
+        name = replace(names.get(file.path), last=last, rows=rows.num_rows)
         path = f"{file.path.rpartition('/')[0]}/{name}"
         self.objects.put(f"{self.folder}/{path}", made)
         return DataFile(path, rows.num_rows, made.nbytes)

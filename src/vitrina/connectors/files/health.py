@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 
 from vitrina.connectors.files import urls
-from vitrina.connectors.files.objects import open_place
+from vitrina.connectors.files.places import open_place
 from vitrina.connectors.files.urls import Folder
 from vitrina.errors import VitrinaError
 from vitrina.ports.connector import Finding

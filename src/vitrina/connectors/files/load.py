@@ -3,18 +3,20 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitrina import failpoints
 from vitrina.connectors.files import groups
 from vitrina.connectors.files.manifest import Generation, Manifest
 from vitrina.connectors.files.names import DATA
-from vitrina.connectors.files.target import FilesTarget
 from vitrina.connectors.files.writer import FilesWriter, Group
 from vitrina.errors import StageLost
 from vitrina.ports.batch import Counts, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.target import BaseLoad, Done, Fence, Loading
+
+if TYPE_CHECKING:
+    from vitrina.connectors.files.target import FilesTarget
 
 # The key of this connector in a checkpoint's identity.
 IDENTITY = "files"
@@ -49,7 +51,7 @@ class Begun:
 class FilesLoad(BaseLoad):
     """What loads of both kinds have: groups of files that have arrived."""
 
-    def __init__(self, target: FilesTarget, loading: Loading) -> None:
+    def __init__(self, target: "FilesTarget", loading: Loading) -> None:
         self._target = target
         self._loading = loading
         self._groups: list[Group] = []
@@ -58,14 +60,18 @@ class FilesLoad(BaseLoad):
 
     @contextmanager
     def writer(self) -> Iterator[FilesWriter]:
-        if self._begun is None:
-            raise RuntimeError("a load is begun before it is written")
-        writing = self._target.writing(self._loading, self._generation, self._begun.sequence)
+        writing = self._target.writing(self._loading, self._generation, self._started.sequence)
         writer = FilesWriter(writing, self._groups.append)
         try:
             yield writer
         finally:
             writer.finish()
+
+    @property
+    def _started(self) -> Begun:
+        if self._begun is None:
+            raise RuntimeError("a load is begun before it is used")
+        return self._begun
 
     def _first_try(self, found: Checkpoint, manifest: Manifest) -> Begun:
         first = found.batch_no + 1
@@ -75,7 +81,7 @@ class FilesLoad(BaseLoad):
 class ReplaceLoad(FilesLoad):
     """A generation that is written aside, then shown in one step; or, on a shared target, added to what is shown."""
 
-    def __init__(self, target: FilesTarget, loading: Loading) -> None:
+    def __init__(self, target: "FilesTarget", loading: Loading) -> None:
         super().__init__(target, loading)
         # Not of the form in which housekeeping notes generations of search indexes: see etl_left_generations.
         self.name: str = loading.name or f"p_{target.pipeline}_{target.epoch}_{target.attempt}"
@@ -124,19 +130,16 @@ class ReplaceLoad(FilesLoad):
         return True
 
     def _identity(self, found: Checkpoint) -> dict[str, Any]:
-        assert self._begun is not None
-        return {IDENTITY: {**(found.identity.get(IDENTITY) or {}), "load": self._begun.as_json()}}
+        return {IDENTITY: {**(found.identity.get(IDENTITY) or {}), "load": self._started.as_json()}}
 
     def _listed(self) -> list[Group]:
         return groups.listed(self._target.objects, self._target.folder, f"{DATA}/{self.name}/")
 
     def _settled(self, found: Sequence[Group], checkpoint: Checkpoint) -> list[Group]:
         """Keep what the checkpoint counted, and remove the rest."""
-        if self._begun is None:
-            raise RuntimeError("a load is begun before it is shown")
         target = self._target
         keeper = groups.Keeper(target.objects, target.folder, target.layout.key, target.packing)
-        return keeper.settle(found, checkpoint.accepted, self._begun.attempt_of, self._begun.sequence)
+        return keeper.settle(found, checkpoint.accepted, self._started.attempt_of, self._started.sequence)
 
     def publish(self, fence: Fence) -> Counts:
         target, found = self._target, fence.found
@@ -171,8 +174,8 @@ class ReplaceLoad(FilesLoad):
             shown = replace(target.generation(self.name), files=files)
             previous = ((before,) if before else ()) + manifest.previous
             previous = previous[: target.definition.options.keep_generations]
-        assert self._begun is not None
-        sequence = max(manifest.last_sequence, self._begun.sequence(max(found.batch_no, self._begun.first)))
+        begun = self._started
+        sequence = max(manifest.last_sequence, begun.sequence(max(found.batch_no, begun.first)))
         made = replace(manifest, shown=shown, previous=previous, last_sequence=sequence)
         return made.writing(target.pipeline, load=self.name)
 
@@ -183,7 +186,7 @@ class ReplaceLoad(FilesLoad):
 class MergeLoad(FilesLoad):
     """Rows that are added to what is shown, as entries of a log: the highest `_version` of a key counts."""
 
-    def __init__(self, target: FilesTarget, loading: Loading) -> None:
+    def __init__(self, target: "FilesTarget", loading: Loading) -> None:
         super().__init__(target, loading)
         # A full load of this pipeline that was paused: its files are nobody's to remove.
         self._paused: str | None = None
@@ -199,21 +202,27 @@ class MergeLoad(FilesLoad):
         return f"files:{self._target.folder} was deleted or replaced since the last pass"
 
     def begin(self, fence: Fence) -> None:
-        target = self._target
-        name = f"p_{target.pipeline}_{target.epoch}_{target.attempt}"
-
-        def opened(manifest: Manifest) -> Manifest:
-            before = manifest.shown
-            return replace(manifest, shown=target.joined(before) if before else target.generation(name, "log"))
-
-        manifest = target.ledger.change(opened)
-        assert manifest.shown is not None
-        self._generation, self._paused = manifest.shown.name, fence.found.stage
+        manifest = self._log()
+        self._paused = fence.found.stage
         self._begun = self._first_try(fence.found, manifest)
         identity = {**(fence.found.identity.get(IDENTITY) or {}), "generation": self._generation}
         fence.after(Done(identity={IDENTITY: identity}))
         failpoints.hit("pass.begun")
-        target.clean(manifest, but=[self._paused])
+        self._target.clean(manifest, but=[self._paused])
+
+    def _log(self) -> Manifest:
+        """Find the log to add to, or make it, with the columns that this pipeline brings."""
+        target = self._target
+        made = target.generation(f"p_{target.pipeline}_{target.epoch}_{target.attempt}", "log")
+
+        def opened(found: Manifest) -> Manifest:
+            return replace(found, shown=target.joined(found.shown) if found.shown else made)
+
+        manifest = target.ledger.read()
+        if opened(manifest) != manifest:
+            manifest = target.ledger.change(opened)
+        self._generation = manifest.shown.name if manifest.shown else made.name
+        return manifest
 
     def commit(self, part: Part, fence: Fence) -> None:
         """Show the files with the part's rows. Rows of the parts after it may stand in them and be shown, too."""
@@ -227,8 +236,7 @@ class MergeLoad(FilesLoad):
     def _with(self, manifest: Manifest, holding: Sequence[Group]) -> Manifest:
         if manifest.shown is None or manifest.shown.name != self._generation:
             raise StageLost(f"files:{self._target.folder} was replaced by hand while it was written")
-        assert self._begun is not None
-        sequence = max(manifest.last_sequence, *(self._begun.sequence(group.last) for group in holding))
+        sequence = max(manifest.last_sequence, *(self._started.sequence(group.last) for group in holding))
         return replace(manifest, shown=with_files(manifest.shown, holding), last_sequence=sequence)
 
     def discard(self) -> None:

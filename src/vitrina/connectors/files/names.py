@@ -45,6 +45,14 @@ def parse(path: str) -> FileName | None:
     return FileName(found["owner"], attempt=found["attempt"], **numbers)
 
 
+def get(path: str) -> FileName:
+    """Read the name of a file of ours."""
+    found = parse(path)
+    if found is None:
+        raise ValueError(f"{path} is no name of a file of ours")
+    return found
+
+
 def generation_of(path: str) -> str:
     """Return the generation that a path below the target's folder belongs to."""
     return path.split("/")[1]

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
-from vitrina.connectors.files.urls import Folder, Place
-
 # Identifies the content of an object: what it must still be to be replaced.
 Version = str
 
@@ -52,14 +50,3 @@ class Objects(Protocol):
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; those that are gone already are no error."""
         ...
-
-
-def open_place(place: Place) -> Objects:
-    """Open a folder or a bucket; nothing is read or written yet."""
-    if isinstance(place, Folder):
-        from vitrina.connectors.files.folder import FolderObjects
-
-        return FolderObjects(place.path)
-    from vitrina.connectors.files.bucket import BucketObjects
-
-    return BucketObjects(place)

@@ -1,7 +1,7 @@
 """Opening a target of files, in the folder or bucket of its connection."""
 
 from vitrina.connectors.files import urls
-from vitrina.connectors.files.objects import open_place
+from vitrina.connectors.files.places import open_place
 from vitrina.connectors.files.target import FilesTarget
 from vitrina.errors import ConfigError
 from vitrina.ports.connector import Opening

@@ -7,10 +7,11 @@ from secrets import token_hex
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vitrina.connectors.files import FilesOptions, cleaning
+from vitrina.connectors.files import cleaning
 from vitrina.connectors.files.columns import Layout
 from vitrina.connectors.files.manifest import Generation, Ledger, Manifest
 from vitrina.connectors.files.objects import Objects
+from vitrina.connectors.files.options import FilesOptions
 from vitrina.connectors.files.parquet import Packing
 from vitrina.connectors.files.scan import Reader, only_keys
 from vitrina.connectors.files.writer import Writing

@@ -1,5 +1,6 @@
 """The data side of a load: batches are collected into files, which are encoded and sent by a thread of their own."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from vitrina.ports.target import Receipt
 
 # What is sent again when the place does not answer: names are used once, so that doing it twice does no harm.
 _SENDS = 3
+_MANY = 10_000
+# A batch counts only when its file has arrived: of a slow source, files are ended after this time.
+SLOW_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Clump:
     last: int
     tables: list[pa.Table] = field(default_factory=list)
     size: int = 0
+    since: float = field(default_factory=time.monotonic)
     files: "Future[Group] | None" = None
 
 
@@ -70,8 +75,6 @@ class FilesWriter:
     """Takes the batches of one window. A batch has arrived when the files with its rows are in the place."""
 
     timed_as = "stage"
-    # The bytes that are on their way end a file long before this many batches do.
-    ahead = 10_000
 
     def __init__(self, writing: Writing, arrived: Callable[[Group], None]) -> None:
         self._writing = writing
@@ -81,6 +84,12 @@ class FilesWriter:
         self._part, self._row = 0, 0
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="vitrina-files")
         self._is_closed = False
+
+    @property
+    def ahead(self) -> int:
+        """The bytes that are on their way end a file long before this many batches do; a slow source, time does."""
+        waits = self._clump is not None and time.monotonic() - self._clump.since > SLOW_SECONDS
+        return 0 if waits else _MANY
 
     def write(self, rows: pa.Table, part: PartId) -> Receipt:
         # Where no row is left after the steps, there are no columns either.
@@ -95,10 +104,7 @@ class FilesWriter:
         written = Written(table.num_rows, counts=counts)
 
         def arrived() -> Written:
-            if clump.files is None:
-                self._send(clump)
-            assert clump.files is not None
-            clump.files.result()
+            (clump.files or self._send(clump)).result()
             return written
 
         return arrived
@@ -135,10 +141,11 @@ class FilesWriter:
         self._row += count
         return pa.array(range(first, first + count), pa.int64())
 
-    def _send(self, clump: Clump) -> None:
+    def _send(self, clump: Clump) -> "Future[Group]":
         self._clump = None
         tables, clump.tables = clump.tables, []
         clump.files = self._sender.submit(self._sent, clump.first, clump.last, tables)
+        return clump.files
 
     def _sent(self, first: int, last: int, tables: list[pa.Table]) -> Group:
         writing = self._writing

@@ -117,9 +117,11 @@ def test_files_that_are_gone_are_noticed_and_written_again(bench: Workbench, lak
 
 
 def test_readers_see_one_load_or_the_next(bench: Workbench, lake: Lake) -> None:
-    """Fifty loads, each with another title in every row, under a reader that polls as fast as it can."""
-    full(bench, options={"keep_generations": 2})
+    """Fifty loads of five files, each with another title in every row, under a reader that polls as fast as it can."""
+    query = "SELECT id, title, repeat('x', 160000) AS ballast FROM content.film"
+    full(bench, query, options={"keep_generations": 2, "files": {"file_mb": 1}})
     succeed(bench)
+    assert len(lake.files("films")) == 5
     ended, seen = threading.Event(), set[str]()
     mixed: list[set[str]] = []
 

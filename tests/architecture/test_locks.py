@@ -63,7 +63,8 @@ def test_the_image_runs_what_was_tested() -> None:
 
 
 @pytest.mark.parametrize(
-    "lock", ["airflow.txt", "build.txt", "clickhouse.txt", "dev.txt", "docs.txt", "frames.txt", "lake.txt", "runtime.txt"]
+    "lock",
+    ["airflow.txt", "build.txt", "clickhouse.txt", "dev.txt", "docs.txt", "frames.txt", "lake.txt", "runtime.txt"],
 )
 def test_every_pin_has_a_hash(lock: str) -> None:
     text = (ROOT / "requirements" / lock).read_text(encoding="utf-8")

@@ -146,7 +146,8 @@ def test_targets_of_a_connector_are_on_the_allow_list(with_lake: Installed) -> N
     # `*` alone never crosses into another system.
     assert not is_allowed_target("lake:films", TargetPolicy.of(["*"]))
     with pytest.raises(
-        ForbiddenTarget, match="no connector with the prefix 'delta' is installed here, only clickhouse, es, files, lake"
+        ForbiddenTarget,
+        match="no connector with the prefix 'delta' is installed here, only clickhouse, es, files, lake",
     ):
         parse_target("delta:films", allowed)
 

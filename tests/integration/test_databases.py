@@ -112,7 +112,9 @@ def test_the_plan_says_that_a_target_moved(bench: Workbench) -> None:
 def planned(bench: Workbench) -> dict[str, Any]:
     row = pipelines.find(bench.metastore, "films")
     assert row is not None
-    found: dict[str, Any] = requests.validate({"pipeline_id": row["id"]}, bench.metastore, bench.settings)["plan"]
+    found: dict[str, Any] = requests.validate(
+        {"pipeline_id": row["id"], "payload": {}}, bench.metastore, bench.settings
+    )["plan"]
     return found
 
 

@@ -53,10 +53,10 @@ def test_a_run_that_took_no_time_has_a_rate(workbench: Workbench, pipeline: Any)
 def test_a_slow_pipeline_is_loaded_in_smaller_chunks(workbench: Workbench, pipeline: Any) -> None:
     """Of 300,000 rows, at a thousand a second: a minute is 60,000, so it is not one statement any more."""
     workbench.sql("INSERT INTO content.films SELECT generate_series(1, 300000); ANALYZE content.films")
-    plan = requests.validate({"pipeline_id": pipeline}, workbench.metastore, workbench.settings)["plan"]
+    plan = requests.validate({"pipeline_id": pipeline, "payload": {}}, workbench.metastore, workbench.settings)["plan"]
     assert any(reason.startswith("one batch, because about 3") for reason in plan["reasons"])
 
     record(workbench, pipeline, LARGE, LARGE / 1000, hour=1)
 
-    plan = requests.validate({"pipeline_id": pipeline}, workbench.metastore, workbench.settings)["plan"]
+    plan = requests.validate({"pipeline_id": pipeline, "payload": {}}, workbench.metastore, workbench.settings)["plan"]
     assert any("chunks of 10000 with a checkpoint each" in reason for reason in plan["reasons"]), plan["reasons"]

@@ -91,7 +91,9 @@ def test_a_mart_that_nobody_looks_at_stays_as_it_was_left(bench: Workbench) -> N
 def plan(bench: Workbench) -> dict[str, Any]:
     row = pipelines.find(bench.metastore, "films")
     assert row is not None
-    found: dict[str, Any] = requests.validate({"pipeline_id": row["id"]}, bench.metastore, bench.settings)["plan"]
+    found: dict[str, Any] = requests.validate(
+        {"pipeline_id": row["id"], "payload": {}}, bench.metastore, bench.settings
+    )["plan"]
     return found
 
 

@@ -87,7 +87,7 @@ def validate(request: dict[str, Any], metastore: Connection, settings: Settings)
 
 def _row_to_inspect(request: dict[str, Any], metastore: Connection) -> dict[str, Any]:
     """The pipeline's, with the definition that came along in its place when that is not saved yet."""
-    unsaved = request.get("payload", {}).get("definition")
+    unsaved = request["payload"].get("definition")
     if unsaved is None:
         return _row(metastore, request["pipeline_id"])
     definition = Definition.model_validate(unsaved).model_dump(mode="json")
@@ -191,7 +191,7 @@ def try_notifications(request: dict[str, Any], metastore: Connection, settings: 
 
 def _definition(request: dict[str, Any], metastore: Connection) -> Definition:
     """The one that came along when it is not saved yet, else the pipeline's."""
-    unsaved = request.get("payload", {}).get("definition")
+    unsaved = request["payload"].get("definition")
     if unsaved is not None:
         return Definition.model_validate(unsaved)
     return pipelines.definition_of(_row(metastore, request["pipeline_id"]))

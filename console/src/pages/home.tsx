@@ -3,9 +3,10 @@ import { Link } from "@tanstack/react-router";
 import type { ReactNode } from "react";
 import { useHome, useMay } from "../api/queries";
 import type { Attention, AttentionKind, Home } from "../api/types";
-import { Ago, Button, Empty, Failure, Figures, Loading, PageHead, Panel, PipelineLink, cx } from "../ui/basics";
+import { Ago, Button, Failure, Figures, Loading, PageHead, Panel, PipelineLink, cx } from "../ui/basics";
 import { Gantt } from "../ui/gantt";
 import { Icon, type IconName } from "../ui/icons";
+import { NoPipelines } from "../ui/no-pipelines";
 import { Term } from "../ui/terms";
 import { count, duration } from "../words/format";
 import { t } from "../words/language";
@@ -30,16 +31,7 @@ export function HomePage() {
       ) : !home.data ? (
         <Loading lines={10} />
       ) : home.data.pipelines === 0 ? (
-        <Empty icon="pipelines" title={t("No pipelines yet")}>
-          <p>{t("A pipeline keeps a mart up to date from one SQL query.")}</p>
-          {mayOperate && (
-            <p className="mt-3">
-              <Link to="/new" className="text-accent underline">
-                {t("Create the first one")}
-              </Link>
-            </p>
-          )}
-        </Empty>
+        <NoPipelines />
       ) : (
         <Everything home={home.data} />
       )}

@@ -9,6 +9,7 @@ import { Ago, Button, Empty, Failure, Loading, PageHead, StatusChip, Switch, Tag
 import { RunBars, Sparkline } from "../ui/charts";
 import { Icon } from "../ui/icons";
 import { labelTexts } from "../ui/label-words";
+import { NoPipelines } from "../ui/no-pipelines";
 import { toast, toastError } from "../ui/toasts";
 import { compact } from "../words/format";
 import { t } from "../words/language";
@@ -47,16 +48,7 @@ export function PipelinesPage() {
       ) : overview.isPending ? (
         <Loading lines={10} />
       ) : lines.length === 0 ? (
-        <Empty icon="pipelines" title={t("No pipelines yet")}>
-          <p>{t("A pipeline keeps a mart up to date from one SQL query.")}</p>
-          {mayOperate && (
-            <p className="mt-3">
-              <Link to="/new" className="text-accent underline">
-                {t("Create the first one")}
-              </Link>
-            </p>
-          )}
-        </Empty>
+        <NoPipelines />
       ) : shown.length === 0 ? (
         <Empty icon="filter" title={t("Nothing fits these filters")}>
           <Link to="/pipelines" search={{}} className="text-accent underline">

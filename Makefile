@@ -5,6 +5,7 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 
 # Settings, e.g. `make dev PORT=8080`, `make setup PYTHON=/usr/bin/python3.12`
 KIND ?=
+CLICKHOUSE ?=
 JOBS ?= 2
 PG_BINDIR ?=
 PORT ?=
@@ -39,9 +40,9 @@ bundle:
 	@./scripts/build-console
 
 .PHONY: demo
-demo: setup ## Make the demo cinema, run its pipelines, show the marts (SEARCH=1: search indexes too)
+demo: setup $(if $(CLICKHOUSE),clickhouse-packages) ## Make the demo cinema, run its pipelines, show the marts (SEARCH=1, CLICKHOUSE=1: there too)
 	@$(if $(SEARCH),./scripts/install-system-packages java)
-	@exec .venv/bin/vitrina demo $(if $(SEARCH),--search)
+	@$(if $(CLICKHOUSE),PYTHONPATH="$(CURDIR)/.clickhouse") exec .venv/bin/vitrina demo $(if $(SEARCH),--search) $(if $(CLICKHOUSE),--clickhouse)
 
 .PHONY: dev
 dev: setup ## Serve the API and run pipelines until Ctrl-C (PORT=8000; SEARCH=1 adds a search server)
@@ -68,6 +69,23 @@ test: check ## Check the code and run every test (TESTS=tests/unit for a part)
 test-frames: setup ## Steps written with pandas and polars, which are installed beside .venv for it
 	@.venv/bin/uv pip install --quiet --require-hashes --target .frames --requirements requirements/frames.txt
 	@PYTHONPATH=.frames VITRINA_TEST_FRAMES=1 $(RUN_PYTEST) tests/frames
+
+.PHONY: clickhouse-packages
+clickhouse-packages: setup
+	@.venv/bin/uv pip install --quiet --require-hashes --target .clickhouse --requirements requirements/clickhouse.txt
+
+.PHONY: test-clickhouse
+test-clickhouse: clickhouse-packages ## ClickHouse as a target, on its engine, which is installed beside .venv for it
+	@PYTHONPATH=.clickhouse VITRINA_TEST_CLICKHOUSE=1 $(PYTEST) tests/clickhouse
+
+.PHONY: chaos-clickhouse
+chaos-clickhouse: clickhouse-packages ## Kill and stop runners that fill ClickHouse tables: two hundred faults, nothing lost or doubled
+	@PYTHONPATH=.clickhouse VITRINA_TEST_CLICKHOUSE=1 VITRINA_CHAOS=long .venv/bin/python -m pytest -s tests/clickhouse/test_kills.py
+.PHONY: test-lake
+test-lake: setup ## Targets of Parquet files, with DuckDB and a real S3 server, which are installed beside .venv for it
+	@.venv/bin/uv pip install --quiet --require-hashes --target .lake --requirements requirements/lake.txt
+	@./scripts/install-s3-server
+	@PYTHONPATH="$(CURDIR)/.lake" VITRINA_TEST_LAKE=1 $(PYTEST) $(or $(filter tests/lake%,$(TESTS)),tests/lake)
 
 .PHONY: test-airflow
 test-airflow: setup ## The provider in a real Airflow, installed beside .venv (VERSION=2.11: on that line)
@@ -149,6 +167,8 @@ lock: setup ## Renew requirements/*.txt after a change in pyproject.toml (UPGRAD
 	@$(COMPILE) --extra all -o requirements/runtime.txt pyproject.toml
 	@$(COMPILE) --group build -o requirements/build.txt
 	@$(COMPILE) --group frames -o requirements/frames.txt
+	@$(COMPILE) --group clickhouse --constraints requirements/dev.txt -o requirements/clickhouse.txt
+	@$(COMPILE) --group lake -o requirements/lake.txt
 	@$(COMPILE) --group docs -o requirements/docs.txt
 	@$(COMPILE) --group airflow -o requirements/airflow.txt
 

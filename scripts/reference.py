@@ -132,9 +132,9 @@ command ends: [exit codes](exit-codes.md).
 
 
 def cli_page() -> str:
-    from vitrina.cli.app import app
+    from vitrina.cli.app import make_app
 
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(make_app())
     commands: dict[str, Any] = group.commands  # type: ignore[attr-defined]
     headings: dict[str, list[str]] = {}
     for name, command in commands.items():

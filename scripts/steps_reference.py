@@ -1,5 +1,6 @@
-"""Writes docs/reference/steps.md from the steps that ship: `.venv/bin/python scripts/steps_reference.py`."""
+"""Writes docs/reference/steps.md, and what runners tell of the steps that ship; `make reference` calls it."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ Every step also takes `on_error` (`fail`, or `dead_letter` to leave behind the r
 def page() -> str:
     shipped = [found for found in registry.load() if found.origin.startswith("vitrina.")]
     return "\n".join([HEAD, *map(section, shipped)])
+
+
+def described() -> str:
+    return json.dumps(registry.load_shipped().describe(), indent=1, ensure_ascii=False) + "\n"
 
 
 def section(step: registry.Registered) -> str:
@@ -56,3 +61,4 @@ if __name__ == "__main__":
         sys.stdout.write(page())
     else:
         PAGE.write_text(page(), encoding="utf-8")
+        registry.SHIPPED.write_text(described(), encoding="utf-8")

@@ -40,8 +40,12 @@ LONG_FIRST = (
     "tests/integration/",
 )
 
-# `make test-frames` and `make test-airflow` run these, with pandas and polars, or a whole Airflow, at hand.
+# `make test-frames`, `make test-lake` and `make test-airflow` run these, with pandas and polars, an S3 server and
+# DuckDB, or a whole Airflow, at hand.
 collect_ignore = [] if os.environ.get("VITRINA_TEST_FRAMES") else ["frames"]
+# `make test-clickhouse` runs these, with an engine at hand.
+collect_ignore += [] if os.environ.get("VITRINA_TEST_CLICKHOUSE") else ["clickhouse"]
+collect_ignore += [] if os.environ.get("VITRINA_TEST_LAKE") else ["lake"]
 collect_ignore += [] if os.environ.get("VITRINA_TEST_AIRFLOW") else ["airflow/test_tasks.py", "airflow/test_kills.py"]
 
 # Plain lines: the default console renderer spends seconds on drawing a traceback that a test expects.
@@ -175,7 +179,9 @@ def workbench(database: Settings, metastore: postgres.Connection) -> Iterator[Wo
     """Sources, pipelines and runs on the test's database, in this process."""
     assert database.admin_url is not None
     with postgres.connect(database.admin_url.get_secret_value(), "vitrina:test-admin") as admin_session:
-        yield Workbench(database, admin_session, metastore)
+        bench = Workbench(database, admin_session, metastore)
+        yield bench
+        bench.pool.close()
 
 
 def settings_for(server: TemporaryServer, name: str) -> Settings:

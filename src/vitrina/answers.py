@@ -15,7 +15,8 @@ from vitrina.status import RunStatus, Status
 class Answer(BaseModel):
     """Unknown fields are let through: a client may be older than its server."""
 
-    model_config = ConfigDict(extra="ignore", from_attributes=True)
+    # A program uses few of these: each is built when it is first used.
+    model_config = ConfigDict(extra="ignore", from_attributes=True, defer_build=True)
 
 
 class Said(Answer):
@@ -168,6 +169,7 @@ class Pipeline(Told):
     source_type: str
     source_connection: str
     source_query: str | None
+    source_table: str | None = None
     python_task: str | None
     target_table: str
     target_key: list[str] | None
@@ -193,6 +195,10 @@ class Pipeline(Told):
         default_factory=dict, description="Why the platform leaves a part of the row alone: schedule, claim, recovery."
     )
     needs_attention_said: dict[str, Said | None] = Field(default_factory=dict)
+    waiting: str | None = Field(
+        None, description="Why no live runner takes it up: `waits for a runner with connector X`."
+    )
+    waiting_said: Said | None = None
     created_at: datetime
     updated_at: datetime
 
@@ -227,6 +233,10 @@ class PipelineOverview(Told):
     labels: StoredTexts = Field(default_factory=dict)
     last_error: str | None
     last_error_said: Said | None = None
+    waiting: str | None = Field(
+        None, description="Why no live runner takes it up: `waits for a runner with connector X`."
+    )
+    waiting_said: Said | None = None
     is_held: bool = Field(description="A transaction of somebody else keeps the checkpoint from moving.")
     last_success_at: datetime | None
     dead_letters: int
@@ -485,6 +495,10 @@ class PipelineStatus(Told):
         default_factory=dict, description="Why the platform leaves a part of the row alone: schedule, claim, recovery."
     )
     needs_attention_said: dict[str, Said | None] = Field(default_factory=dict)
+    waiting: str | None = Field(
+        None, description="Why no live runner takes it up: `waits for a runner with connector X`."
+    )
+    waiting_said: Said | None = None
     runner: RunnerName | None
     lease_until: datetime | None
     lease_is_over: bool = Field(False, description="Its runner fell silent: the next one takes over and continues.")
@@ -653,10 +667,26 @@ class Transform(Answer):
     runners: int = Field(0, description="How many live runners have it.")
 
 
+class Connector(Answer):
+    """A kind of source, of target, or of both: a package with an entry point `vitrina.connectors`."""
+
+    name: str = Field(description="Stands in `source_type` and `options.<name>`.")
+    summary: str = ""
+    package: str = ""
+    version: str = ""
+    schemes: list[str] = Field(default_factory=list, description="Of the URLs of its connections.")
+    prefix: str | None = Field(None, description="Of its targets: `<prefix>:<name>`.")
+    source: bool = False
+    target: bool = False
+    options: dict[str, Any] | None = Field(None, description="JSON Schema of `options.<name>`.")
+    runners: int = Field(0, description="How many live runners have it.")
+
+
 class Connection(Answer):
-    """A named database; where it is and how to log in is the operator's knowledge."""
+    """A named place to read from or write to; where it is and how to log in is the operator's knowledge."""
 
     name: str
+    connector: str | None = Field(None, description="What opens it; null when no connector for it is installed here.")
     set_in: Literal["environment", "metastore"] = "environment"
     pipelines: list[str] = Field(default_factory=list, description="Those that read from it or write to it.")
     updated_at: datetime | None = Field(None, description="When it was last entered, if the metastore keeps it.")

@@ -4,18 +4,22 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
-from urllib.parse import quote, urlsplit
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from urllib.parse import quote
 from uuid import UUID
 
-import httpx
 import orjson
 
-from vitrina import __version__, answers, errors
+from vitrina import __version__, answers, calls, errors
 from vitrina.answering import Asked, find_answer, was_broken_off
 from vitrina.answers import Answer, Page
-from vitrina.settings import Settings
+from vitrina.calls import Reply
 from vitrina.status import RunStatus, Status
+
+if TYPE_CHECKING:
+    import httpx
+
+    from vitrina.settings import Settings
 
 Json = Mapping[str, Any]
 Model = TypeVar("Model", bound=Answer)
@@ -28,8 +32,6 @@ _PAGE = 200
 # By how much a clock may be set back without hiding a run from whoever waits for it.
 _CLOCK_STEP = timedelta(hours=1)
 _LOG_PAGE = 500
-# Shorter than any server keeps an idle connection, so that no request meets one that is just being closed.
-_IDLE_SECONDS = 3.0
 
 
 class Client:
@@ -41,25 +43,17 @@ class Client:
         token: str | None = None,
         *,
         timeout_seconds: float = 30.0,
-        transport: httpx.BaseTransport | None = None,
+        transport: "httpx.BaseTransport | None" = None,
     ) -> None:
         self.url = url.rstrip("/")
-        headers = {"User-Agent": f"vitrina-client/{__version__}", "Accept": "application/json"}
+        self._headers = {"User-Agent": f"vitrina-client/{__version__}", "Accept": "application/json"}
         if token:
-            headers["Authorization"] = f"Bearer {token}"
-        # Proxies of the environment are for the world outside, not for a server on this machine.
-        local = (urlsplit(self.url).hostname or "") in ("localhost", "127.0.0.1", "::1")
-        self._http = httpx.Client(
-            base_url=self.url,
-            headers=headers,
-            timeout=timeout_seconds,
-            transport=transport,
-            trust_env=not local,
-            limits=httpx.Limits(keepalive_expiry=_IDLE_SECONDS),
-        )
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._timeout_seconds, self._transport = timeout_seconds, transport
+        self._calls = calls.open_calls(self.url, self._headers, timeout_seconds, transport)
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
+    def from_settings(cls, settings: "Settings") -> Self:
         return cls(settings.api_url, settings.token.get_secret_value() if settings.token else None)
 
     def __enter__(self) -> Self:
@@ -71,7 +65,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        self._http.close()
+        self._calls.close()
 
     # --- pipelines ---------------------------------------------------------------------------------------------
 
@@ -364,6 +358,9 @@ class Client:
     def list_transforms(self) -> list[answers.Transform]:
         return self._ask(Page[answers.Transform], "GET", "/transforms").items
 
+    def list_connectors(self) -> list[answers.Connector]:
+        return self._ask(Page[answers.Connector], "GET", "/connectors").items
+
     def list_connections(self) -> list[answers.Connection]:
         return self._ask(Page[answers.Connection], "GET", "/connections").items
 
@@ -421,14 +418,16 @@ class Client:
         headers = {"Accept": "text/event-stream"}
         if last_event_id is not None:
             headers["Last-Event-ID"] = str(last_event_id)
+        streams = calls.HttpxCalls(self.url, self._headers, self._timeout_seconds, self._transport)
         try:
-            with self._http.stream("GET", f"{PREFIX}/events", headers=headers, timeout=_STREAMING) as response:
-                if response.is_error:
-                    response.read()
-                    raise _error_of(response)
-                yield from _events(response.iter_lines())
-        except httpx.TransportError as exc:
+            with streams.lines(f"{PREFIX}/events", headers) as (reply, lines):
+                if reply.is_error:
+                    raise _error_of(reply)
+                yield from _events(lines)
+        except calls.CallFailed as exc:
             raise self._cannot_connect(exc) from exc
+        finally:
+            streams.close()
 
     def create_token(self, name: str, role: str, *, expires_in_days: int | None = None) -> answers.NewToken:
         """The answer holds the secret, once."""
@@ -477,7 +476,7 @@ class Client:
         body: Json | None = None,
         headers: Json | None = None,
         repeatable: bool | None = None,
-    ) -> httpx.Response:
+    ) -> Reply:
         response = self._request(
             method,
             PREFIX + path,
@@ -492,33 +491,29 @@ class Client:
             raise _error_of(response)
         return response
 
-    def _request(self, method: str, path: str, *, repeatable: bool, **request: Any) -> httpx.Response:
+    def _request(self, method: str, path: str, *, repeatable: bool, **request: Any) -> Reply:
         attempt = 0
         while True:
             attempt += 1
             try:
-                return self._http.request(method, path, **request)
-            except (httpx.InvalidURL, httpx.UnsupportedProtocol) as exc:
+                return self._calls.request(method, path, **request)
+            except calls.BadAddress as exc:
                 raise errors.ConfigError(f"VITRINA_API_URL {self.url!r} is not an http:// or https:// URL") from exc
-            except httpx.ConnectError as exc:
+            except calls.NotConnected as exc:
                 if attempt >= _CONNECT_ATTEMPTS:
                     raise self._cannot_connect(exc) from exc
-            except httpx.TransportError as exc:
+            except calls.CallFailed as exc:
                 if not repeatable or attempt >= _CONNECT_ATTEMPTS:
                     raise self._cannot_connect(exc) from exc
             time.sleep(_CONNECT_PAUSE_SECONDS * attempt)
 
-    def _cannot_connect(self, exc: httpx.TransportError) -> errors.VitrinaError:
-        if isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout):
+    def _cannot_connect(self, exc: calls.CallFailed) -> errors.VitrinaError:
+        if isinstance(exc, calls.NotConnected | calls.ConnectTimedOut):
             return errors.CannotConnect(
                 f"no Vitrina API answers at {self.url}: start one with `vitrina dev` (everything in one)"
                 " or `vitrina api`, or set VITRINA_API_URL to where it is"
             )
-        reason = str(exc) or type(exc).__name__
-        return errors.CannotConnect(f"the Vitrina API at {self.url} broke off the conversation: {reason}")
-
-
-_STREAMING = httpx.Timeout(10.0, read=60.0)  # the server sends a sign of life every 15 seconds
+        return errors.CannotConnect(f"the Vitrina API at {self.url} broke off the conversation: {exc}")
 
 
 def _quoted(part: str | UUID) -> str:
@@ -550,14 +545,13 @@ _BY_STATUS: dict[int, type[errors.RequestError]] = {
 }
 
 
-def _error_of(response: httpx.Response) -> errors.VitrinaError:
+def _error_of(response: Reply) -> errors.VitrinaError:
     """The server's problem document as the error of the same meaning."""
     try:
         problem = answers.Problem.model_validate_json(response.content)
     except ValueError:
         return errors.CannotConnect(
-            f"{response.request.url} answered {response.status_code}, but not as a Vitrina API does:"
-            " check VITRINA_API_URL"
+            f"{response.url} answered {response.status_code}, but not as a Vitrina API does: check VITRINA_API_URL"
         )
     if response.status_code == 422:
         fields = tuple(errors.FieldError(field.path, field.message, field.code) for field in problem.errors)

@@ -2,15 +2,29 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    StringConstraints,
+    TypeAdapter,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
 from vitrina import schedule
 from vitrina.errors import InvalidField
 from vitrina.json_values import BoundedObject
+from vitrina.ports import registry
 from vitrina.sentences import said_again, say
 from vitrina.step_rules import STEP_NAME, StepRule
 
@@ -59,7 +73,7 @@ class ReconcileSchedule(Strict):
         return value
 
 
-class Options(Strict):
+class OwnOptions(Strict):
     """Rarely needed switches of one pipeline."""
 
     consistency: Literal["mixed", "snapshot"] = Field(
@@ -180,6 +194,72 @@ class Options(Strict):
         return value
 
 
+class Options(OwnOptions):
+    """Rarely needed switches of one pipeline; those of a connector stand under its name."""
+
+    # The connectors' own are extra fields here: which there are is found out when something is validated.
+    model_config = ConfigDict(extra="allow")
+
+    def of(self, connector: str) -> BaseModel | None:
+        """Return what the author set under a connector's name, as the connector's own model; None: it has none."""
+        model = _models_of_connectors().get(connector)
+        return model.model_validate((self.model_extra or {}).get(connector, {})) if model else None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _others_are_of_connectors(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Judge extra fields by the connectors of these names; all that is wrong is said at once."""
+        if isinstance(data, Mapping) and data.keys() - cls.model_fields.keys():
+            _with_connectors().model_validate(data)
+        return handler(data)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """With the options of the connectors that are installed here."""
+        made = dict(handler(schema))
+        whole = handler.resolve_ref_schema(made)
+        whole["additionalProperties"] = False
+        for name, model in _models_of_connectors().items():
+            whole["properties"][name] = _inlined(model)
+        return made
+
+
+def _models_of_connectors() -> dict[str, type[BaseModel]]:
+    """The options of installed connectors, by name. One that has the name of an option of ours cannot be set."""
+    found = registry.installed().connectors.values()
+    return {each.name: each.options for each in found if each.options and each.name not in OwnOptions.model_fields}
+
+
+_ANY_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(BoundedObject, config=ConfigDict(strict=True))
+
+
+def _with_connectors() -> type[OwnOptions]:
+    """Our options and those of connectors as one model, which knows no others."""
+    bounded = BeforeValidator(_ANY_OBJECT.validate_python)
+    fields: dict[str, Any] = {
+        name: (Annotated[model, bounded], None) for name, model in _models_of_connectors().items()
+    }
+    made: type[OwnOptions] = create_model("Options", __base__=OwnOptions, **fields)
+    return made
+
+
+def _inlined(model: type[BaseModel]) -> dict[str, Any]:
+    """A JSON Schema that refers to nothing outside itself: it is put into others."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def resolved(part: Any) -> Any:
+        if isinstance(part, dict):
+            named = str(part.get("$ref", "")).removeprefix("#/$defs/")
+            inner = (
+                definitions[named] | {k: v for k, v in part.items() if k != "$ref"} if named in definitions else part
+            )
+            return {key: resolved(value) for key, value in inner.items()}
+        return [resolved(each) for each in part] if isinstance(part, list) else part
+
+    return dict(resolved(schema))
+
+
 def _parts_of_index(index: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from index.items()
     mappings = index.get("mappings")
@@ -195,7 +275,9 @@ class Task(Strict):
     """One step of a task plan."""
 
     order_index: int = Field(ge=0, le=10_000, description="Place in the plan: unique, without gaps.")
-    task_type: Literal["SQL", "PYTHON"] = Field(description="The first task is SQL, the others are PYTHON.")
+    task_type: Literal["SQL", "PYTHON"] = Field(
+        description="The first task is SQL, unless `python_task` names a source; the others are PYTHON."
+    )
     body: str = Field(
         min_length=1, max_length=MAX_QUERY_LENGTH, description="The query, or the name of a registered step."
     )
@@ -234,11 +316,21 @@ class Definition(Strict):
     name: Name = Field(description="Unique; letters, digits, `_`, `.` and `-`. Stands in addresses and metrics.")
     description: str = Field("", max_length=10_000, description="For people.")
     type: Literal["SQL", "PYTHON"] = Field("SQL", description="`PYTHON`: rows come from, or pass, `python_task`.")
-    source_type: Literal["postgres"] = Field("postgres", description="What the source is.")
+    source_type: str = Field(
+        registry.POSTGRES,
+        pattern=r"^[a-z][a-z0-9_]{0,30}$",
+        description="What the source is: a connector that opens sources (`vitrina connectors list`).",
+    )
     source_connection: str = Field(
         "default", pattern=r"^[a-z0-9_]{1,63}$", description="Named source database (`VITRINA_CONN_<NAME>`)."
     )
     source_query: str | None = Field(None, max_length=MAX_QUERY_LENGTH, description="One SELECT over allowed schemas.")
+    source_table: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="Instead of a query: `schema.table`, read whole; for another `source_type`, what it calls a table.",
+    )
     python_task: str | None = Field(None, max_length=200, description="A registered step or source, by name.")
     target_table: str = Field(
         min_length=1, max_length=200, description="`schema.table` or `es:index`; must be on the allow-list."
@@ -273,6 +365,15 @@ class Definition(Strict):
             return name
         raise ValueError(say("definition.name_is_uuid"))
 
+    @field_validator("source_type")
+    @classmethod
+    def _source_type_is_installed(cls, name: str) -> str:
+        found = registry.installed().connectors
+        if name != registry.POSTGRES and (name not in found or not found[name].is_source or name == registry.PYTHON):
+            sources = sorted(each.name for each in found.values() if each.is_source and each.name != registry.PYTHON)
+            raise ValueError(say("definition.source_type", name=name, sources=", ".join(sources)))
+        return name
+
     @field_validator("python_task")
     @classmethod
     def _task_is_a_name(cls, value: str | None) -> str | None:
@@ -294,10 +395,15 @@ class Definition(Strict):
     def _parts_fit_together(self) -> Self:
         if self.mode == "incremental" and not self.incremental_key and self.python_source is None:
             raise Unfit("incremental_key", say("definition.needs_incremental_key"))
-        if self.type == "SQL" and not self.tasks and not (self.source_query or "").strip():
+        if self.type == "SQL" and not self.tasks and not self._says_what_to_read:
             raise Unfit("source_query", say("definition.needs_query"))
         if self.type == "PYTHON" and not self.tasks and not self.python_task:
             raise Unfit("python_task", say("definition.needs_step"))
+        if self.source_table and ((self.source_query or "").strip() or self.tasks):
+            other = "tasks" if self.tasks else "source_query"
+            raise Unfit("source_table", say("definition.table_and_query", other=other))
+        if self.source_table and self.reads_postgres and not _TABLE.fullmatch(self.source_table):
+            raise Unfit("source_table", say("definition.not_a_table", table=self.source_table[:80]))
         return self
 
     @model_validator(mode="after")
@@ -312,24 +418,43 @@ class Definition(Strict):
 
     @property
     def python_source(self) -> str | None:
-        """The registered source that rows come from when there is no SQL to read."""
-        is_source = self.type == "PYTHON" and not self.tasks and not (self.source_query or "").strip()
+        """The registered source that rows come from when there is no SQL to read; tasks are then steps after it."""
+        reads_sql = self.tasks and self.ordered_tasks[0].task_type == "SQL"
+        is_source = self.type == "PYTHON" and not reads_sql and not self._says_what_to_read
         return self.python_task if is_source else None
+
+    @property
+    def reads_postgres(self) -> bool:
+        return self.source_type == registry.POSTGRES
+
+    @property
+    def source_connector(self) -> str:
+        """The connector that rows come from."""
+        return registry.PYTHON if self.python_source else self.source_type
+
+    @property
+    def _says_what_to_read(self) -> bool:
+        return bool((self.source_query or "").strip() or self.source_table)
 
     @property
     def steps(self) -> list[Task]:
         """What rows pass through behind the SQL, in order: the plan's Python tasks, or `python_task` alone."""
         if self.tasks:
-            return self.ordered_tasks[1:]
+            return self.ordered_tasks if self.python_source else self.ordered_tasks[1:]
         if self.type == "PYTHON" and self.python_task and self.python_source is None:
             return [Task(order_index=1, task_type="PYTHON", body=self.python_task, params=self.options.params)]
         return []
 
     @property
     def query(self) -> str | None:
-        """The SQL that is read: the first task's when there is a task plan, else `source_query`."""
-        if self.tasks:
+        """The SQL that is read: the first task's when there is a task plan, else `source_query` or all of a table.
+
+        For another source than Postgres it is in the connector's own words; a table is then none of ours to spell.
+        """
+        if self.tasks and not self.python_source:
             return self.ordered_tasks[0].body
+        if self.source_table and self.reads_postgres:
+            return f"SELECT * FROM {_quoted(self.source_table)}"  # noqa: S608 - its form is checked, and it is judged
         return self.source_query
 
     @property
@@ -342,6 +467,23 @@ class Definition(Strict):
         if self.tasks and self.ordered_tasks[-1].target_table:
             return self.ordered_tasks[-1].target_table
         return self.target_table
+
+    @property
+    def placed_target(self) -> str:
+        """The target with its place, where no database says so itself: in another place are other rows."""
+        place = self.options.target_connection
+        return f"{self.final_target}@{place.lower()}" if place and ":" in self.final_target else self.final_target
+
+
+# A name without quotes reads as it does in a query; one with capitals or blanks needs them, as it does there.
+_PART = r"(?:[A-Za-z_][A-Za-z0-9_$]{0,62}|\"[^\"\x00]{1,63}\")"
+_TABLE = re.compile(rf"{_PART}\.{_PART}")
+
+
+def _quoted(table: str) -> str:
+    """Quote both parts, so that no word of SQL stands where a name is meant. Without quotes, letters are small."""
+    parts = re.findall(_PART, table)
+    return ".".join(part if part.startswith('"') else f'"{part.lower()}"' for part in parts)
 
 
 def not_a_step_name(where: str, value: str) -> str:
@@ -356,6 +498,7 @@ LOCKED_WHILE_RUNNING = frozenset(
         "source_type",
         "source_connection",
         "source_query",
+        "source_table",
         "python_task",
         "target_table",
         "target_key",
@@ -384,4 +527,7 @@ def fingerprint(definition: Definition, key: list[str], result_types: list[str])
         key,
         result_types,
     ]
+    if not definition.reads_postgres or definition.options.model_extra:
+        # Of other connectors: left out where there is nothing of them, so that a load of before can be continued.
+        parts += [definition.source_type, definition.source_table, definition.options.model_extra]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

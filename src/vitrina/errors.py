@@ -184,6 +184,17 @@ class BadKey(FatalError):
     discards_load = True
 
 
+class DuplicateKeys(BadKey):
+    """Several rows of the source have one key."""
+
+
+class StageLost(TransientError):
+    """The target no longer holds what the checkpoint counted: the load starts over."""
+
+    code = "stage_lost"
+    discards_load = True
+
+
 class StepFailed(FatalError):
     """A Python step raised, or gave something that a step may not give."""
 

@@ -36,6 +36,8 @@ POINTS = (
     "run.concluding",
     "run.concluded",
 )
+# Steps of one kind of target, between those of every run.
+CLICKHOUSE_POINTS = ("clickhouse.inserted", "clickhouse.checked", "clickhouse.viewed")
 # And what is done beside runs.
 OTHER_POINTS = ("schedule.fired",)
 
@@ -54,8 +56,9 @@ def configure(text: str) -> None:
     _reached.clear()
     for entry in filter(None, text.split(",")):
         name, action, count = entry.split(":")
-        if name not in (*POINTS, *OTHER_POINTS):
-            raise ValueError(f"there is no failpoint {name!r} (there are: {', '.join((*POINTS, *OTHER_POINTS))})")
+        known = (*POINTS, *CLICKHOUSE_POINTS, *OTHER_POINTS)
+        if name not in known:
+            raise ValueError(f"there is no failpoint {name!r} (there are: {', '.join(known)})")
         _plan[(name, int(count))] = action
 
 

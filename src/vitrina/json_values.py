@@ -31,7 +31,7 @@ def is_deeper(value: object, most: int) -> bool:
 
 def text_is_deeper(text: bytes, most: int) -> bool:
     """Tell the same of a text; one that is no JSON is somebody else's to refuse."""
-    if text.count(b"[") + text.count(b"{") <= most:
+    if not may_be_deeper(text, most):
         return False
     try:
         return is_deeper(json.loads(text), most)
@@ -39,6 +39,11 @@ def text_is_deeper(text: bytes, most: int) -> bool:
         return True
     except ValueError:
         return False
+
+
+def may_be_deeper(text: bytes, most: int) -> bool:
+    """Tell at a glance: a text with few brackets cannot be."""
+    return text.count(b"[") + text.count(b"{") > most
 
 
 def loads_cut(text: bytes | str) -> Any:
@@ -51,7 +56,9 @@ def loads_cut(text: bytes | str) -> Any:
     except ValueError:
         # PostgreSQL's numbers are longer than Python reads.
         value = json.loads(data, parse_int=_integer)
-    return json.loads(_cut(data), parse_int=_integer) if is_deeper(value, MAX_DEPTH_WRAPPED) else value
+    if not may_be_deeper(data, MAX_DEPTH_WRAPPED) or not is_deeper(value, MAX_DEPTH_WRAPPED):
+        return value
+    return json.loads(_cut(data), parse_int=_integer)
 
 
 def _integer(digits: str) -> int | str:

@@ -8,15 +8,18 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dotenv import dotenv_values
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from vitrina import dsn
 from vitrina.errors import ConfigError
-from vitrina.sqlguard import SqlPolicy, extensions
+from vitrina.ports import registry
 from vitrina.targets import TargetPolicy
+
+if TYPE_CHECKING:
+    from vitrina.sqlguard import SqlPolicy
 
 READER_ROLE = "vitrina_reader"
 APP_ROLE = "vitrina_app"
@@ -117,6 +120,9 @@ class Settings(BaseModel):
         description="Largest value that a runner carries; it takes 3 times that in memory, up to 5 behind steps.",
     )
     connect_timeout_seconds: int = Field(10, ge=1, description="Longest wait for a connection.")
+    keep_sessions_seconds: float = Field(
+        60.0, ge=0, description="How long a runner keeps a PostgreSQL session that no run uses; 0: not at all."
+    )
     runs_retention_days: int = Field(90, ge=1, description="How long the history of runs is kept.")
     events_retention_hours: int = Field(48, ge=1, description="How long `GET /events` can replay.")
     logs_retention_days: int = Field(
@@ -155,7 +161,7 @@ class Settings(BaseModel):
     @classmethod
     def _connections_say_where_and_who(cls, connections: dict[str, SecretStr]) -> dict[str, SecretStr]:
         for name, url in connections.items():
-            found = dsn.problem(url.get_secret_value())
+            found = connection_problem(url.get_secret_value())
             if found:
                 raise ValueError(f"VITRINA_CONN_{name.upper()}: {found}")
         return connections
@@ -202,6 +208,8 @@ class Settings(BaseModel):
     @field_validator("trusted_extensions")
     @classmethod
     def _extensions_are_known(cls, value: str) -> str:
+        from vitrina.sqlguard import extensions
+
         unknown = sorted(set(_listed(value)) - extensions.KNOWN.keys())
         if unknown:
             raise ValueError(
@@ -211,8 +219,10 @@ class Settings(BaseModel):
         return value
 
     @cached_property
-    def sql_policy(self) -> SqlPolicy:
+    def sql_policy(self) -> "SqlPolicy":
         """What users' SQL may use."""
+        from vitrina.sqlguard import SqlPolicy  # most commands never read SQL
+
         return SqlPolicy(self.source_schemas, self.extra_functions, extensions=self.extensions)
 
     @field_validator("allowed_relations")
@@ -265,6 +275,26 @@ class Settings(BaseModel):
             )
         return found.get_secret_value()
 
+    def connector_of(self, name: str | None) -> str | None:
+        """Return the name of the connector that opens a connection; None when it is kept and cannot be opened here."""
+        if name is None or name.lower() == DEFAULT_CONNECTION:
+            return registry.POSTGRES
+        if name.lower() in self.shut_connections and name.lower() not in self.connections:
+            return None
+        found = registry.of_url(self.connection_url(name))
+        return found.name if found else None
+
+    def target_url(self, connector: str, name: str | None) -> str | None:
+        """Return where targets of a connector are: a named connection, else the connector's own default.
+
+        ELASTICSEARCH_URL is the short name of the search connector's.
+        """
+        if name is None and connector == registry.SEARCH:
+            return self.elasticsearch_url.get_secret_value() if self.elasticsearch_url else None
+        if name is None and connector != registry.POSTGRES:
+            return None
+        return self.connection_url(name)
+
     def statement_timeout_on(self, connection: str | None) -> float:
         """Longest single statement there, in seconds, for pipelines that do not say otherwise."""
         limits = self.connection_limits.get((connection or DEFAULT_CONNECTION).lower(), ConnectionLimits())
@@ -274,6 +304,18 @@ class Settings(BaseModel):
     def max_connections(self) -> dict[str, int]:
         """Sessions that runs may have open at a time, by connection; those that are not limited are left out."""
         return {name: at.max_connections for name, at in self.connection_limits.items() if at.max_connections}
+
+
+def connection_problem(url: str) -> str | None:
+    """Say why the URL of a connection is not taken, in the words of the connector that opens it.
+
+    One that no connector opens is no problem of the settings: it is one when something uses it.
+    """
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme.lower() in ("postgresql", "postgres"):
+        return dsn.problem(url)  # without asking who is installed: most installations have no other
+    found = registry.of_url(url)
+    return found.url_problem(url) if found and found.url_problem else None
 
 
 def limit_variable(connection: str, limit: str) -> str:

@@ -5,14 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vitrina.errors import ForbiddenTarget
+from vitrina.ports import registry
 from vitrina.sentences import say
 
 ES_TARGET_PREFIX = "es:"
 
 # Lower-case identifiers only: the name reads the same in SQL with and without quotes, so nobody is surprised.
 _TABLE = re.compile(r"(?P<schema>[a-z_][a-z0-9_]{0,62})\.(?P<table>[a-z_][a-z0-9_]{0,62})")
-# What Elasticsearch and OpenSearch accept as an index name, minus the dot prefix of system indexes.
-_INDEX = re.compile(r"[a-z0-9][a-z0-9_.\-]{0,126}")
 
 # Never a mart, whatever the operator's patterns say.
 _RESERVED_SCHEMAS = frozenset({"etl", "etl_stage", "pg_catalog", "information_schema", "pg_toast"})
@@ -25,6 +24,14 @@ class PostgresTarget:
     schema: str
     table: str
 
+    @property
+    def connector(self) -> str:
+        return registry.POSTGRES
+
+    @property
+    def name(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         return f"{self.schema}.{self.table}"
 
@@ -35,16 +42,37 @@ class SearchTarget:
 
     index: str
 
+    @property
+    def connector(self) -> str:
+        return registry.SEARCH
+
+    @property
+    def name(self) -> str:
+        """What follows the prefix."""
+        return self.index
+
     def __str__(self) -> str:
         return f"{ES_TARGET_PREFIX}{self.index}"
 
 
-Target = PostgresTarget | SearchTarget
+@dataclass(frozen=True)
+class ConnectorTarget:
+    """What an installed connector writes: `<prefix>:<name>`, the name in the connector's own words."""
+
+    connector: str
+    prefix: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.prefix}:{self.name}"
+
+
+Target = PostgresTarget | SearchTarget | ConnectorTarget
 
 
 @dataclass(frozen=True)
 class TargetPolicy:
-    """The operator's allow-list: `analytics.*`, `analytics.film_dim`, `es:film_dim`, `es:films-*`."""
+    """The operator's allow-list: `analytics.*`, `analytics.film_dim`, `es:films-*`, `parquet:marts/*`."""
 
     patterns: tuple[str, ...]
 
@@ -65,21 +93,45 @@ def parse_target(target: str, policy: TargetPolicy) -> Target:
     """The parsed target, or `ForbiddenTarget` with the reason and what is allowed."""
     parsed = _parse(target)
     if parsed is None:
-        raise ForbiddenTarget(say("target.malformed", target=target, prefix=ES_TARGET_PREFIX))
+        raise ForbiddenTarget(_malformed(target))
     if not is_allowed_target(target, policy):
         raise ForbiddenTarget(say("target.forbidden", target=target, allowed=", ".join(policy.patterns) or "nothing"))
     return parsed
 
 
+def connector_of(target: str) -> str | None:
+    """Return the name of the connector that a target's name belongs to, whether it is allowed or not."""
+    parsed = _parse(target)
+    return parsed.connector if parsed else None
+
+
 def _parse(target: str) -> Target | None:
-    if target.startswith(ES_TARGET_PREFIX):
-        index = target.removeprefix(ES_TARGET_PREFIX)
-        return SearchTarget(index) if _INDEX.fullmatch(index) else None
-    found = _TABLE.fullmatch(target)
-    return PostgresTarget(found["schema"], found["table"]) if found else None
+    prefix, colon, name = target.partition(":")
+    if not colon:
+        found = _TABLE.fullmatch(target)
+        return PostgresTarget(found["schema"], found["table"]) if found else None
+    connector = registry.installed().of_prefix(prefix)
+    if connector is None or not connector.is_target or not connector.accepts_target(name):
+        return None
+    return SearchTarget(name) if connector.name == registry.SEARCH else ConnectorTarget(connector.name, prefix, name)
+
+
+def _malformed(target: str) -> str:
+    """Say what to write instead; a prefix that no connector has is the likeliest mistake."""
+    prefix, colon, _ = target.partition(":")
+    known = sorted(found.prefix for found in registry.installed().connectors.values() if found.prefix)
+    if colon and prefix not in known:
+        return say(
+            "target.unknown_prefix",
+            target=target,
+            prefix=ES_TARGET_PREFIX,
+            given=prefix[:40],
+            known=", ".join(known),
+        )
+    return say("target.malformed", target=target, prefix=ES_TARGET_PREFIX)
 
 
 def _matches(target: str, pattern: str) -> bool:
     """`*` stands for any run of characters, but never crosses from the schema into the table."""
-    expression = re.escape(pattern).replace(r"\*", "[^.:]*" if not pattern.startswith(ES_TARGET_PREFIX) else ".*")
+    expression = re.escape(pattern).replace(r"\*", ".*" if ":" in pattern.partition("*")[0] else "[^.:]*")
     return re.fullmatch(expression, target) is not None

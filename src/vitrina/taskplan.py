@@ -15,15 +15,17 @@ def check(definition: Definition, policy: TargetPolicy | None) -> None:
 
     Without a policy, not even that: whoever only reads may not have chosen one yet.
     """
-    found = violations(definition.tasks) + (target_violations(definition, policy) if policy else [])
+    found = violations(definition.tasks, after_source=definition.python_source is not None)
+    found += target_violations(definition, policy) if policy else []
     if found:
         plan = "run.bad_tasks" if definition.tasks else "run.bad_target"
         raise Invalid(say(plan, name=definition.name, problems=[error.message for error in found]), tuple(found))
 
 
-def violations(tasks: Sequence[Task]) -> list[FieldError]:
+def violations(tasks: Sequence[Task], *, after_source: bool = False) -> list[FieldError]:
     """What is wrong with the steps themselves, in the order in which people read them."""
-    return [*_order(tasks), *_contents(tasks), *_kinds(tasks), *_names(tasks), *_overrides(tasks)]
+    kinds = _kinds(tasks, after_source=after_source)
+    return [*_order(tasks), *_contents(tasks), *kinds, *_names(tasks), *_overrides(tasks)]
 
 
 def _order(tasks: Sequence[Task]) -> list[FieldError]:
@@ -76,10 +78,10 @@ def _contents(tasks: Sequence[Task]) -> list[FieldError]:
     ]
 
 
-def _kinds(tasks: Sequence[Task]) -> list[FieldError]:
-    """The first step reads with SQL, the others are registered Python steps."""
+def _kinds(tasks: Sequence[Task], *, after_source: bool) -> list[FieldError]:
+    """The first step reads with SQL, unless a Python source does; the others are registered Python steps."""
     found = []
-    for step, (position, task) in enumerate(_ordered(tasks)):
+    for step, (position, task) in enumerate(_ordered(tasks), start=int(after_source)):
         if step == 0 and task.task_type != "SQL":
             message = say("definition.first_step", task_type=task.task_type)
             found.append(FieldError(f"tasks.{position}.task_type", message, "task_first_not_sql"))

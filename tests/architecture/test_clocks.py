@@ -20,7 +20,7 @@ ALLOWED = {
     "observe/run_logs.py": "lines of a log",
     "observe/run_meter.py": "a lap of a trace",
     "checks/reconcile.py": "when a report was begun: shown only",
-    "loads/sources.py": "what a step is told",
+    "connectors/python/opening.py": "what a step is told",
     "loads/steps.py": "what a step is told",
     "observe/run_trace.py": "a lap of a trace",
     "schedule.py": "whether a schedule has a next time at all",

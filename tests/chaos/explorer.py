@@ -15,13 +15,14 @@ from psycopg.types.json import Jsonb
 
 from tests.support.workbench import Workbench
 from vitrina.errors import LeaseLost
+from vitrina.ports.batch import PartId
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.status import Trigger
 from vitrina.store import database, leases, pipelines, recovery
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
 from vitrina.store.runs import Counters
-from vitrina.store.state import Checkpoint
 
 BATCHES = 2
 TTL_SECONDS = 1000.0
@@ -203,7 +204,7 @@ class World:
     def _commit(self, actor: Actor) -> None:
         assert actor.ledger is not None
         assert actor.claim is not None
-        after = actor.checkpoint.next_batch(actor.claim.epoch, 1, None, None)
+        after = actor.checkpoint.accepting(PartId(actor.claim.epoch, actor.checkpoint.batch_no + 1), 1, None)
         try:
             actor.ledger.fence(after, Counters(), attempt=1)
         except LeaseLost:

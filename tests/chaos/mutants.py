@@ -11,20 +11,20 @@ from uuid import UUID
 from psycopg import sql
 
 from vitrina.connectors.postgres import cursor as cursors
-from vitrina.connectors.postgres import mart_identity
+from vitrina.connectors.postgres import left_columns, mart_identity
 from vitrina.connectors.postgres.stage import Stage
 from vitrina.errors import Disconnected, TransientError
-from vitrina.loads import columns, control
+from vitrina.loads import control
 from vitrina.loads.control import RunControl
 from vitrina.loads.job import Job
 from vitrina.observe.run_meter import RunMeter
+from vitrina.ports.checkpoint import Accepted, Checkpoint
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.runner.executor import PipelineExecutor
 from vitrina.status import Status
 from vitrina.store import databases, leases, ledger, recovery, run_after, sessions, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim, Heartbeat
-from vitrina.store.state import Checkpoint
 
 NAMES = ("fence_off", "checkpoint_apart", "lease_ignored", "heartbeat_never")
 
@@ -62,6 +62,8 @@ def apply(name: str, replace: Callable[[Any, str, Any], None] = setattr) -> None
         "names_only": _names_only,
         "mart_unlooked": _mart_unlooked,
         "columns_forgotten": _columns_forgotten,
+        "clickhouse_unseized": _clickhouse_unseized,
+        "clickhouse_uncounted": _clickhouse_uncounted,
     }[name](replace)
 
 
@@ -182,7 +184,7 @@ def _reply_decides(replace: Callable[[Any, str, Any], None]) -> None:
 def _stage_trusted(replace: Callable[[Any, str, Any], None]) -> None:
     """A stage is believed to hold what the checkpoint says; nobody counts whether a crash has emptied it."""
 
-    def believed(self: Stage, connection: Connection, segments: dict[int, int]) -> int:
+    def believed(self: Stage, connection: Connection, accepted: Accepted) -> int:
         row = connection.execute("SELECT rows FROM etl.etl_state WHERE stage = %s", [self.name]).fetchone()
         return int(row["rows"]) if row else 0
 
@@ -195,6 +197,24 @@ def _alias_kept(replace: Callable[[Any, str, Any], None]) -> None:
     from vitrina.connectors.search.generations import Generations
 
     replace(Generations, "_write_aliases", lambda self: [])
+
+
+def _clickhouse_unseized(replace: Callable[[Any, str, Any], None]) -> None:
+    """A claim leaves the views and tables of older ones as they are: a late switch finds its view."""
+    from vitrina.connectors.clickhouse.tables import Tables
+
+    replace(Tables, "seize", lambda self: None)
+    replace(Tables, "discard_unshown", lambda self: [])
+    replace(Tables, "generation", lambda self, load: next((one for one in self.objects("g") if one.load == load), None))
+
+
+def _clickhouse_uncounted(replace: Callable[[Any, str, Any], None]) -> None:
+    """What was inserted and not counted is shown with the rest, and nobody counts."""
+    from vitrina.connectors.clickhouse.load import GenerationLoad
+    from vitrina.connectors.clickhouse.tables import Tables
+
+    replace(Tables, "discard_uncounted", lambda self, name, accepted: 0)
+    replace(GenerationLoad, "_check", lambda self, found: None)
 
 
 def _cleaning_unasked(replace: Callable[[Any, str, Any], None]) -> None:
@@ -256,7 +276,7 @@ def _mart_unlooked(replace: Callable[[Any, str, Any], None]) -> None:
 
 def _columns_forgotten(replace: Callable[[Any, str, Any], None]) -> None:
     """Nobody remembers which columns a pipeline has written."""
-    replace(columns, "_known", lambda checkpoint, job: ())
+    replace(left_columns, "_known", lambda checkpoint, writer: ())
 
 
 def _spoil_watermark(replace: Callable[[Any, str, Any], None], sound: str, spoilt: str) -> None:

@@ -51,7 +51,9 @@ SHORT: list[Fault] = [
 
 def test_every_failpoint_is_part_of_the_plan() -> None:
     sources = Path(vitrina.__file__).parent.rglob("*.py")
-    labelled = {name for path in sources for name in re.findall(r'failpoints\.hit\("([^"]+)"\)', path.read_text())}
+    # A fence strikes the point that it is made with.
+    striking = re.compile(r'(?:failpoints\.hit\(|, point=)"([^"]+)"\)')
+    labelled = {name for path in sources for name in striking.findall(path.read_text())}
     # What is done beside runs is struck where it is tested: tests/integration/test_schedules.py.
     assert labelled - set(failpoints.OTHER_POINTS) == set(failpoints.POINTS)
     assert set(failpoints.OTHER_POINTS) < labelled

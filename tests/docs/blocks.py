@@ -4,6 +4,7 @@
     <!-- keeps running -->            started beside the others, until the page ends
     <!-- ends with 1 -->              another exit code than 0 is meant
     <!-- needs search -->             run in tests/search, where the search servers are
+    <!-- needs clickhouse -->         run in tests/clickhouse, where its engine is
 
 A block of any language with `title="name"` behind its fence is a file that the reader saves under that name.
 """
@@ -21,6 +22,7 @@ FENCE = re.compile(
 TITLE = re.compile(r'title="([^"]+)"')
 NOTE = re.compile(
     r"not run: (?P<reason>.{8,})|(?P<stays>keeps running)|ends with (?P<code>\d+)|(?P<search>needs search)"
+    r"|(?P<clickhouse>needs clickhouse)"
 )
 COMMANDS = ("bash", "console", "sh", "shell")
 
@@ -56,6 +58,10 @@ class Block:
     @property
     def needs_search(self) -> bool:
         return bool(self.said and self.said["search"])
+
+    @property
+    def needs_clickhouse(self) -> bool:
+        return bool(self.said and self.said["clickhouse"])
 
     @property
     def exit_code(self) -> int:

@@ -39,6 +39,10 @@ class Checkout:
         self._open.enter_context(forks.ready(directory / PROGRAMS))
         _furnish(directory)
 
+    def add_environment(self, **more: str) -> None:
+        """For a page whose reader has set these."""
+        self._search |= more
+
     def run(self, block: Block) -> str:
         if block.title:
             path = self.directory / block.title

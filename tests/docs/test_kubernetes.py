@@ -7,7 +7,7 @@ import typer
 import yaml
 
 from tests.docs.blocks import ROOT
-from vitrina.cli.app import app
+from vitrina.cli.app import make_app
 from vitrina.settings import Settings
 
 MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((ROOT / "infra/kubernetes/vitrina.yml").read_text()))
@@ -25,7 +25,7 @@ NAMES = {
 def test_there_is_a_migration_an_api_and_runners() -> None:
     commands = [container(pod)["args"][0] for pod in PODS]
     assert commands == ["migrate", "api", "runner"]
-    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    known = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
     assert set(commands) <= set(known)
 
 
@@ -61,7 +61,7 @@ def test_a_job_runs_one_pipeline_with_no_more_rights_than_a_runner(job: dict[str
 
 
 def test_the_options_of_a_job_exist() -> None:
-    runner = typer.main.get_command(app).commands["runner"]  # type: ignore[attr-defined]
+    runner = typer.main.get_command(make_app()).commands["runner"]  # type: ignore[attr-defined]
     known = {option for parameter in runner.params for option in parameter.opts}
     assert {"--once", "--pipeline"} <= known
 

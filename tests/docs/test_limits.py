@@ -7,8 +7,9 @@ import pytest
 
 from vitrina import definition
 from vitrina.checks import previews
-from vitrina.connectors.postgres import copy, sessions, stream
+from vitrina.connectors.postgres import copy, sampling, sessions
 from vitrina.loads import steps
+from vitrina.ports import batch
 from vitrina.settings import Settings
 from vitrina.store import leases, migrate
 
@@ -28,7 +29,7 @@ LIMITS = {
     "steps of a task plan": [str(definition.MAX_TASKS)],
     "batch": [
         f"{definition.MAX_BATCH_SIZE:,} rows",
-        _megabytes(stream.MAX_BATCH_BYTES),
+        _megabytes(batch.MAX_BATCH_BYTES),
         _megabytes(copy.MAX_BATCH_BYTES),
     ],
     "connections to the API": [f"VITRINA_API_MAX_CONNECTIONS` ({_default('api_max_connections')})"],
@@ -41,7 +42,7 @@ LIMITS = {
         f"steps {previews.STEP_SECONDS:g} s",
     ],
     "rows that steps are tried with before a run": [f"{steps.SAMPLE_ROWS:,} of up to {_megabytes(steps.SAMPLE_BYTES)}"],
-    "a reference query of a step": [_megabytes(steps.MAX_REFERENCE_BYTES)],
+    "a reference query of a step": [_megabytes(sampling.MAX_REFERENCE_BYTES)],
     "temporary files": [migrate.RESERVED_READER_DEFAULTS["temp_file_limit"].replace("GB", " GB")],
 }
 

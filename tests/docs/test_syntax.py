@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from tests.docs import blocks
 from tests.docs.blocks import ROOT, Block
-from vitrina.cli.app import app
+from vitrina.cli.app import make_app
 from vitrina.definition import Definition
 from vitrina.services import policy
 from vitrina.settings import Settings
@@ -30,8 +30,12 @@ ASSIGNMENT = re.compile(r"\w+=")
 # What the examples have beside the demo; the targets are those of `make dev SEARCH=1`.
 SETTINGS = Settings(
     allowed_source_schemas="content,ugc,sales",
-    allowed_targets="analytics.*,es:*",
-    connections={"shop": SecretStr("postgresql://shop/shop")},
+    allowed_targets="analytics.*,clickhouse:*,es:*,files:*",
+    connections={
+        "lake": SecretStr("file:///lake"),
+        "olap": SecretStr("clickhouse://olap/default"),
+        "shop": SecretStr("postgresql://shop/shop"),
+    },
 )
 REFUSED = ("evil", "nope")
 
@@ -94,7 +98,7 @@ def calls(script: str) -> Iterator[list[str]]:
 
 def parse(words: list[str]) -> None:
     """As the command line would, down to the last command, without doing anything."""
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(make_app())
     context: Any = None
     while True:
         context = command.make_context(words[0] if words else "vitrina", list(words), parent=context)

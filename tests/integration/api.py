@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,9 @@ def serving(settings: Settings, **options: Any) -> Iterator[httpx.Client]:
 
 
 @contextmanager
-def api_process(settings: Settings, directory: Path, **more: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+def api_process(
+    settings: Settings, directory: Path, *, arguments: Sequence[str] = (), **more: str
+) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """`vitrina api`, which wants tokens, and its URL; with `more` in its environment; its output goes to `api.log`."""
     environment = {
         "PATH": os.environ["PATH"],
@@ -51,7 +53,7 @@ def api_process(settings: Settings, directory: Path, **more: str) -> Iterator[tu
     log = directory / "api.log"
     with kept_port() as port, log.open("w") as output:
         process = subprocess.Popen(
-            [str(Path(sys.executable).with_name("vitrina")), "api", "--port", str(port)],
+            [str(Path(sys.executable).with_name("vitrina")), "api", "--port", str(port), *arguments],
             env=environment | more,
             cwd=directory,
             stdout=output,

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.support.workbench import Workbench
-from vitrina.loads import job as jobs
+from vitrina.loads import inspection, opening
 from vitrina.store import pipelines
 
 FIELDS = {"target_key": ["id"], "mode": "incremental", "incremental_key": "modified", "incremental_id_key": "id"}
@@ -30,8 +30,8 @@ def warnings(
     row = pipelines.find(bench.metastore, identity)
     assert row is not None
     with ExitStack() as sessions:
-        job = jobs.open_for_inspection(row, bench.settings, bench.metastore, sessions)
-        found = jobs.inspect(job, create_target=False).warnings
+        job = opening.open_for_inspection(row, bench.settings, bench.metastore, sessions)
+        found = list(inspection.inspect(job, create_target=False).plan.warnings)
     return [text for text in found if "was not set by this database's clock" not in text]
 
 

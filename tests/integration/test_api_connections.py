@@ -60,6 +60,7 @@ def test_a_connection_is_sealed_for_runners_and_never_shown(keyed: httpx.Client,
     assert answer.status_code == 201, answer.text
     assert answer.json() == {
         "name": "shop",
+        "connector": "postgres",
         "set_in": "metastore",
         "pipelines": [],
         "updated_at": answer.json()["updated_at"],
@@ -336,3 +337,21 @@ def test_the_command_line_keeps_lists_tries_and_forgets(workbench: Workbench, sh
     assert "source_connection: shop" in made
     assert "is forgotten" in command(tmp_path, with_key, "connections", "remove", "shop")
     assert "no connection 'shop'" in command(tmp_path, with_key, "connections", "remove", "shop")
+
+
+def test_a_connection_of_any_kind_is_kept(keyed: httpx.Client, api_metastore: Connection) -> None:
+    url = "elasticsearch+https://ada:quiet@search.example:9200?fingerprint=ab"
+    kept = keyed.post(CONNECTIONS, json={"name": "logs", "url": url})
+    assert (kept.status_code, kept.json()["connector"]) == (201, "search")
+    [row] = api_metastore.execute("SELECT scheme, sealed FROM etl.etl_connections").fetchall()
+    assert row["scheme"] == "elasticsearch+https"
+    assert b"quiet" not in bytes(row["sealed"])
+    for refused in ("mysql://ada:quiet@db.example/shop", f"{url}&ca_file=/etc/ssl/ca.pem"):
+        answer = keyed.post(CONNECTIONS, json={"name": "other", "url": refused})
+        assert answer.status_code == 422
+        assert "quiet" not in answer.text
+
+    mart = {"name": "films", "source_query": "SELECT id FROM content.film_work", "target_table": "analytics.films"}
+    wrong = keyed.post("/api/v1/pipelines", json=mart | {"options": {"target_connection": "logs"}})
+    assert wrong.status_code == 422
+    assert "connection 'logs' is one of the connector search" in wrong.json()["detail"]

@@ -1,5 +1,6 @@
 """What one request may carry, and that what it carried cannot break the answers to others."""
 
+import re
 import socket
 from contextlib import ExitStack
 from typing import Any
@@ -225,3 +226,58 @@ def test_apply_takes_a_thousand_documents_and_lists_a_hundred_problems(api: http
     answer = api.post("/api/v1/apply", json={"documents": tiny})
     assert answer.status_code == 422
     assert "more than 1000 documents" in problem(answer)["detail"]
+
+
+# --- heads --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET /livez HTTP/1.1\r\n\r\n",
+        "GET /livez HTTP/1.1\r\nHost: localhost\r\nHost: elsewhere\r\n\r\n",
+        "GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + "x" * server.MAX_HEAD_BYTES + "\r\n\r\n",
+        "GET /livez?" + "x" * server.MAX_HEAD_BYTES + " HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        # No end of a header, or of what stands between the parts of a body, ever comes.
+        "GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + "x" * server.MAX_HEAD_BYTES,
+        "POST /api/v1/pipelines HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\nX: "
+        + "x" * 2 * server.MAX_HEAD_BYTES,
+    ],
+    ids=["no host", "two hosts", "large header", "large address", "endless header", "endless trailer"],
+)
+def test_a_head_that_is_wrong_or_has_no_end_is_refused(api: httpx.Client, head: str) -> None:
+    port = api.base_url.port
+    assert port is not None
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as wrong:
+        wrong.sendall(head.encode())
+        answer = b""
+        while received := wrong.recv(4096):
+            answer += received
+    assert answer.startswith(b"HTTP/1.1 400"), answer
+    assert api.get("/livez").status_code == 200
+
+
+@pytest.mark.parametrize("method", ["BREW", "PROPFIND", "GETS", "A" * 1000])
+def test_a_method_of_any_name_is_told_what_can_be_used_instead(api: httpx.Client, method: str) -> None:
+    for content in (b"", b"GET /livez HTTP/1.1"):
+        answer = api.request(method, PIPELINES, content=content)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
+        assert problem(answer)["detail_said"]["params"] == {"method": method, "path": PIPELINES}
+        assert api.get(PIPELINES).status_code == 200
+
+
+def test_a_method_that_comes_in_parts_behind_another_request_does_not_mix_with_it(api: httpx.Client) -> None:
+    port = api.base_url.port
+    assert port is not None
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as talk, talk.makefile("rb") as answers:
+        for first, second, status in (
+            (b"BREW /livez HT", b"TP/1.1\r\nHost: localhost\r\n\r\n", b"405"),
+            (b"GET /livez HT", b"TP/1.1\r\nHost: localhost\r\n\r\n", b"200"),
+        ):
+            talk.sendall(first)
+            talk.sendall(second)
+            head = b"".join(iter(answers.readline, b"\r\n"))
+            assert head.split()[1] == status, head
+            found = re.search(rb"content-length: (\d+)", head)
+            assert found
+            answers.read(int(found[1]))

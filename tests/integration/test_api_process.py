@@ -1,8 +1,10 @@
 """The API as people start it: a process of its own, over real sockets, through a lost database and a clean stop."""
 
+import re
 import signal
 from pathlib import Path
 
+import httpx
 import psycopg
 import pytest
 
@@ -49,3 +51,37 @@ def test_a_real_process_serves_survives_a_lost_database_and_stops_cleanly(
     log = (tmp_path / "api.log").read_text()
     assert secret not in log
     assert "Traceback" not in log, log
+
+
+def test_workers_share_a_port_and_each_tells_what_all_have_counted(
+    database: Settings, metastore: Connection, tmp_path: Path
+) -> None:
+    """Every call has a connection of its own, which any of the workers may take."""
+    _, secret = tokens.create(metastore, Caller("setup", Role.ADMIN), name="admin", role=Role.ADMIN)
+    with api_process(database, tmp_path, arguments=["--workers", "3"]) as (process, url):
+        workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(workers) == 3
+        for _ in range(30):
+            with Client(url, secret) as client:
+                client.list_targets()
+        assert {_answered(url, "/targets") for _ in range(12)} == {30}
+        tokens.revoke(metastore, Caller("setup", Role.ADMIN), "admin")
+        for _ in range(12):
+            with Client(url, secret) as client, pytest.raises(Unauthenticated):
+                client.list_targets()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+        assert not [worker for worker in workers if Path(f"/proc/{worker}").exists()]
+    log = (tmp_path / "api.log").read_text()
+    assert log.count("api.started") == 3
+    assert "Traceback" not in log, log
+
+
+def _answered(url: str, route: str) -> int:
+    """How many requests to a route were answered with 200, as whichever worker is asked has it."""
+    page = httpx.get(f"{url}/metrics", trust_env=False, timeout=60).text
+    found = re.search(
+        rf'^vitrina_http_request_duration_seconds_count{{.*route="{route}",status="200"}} (\S+)$', page, re.M
+    )
+    assert found, page
+    return int(float(found[1]))

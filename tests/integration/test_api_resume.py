@@ -94,7 +94,7 @@ def test_status_tells_that_a_lease_is_over_instead_of_a_time_that_is_left(
 ) -> None:
     create(api, name="films")
     api_metastore.execute(
-        "UPDATE etl.etl_pipelines SET status = 'RUNNING', claim_id = gen_random_uuid(),"
+        "UPDATE etl.etl_pipelines SET status = 'RUNNING', claim_id = gen_random_uuid(), claim_format = 2,"
         " lease_until = now() - interval '1 h'"
     )
     api_metastore.execute(
@@ -115,8 +115,8 @@ def test_the_command_line_tells_when_the_runner_was_last_heard_of(
         api_metastore, runner_id, host="quiet.test", pid=77, version="1", capacity=1, running=1, transforms=[]
     )
     api_metastore.execute(
-        "UPDATE etl.etl_pipelines SET status = 'RUNNING', claim_id = gen_random_uuid(), runner_id = %s,"
-        " lease_until = now() - interval '1 h'",
+        "UPDATE etl.etl_pipelines SET status = 'RUNNING', claim_id = gen_random_uuid(), claim_format = 2,"
+        " runner_id = %s, lease_until = now() - interval '1 h'",
         [runner_id],
     )
     api_metastore.execute("UPDATE etl.etl_runners SET heartbeat_at = now() - interval '3 h'")

@@ -201,7 +201,7 @@ def test_every_route_outside_the_open_ones_demands_a_token_and_the_right_role(
                 continue
             answer = guarded.request(served.method, path, headers=bearer(secrets_by_role[role]))
             assert (answer.status_code != 403) == role.includes(served.needs), (served, role, answer.text)
-            assert answer.status_code < 500, served
+            assert answer.status_code < 500, (served, role, answer.text)
         walked += 1
     assert walked > 60
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import cursor as cursors
-from vitrina.loads import table_run
+from vitrina.loads.run import Run
 from vitrina.services import pipelines as service
 from vitrina.services.callers import Caller, Role
 from vitrina.store import pipelines
@@ -38,15 +38,15 @@ def run(bench: Workbench, **asked: Any) -> dict[str, Any]:
 
 def after_the_first_batch(monkeypatch: pytest.MonkeyPatch, bench: Workbench, statement: str) -> None:
     """Somebody at a prompt of psql, while a run is at work."""
-    behind = table_run.Run._after_batch
+    behind = Run.after_part
     done: list[Any] = []
 
-    def after_batch(self: table_run.Run, filled: Any) -> None:
-        behind(self, filled)
+    def after_batch(self: Run, part: Any) -> None:
+        behind(self, part)
         if not done:
             done.append(bench.sql(statement))
 
-    monkeypatch.setattr(table_run.Run, "_after_batch", after_batch)
+    monkeypatch.setattr(Run, "after_part", after_batch)
 
 
 # --- the cursor ---------------------------------------------------------------------------------------------------

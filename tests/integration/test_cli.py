@@ -220,6 +220,7 @@ def test_doctor_finds_an_installation_well(installation: Installation) -> None:
     assert {found["check"] for found in findings if found["status"] != "OK"} == {"write-ahead log"}, findings
     assert [found["check"] for found in findings] == [
         "settings",
+        "connectors",
         "api",
         "database",
         "migrations",

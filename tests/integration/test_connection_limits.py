@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import sessions as source_sessions
-from vitrina.loads import job as jobs
+from vitrina.loads import opening
 from vitrina.runner.manager import PipelineManager
 from vitrina.settings import ConnectionLimits
 from vitrina.store import database, leases, pipelines, room
@@ -64,14 +64,15 @@ def test_each_side_of_a_run_has_the_limit_of_its_connection(bench: Workbench) ->
     assert row
 
     with ExitStack() as sessions:
-        job = jobs.open_for_inspection(row, bench.settings, bench.metastore, sessions)
-        assert [_timeout(job.reader.connection), _timeout(job.target_connection)] == ["1h", "7s"]
+        job = opening.open_for_inspection(row, bench.settings, bench.metastore, sessions)
+        assert job.target.session is not None
+        assert [_timeout(job.reader.connection), _timeout(job.target.session)] == ["1h", "7s"]
     with source_sessions.waited_for("marts", bench.settings, "vitrina:test") as reader:
         assert _timeout(reader.connection) == "7s"
     with source_sessions.waited_for("shop", bench.settings, "vitrina:test") as reader:
         assert _timeout(reader.connection) == "30s"
     # The watch over silent servers waits for the most patient of them.
-    assert jobs.statement_timeout(job.definition, bench.settings, None, "shop", "marts") == 3600
+    assert opening.statement_timeout(job.definition, bench.settings, None, "shop", "marts") == 3600
 
 
 def test_runs_wait_until_a_connection_has_room_for_all_their_sessions(bench: Workbench) -> None:

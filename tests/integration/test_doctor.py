@@ -1,18 +1,23 @@
 """`vitrina doctor` on installations that are not well: what it says is wrong, and what to do about it."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
 from pydantic import SecretStr
 
+from tests.support.ports import kept_port
 from tests.support.workbench import Workbench
 from vitrina.cli import doctor
 from vitrina.cli.doctor import Finding
+from vitrina.definition import ReconcileSchedule
 from vitrina.embedded.temporary import TemporaryServer
+from vitrina.ports import registry
 from vitrina.settings import Settings
-from vitrina.store import connections, database
+from vitrina.store import connections, database, runners
 
 FILMS = """
 CREATE TABLE content.film (id int PRIMARY KEY, title text);
@@ -205,3 +210,51 @@ def test_a_schema_that_is_nowhere_is_warned_of(bench: Workbench) -> None:
     assert "names contnet, which the database does not have" in found.finding
     assert doctor.problems([found]) == 0
     assert not list(doctor._check_source_schemas(bench.metastore, bench.settings))
+
+
+# --- connectors ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_installed_is_listed() -> None:
+    [found] = doctor._check_connectors()
+    assert (found.status, found.finding) == ("OK", "clickhouse, files, postgres, python, search")
+
+
+def test_a_connector_that_is_left_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    usable = registry.installed()
+    refused = registry.Refused("lake", "vitrina-lake", "ImportError: No module named 'boto3'")
+    named_like_an_option = replace(usable.connectors["search"], name="index", options=ReconcileSchedule, package="odd")
+    found = registry.Installed(usable.connectors | {"index": named_like_an_option}, (refused,))
+    monkeypatch.setattr(registry, "installed", lambda: found)
+    first, second, _ = doctor._check_connectors()
+    assert (first.status, "vitrina-lake is left out: ImportError" in first.finding) == ("PROBLEM", True)
+    assert (second.status, "options.index is an option of Vitrina's own" in second.finding) == ("PROBLEM", True)
+
+
+def test_a_connection_that_no_connector_opens_is_a_problem(bench: Workbench) -> None:
+    url = "mysql://ada:hidden@db.example/shop"
+    settings = bench.settings.model_copy(update={"connections": {"old": SecretStr(url)}})
+    [found] = doctor._check_connections(bench.metastore, settings)
+    assert (found.check, found.status) == ("connection old", "PROBLEM")
+    known = "clickhouse, files, postgres, python, search"
+    assert f"no connector for mysql:// is installed here, only {known}" in found.finding
+    assert "hidden" not in found.finding + found.next_step
+
+
+def test_a_search_cluster_that_does_not_answer_is_a_problem(bench: Workbench) -> None:
+    with kept_port() as port:
+        url = f"elasticsearch+http://ada:hidden@127.0.0.1:{port}"
+        settings = bench.settings.model_copy(update={"connections": {"logs": SecretStr(url)}})
+        [found] = doctor._check_connections(bench.metastore, settings)
+    assert (found.check, found.status) == ("connection logs", "PROBLEM")
+    assert "hidden" not in found.finding + found.next_step
+
+
+def test_a_pipeline_that_waits_for_a_connector_is_named(bench: Workbench) -> None:
+    about: dict[str, Any] = {"host": "h", "pid": 1, "version": "1", "capacity": 1, "running": 0, "transforms": []}
+    runners.heartbeat(bench.metastore, uuid4(), **about, covers=["source:postgres", "target:"])
+    bench.request("films")
+    assert [found.status for found in pipelines(bench)] == ["OK"]
+    bench.sql("UPDATE etl.etl_pipelines SET target_table = 'lake:films'")
+    [found] = pipelines(bench)
+    assert (found.status, found.finding) == ("PROBLEM", "waits for a runner with connector lake")

@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from tests.support.workbench import Workbench
-from vitrina.loads import steps
+from vitrina.connectors.postgres import sampling
 from vitrina.loads.control import RunControl
 from vitrina.runner import requests
 from vitrina.store import pipelines
@@ -200,7 +200,7 @@ def test_a_preview_of_steps_is_refused_before_a_giant_row_comes(bench: Workbench
 
 
 def test_a_reference_is_refused_before_a_giant_row_comes(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "MAX_REFERENCE_BYTES", 30 * MEGABYTE)
+    monkeypatch.setattr(sampling, "MAX_REFERENCE_BYTES", 30 * MEGABYTE)
     giant(bench)
     query = "SELECT 1 AS id"
     tasks = [

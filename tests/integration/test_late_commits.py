@@ -13,9 +13,8 @@ from psycopg.sql import SQL
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import cursor as cursors
 from vitrina.connectors.postgres.cursor import Watermark
+from vitrina.connectors.postgres.query_pass import QueryPass
 from vitrina.connectors.postgres.source import Bounds
-from vitrina.loads import table_run
-from vitrina.loads.table_run import Run
 
 WRITERS = 6
 SECONDS = 2.0
@@ -169,7 +168,7 @@ def checkpoint_not_held_back(
 @pytest.mark.parametrize("mutant", ["checkpoint not held back", "plain cursor", "upper bound that starves"])
 def test_mutants_lose_rows(workbench: Workbench, monkeypatch: pytest.MonkeyPatch, mutant: str) -> None:
     if mutant == "upper bound that starves":
-        monkeypatch.setattr(table_run.Run, "_pass_bounds", only_what_is_safe)
+        monkeypatch.setattr(QueryPass, "_bounds", only_what_is_safe)
     elif mutant == "checkpoint not held back":
         monkeypatch.setattr(cursors, "watermark", checkpoint_not_held_back)
     else:
@@ -179,9 +178,9 @@ def test_mutants_lose_rows(workbench: Workbench, monkeypatch: pytest.MonkeyPatch
     assert rows_lost_to_a_late_commit(workbench) > 0
 
 
-def only_what_is_safe(run: Run) -> Bounds:
+def only_what_is_safe(following: QueryPass) -> Bounds:
     """A closed range: a row that is updated faster than the passes come is ahead of each of them."""
-    found = run._checkpoint
+    found = following.checkpoint
     return Bounds(since=found.safe_upto, until=Watermark.recalled(found.held_upto).upto)
 
 

@@ -14,6 +14,7 @@ from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina import status
 from vitrina.errors import LeaseLost
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.runner import housekeeping
 from vitrina.status import Status, Trigger
 from vitrina.store import (
@@ -28,7 +29,6 @@ from vitrina.store import (
     schedules,
     sessions,
     stages,
-    state,
 )
 from vitrina.store.leases import Claim
 from vitrina.store.ledger import Ledger
@@ -202,7 +202,7 @@ def test_a_claim_discards_unfinished_loads_of_others_on_the_target(bench: Workbe
         f""" VALUES ('{row(bench, "other")["id"]}', 'p_x', '{{"1": 2}}', 5, '[1]')"""
     )
     Ledger(claim(bench), bench.metastore).seize()
-    assert bench.checkpoint("other") == state.Checkpoint()
+    assert bench.checkpoint("other") == Checkpoint()
 
 
 def test_a_late_claim_cannot_seize_and_ends_no_newer_session(bench: Workbench) -> None:
@@ -228,7 +228,7 @@ def test_a_batch_and_a_cancel_take_their_locks_in_one_order(bench: Workbench, mo
     def commit_batch() -> None:
         with database.connect(url, "a") as metastore, database.connect(url, "b") as mart, metastore.transaction():
             ledger = Ledger(held, metastore, metastore if move == "fence" else mart)
-            getattr(ledger, move)(state.Checkpoint(), runs.Counters(), attempt=1)
+            getattr(ledger, move)(Checkpoint(), runs.Counters(), attempt=1)
 
     with ThreadPoolExecutor() as threads:
         with bench.admin.transaction():

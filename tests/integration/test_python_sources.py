@@ -9,7 +9,9 @@ from pydantic import BaseModel
 
 from tests.support.workbench import Workbench
 from vitrina import failpoints
-from vitrina.transforms import SourceContext, source
+from vitrina.checks import previews
+from vitrina.store import pipelines
+from vitrina.transforms import SourceContext, source, transform
 
 
 class Feed(BaseModel):
@@ -224,3 +226,83 @@ def test_a_mart_that_was_replaced_is_filled_from_the_beginning(bench: Workbench)
 
     assert "by hand" in run["metrics"]["started_over"]
     assert numbers(bench) == [*range(1, 11), 100]
+
+
+# --- steps after a source ---------------------------------------------------------------------------------------------
+
+SHIPPED = [
+    {"order_index": 1, "task_type": "PYTHON", "body": "rename_columns", "params": {"names": {"name": "said"}}},
+    {
+        "order_index": 2,
+        "task_type": "PYTHON",
+        "body": "drop_rows",
+        "params": {"where": {"column": "n", "op": "eq", "value": 4}},
+    },
+]
+OWN = [{"order_index": 1, "task_type": "PYTHON", "body": "it_squares", "params": {"on_error": "dead_letter"}}]
+
+
+@transform("it_squares", rows=True)
+def squares(row: dict[str, Any]) -> dict[str, Any]:
+    """Fails on seven, as long as the world says so."""
+    if row["n"] == 7 and WORLD.get("hates_seven"):
+        raise ValueError("not seven")
+    return {"n": row["n"], "square": row["n"] ** 2}
+
+
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_steps_after_a_source(bench: Workbench, mode: str) -> None:
+    make(bench, "feed", mode, tasks=SHIPPED)
+
+    run = bench.run("feed")
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert (run["rows_read"], run["rows_written"]) == (10, 9)
+    assert numbers(bench) == [n for n in range(1, 11) if n != 4]
+    assert bench.sql("SELECT DISTINCT said FROM analytics.feed") == [{"said": "told in answer 1"}]
+    assert WORLD["asked"] == [None], "the rows that the steps were tried with are not asked for again"
+    WORLD["end"] = 12
+    assert bench.run("feed")["status"] == "SUCCESS"
+    assert numbers(bench) == [n for n in range(1, 13) if n != 4]
+
+
+def test_rows_that_a_step_rejects_wait_until_the_source_gives_them_again(bench: Workbench) -> None:
+    WORLD["hates_seven"] = True
+    make(bench, "feed", "full", tasks=OWN)
+
+    run = bench.run("feed")
+
+    assert (run["status"], run["rows_rejected"], run["rows_written"]) == ("SUCCESS", 1, 9)
+    [letter] = bench.sql("SELECT document_id, document FROM etl.etl_dead_letters WHERE resolved_at IS NULL")
+    assert (letter["document_id"], letter["document"]["n"]) == ("7", 7)
+    WORLD["hates_seven"] = False
+    assert bench.run("feed")["rows_written"] == 1
+    assert bench.sql("SELECT square FROM analytics.feed WHERE n = 7") == [{"square": 49}]
+    assert bench.sql("SELECT * FROM etl.etl_dead_letters WHERE resolved_at IS NULL") == []
+
+
+def test_a_source_with_steps_goes_on_from_its_last_batch(bench: Workbench) -> None:
+    make(bench, "feed", "incremental", tasks=OWN)
+    WORLD["fail_after"] = 6
+
+    run = bench.run("feed")
+
+    assert (run["status"], run["attempts"]) == ("SUCCESS", 2)
+    assert WORLD["asked"] == [None, {"after": 6}]
+    assert numbers(bench) == list(range(1, 11))
+
+
+def test_what_steps_make_of_a_source_is_shown_and_compared(bench: Workbench) -> None:
+    make(bench, "feed", "full", tasks=OWN)
+    bench.run("feed")
+    row = pipelines.find(bench.metastore, "feed")
+    assert row is not None
+
+    shown = previews.preview(pipelines.definition_of(row), bench.settings, 2)
+
+    assert [column["name"] for column in shown["columns"]] == ["n", "square"]
+    assert shown["rows"] == [{"n": 1, "square": 1}, {"n": 2, "square": 4}]
+    assert [column["name"] for column in shown["before"]["columns"]] == ["n", "name"]
+    assert bench.reconcile("feed")["differences"] == 0
+    bench.sql("UPDATE analytics.feed SET square = 5 WHERE n = 2")
+    assert bench.reconcile("feed")["differences"] == 1

@@ -8,10 +8,10 @@ from psycopg.sql import SQL
 from tests.support.workbench import Workbench
 from vitrina import explain, sqlguard
 from vitrina.connectors.postgres import plan_check
+from vitrina.connectors.postgres.query_source import QuerySource
 from vitrina.connectors.postgres.reach import Reach
 from vitrina.connectors.postgres.source import Query, SqlReader
 from vitrina.errors import InvalidQuery, SourceQueryFailed
-from vitrina.loads import filling
 from vitrina.runner import requests as runner_requests
 from vitrina.settings import Settings
 from vitrina.sqlguard import SqlPolicy
@@ -89,7 +89,7 @@ def test_without_these_checks_the_same_run_would_deliver_private_rows(
 ) -> None:
     """So that the test above means something."""
     monkeypatch.setattr(plan_check, "reach", lambda *args, **wanted: Reach())
-    monkeypatch.setattr(filling, "admit_pass", lambda job, bounds: None)
+    monkeypatch.setattr(QuerySource, "admit_window", lambda source, bounds: None)
     # Before 18 the planner keeps the relation, and the plan shows it.
     monkeypatch.setattr(explain, "explain_relations", lambda plan: set())
     query = HIDDEN[0].format("content.staff")

@@ -408,6 +408,7 @@ def _load(settings: Settings, stop: threading.Event, failures: list[str]) -> Non
             run = bench.run("films")
             if run["status"] != "SUCCESS":
                 failures.append(run["error_message"])
+        bench.pool.close()
 
 
 def test_rows_of_an_import_that_share_one_stamp_are_judged(workbench: Workbench) -> None:

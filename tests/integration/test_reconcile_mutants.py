@@ -9,9 +9,10 @@ from psycopg.sql import SQL, Composed
 
 from tests.integration.test_reconcile import counts, films, key
 from tests.support.workbench import Workbench
-from vitrina.checks import compare, comparison, reconcile
+from vitrina.checks import compare, reconcile
 from vitrina.checks.compare import Look, Verdict
-from vitrina.checks.tables import TableSide, one_form
+from vitrina.connectors.postgres import rescan
+from vitrina.connectors.postgres.compare import TableSide, one_form
 from vitrina.loads.job import Job
 
 
@@ -96,7 +97,7 @@ CHECKS: list[tuple[Callable[[Workbench], None], Mutant]] = [
     (arrays_have_an_order, (TableSide, "_image", _order_blind)),
     (a_passing_difference_is_none, (compare, "confirm", _first_look_counts)),
     (a_changing_row_is_in_flight, (reconcile, "_movement", _nothing_moves)),
-    (what_no_pass_has_read_is_in_flight, (comparison, "young", lambda job: SQL("false"))),
+    (what_no_pass_has_read_is_in_flight, (rescan, "young", lambda source, found: SQL("false"))),
 ]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.workbench import Workbench
 from vitrina import failpoints
+from vitrina.ports.checkpoint import Accepted
 
 FILMS = """
 CREATE TABLE content.films (id int, title text, code text, at timestamptz DEFAULT '2024-01-01');
@@ -33,7 +34,7 @@ def refused(bench: Workbench) -> dict[str, Any]:
     assert run["status"] == "FAILED"
     assert run["error_message"].endswith("the next run reads the source again"), run["error_message"]
     found = bench.checkpoint("films")
-    assert (found.stage, found.rows, found.segments) == (None, 0, {})
+    assert (found.stage, found.rows, found.accepted) == (None, 0, Accepted())
     return run
 
 

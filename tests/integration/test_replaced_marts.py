@@ -10,7 +10,7 @@ import pytest
 from tests.chaos import mutants
 from tests.support.workbench import Workbench
 from vitrina.errors import TargetMismatch
-from vitrina.loads import table_run
+from vitrina.loads.run import Run
 from vitrina.runner import requests
 from vitrina.services import pipelines as service
 from vitrina.services.callers import Caller, Role
@@ -138,15 +138,15 @@ def test_a_mart_replaced_between_two_batches_is_filled_again(bench: Workbench, m
     bench.pipeline("films", QUERY, **INCREMENTAL)
     run(bench)
     touch(bench, "second pass", "true")
-    behind = table_run.Run._after_batch
+    behind = Run.after_part
     done: list[Any] = []
 
-    def after_batch(self: table_run.Run, filled: Any) -> None:
-        behind(self, filled)
+    def after_batch(self: Run, part: Any) -> None:
+        behind(self, part)
         if not done:
             done.append(bench.sql("TRUNCATE analytics.films; INSERT INTO analytics.films (id) VALUES (7)"))
 
-    monkeypatch.setattr(table_run.Run, "_after_batch", after_batch)
+    monkeypatch.setattr(Run, "after_part", after_batch)
 
     assert "by hand" in run(bench)["metrics"]["started_over"]
     assert bench.differences(QUERY, "analytics.films") == 0

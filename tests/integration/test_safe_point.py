@@ -11,7 +11,7 @@ from tests.chaos import mutants
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import cursor as cursors
-from vitrina.loads import passes
+from vitrina.connectors.postgres import query_pass
 
 ROUTES = pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
 QUERY = "SELECT id, at, note FROM content.events"
@@ -103,7 +103,7 @@ def test_a_quiet_table_is_not_read_again_and_again(workbench: Workbench) -> None
 
 @ROUTES
 def test_many_rows_with_one_stamp_travel_again_only_when_they_changed(workbench: Workbench, route: str) -> None:
-    many = passes.WORTH_A_DIGEST_ROWS
+    many = query_pass.WORTH_A_DIGEST_ROWS
     workbench.source(EVENTS)
     workbench.sql(f"INSERT INTO content.events SELECT i, '2024-01-01', 'old' FROM generate_series(1, {many}) AS i")
     make_pipeline(workbench, route=route)

@@ -240,7 +240,7 @@ def _fill(place: Place, reader: SqlReader, judged: Judged) -> None:
         target=PostgresTarget("analytics", "layers"),
         isolate=bool(plan_check.functions_of_unknown_effect(plan)),
     )
-    for _ in source.batches(1, None):
+    for _ in source.parts(1, None):
         pass
 
 

@@ -14,7 +14,7 @@ from vitrina.connectors.postgres import stream
 from vitrina.connectors.postgres.stage import Stage, StageColumn
 from vitrina.connectors.postgres.stream import Stager
 from vitrina.errors import Disconnected
-from vitrina.ports.batch import Staged
+from vitrina.ports.batch import Written
 from vitrina.targets import PostgresTarget
 
 STAGE = Stage("p_closing", (StageColumn("id", "bigint", "bigint"), StageColumn("body", "text", "text")), ("id",))
@@ -29,7 +29,7 @@ class Copying(threading.Thread):
     def __init__(self, stager: Stager, table: pa.Table) -> None:
         super().__init__()
         self._stager, self._table = stager, table
-        self.came: Staged | None = None
+        self.came: Written | None = None
         self.failed_with: Exception | None = None
 
     def run(self) -> None:
@@ -85,7 +85,7 @@ def test_who_closes_waits_for_the_thread_that_is_in_it(workbench: Workbench, sta
         assert _sessions(workbench) == 1
     closing.join(timeout=60)
 
-    assert (thread.came, thread.failed_with) == (Staged(2), None)
+    assert (thread.came, thread.failed_with) == (Written(2), None)
     assert _staged(workbench) == 2
     until(lambda: _sessions(workbench) == 0)
 
@@ -99,7 +99,7 @@ def test_a_thread_that_stays_in_it_is_left_its_session(
             stager.close()
         assert _sessions(workbench) == 1
 
-    assert thread.came == Staged(2)
+    assert thread.came == Written(2)
     stager.close()
     until(lambda: _sessions(workbench) == 0)
 

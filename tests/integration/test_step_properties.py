@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from tests.support.workbench import Workbench
 from vitrina import failpoints
-from vitrina.connectors.postgres.stage import Stage
-from vitrina.loads.table_run import Run
-from vitrina.ports.batch import Filled
+from vitrina.connectors.postgres.load import MergeLoad
+from vitrina.loads.run import RunFence
+from vitrina.ports.batch import Part
+from vitrina.ports.target import Done
 from vitrina.store import recovery
 from vitrina.transforms import transform
 
@@ -197,18 +198,18 @@ def test_a_checkpoint_that_does_not_wait_for_the_data_is_noticed(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mutant: the checkpoint moves in a transaction of its own, before the merge."""
-    merge_batch = Run._merge_batch
+    commit = MergeLoad.commit
 
-    def hasty(run: Run, stage: Stage, filled: Filled) -> None:
-        run._checkpoint = run._after_merge(filled)
-        with run._transaction("hurrying"):
-            run._fence()
-        merge_batch(run, stage, filled)
+    def hasty(load: MergeLoad, part: Part, fence: RunFence) -> None:
+        checkpoint = fence._move(Done())
+        fence._run.record("hurrying", checkpoint)
+        monkeypatch.setattr(fence, "_move", lambda done: checkpoint)
+        commit(load, part, fence)
 
     told = Story(bench, "incremental", "fail")
     told.run("merge.applied:error:2")
     told.check_covered()
-    monkeypatch.setattr(Run, "_merge_batch", hasty)
+    monkeypatch.setattr(MergeLoad, "commit", hasty)
     told.run("merge.applied:error:2")
     with pytest.raises(AssertionError):
         told.check_covered()

@@ -22,7 +22,7 @@ from vitrina.observe import logs, tracing
 from vitrina.observe import run_trace as runner_traces
 from vitrina.observe.observer import Outcome
 from vitrina.observe.run_trace import RunTrace
-from vitrina.ports.batch import Filled, Lap
+from vitrina.ports.batch import Lap, Part
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.status import Trigger
 from vitrina.store import pipelines
@@ -117,7 +117,7 @@ def test_stages_that_nobody_could_see_are_left_out(workbench: Workbench, collect
     workbench.pipeline("films", QUERY, target_key=["id"])
     workbench.request("films")
     run = RunTrace(traces, workbench.claim())
-    filled = Filled(number=1, rows=10, last=None, seconds=1.0)
+    filled = Part(number=1, rows=10, last=None, seconds=1.0)
     run.batch_done(filled, {"read": Lap(100.0, 0.5), "stage": Lap(100.5, 0.0009), "merge": Lap(100.6, 0.001)})
     run.ended(Outcome("SUCCESS"), Counters())
     traces.stop()

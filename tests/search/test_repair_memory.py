@@ -12,9 +12,10 @@ from tests.search.test_search_runs import pipeline
 from tests.support.processes import runner_process
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
-from vitrina.checks import documents, index_comparison, index_repair
 from vitrina.connectors.postgres import stream
+from vitrina.connectors.search import index_comparison
 from vitrina.connectors.search.client import SearchClient
+from vitrina.ports import corrections, documents
 from vitrina.store import pipelines, requests
 
 QUERY = "SELECT id, title FROM content.film_work"
@@ -37,7 +38,7 @@ def test_large_documents_are_compared_and_repaired_some_at_a_time(
     limits = (
         (stream, "MAX_BATCH_BYTES"),
         (index_comparison, "PAGE_BYTES"),
-        (index_repair, "BATCH_BYTES"),
+        (corrections, "BATCH_BYTES"),
         (documents, "KEPT_BYTES"),
     )
     for module, name in limits:

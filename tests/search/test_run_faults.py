@@ -36,12 +36,11 @@ from tests.support.waiting import until
 from tests.support.workbench import Workbench
 from vitrina import failpoints
 from vitrina.connectors.search import target
-from vitrina.connectors.search.batch import Outcome
 from vitrina.connectors.search.bulk import BulkEngine, Limits
 from vitrina.connectors.search.client import SearchClient
 from vitrina.connectors.search.generations import Generations, WriteAlias
 from vitrina.errors import RunError
-from vitrina.ports.batch import Staged
+from vitrina.ports.batch import Counts, PartId, Written
 from vitrina.runner import dispatcher
 from vitrina.store import recovery
 
@@ -415,7 +414,7 @@ def test_a_crash_behind_a_checkpoint_loses_nothing(
     bench: Workbench, client: SearchClient, index: str, monkeypatch: pytest.MonkeyPatch, *, mutant: bool
 ) -> None:
     if mutant:
-        monkeypatch.setattr(target.DocumentSender, "begin", _send_late(target.DocumentSender.begin))
+        monkeypatch.setattr(target.DocumentSender, "write", _send_late(target.DocumentSender.write))
     make(bench, index, "incremental")
     bench.request("films")
     bench.lose_a_runner("batch.committed:crash:2")
@@ -426,21 +425,20 @@ def test_a_crash_behind_a_checkpoint_loses_nothing(
     assert bool(violations(bench, client, index)) == mutant
 
 
-_Begin = Callable[[target.DocumentSender, pa.Table, int], Callable[[], Staged]]
+_Write = Callable[[target.DocumentSender, pa.Table, PartId], Callable[[], Written]]
 
 
-def _send_late(begin: _Begin) -> _Begin:
+def _send_late(write: _Write) -> _Write:
     """Each batch counts as acknowledged at once, and is sent when the second one behind it counts."""
-    owed: deque[tuple[pa.Table, int]] = deque()
+    owed: deque[tuple[pa.Table, PartId]] = deque()
 
-    def begin_nothing(sender: target.DocumentSender, table: pa.Table, number: int) -> Callable[[], Staged]:
-        def arrive() -> Staged:
-            owed.append((table, number))
+    def write_nothing(sender: target.DocumentSender, table: pa.Table, part: PartId) -> Callable[[], Written]:
+        def arrive() -> Written:
+            owed.append((table, part))
             if len(owed) > 2:
-                begin(sender, *owed.popleft())()
-            sender.outcomes[number] = Outcome(created=table.num_rows)
-            return Staged(table.num_rows)
+                write(sender, *owed.popleft())()
+            return Written(table.num_rows, counts=Counts(inserted=table.num_rows))
 
         return arrive
 
-    return begin_nothing
+    return write_nothing

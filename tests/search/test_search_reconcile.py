@@ -13,9 +13,9 @@ from tests.integration.test_reconcile import counts
 from tests.search.conftest import Target
 from tests.search.test_search_runs import documents
 from tests.support.workbench import Workbench
-from vitrina.checks import documents as sides
 from vitrina.connectors.search.client import SearchClient
 from vitrina.errors import Conflict, FatalError, ShrinkRefused
+from vitrina.ports import documents as sides
 from vitrina.settings import Settings
 from vitrina.store import database as postgres
 from vitrina.transforms import transform
@@ -411,3 +411,4 @@ def _load(settings: Settings, stop: threading.Event, failures: list[str]) -> Non
             run = bench.run("films")
             if run["status"] != "SUCCESS":
                 failures.append(run["error_message"])
+        bench.pool.close()

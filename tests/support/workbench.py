@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,12 +15,13 @@ from vitrina.checks import reconcile
 from vitrina.definition import Definition
 from vitrina.loads import replay
 from vitrina.loads.control import RunControl
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.settings import Settings
 from vitrina.status import Trigger
 from vitrina.store import database, leases, pipelines, recovery, runs, state
 from vitrina.store.leases import Claim
-from vitrina.store.state import Checkpoint
+from vitrina.store.session_pool import SessionPool
 
 # Nothing beats here, and a busy machine may take its time.
 NO_HEARTBEAT_SECONDS = 3600.0
@@ -33,6 +34,8 @@ class Workbench:
     settings: Settings
     admin: database.Connection
     metastore: database.Connection
+    # As in a runner: what one run leaves in a session, the next one meets.
+    pool: SessionPool = field(default_factory=lambda: SessionPool(most=20, idle_seconds=60.0))
 
     def sql(self, statement: str) -> list[dict[str, Any]]:
         """Run statements as the superuser; rows of the last one, if it has any."""
@@ -104,7 +107,7 @@ class Workbench:
 
     def perform(self, claim: Claim) -> None:
         control = RunControl(NO_HEARTBEAT_SECONDS, threading.Event())
-        PipelineDispatcher(self.settings).work(claim, control)
+        PipelineDispatcher(self.settings, pool=self.pool).work(claim, control)
 
     def reconcile(self, name: str, **wish: Any) -> dict[str, Any]:
         """Compare the mart with its source, here and now, as a runner would; the report."""

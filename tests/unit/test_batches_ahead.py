@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from vitrina.connectors.postgres.stream import MAX_BATCH_BYTES, _arriving, _UnderWay
-from vitrina.ports.batch import Filled, Staged, Stopwatch
+from vitrina.loads.flow import UnderWay, arriving
+from vitrina.ports.batch import MAX_BATCH_BYTES, Part, Stopwatch, Written
 
 
 @pytest.mark.parametrize(
@@ -23,18 +23,37 @@ def test_each_arrives_in_its_turn(ahead: int, size: int, most: int) -> None:
     on_the_way: list[int] = []
     numbers: list[int] = []
 
-    def arrive(number: int) -> Staged:
+    def arrive(number: int) -> Written:
         assert on_the_way.pop(0) == number, "in the order in which they were sent off"
-        return Staged(number)
+        return Written(number)
 
-    def departures() -> Iterator[_UnderWay]:
+    def departures() -> Iterator[UnderWay]:
         for number in range(10):
             on_the_way.append(number)
             numbers.append(len(on_the_way))
-            filled = Filled(number, 1, ("x",))
-            yield _UnderWay(filled, (), frozenset(), size, Stopwatch(), "index", partial(arrive, number))
+            filled = Part(number, 1, ("x",))
+            yield UnderWay(filled, (), frozenset(), size, Stopwatch(), "index", partial(arrive, number))
 
-    arrived = list(_arriving(departures(), ahead))
+    arrived = list(arriving(departures(), lambda: ahead))
 
     assert [(filled.number, filled.staged_rows) for filled in arrived] == [(number, number) for number in range(10)]
     assert max(numbers) == most
+
+
+def test_a_writer_may_let_fewer_go_ahead_than_before() -> None:
+    """As one does that collects batches into files, when the source is slow."""
+    arrived: list[int] = []
+    seen: list[list[int]] = []
+
+    def arrive(number: int) -> Written:
+        arrived.append(number)
+        return Written(number)
+
+    def departures() -> Iterator[UnderWay]:
+        for number in range(6):
+            seen.append(list(arrived))
+            filled = Part(number, 1, ("x",))
+            yield UnderWay(filled, (), frozenset(), 1, Stopwatch(), "index", partial(arrive, number))
+
+    list(arriving(departures(), lambda: 0 if len(seen) == 3 else 100))
+    assert seen == [[], [], [], [0, 1, 2], [0, 1, 2], [0, 1, 2]]

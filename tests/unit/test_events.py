@@ -33,12 +33,23 @@ def events_in(path: Path) -> Iterator[tuple[str, str]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.Call):
             continue
+        yield from told_by_a_connector(path, node)
         for method in methods_of(node.func):
             if method.attr in LEVELS and speaks_to_a_logger(method.value):
                 assert node.args, f"{path}:{node.lineno}: an event without a name"
                 [name] = node.args
                 assert isinstance(name, ast.Constant), f"{path}:{node.lineno}: the name of an event is written out"
                 yield str(name.value), "error" if method.attr == "exception" else method.attr
+
+
+def told_by_a_connector(path: Path, call: ast.Call) -> Iterator[tuple[str, str]]:
+    """`context.log("info", "load.begun", ...)`: a connector has no logger of its own."""
+    if isinstance(call.func, ast.Attribute) and ast.unparse(call.func).endswith("context.log"):
+        level, name = call.args
+        assert isinstance(level, ast.Constant), f"{path}:{call.lineno}: a level is written out"
+        assert level.value in LEVELS, f"{path}:{call.lineno}: {level.value!r} is no level"
+        assert isinstance(name, ast.Constant), f"{path}:{call.lineno}: the name of an event is written out"
+        yield str(name.value), str(level.value)
 
 
 def methods_of(function: ast.expr) -> Iterator[ast.Attribute]:
@@ -51,4 +62,4 @@ def methods_of(function: ast.expr) -> Iterator[ast.Attribute]:
 
 
 def speaks_to_a_logger(value: ast.expr) -> bool:
-    return bool(re.fullmatch(r"(self\.)?_?log|structlog\.get_logger\(.*\)(\.bind\(.*\))?", ast.unparse(value)))
+    return bool(re.fullmatch(r"((self|run)\.)?_?log|structlog\.get_logger\(.*\)(\.bind\(.*\))?", ast.unparse(value)))

@@ -183,14 +183,14 @@ def test_a_unit_starts_a_command_that_exists_without_rights(unit: Path) -> None:
 
     from typer.main import get_command
 
-    from vitrina.cli.app import app
+    from vitrina.cli.app import make_app
 
     read = RawConfigParser(strict=True)
     read.read(unit)
     service = read["Service"]
     program, command, *_ = service["ExecStart"].split()
     assert Path(program).name == "vitrina"
-    assert command in get_command(app).commands  # type: ignore[attr-defined]
+    assert command in get_command(make_app()).commands  # type: ignore[attr-defined]
     assert service["User"] != "root"
     assert service["NoNewPrivileges"] == "yes"
     assert Path(service["EnvironmentFile"]) == Path(service["WorkingDirectory"]) / ".env"

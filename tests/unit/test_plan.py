@@ -18,7 +18,6 @@ def planned(rows: int, rate: float | None = None, **options: object) -> Plan:
     )
     known = Capabilities(
         same_database=True,
-        target_is_table=True,
         has_steps=False,
         estimated_rows=rows,
         pageable=True,

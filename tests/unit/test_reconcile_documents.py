@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from vitrina.checks import compare
-from vitrina.checks.compare import Kind
-from vitrina.checks.documents import Document, DocumentSide
-from vitrina.checks.sides import Extent
 from vitrina.errors import BadKey
+from vitrina.ports.compare import Extent, Kind
+from vitrina.ports.documents import Document, DocumentSide
 
 
 class Listed:

@@ -61,6 +61,7 @@ QUIET_CALLS = {"Header", "execute", "SQL", "Field", "Query", "Path", "info", "wa
 # Names of types, formats and other words that are no sentences.
 NO_SENTENCES = re.compile(
     r"timestamp with(out)? time zone|no such time in the next fifty years|end of the query|Value error, |"
+    r"SELECT \* FROM \{\}|"  # SQL of ours
     r"ORDER BY USING|[^ ]+ COLLATE \"C\"| or | after |.* does not match at .*|Scope \| None|a field such as year|"
     r"a subquery or a function|that the operator allows \(none yet\)|cmax .*|"
     r"Input should |syntax at .*|ask_runner .*|<html>.*|"

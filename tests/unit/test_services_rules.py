@@ -13,7 +13,7 @@ from vitrina.api import paging
 from vitrina.api.security import FailedAttempts, is_loopback
 from vitrina.definition import Definition, Options
 from vitrina.errors import FieldError, InvalidField
-from vitrina.loads import job
+from vitrina.loads import opening
 from vitrina.services import advice, audit, policy, versions
 from vitrina.services.callers import Role
 from vitrina.settings import Settings
@@ -158,7 +158,7 @@ def test_a_timeout_stays_under_the_installation_s(seconds: float, is_refused: bo
     said = [problem.message for problem in policy.problems(definition, settings)]
     assert bool(said) == is_refused
     assert all("VITRINA_STATEMENT_TIMEOUT_SECONDS" in message for message in said)
-    assert job.statement_timeout(definition, settings, None) == min(seconds, 60.0)
+    assert opening.statement_timeout(definition, settings, None) == min(seconds, 60.0)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])

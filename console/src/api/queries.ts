@@ -9,6 +9,7 @@ import type {
   Alert,
   AuditEntry,
   Connection,
+  Connector,
   DeadLetter,
   DeadLetterGroup,
   Graph,
@@ -290,6 +291,10 @@ export function useOptionsSchema() {
 
 export function useConnections() {
   return useQuery({ queryKey: ["connections"], queryFn: ({ signal }) => get<Page<Connection>>("/connections", signal) });
+}
+
+export function useConnectors() {
+  return useQuery({ queryKey: ["connectors"], queryFn: ({ signal }) => get<Page<Connector>>("/connectors", signal), staleTime: 60_000 });
 }
 
 export function useTargets() {

@@ -49,6 +49,8 @@ export interface PipelineOverview {
   managed_by: string | null;
   labels: Record<string, string>;
   last_error: string | null;
+  /** Why no live runner takes it up. */
+  waiting: string | null;
   is_held: boolean;
   last_success_at: string | null;
   dead_letters: number;
@@ -139,8 +141,10 @@ export interface Definition {
   name: string;
   description: string;
   type: "SQL" | "PYTHON";
+  source_type: string;
   source_connection: string;
   source_query: string | null;
+  source_table: string | null;
   python_task: string | null;
   target_table: string;
   target_key: string[] | null;
@@ -249,6 +253,7 @@ export interface PipelineStatus {
   enabled: boolean;
   version: number;
   next_run_at: string | null;
+  waiting: string | null;
   runner: { id: string; host: string; pid: number; alive: boolean } | null;
   run: Run | null;
   /** The same without repairs and replays, which correct some rows only. */
@@ -303,8 +308,24 @@ export interface RunnerRequest {
   finished_at: string | null;
 }
 
+/** A kind of source, of target, or of both. */
+export interface Connector {
+  name: string;
+  summary: string;
+  package: string;
+  version: string;
+  schemes: string[];
+  prefix: string | null;
+  source: boolean;
+  target: boolean;
+  /** JSON Schema of `options.<name>`. */
+  options: Record<string, unknown> | null;
+  runners: number;
+}
+
 export interface Connection {
   name: string;
+  connector: string | null;
   set_in: "environment" | "metastore";
   pipelines: string[];
   updated_at: string | null;

@@ -6,8 +6,10 @@ export interface Draft {
   name: string;
   description: string;
   type: "SQL" | "PYTHON";
+  source_type: string;
   source_connection: string;
   source_query: string;
+  source_table: string;
   python_task: string;
   target_table: string;
   target_key: string;
@@ -34,7 +36,9 @@ export const NEW_DRAFT: Draft = {
   name: "",
   description: "",
   type: "SQL",
+  source_type: "postgres",
   source_connection: "default",
+  source_table: "",
   source_query: "SELECT\n  \nFROM ",
   python_task: "",
   target_table: "analytics.",
@@ -64,8 +68,10 @@ export function draftOf(pipeline: Definition & { labels?: Record<string, string>
     name: pipeline.name,
     description: pipeline.description,
     type: pipeline.type,
+    source_type: pipeline.source_type ?? "postgres",
     source_connection: pipeline.source_connection,
     source_query: pipeline.source_query ?? "",
+    source_table: pipeline.source_table ?? "",
     python_task: pipeline.python_task ?? "",
     target_table: pipeline.target_table,
     target_key: pipeline.target_key?.join(", ") ?? "",
@@ -89,8 +95,10 @@ export function definitionOf(draft: Draft): Record<string, unknown> {
     name: draft.name,
     description: draft.description,
     type: draft.type,
+    source_type: draft.source_type,
     source_connection: draft.source_connection,
     source_query: draft.source_query.trim() ? draft.source_query : null,
+    source_table: draft.source_table.trim() || null,
     python_task: draft.python_task || null,
     target_table: draft.target_table,
     target_key: key.length ? key : null,

@@ -1,6 +1,6 @@
 /** The fields of a definition beside its query, each with what is wrong with it. */
 import { useState, type ReactNode } from "react";
-import { useNames, useOptionsSchema, useTargets } from "../api/queries";
+import { useConnections, useConnectors, useOptionsSchema, useTargets } from "../api/queries";
 import type { Column, FieldProblem } from "../api/types";
 import { Button, Switch, cx, inputLook } from "../ui/basics";
 import { Problems } from "../ui/problems";
@@ -10,16 +10,18 @@ import { Term } from "../ui/terms";
 import { problemInWords, topOf } from "../words/fields";
 import { t } from "../words/language";
 import { scheduleInWords } from "../words/schedule";
+import { ConnectorParts } from "./edit-connector";
 import { IF_CHANGED, keyColumns, type Draft, type DraftPart } from "./draft";
 
-const PLACED = new Set(["name", "description", "source_connection", "target_table", "target_key", "mode", "incremental_key", "incremental_id_key", "batch_size", "schedule_interval", "run_after", "python_task", "source_query", "labels"]);
+const PLACED = new Set(["name", "description", "source_type", "source_connection", "source_table", "target_table", "target_key", "mode", "incremental_key", "incremental_id_key", "batch_size", "schedule_interval", "run_after", "python_task", "source_query", "labels"]);
 
 type InputExtras = { hint?: ReactNode; mono?: boolean; disabled?: boolean; placeholder?: string; list?: string };
 
 type FieldsProps = DraftPart & { isNew: boolean; /** Of the last preview. */ columns: Column[]; /** Somebody went on to another field. */ onLeave: (name: string) => void };
 
 export function Fields({ draft, change, problems, isNew, columns, onLeave }: FieldsProps) {
-  const connections = useNames("connections").data?.items ?? [];
+  const sources = (useConnectors().data?.items ?? []).filter((one) => one.source && one.name !== "python").map((one) => one.name);
+  const connections = (useConnections().data?.items ?? []).filter((one) => one.connector === draft.source_type || one.connector === null);
   const targets = useTargets().data;
   const allowed = targets?.allowed ?? [];
   const input = (name: keyof Draft & string, label: string, extra: InputExtras = {}): ReactNode => (
@@ -42,6 +44,17 @@ export function Fields({ draft, change, problems, isNew, columns, onLeave }: Fie
     <form className="space-y-4 p-4 sm:px-6 lg:px-4" onSubmit={(event) => event.preventDefault()}>
       {input("name", t("Name"), { mono: true, disabled: !isNew, placeholder: "film_dim_full" })}
       {input("description", t("Description"))}
+      {(sources.length > 1 || draft.source_type !== "postgres") && (
+        <Field name="source_type" label={t("Kind of source")} problems={problems}>
+          {(attributes) => (
+            <select {...attributes} className={inputLook} value={draft.source_type} onChange={(event) => change({ source_type: event.target.value })}>
+              {[...new Set([draft.source_type, ...sources])].map((name) => (
+                <option key={name}>{name}</option>
+              ))}
+            </select>
+          )}
+        </Field>
+      )}
       <Field name="source_connection" label={t("Source")} problems={problems}>
         {(attributes) => (
           <select {...attributes} className={inputLook} value={draft.source_connection} onChange={(event) => change({ source_connection: event.target.value })}>
@@ -51,8 +64,11 @@ export function Fields({ draft, change, problems, isNew, columns, onLeave }: Fie
           </select>
         )}
       </Field>
+      {draft.tasks.length === 0 &&
+        input("source_table", t("Source table"), { mono: true, placeholder: "content.genre", hint: t("Instead of a query: read whole") })}
       {input("target_table", t("Target"), { mono: true, list: "targets", hint: allowed.length ? t("Allowed: {patterns}", { patterns: allowed.join(", ") }) : undefined })}
       {input("target_key", t("Key columns"), { mono: true, hint: <KeyPicker columns={columns} value={draft.target_key} onChange={(target_key) => change({ target_key })} /> })}
+      <ConnectorParts draft={draft} change={change} problems={problems} />
       <fieldset>
         <legend className="mb-1 text-muted">{t("Mode")}</legend>
         <div className="grid grid-cols-2 gap-1 rounded-lg bg-sunken p-1 dark:border">

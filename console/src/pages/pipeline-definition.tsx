@@ -36,7 +36,7 @@ export function DefinitionTab({ pipeline }: { pipeline: Pipeline }) {
           </Panel>
         ) : (
           <Panel title={t("Source query")}>
-            <Sql>{pipeline.source_query ?? "—"}</Sql>
+            <Sql>{pipeline.source_query ?? pipeline.source_table ?? "—"}</Sql>
           </Panel>
         )}
       </div>

@@ -32,6 +32,11 @@ export function PipelinePage() {
       <Head pipeline={pipeline.data} status={status.data} />
       {status.data.last_error && <LastError pipeline={pipeline.data} status={status.data} />}
       {status.data.progress && <Live status={status.data} progress={status.data.progress} />}
+      {status.data.waiting && (
+        <p role="status" className="rounded-lg border border-warn px-4 py-3 text-sm">
+          {status.data.waiting}
+        </p>
+      )}
       {status.data.hold && <Hold hold={status.data.hold} />}
       <Headline pipeline={pipeline.data} status={status.data} />
       <Tabs pipeline={pipeline.data} status={status.data} />

@@ -228,6 +228,11 @@ const Line = memo(function Line({ line, index, top, height, open, act, isPicked,
           {line.is_held && <Tag tone="warn">{t("held")}</Tag>}
           <Labels line={line} />
         </span>
+        {line.waiting && (
+          <span className="block truncate text-xs text-warn" title={line.waiting}>
+            {line.waiting}
+          </span>
+        )}
         {line.last_error && line.status === "FAILED" && (
           <span className="hidden truncate text-xs text-bad lg:block" title={line.last_error}>
             {line.last_error}

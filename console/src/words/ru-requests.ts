@@ -77,6 +77,7 @@ const sentences: Record<string, string> = {
   "pipeline.target_busy": "в этот приёмник сейчас пишет другой пайплайн: дождитесь, пока он закончит, и повторите",
   "pipeline.target_has_a_writer":
     "в {target} уже пишет пайплайн {other}, а полная загрузка удаляет то, чего нет в её источнике; выберите другой приёмник или задайте options.shared_target у обоих",
+  "pipeline.waits_for": "ждёт раннер, у которого есть {what}",
   "pipeline.waits_for_runner": "пайплайн {name} ждёт раннера",
   "pipeline.will_pause": "пайплайн {name} остановится на границе пачки, а если работает одним запросом — сразу; его можно будет продолжить",
   "token.bad_name": "имя токена «{name}» не подходит: до 100 букв, цифр и знаков _ . @ -",
@@ -91,6 +92,7 @@ const sentences: Record<string, string> = {
   "connection.in_environment": "подключение «{name}» задано в окружении ({variable}): уберите его там",
   "connection.in_environment_first": "подключение «{name}» задано в окружении ({variable}), и оно главнее",
   "connection.in_use": "подключение «{name}» используют {pipelines}: сначала измените или удалите их",
+  "connection.lists_no_tables": "подключение «{name}» — коннектора {connector}, который не перечисляет таблиц",
   "connection.make_a_key": "создайте его командой `openssl rand -base64 32`, задайте всем раннерам и перезапустите их",
   "connection.name_schemas": "назовите его схемы в VITRINA_ALLOWED_SOURCE_SCHEMAS",
   "connection.no_database": "создайте базу данных или исправьте её имя: {place}",
@@ -112,6 +114,7 @@ const sentences: Record<string, string> = {
   "connection.url_at": "в URL больше одной @: в пароле пишите её как %40",
   "connection.url_files": "URL не может задавать {settings}: файлы машины раннера задаются в её окружении",
   "connection.url_host": "в URL должен быть хост: сокет машины раннера задаётся только в её окружении",
+  "connection.url_kind": "{why}, и коннектора для таких URL здесь нет: {known}",
   "connection.url_lacks": "в URL не указано: {part}; образец: postgresql://USER:PASSWORD@HOST:5432/DATABASE",
   "connection.url_session": "URL не может задавать {settings}: поведением сессий управляет платформа",
   "connection.url_too_long": "он слишком длинный",

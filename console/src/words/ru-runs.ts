@@ -31,9 +31,11 @@ const sentences: Record<string, string> = {
   "run.needs_key": "таблицы-приёмника ещё нет: задайте target_key — столбцы, которые отличают строку",
   "run.never_reached": "никакая настройка этого не разрешает: каталоги сервера и метахранилище — не для запросов",
   "run.no_columns": "в запросе нет столбцов: выберите то, что должно быть в приёмнике",
+  "run.no_cursor": "у пайплайна нет incremental_key: выберите его или режим full",
   "run.no_message": "сообщение не сохранилось",
   "run.no_primary_key": "у {schema}.{table} нет первичного ключа: добавьте его или задайте target_key",
   "run.no_query": "у пайплайна нет запроса",
+  "run.no_range": "{source} не может дать диапазон: запустите пайплайн без него",
   "run.no_schema": "не удаётся создать {target}: схемы {schema} нет",
   "run.no_value_of_cursor":
     "{what} — «{value}», а это не значение incremental_key {column} ({type}): укажите подходящее; чекпоинт задаётся командой `vitrina state NAME --reset --cursor VALUE`",

@@ -231,6 +231,11 @@ const ru: Record<string, string> = {
   "There is nothing to draw yet": "Рисовать пока нечего",
   "The graph appears with the first pipeline.": "Граф появится с первым пайплайном.",
   "Runs after": "Запускается после",
+  "Kind of source": "Вид источника",
+  "Source table": "Таблица источника",
+  "Instead of a query: read whole": "Вместо запроса: читается целиком",
+  "Options of {connector}": "Параметры {connector}",
+  "default: {value}": "по умолчанию: {value}",
   "Pipelines, separated by commas: when all have succeeded anew, this one runs":
     "Пайплайны через запятую: когда все снова завершились успешно, запускается этот",
   Running: "Работает",

@@ -1,6 +1,7 @@
 """The application: what it is made of, in one place."""
 
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import anyio.to_thread
@@ -9,6 +10,7 @@ from fastapi.routing import APIRoute
 
 from vitrina import __version__
 from vitrina.api import errors, openapi, security
+from vitrina.api.dispatch import ShortWay, Tree
 from vitrina.api.feed import EventFeed
 from vitrina.api.middleware import Surroundings
 from vitrina.api.pool import make_pool
@@ -58,6 +60,7 @@ def create_app(
         request_wait_seconds=request_wait_seconds,
         schema_version=migrate.newest_version(),
         tracing=tracing.start("vitrina-api"),
+        threads=ThreadPoolExecutor(_THREADS, thread_name_prefix="vitrina-request"),
     )
     app = FastAPI(
         title="Vitrina",
@@ -69,9 +72,12 @@ def create_app(
     )
     app.state.vitrina = state
     errors.install(app)
-    app.add_middleware(Surroundings, registry=state.registry, tracing=state.tracing)
-    system.register_collectors(state.registry, state.pool, settings)
     _include_routes(app)
+    # The last one is around the others. The tree is made here, not when the server starts: FastAPI changes the filters
+    # of warnings while it looks at routes, which are the whole process's, and another thread may be at that then.
+    app.add_middleware(ShortWay, routes=Tree.of(app, state.threads))
+    app.add_middleware(Surroundings, registry=system.registry_of_counters(state.registry), tracing=state.tracing)
+    system.register_collectors(state.registry, state.pool, settings)
     openapi.install(app)
     return app
 
@@ -106,6 +112,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     # Not waited for: while the metastore is away, requests get 503 and the probes say why.
     state.pool.open(wait=False)
     yield
+    state.threads.shutdown(wait=False, cancel_futures=True)
     await anyio.to_thread.run_sync(state.feed.stop)
     await anyio.to_thread.run_sync(state.pool.close)
     if state.tracing:

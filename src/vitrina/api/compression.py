@@ -1,11 +1,8 @@
 """Long answers in a fraction of their bytes, for clients that can read them so."""
 
 import gzip
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 from fastapi import Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from vitrina.api.security import GuardedRoute
 
@@ -17,17 +14,12 @@ _LEVEL = 1
 class CompressedRoute(GuardedRoute):
     """Compresses what is to be sent, at the very end: behind the place where viewers are not shown everything."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def compressed(request: Request) -> Response:
-            response = await handle(request)
-            response.headers["Vary"] = "Accept-Encoding"
-            if len(response.body) < MIN_BYTES or not _takes_gzip(request.headers.get("accept-encoding", "")):
-                return response
-            return await run_in_threadpool(_compress, response)
-
-        return compressed
+    def finish(self, request: Request, response: Response) -> Response:
+        response = super().finish(request, response)
+        response.headers["Vary"] = "Accept-Encoding"
+        if len(response.body) < MIN_BYTES or not _takes_gzip(request.headers.get("accept-encoding", "")):
+            return response
+        return _compress(response)
 
 
 def _compress(response: Response) -> Response:

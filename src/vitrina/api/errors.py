@@ -1,7 +1,7 @@
 """Which HTTP status an error becomes, and its problem document (RFC 9457). Routes have no `try`."""
 
 import http
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psycopg
@@ -42,13 +42,15 @@ _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "60"}, 503
 
 
 def install(app: FastAPI) -> None:
-    app.add_exception_handler(errors.VitrinaError, _on_ours)
-    app.add_exception_handler(RequestValidationError, _on_validation)
-    app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(psycopg.Error, _on_database)
-    app.add_exception_handler(PoolTimeout, _on_database)
-    app.add_exception_handler(TooManyRequests, _on_database)
+    for kind, handler in _HANDLERS.items():
+        app.add_exception_handler(kind, handler)
     app.add_exception_handler(Exception, _on_surprise)
+
+
+def find_answer(request: Request, error: Exception) -> JSONResponse | None:
+    """The answer to an error that was to be expected; None for a surprise."""
+    handler = next((_HANDLERS[kind] for kind in type(error).__mro__ if kind in _HANDLERS), None)
+    return handler(request, error) if handler else None
 
 
 def status_of(error: errors.VitrinaError) -> int:
@@ -168,3 +170,13 @@ def _on_surprise(request: Request, error: Exception) -> JSONResponse:
     log.error("api.crashed", exc_info=error)
     reference = getattr(request.state, "request_id", None)
     return answer(request, 500, "internal", say("request.internal", reference=reference))
+
+
+_HANDLERS: dict[type[Exception], Callable[[Request, Exception], JSONResponse]] = {
+    errors.VitrinaError: _on_ours,
+    RequestValidationError: _on_validation,
+    HTTPException: _on_http,
+    psycopg.Error: _on_database,
+    PoolTimeout: _on_database,
+    TooManyRequests: _on_database,
+}

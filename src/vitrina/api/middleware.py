@@ -3,11 +3,12 @@
 import asyncio
 import re
 import time
+from collections.abc import Iterable
 from uuid import uuid4
 
 import structlog
 from prometheus_client import CollectorRegistry, Histogram
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -31,20 +32,21 @@ _PAGE_POLICY = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; base-uri 'none';"
     " form-action 'self'; frame-ancestors 'none'; object-src 'none'"
 )
-_SECURITY_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": _PAGE_POLICY,
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
+# As they are sent.
+_SECURITY_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", _PAGE_POLICY.encode()),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
 
 
 class Surroundings:
     """The only middleware: plain ASGI, so that streams stay streams."""
 
-    def __init__(self, app: ASGIApp, registry: CollectorRegistry, tracing: Tracing | None = None) -> None:
+    def __init__(self, app: ASGIApp, registry: CollectorRegistry | None, tracing: Tracing | None = None) -> None:
         self._app = app
         self._tracing = tracing
         self._seconds = Histogram(
@@ -138,13 +140,18 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = MutableHeaders(scope=message)
-            headers["X-Request-ID"] = self._request_id
-            for name, value in _SECURITY_HEADERS.items():
-                headers.setdefault(name, value)
-            if "application/" in headers.get("content-type", ""):
-                headers.setdefault("Cache-Control", "no-store")
+            message["headers"] = self._completed(message["headers"])
         await self._send(message)
+
+    def _completed(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """What the answer says itself goes before what all answers say."""
+        said = {name.lower(): value for name, value in headers}
+        found = [(name, value) for name, value in headers if name.lower() != b"x-request-id"]
+        found.append((b"x-request-id", self._request_id.encode()))
+        found += [header for header in _SECURITY_HEADERS if header[0] not in said]
+        if b"application/" in said.get(b"content-type", b"") and b"cache-control" not in said:
+            found.append((b"cache-control", b"no-store"))
+        return found
 
 
 def _end_span(span: OpenSpan, scope: Scope, status: int) -> None:

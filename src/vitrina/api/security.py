@@ -83,11 +83,14 @@ class GuardedRoute(APIRoute):
             for guard in guards:
                 await run_in_threadpool(guard.check, request)
             if takes_body:
-                await _refuse_deep_body(request)
-            response = await handle(request)
-            return viewers.shown_to_viewers(response) if request.method == "GET" and is_viewer(request) else response
+                await refuse_deep_body(request)
+            return await run_in_threadpool(self.finish, request, await handle(request))
 
         return guarded
+
+    def finish(self, request: Request, response: Response) -> Response:
+        """Make of an answer what this caller is sent, whichever way it came about; may take a while."""
+        return viewers.shown_to_viewers(response) if request.method == "GET" and is_viewer(request) else response
 
 
 def is_viewer(request: Request) -> bool:
@@ -95,10 +98,13 @@ def is_viewer(request: Request) -> bool:
     return caller is not None and not caller.role.includes(Role.OPERATOR)
 
 
-async def _refuse_deep_body(request: Request) -> None:
+async def refuse_deep_body(request: Request) -> None:
     """Nothing behind the door recurses deeper than this; a text of a few kilobytes could exhaust the stack."""
     body = await request.body()
-    if await run_in_threadpool(json_values.text_is_deeper, body, json_values.MAX_DEPTH_WRAPPED):
+    # A thread only for what may take long: most bodies do not even have so many brackets.
+    if json_values.may_be_deeper(body, json_values.MAX_DEPTH_WRAPPED) and await run_in_threadpool(
+        json_values.text_is_deeper, body, json_values.MAX_DEPTH_WRAPPED
+    ):
         said = say("request.nested", levels=json_values.MAX_DEPTH_WRAPPED)
         raise Invalid(said, (FieldError("", said, "nested_too_deeply"),))
 

@@ -1,6 +1,7 @@
 """What the routes of one application share: settings, the connection pool, the event feed."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -31,6 +32,7 @@ class AppState:
     failed_attempts: "FailedAttempts"
     request_wait_seconds: float
     schema_version: str
+    threads: ThreadPoolExecutor
     tracing: Tracing | None = None
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
 
@@ -52,9 +54,9 @@ def state_of(request: Request) -> AppState:
     return found
 
 
-async def _state(request: Request) -> AppState:
+async def of_application(request: Request) -> AppState:
     """A coroutine, because a plain function would be sent through a thread only to read an attribute."""
     return state_of(request)
 
 
-State = Annotated[AppState, Depends(_state)]
+State = Annotated[AppState, Depends(of_application)]

@@ -10,6 +10,8 @@ SHOWN_INSTEAD = "(for operators)"
 # Where answers and events say what went wrong.
 _MESSAGES = frozenset({"delivery_error", "error", "error_message", "last_error", "message"})
 _ROWS = frozenset({"document"})
+# At a glance: an answer in which all of these are null, or missing, is shown as it is.
+_MAY_HOLD_VALUES = re.compile(rf'"(?:{"|".join(sorted(_MESSAGES | _ROWS))})"\s*:\s*(?!null)'.encode())
 # As Postgres, search servers and our own messages write values: names stand in double quotes without a colon.
 _VALUES = (
     (re.compile(r"(Failing row contains |\)=)\(.*?\)(?=[.\s]|$)", re.DOTALL), r"\1(…)"),
@@ -40,7 +42,7 @@ def shown(value: Any, key: str = "", *, in_message: bool = False) -> Any:
 def shown_to_viewers(response: Response) -> Response:
     """An answer as a viewer gets it; what is no JSON holds no message."""
     body = getattr(response, "body", b"")
-    if response.headers.get("content-type", "").startswith("application/json") and body:
+    if _MAY_HOLD_VALUES.search(body) and response.headers.get("content-type", "").startswith("application/json"):
         response.body = json.dumps(shown(json.loads(body)), ensure_ascii=False, separators=(",", ":")).encode()
         response.headers["content-length"] = str(len(response.body))
     return response

@@ -8,9 +8,9 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
-from vitrina.checks.sides import Extent, Key, RowImage, Side
+from vitrina.ports.batch import Key
+from vitrina.ports.compare import Difference, Extent, Kind, RowImage, Side
 from vitrina.sentences import say
 
 # About this many rows share a bucket: few enough to list when one of them differs.
@@ -26,24 +26,6 @@ KEPT_KEYS = 100_000
 Buckets = tuple[int, Sequence[int]]
 
 
-class Kind(StrEnum):
-    MISSING = "missing"
-    EXTRA = "extra"
-    DIFFERING = "differing"
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A key on which the sides do not agree."""
-
-    kind: Kind
-    place: int
-    key: Key
-    young: bool
-    source_image: int | None
-    target_image: int | None
-
-
 @dataclass
 class Look:
     """What one look at both sides found."""
@@ -56,7 +38,7 @@ class Look:
 
     @property
     def is_complete(self) -> bool:
-        """All differences are kept with their keys."""
+        """Tell whether all differences are kept with their keys."""
         return len(self.differences) == len(self.places)
 
     def add(self, difference: Difference) -> None:
@@ -92,7 +74,7 @@ def look_quickly(source: Side, target: Side) -> Look:
 
 
 def look_fully(source: Side, target: Side, *, expected_rows: int) -> Look:
-    """One sum on each side; if they differ, bucket by bucket; what differs is listed and joined here."""
+    """Compare one sum of each side; if they differ, bucket by bucket; what differs is listed and joined here."""
     total = target.total()
     wanted = source.total()
     if total == wanted:
@@ -111,7 +93,7 @@ def look_fully(source: Side, target: Side, *, expected_rows: int) -> Look:
 
 
 def _grouped(mask: int, buckets: Sequence[int], rows: int, listed_at_once: int | None) -> list[Buckets]:
-    """In groups that a side can list in one go."""
+    """Group buckets so that a side can list each group in one go."""
     if not buckets:
         return []
     size = len(buckets) if listed_at_once is None else max(1, listed_at_once * (mask + 1) // max(rows, 1))
@@ -119,7 +101,7 @@ def _grouped(mask: int, buckets: Sequence[int], rows: int, listed_at_once: int |
 
 
 def look_at_sample(source: Side, target: Side, *, keys: int) -> Look:
-    """Keys of both sides: those of the mart alone would never show a missing row."""
+    """Choose keys of both sides: those of the mart alone would never show a missing row."""
     chosen = list(dict.fromkeys([*source.random_keys((keys + 1) // 2), *target.random_keys(keys // 2)]))
     look = Look()
     for difference in _join_keys(source, target, chosen):
@@ -128,7 +110,7 @@ def look_at_sample(source: Side, target: Side, *, keys: int) -> Look:
 
 
 def quick_findings(look: Look, *, others_write: bool) -> list[str]:
-    """What counts and ends prove to be wrong. Rows that may be on their way prove nothing."""
+    """Say what counts and ends prove to be wrong. Rows that may be on their way prove nothing."""
     assert look.extents is not None
     here, there = look.extents
     findings: list[str] = []
@@ -164,7 +146,7 @@ def confirm(
     still_moving: Callable[[Difference, Difference], bool],
     others_write: bool = False,
 ) -> Verdict:
-    """Only what differs again, and is not younger than the checkpoint in either look, is called a difference.
+    """Call a difference only what differs again, and is not younger than the checkpoint in either look.
 
     Where others write to the same mart, rows that this source does not have are theirs.
     """
@@ -214,7 +196,7 @@ def _join_keys(source: Side, target: Side, keys: Sequence[Key]) -> Iterator[Diff
 
 
 def _join(source: Iterator[RowImage], target: Iterator[RowImage]) -> Iterator[Difference]:
-    """Both come by place and key."""
+    """Join two sides that both come by place and key."""
     here, there = next(source, None), next(target, None)
     while here is not None or there is not None:
         if there is None or (here is not None and here.position < there.position):

@@ -1,85 +1,58 @@
 """What a runner compares: a target and its source, opened as the two sides that `vitrina.checks` asks."""
 
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
-from psycopg.sql import SQL, Composable, Identifier
-
-from vitrina.checks.sides import Side
 from vitrina.errors import FatalError
-from vitrina.loads import incremental
-from vitrina.loads.job import Job
-from vitrina.targets import SearchTarget
+from vitrina.loads import inspection
+from vitrina.loads.job import Job, Opened
+from vitrina.ports.compare import Comparable, Comparison, Rescans, Side
+from vitrina.store import state
 
-Sides = tuple[Side, Side]
 
-
-class Comparison(Protocol):
-    """One pipeline's source and target, which have been looked at before they are compared."""
+@dataclass
+class Compared:
+    """A pipeline that was looked at, and the comparison that fits its target."""
 
     job: Job
+    comparison: Comparison
 
-    @property
-    def compared(self) -> list[str]: ...
-
-    @property
-    def not_compared(self) -> list[str]: ...
-
-    @property
-    def full_guarantee(self) -> str:
-        """What `full` is worth here."""
-        ...
-
-    def both_sides(self) -> AbstractContextManager[Sides]:
-        """Source and target. Checkpoint, target, source are looked at in this order: `vitrina.checks.compare`."""
-        ...
+    @contextmanager
+    def both_sides(self) -> Iterator[tuple[Side, Side]]:
+        """Open source and target. Checkpoint, target, source are looked at in this order: `vitrina.checks.compare`."""
+        found = state.peek(self.job.metastore, self.job.claim.pipeline_id)
+        self.job = replace(self.job, checkpoint=found)
+        with self.comparison.sides(found) as sides:
+            yield sides
 
 
-def inspect(job: Job) -> Comparison:
-    """Find out what there is to compare, or say why it cannot be compared."""
-    if isinstance(job.target, SearchTarget):
-        # Imported here: it needs pyarrow, and half a second for it.
-        from vitrina.checks.index_comparison import IndexComparison
+def inspect(opened: Opened) -> Compared:
+    """Find out what there is to compare: a target knows its fastest way, reading it all back does for the others."""
+    target = opened.target
+    if isinstance(target, Comparable):
+        job = look_into(opened)
+        return Compared(job, target.compare(job))
+    # Imported here: it needs pyarrow, and half a second for it.
+    from vitrina.checks import scan_comparison
 
-        return IndexComparison(job)
-    from vitrina.checks.mart_comparison import MartComparison
+    scans = scan_comparison.required(target, opened.definition.final_target)
+    job = look_into(opened)
+    return Compared(job, scan_comparison.ScanComparison(job, scans, target.form))
 
-    return MartComparison(job)
 
-
-def refuse_moving_source(job: Job) -> None:
-    """In mode full a source starts from its beginning each time, so it can be read twice."""
-    if job.source and job.definition.mode == "incremental":
+def look_into(opened: Opened) -> Job:
+    """Inspect it from its beginning. In mode full a source starts there each time, so it can be read twice."""
+    if opened.source.runs_when_described and opened.definition.mode == "incremental":
         raise FatalError(
-            f"the rows come from the Python source {job.source.name!r} in mode incremental: it gives what is"
-            " new since its own checkpoint, and nobody can ask it for everything that it has ever given, so there is"
-            f" nothing to compare {job.target} with; only a source in mode full can be reconciled"
+            f"the rows come from the Python source {opened.definition.python_source!r} in mode incremental: it gives"
+            " what is new since its own checkpoint, and nobody can ask it for everything that it has ever given, so"
+            f" there is nothing to compare {opened.definition.final_target} with; only a source in mode full can be"
+            " reconciled"
         )
+    return inspection.look_into(opened)
 
 
 def knows_age(job: Job) -> bool:
-    """With a cursor, each row says whether it can have been delivered yet."""
-    return job.cursor is not None
-
-
-def is_read(job: Job) -> Composable:
-    """Rows that do not say when they changed are left out by every run, too, unless it is told to read them."""
-    if job.cursor is None or job.definition.options.null_cursor == "read":
-        return SQL("true")
-    return SQL("q.{} IS NOT NULL").format(Identifier(job.cursor.key))
-
-
-def young(job: Job) -> Composable:
-    """Whether the target may not have the row yet."""
-    if job.cursor is None:
-        return SQL("false")
-    safe = job.checkpoint.safe_upto
-    if safe is None:
-        return SQL("true")  # no pass has come to its end
-    # A number is drawn once; a moment that the database stamps may still come again. Otherwise the checkpoint is the
-    # highest value that was read: all rows of an import may share it, and none of them would ever be judged.
-    may_come_again = not job.cursor.is_number and incremental.guarantee(job) == "exact"
-    operator = SQL(">=" if may_come_again else ">")
-    column = job.cursor.columns("q")[0]
-    # One without any may have come just now.
-    return SQL("(({0} {1} {2}) IS NOT FALSE)").format(column, operator, job.cursor.literal(safe))
+    """Tell whether each row says if it can have been delivered yet."""
+    return isinstance(job.source, Rescans) and job.source.cursor_name is not None

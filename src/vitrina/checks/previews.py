@@ -2,23 +2,19 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from vitrina.connectors.postgres import cursor as cursors
-from vitrina.connectors.postgres import plan_check
-from vitrina.connectors.postgres import sessions as source_sessions
-from vitrina.connectors.postgres.source import Query, SqlReader
 from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError
-from vitrina.loads import job as jobs
-from vitrina.loads import sources, steps
-from vitrina.loads.steps import PlannedSteps
+from vitrina.loads import judging, opening, steps
+from vitrina.loads.steps import ASK_FOR_LESS, Surroundings
+from vitrina.ports import registry
 from vitrina.ports.batch import DeadLetter
-from vitrina.ports.schema import Column
-from vitrina.settings import Settings
+from vitrina.ports.source import Description, Samples, Source, Window
+from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store.leases import Claim
 
 if TYPE_CHECKING:
@@ -31,17 +27,12 @@ MAX_BYTES = 8 << 20
 STEP_SECONDS = 60.0
 
 
-@dataclass
-class Reading:
-    """Enough of a run to read some rows and pass them through steps."""
+@dataclass(frozen=True)
+class Sizes:
+    """How much is shown."""
 
-    settings: Settings
-    definition: Definition
-    reader: SqlReader
-    query: Query
-    result: list[Column]
-    steps: PlannedSteps
-    run_id: UUID = field(default=_NOBODY)
+    rows: int
+    max_bytes: int
 
 
 @dataclass(frozen=True)
@@ -61,15 +52,15 @@ class Stage:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """As JSON has them."""
+        """Give the rows as JSON has them."""
         from vitrina.transforms import python_values
 
         return [json.loads(python_values.json_text_of(row)) for row in python_values.rows_of(self.batch)]
 
 
 def preview(definition: Definition, settings: Settings, limit: int) -> dict[str, Any]:
-    """What would be written: the first rows behind the last step, and `before` the first; or those of the source."""
-    if definition.python_source:
+    """Show what would be written: the first rows after the last step, and `before` it; or those of the source."""
+    if definition.source_connector != registry.POSTGRES and not definition.steps:
         return _shown(first_rows_of_source(definition, settings, limit))
     letters: list[DeadLetter] = []
     stages = trace(definition, settings, limit, letters=letters)
@@ -81,15 +72,30 @@ def _shown(stage: Stage) -> dict[str, Any]:
 
 
 def first_rows_of_source(definition: Definition, settings: Settings, limit: int) -> Stage:
-    """The source is asked from its beginning, for one batch."""
-    claim = Claim(_NOBODY, definition.name, 0, _NOBODY, _NOBODY, 0, {"requested_range": None})
+    """Ask the source from its beginning, for one batch."""
     with ExitStack() as sessions:
-        source = sources.open_source(_hurried(definition), settings, claim, sessions)
-        assert source is not None
-        for batch, _ in source.batches(None):
-            if batch.num_columns:
-                return _bounded(Stage(source.name, batch.slice(0, limit)))
-    raise FatalError(f"source {source.name} gives no rows")
+        return _bounded(_first_of_source(definition, settings, limit, sessions)[1])
+
+
+def _first_of_source(
+    definition: Definition, settings: Settings, limit: int, sessions: ExitStack
+) -> tuple[Description, Stage]:
+    from vitrina.transforms import call
+
+    claim = Claim(_NOBODY, definition.name, 0, _NOBODY, _NOBODY, 0, {"requested_range": None})
+    source = opening.open_source_alone(_hurried(definition), settings, claim, sessions)
+    described = source.describe(Window())
+    name = definition.python_source or source.name
+    if described.schema is None:
+        raise FatalError(f"source {name} gives no rows")
+    return described, Stage(name, call.one_batch(_first_rows(source, limit)))
+
+
+def _first_rows(source: Source, limit: int) -> "pa.Table":
+    if isinstance(source, Samples):
+        return source.sample(limit, MAX_BYTES, MAX_BYTES)
+    with closing(source.read(Window(batch_rows=lambda: limit), "natural")) as batches:
+        return next(batches).take().slice(0, limit)
 
 
 def trace(
@@ -100,14 +106,13 @@ def trace(
     extra: Sequence[Task] = (),
     letters: list[DeadLetter] | None = None,
 ) -> list[Stage]:
-    """The first rows of the query, and what they are behind each step; `extra` steps come last.
+    """Show the first rows of the query, and what they are after each step; `extra` steps come last.
 
     A row that a step fails on is an error, or goes to `letters` where the step says so.
     """
-    with _reading(definition, settings, extra) as reading:
-        passage = steps.open_passage(reading)
-        sample = steps.read_sample(reading, passage, limit, limit_bytes=MAX_BYTES)
-        names = ["query", *(f"{step.order_index} {step.name}" for step in reading.steps)]
+    with _sampled(definition, settings, limit, extra) as (around, described, first, sample):
+        passage = steps.open_passage(around, described, "exact", first)
+        names = [first, *(f"{step.order_index} {step.name}" for step in around.steps)]
         stages = passage.steps.trace(sample, letters)
         return [_bounded(Stage(name, batch)) for name, batch in zip(names, stages, strict=True)]
 
@@ -115,30 +120,39 @@ def trace(
 def _bounded(stage: Stage) -> Stage:
     if stage.batch.nbytes > MAX_BYTES:
         raise FatalError(
-            f"the first {stage.batch.num_rows} rows of {stage.name} are more than {MAX_BYTES >> 20} MB:"
-            f" {steps.ASK_FOR_LESS}"
+            f"the first {stage.batch.num_rows} rows of {stage.name} are more than {MAX_BYTES >> 20} MB: {ASK_FOR_LESS}"
         )
     return stage
 
 
+_Sampled = tuple[Surroundings, Description, str, "pa.Table"]
+
+
 @contextmanager
-def _reading(definition: Definition, settings: Settings, extra: Sequence[Task]) -> Iterator[Reading]:
-    judged = jobs.judge_reading(definition, settings)
-    if judged is None:
-        raise FatalError("the pipeline has no query: a Python source makes its rows")
+def _sampled(definition: Definition, settings: Settings, limit: int, extra: Sequence[Task]) -> Iterator[_Sampled]:
+    """Read some rows, and open everything that steps need to be run on them."""
+    # Imported here: previews of plain queries need neither pyarrow nor its half second.
+    import pyarrow as pa
+
+    judged = judging.judge_reading(definition, settings)
     with ExitStack() as sessions:
         planned = steps.planned(_hurried(definition), settings, sessions, extra=extra)
-        reader = sessions.enter_context(source_sessions.preview_reader(definition, settings))
-        result = reader.describe(judged)
-        types = {column.name: column.type for column in result}
-        cursor = cursors.cursor_of(definition, types) if definition.mode == "incremental" else None
-        reading = Reading(settings, definition, reader, Query(judged, cursor), result, planned)
-        plan_check.admit(reader, reading.query, settings, statement=steps.sample_of(reading, limit=1))
-        yield reading
+        # Beside a source of another kind, the default database answers the queries of steps that look things up.
+        connection = definition.source_connection if definition.reads_postgres else DEFAULT_CONNECTION
+        session_name = f"vitrina:preview:{definition.name}"
+        queries = registry.queries()
+        reader = sessions.enter_context(queries.waited_for(connection, settings, session_name))
+        around = Surroundings(definition, settings, _NOBODY, planned, opening.references(reader, settings))
+        if judged is None:
+            described, first = _first_of_source(definition, settings, limit, sessions)
+            yield around, described, first.name, pa.Table.from_batches([first.batch])
+            return
+        described, sample = queries.sample(reader, definition, judged, settings, Sizes(limit, MAX_BYTES))
+        yield around, described, "query", sample
 
 
 def _hurried(definition: Definition) -> Definition:
-    """Somebody waits for the answer, and others for theirs."""
+    """Limit the time of the steps: a caller waits for the answer, and others for theirs."""
     seconds = min(definition.options.step_timeout_seconds, STEP_SECONDS)
     options = definition.options.model_copy(update={"step_timeout_seconds": seconds, "parallel": 1})
     return definition.model_copy(update={"options": options})

@@ -11,16 +11,15 @@ from pydantic import ValidationError
 
 from vitrina import schedule
 from vitrina.checks import compare, comparison, repair, repairs
-from vitrina.checks.compare import Difference, Look, Verdict
-from vitrina.checks.comparison import Comparison
+from vitrina.checks.compare import Look, Verdict
+from vitrina.checks.comparison import Compared
 from vitrina.checks.repairs import Hold
 from vitrina.checks.report import Report
-from vitrina.checks.sides import Side
 from vitrina.definition import ReconcileSchedule
 from vitrina.errors import Conflict, InvalidField, NotFound
-from vitrina.loads import incremental
-from vitrina.loads import job as jobs
+from vitrina.loads import opening
 from vitrina.loads.job import Job
+from vitrina.ports.compare import Difference, Rescans, Side
 from vitrina.settings import Settings
 from vitrina.status import Status, can_move
 from vitrina.store import database, events, pipelines, requests, runs
@@ -83,7 +82,7 @@ def _refuse_beside_a_run(row: dict[str, Any]) -> None:
 
 
 def _announce(row: dict[str, Any], metastore: Connection, report: Report) -> None:
-    """A line in any case; an event when people should look."""
+    """Log a line in any case; publish an event when people should look."""
     told = {
         "pipeline_id": str(row["id"]),
         "pipeline": row["name"],
@@ -105,11 +104,11 @@ def _compared(
 ) -> Report:
     level = wish.get("level", "full")
     with ExitStack() as sessions:
-        job = jobs.open_for_inspection(row, settings, metastore, sessions)
-        with database.translated(f"comparing with {job.target}"):
-            opened = comparison.inspect(job)
+        found = opening.open_for_inspection(row, settings, metastore, sessions)
+        with database.translated(f"comparing with {found.definition.final_target}"):
+            opened = comparison.inspect(found)
             with opened.both_sides() as (source, target):
-                first = _look(level, source, target, job, wish)
+                first = _look(level, source, target, opened.job, wish)
             report = _report(opened, level, first)
             if level == "quick":
                 return _confirm_quickly(opened, report, first, wait_seconds)
@@ -124,10 +123,10 @@ def _look(level: str, source: Side, target: Side, job: Job, wish: dict[str, Any]
     if level == "sample":
         keys = min(int(wish.get("keys") or SAMPLE_KEYS), MAX_SAMPLE_KEYS)
         return compare.look_at_sample(source, target, keys=keys)
-    return compare.look_fully(source, target, expected_rows=job.estimated_rows)
+    return compare.look_fully(source, target, expected_rows=job.described.estimated_rows)
 
 
-def _confirm(opened: Comparison, report: Report, first: Look, wish: dict[str, Any], wait_seconds: float) -> None:
+def _confirm(opened: Compared, report: Report, first: Look, wish: dict[str, Any], wait_seconds: float) -> None:
     time.sleep(wait_seconds)
     job = opened.job
     pending = _is_pending(job)
@@ -144,7 +143,7 @@ def _confirm(opened: Comparison, report: Report, first: Look, wish: dict[str, An
     report.looks = 2
 
 
-def _confirm_quickly(opened: Comparison, report: Report, first: Look, wait_seconds: float) -> Report:
+def _confirm_quickly(opened: Compared, report: Report, first: Look, wait_seconds: float) -> Report:
     job = opened.job
     others = job.definition.options.shared_target
     findings = compare.quick_findings(first, others_write=others)
@@ -167,7 +166,7 @@ def _is_pending(job: Job) -> bool:
 
 
 def _movement(job: Job, *, pending: bool) -> Callable[[Difference, Difference], bool]:
-    """With a cursor, a row's age says whether it is on its way. Without one, a load at work or a changing row does."""
+    """Choose what says that a row is on its way: its age with a cursor, else a running load or a changing row."""
     if comparison.knows_age(job):
         return lambda before, again: False
     if pending:
@@ -175,34 +174,35 @@ def _movement(job: Job, *, pending: bool) -> Callable[[Difference, Difference], 
     return lambda before, again: before.source_image != again.source_image
 
 
-def _report(opened: Comparison, level: str, look: Look) -> Report:
+def _report(opened: Compared, level: str, look: Look) -> Report:
     job = opened.job
     return Report(
         level=level,
         key=job.key,
-        compared=opened.compared,
-        not_compared=opened.not_compared,
+        compared=opened.comparison.compared,
+        not_compared=opened.comparison.not_compared,
         guarantee=_guarantee(opened, level),
-        checkpoint=job.checkpoint.safe_upto if job.cursor else None,
+        checkpoint=job.checkpoint.safe_upto if comparison.knows_age(job) else None,
         verdict=Verdict(),
         rows=look.rows,
         extents=look.extents,
     )
 
 
-def _guarantee(opened: Comparison, level: str) -> str:
+def _guarantee(opened: Compared, level: str) -> str:
     what = {
         "quick": "row counts and ends of key and cursor only",
         "sample": "random keys of both sides, column by column",
-        "full": opened.full_guarantee,
+        "full": opened.comparison.full_guarantee,
     }[level]
     job = opened.job
-    if job.cursor is None:
+    cursor = job.source.cursor_name if isinstance(job.source, Rescans) else None
+    if not isinstance(job.source, Rescans) or cursor is None:
         last = runs.find_last_success(job.metastore, job.claim.pipeline_id)
         since = f"the last load, begun {last['started_at'].isoformat()}," if last else "the beginning"
         return f"{what}; against the source as it is now: what changed in it since {since} counts as a difference"
-    kept = incremental.guarantee(job)
+    kept = job.source.guarantee()
     return (
-        f"{what}; rows whose {job.cursor.key} is before the checkpoint must be in the mart ({kept}), newer ones are in"
+        f"{what}; rows whose {cursor} is before the checkpoint must be in the mart ({kept}), newer ones are in"
         " flight; rows deleted in the source are extra"
     )

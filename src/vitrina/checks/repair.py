@@ -1,13 +1,21 @@
-"""Making the mart equal to its source for given keys: a batch at a time, each read anew and written under the fence."""
+"""Making the target equal to its source for given keys: each is read anew, and written as a run would write it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from vitrina.checks.compare import Difference, Kind
-from vitrina.checks.sides import Key, Side
+from vitrina.checks.compare import Verdict
+from vitrina.errors import FatalError
+from vitrina.loads import incremental
+from vitrina.loads.control import Paused
+from vitrina.loads.run import Run
+from vitrina.ports.batch import Counts, Key, Part, PartId, Position
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.compare import Correctable, Correction, Difference, Kind
+from vitrina.ports.target import Done, Load, Removes, Writer
 
-TextRow = dict[str, str | None]
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass
@@ -22,45 +30,118 @@ class Repaired:
     keys: int = 0
     paused: bool = False
 
-
-class Mender(Protocol):
-    """Who may write to the mart."""
-
-    def mend(self, rows: Sequence[TextRow], absent: Sequence[Key]) -> Repaired:
-        """Upsert the rows and delete the keys, in one fenced transaction."""
-        ...
-
-    @property
-    def pause_asked(self) -> bool: ...
+    def add(self, counts: Counts) -> None:
+        self.inserted += counts.inserted
+        self.updated += counts.updated
+        self.deleted += counts.deleted
+        self.unchanged += counts.unchanged
 
 
 def plan(differences: Sequence[Difference]) -> dict[str, int]:
-    """What a repair would do."""
+    """Count what a repair would do."""
     extra = sum(difference.kind is Kind.EXTRA for difference in differences)
     return {"upserts": len(differences) - extra, "deletes": extra}
 
 
-def repair(differences: Sequence[Difference], source: Side, mender: Mender, *, batch_rows: int) -> Repaired:
-    """Rows are read again in their batch: what the source has now counts, not what it had when it was compared."""
-    done = Repaired()
-    for keys in _batches([difference.key for difference in differences], batch_rows):
-        with source.snapshot():
-            rows = source.texts(keys)
-        batch = mender.mend(list(rows.values()), [key for key in keys if key not in rows])
-        done.inserted += batch.inserted
-        done.updated += batch.updated
-        done.deleted += batch.deleted
-        done.unchanged += batch.unchanged
-        done.keys += len(keys)
-        if mender.pause_asked:
-            done.paused = True
-            break
+def repair(run: Run, compared: Correctable, verdict: Verdict, batch_rows: int) -> Repaired:
+    """Write a batch at a time, each under the fence, until all is done or a pause is asked for."""
+    repairing, done = _Repairing(run, compared), Repaired()
+    try:
+        repairing.begin(verdict)
+        for correction in compared.corrections(verdict.confirmed, batch_rows):
+            repairing.write(correction, done)
+        repairing.end()
+    except Paused:
+        done.paused = True
     return done
 
 
-def _batches(keys: Sequence[Key], size: int) -> Iterator[Sequence[Key]]:
-    for start in range(0, len(keys), size):
-        yield keys[start : start + size]
+class _Repairing:
+    """One repair: a merge whose parts are corrections."""
+
+    def __init__(self, run: Run, compared: Correctable) -> None:
+        self._run = run
+        self._compared = compared
+        self._deletes = not run.job.definition.options.shared_target
+        self._load: Load = incremental.open_merge(run, arrives_as=compared.arrives_as, latest_counts=True)
+        # A document may come again in a later batch; it is still one.
+        self._settled: set[Key] = set()
+
+    def begin(self, verdict: Verdict) -> None:
+        deletes = plan(verdict.confirmed)["deletes"] if self._deletes else 0
+        if deletes:
+            self._compared.refuse_shrinking(deletes)
+        incremental.begin(self._run, self._load)
+
+    def write(self, correction: Correction, done: Repaired) -> None:
+        # Before the rows: one of them may take over a unique value of what leaves.
+        if correction.absent and self._deletes:
+            self._remove(correction.absent, done)
+        rejected: set[str] = set()
+        if correction.rows is not None and correction.rows.num_rows:
+            rejected = self._upsert(correction.rows, done)
+        self._settled.update(key for key in correction.keys if key[0] not in rejected)
+        self._settled.update(correction.absent)
+        done.keys = len(self._settled)
+        self._run.settle()
+
+    def _upsert(self, rows: "pa.Table", done: Repaired) -> set[str]:
+        run = self._run
+        with self._load.writer() as writer, run.ahead(_Rows(rows, writer, run.job.claim.epoch), None) as parts:
+            [part] = list(parts)
+        done.add(run.commit(self._load, part, _numbered, settles=False))
+        done.rejected += len(part.letters)
+        return {letter.document_id for letter in part.letters}
+
+    def _remove(self, keys: Sequence[Key], done: Repaired) -> None:
+        run, load = self._run, self._load
+        if not isinstance(load, Removes):
+            raise FatalError(f"{run.job.definition.final_target} has rows that left the source, and cannot delete any")
+        run.control.check()
+        number = run.checkpoint.batch_no + 1
+
+        def move(did: Done) -> Checkpoint:
+            run.meter.merged(did.counts)
+            return replace(run.checkpoint, batch_no=number)
+
+        done.add(load.remove(keys, number, run.fence("removing rows", move)))
+
+    def end(self) -> None:
+        fence = self._run.fence("ending the repair", lambda _: self._run.checkpoint, progressed=False)
+        self._load.publish(fence)
+        self._load.discard()
+
+
+@dataclass
+class _Rows:
+    """The rows of one correction on their way to the target: a `Filling` of one part."""
+
+    rows: "pa.Table"
+    writer: Writer
+    epoch: int
+    # The writer of an index serves the next correction, too: only one that hangs is closed.
+    is_done: bool = False
+
+    def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
+        written = self.writer.write(self.rows, PartId(self.epoch, first_number))()
+        yield Part(
+            first_number,
+            self.rows.num_rows,
+            None,
+            staged=written.rows,
+            letters=written.letters,
+            delivered=written.delivered - {letter.document_id for letter in written.letters},
+            counts=written.counts,
+        )
+        self.is_done = True
+
+    def close(self) -> None:
+        if not self.is_done:
+            self.writer.close()
+
+
+def _numbered(found: Checkpoint, part: Part) -> Checkpoint:
+    return replace(found, batch_no=part.number)
 
 
 def outcome(done: Repaired, found: int) -> dict[str, Any]:

@@ -2,21 +2,29 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import Any
 
+import structlog
+
+from vitrina.checks import comparison
 from vitrina.checks import repair as rules
 from vitrina.checks.compare import Verdict
 from vitrina.checks.repair import Repaired
-from vitrina.errors import Disconnected, LeaseLost, VitrinaError
-from vitrina.loads import job as jobs
+from vitrina.errors import Disconnected, FatalError, LeaseLost, VitrinaError
+from vitrina.loads import opening
+from vitrina.loads.context import RunContext
 from vitrina.loads.control import RunControl, clock
+from vitrina.loads.run import Run
+from vitrina.observe.run_meter import RunMeter
+from vitrina.ports.compare import Correctable
 from vitrina.settings import Settings
 from vitrina.status import RunStatus, Status
-from vitrina.store import database, leases, runs
+from vitrina.store import database, leases
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
-from vitrina.store.runs import Counters
-from vitrina.targets import SearchTarget
+
+BATCH_ROWS = 5_000
 
 Hold = Callable[[Claim, float], AbstractContextManager[RunControl]]
 
@@ -27,35 +35,38 @@ def repair(
     """Claim, write what is confirmed, give the lease back; what was done."""
     asked_at = clock()
     claim = leases.claim_idle(metastore, request["pipeline_id"], request["runner_id"], settings.lease_ttl_seconds)
-    counters = Counters(metrics={"repair": rules.plan(verdict.confirmed)})
+    meter = RunMeter()
+    meter.note("repair", rules.plan(verdict.confirmed))
     with hold(claim, asked_at) as control:
         try:
-            done = _mend(claim, settings, verdict, control, counters)
+            done = _mend(claim, settings, verdict, control, meter)
         except (LeaseLost, Disconnected):
             raise  # the lease is not ours to give back: recovery does it
         except VitrinaError as exc:
-            _conclude(metastore, claim, counters)
+            _conclude(metastore, claim, meter)
             leases.finish_run(metastore, claim.run_id, RunStatus.FAILED, exc.code, exc.message)
             raise
-        _conclude(metastore, claim, counters)
+        _conclude(metastore, claim, meter)
     return {**rules.outcome(done, verdict.total), "run_id": str(claim.run_id)}
 
 
-def _conclude(metastore: Connection, claim: Claim, counters: Counters) -> None:
-    runs.record_progress(metastore, claim.run_id, counters, attempts=1)
+def _conclude(metastore: Connection, claim: Claim, meter: RunMeter) -> None:
+    meter.record(metastore, claim)
     leases.conclude_run(metastore, claim, answered=False)
 
 
-def _mend(claim: Claim, settings: Settings, verdict: Verdict, control: RunControl, counters: Counters) -> Repaired:
+def _mend(claim: Claim, settings: Settings, verdict: Verdict, control: RunControl, meter: RunMeter) -> Repaired:
+    log = structlog.get_logger().bind(pipeline=claim.name, pipeline_id=str(claim.pipeline_id), run_id=str(claim.run_id))
+    context = RunContext(claim, control, meter, log)
+    # A paused pipeline is repaired without becoming anything else than paused.
+    context.ignores_pause = claim.row["status"] == Status.PAUSE_REQUESTED
     with ExitStack() as sessions, database.translated(f"repairing {claim.name}"):
-        job = jobs.open_job(claim, settings, sessions, guard=control.guard, attach=control.attach)
-        # A paused pipeline is repaired without becoming anything else than paused.
-        ignores_pause = claim.row["status"] == Status.PAUSE_REQUESTED
-        if isinstance(job.target, SearchTarget):
-            # Imported here: it needs pyarrow, and half a second for it.
-            from vitrina.checks import index_repair
-
-            return index_repair.mend(job, verdict, control, counters, ignores_pause=ignores_pause)
-        from vitrina.checks import mart_repair
-
-        return mart_repair.mend(job, verdict, control, counters, ignores_pause=ignores_pause)
+        opened = comparison.inspect(opening.open_job(claim, settings, sessions, context=context))
+        job, compared = opened.job, opened.comparison
+        if not isinstance(compared, Correctable):
+            raise FatalError(f"{job.definition.final_target} can be compared, but not repaired: run the pipeline")
+        # Rows travel, also where the database could have filled the stage itself.
+        job = replace(job, plan=replace(job.plan, route="arrow", page_rows=None))
+        run = Run(job, control=control, meter=meter, context=context, log=log)
+        run.obeys_pause = not context.ignores_pause
+        return rules.repair(run, compared, verdict, min(job.definition.batch_size, BATCH_ROWS))

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitrina.checks.compare import Detail, Kind, Verdict
-from vitrina.checks.sides import Extent
+from vitrina.checks.compare import Detail, Verdict
+from vitrina.ports.compare import Extent, Kind
 
 # A report is read by people: of long values, the beginning.
 MAX_VALUE_LENGTH = 1_000
@@ -37,7 +37,7 @@ class Report:
 
     @property
     def remaining(self) -> int:
-        """What is still different when all is done."""
+        """Count what is still different when all is done."""
         return int(self.repair["remaining"]) if self.repair and self.repair["done"] else self.differences
 
     def as_dict(self) -> dict[str, Any]:

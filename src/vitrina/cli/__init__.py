@@ -5,11 +5,10 @@ import sys
 
 def main() -> None:
     """Run the command and end with the exit code that says how it went."""
-    from vitrina.cli import exits
-    from vitrina.cli.app import app
+    from vitrina.cli import app, exits
     from vitrina.errors import VitrinaError
 
     try:
-        app(prog_name="vitrina")
+        app.main()
     except VitrinaError as error:
         sys.exit(exits.report(error))

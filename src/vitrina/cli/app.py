@@ -1,42 +1,105 @@
-"""Every command of `vitrina` in one place."""
+"""Every command of `vitrina` in one place. What a command needs is loaded when it is the one that was called."""
 
-from typing import Annotated
+import sys
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
 from vitrina import __version__
-from vitrina.cli import (
-    catalog,
-    checks,
-    connections,
-    demo,
-    dev,
-    doctor,
-    graph,
-    init,
-    manifests,
-    new,
-    pipelines,
-    psql,
-    runs,
-    search,
-    servers,
-    smoke,
-    tokens,
-)
 from vitrina.cli.help import CommandsUnderHeadings
 
 START, WORK, FILES, SERVERS = "Start here", "Pipelines and runs", "Pipelines as files", "Servers"
 
-app = typer.Typer(
-    name="vitrina",
-    help="Configuration-driven ETL: pipelines are rows in Postgres, marts are exact, every step can be seen.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    cls=CommandsUnderHeadings,
-    context_settings={"help_option_names": ["-h", "--help"]},
+
+@dataclass(frozen=True)
+class Entry:
+    """A command, or a group of them: its name, and `module.attribute` below `vitrina.cli`."""
+
+    name: str
+    place: str
+    heading: str | None = None
+    context: dict[str, Any] = field(default_factory=dict)
+
+    def add_to(self, app: typer.Typer) -> None:
+        module, _, attribute = self.place.partition(".")
+        found = getattr(import_module(f"vitrina.cli.{module}"), attribute)
+        hidden = self.heading is None
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=self.name, rich_help_panel=self.heading, hidden=hidden)
+        else:
+            add = app.command(
+                self.name, rich_help_panel=self.heading, hidden=hidden, context_settings=self.context or None
+            )
+            add(found)
+
+
+COMMANDS = (
+    Entry("demo", "demo.demo", START),
+    Entry("dev", "dev.dev", START),
+    Entry("init", "init.init", START),
+    Entry("doctor", "doctor.doctor", START),
+    Entry("smoke", "smoke.smoke", START),
+    Entry("psql", "psql.psql", START, context={"allow_extra_args": True, "ignore_unknown_options": True}),
+    Entry("pipelines", "pipelines.group", WORK),
+    Entry("run", "runs.run", WORK),
+    Entry("pause", "pipelines.pause", WORK),
+    Entry("resume", "runs.resume", WORK),
+    Entry("cancel", "pipelines.cancel", WORK),
+    Entry("enable", "pipelines.enable", WORK),
+    Entry("disable", "pipelines.disable", WORK),
+    Entry("rollback", "pipelines.rollback", WORK),
+    Entry("status", "pipelines.status", WORK),
+    Entry("graph", "graph.graph", WORK),
+    Entry("runs", "runs.runs", WORK),
+    Entry("logs", "runs.logs", WORK),
+    Entry("state", "pipelines.state", WORK),
+    Entry("validate", "checks.validate", WORK),
+    Entry("preview", "checks.preview", WORK),
+    Entry("reconcile", "checks.reconcile", WORK),
+    Entry("transforms", "catalog.transforms", WORK),
+    Entry("transform", "catalog.transforms"),
+    Entry("connectors", "catalog.connectors", WORK),
+    Entry("dead-letters", "catalog.dead_letters", WORK),
+    Entry("new", "new.new", FILES),
+    Entry("export", "manifests.export", FILES),
+    Entry("diff", "manifests.diff", FILES),
+    Entry("apply", "manifests.apply", FILES),
+    Entry("api", "servers.api", SERVERS),
+    Entry("runner", "servers.runner", SERVERS),
+    Entry("migrate", "servers.migrate", SERVERS),
+    Entry("connections", "connections.group", SERVERS),
+    Entry("search", "search.group", SERVERS),
+    Entry("tokens", "tokens.group", SERVERS),
+    Entry("search-server", "search.search_server"),
 )
+
+
+def make_app(entries: tuple[Entry, ...] = COMMANDS) -> typer.Typer:
+    app = typer.Typer(
+        name="vitrina",
+        help="Configuration-driven ETL: pipelines are rows in Postgres, marts are exact, every step can be seen.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        cls=CommandsUnderHeadings,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_vitrina)
+    for entry in entries:
+        entry.add_to(app)
+    return app
+
+
+def called(words: list[str]) -> tuple[Entry, ...]:
+    """The one command that the first word names; all of them for help, for completion and for a word that is none."""
+    named = tuple(entry for entry in COMMANDS if words and entry.name == words[0])
+    return named or COMMANDS
+
+
+def main() -> None:
+    make_app(called(sys.argv[1:]))(prog_name="vitrina")
 
 
 def _show_version(wanted: bool) -> None:
@@ -45,53 +108,8 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _vitrina(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
     ] = False,
 ) -> None: ...
-
-
-app.command(rich_help_panel=START)(demo.demo)
-app.command(rich_help_panel=START)(dev.dev)
-app.command(rich_help_panel=START)(init.init)
-app.command(rich_help_panel=START)(doctor.doctor)
-app.command(rich_help_panel=START)(smoke.smoke)
-app.command(rich_help_panel=START, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
-    psql.psql
-)
-
-app.add_typer(pipelines.group, name="pipelines", rich_help_panel=WORK)
-app.command(rich_help_panel=WORK)(runs.run)
-app.command(rich_help_panel=WORK)(pipelines.pause)
-app.command(rich_help_panel=WORK)(runs.resume)
-app.command(rich_help_panel=WORK)(pipelines.cancel)
-app.command(rich_help_panel=WORK)(pipelines.enable)
-app.command(rich_help_panel=WORK)(pipelines.disable)
-app.command(rich_help_panel=WORK)(pipelines.rollback)
-app.command(rich_help_panel=WORK)(pipelines.status)
-app.command(rich_help_panel=WORK)(graph.graph)
-app.command(rich_help_panel=WORK)(runs.runs)
-app.command(rich_help_panel=WORK)(runs.logs)
-app.command(rich_help_panel=WORK)(pipelines.state)
-app.command(rich_help_panel=WORK)(checks.validate)
-app.command(rich_help_panel=WORK)(checks.preview)
-app.command(rich_help_panel=WORK)(checks.reconcile)
-app.add_typer(catalog.transforms, name="transforms", rich_help_panel=WORK)
-app.add_typer(catalog.transforms, name="transform", hidden=True)
-app.add_typer(catalog.dead_letters, name="dead-letters", rich_help_panel=WORK)
-
-app.command(rich_help_panel=FILES)(new.new)
-app.command(rich_help_panel=FILES)(manifests.export)
-app.command(rich_help_panel=FILES)(manifests.diff)
-app.command(rich_help_panel=FILES)(manifests.apply)
-
-app.command(rich_help_panel=SERVERS)(servers.api)
-app.command(rich_help_panel=SERVERS)(servers.runner)
-app.command(rich_help_panel=SERVERS)(servers.migrate)
-app.add_typer(connections.group, name="connections", rich_help_panel=SERVERS)
-app.add_typer(search.group, name="search", rich_help_panel=SERVERS)
-app.add_typer(tokens.group, name="tokens", rich_help_panel=SERVERS)
-
-app.command(hidden=True)(search.search_server)

@@ -1,4 +1,4 @@
-"""What the installation has: transforms, and the documents that targets refused."""
+"""What the installation has: transforms, connectors, and the documents that targets refused."""
 
 from typing import Annotated
 
@@ -12,6 +12,7 @@ from vitrina.cli.remote import OptionalPipelineName, PipelineName
 from vitrina.errors import NotFound
 
 transforms = typer.Typer(help="Python steps that runners have.", no_args_is_help=True, rich_markup_mode=None)
+connectors = typer.Typer(help="Kinds of sources and targets.", no_args_is_help=True, rich_markup_mode=None)
 dead_letters = typer.Typer(help="Documents that a target refused.", no_args_is_help=True, rich_markup_mode=None)
 
 transforms.command(name="test")(steps.try_step)
@@ -24,6 +25,16 @@ TRANSFORM_COLUMNS = [
     Column("kind", lambda found: found.kind),
     Column("runners", lambda found: found.runners),
     Column("what it does", lambda found: found.doc.strip().partition("\n")[0]),
+]
+CONNECTOR_COLUMNS = [
+    Column("name", lambda found: found.name, is_name=True),
+    Column("package", lambda found: f"{found.package} {found.version}"),
+    Column("source", lambda found: "yes" if found.source else ""),
+    Column(
+        "target", lambda found: f"{found.prefix}:<name>" if found.prefix else "schema.table" if found.target else ""
+    ),
+    Column("URLs", lambda found: ", ".join(f"{scheme}://" for scheme in found.schemes)),
+    Column("runners", lambda found: found.runners),
 ]
 LETTER_COLUMNS = [
     Column("number", lambda letter: str(letter.id)),
@@ -41,6 +52,14 @@ def list_transforms(output: Output = Format.TABLE) -> None:
         found = client.list_transforms()
     empty = "no transforms: live runners have none registered (set VITRINA_TRANSFORMS), or none is alive"
     show_list(found, TRANSFORM_COLUMNS, output, empty=empty)
+
+
+@connectors.command(name="list")
+def list_connectors(output: Output = Format.TABLE) -> None:
+    """Show the kinds of sources and targets that are installed, and how many live runners have each."""
+    with remote.api() as client:
+        found = client.list_connectors()
+    show_list(found, CONNECTOR_COLUMNS, output, empty="no connectors")
 
 
 @dead_letters.command(name="list")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vitrina.settings import Settings
     from vitrina.store.database import Connection
 
-group = typer.Typer(help="Databases that pipelines may name.", no_args_is_help=True, rich_markup_mode=None)
+group = typer.Typer(help="Places that pipelines may name.", no_args_is_help=True, rich_markup_mode=None)
 
 LIST_COLUMNS = [
     Column("name", lambda row: row["name"], is_name=True),
@@ -33,21 +33,33 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="As pipelines name it:
 @group.command(name="list")
 def list_connections(output: Output = Format.TABLE) -> None:
     """Show connections and where they lead. Passwords are left out."""
-    from vitrina.store import connections, database
+    from vitrina.store import connections
 
     with _metastore() as (settings, metastore):
         kept = _kept(settings, metastore)
         rows = [
             {
                 "name": name,
-                "database": "sealed"
-                if name in settings.shut_connections
-                else database.describe(database.reader_url(settings, name)),
+                "database": "sealed" if name in settings.shut_connections else _place(settings, name),
                 "set_by": f"metastore, by {kept[name]}" if name in kept else connections.variable(name),
             }
             for name in connections.names(settings)
         ]
     show_list(rows, LIST_COLUMNS, output, empty="no connections")
+
+
+def _place(settings: "Settings", name: str) -> str:
+    """Where it leads, without the password; of another system, the host alone."""
+    from urllib.parse import urlsplit
+
+    from vitrina.store import database
+
+    url = database.reader_url(settings, name)
+    if settings.connector_of(name) == "postgres":
+        return database.describe(url)
+    scheme, _, rest = url.partition("://")
+    place = urlsplit(f"//{rest.rpartition('@')[2]}")
+    return f"{scheme}://{place.netloc}{place.path}"
 
 
 @group.command()

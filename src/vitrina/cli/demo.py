@@ -162,6 +162,27 @@ SEARCH_PIPELINES: dict[str, tuple[str, str, list[str]]] = {
 }
 SEARCHED_FOR = "star wars"
 
+# The same films in a ClickHouse that runs in the runner's process.
+CLICKHOUSE_PIPELINE: dict[str, Any] = {
+    "name": "film_dim_clickhouse",
+    "description": "Films in ClickHouse.",
+    "source_query": """\
+SELECT
+    fw.id AS film_id, fw.title, CAST(fw.rating AS numeric(4, 2)) AS rating, fw.type, fw.creation_date,
+    coalesce(g.genres, ARRAY[]::text[]) AS genres
+FROM content.film_work fw
+LEFT JOIN (
+    SELECT gfw.film_work_id, array_agg(genre.name ORDER BY genre.name) AS genres
+    FROM content.genre_film_work gfw
+    JOIN content.genre ON genre.id = gfw.genre_id
+    GROUP BY gfw.film_work_id
+) g ON g.film_work_id = fw.id""",
+    "target_table": "clickhouse:film_dim",
+    "target_key": ["film_id"],
+    "options": {"target_connection": "clickhouse"},
+}
+CLICKHOUSE_DIRECTORY = "clickhouse"
+
 MARTS = {
     "analytics.film_dim": "SELECT title, rating, type, creation_date, genres, directors, actors"
     " FROM analytics.film_dim ORDER BY title, film_id LIMIT %s",
@@ -190,6 +211,9 @@ def demo(
             " [default: if ELASTICSEARCH_URL is not set, and nothing has to be fetched for it]",
         ),
     ] = None,
+    clickhouse: Annotated[
+        bool, typer.Option("--clickhouse", help="Fill a table of ClickHouse too, in the runner's process (needs chdb).")
+    ] = False,
     output: Output = Format.TABLE,
 ) -> None:
     """Make a demo cinema, run its pipelines, show the marts."""
@@ -197,8 +221,9 @@ def demo(
         settings = _with_cinema(local.load_settings(auth="off"))
         with stack.migrated_database(settings) as (found, _):
             _load_cinema(found, films, ratings, seed)
-            ended, hits = _run_pipelines(found, search)
-            marts = _first_rows(found) | ({f'search for "{SEARCHED_FOR}"': hits} if hits is not None else {})
+            ended, hits = _run_pipelines(found, search, clickhouse=_clickhouse() if clickhouse else None)
+            marts = _first_rows(found) | (_clickhouse_rows() if clickhouse else {})
+            marts |= {f'search for "{SEARCHED_FOR}"': hits} if hits is not None else {}
     _show(ended, marts, output)
     if not all(map(succeeded, ended)):
         raise typer.Exit(ExitCode.FAILED)
@@ -246,29 +271,62 @@ def _load_cinema(settings: "Settings", films: int | None, ratings: int | None, s
     local.say(f"cinema: {', '.join(f'{rows[table]:,} {name}' for name, table in COUNTED.items())}")
 
 
-def _run_pipelines(settings: "Settings", search: bool | None) -> "tuple[list[Run], list[dict[str, Any]] | None]":
+def _run_pipelines(
+    settings: "Settings", search: bool | None, *, clickhouse: str | None = None
+) -> "tuple[list[Run], list[dict[str, Any]] | None]":
     """`search`: whether to start a search server. None: if there is nothing to be fetched, and if it starts."""
     wanted = settings.elasticsearch_url is None and search_servers.is_at_hand() if search is None else search
     try:
-        return _run_beside(settings, with_search=wanted, is_search_vital=search is not None)
+        return _run_beside(settings, clickhouse, with_search=wanted, is_search_vital=search is not None)
     except search_servers.NotStarted as exc:
         local.say(f"search: left out, since the server does not start: {exc.message}")
-        return _run_beside(settings)
+        return _run_beside(settings, clickhouse)
 
 
-def _run_beside(settings: "Settings", **search: bool) -> "tuple[list[Run], list[dict[str, Any]] | None]":
+def _clickhouse() -> str:
+    """Say where the engine keeps its tables; `ConfigError` where it is not installed."""
+    from importlib.util import find_spec
+
+    if not (find_spec("chdb") and find_spec("clickhouse_connect")):
+        raise ConfigError("--clickhouse needs the engine and its client: pip install 'vitrina[clickhouse]' chdb")
+    return f"clickhouse+chdb://{_clickhouse_directory()}"
+
+
+def _clickhouse_directory() -> Path:
+    return (local.HOME / CLICKHOUSE_DIRECTORY).resolve()
+
+
+def _clickhouse_rows() -> dict[str, list[dict[str, Any]]]:
+    """Read when the runner has ended: the engine's directory belongs to one process at a time."""
+    import clickhouse_connect
+
+    client = clickhouse_connect.get_client(interface="chdb", path=str(_clickhouse_directory()))
+    try:
+        names = ("title", "rating", "type", "creation_date", "genres")
+        columns = ", ".join(names)
+        statement = f"SELECT {columns} FROM film_dim ORDER BY title, film_id LIMIT {ROWS_SHOWN}"  # noqa: S608 - ours alone
+        rows = client.query(statement).result_rows
+        return {"clickhouse:film_dim": [dict(zip(names, row, strict=True)) for row in rows]}
+    finally:
+        client.close()
+
+
+def _run_beside(
+    settings: "Settings", clickhouse: str | None = None, **search: bool
+) -> "tuple[list[Run], list[dict[str, Any]] | None]":
     from vitrina.client import Client
 
     with (
-        stack.running(settings, ANY_PORT, _keep_quiet, **search) as running,
+        stack.running(settings, ANY_PORT, _keep_quiet, more=_of_clickhouse(settings, clickhouse), **search) as running,
         Client(running.url) as client,
     ):
         local.say(f"API and runner: up on {running.url}")
         configured = settings.elasticsearch_url
         search_url = running.search_url or (configured.get_secret_value() if configured else None)
         try:
-            _create_missing(client, searchable=search_url is not None)
-            ended = _run_all(client, running, searchable=search_url is not None)
+            others = [CLICKHOUSE_PIPELINE] if clickhouse else []
+            _create_missing(client, others, searchable=search_url is not None)
+            ended = _run_all(client, running, others, searchable=search_url is not None)
             return ended, _search(settings, search_url) if search_url else None
         except CannotConnect:
             # The reason stands in what the process said before it ended, if it did.
@@ -276,13 +334,19 @@ def _run_beside(settings: "Settings", **search: bool) -> "tuple[list[Run], list[
             raise
 
 
+def _of_clickhouse(settings: "Settings", url: str | None) -> dict[str, str]:
+    if url is None:
+        return {}
+    return {"VITRINA_CONN_CLICKHOUSE": url, "VITRINA_ALLOWED_TARGETS": f"{settings.allowed_targets},clickhouse:*"}
+
+
 def _keep_quiet(name: str, line: str) -> None:
     """The logs of API and runner are shown only if something goes wrong."""
 
 
-def _create_missing(client: "Client", *, searchable: bool) -> None:
+def _create_missing(client: "Client", others: list[dict[str, Any]], *, searchable: bool) -> None:
     existing = {pipeline.name: pipeline for pipeline in client.list_pipelines()}
-    wanted = [*OTHER_PIPELINES]
+    wanted = [*OTHER_PIPELINES, *others]
     for name, (model, target, steps) in SEARCH_PIPELINES.items() if searchable else ():
         definition = {"name": name, "target_table": target, "target_key": ["film_id"]}
         wanted.append(definition | _query_and_steps(existing[model].source_query, steps))
@@ -302,10 +366,10 @@ def _query_and_steps(query: str | None, steps: list[str]) -> dict[str, Any]:
     }
 
 
-def _run_all(client: "Client", running: stack.Stack, *, searchable: bool) -> "list[Run]":
+def _run_all(client: "Client", running: stack.Stack, others: list[dict[str, Any]], *, searchable: bool) -> "list[Run]":
     from concurrent.futures import ThreadPoolExecutor
 
-    names = [*SEED_PIPELINES, *(definition["name"] for definition in OTHER_PIPELINES)]
+    names = [*SEED_PIPELINES, *(definition["name"] for definition in (*OTHER_PIPELINES, *others))]
     names += SEARCH_PIPELINES if searchable else ()
     with watching() as watcher, ThreadPoolExecutor(len(names)) as pool:
         return list(pool.map(lambda name: _run_one(client, running, watcher, name), names))
@@ -326,9 +390,12 @@ def _search(settings: "Settings", url: str) -> list[dict[str, Any]]:
     """What somebody who types into the cinema's search box would get."""
     from pydantic import SecretStr
 
-    from vitrina.connectors.search.target import open_client
+    from vitrina.ports import registry
 
-    client = open_client(settings.model_copy(update={"elasticsearch_url": SecretStr(url)}))
+    opened = registry.get(registry.SEARCH).open_client
+    if opened is None:
+        return []
+    client = opened(settings.model_copy(update={"elasticsearch_url": SecretStr(url)}))
     try:
         query = {"size": ROWS_SHOWN, "query": {"match": {"title": {"query": SEARCHED_FOR, "operator": "and"}}}}
         hits = client.search("film_dim", query)["hits"]["hits"]

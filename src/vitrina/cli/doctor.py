@@ -60,6 +60,7 @@ def examine() -> Iterator[Finding]:
         return
     used = local.opened_to_the_cinema(settings) if settings.database_url is None else settings
     yield ok("settings", f"targets {used.allowed_targets}; sources {used.allowed_source_schemas}")
+    yield from _check_connectors()
     if "api_url" in settings.model_fields_set:
         yield _check_api(settings)
     if settings.database_url is None and not local.HOME.exists():
@@ -221,8 +222,31 @@ def _check_readers(connection: "Connection", settings: "Settings") -> Iterator[F
 
     yield from _check_reader(settings, DEFAULT_CONNECTION, "reader role")
     for name in pipelines.source_connections(connection):
-        if name != DEFAULT_CONNECTION:
+        if name != DEFAULT_CONNECTION and _is_postgres(settings, name):
             yield from _check_reader(settings, name, f"reader of {name}")
+
+
+def _is_postgres(settings: "Settings", name: str) -> bool:
+    """Others are looked at by their connectors. One that is not configured is nobody's yet, and is said to be so."""
+    try:
+        return settings.connector_of(name) in ("postgres", None)
+    except ConfigError:
+        return True
+
+
+def _check_connectors() -> Iterator[Finding]:
+    """What is installed, and what is installed but left out."""
+    from vitrina.definition import Options
+    from vitrina.ports import registry
+
+    found = registry.installed()
+    for refused in found.refused:
+        yield problem("connectors", str(refused), "correct or remove that package")
+    for connector in found.connectors.values():
+        if connector.options and connector.name in Options.model_fields:
+            message = f"options.{connector.name} is an option of Vitrina's own, so those of the connector cannot be set"
+            yield problem("connectors", message, f"have the package {connector.package} rename its connector")
+    yield ok("connectors", ", ".join(sorted(found.connectors)))
 
 
 def _check_reader(settings: "Settings", name: str, check: str) -> Iterator[Finding]:
@@ -250,7 +274,7 @@ def _check_targets(connection: "Connection", settings: "Settings") -> Iterator[F
     from vitrina.store import stages
 
     for name in stages.list_target_connections(connection):
-        if name != DEFAULT_CONNECTION:
+        if name != DEFAULT_CONNECTION and _is_postgres(settings, name):
             yield from _check_target(settings, name)
 
 
@@ -327,19 +351,21 @@ def _check_runners(connection: "Connection", settings: "Settings") -> Finding:
 
 
 def _check_pipelines(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
+    from vitrina.services import connectors
     from vitrina.status import Status
     from vitrina.store import pipelines
 
     watched = [Status.FAILED, Status.RUN_REQUESTED, Status.RUNNING, Status.PAUSE_REQUESTED]
     rows = pipelines.list_page(connection, pipelines.Filter(status=watched), limit=10_000)
     now = _one(connection, "SELECT clock_timestamp() AS at")["at"]
-    found = [stuck for row in rows if (stuck := _stuck(row, now, settings.lease_ttl_seconds))]
+    waiting = connectors.waiting(connection, settings)
+    found = [stuck for row in rows if (stuck := _stuck(row, now, settings.lease_ttl_seconds, waiting.get(row["id"])))]
     yield from found
     if not found:
         yield ok("pipelines", "none has failed, none is stuck")
 
 
-def _stuck(row: dict[str, Any], now: Any, lease_ttl_seconds: float) -> Finding | None:
+def _stuck(row: dict[str, Any], now: Any, lease_ttl_seconds: float, waiting: str | None) -> Finding | None:
     from vitrina.status import ACTIVE, Status
 
     name, waited = row["name"], (now - row["status_since"]).total_seconds()
@@ -354,6 +380,8 @@ def _stuck(row: dict[str, Any], now: Any, lease_ttl_seconds: float) -> Finding |
         return problem(
             f"pipeline {name}", f"{row['status']}, but its runner is gone", "start a runner: it recovers the pipeline"
         )
+    if waiting:
+        return problem(f"pipeline {name}", waiting, "install that where a runner is, and start it")
     if row["status"] in (Status.RUN_REQUESTED, Status.PAUSE_REQUESTED) and waited > PATIENCE_SECONDS:
         return problem(
             f"pipeline {name}",

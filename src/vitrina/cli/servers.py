@@ -3,6 +3,8 @@
 import gc
 import signal
 import socket
+import tempfile
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,11 +19,17 @@ if TYPE_CHECKING:
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8000
+# The name is prometheus_client's: where it finds the variable, processes count in files of that directory.
+METRICS_DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def api(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = DEFAULT_HOST,
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = DEFAULT_PORT,
+    workers: Annotated[
+        int,
+        typer.Option(help="Processes that share the port, about one for each core.", min=1, max=64),
+    ] = 1,
     socket_number: Annotated[int | None, typer.Option("--socket", hidden=True)] = None,
     end_with_stdin: processes.EndWithStdin = False,
 ) -> None:
@@ -33,7 +41,10 @@ def api(
     listener = listen(host, port) if socket_number is None else socket.socket(fileno=socket_number)
     with listener, processes.ending_like_ctrl_c(), local.database(settings) as settings:
         _require_migrated(settings)
-        _serve(settings, host, listener)
+        if workers == 1:
+            _serve(settings, host, listener)
+        else:
+            _serve_with_workers(settings, host, listener, workers)
 
 
 def runner(
@@ -146,6 +157,23 @@ def _serve(settings: "Settings", host: str, listener: socket.socket) -> None:
     server.run(sockets=[listener])
     if not server.started:
         raise typer.Exit(1)
+
+
+def _serve_with_workers(settings: "Settings", host: str, listener: socket.socket, workers: int) -> None:
+    """Each accepts from the same socket. When one ends they all do, so that whoever started us starts all anew."""
+    arguments = ["api", "--host", host, "--socket", str(listener.fileno())]
+    with tempfile.TemporaryDirectory(prefix="vitrina-api-") as counted, processes.Children(_pass_on) as children:
+        # One of them answers /metrics with what all have counted there.
+        environment = local.database_environment(settings) | {METRICS_DIRECTORY: counted}
+        for number in range(1, workers + 1):
+            children.start(f"API worker {number}", arguments, environment, sockets=[listener.fileno()])
+        with suppress(KeyboardInterrupt):
+            children.wait_for_an_end()
+
+
+def _pass_on(name: str, line: str) -> None:
+    """Lines of workers go where our own would."""
+    print(line, flush=True)
 
 
 def _url_of(listener: socket.socket) -> str:

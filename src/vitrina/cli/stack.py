@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -58,12 +58,14 @@ def running(
     *,
     with_search: bool = False,
     is_search_vital: bool = True,
+    more: Mapping[str, str] | None = None,
 ) -> Iterator[Stack]:
     """A real API process and a real runner process, without auth, on loopback only.
 
-    A search server that is not vital and does not start makes it `NotStarted`, whatever the reason.
+    `more` is in the environment of both. A search server that is not vital and does not start makes it `NotStarted`,
+    whatever the reason.
     """
-    environment = {**local.database_environment(settings), "VITRINA_AUTH": "off"}
+    environment = {**local.database_environment(settings), "VITRINA_AUTH": "off", **(more or {})}
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR"):
         environment["FORCE_COLOR"] = "1"
     with Children(on_line) as children:
@@ -76,7 +78,8 @@ def running(
                 told = exc.message.rpartition("\n")[2].strip().removeprefix("error: ")
                 raise search.NotStarted(told) from exc
             if "allowed_targets" not in settings.model_fields_set:  # a server of our own, nobody else's indexes
-                environment["VITRINA_ALLOWED_TARGETS"] = f"{settings.allowed_targets},es:*"
+                allowed = environment.get("VITRINA_ALLOWED_TARGETS", settings.allowed_targets)
+                environment["VITRINA_ALLOWED_TARGETS"] = f"{allowed},es:*"
         with listen_on_free_port(wanted_port) as listener:
             port = listener.getsockname()[1]
             # The API gets the socket itself: nobody can take the port between our look and its start.

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import psycopg
 
@@ -29,7 +29,7 @@ class Paused(Exception):
 
 
 def clock() -> float:
-    """Seconds that go on while the process is stopped or the machine sleeps. No change of the time of day moves it."""
+    """Count seconds, also while the process is stopped or the machine sleeps. No change of the time of day moves it."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -53,7 +53,7 @@ class RunControl:
     # --- the heartbeat's side ------------------------------------------------------------------------------------
 
     def extended(self, asked_at: float) -> None:
-        """The database confirmed the lease. It counts from when we asked: the answer may have waited for us."""
+        """Move the deadline: the lease was confirmed. It counts from the question: the answer may have waited."""
         self._deadline = asked_at + self._ttl
 
     def lose(self) -> None:
@@ -61,7 +61,7 @@ class RunControl:
 
     @property
     def is_lost(self) -> bool:
-        """The database itself said that the claim is no longer ours."""
+        """Tell whether the database itself said that the claim is no longer ours."""
         return self._lost.is_set()
 
     @property
@@ -71,13 +71,13 @@ class RunControl:
     # --- the run's side ------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Called between batches and before anything that cannot be undone."""
+        """Check the lease, between batches and before anything that cannot be undone."""
         self.require_lease()
         if self._shutdown.is_set():
             raise Stopping("the runner is shutting down")
 
     def require_lease(self) -> None:
-        """Called last before a COMMIT: what the lease does not cover is not done."""
+        """Refuse to go on without the lease; called last before a COMMIT."""
         if self.lease_is_over:
             raise LeaseLost("the lease was not confirmed in time; leaving the pipeline to others")
 
@@ -92,12 +92,12 @@ class RunControl:
 
     @property
     def is_interrupted(self) -> bool:
-        """A pause was asked for, and no batch boundary will come: the statement at work is to be cancelled."""
+        """Tell whether a pause has to cancel the statement that runs, because no batch boundary will come."""
         return self.pause_asked and self._in_one_statement
 
     @contextmanager
     def one_statement(self) -> Iterator[None]:
-        """A stretch without a batch boundary, which a pause ends; the next run begins it again."""
+        """Mark a stretch without a batch boundary, which a pause ends; the next run begins it again."""
         self._in_one_statement = True
         try:
             yield
@@ -111,18 +111,27 @@ class RunControl:
     # --- sessions that may have to be ended while the run waits for them -------------------------------------------
 
     def guard(self, connection: Connection) -> Connection:
-        """From now on the connection ends with the lease, also in the middle of a statement."""
+        """End the connection with the lease from now on, also in the middle of a statement."""
         with self._lines_lock:
             self._lines.append(Line(connection))
         return connection
 
+    def let_go(self, connection: Connection) -> bool:
+        """The run needs it no longer. False: the lease is over, or the session was cancelled or cut with it."""
+        with self._lines_lock:
+            lines = [line for line in self._lines if line.connection is connection]
+            self._lines = [line for line in self._lines if line.connection is not connection]
+        # Every line is closed, also behind one that says no.
+        undisturbed = [line.close() for line in lines]
+        return all(undisturbed) and not self.lease_is_over
+
     def attach(self, workers: Endable) -> None:
-        """From now on the run's Python steps end with the lease, also in the middle of one."""
+        """End the run's Python steps with the lease from now on, also in the middle of one."""
         with self._lines_lock:
             self._workers.append(workers)
 
     def release(self) -> None:
-        """The run's sessions are closed: nothing is left to end."""
+        """Forget the run's sessions: they are closed, and nothing is left to end."""
         with self._lines_lock:
             lines, self._lines = self._lines, []
             self._workers = []
@@ -137,9 +146,7 @@ class RunControl:
     def cancel(self) -> None:
         """Ask the servers to give up the statements at work; a server that does not listen is cut off."""
         for line in self.lines:
-            if line.is_busy:
-                with suppress(psycopg.Error):
-                    line.connection.cancel_safe(timeout=_CANCEL_SECONDS)
+            line.cancel(_CANCEL_SECONDS)
 
     def cut(self) -> None:
         self.end_workers()
@@ -147,7 +154,7 @@ class RunControl:
             line.cut()
 
     def end_workers(self) -> None:
-        """A step does not look at a clock: its process is ended."""
+        """End the processes of steps, which look at no clock."""
         with self._lines_lock:
             workers = list(self._workers)
         for worker in workers:

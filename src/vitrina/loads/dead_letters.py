@@ -5,7 +5,7 @@ from functools import cached_property
 
 from vitrina.loads.job import Job
 from vitrina.observe.run_meter import RunMeter
-from vitrina.ports.batch import Filled
+from vitrina.ports.batch import Part
 from vitrina.store import dead_letters
 
 
@@ -20,8 +20,8 @@ class Letters:
         self._job = job
         self._meter = meter
 
-    def leave_behind(self, filled: Filled) -> None:
-        """On record with the checkpoint that passes them by."""
+    def leave_behind(self, filled: Part) -> None:
+        """Record rejected rows in the transaction that moves the checkpoint past them."""
         if filled.letters:
             claim = self._job.claim
             dead_letters.record(self._job.metastore, claim.pipeline_id, claim.run_id, filled.letters)
@@ -30,22 +30,23 @@ class Letters:
 
     @cached_property
     def open(self) -> set[str]:
-        """The rows that were left behind before: one look for a run."""
+        """Find the rows that were rejected before, once for a run."""
         return dead_letters.open_ids(self._job.metastore, self._job.claim.pipeline_id)
 
     def watch_steps(self) -> None:
-        """From now on the steps tell which of these rows come through."""
-        if self._job.passage:
-            self._job.passage.steps.watched = self.open
+        """Let the steps tell from now on which of these rows come through."""
+        passage = self._job.fitted.passage
+        if passage:
+            passage.steps.watched = self.open
 
-    def delivered(self, filled: Filled, *, committed: bool = False) -> None:
+    def delivered(self, filled: Part, *, committed: bool = False) -> None:
         if filled.delivered and self._is_time(committed):
             dead_letters.resolve_delivered(self._job.metastore, self._job.claim.pipeline_id, filled.delivered)
 
     def rebuilt(self, begun_at: datetime | None, *, committed: bool = False) -> None:
-        """What was left behind before a full load began is in what it publishes, or was left behind again."""
+        """Resolve what was rejected before a full load began: it is in what it publishes, or was rejected again."""
         if begun_at is not None and self._is_time(committed):
             dead_letters.resolve_rebuilt(self._job.metastore, self._job.claim.pipeline_id, before=begun_at)
 
     def _is_time(self, committed: bool) -> bool:
-        return committed != (self._job.target_connection is self._job.metastore)
+        return committed != (self._job.target.session in (None, self._job.metastore))

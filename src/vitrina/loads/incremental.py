@@ -1,139 +1,148 @@
-"""What a run finds out about its cursor before it reads: where it comes from, in which zone, what it promises."""
+"""An incremental run: one pass over what is new, each part visible with its checkpoint."""
 
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
-from psycopg.sql import SQL, Identifier
-
-from vitrina.connectors.postgres import advice, provenance, sessions
-from vitrina.connectors.postgres import cursor as cursors
-from vitrina.connectors.postgres.source import Bounds
+from vitrina import failpoints
 from vitrina.errors import FatalError
+from vitrina.loads.passes import MarkedPass
+from vitrina.loads.run import Run
+from vitrina.ports.batch import Part
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.source import Pass, Passes, Window
+from vitrina.ports.target import Done, Load, Loading
 from vitrina.sentences import say
-from vitrina.store import databases
 
-if TYPE_CHECKING:
-    from vitrina.loads.job import Job
-
-# Key of the checkpoint's identity: how many rows of the source were ever written, at the end of the last pass.
-CHANGES = "changes"
-# Which database the values of the cursor are of: a connection may be pointed to another one.
-SOURCE = "source"
+After = Callable[[Checkpoint, Part], Checkpoint]
 
 
-def inspect(job: "Job") -> None:
-    """Choose the cursor, or say why it cannot be resumed from."""
-    options = job.definition.options
-    cursor = cursors.cursor_of(job.definition, job.types)
-    job.on_standby = cursors.is_standby(job.reader.connection)
-    if job.on_standby:
-        cursors.refuse_on_standby(cursor, options)
-    if cursor.has_no_zone:
-        cursor = replace(cursor, zone=options.cursor_timezone or _default_zone(job))
-    job.cursor = cursor
-    job.provenance = provenance.of_cursor(job.reader, cursor, _origin(job))
-    _refuse_other_zone(job)
+def incremental(run: Run) -> None:
+    """Read what is new since the checkpoint. It is held back, and moves when the pass is done."""
+    _forget_full_load(run)
+    load = open_merge(run)
+    start_over_where_lost(run, load)
+    following = _begin_pass(run)
+    count_unseen(run)
+    begin(run, load)
+    run.letters.watch_steps()
+    run.meter.started_from(run.checkpoint.last_key or run.checkpoint.safe_upto)
+    for window in following.windows():
+        with run.until_paused(), run.parts(load, window) as parts:
+            for part in parts:
+                run.commit(load, part, following.after)
+    _end_pass(run, load, following)
 
 
-def _default_zone(job: "Job") -> str:
-    """In which `now()` is written where nobody says otherwise. Ours says UTC, so it is asked of another session."""
-    name = job.definition.source_connection
-    found = sessions.find_timezone(job.settings, job.reader_url, name, job.claim.session_name)
-    return "UTC" if found in ("Etc/UTC", "GMT", "Etc/GMT", "Etc/UCT", "UCT", "Zulu", "Etc/Zulu") else found
+def open_merge(
+    run: Run, *, arrives_as: dict[str, str] | None = None, latest_counts: bool = False, watches: bool = True
+) -> Load:
+    """Open the target for rows that are added to it.
+
+    `arrives_as`: where they come in other types than a run's. `latest_counts`: of several rows with one key the latest
+    is written, also in mode full, in which a load would refuse them. `watches`: resolve the letters of rows that are
+    taken now.
+    """
+    source, target = run.job.source, run.job.target
+    loading = Loading(
+        "merge",
+        arrives_as=arrives_as,
+        version_types=source.version_types if isinstance(source, Passes) and not latest_counts else (),
+        refuses_repeats=run.job.definition.mode == "full" and not latest_counts,
+        watched=run.letters.open if watches and target.letter_budget is not None else None,
+    )
+    return target.open_load(run.loading(loading))
 
 
-def _refuse_other_zone(job: "Job") -> None:
-    """Values from the future were written in another zone: then no clock of ours says what may still come."""
-    cursor = job.cursor
-    if cursor is None or cursor.base_type != "timestamp without time zone":
+def begin(run: Run, load: Load) -> None:
+    def move(done: Done) -> Checkpoint:
+        return run.checkpoint.identified(**done.identity)
+
+    # A target that makes nothing for a pass has nothing to put on record yet.
+    load.begin(run.fence("beginning a pass", move, progressed=False))
+
+
+def count_unseen(run: Run) -> None:
+    """Say how many rows no pass will ever see."""
+    source = run.job.source
+    if run.job.definition.mode != "incremental" or not isinstance(source, Passes):
         return
-    newest = newest_cursor(job)
-    if newest is None or not cursors.is_ahead(job.reader.connection, cursor, newest):
+    unseen = source.unseen()
+    run.meter.rejected(unseen.rows)
+    if unseen.rows:
+        run.meter.warn(unseen.advice)
+
+
+def _forget_full_load(run: Run) -> None:
+    """Forget a load that was begun before the mode or the steps changed: it says nothing of where a pass stands."""
+    if run.checkpoint.stage is not None:
+        run.say_started_over(say("plan.definition_changed"))
+        run.checkpoint = run.checkpoint.without_cursor()
+
+
+def start_over_where_lost(run: Run, load: Load) -> None:
+    found = run.checkpoint
+    reason = load.obstacle(found)
+    if reason is None:
         return
-    raise FatalError(say("run.cursor_in_future", column=cursor.key, newest=newest, zone=cursor.zone))
+    run.say_started_over(reason)
+    # On record before the target is claimed, from when on it would look like the one that was filled so far.
+    run.record("starting over", replace(found, safe_upto=None, held_upto=None, last_key=None, last_id=None, rows=0))
 
 
-def guarantee(job: "Job") -> str | None:
-    """What the pipeline promises about rows that commit late."""
-    if job.cursor is None:
-        return None
-    return cursors.guarantee(
-        job.cursor,
-        job.definition.options,
-        on_standby=job.on_standby,
-        is_computed=not job.provenance.is_column,
-        doubts=job.provenance.doubts,
-    )
+def _begin_pass(run: Run) -> Pass:
+    """Begin a pass, or go on with one that was interrupted, with what it began with."""
+    if run.checkpoint.last_key is not None and not run.job.backfill:
+        run.answers_request = False
+    else:
+        run.answer_request()
+    following = _following(run)
+    for warning in following.warnings:
+        run.meter.warn(warning)
+    if run.answers_request:
+        run.note_hold(following.hold)
+    if run.job.backfill:
+        run.meter.starts_over()
+    run.checkpoint = following.checkpoint
+    return following
 
 
-def warnings(job: "Job") -> list[str]:
-    """Reasons to expect rows that come late, or never."""
-    cursor, options = job.cursor, job.definition.options
-    if cursor is None:
-        return []
-    found: list[str] = []
-    if cursor.base_type == "timestamp without time zone" and not options.cursor_timezone:
-        found.append(say("warning.zone_assumed", column=cursor.key, zone=cursor.zone))
-    if job.on_standby:
-        found.append(say("warning.standby", seconds=options.lookback_seconds))
-    elif options.cursor_clock == "database" and job.provenance.doubts:
-        found += [say("warning.not_exact", because=d) for d in job.provenance.doubts]
-    elif guarantee(job) == "bounded-lag":
-        found.append(say("warning.other_clock"))
-    if guarantee(job) == "exact" and cursor.is_clock:
-        before = job.checkpoint.identity.get(CHANGES)
-        found += advice.clock_warnings(job.reader.connection, cursor, _origin(job), before)
-    return found + advice.cursor_warnings(job.reader.connection, cursor, _origin(job), options)
+def _following(run: Run) -> Pass:
+    source = run.job.source
+    if isinstance(source, Passes):
+        return source.begin_pass(run.checkpoint)
+    if run.job.backfill:
+        raise FatalError(say("run.no_range", source=source.name))
+    return MarkedPass(source, run.checkpoint)
 
 
-def count_changes(job: "Job") -> dict[str, Any] | None:
-    """What the next run compares with, where the database's clock is said to stamp the rows."""
-    if guarantee(job) != "exact" or job.cursor is None or not job.cursor.is_clock:
-        return None
-    return advice.count_changes(job.reader.connection, _origin(job))
+def _end_pass(run: Run, load: Load, following: Pass) -> None:
+    ended = following.ended(run.checkpoint, run.meter.counters.rows_read)
+
+    def move(done: Done) -> Checkpoint:
+        run.meter.reached(ended.safe_upto)
+        return ended.identified(**done.identity)
+
+    fence = run.fence("ending the pass", move, point="pass.fenced")
+    load.publish(fence)
+    fence.require_passed()
+    failpoints.hit("pass.ended")
+    load.discard()
+    run.settle(obey_pause=False)
 
 
-def source_identity(job: "Job") -> str | None:
-    """A standby, and the server that it becomes, say the same; None where that may not be asked."""
-    seen = databases.look(job.reader.connection)
-    return seen.identity if seen else None
-
-
-def _origin(job: "Job") -> tuple[int, int] | None:
-    assert job.cursor is not None
-    return next(column.origin for column in job.result if column.name == job.cursor.key)
-
-
-def null_cursors(job: "Job") -> int:
-    """Rows that an incremental pass can never see, because they do not say when they changed."""
-    assert job.cursor is not None
-    if job.definition.options.null_cursor == "read":
-        return 0
-    head, source = job.query.wrapped(Bounds())
-    statement = SQL("{} SELECT count(*) FROM {} AS q WHERE q.{} IS NULL").format(
-        head, source, Identifier(job.cursor.key)
-    )
-    return int(job.reader.value(statement) or 0)
-
-
-def all_rows(job: "Job") -> Bounds:
-    """Of the source, as a mart that is complete has them."""
-    return Bounds(nulls="included" if job.definition.options.null_cursor == "read" else "left out")
-
-
-def newest_cursor(job: "Job", *, from_the_future: bool = True) -> str | None:
-    """The highest value of the cursor that there is, behind which others may come."""
-    assert job.cursor is not None
-    head, source = job.query.wrapped(Bounds())
-    column = job.cursor.columns("q")[0]
-    # Nothing comes behind NaN and Infinity: a checkpoint there would pass all later rows by.
-    has_infinity = job.cursor.base_type == "numeric" or job.cursor.is_clock
-    wanted = SQL("{} < 'infinity'").format(column) if has_infinity else SQL("true")
-    if not from_the_future:
-        wanted = SQL("{} <= {}").format(column, cursors.soon(job.cursor))
-    found = job.reader.value(
-        SQL("{0} SELECT ({1})::text FROM {2} AS q WHERE {1} IS NOT NULL AND {3} ORDER BY {1} DESC LIMIT 1").format(
-            head, column, source, wanted
-        )
-    )
-    return None if found is None else str(found)
+def keep_place(run: Run) -> None:
+    """Keep where the source has come to, though no row came and there is no target yet."""
+    run.answer_request()
+    source = run.job.source
+    follows = run.job.definition.mode == "incremental"
+    following = source.begin_pass(run.checkpoint) if follows and isinstance(source, Passes) else None
+    checkpoint = following.checkpoint if following else run.checkpoint
+    for window in following.windows() if following else (Window(),):
+        with closing(source.read(window, "natural")) as batches:
+            for batch in batches:
+                for stage, lap in batch.watch.laps.items():
+                    run.meter.spent(stage, lap.seconds)
+                if following:
+                    checkpoint = following.after(checkpoint, Part(checkpoint.batch_no, 0, batch.last))
+    run.record("keeping the source's checkpoint", checkpoint, progressed=True)

@@ -13,13 +13,13 @@ from vitrina.unsealing import Keyring
 
 
 def for_run(settings: Settings, metastore: Connection, definition: Definition) -> Settings:
-    """`with_kept` where the definition names a connection at all: most do not, and need no look."""
+    """Call `with_kept` where the definition names a connection at all: most do not, and need no look."""
     named = {definition.source_connection, definition.options.target_connection or DEFAULT_CONNECTION}
     return with_kept(settings, metastore) if named != {DEFAULT_CONNECTION} else settings
 
 
 def with_kept(settings: Settings, metastore: Connection) -> Settings:
-    """The settings with the metastore's connections in them as they are now; the environment's go first.
+    """Add the metastore's connections to the settings, as they are now; the environment's go first.
 
     One that cannot be opened is no error here: it is one when somebody uses it.
     """
@@ -44,7 +44,7 @@ def with_kept(settings: Settings, metastore: Connection) -> Settings:
 
 
 def _open(keyring: Keyring, name: str, sealed: Sealed) -> str:
-    """What anybody with a login to the metastore may have sealed is judged like a URL of the environment."""
+    """Open a sealed URL, and judge it: anybody with a login to the metastore may have sealed it."""
     url = keyring.open(name, sealed)
     logs.learn(url)
     found = kept_connections.problem(url)

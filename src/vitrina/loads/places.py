@@ -1,17 +1,18 @@
 """Where a pipeline's target is: which database its connection leads to, and who else writes there."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from vitrina.connectors.postgres import sessions
+from vitrina import targets
 from vitrina.definition import Definition
-from vitrina.errors import FatalError
+from vitrina.errors import ConfigError, FatalError, RunError
+from vitrina.ports import registry
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.sentences import say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
-from vitrina.store import databases, leases, pipelines, state
+from vitrina.store import databases, leases, named_sessions, pipelines, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
-from vitrina.store.state import Checkpoint
 from vitrina.targets import Target
 
 
@@ -22,6 +23,10 @@ def hold(
     name = _target_connection(definition)
     _recognise(name, settings, metastore, target_session)
     leases.hold_database(metastore, claim)
+    _refuse_rival(claim, definition, metastore, name)
+
+
+def _refuse_rival(claim: Claim, definition: Definition, metastore: Connection, name: str) -> None:
     other = pipelines.find_rival(metastore, claim.pipeline_id, definition)
     if other and (other["target_connection"] or DEFAULT_CONNECTION).lower() != name:
         raise FatalError(
@@ -31,10 +36,32 @@ def hold(
         )
 
 
+def hold_place(claim: Claim, definition: Definition, settings: Settings, metastore: Connection) -> None:
+    """Hold a named place of another system: another name may lead there, and another pipeline write by that."""
+    name = definition.options.target_connection
+    connector = registry.get(targets.connector_of(definition.final_target) or registry.POSTGRES)
+    if name is None or connector.place is None:
+        return
+    identity = connector.place(settings, name)
+    if identity is None:
+        return
+    is_default = _is_default(connector.place, settings, identity)
+    databases.recognise_place(metastore, name.lower(), f"{connector.name}:{identity}", is_default=is_default)
+    leases.hold_database(metastore, claim)
+    _refuse_rival(claim, definition, metastore, name.lower())
+
+
+def _is_default(place: Callable[[Settings, str | None], str | None], settings: Settings, identity: str) -> bool:
+    try:
+        return place(settings, None) == identity
+    except (ConfigError, RunError):
+        return False  # it is not set, or does not answer: then its writers cannot be at work either
+
+
 def checkpoint_to_show(
     claim: Claim, definition: Definition, settings: Settings, metastore: Connection, target_session: Connection
 ) -> tuple[Checkpoint, str | None]:
-    """The checkpoint that a run would go on from, and why it would not go on from the one that is there."""
+    """Find the checkpoint that a run would go on from, and why not from the one that is there."""
     name = _target_connection(definition)
     found = state.peek(metastore, claim.pipeline_id)
     if name == DEFAULT_CONNECTION:
@@ -55,15 +82,21 @@ def another_database(target: Target | str) -> str:
     return say("plan.checkpoint_elsewhere", target=target)
 
 
+def is_elsewhere(definition: Definition) -> bool:
+    """Tell whether the target is in another database, which keeps the checkpoint; the metastore keeps the others."""
+    return _target_connection(definition) != DEFAULT_CONNECTION
+
+
 def _target_connection(definition: Definition) -> str:
-    return (definition.options.target_connection or DEFAULT_CONNECTION).lower()
+    in_postgres = targets.connector_of(definition.final_target) == registry.POSTGRES
+    return ((definition.options.target_connection if in_postgres else None) or DEFAULT_CONNECTION).lower()
 
 
 def _recognise(name: str, settings: Settings, metastore: Connection, target_session: Connection) -> str:
     @contextmanager
     def reach(other: str) -> Iterator[Connection]:
         url = settings.connection_url(other)
-        with sessions.connect(settings, url, other, "vitrina:same-database", {}) as session:
+        with named_sessions.connect(settings, url, other, "vitrina:same-database", {}) as session:
             yield session
 
     return databases.recognise(metastore, name, target_session, reach)

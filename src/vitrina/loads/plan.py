@@ -23,10 +23,15 @@ class Capabilities:
     """What was found out about source and target before anything is read."""
 
     same_database: bool
-    target_is_table: bool
     has_steps: bool
     estimated_rows: int
     pageable: bool
+    # Why rows have to pass through the runner; None: there is a way on which they need not.
+    no_shortcut_because: str | None = None
+    # A source that is no query, by its name: it is read as it comes.
+    streamed_from: str | None = None
+    # Whether the first pass of an incremental pipeline may be loaded at once.
+    loads_first_pass: bool = True
     foreign_functions: frozenset[str] = frozenset()
     target_is_empty: bool = False
     has_checkpoint: bool = False
@@ -75,6 +80,8 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
     reasons: list[str] = []
     if known.starts_over_because:
         reasons.append(say("plan.starts_over", because=known.starts_over_because))
+    if known.streamed_from:
+        return _stream(definition, known, reasons)
     route = _route(definition, known, reasons)
     at_once = _loads_at_once(definition, known, reasons)
     paging, page_rows = _paging(definition, known, route, at_once, reasons)
@@ -99,15 +106,31 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
     )
 
 
+def _stream(definition: Definition, known: Capabilities, reasons: list[str]) -> Plan:
+    full = definition.mode == "full"
+    how = say("plan.source_at_once") if full else say("plan.source_batches")
+    return Plan(
+        route="arrow",
+        paging="ordered stream",
+        loads_at_once=full,
+        deletes=full and not definition.options.shared_target,
+        isolate=False,
+        key=known.key,
+        guarantee="exact",
+        reasons=(*reasons, say("plan.source", source=known.streamed_from), how),
+        warnings=known.warnings,
+    )
+
+
 def _route(definition: Definition, known: Capabilities, reasons: list[str]) -> Route:
     looked_at: Sequence[tuple[bool, str]] = (
-        (not known.target_is_table, "plan.arrow_search"),
-        (known.has_steps, "plan.arrow_steps"),
-        (definition.options.route == "arrow", "plan.arrow_asked"),
+        (known.no_shortcut_because is not None, say("plan.arrow", because=known.no_shortcut_because)),
+        (known.has_steps, say("plan.arrow_steps")),
+        (definition.options.route == "arrow", say("plan.arrow_asked")),
     )
     for applies, reason in looked_at:
         if applies:
-            reasons.append(say(reason))
+            reasons.append(reason)
             return "arrow"
     carried: Sequence[tuple[bool, str]] = (
         (not known.same_database, "plan.copy_between"),
@@ -124,7 +147,7 @@ def _route(definition: Definition, known: Capabilities, reasons: list[str]) -> R
 def _loads_at_once(definition: Definition, known: Capabilities, reasons: list[str]) -> bool:
     if definition.mode == "full":
         return True
-    if not known.target_is_table or known.has_steps:
+    if not known.loads_first_pass or known.has_steps:
         return False
     if known.has_unfinished_load:
         reasons.append(say("plan.first_pass_goes_on"))

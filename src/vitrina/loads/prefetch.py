@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from vitrina.errors import Disconnected, TransientError
-from vitrina.ports.batch import Filled, Position, Source
+from vitrina.ports.batch import Filling, Part, Position
 from vitrina.sentences import say
 
 _LOOK_UP_SECONDS = 0.25
@@ -25,7 +25,7 @@ class Ahead:
 
     def __init__(
         self,
-        source: Source,
+        source: Filling,
         first_number: int,
         after: Position | None,
         *,
@@ -34,12 +34,12 @@ class Ahead:
         on_wait: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._source = source
-        self._batches = source.batches(first_number, after)
+        self._batches = source.parts(first_number, after)
         # Looked at while waiting: a lease that is lost or a runner that leaves does not wait for a long query.
         self._check = check
         self._silence_limit = silence_limit_seconds
         self._on_wait = on_wait
-        self._ready: queue.Queue[Filled | BaseException | None] = queue.Queue()
+        self._ready: queue.Queue[Part | BaseException | None] = queue.Queue()
         self._permits = threading.Semaphore(1)
         self._closing = threading.Event()
         # With the run's names in its log lines.
@@ -53,7 +53,7 @@ class Ahead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """The filling thread is gone before anybody tries again: its batch number may then be used anew."""
+        """Wait for the filling thread to end: only then may its batch number be used again."""
         self._closing.set()
         self._permits.release()
         if self._thread.is_alive():
@@ -63,7 +63,7 @@ class Ahead:
             # Its rows carry our epoch: only another epoch may go on from here.
             raise Disconnected("the source does not answer, not even to being told to stop") from error
 
-    def __iter__(self) -> Iterator[Filled]:
+    def __iter__(self) -> Iterator[Part]:
         while True:
             started = time.monotonic()
             item = self._next()
@@ -75,7 +75,7 @@ class Ahead:
             yield item
             self._permits.release()
 
-    def _next(self) -> Filled | BaseException | None:
+    def _next(self) -> Part | BaseException | None:
         end = time.monotonic() + self._silence_limit
         while time.monotonic() < end:
             try:

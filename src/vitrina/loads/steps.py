@@ -2,29 +2,24 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 import structlog
-from psycopg.sql import SQL, Composable, Composed, Literal
 
-from vitrina import sqlguard
-from vitrina.connectors.postgres import catalog, plan_check
-from vitrina.connectors.postgres.source import Bounds, Query, SqlReader
 from vitrina.definition import Definition, Task
-from vitrina.errors import FatalError, InvalidQuery, RunError, SourceQueryFailed
+from vitrina.errors import RunError
 from vitrina.ports.batch import Endable
-from vitrina.ports.schema import Column
+from vitrina.ports.schema import Column, Known
+from vitrina.ports.source import Description, Form, Samples, Source, Window
 from vitrina.settings import Settings
-from vitrina.targets import PostgresTarget
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from vitrina.loads.job import Job
     from vitrina.transforms.chain import PlannedStep
     from vitrina.transforms.pipeline import Passage, RunsSteps
     from vitrina.transforms.process import Limits
@@ -36,8 +31,6 @@ NOBODY = UUID(int=0)
 # Rows with which it is found out what comes out behind the steps.
 SAMPLE_ROWS = 1000
 SAMPLE_BYTES = 16 << 20
-# A reference query's result is kept in memory for the whole run.
-MAX_REFERENCE_BYTES = 256 << 20
 # Where the rows of a preview are too large.
 ASK_FOR_LESS = "ask for fewer, or shorten texts in the query"
 # What importing the modules of steps may take when a runner starts.
@@ -71,22 +64,6 @@ class PlannedSteps:
         return bool(self.own) or self.workers is not None
 
 
-class Reading(Protocol):
-    """What of a run, or of a preview, the steps need to know."""
-
-    settings: Settings
-    definition: Definition
-    reader: SqlReader
-    result: list[Column]
-    steps: PlannedSteps
-
-    @property
-    def query(self) -> Query: ...
-
-    @property
-    def run_id(self) -> UUID: ...
-
-
 def planned(
     definition: Definition,
     settings: Settings,
@@ -96,7 +73,7 @@ def planned(
     extra: Sequence[Task] = (),
     attach: Callable[[Endable], object] | None = None,
 ) -> PlannedSteps:
-    """The pipeline's steps with their params read; `Invalid` says what is wrong with which.
+    """Plan the pipeline's steps and read their params; `Invalid` says what is wrong with which.
 
     Steps that ship with Vitrina are run here. Where there is one of anybody else, or several batches at a time, all of
     them run in workers, which end with `sessions`.
@@ -122,11 +99,14 @@ def planned(
 
 
 def describe(settings: Settings) -> list[dict[str, Any]]:
-    """All steps and sources that this runner has. Modules are imported by a worker: they may do anything."""
-    from vitrina.transforms import process, registry, remote
+    """Describe all steps and sources that this runner has. A worker imports their modules, which may do anything."""
+    from vitrina.transforms import registry
 
     if registry.finds_only_shipped(settings.transforms):
-        return registry.load_shipped().describe()
+        return registry.describe_shipped()
+
+    from vitrina.transforms import process, remote
+
     modules = settings.transforms
     try:
         return remote.describe(
@@ -161,7 +141,7 @@ def _is_shipped(name: str, shipped: "Registry") -> bool:
 
 
 def _hash_key(tasks: Sequence[Task], settings: Settings, shipped: "Registry") -> str | None:
-    """Where a shipped step needs it, or the operator trusts all steps with it."""
+    """Return the key where a shipped step needs it, or the operator trusts all steps with it."""
     if settings.hash_key is None:
         return None
     own = [found for task in tasks if _is_shipped(task.body, shipped) and (found := shipped.find(task.body))]
@@ -169,162 +149,89 @@ def _hash_key(tasks: Sequence[Task], settings: Settings, shipped: "Registry") ->
     return settings.hash_key.get_secret_value() if needed else None
 
 
-def fit(job: "Job") -> "tuple[Passage, list[Column]]":
-    """The steps between the query's result and the target, and what is written behind them."""
-    passage = open_passage(job)
-    table = catalog.find_table(job.target_connection, job.target) if isinstance(job.target, PostgresTarget) else None
-    output = passage.settle(_read_few(job, passage), table, job.definition.target_key)
-    return passage, output
+@dataclass(frozen=True)
+class Fitted:
+    """What stands between a source and a target: steps, or only a change of types, or nothing at all."""
+
+    output: tuple[Column, ...]
+    stamps: frozenset[str]
+    passage: "Passage | None" = None
+
+    @property
+    def arrives_as(self) -> dict[str, str] | None:
+        """Give the type in which the values of each column are staged, after the steps."""
+        return {name: place.staged for name, place in self.passage.landings.items()} if self.passage else None
 
 
-def open_passage(job: Reading) -> "Passage":
+@dataclass(frozen=True)
+class Surroundings:
+    """What steps are told, and may ask for."""
+
+    definition: Definition
+    settings: Settings
+    run_id: UUID
+    steps: PlannedSteps
+    reference: "Callable[[str], pa.Table]"
+
+
+def fit(
+    around: Surroundings, source: Source, described: Description, form: Form, known: Callable[[], Known | None]
+) -> Fitted:
+    """Run the steps on a sample to learn the output schema and its target types."""
+    if not around.steps and described.schema is None and form == "exact":
+        return Fitted(described.columns, described.stamps)
+    python = around.definition.python_source
+    passage = open_passage(around, described, form, f"source {python}" if python else source.name)
+    output = passage.settle(_sample(source, described, around), known(), around.definition.target_key)
+    return Fitted(tuple(output), passage.stamps, passage)
+
+
+def _sample(source: Source, described: Description, around: Surroundings) -> "pa.Table":
+    if not around.steps:
+        return _no_rows(described.schema)
+    if isinstance(source, Samples):
+        return source.sample(SAMPLE_ROWS, SAMPLE_BYTES, around.settings.max_value_mb << 20)
+    with closing(source.read(Window(batch_rows=lambda: SAMPLE_ROWS), "natural")) as batches:
+        return next((batch.take() for batch in batches), _nothing())
+
+
+def _no_rows(schema: "pa.Schema | None") -> "pa.Table":
+    from vitrina.transforms import natural
+
+    return natural.no_rows(schema) if schema is not None else _nothing()
+
+
+def _nothing() -> "pa.Table":
+    import pyarrow as pa
+
+    return pa.table({})
+
+
+def open_passage(around: Surroundings, described: Description, form: Form, giver: str) -> "Passage":
+    from vitrina.transforms import natural
     from vitrina.transforms.pipeline import Passage
 
-    return Passage(job.result, job.query.judged.volatile_columns, _open_steps(job))
+    natural_schema = described.schema
+    comes_natural = natural_schema is not None
+    schema = natural_schema if comes_natural else natural.schema_of(described.columns, described.stamps)
+    opened = _open_steps(around, schema, comes_natural=comes_natural, stays_natural=form == "natural")
+    return Passage(schema, opened, giver)
 
 
-def _open_steps(job: Reading) -> "RunsSteps":
+def _open_steps(around: Surroundings, schema: "pa.Schema", *, comes_natural: bool, stays_natural: bool) -> "RunsSteps":
     from vitrina.transforms.chain import Chain
     from vitrina.transforms.context import StepContext
     from vitrina.transforms.pipeline import OwnSteps
 
-    stamps, references = job.query.judged.volatile_columns, References(job)
-    if workers := job.steps.workers:
-        workers.open(job.result, stamps, references.load)
+    if workers := around.steps.workers:
+        workers.open(schema, around.reference, comes_natural=comes_natural, stays_natural=stays_natural)
         return workers
-    key = job.settings.hash_key
+    key = around.settings.hash_key
     context = StepContext(
-        pipeline=job.definition.name,
-        run_id=job.run_id,
+        pipeline=around.definition.name,
+        run_id=around.run_id,
         hash_key=key.get_secret_value().encode() if key else None,
-        reference=references.load,
+        reference=around.reference,
     )
-    return OwnSteps(job.result, stamps, Chain(job.steps.own, context))
-
-
-def read_sample(job: Reading, passage: "Passage", rows: int, *, limit_bytes: int) -> "pa.Table":
-    statement = sample_of(job, passage.outputs(), limit=rows, largest=limit_bytes)
-    return _read(job, statement, limit_bytes=limit_bytes, what=f"the first {rows} rows are", advice=ASK_FOR_LESS)
-
-
-def _read_few(job: Reading, passage: "Passage") -> "pa.Table":
-    """Enough rows to find out what the steps make of them. Large ones tell no more than others, and are left out."""
-    few = _read_fitting(job, passage, SAMPLE_ROWS, SAMPLE_BYTES)
-    if few.rows.num_rows or not few.left_out:
-        return few.rows
-    # All are large: one has to do, if a runner carries values of that size.
-    largest = job.settings.max_value_mb << 20
-    one = _read_fitting(job, passage, 1, largest)
-    if one.left_out:
-        raise FatalError(
-            f"the first row of the query has {one.left_out / (1 << 20):,.0f} MB; the steps are tried with rows of up to"
-            f" {largest >> 20} MB: leave large columns out of the query, cut them there, or raise VITRINA_MAX_VALUE_MB"
-            " on every runner"
-        )
-    return one.rows
-
-
-@dataclass(frozen=True)
-class _Few:
-    rows: "pa.Table"
-    left_out: int  # the size of the largest row that did not fit
-
-
-def _read_fitting(job: Reading, passage: "Passage", rows: int, largest: int) -> _Few:
-    import pyarrow as pa
-
-    statement = sample_of(job, passage.outputs(), limit=rows, largest=largest)
-    batches: list[pa.RecordBatch] = []
-    size = left_out = 0
-    with job.reader.stream(statement) as stream:
-        for batch in stream:
-            fitting, beyond = _told_apart(batch)
-            left_out = max(left_out, beyond)
-            batches.append(fitting)
-            size += fitting.nbytes
-            if size > largest:
-                break
-    return _Few(pa.Table.from_batches(batches) if batches else pa.table({}), left_out)
-
-
-def sample_of(
-    job: Reading, outputs: Sequence[Composable] = (SQL("q.*"),), *, limit: int, largest: int = SAMPLE_BYTES
-) -> Composed:
-    return _fitting(job.query, outputs, SQL("LIMIT {}").format(Literal(limit)), largest)
-
-
-def _fitting(query: Query, outputs: Sequence[Composable], limit: Composable, largest: int) -> Composed:
-    """`outputs` of each row, NULL where it has more than `largest` bytes; the last column says how many such a row has.
-
-    The server looks at the length: a row that has come is in the runner's memory already, several times.
-    """
-    head, source = query.wrapped(Bounds())
-    return SQL(
-        "{head} SELECT {outputs}, CASE WHEN sized.bytes > {largest} THEN sized.bytes END"
-        " FROM (SELECT * FROM {source} AS s {limit}) AS r"
-        # ROW(): of the row itself, the server would count what it has compressed.
-        " CROSS JOIN LATERAL (SELECT pg_catalog.pg_column_size(ROW(r.*)) AS bytes OFFSET 0) AS sized"
-        " LEFT JOIN LATERAL (SELECT r.* WHERE sized.bytes <= {largest}) AS q ON true"
-    ).format(head=head, outputs=SQL(", ").join(outputs), source=source, limit=limit, largest=Literal(largest))
-
-
-def _told_apart(batch: "pa.RecordBatch") -> "tuple[pa.RecordBatch, int]":
-    """The rows that the server sent, and how large the largest other is."""
-    import pyarrow.compute as pc
-
-    sizes = batch.column(batch.num_columns - 1)
-    sent = batch.select(range(batch.num_columns - 1))
-    if sizes.null_count == batch.num_rows:
-        return sent, 0
-    return sent.filter(pc.is_null(sizes)), pc.max(sizes).as_py()
-
-
-def _read(job: Reading, statement: Composed, *, limit_bytes: int, what: str, advice: str) -> "pa.Table":
-    import pyarrow as pa
-
-    batches, size = [], 0
-    with job.reader.stream(statement) as stream:
-        for batch in stream:
-            fitting, beyond = _told_apart(batch)
-            batches.append(fitting)
-            size += max(fitting.nbytes, beyond)
-            if size > limit_bytes:
-                raise FatalError(f"{what} more than {limit_bytes >> 20} MB: {advice}")
-    return pa.Table.from_batches(batches) if batches else pa.table({})
-
-
-class References:
-    """Reference queries of one run: judged like the source query, run with its rights, each once."""
-
-    def __init__(self, job: Reading) -> None:
-        self._job = job
-        self._found: dict[str, pa.Table] = {}
-
-    def load(self, query: str) -> "pa.Table":
-        if query not in self._found:
-            self._found[query] = self._load(query)
-        return self._found[query]
-
-    def _load(self, query: str) -> "pa.Table":
-        from vitrina.transforms import natural
-        from vitrina.transforms.outputs import outputs
-
-        settings = self._job.settings
-        try:
-            judged = sqlguard.judge(query, settings.sql_policy)
-        except InvalidQuery as exc:
-            raise SourceQueryFailed(f"reference query: {exc.message}") from exc
-        if judged.parameters:
-            raise SourceQueryFailed("a reference query has no :since or :until")
-        columns = self._job.reader.describe(judged)
-        statement = _fitting(Query(judged), outputs(columns), SQL("OFFSET 0"), MAX_REFERENCE_BYTES)
-        plan_check.admit(self._job.reader, Query(judged), settings, "a reference query", statement=statement)
-        table = _read(
-            self._job,
-            statement,
-            limit_bytes=MAX_REFERENCE_BYTES,
-            what="a reference query gives",
-            advice="join it in the source query instead",
-        )
-        schema = natural.schema_of(columns)
-        return natural.naturalise(table, schema) if table.num_columns else schema.empty_table()
+    chain = Chain(around.steps.own, context)
+    return OwnSteps(schema, chain, comes_natural=comes_natural, stays_natural=stays_natural)

@@ -4,25 +4,24 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import UUID
 
 import psycopg
-from psycopg import conninfo
 
 from vitrina import __version__
-from vitrina.connectors.postgres import catalog
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError, RequestError, RunError
-from vitrina.loads import job as jobs
+from vitrina.loads import judging
 from vitrina.loads.job import Job
 from vitrina.observe.observer import Onlooker, Outcome
+from vitrina.ports import registry
 from vitrina.ports.batch import Lap
+from vitrina.ports.connector import Connector
 from vitrina.ports.schema import Column
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
 from vitrina.store.runs import Counters
-from vitrina.targets import PostgresTarget, parse_target
+from vitrina.targets import parse_target
 
 PRODUCER = f"urn:vitrina:{__version__}"
 SPEC = "https://openlineage.io/spec"
@@ -52,7 +51,7 @@ class RunLineage(Onlooker):
         self._outputs: list[Dataset] = []
         # A definition that is not valid has neither; the run is about to say so itself.
         with suppress(RunError, RequestError, ConfigError):
-            self._name(jobs.definition_of(claim), settings)
+            self._name(judging.definition_of(claim), settings)
         if ended_at is None:
             self._tell("START")
 
@@ -68,7 +67,7 @@ class RunLineage(Onlooker):
         if job.judged is None:
             return
         with suppress(psycopg.Error):  # the run finds out itself when its session is gone
-            known = catalog.columns_of(job.reader.connection, job.judged.tables)
+            known = job.reader.columns_of(job.judged.tables)
             for dataset, table in zip(self._inputs, _unique(job.judged.tables), strict=False):
                 if table in known:
                     dataset["facets"] = {"schema": _schema(known[table])}
@@ -118,30 +117,28 @@ def tell_left_behind(settings: Settings, run: Row, pipeline: Row, send: Callable
 
 def _sources(definition: Definition, settings: Settings) -> list[Dataset]:
     """The tables of the query; what a Python source reads is its own business."""
-    judged = jobs.judge(definition, settings)
-    if judged is None:
+    if definition.python_source:
         return []
     url = settings.connection_url(definition.source_connection)
-    return [_table(url, schema, table) for schema, table in _unique(judged.tables)]
+    connector = registry.get(definition.source_type)
+    if not definition.reads_postgres:
+        return [_dataset(connector, url, definition.source_table)] if definition.source_table else []
+    judged = judging.judge(definition, settings)
+    tables = judged.tables if judged else ()
+    return [_dataset(connector, url, f"{schema}.{table}") for schema, table in _unique(tables)]
 
 
 def _target(definition: Definition, settings: Settings) -> Dataset:
     target = parse_target(definition.final_target, settings.target_policy)
-    if isinstance(target, PostgresTarget):
-        return _table(settings.connection_url(definition.options.target_connection), target.schema, target.table)
-    url = settings.elasticsearch_url.get_secret_value().split(",")[0] if settings.elasticsearch_url else ""
-    server = urlsplit(url)
-    where = f"{server.hostname or 'localhost'}:{server.port or 9200}"
-    return {"namespace": f"elasticsearch://{where}", "name": target.index}
+    connector = registry.get(target.connector)
+    name = str(target).removeprefix(f"{connector.prefix}:")
+    return _dataset(connector, settings.target_url(target.connector, definition.options.target_connection), name)
 
 
-def _table(url: str, schema: str, table: str) -> Dataset:
-    """As OpenLineage names tables of Postgres; nothing of the login."""
-    parts = conninfo.conninfo_to_dict(url)
-    host = str(parts.get("host") or "localhost")
-    server = "localhost" if host.startswith("/") else host
-    name = f"{parts.get('dbname') or ''}.{schema}.{table}"
-    return {"namespace": f"postgres://{server}:{parts.get('port') or 5432}", "name": name}
+def _dataset(connector: Connector, url: str | None, name: str) -> Dataset:
+    """As the connector names what it reads and writes; nothing of the login."""
+    namespace, named = connector.dataset(url, name) if connector.dataset else (connector.name, name)
+    return {"namespace": namespace, "name": named}
 
 
 def _unique(tables: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ import orjson
 import structlog
 from pydantic import SecretStr
 
+from vitrina.ports import registry
 from vitrina.settings import Settings
 
 MASK = "***"
@@ -256,8 +257,9 @@ def _passwords_in_url(url: str) -> Iterator[str]:
         return
     if parts.password:
         yield unquote(parts.password)
+    connector = registry.installed().of_scheme(parts.scheme) if parts.query else None
     for name, value in parse_qsl(parts.query):
-        if "password" in name or "key" in name or "token" in name:
+        if "password" in name or "key" in name or "token" in name or (connector and name in connector.secrets):
             yield value
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitrina.ports.batch import Filled, Lap
+from vitrina.ports.batch import Lap, Part
 from vitrina.store.leases import Claim
 from vitrina.store.runs import Counters
 
@@ -30,7 +30,7 @@ class Onlooker:
     def planned(self, job: "Job", lap: Lap) -> None:
         """Everything is open, and it is known how the rows will move."""
 
-    def batch_done(self, filled: Filled, laps: Mapping[str, Lap]) -> None:
+    def batch_done(self, filled: Part, laps: Mapping[str, Lap]) -> None:
         """A batch is committed; `laps` has the stages of filling and writing it."""
 
     def published(self, lap: Lap) -> None:

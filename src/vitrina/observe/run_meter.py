@@ -4,16 +4,14 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vitrina.connectors.postgres.target import MergeCounts
-from vitrina.loads.plan import Plan
 from vitrina.observe.observer import Onlooker, Outcome
 from vitrina.observe.prometheus import Instruments, RunTally
-from vitrina.ports.batch import Filled, Lap
+from vitrina.ports.batch import Counts, Lap, Part
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.store import events, runs
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.runs import Counters
-from vitrina.store.state import Checkpoint
 
 if TYPE_CHECKING:
     from vitrina.loads.job import Job
@@ -41,25 +39,26 @@ class RunMeter:
         self._rows_to_surpass = 0
         self._batch_seconds: list[float] = []
         self._stage_seconds = dict.fromkeys(STAGES, 0.0)
-        self._counts = MergeCounts()
+        self._counts = Counts()
         self._started = time.monotonic()
         self._announced = 0.0
         self._consistency = "snapshot"
         self._null_cursors = 0
         self._letters = 0
 
-    def planned(self, job: "Job", plan: Plan, seconds: float) -> None:
+    def planned(self, job: "Job", seconds: float) -> None:
+        plan = job.plan
         self.spent("plan", seconds)
         self.counters.metrics |= {
             "route": plan.route,
             "paging": plan.paging,
             "guarantee": plan.guarantee,
             "plan": plan.as_dict(),
-            "rows_estimate": job.estimated_rows,
+            "rows_estimate": job.described.estimated_rows,
         }
-        if job.cursor:
+        if job.described.cursor:
             # Ranges that people ask for are judged by it.
-            self.counters.metrics["cursor"] = {"key": job.cursor.key, "type": job.cursor.base_type}
+            self.counters.metrics["cursor"] = dict(job.described.cursor)
         self.no_longer_waiting()
         for onlooker in self._onlookers:
             onlooker.planned(job, _lap(seconds))
@@ -106,7 +105,7 @@ class RunMeter:
     def reached(self, cursor: str | None) -> None:
         self.counters.cursor_to = cursor
 
-    def batch(self, filled: Filled, counts: MergeCounts, seconds: float) -> None:
+    def batch(self, filled: Part, counts: Counts, seconds: float) -> None:
         self.counters.rows_read += filled.rows
         self.counters.batches += 1
         for stage, lap in filled.laps.items():
@@ -121,11 +120,11 @@ class RunMeter:
             self.counters.cursor_to = filled.last[0]
         self._summarise()
 
-    def merged(self, counts: MergeCounts) -> None:
+    def merged(self, counts: Counts) -> None:
         self._counts += counts
         self._summarise()
 
-    def published(self, counts: MergeCounts, seconds: float) -> None:
+    def published(self, counts: Counts, seconds: float) -> None:
         self.spent("publish", seconds)
         self.merged(counts)
         self.note("consistency", self._consistency)
@@ -141,7 +140,7 @@ class RunMeter:
         self.spent("wait", seconds)
         self._laps = {"wait": _lap(seconds)}
 
-    def progressed(self, filled: Filled) -> None:
+    def progressed(self, filled: Part) -> None:
         """A committed batch: tries start counting anew."""
         self._rows_since_start += filled.rows
         if self._rows_since_start > self._rows_to_surpass:

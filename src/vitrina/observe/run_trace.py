@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from vitrina.loads.job import Job
 from vitrina.observe.observer import Onlooker, Outcome
 from vitrina.observe.tracing import Tracing
-from vitrina.ports.batch import Filled, Lap
+from vitrina.ports.batch import Lap, Part
 from vitrina.store.leases import Claim
 from vitrina.store.runs import Counters
 
@@ -41,7 +41,7 @@ class RunTrace(Onlooker):
     def planned(self, job: Job, lap: Lap) -> None:
         self._span.part("plan", began=lap.began, ended=lap.began + lap.seconds)
 
-    def batch_done(self, filled: Filled, laps: Mapping[str, Lap]) -> None:
+    def batch_done(self, filled: Part, laps: Mapping[str, Lap]) -> None:
         self._batches += 1
         if self._batches <= MAX_BATCHES:
             now = time.time()

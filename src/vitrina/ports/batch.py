@@ -1,4 +1,4 @@
-"""What the runner's parts promise each other: how staged batches are announced, whoever filled them."""
+"""Rows on their way: a source gives batches, a writer answers for each, the loop counts them as parts of a load."""
 
 import json
 import time
@@ -6,10 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 
+# The values of a key as the canonical texts that the source makes of them: 1.0 and 1.00 are one key.
+Key = tuple[str, ...]
+# Where a row stands in the order of reading: values as text, for each column that is read by. NULL comes last.
+Position = tuple[str | None, ...]
+
+# Wide rows must not exhaust memory: a batch ends early when it holds this much.
+MAX_BATCH_BYTES = 64 << 20
 # Of a refused document, in its letter.
 LONGEST_DOCUMENT = 100_000
 
@@ -18,6 +28,12 @@ class Endable(Protocol):
     """What can be ended at once, from another thread."""
 
     def close(self) -> None: ...
+
+
+def keys_of(rows: "pa.Table", names: Iterable[str]) -> list[Key]:
+    """Give the key of each row, as texts."""
+    columns = [rows.column(name).to_pylist() for name in names]
+    return [tuple(map(str, values)) for values in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -30,7 +46,7 @@ class DeadLetter:
 
     @classmethod
     def about(cls, document_id: str, error: str, document: bytes) -> "DeadLetter":
-        """`document` is JSON. Of a long one the letter holds the beginning, as a text that says so."""
+        """Make a letter; `document` is JSON. Of a long one the letter holds the beginning, as a text that says so."""
         if len(document) <= LONGEST_DOCUMENT:
             return cls(document_id, error, document.decode(errors="replace") or "null")
         beginning = document[:LONGEST_DOCUMENT].decode(errors="replace")
@@ -66,30 +82,92 @@ class Stopwatch:
         self.laps[stage] = Lap(before.began, before.seconds + seconds) if before else Lap(began, seconds)
 
     def next_of(self, stage: str, pieces: Iterator[T]) -> T | None:
-        """The next piece, which somebody else takes the time to make."""
+        """Take the next piece, and count the time that making it takes."""
         with self.lap(stage):
             return next(pieces, None)
 
 
 def delivered_in(letters: Iterable[DeadLetter], *parts: frozenset[str]) -> frozenset[str]:
-    """What came through on every leg of its way: a row that is left behind in the same batch has not."""
+    """Find what came through on every leg of its way: a row that is rejected in the same batch has not."""
     return frozenset().union(*parts) - {letter.document_id for letter in letters}
 
 
-# Where a row stands in the order of reading: values as text, for each column that is read by. NULL comes last.
-Position = tuple[str | None, ...]
+class PartId(NamedTuple):
+    """Name one part of a load: the epoch of the claim that wrote it, and its number, which only grows."""
+
+    epoch: int
+    number: int
+
+
+class Batch:
+    """Rows as a source gives them. Whoever takes the rows has them alone: a large table must not be kept twice."""
+
+    def __init__(
+        self,
+        rows: "pa.Table",
+        last: Position | None = None,
+        *,
+        watch: Stopwatch | None = None,
+        reopened: bool = False,
+    ) -> None:
+        self._rows: pa.Table | None = rows
+        self.read: int = rows.num_rows
+        self.size: int = rows.nbytes
+        # Where the next batch starts. None: a load cannot be continued after it.
+        self.last = last
+        self.watch = watch or Stopwatch()
+        # The batches before it were read from an older snapshot.
+        self.reopened = reopened
+
+    def take(self) -> "pa.Table":
+        """Hand the rows over, once."""
+        rows, self._rows = self._rows, None
+        if rows is None:
+            raise RuntimeError("the rows of a batch are taken once")
+        return rows
 
 
 @dataclass(frozen=True)
-class Filled:
-    """One batch that is staged but does not count yet."""
+class Counts:
+    """What a target did with rows."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    unchanged: int = 0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(
+            self.inserted + other.inserted,
+            self.updated + other.updated,
+            self.deleted + other.deleted,
+            self.unchanged + other.unchanged,
+        )
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a writer answers for a batch: every row of it is counted here, or on record as a dead letter."""
+
+    rows: int
+    letters: tuple[DeadLetter, ...] = ()
+    delivered: frozenset[str] = frozenset()
+    # Of a target in which a row is visible as soon as it is written; others count when they publish or merge.
+    counts: Counts = Counts()
+    # What the run's metrics shall say, such as how many ids had to be shortened.
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One batch that has arrived at the target but does not count yet: the checkpoint has to accept it."""
 
     number: int
     rows: int
     # Where the next batch starts. None: not resumable.
     last: Position | None
     seconds: float = 0.0
-    # What is in the stage, when steps have changed the number of rows.
+    # What has arrived, when steps have changed the number of rows.
     staged: int | None = None
     letters: tuple[DeadLetter, ...] = ()
     laps: Mapping[str, Lap] = field(default_factory=dict)
@@ -97,28 +175,21 @@ class Filled:
     reopened: bool = False
     # Rows and documents that were left behind before, and came through now: by their letters' names.
     delivered: frozenset[str] = frozenset()
+    counts: Counts = Counts()
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def staged_rows(self) -> int:
         return self.rows if self.staged is None else self.staged
 
 
-@dataclass(frozen=True)
-class Staged:
-    """What became of a batch on its way into a stage, or into an index."""
+class Filling(Protocol):
+    """Brings a window of a source to the target, part by part, by whatever way."""
 
-    rows: int
-    letters: tuple[DeadLetter, ...] = ()
-    delivered: frozenset[str] = frozenset()
-
-
-class Source(Protocol):
-    """Fills a stage batch by batch, from wherever rows come from."""
-
-    def batches(self, first_number: int, after: Position | None) -> Iterator[Filled]:
-        """Fill batches numbered from `first_number`, with the rows behind `after`."""
+    def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
+        """Bring the rows after `after`, as parts numbered from `first_number`."""
         ...
 
     def close(self) -> None:
-        """End the sessions, also while a batch is being filled by another thread."""
+        """End the sessions, also while a part is being filled by another thread."""
         ...

@@ -29,6 +29,7 @@ from vitrina.settings import Settings
 from vitrina.status import Status
 from vitrina.store import database, leases, migrate, recovery, state
 from vitrina.store.leases import Claim
+from vitrina.store.session_pool import SessionPool
 
 # A server that cannot be reached is given this long to come back before the run fails.
 OUTAGE_PATIENCE_SECONDS = 60.0
@@ -38,12 +39,16 @@ class PipelineDispatcher:
     """Performs one claim to its end. Everything that a run may raise is sorted here, and only here."""
 
     def __init__(
-        self, settings: Settings, instruments: Instruments | None = None, onlookers: Invitation = nobody
+        self,
+        settings: Settings,
+        instruments: Instruments | None = None,
+        onlookers: Invitation = nobody,
+        pool: SessionPool | None = None,
     ) -> None:
         self._settings = settings
         self._instruments = instruments or Instruments()
         self._onlookers = onlookers
-        self._executor = PipelineExecutor(settings)
+        self._executor = PipelineExecutor(settings, pool)
 
     def work(self, claim: Claim, control: RunControl) -> None:
         """Run the claim, trying again where that may help; whatever happens is on record afterwards."""

@@ -6,24 +6,28 @@ from contextlib import ExitStack
 import structlog
 
 from vitrina import failpoints
-from vitrina.loads import job as jobs
+from vitrina.loads import inspection, opening
+from vitrina.loads.context import RunContext
 from vitrina.loads.control import Paused, RunControl
+from vitrina.loads.full import full
+from vitrina.loads.incremental import incremental, keep_place
 from vitrina.loads.job import Job
-from vitrina.loads.table_run import Run
+from vitrina.loads.run import Run
 from vitrina.observe.run_meter import RunMeter
 from vitrina.runner.watchdog import silence_limit
 from vitrina.settings import Settings
 from vitrina.status import Status
 from vitrina.store import database, leases
 from vitrina.store.leases import Claim
-from vitrina.targets import PostgresTarget
+from vitrina.store.session_pool import SessionPool
 
 
 class PipelineExecutor:
     """Runs one claim once. Raises what `dispatcher` sorts into retry, failure, loss."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, pool: SessionPool | None = None) -> None:
         self._settings = settings
+        self._pool = pool
 
     def execute(self, claim: Claim, control: RunControl, meter: RunMeter) -> Status:
         """Open, plan, move the data, conclude; returns the pipeline's status afterwards."""
@@ -33,20 +37,20 @@ class PipelineExecutor:
         control.silence_limit_seconds = silence_limit(self._settings.statement_timeout_seconds)
         started = time.monotonic()
         with ExitStack() as conclusion, ExitStack() as sessions:
-            job = jobs.open_job(
-                claim, self._settings, sessions, guard=control.guard, attach=control.attach, conclusion=conclusion
-            )
-            used = (None, job.definition.source_connection, job.definition.options.target_connection)
-            control.silence_limit_seconds = silence_limit(jobs.statement_timeout(job.definition, self._settings, *used))
+            context = RunContext(claim, control, meter, log, self._pool)
+            opened = opening.open_job(claim, self._settings, sessions, context=context, conclusion=conclusion)
+            definition = opened.definition
+            used = (None, definition.source_connection, definition.options.target_connection)
+            control.silence_limit_seconds = silence_limit(opening.statement_timeout(definition, self._settings, *used))
             failpoints.hit("run.seized")
-            with database.translated(f"writing to {job.target}"):
-                plan = jobs.inspect(job)
-            meter.planned(job, plan, time.monotonic() - started)
-            log.info("run.planned", route=plan.route, paging=plan.paging, key=list(plan.key))
+            with database.translated(f"writing to {definition.final_target}"):
+                job = inspection.inspect(opened)
+            meter.planned(job, time.monotonic() - started)
+            log.info("run.planned", route=job.plan.route, paging=job.plan.paging, key=list(job.plan.key))
             failpoints.hit("run.planned")
-            run = _kind_of(job)(job, plan, control=control, meter=meter, log=log, sessions=sessions)
+            run = Run(job, control=control, meter=meter, context=context, log=log)
             try:
-                run.move_data()
+                move_data(run)
             except Paused:
                 sessions.close()
                 return self._conclude(job, meter, boundary=True)
@@ -63,13 +67,15 @@ class PipelineExecutor:
         return status
 
 
-def _kind_of(job: Job) -> type[Run]:
-    # Imported here: runs that move rows inside Postgres need neither pyarrow nor a search client.
-    if not isinstance(job.target, PostgresTarget):
-        from vitrina.loads.search_run import SearchRun
-        from vitrina.loads.search_source_run import SearchSourceRun
-
-        return SearchSourceRun if job.source else SearchRun
-    from vitrina.loads.source_run import SourceRun
-
-    return SourceRun if job.source else Run
+def move_data(run: Run) -> None:
+    """Load everything, or read what is new."""
+    job = run.job
+    if job.starts_over_because:
+        run.say_started_over(job.starts_over_because)
+    run.adjust_target()
+    if not job.has_target:
+        keep_place(run)
+    elif job.plan.loads_at_once:
+        full(run)
+    else:
+        incremental(run)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from uuid import UUID
 
 import psycopg
@@ -13,12 +14,13 @@ import structlog
 from vitrina.checks import reconcile
 from vitrina.errors import CannotConnect, ConfigError
 from vitrina.loads import kept_connections
+from vitrina.ports import registry
+from vitrina.ports.connector import TidyUp
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import (
     database,
     databases,
     events,
-    left_generations,
     notifications,
     recovery,
     requests,
@@ -96,7 +98,11 @@ def tidy_up(settings: Settings, old_runs: OldRuns | None = None) -> None:
             "runners": lambda: runners.forget_stale(metastore, older_than_seconds=stale),
             "stages": lambda: stages.drop_orphans(metastore, metastore),
             "other databases": lambda: _drop_all_remote_orphans(metastore, settings),
-            "generations": lambda: _remove_left_generations(metastore, settings),
+            **{
+                f"what {connector.name} left": partial(_tidy_up_after, connector.tidy_up, metastore, settings)
+                for connector in registry.installed().connectors.values()
+                if connector.tidy_up
+            },
         }
         for duty, perform in duties.items():
             _do(duty, perform, metastore)
@@ -122,6 +128,8 @@ def _drop_remote_orphans(metastore: Connection, settings: Settings, name: str) -
     if name == DEFAULT_CONNECTION:
         return
     try:
+        if settings.connector_of(name) != registry.POSTGRES:
+            return  # it has no stages of ours
         with _session(settings.connection_url(name)) as target:
             # Whoever is about to save a second pipeline for the same mart is told so, not only its run.
             databases.recognise(metastore, name, target, lambda other: _session(settings.connection_url(other)))
@@ -130,12 +138,8 @@ def _drop_remote_orphans(metastore: Connection, settings: Settings, name: str) -
         structlog.get_logger().warning("housekeeping.target_skipped", connection=name, error=" ".join(str(exc).split()))
 
 
-def _remove_left_generations(metastore: Connection, settings: Settings) -> None:
-    if settings.elasticsearch_url is None or not left_generations.exist(metastore):
-        return
-    from vitrina.runner import search_housekeeping  # here: most runners need no search client
-
-    search_housekeeping.remove_left_generations(metastore, settings)
+def _tidy_up_after(tidy_up: TidyUp, metastore: Connection, settings: Settings) -> None:
+    tidy_up(metastore, kept_connections.with_kept(settings, metastore))
 
 
 @contextmanager

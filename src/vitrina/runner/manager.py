@@ -22,21 +22,25 @@ from vitrina.errors import CannotConnect, OtherVersion
 from vitrina.loads import steps
 from vitrina.loads.control import RunControl, clock
 from vitrina.observe.telemetry import Lookout
+from vitrina.ports import registry
 from vitrina.runner import housekeeping, scheduler
 from vitrina.runner import requests as runner_requests
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.runner.watchdog import SILENCE_SECONDS, Watch, silence_limit
 from vitrina.settings import Settings
 from vitrina.status import Status
-from vitrina.store import database, leases, migrate, recovery, requests, room, run_after, runners
+from vitrina.store import coverage, database, leases, migrate, recovery, requests, room, run_after, runners
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
+from vitrina.store.session_pool import SessionPool
 from vitrina.unsealing import Keyring
 
 # A batch or publish at work when the runner is told to stop may take this long; then it is dropped.
 DRAIN_SECONDS = 8.0
 # Giving back what was dropped; a thread that is still not back then is left behind.
 LEAVE_SECONDS = 8.0
+# Metastore, source, target, and a session beside each of the latter two: what a run may hold at once.
+_KEPT_SESSIONS_PER_RUN = 5
 
 
 class PipelineManager:
@@ -48,9 +52,14 @@ class PipelineManager:
         self.runner_id: UUID = uuid4()
         self._settings = settings
         self._lookout = Lookout(settings, self.runner_id)
-        self._dispatcher = PipelineDispatcher(settings, self._lookout.instruments, self._lookout.onlookers)
+        self._pool = SessionPool(
+            most=_KEPT_SESSIONS_PER_RUN * settings.concurrency, idle_seconds=settings.keep_sessions_seconds
+        )
+        self._dispatcher = PipelineDispatcher(settings, self._lookout.instruments, self._lookout.onlookers, self._pool)
         self._log = structlog.get_logger().bind(runner_id=str(self.runner_id))
         self._transforms: list[dict[str, Any]] = []
+        self._connectors: list[dict[str, Any]] = []
+        self._covers: list[str] = []
         self._sealing_keys = Keyring(settings.secret_keys).public_keys if settings.secret_keys else []
         self._shutdown = threading.Event()
         self._stopped = threading.Event()
@@ -63,6 +72,7 @@ class PipelineManager:
         self._desk = threading.Semaphore(1)
         self._desk_worker = ThreadPoolExecutor(1, thread_name_prefix="request")
         self._housekeeper = housekeeping.Housekeeper(settings)
+        self._next_look = 0.0
         self._watch = Watch(self._runs_at_work)
         # Wakes the loop from our own threads and from signals: a byte, not a session.
         self._bell, self._ringer = socket.socketpair()
@@ -100,6 +110,12 @@ class PipelineManager:
 
     def _check_start(self) -> None:
         self._transforms = steps.describe(self._settings)
+        self._connectors = [each.describe() for each in registry.installed().connectors.values()]
+        self._covers = coverage.covered(registry.installed().connectors.values(), self._transforms)
+        for refused in registry.installed().refused:
+            self._log.warning(
+                "connector.refused", connector=refused.entry, package=refused.package, error=refused.reason
+            )
         with self._metastore("start") as connection:
             migrate.require_current(connection)
             database.reader_url(self._settings, None)
@@ -123,22 +139,24 @@ class PipelineManager:
                 self._await_bell()
 
     def _tick(self, connection: Connection) -> None:
-        """One look around: claim what is asked for, recover, schedule, perform requests."""
+        """One look around: what was asked for at once, the rest once in a poll interval, however often it is woken."""
         self._lookout.looked_around()
         # It may have been migrated since: what comes next is the work of a runner of its version.
         migrate.require_current(connection)
         self._lookout.instruments.running.set(len(self._claims))
-        for part in (
-            self._leave_cancelled,
-            self._claim,
-            self._recover,
-            self._fire_schedules,
-            self._request_ready,
-            self._claim,
-        ):
-            self._do(part, connection)
+        self._do(self._leave_cancelled, connection)
+        self._do(self._claim, connection)
+        if clock() >= self._next_look:
+            self._next_look = clock() + self._settings.poll_seconds
+            self._look_for_work(connection)
         self._do(self._perform_requests, connection)
+
+    def _look_for_work(self, connection: Connection) -> None:
+        """What nobody rings for: leases that are over, schedules that are due, rows that were locked, old rows."""
+        for part in (self._recover, self._fire_schedules, self._request_ready, self._claim):
+            self._do(part, connection)
         self._housekeeper.look(self._shutdown)
+        self._pool.close_unused()
 
     def _do(self, part: Callable[[Connection], object], connection: Connection) -> None:
         """One part of a look around. Whatever stands in a row, the other parts are done and the runner goes on."""
@@ -168,7 +186,9 @@ class PipelineManager:
 
     def _await_bell(self, *others: int) -> None:
         """Not `_shutdown.wait`: a signal that comes while this thread holds the event's lock would never get it."""
-        ready, _, _ = select.select([self._bell.fileno(), *others], [], [], self._settings.poll_seconds)
+        left = self._next_look - clock()
+        seconds = left if left > 0 else self._settings.poll_seconds
+        ready, _, _ = select.select([self._bell.fileno(), *others], [], [], seconds)
         if self._bell.fileno() in ready:
             self._bell.recv(4096)
 
@@ -182,6 +202,7 @@ class PipelineManager:
                     self._settings.lease_ttl_seconds,
                     per_source=self._settings.source_concurrency,
                     max_connections=self._settings.max_connections,
+                    covers=self._covers,
                 )
             except BaseException:
                 self._slots.release()
@@ -262,7 +283,9 @@ class PipelineManager:
         if self._shutdown.is_set() or not self._desk.acquire(blocking=False):
             return
         try:
-            request = requests.claim_next(connection, self.runner_id, self._settings.lease_ttl_seconds)
+            request = requests.claim_next(
+                connection, self.runner_id, self._settings.lease_ttl_seconds, covers=self._covers
+            )
         except BaseException:
             self._desk.release()
             raise
@@ -343,6 +366,8 @@ class PipelineManager:
             running=len(self._claims),
             transforms=self._transforms,
             sealing_keys=self._sealing_keys,
+            connectors=self._connectors,
+            covers=self._covers,
         )
 
     # --- the end ---------------------------------------------------------------------------------------------------
@@ -364,6 +389,7 @@ class PipelineManager:
                 runners.remove(connection, self.runner_id)
         except (CannotConnect, psycopg.Error) as exc:
             self._log.warning("runner.not_signed_off", error=" ".join(str(exc).split()))
+        self._pool.close()
         self._watch.stop()
         self._log.info("runner.stopped", left_behind=len(self._claims))
         self._lookout.stop()

@@ -135,6 +135,7 @@ class OnceRunner(PipelineManager):
             only=pipeline_id,
             per_source=self._settings.source_concurrency,
             max_connections=self._settings.max_connections,
+            covers=self._covers,
         )
 
     # --- the end -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """What a runner does on request besides running: it needs a source or a target, so the API cannot do it."""
 
-import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -9,19 +8,14 @@ from typing import Any
 from uuid import UUID
 
 import structlog
-from psycopg.sql import SQL, Literal
 
-from vitrina import explain, sqlguard
 from vitrina.checks import previews, reconcile
 from vitrina.checks.repairs import Hold
-from vitrina.connectors.postgres import catalog, plan_check, sessions
-from vitrina.connectors.postgres import cursor as cursors
-from vitrina.connectors.postgres.source import Bounds, Query
 from vitrina.definition import Definition
-from vitrina.errors import NotFound, SourceQueryFailed, VitrinaError
-from vitrina.loads import job as jobs
-from vitrina.loads import kept_connections, replay
+from vitrina.errors import NotFound, VitrinaError
+from vitrina.loads import inspection, judging, kept_connections, opening, replay
 from vitrina.observe import notifications
+from vitrina.ports import registry
 from vitrina.sentences import Sentence, say
 from vitrina.services import suggestions
 from vitrina.settings import Settings
@@ -73,15 +67,15 @@ def _place(exc: VitrinaError) -> dict[str, int]:
 def validate(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """Everything short of running: the query is described and explained, the plan chosen."""
     with ExitStack() as sessions:
-        job = jobs.open_for_inspection(_row_to_inspect(request, metastore), settings, metastore, sessions)
-        plan = jobs.inspect(job, create_target=False)
+        opened = opening.open_for_inspection(_row_to_inspect(request, metastore), settings, metastore, sessions)
+        job = inspection.inspect(opened, create_target=False)
         return {
             "valid": True,
-            "plan": plan.as_dict(),
+            "plan": job.plan.as_dict(),
             "columns": [{"name": column.name, "type": column.type} for column in job.output],
-            "estimated_rows": job.estimated_rows,
-            "target_exists": job.target_writer.exists,
-            "explain": explain.outline(job.query_plan) if job.query_plan else None,
+            "estimated_rows": job.described.estimated_rows,
+            "target_exists": job.prepared.exists,
+            "explain": job.described.outline,
         }
 
 
@@ -98,51 +92,26 @@ def _row_to_inspect(request: dict[str, Any], metastore: Connection) -> dict[str,
 def explain_query(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """What a query alone gives and how the server would run it; nothing is read."""
     asked = request["payload"]
-    judged = sqlguard.judge(asked["source_query"], settings.sql_policy)
-    with sessions.waited_for(asked["source_connection"], settings, "vitrina:explain") as reader:
-        columns = reader.describe(judged)
-        admitted = plan_check.admit(reader, Query(judged, None), settings)
-    return {
-        "columns": [{"name": column.name, "type": column.type} for column in columns],
-        "explain": explain.outline(admitted.plan),
-    }
+    return registry.queries().explain(asked["source_connection"], asked["source_query"], settings)
 
 
 def preview(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """The first rows behind the last step, as JSON; nothing is written."""
     definition = _definition(request, metastore)
     limit = min(int(request["payload"].get("limit", PREVIEW_ROWS)), 1000)
-    judged = jobs.judge_reading(definition, settings)
+    judged = judging.judge_reading(definition, settings)
     if judged is None or definition.steps:
         return previews.preview(definition, settings, limit)
-    with sessions.preview_reader(definition, settings) as reader:
-        columns = reader.describe(judged)
-        types = {column.name: column.type for column in columns}
-        cursor = cursors.cursor_of(definition, types) if definition.mode == "incremental" else None
-        query = Query(judged, cursor)
-        plan_check.admit(reader, query, settings)
-        head, source = query.wrapped(Bounds())
-        # The server looks at the length: what is fetched has to be held, and written down, whole.
-        texts = reader.value(
-            SQL(
-                "{} SELECT CASE WHEN coalesce(sum(length(shown.row)), 0) <= {}"
-                " THEN coalesce(array_agg(shown.row), ARRAY[]::text[]) END FROM ("
-                "SELECT to_jsonb(q)::text AS row FROM (SELECT * FROM {} AS r LIMIT {}) AS q"
-                ") AS shown"
-            ).format(head, Literal(previews.MAX_BYTES), source, Literal(limit))
-        )
-    if texts is None:
-        raise SourceQueryFailed(say("run.preview_too_large", rows=limit, size=previews.MAX_BYTES >> 20))
-    # Row by row: reading JSON lets no other thread run, and a heartbeat may be due.
-    rows = [json.loads(text) for text in texts]
-    return {"columns": [{"name": c.name, "type": c.type} for c in columns], "rows": rows}
+    sizes = previews.Sizes(limit, previews.MAX_BYTES)
+    shown: dict[str, Any] = registry.queries().first_rows(definition, judged, settings, sizes)
+    return shown
 
 
 def list_tables(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """What queries on a connection may read: tables of the allowed schemas that the reader may select from."""
     name = request["payload"]["connection"]
-    with sessions.waited_for(name, settings, "vitrina:tables") as reader:
-        tables = catalog.list_readable(reader.connection, sorted(settings.source_schemas), limit=MAX_TABLES + 1)
+    _require_tables(name, settings)
+    tables = registry.queries().list_tables(name, settings, limit=MAX_TABLES + 1)
     return {"connection": name, "tables": tables[:MAX_TABLES], "complete": len(tables) <= MAX_TABLES}
 
 
@@ -157,10 +126,11 @@ def suggest_copy(request: dict[str, Any], metastore: Connection, settings: Setti
                 allowed_source_schemas=settings.allowed_source_schemas,
             )
         )
+    _require_tables(asked["connection"], settings)
     wishes = suggestions.Wishes(name=asked.get("name"), key=tuple(asked.get("key", ())))
     source = (asked["connection"], asked["schema"], asked["table"])
     with (
-        sessions.waited_for(asked["connection"], settings, "vitrina:suggest") as reader,
+        registry.queries().waited_for(asked["connection"], settings, "vitrina:suggest") as reader,
         database.translated(f"looking at {asked['schema']}.{asked['table']}"),
     ):
         made = suggestions.propose(reader.connection, settings, source, asked.get("target"), wishes)
@@ -187,6 +157,12 @@ def try_notifications(request: dict[str, Any], metastore: Connection, settings: 
     """Send a test message to every receiver, now."""
     message = notifications.test_message(database.now(metastore), request["requested_by"])
     return {"receivers": notifications.try_receivers(settings, message)}
+
+
+def _require_tables(name: str, settings: Settings) -> None:
+    connector = settings.connector_of(name)
+    if connector not in (registry.POSTGRES, None):
+        raise NotFound(say("connection.lists_no_tables", name=name, connector=connector))
 
 
 def _definition(request: dict[str, Any], metastore: Connection) -> Definition:

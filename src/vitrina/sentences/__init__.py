@@ -37,7 +37,7 @@ KEPT_AREAS = frozenset(
     }
 )
 # A template with fewer letters of its own would be seen in texts that are not its.
-_FEWEST_LETTERS = 8
+_FEWEST_LETTERS = 7
 
 
 class Sentence(str):

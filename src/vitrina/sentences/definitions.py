@@ -13,6 +13,9 @@ SENTENCES = {
     "definition.below": "{path} must be less than {limit}{given}",
     "definition.body": "the body",
     "definition.circle": "run_after makes a circle: {names}; take one of them out of the other's run_after",
+    "definition.connection_of_another": (
+        "connection {name!r} is one of the connector {actual}, but {path} needs one of {wanted}"
+    ),
     "definition.cron": (
         "cron {schedule!r} is not valid or never fires; write 30s, 15m, 1h, 1d, an ISO-8601 duration such as PT15M, or"
         " cron such as '0 3 * * *' or '0 3 * * * Europe/Moscow'"
@@ -36,6 +39,9 @@ SENTENCES = {
     "definition.needs_incremental_key": "mode 'incremental' needs incremental_key, the column that says what is new",
     "definition.needs_query": "a SQL pipeline needs source_query or tasks",
     "definition.needs_step": "a PYTHON pipeline needs python_task, the name of a registered step or source",
+    "definition.needs_target_connection": (
+        "{target} needs options.target_connection, the name of a connection of {connector}"
+    ),
     "definition.no_boolean": "{path} must be a valid boolean{given}",
     "definition.no_integer": "{path} must be a valid integer{given}",
     "definition.no_number": "{path} must be a valid number{given}",
@@ -47,6 +53,7 @@ SENTENCES = {
         "{where} {name!r} is not the name of a Python step: names have lower-case letters, digits and underscores, and"
         " begin with a letter; `GET /transforms` lists them"
     ),
+    "definition.not_a_table": "source_table {table!r} is not schema.table; anything else is a query",
     "definition.one_of": "{path} must be {limit}{given}",
     "definition.order_begins": "order_index begins at {first}; begin at 0 or 1",
     "definition.order_gap": "order_index {order} is missing; number the steps without gaps",
@@ -59,9 +66,10 @@ SENTENCES = {
     ),
     "definition.schedule_range": "{field} {schedule!r} is not between one second and ten years",
     "definition.schedule_too_far": "{field} {schedule!r} is next due after year 9999",
-    "definition.search_has_no_connection": "{target} is a search index; options.target_connection names databases only",
     "definition.several": "{count} fields are not acceptable: {problems}",
+    "definition.source_type": ("source_type {name!r} is no connector that opens sources here; there are: {sources}"),
     "definition.step_lacks": "step {step} has no {field}",
+    "definition.table_and_query": ("source_table stands instead of a query: leave it out, or leave {other} out"),
     "definition.target_of_step": "step {step} sets target_table {target!r}, which only the last step may do",
     "definition.text_too_long": "{path}: {message}{given}",
     "definition.text_too_short": "{path}: {message}{given}",
@@ -86,6 +94,10 @@ SENTENCES = {
     "target.malformed": (
         "target_table {target!r} is not a target: write analytics.<table> in lower case for a mart or {prefix}<index>"
         " for a search index"
+    ),
+    "target.unknown_prefix": (
+        "target_table {target!r} is not a target: write analytics.<table> in lower case for a mart or {prefix}<index>"
+        " for a search index; no connector with the prefix {given!r} is installed here, only {known}"
     ),
     "params.above": "{field} must be at most {most}",
     "params.below": "{field} must be at least {least}",

@@ -1,8 +1,8 @@
 """How a pipeline is run and why, what to be careful about, and what a comparison found."""
 
 SENTENCES = {
+    "plan.arrow": "arrow: {because}",
     "plan.arrow_asked": "arrow: options.route asks for it",
-    "plan.arrow_search": "arrow: the target is a search index",
     "plan.arrow_steps": "arrow: Python steps look at the rows",
     "plan.checkpoint_elsewhere": "the checkpoint is that of {target} in another database",
     "plan.chunks": "about {rows} rows: chunks of {chunk} with a checkpoint each, under one snapshot",
@@ -14,7 +14,7 @@ SENTENCES = {
     "plan.first_pass_goes_on": "the first pass was interrupted: it goes on",
     "plan.generation_gone": "the unfinished generation is gone",
     "plan.index_replaced": "{target} was deleted or replaced by hand",
-    "plan.load_too_old": "the unfinished load is too old",
+    "plan.load_old": "the unfinished load is {age} old",
     "plan.one_batch_quick": (
         "one batch, because about {rows} rows are quickly done; a pause cancels it, and resuming begins it again"
     ),
@@ -28,22 +28,25 @@ SENTENCES = {
     "plan.other_source": "the source or the target is another one than at the last checkpoint",
     "plan.pages": "pages of {rows} rows",
     "plan.pushdown": "pushdown: source and target are in one database and no step looks at the rows",
-    "plan.python_source": "rows come from the Python source {name}",
+    "plan.python_source": "the Python source {name}",
     "plan.read_only_first": "runs read-only first, because it calls {functions}",
     "plan.recreated": "{target} was emptied or recreated by hand",
     "plan.restored": "{target} was emptied, replaced or restored by hand",
+    "plan.search_index": "the target is a search index",
     "plan.several_versions": "the source has several versions of a row, which are merged in the order of the cursor",
     "plan.shared_target": "options.shared_target: rows that left the source are not deleted",
+    "plan.source": "rows come from {source}",
     "plan.source_at_once": "loaded, then published at once",
     "plan.source_batches": "each batch is merged together with the source's checkpoint",
+    "plan.source_sets_none": "the source sets no checkpoint",
     "plan.stage_gone": "the stage is gone",
     "plan.stage_lost": "the database lost the stage in a crash",
-    "plan.stage_old": "the stage is {age} old",
     "plan.starts_over": "starts from the beginning: {because}",
     "plan.stream": "one streamed query, in order, with a checkpoint per batch",
     "plan.stream_without_key": (
         "one streamed query that starts over when interrupted, because Python steps make the key"
     ),
+    "plan.through_runner": "the target takes rows through the runner",
     "warning.clock_behind": (
         "{said}, although {changes} row(s) were inserted or changed there since the last pass: {remedy}"
     ),

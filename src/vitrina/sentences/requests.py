@@ -121,6 +121,7 @@ SENTENCES = {
         "target {target} is written by pipeline {other} already, and a full load deletes what its own source does not"
         " have; choose another target, or set options.shared_target on both"
     ),
+    "pipeline.waits_for": "waits for a runner with {what}",
     "pipeline.waits_for_runner": "pipeline {name} waits for a runner",
     "pipeline.will_pause": (
         "pipeline {name} will pause at the next batch boundary, or at once where it runs as one statement; `resume`"
@@ -140,6 +141,7 @@ SENTENCES = {
     "connection.in_environment": "connection {name!r} is set in the environment ({variable}): remove it there",
     "connection.in_environment_first": "connection {name!r} is set in the environment ({variable}), which goes first",
     "connection.in_use": "connection {name!r} is used by {pipelines}: change or delete these first",
+    "connection.lists_no_tables": "connection {name!r} is one of the connector {connector}, which lists no tables",
     "connection.make_a_key": "make one with `openssl rand -base64 32`, set it for every runner and restart them",
     "connection.name_schemas": "name its schemas in VITRINA_ALLOWED_SOURCE_SCHEMAS",
     "connection.no_database": "create the database, or correct its name in {place}",
@@ -167,6 +169,7 @@ SENTENCES = {
     "connection.url_host": (
         "the URL must name a host: a socket of the runner's machine can only be set in its environment"
     ),
+    "connection.url_kind": "{why}, and no connector for URLs of this kind is installed here: {known}",
     "connection.url_lacks": "the URL does not say the {part}: postgresql://USER:PASSWORD@HOST:5432/DATABASE",
     "connection.url_session": "the URL must not set {settings}: how sessions behave is set by the platform",
     "connection.url_too_long": "it is too long",

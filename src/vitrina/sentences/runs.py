@@ -61,9 +61,11 @@ SENTENCES = {
     "run.needs_key": "the target table does not exist yet: set target_key, the columns that identify a row",
     "run.never_reached": "no setting allows it: the server's catalogs and the metastore are not for queries",
     "run.no_columns": "the source query has no columns: select what the target shall hold",
+    "run.no_cursor": "the pipeline has no incremental_key: choose one, or mode 'full'",
     "run.no_message": "no message was kept",
     "run.no_primary_key": "{schema}.{table} has no primary key: add one, or set target_key",
     "run.no_query": "the pipeline has no source query",
+    "run.no_range": "{source} cannot be asked for a range: run the pipeline without one",
     "run.no_schema": "cannot create {target}: schema {schema} does not exist",
     "run.no_value_of_cursor": (
         "{what} is {value!r}, which is no value of incremental_key {column} ({type}): ask with one that is; a"

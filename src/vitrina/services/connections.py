@@ -5,6 +5,7 @@ import re
 from vitrina import answers, sealing
 from vitrina.errors import Conflict, InvalidField, NotFound
 from vitrina.observe import logs
+from vitrina.ports import registry
 from vitrina.sentences import say
 from vitrina.services import audit
 from vitrina.services.callers import Caller
@@ -37,10 +38,26 @@ def get(connection: Connection, settings: Settings, name: str) -> answers.Connec
 
 def _answer(settings: Settings, name: str, row: Row | None, used_by: list[str]) -> answers.Connection:
     if row is None or name in settings.connections:
-        return answers.Connection(name=name, set_in="environment", pipelines=used_by)
+        opened_by = settings.connector_of(name)
+        return answers.Connection(name=name, connector=opened_by, set_in="environment", pipelines=used_by)
+    connector = registry.installed().of_scheme(row["scheme"])
     return answers.Connection(
-        name=name, set_in="metastore", pipelines=used_by, updated_at=row["updated_at"], updated_by=row["updated_by"]
+        name=name,
+        connector=connector.name if connector else None,
+        set_in="metastore",
+        pipelines=used_by,
+        updated_at=row["updated_at"],
+        updated_by=row["updated_by"],
     )
+
+
+def connector_of(connection: Connection | None, settings: Settings, name: str) -> str | None:
+    """Return the name of the connector that opens a connection, wherever it is set; None when there is none here."""
+    if name in (DEFAULT_CONNECTION, *settings.connections) or connection is None:
+        return settings.connector_of(name) if name in (DEFAULT_CONNECTION, *settings.connections) else None
+    scheme = kept_connections.find_scheme(connection, name)
+    found = registry.installed().of_scheme(scheme) if scheme else None
+    return found.name if found else None
 
 
 def require(connection: Connection, settings: Settings, name: str) -> str:
@@ -58,7 +75,7 @@ def add(
     _check(settings, name, url)
     with connection.transaction():
         sealed = sealing.seal(key or sealing_key(connection, settings), name, url)
-        if not kept_connections.insert(connection, name, sealed, by=caller.name):
+        if not kept_connections.insert(connection, name, sealed, by=caller.name, scheme=registry.scheme_of(url)):
             raise Conflict(say("connection.exists", name=name))
         audit.record(connection, caller, "add_connection", f"connection:{name}", after={"key_id": sealed.key_id})
 
@@ -70,7 +87,7 @@ def replace(
     _check(settings, name, url)
     with connection.transaction():
         sealed = sealing.seal(key or sealing_key(connection, settings), name, url)
-        if not kept_connections.replace(connection, name, sealed, by=caller.name):
+        if not kept_connections.replace(connection, name, sealed, by=caller.name, scheme=registry.scheme_of(url)):
             raise NotFound(say("connection.not_kept_add", name=name))
         audit.record(connection, caller, "replace_connection", f"connection:{name}", after={"key_id": sealed.key_id})
 

@@ -4,10 +4,11 @@ from functools import lru_cache
 
 from pydantic import ValidationError
 
-from vitrina import sqlguard
+from vitrina import sqlguard, targets
 from vitrina.answers import Graph, GraphEdge, GraphNode
 from vitrina.definition import Definition
 from vitrina.errors import InvalidQuery
+from vitrina.ports import registry
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import SqlPolicy
 from vitrina.store import databases, pipelines, run_after, runs
@@ -62,14 +63,19 @@ class _Drawing:
     def _sources(self, definition: Definition) -> list[str]:
         if definition.python_source:
             return [self._add(f"python:{definition.python_source}", "python", definition.python_source, None)]
+        if not definition.reads_postgres:
+            named = definition.source_table or definition.query or definition.source_type
+            return [self._table(f"{definition.source_type}:{named}", definition.source_connection)]
         tables = _tables(definition.query or "", self._settings.sql_policy)
         return [self._table(f"{schema}.{table}", definition.source_connection) for schema, table in tables]
 
     def _target(self, definition: Definition) -> str:
         target = definition.final_target
-        if target.startswith("es:"):
-            return self._add(f"index:{target[3:]}", "index", target, None)
-        return self._table(target, definition.options.target_connection)
+        place = definition.options.target_connection
+        if targets.connector_of(target) == registry.SEARCH:
+            index = target.partition(":")[2]
+            return self._add(f"index:{f'{place}:' if place else ''}{index}", "index", target, place)
+        return self._table(target, place)
 
     def _table(self, name: str, connection_name: str | None) -> str:
         database = self._database(connection_name or DEFAULT_CONNECTION)

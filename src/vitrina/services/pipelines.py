@@ -28,7 +28,7 @@ _TARGET_FIELDS = frozenset({"target_table", "mode", "options", "tasks"})
 # Fields that decide who waits for whom: these too.
 _GRAPH_FIELDS = frozenset({"run_after"})
 # Fields that name Python steps: these are looked up among what live runners have.
-_STEP_FIELDS = frozenset({"type", "source_query", "python_task", "tasks"})
+_STEP_FIELDS = frozenset({"type", "source_query", "source_table", "python_task", "tasks"})
 
 
 # --- definitions -----------------------------------------------------------------------------------------------

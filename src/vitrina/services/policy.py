@@ -6,14 +6,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from vitrina import sqlguard, taskplan
+from vitrina import sqlguard, targets, taskplan
 from vitrina.definition import Definition, Options, Task, Unfit
-from vitrina.errors import FieldError, ForbiddenTarget, Invalid, InvalidQuery
+from vitrina.errors import FieldError, Invalid, InvalidQuery
+from vitrina.ports import registry
 from vitrina.sentences import Sentence, say
+from vitrina.services import connections
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import kept_connections
 from vitrina.store.database import Connection
-from vitrina.targets import PostgresTarget, parse_target
 
 # Nobody reads more of them at a time, and each may repeat a part of what was sent.
 MAX_PROBLEMS = 100
@@ -23,8 +24,10 @@ MAX_PROBLEMS = 100
 JUDGED_FIELDS = frozenset(
     {
         "type",
+        "source_type",
         "source_connection",
         "source_query",
+        "source_table",
         "python_task",
         "target_table",
         "target_key",
@@ -91,7 +94,7 @@ def problems_of_reading(
 ) -> list[FieldError]:
     """What stands against reading with it, wherever it would write."""
     return [
-        *taskplan.violations(definition.tasks),
+        *taskplan.violations(definition.tasks, after_source=definition.python_source is not None),
         *_query_problems(definition, settings),
         *_connection_problems(definition, settings, metastore),
         *_timeout_problems(definition, settings),
@@ -185,9 +188,9 @@ def _given(value: object) -> str:
 
 
 def _query_problems(definition: Definition, settings: Settings) -> list[FieldError]:
-    if definition.query is None or not definition.query.strip():
-        return []
-    path = "source_query"
+    if definition.query is None or not definition.query.strip() or not definition.reads_postgres:
+        return []  # another source judges its own words, where it is opened
+    path = "source_table" if definition.source_table else "source_query"
     if definition.tasks:
         path = f"tasks.{definition.tasks.index(definition.ordered_tasks[0])}.body"
     try:
@@ -218,7 +221,7 @@ def _connection_problems(definition: Definition, settings: Settings, metastore: 
             "unknown_connection",
         )
         for path, name in unknown.items()
-    ] + _search_connection_problems(definition, settings)
+    ] + _connector_problems(definition, settings, metastore)
 
 
 def _timeout_problems(definition: Definition, settings: Settings) -> list[FieldError]:
@@ -230,14 +233,29 @@ def _timeout_problems(definition: Definition, settings: Settings) -> list[FieldE
     return [FieldError(path, said, "invalid")]
 
 
-def _search_connection_problems(definition: Definition, settings: Settings) -> list[FieldError]:
-    if definition.options.target_connection is None:
-        return []
-    try:
-        target = parse_target(definition.final_target, settings.target_policy)
-    except ForbiddenTarget:
-        return []
-    if isinstance(target, PostgresTarget):
-        return []
-    message = say("definition.search_has_no_connection", target=target)
-    return [FieldError("options.target_connection", message, "invalid")]
+def _connector_problems(definition: Definition, settings: Settings, metastore: Connection | None) -> list[FieldError]:
+    """A connection leads to one system: it is no use to the connectors of others."""
+    named = [("source_connection", definition.source_connection, definition.source_type)]
+    target = targets.connector_of(definition.final_target)
+    if definition.options.target_connection is not None and target is not None:
+        named.append(("options.target_connection", definition.options.target_connection, target))
+    if definition.python_source:
+        named = named[1:]  # what such a source reads is its own business
+    found = []
+    for path, name, wanted in named:
+        actual = connections.connector_of(metastore, settings, name)
+        if actual is not None and actual != wanted:
+            message = say("definition.connection_of_another", name=name, actual=actual, path=path, wanted=wanted)
+            found.append(FieldError(path, message, "invalid"))
+    return found + _unplaced_problems(definition, target)
+
+
+def _unplaced_problems(definition: Definition, target: str | None) -> list[FieldError]:
+    """Only Postgres and search have a default place; for other systems a connection has to be named."""
+    found = []
+    connector = registry.installed().connectors.get(target or "")
+    has_default = target in (None, registry.POSTGRES, registry.SEARCH) or not (connector and connector.schemes)
+    if not has_default and definition.options.target_connection is None:
+        message = say("definition.needs_target_connection", target=definition.final_target, connector=target)
+        found.append(FieldError("options.target_connection", message, "missing"))
+    return found

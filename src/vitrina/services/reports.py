@@ -5,7 +5,7 @@ from typing import Any
 
 from vitrina import answers, status
 from vitrina.sentences import say
-from vitrina.services import advice, run_after
+from vitrina.services import advice, connectors, run_after
 from vitrina.settings import Settings
 from vitrina.status import RunStatus, Status
 from vitrina.store import database, runners, runs, state
@@ -30,6 +30,7 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
         run_requested_at=row["run_requested_at"],
         next_run_at=row["next_run_at"],
         needs_attention=row["needs_attention"],
+        waiting=connectors.waiting(connection, settings, [row["id"]]).get(row["id"]),
         runner=_runner(connection, settings, row),
         lease_until=row["lease_until"],
         lease_is_over=is_over,

@@ -44,14 +44,16 @@ class _Wanted:
 
 def _wanted(definition: Definition) -> list[_Wanted]:
     given = definition.options.params
-    if definition.python_source:
-        return [_Wanted("source", definition.python_source, "python_task", given, "options.params")]
+    source = definition.python_source
+    read = [_Wanted("source", source, "python_task", given, "options.params")] if source else []
     if definition.tasks:
-        return [
+        return read + [
             _Wanted("transform", task.body, f"tasks.{position}.body", task.params, f"tasks.{position}.params")
             for position, task in enumerate(definition.tasks)
             if task.task_type == "PYTHON"
         ]
+    if read:
+        return read
     return [_Wanted("transform", step.body, "python_task", given, "options.params") for step in definition.steps]
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from psycopg.sql import Identifier
 
 from vitrina.errors import ConfigError, VitrinaError
+from vitrina.ports import registry
+from vitrina.ports.connector import Connector
 from vitrina.sentences import say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import database, rights, setup
@@ -49,6 +51,10 @@ def examine(settings: Settings, name: str, *, with_rights: bool = True, place: s
     except ConfigError as exc:  # kept in the metastore, and this process cannot open it
         yield Verdict(PROBLEM, exc.message)
         return
+    connector = registry.of_url(url)
+    if connector is None or connector.name != registry.POSTGRES:
+        yield from _examine_other(connector, url, settings)
+        return
     try:
         session = database.connect(
             url, "vitrina:test", connect_timeout_seconds=settings.connect_timeout_seconds, settings=_LIMITS
@@ -64,6 +70,25 @@ def examine(settings: Settings, name: str, *, with_rights: bool = True, place: s
     yield from found
     if all(verdict.status != PROBLEM for verdict in found):
         yield Verdict(OK, f"{database.describe(url)}, PostgreSQL {major}")
+
+
+def _examine_other(connector: Connector | None, url: str, settings: Settings) -> Iterator[Verdict]:
+    """What the connector of another system says of its place."""
+    scheme = registry.scheme_of(url)
+    if connector is None:
+        known = ", ".join(sorted(registry.installed().connectors))
+        left_out = "; ".join(f" ({refused})" for refused in registry.installed().refused)
+        install = "install the package that has it where runners and the API are"
+        yield Verdict(PROBLEM, f"no connector for {scheme}:// is installed here, only {known}{left_out}", install)
+        return
+    problem = connector.url_problem(url) if connector.url_problem else None
+    if problem:
+        yield Verdict(PROBLEM, problem)
+    elif connector.check is None:
+        yield Verdict(OK, f"opened by the connector {connector.name}, which cannot look without a run")
+    else:
+        for found in connector.check(url, settings):
+            yield Verdict(found.status, found.finding, found.next_step)
 
 
 def _remedy(message: str, place: str) -> str:
@@ -93,14 +118,15 @@ def _server(session: database.Connection) -> Iterator[Verdict]:
 
 
 def _login(session: database.Connection, name: str) -> Iterator[Verdict]:
-    row = session.execute(
-        """
+    row = database.one(
+        session.execute(
+            """
         SELECT r.rolname AS login, r.rolsuper AS superuser,
                r.rolsuper OR pg_catalog.pg_has_role('pg_read_all_stats', 'MEMBER') AS sees
         FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
         """
-    ).fetchone()
-    assert row is not None
+        )
+    )
     login = Identifier(row["login"]).as_string()
     if row["superuser"]:
         yield Verdict(
@@ -118,11 +144,12 @@ def _login(session: database.Connection, name: str) -> Iterator[Verdict]:
 
 def _schemas(session: database.Connection, settings: Settings) -> Iterator[Verdict]:
     """One of the source schemas has to be there; which of them, only pipelines know."""
-    row = session.execute(
-        "SELECT count(*) AS count FROM pg_catalog.pg_namespace WHERE nspname = ANY(%s)",
-        [sorted(settings.source_schemas)],
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        session.execute(
+            "SELECT count(*) AS count FROM pg_catalog.pg_namespace WHERE nspname = ANY(%s)",
+            [sorted(settings.source_schemas)],
+        )
+    )
     if not row["count"]:
         yield Verdict(
             WARNING,

@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import psycopg
 from psycopg import conninfo
-from psycopg.abc import Buffer
+from psycopg.abc import AdaptContext, Buffer
+from psycopg.adapt import Loader
+from psycopg.pq import Format
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.datetime import TimestamptzLoader
 from psycopg.types.json import set_json_loads
@@ -18,6 +20,7 @@ from vitrina.settings import READER_ROLE, Settings
 from vitrina.store import pooling
 
 Connection = psycopg.Connection[DictRow]
+Found = TypeVar("Found")
 
 TRANSPORT: dict[str, Any] = {
     # Said, not taken from the environment: the guard must read a query in the same characters as the server.
@@ -76,7 +79,7 @@ def connect(
     autocommit: bool = True,
 ) -> Connection:
     """A fresh session with our settings; `CannotConnect` (without the password) when there is none to be had."""
-    with _translated_connect(url):
+    with translated_connect(url):
         connection = psycopg.connect(
             url,
             autocommit=True,
@@ -92,7 +95,8 @@ def connect(
 
 
 @contextmanager
-def _translated_connect(url: str) -> Iterator[None]:
+def translated_connect(url: str) -> Iterator[None]:
+    """Driver errors inside the block come out as `CannotConnect`, without the password."""
     try:
         yield
     except (psycopg.OperationalError, psycopg.ProgrammingError) as exc:
@@ -108,22 +112,24 @@ SETTLE = """
     SELECT pg_catalog.set_config('lc_monetary', 'C', false) WHERE pg_catalog.scale(1::numeric::money::numeric) = 2
     UNION ALL
     SELECT pg_catalog.set_config('transaction_timeout', '0', false)
-    WHERE pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL -- since PostgreSQL 17
+    WHERE pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL /* since PostgreSQL 17 */
 """
 
 
-def settle(connection: Connection) -> None:
-    """What cannot be said when a session begins: it depends on the database, or on the server's version."""
-    row = connection.execute(SETTLE).fetchone()
-    assert row is not None
+_SETTLE_AS = f"{SETTLE} UNION ALL SELECT pg_catalog.set_config('application_name', %s, false)"
+
+
+def settle(connection: Connection, application_name: str | None = None) -> None:
+    """What cannot be said when a session begins: it depends on the database, the server's version, or who has it."""
+    named = [application_name[:63]] if application_name else None
+    row = one(connection.execute(_SETTLE_AS if named else SETTLE, named))
     if int(row["found"]) != connection.info.backend_pid:
         pooling.settle(connection)
 
 
 def settled(connection: Connection) -> dict[str, str]:
     """The same as settings of a further session on this database, of a driver that takes them when it connects."""
-    row = connection.execute("SELECT pg_catalog.current_setting('lc_monetary') AS lc_monetary").fetchone()
-    assert row is not None
+    row = one(connection.execute("SELECT pg_catalog.current_setting('lc_monetary') AS lc_monetary"))
     has_timeout = connection.info.server_version >= _TRANSACTION_TIMEOUT
     return {"lc_monetary": row["lc_monetary"], **({"transaction_timeout": "0"} if has_timeout else {})}
 
@@ -144,10 +150,19 @@ def read_any_time(connection: Connection) -> None:
     connection.adapters.register_loader("timestamptz", _AnyTimeLoader)
 
 
-class _AnyTimeLoader(TimestamptzLoader):
+class _AnyTimeLoader(Loader):
+    """Asks the driver's own one, which is compiled where it can be: a list has hundreds of times."""
+
+    _own = psycopg.adapters.get_loader(psycopg.adapters.types["timestamptz"].oid, Format.TEXT) or TimestamptzLoader
+
+    def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
+        super().__init__(oid, context)
+        self._load = self._own(oid, context).load
+
     def load(self, data: Buffer) -> datetime:
         try:
-            return super().load(data)
+            found: datetime = self._load(data)
+            return found
         except psycopg.DataError:
             text = bytes(data)
             early = text.startswith(b"-") or text.endswith(b"BC")
@@ -156,7 +171,7 @@ class _AnyTimeLoader(TimestamptzLoader):
 
 def find_timezone(url: str, application_name: str, *, connect_timeout_seconds: int = 10) -> str:
     """The zone that the login has where nobody sets one, in a session without our settings."""
-    with _translated_connect(url):
+    with translated_connect(url):
         plain = psycopg.connect(
             url,
             autocommit=True,
@@ -165,27 +180,34 @@ def find_timezone(url: str, application_name: str, *, connect_timeout_seconds: i
             **TRANSPORT,
         )
     with plain:
-        row = plain.execute("SHOW TimeZone").fetchone()
-    assert row is not None
+        row = one(plain.execute("SHOW TimeZone"))
     return str(row[0])
 
 
 def place(connection: Connection) -> tuple[object, ...]:
     """Of the database that a session is on: a copy of it has been started at another time."""
-    row = connection.execute(
-        """
+    row = one(
+        connection.execute(
+            """
         SELECT pg_catalog.pg_postmaster_start_time() AS started, oid FROM pg_catalog.pg_database
         WHERE datname = pg_catalog.current_database()
         """
-    ).fetchone()
-    assert row is not None
+        )
+    )
     return tuple(row.values())
+
+
+def one(found: psycopg.Cursor[Found]) -> Found:
+    """The row of a statement that always gives one."""
+    row = found.fetchone()
+    if row is None:
+        raise RuntimeError("a statement that always gives a row gave none")
+    return row
 
 
 def now(connection: Connection) -> datetime:
     """The server's clock, which rows are dated by."""
-    row = connection.execute("SELECT clock_timestamp() AS now").fetchone()
-    assert row is not None
+    row = one(connection.execute("SELECT clock_timestamp() AS now"))
     moment: datetime = row["now"]
     return moment
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from secrets import randbits
 from typing import Any
 
@@ -62,6 +62,20 @@ def recognise(metastore: Connection, name: str, connection: Connection, reach: R
         return str(known["database"])
     database, proven = _find_same(metastore, name, connection, seen, reach)
     _record(metastore, name, database, seen, proven=proven)
+    return database
+
+
+def recognise_place(metastore: Connection, name: str, identity: str, *, is_default: bool) -> str:
+    """Put on record which place of another system a connection leads to; returns the name that stands for it.
+
+    A place says the same of itself by whatever name it is reached, so there is nothing to prove.
+    """
+    twin = metastore.execute(
+        "SELECT database FROM etl.etl_databases WHERE identity = %s AND connection <> %s ORDER BY connection LIMIT 1",
+        [identity, name],
+    ).fetchone()
+    database = DEFAULT_CONNECTION if is_default else str(twin["database"]) if twin else name
+    _record(metastore, name, database, Seen(identity, datetime.fromtimestamp(0, UTC)), proven=True)
     return database
 
 

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from psycopg import sql
 
+from vitrina.store import database
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -105,9 +106,10 @@ _OF_CHECK = sql.SQL(
 
 def sum_up_rest(connection: Connection, after: Place) -> Row:
     """The oldest or the sum of each figure. `success_started` leaves out those of `list_oldest_cursors`."""
-    row = connection.execute(
-        sql.SQL(
-            """
+    return database.one(
+        connection.execute(
+            sql.SQL(
+                """
             WITH RECURSIVE rest AS (
                 SELECT extract(epoch FROM p.status_since)::float8 AS status_since,
                        extract(epoch FROM p.failing_since)::float8 AS failing_since,
@@ -139,20 +141,19 @@ def sum_up_rest(connection: Connection, after: Place) -> Row:
                     WHERE d.resolved_at IS NULL AND {is_behind}) AS dead_letters
             FROM rest
             """
-        ).format(
-            is_behind=_IS_BEHIND,
-            is_time=_IS_TIME,
-            success=_SUCCESS,
-            at_work=_AT_WORK,
-            drift=_DRIFT,
-            of_success=_OF_SUCCESS,
-            of_work=_OF_WORK,
-            of_check=_OF_CHECK,
-        ),
-        {"created_at": after[0], "id": after[1]},
-    ).fetchone()
-    assert row is not None
-    return row
+            ).format(
+                is_behind=_IS_BEHIND,
+                is_time=_IS_TIME,
+                success=_SUCCESS,
+                at_work=_AT_WORK,
+                drift=_DRIFT,
+                of_success=_OF_SUCCESS,
+                of_work=_OF_WORK,
+                of_check=_OF_CHECK,
+            ),
+            {"created_at": after[0], "id": after[1]},
+        )
+    )
 
 
 _IS_BEHIND = sql.SQL("(p.created_at, p.id) > (%(created_at)s, %(id)s)")
@@ -235,8 +236,9 @@ def find_existing(connection: Connection, names: Collection[str]) -> set[str]:
 
 
 def totals(connection: Connection, *, stale_after_seconds: float) -> Row:
-    row = connection.execute(
-        """
+    return database.one(
+        connection.execute(
+            """
         SELECT (SELECT count(*) FROM etl.etl_runners
                 WHERE heartbeat_at > clock_timestamp() - make_interval(secs => %s)) AS runners_alive,
                queue.depth AS queue_depth,
@@ -245,7 +247,6 @@ def totals(connection: Connection, *, stale_after_seconds: float) -> Row:
         FROM (SELECT count(*) AS depth, min(status_since) AS since
               FROM etl.etl_pipelines WHERE status = 'RUN_REQUESTED' AND enabled) queue
         """,
-        [stale_after_seconds],
-    ).fetchone()
-    assert row is not None
-    return row
+            [stale_after_seconds],
+        )
+    )

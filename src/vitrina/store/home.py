@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from vitrina.store import database
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -101,8 +102,9 @@ def list_upcoming(connection: Connection, *, limit: int) -> list[Row]:
 
 
 def totals(connection: Connection, *, stale_after_seconds: float) -> Row:
-    row = connection.execute(
-        """
+    return database.one(
+        connection.execute(
+            """
         SELECT clock_timestamp() AS at,
                (SELECT coalesce(jsonb_object_agg(status, n), '{}') FROM (
                     SELECT status, count(*) AS n FROM etl.etl_pipelines GROUP BY status) s) AS statuses,
@@ -111,7 +113,6 @@ def totals(connection: Connection, *, stale_after_seconds: float) -> Row:
                coalesce(sum(r.running), 0)::int AS running
         FROM etl.etl_runners r WHERE r.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
         """,
-        [stale_after_seconds],
-    ).fetchone()
-    assert row is not None
-    return row
+            [stale_after_seconds],
+        )
+    )

@@ -1,4 +1,4 @@
-"""Statements on `etl_connections`: databases whose URLs are kept here, sealed."""
+"""Statements on `etl_connections`: places whose URLs are kept here, sealed."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import psycopg
 from psycopg import conninfo
 
 from vitrina import dsn
+from vitrina.ports import registry
 from vitrina.sealing import Sealed
 from vitrina.sentences import say
 from vitrina.store.database import Connection
@@ -14,6 +15,18 @@ Row = dict[str, Any]
 
 
 def problem(url: str) -> str | None:
+    """Say why a URL that a user sends is not kept, in the words of the connector that opens it."""
+    connector = registry.of_url(url) if "://" in url and url.isprintable() else None
+    if connector is None and "://" in url and not url.lower().startswith(("postgresql://", "postgres://")):
+        known = sorted(scheme for each in registry.installed().connectors.values() for scheme in each.schemes)
+        return say("connection.url_kind", why=dsn.NOT_VALID, known=", ".join(known))
+    if connector is None or connector.name == registry.POSTGRES:
+        return postgres_problem(url)
+    judge = connector.kept_url_problem or connector.url_problem
+    return judge(url) if judge else None
+
+
+def postgres_problem(url: str) -> str | None:
     """Why a URL that somebody sends us is not kept, in libpq's own reading of it; nothing of its values is repeated.
 
     It says everything itself, so that nothing of the runner's surroundings takes its place.
@@ -47,8 +60,13 @@ def list_names(connection: Connection) -> list[str]:
 def list_all(connection: Connection) -> list[Row]:
     """Everything but what is sealed."""
     return connection.execute(
-        "SELECT name, key_id, created_at, updated_at, updated_by FROM etl.etl_connections ORDER BY name"
+        "SELECT name, key_id, scheme, created_at, updated_at, updated_by FROM etl.etl_connections ORDER BY name"
     ).fetchall()
+
+
+def find_scheme(connection: Connection, name: str) -> str | None:
+    row = connection.execute("SELECT scheme FROM etl.etl_connections WHERE name = %s", [name]).fetchone()
+    return row["scheme"] if row else None
 
 
 def list_sealed(connection: Connection) -> dict[str, Sealed]:
@@ -56,28 +74,28 @@ def list_sealed(connection: Connection) -> dict[str, Sealed]:
     return {row["name"]: Sealed(row["key_id"], bytes(row["sealed"])) for row in rows}
 
 
-def insert(connection: Connection, name: str, sealed: Sealed, *, by: str) -> bool:
+def insert(connection: Connection, name: str, sealed: Sealed, *, by: str, scheme: str = "postgresql") -> bool:
     """False when the name is taken."""
     return bool(
         connection.execute(
             """
-            INSERT INTO etl.etl_connections (name, key_id, sealed, updated_by) VALUES (%s, %s, %s, %s)
+            INSERT INTO etl.etl_connections (name, key_id, sealed, updated_by, scheme) VALUES (%s, %s, %s, %s, %s)
             ON CONFLICT (name) DO NOTHING
             """,
-            [name, sealed.key_id, sealed.box, by],
+            [name, sealed.key_id, sealed.box, by, scheme],
         ).rowcount
     )
 
 
-def replace(connection: Connection, name: str, sealed: Sealed, *, by: str) -> bool:
+def replace(connection: Connection, name: str, sealed: Sealed, *, by: str, scheme: str = "postgresql") -> bool:
     """False when there is none of that name."""
     return bool(
         connection.execute(
             """
             UPDATE etl.etl_connections
-            SET key_id = %s, sealed = %s, updated_at = clock_timestamp(), updated_by = %s WHERE name = %s
+            SET key_id = %s, sealed = %s, updated_at = clock_timestamp(), updated_by = %s, scheme = %s WHERE name = %s
             """,
-            [sealed.key_id, sealed.box, by, name],
+            [sealed.key_id, sealed.box, by, scheme, name],
         ).rowcount
     )
 

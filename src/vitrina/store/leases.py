@@ -15,7 +15,7 @@ from vitrina import status
 from vitrina.errors import Conflict, LeaseLost, NotFound, TargetTaken
 from vitrina.sentences import say
 from vitrina.status import RunStatus, Status, Trigger
-from vitrina.store import database, databases, migrate, notifications, pipelines, room, run_after
+from vitrina.store import coverage, database, databases, migrate, notifications, pipelines, room, run_after
 from vitrina.store.database import Connection
 
 MAX_ERROR_LENGTH = 4000
@@ -62,11 +62,13 @@ def claim_next(
     only: UUID | None = None,
     per_source: int | None = None,
     max_connections: Mapping[str, int] | None = None,
+    covers: Sequence[str] | None = None,
 ) -> Claim | None:
     """Take the longest-waiting requested pipeline whose target nobody holds, and open its run.
 
     `only`: this pipeline or none. `per_source`: pipelines of a connection that so many runs read from already wait.
     `max_connections`: so do those that need more sessions on a connection than the runs at work leave free there.
+    `covers`: what this runner can do (`coverage.covered`); pipelines that need more are left to others.
     """
     skipped: list[UUID] = []
     while True:
@@ -76,7 +78,7 @@ def claim_next(
                 if per_source is not None or max_connections:
                     # Two runners that count at the same time would both find room for the last one.
                     connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", [_COUNTING])
-                found = _lock_next(connection, only, per_source, max_connections or {}, skipped)
+                found = _lock_next(connection, only, per_source, max_connections or {}, skipped, covers=covers)
                 return _take(connection, found, runner_id, ttl_seconds) if found else None
         except psycopg.errors.UniqueViolation:
             # Another runner took the same target in the same instant, and has committed: the next look sees it.
@@ -114,6 +116,9 @@ def _set_aside(connection: Connection, pipeline_id: UUID, problem: Exception) ->
         log.error("pipeline.not_set_aside", error=database.sql_message(exc))
 
 
+# How this version writes checkpoints. The metastore gives no claim to a runner that does not say so.
+CHECKPOINT_FORMAT = 2
+
 # The key of the lock under which runs of a source are counted.
 _COUNTING = 0x5649_5452_434E_54
 
@@ -124,6 +129,8 @@ def _lock_next(
     per_source: int | None,
     max_connections: Mapping[str, int],
     skipped: Sequence[UUID],
+    *,
+    covers: Sequence[str] | None,
 ) -> dict[str, Any] | None:
     return connection.execute(
         sql.SQL(
@@ -139,15 +146,18 @@ def _lock_next(
                                         WHERE b.status IN ('RUNNING', 'PAUSE_REQUESTED') AND b.claim_id IS NOT NULL
                                           AND b.source_connection = p.source_connection))
               AND NOT EXISTS ({full})
+              AND (%(covers)s::text[] IS NULL OR {needed} <@ %(covers)s::text[])
             ORDER BY least(p.run_requested_at, p.range_requested_at) NULLS FIRST, p.id
             LIMIT 1
             FOR UPDATE OF p SKIP LOCKED
             """
-        ).format(target=HELD_TARGET, full=room.FULL_CONNECTIONS),
+        ).format(target=HELD_TARGET, full=room.FULL_CONNECTIONS, needed=coverage.NEEDED),
         {
+            "covers": list(covers) if covers is not None else None,
             "only": only,
             "per_source": per_source,
             "max_connections": Jsonb(dict(max_connections)),
+            "sessions": Jsonb(room.sessions()),
             "skipped": list(skipped),
         },
     ).fetchone()
@@ -193,6 +203,7 @@ def _take(
                 -- Grows even when a failover loses the last commits: the clock is part of it.
                 epoch = greatest(p.epoch + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint),
                 claim_id = gen_random_uuid(),
+                claim_format = %(format)s,
                 runner_id = %(runner)s,
                 lease_until = clock_timestamp() + make_interval(secs => %(ttl)s),
                 lease_seconds = %(ttl)s,
@@ -207,15 +218,23 @@ def _take(
             WHERE p.id = %(id)s
             """
         ).format(target=HELD_TARGET),
-        {"runner": runner_id, "ttl": ttl_seconds, "id": found["id"], "status": becomes, "returns": returns},
+        {
+            "runner": runner_id,
+            "ttl": ttl_seconds,
+            "id": found["id"],
+            "status": becomes,
+            "returns": returns,
+            "format": CHECKPOINT_FORMAT,
+        },
     )
     row = pipelines.find(connection, found["id"])
     assert row is not None
     if returns is not None:
         row["requested_range"] = None  # of a backfill that is paused; what is done under this claim is none
     backfill = row["requested_range"] if row["mode"] == "incremental" else None
-    run = connection.execute(
-        """
+    run = database.one(
+        connection.execute(
+            """
         INSERT INTO etl.etl_runs
             (pipeline_id, pipeline_version, trigger, reason, backfill, answers_request, status, runner_id, epoch,
              attempts, data_as_of, traceparent)
@@ -229,20 +248,20 @@ def _take(
                      ELSE %(trace)s END)
         RETURNING id, traceparent
         """,
-        {
-            "pipeline": row["id"],
-            "version": row["version"],
-            "trigger": found["trigger"],
-            "reason": found["reason"],
-            "backfill": Jsonb(backfill) if backfill else None,
-            # Which plain request it answers, it knows when it begins to read.
-            "answers": row["range_requested_at"] if backfill else None,
-            "runner": runner_id,
-            "epoch": row["epoch"],
-            "trace": found["trace"],
-        },
-    ).fetchone()
-    assert run is not None
+            {
+                "pipeline": row["id"],
+                "version": row["version"],
+                "trigger": found["trigger"],
+                "reason": found["reason"],
+                "backfill": Jsonb(backfill) if backfill else None,
+                # Which plain request it answers, it knows when it begins to read.
+                "answers": row["range_requested_at"] if backfill else None,
+                "runner": runner_id,
+                "epoch": row["epoch"],
+                "trace": found["trace"],
+            },
+        )
+    )
     row |= {"requested_trigger": found["trigger"], "traceparent": run["traceparent"]}
     return Claim(row["id"], row["name"], row["epoch"], row["claim_id"], run["id"], row["version"], row)
 

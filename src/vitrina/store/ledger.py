@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.status import Status
 from vitrina.store import databases, leases, runs, state, target_schema
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
-from vitrina.store.state import Checkpoint
 
 
 class Ledger:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any, LiteralString
 from uuid import UUID
 
@@ -12,7 +13,7 @@ from psycopg.types.json import Jsonb
 from vitrina import status
 from vitrina.definition import Definition
 from vitrina.status import Status, Trigger
-from vitrina.store import databases, run_after
+from vitrina.store import database, databases, run_after
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -53,13 +54,14 @@ def insert(connection: Connection, definition: Definition, *, pipeline_id: UUID 
     values = [_value(definition, column) for column in DEFINITION_COLUMNS] + [managed_by]
     if pipeline_id is not None:
         columns, values = ["id", *columns], [pipeline_id, *values]
-    row = connection.execute(
-        sql.SQL("INSERT INTO etl.etl_pipelines ({}) VALUES ({}) RETURNING id").format(
-            sql.SQL(", ").join(map(sql.Identifier, columns)), sql.SQL(", ").join([sql.Placeholder()] * len(columns))
-        ),
-        values,
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        connection.execute(
+            sql.SQL("INSERT INTO etl.etl_pipelines ({}) VALUES ({}) RETURNING id").format(
+                sql.SQL(", ").join(map(sql.Identifier, columns)), sql.SQL(", ").join([sql.Placeholder()] * len(columns))
+            ),
+            values,
+        )
+    )
     new_id: UUID = row["id"]
     replace_tasks(connection, new_id, definition)
     run_after.replace(connection, new_id, definition)
@@ -107,17 +109,24 @@ def replace_tasks(connection: Connection, pipeline_id: UUID, definition: Definit
 def find(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) -> Row | None:
     """The row with its task plan (`tasks`), by uuid or by name."""
     by_id = _as_uuid(id_or_name)
-    return connection.execute(
+    return connection.execute(_find(by_id is not None, lock), [by_id or str(id_or_name)]).fetchone()
+
+
+@cache
+def _find(by_id: bool, lock: bool) -> bytes:
+    """Put together once: every request for one pipeline begins with it."""
+    return (
         sql.SQL(
             "SELECT p.*, {tasks} AS tasks, {run_after} AS run_after FROM etl.etl_pipelines p WHERE {condition} {lock}",
-        ).format(
+        )
+        .format(
             tasks=_TASKS,
             run_after=run_after.OF_PIPELINE,
             condition=sql.SQL("p.id = %s") if by_id else sql.SQL("p.name = %s"),
             lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL(""),
-        ),
-        [by_id or str(id_or_name)],
-    ).fetchone()
+        )
+        .as_bytes()
+    )
 
 
 def list_names(connection: Connection, *, limit: int = 1000) -> list[str]:
@@ -391,11 +400,12 @@ def withdraw_request(connection: Connection, pipeline_id: UUID, move: str) -> bo
 
 def bump_version(connection: Connection, pipeline_id: UUID) -> int:
     """The row was edited by other means: give what stands there now a number of its own."""
-    row = connection.execute(
-        "UPDATE etl.etl_pipelines SET version = version + 1, updated_at = now() WHERE id = %s RETURNING version",
-        [pipeline_id],
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        connection.execute(
+            "UPDATE etl.etl_pipelines SET version = version + 1, updated_at = now() WHERE id = %s RETURNING version",
+            [pipeline_id],
+        )
+    )
     return int(row["version"])
 
 
@@ -422,13 +432,17 @@ def definition_of(row: Row) -> Definition:
     return Definition.model_validate(fields | {name: row[name] for name in DEFINITION_PARTS})
 
 
-# The last step may override the pipeline's target.
-FINAL_TARGET = sql.SQL(
-    """
-    coalesce((SELECT t.target_table FROM etl.etl_pipeline_tasks t
-              WHERE t.pipeline_id = p.id ORDER BY t.order_index DESC LIMIT 1), p.target_table)
-    """
-)
+def final_target(row: str) -> sql.Composed:
+    """Where a row of etl_pipelines writes: the last step may override the pipeline's target."""
+    return sql.SQL(
+        """
+        coalesce((SELECT t.target_table FROM etl.etl_pipeline_tasks t
+                  WHERE t.pipeline_id = {row}.id ORDER BY t.order_index DESC LIMIT 1), {row}.target_table)
+        """
+    ).format(row=sql.Identifier(row))
+
+
+FINAL_TARGET = final_target("p")
 
 # The pipelines whose final target is %(target)s. First those that name it anywhere, which indexes know.
 ON_TARGET = sql.SQL(

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+from psycopg.sql import SQL
 from psycopg.types.json import Jsonb
 
+from vitrina.store import coverage, database
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -18,11 +20,13 @@ MAX_TRIES = 3
 def insert(
     connection: Connection, kind: str, pipeline_id: UUID | None, payload: dict[str, Any], requested_by: str
 ) -> UUID:
-    row = connection.execute(
-        "INSERT INTO etl.etl_requests (kind, pipeline_id, payload, requested_by) VALUES (%s, %s, %s, %s) RETURNING id",
-        [kind, pipeline_id, Jsonb(payload), requested_by],
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        connection.execute(
+            "INSERT INTO etl.etl_requests (kind, pipeline_id, payload, requested_by)"
+            " VALUES (%s, %s, %s, %s) RETURNING id",
+            [kind, pipeline_id, Jsonb(payload), requested_by],
+        )
+    )
     request_id: UUID = row["id"]
     return request_id
 
@@ -169,25 +173,41 @@ def forget_keys(connection: Connection, *, older_than_hours: int) -> int:
     ).rowcount
 
 
-def claim_next(connection: Connection, runner_id: UUID, ttl_seconds: float) -> Row | None:
-    """Take the oldest request, or one whose runner fell silent."""
+def claim_next(
+    connection: Connection, runner_id: UUID, ttl_seconds: float, *, covers: Sequence[str] | None = None
+) -> Row | None:
+    """Take the oldest request, or one whose runner fell silent.
+
+    `covers`: what this runner can do; what is about a pipeline of another connector is left to others. A step that it
+    lacks is no reason: the answer says which there are.
+    """
     return connection.execute(
-        """
-        UPDATE etl.etl_requests
-        SET status = 'WORKING', runner_id = %(runner)s, attempts = attempts + 1,
-            lease_until = clock_timestamp() + make_interval(secs => %(ttl)s)
-        WHERE id = (
-            SELECT r.id FROM etl.etl_requests r
-            WHERE r.status IN ('QUEUED', 'WORKING')
-              AND (r.status = 'QUEUED' OR r.lease_until < clock_timestamp() AND r.attempts < %(tries)s
-                   -- A repair whose runner is gone still holds the pipeline, until recovery has taken it away.
-                   AND NOT EXISTS (SELECT FROM etl.etl_pipelines p
-                                   WHERE p.id = r.pipeline_id AND p.claim_id IS NOT NULL
-                                     AND p.runner_id = r.runner_id AND p.claim_returns IS NOT NULL))
-            ORDER BY r.created_at LIMIT 1 FOR UPDATE OF r SKIP LOCKED)
-        RETURNING *
-        """,
-        {"runner": runner_id, "ttl": ttl_seconds, "tries": MAX_TRIES},
+        SQL(
+            """
+            UPDATE etl.etl_requests
+            SET status = 'WORKING', runner_id = %(runner)s, attempts = attempts + 1,
+                lease_until = clock_timestamp() + make_interval(secs => %(ttl)s)
+            WHERE id = (
+                SELECT r.id FROM etl.etl_requests r
+                WHERE r.status IN ('QUEUED', 'WORKING')
+                  AND (r.status = 'QUEUED' OR r.lease_until < clock_timestamp() AND r.attempts < %(tries)s
+                       -- A repair whose runner is gone still holds the pipeline, until recovery has taken it away.
+                       AND NOT EXISTS (SELECT FROM etl.etl_pipelines p
+                                       WHERE p.id = r.pipeline_id AND p.claim_id IS NOT NULL
+                                         AND p.runner_id = r.runner_id AND p.claim_returns IS NOT NULL))
+                  AND (%(covers)s::text[] IS NULL
+                       OR NOT EXISTS (SELECT FROM etl.etl_pipelines p
+                                      WHERE p.id = r.pipeline_id AND NOT {needed} <@ %(covers)s::text[]))
+                ORDER BY r.created_at LIMIT 1 FOR UPDATE OF r SKIP LOCKED)
+            RETURNING *
+            """
+        ).format(needed=coverage.CONNECTORS_NEEDED),
+        {
+            "runner": runner_id,
+            "ttl": ttl_seconds,
+            "tries": MAX_TRIES,
+            "covers": list(covers) if covers is not None else None,
+        },
     ).fetchone()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from psycopg.sql import SQL, Identifier
 
 from vitrina.settings import APP_ROLE
+from vitrina.store import database
 from vitrina.store.database import Connection
 
 # What only the platform itself, or nobody at all, may hold.
@@ -35,17 +36,18 @@ def faults_of_reader(connection: Connection, role: str, source_schemas: frozense
 def faults_of_application(connection: Connection, source_schemas: frozenset[str]) -> Iterator[Fault]:
     """What the platform's own role needs, and what it must not be."""
     name = Identifier(APP_ROLE).as_string(connection)
-    row = connection.execute(
-        """
+    row = database.one(
+        connection.execute(
+            """
         SELECT current_user AS login,
                pg_catalog.pg_has_role(current_user, %(app)s, 'MEMBER') AS member,
                pg_catalog.pg_has_role(%(app)s, 'pg_read_all_stats', 'MEMBER') AS sees_transactions,
                pg_catalog.has_schema_privilege(%(app)s, 'analytics', 'CREATE') AS creates_marts,
                (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = %(app)s) AS superuser
         """,
-        {"app": APP_ROLE},
-    ).fetchone()
-    assert row is not None
+            {"app": APP_ROLE},
+        )
+    )
     if not row["member"]:
         yield Fault(f"{row['login']} is not a member of {APP_ROLE}", f"GRANT {name} TO {row['login']}")
     if not row["sees_transactions"]:

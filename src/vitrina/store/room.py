@@ -6,13 +6,13 @@ from typing import Any
 from psycopg.sql import SQL, Composed, Identifier
 from psycopg.types.json import Jsonb
 
+from vitrina import targets
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError
+from vitrina.ports import registry
 from vitrina.settings import Settings, limit_variable
+from vitrina.store import pipelines
 from vitrina.store.database import Connection
-
-# One session asks and another streams where a run reads; one merges and another fills stages where it writes.
-_SESSIONS_OF_A_SIDE = 2
 
 
 def require_room(definition: Definition, settings: Settings) -> None:
@@ -28,16 +28,36 @@ def require_room(definition: Definition, settings: Settings) -> None:
 
 def _sessions_needed(definition: Definition, connection: str) -> int:
     """All at once: a run begins only when there is room for all of them, so none waits for one in the middle."""
-    sides = (definition.source_connection, definition.options.target_connection)
-    return _SESSIONS_OF_A_SIDE * sum((side or "").lower() == connection for side in sides)
+    installed = registry.installed().connectors
+    source = installed.get(definition.source_type)
+    target = installed.get(targets.connector_of(definition.final_target) or "")
+    sides = (
+        (definition.source_connection, source.source_sessions if source else 0),
+        (definition.options.target_connection, target.target_sessions if target else 0),
+    )
+    return sum(sessions for name, sessions in sides if (name or "").lower() == connection)
+
+
+def sessions() -> dict[str, dict[str, int]]:
+    """Sessions that a run opens at once, by `source_type` and by the prefix of its target."""
+    installed = registry.installed().connectors.values()
+    return {
+        "source": {each.name: each.source_sessions for each in installed if each.is_source},
+        "target": {each.prefix or "": each.target_sessions for each in installed if each.is_target},
+    }
 
 
 def _sessions_of(pipeline: str) -> Composed:
     """The same of a row of etl_pipelines, on the connection `l.name`."""
     return SQL(
-        "{each} * ((lower({row}.source_connection) = l.name)::integer"
-        " + (coalesce(lower({row}.options ->> 'target_connection'), '') = l.name)::integer)"
-    ).format(each=_SESSIONS_OF_A_SIDE, row=Identifier(pipeline))
+        """
+        (coalesce((%(sessions)s::jsonb -> 'source' ->> {row}.source_type)::integer, 0)
+           * (lower({row}.source_connection) = l.name)::integer
+         + coalesce((%(sessions)s::jsonb -> 'target'
+                     ->> CASE WHEN strpos({target}, ':') > 0 THEN split_part({target}, ':', 1) ELSE '' END)::integer, 0)
+           * (coalesce(lower({row}.options ->> 'target_connection'), '') = l.name)::integer)
+        """
+    ).format(row=Identifier(pipeline), target=pipelines.final_target(pipeline))
 
 
 # The connections that have no room for a run of `p` just now. One that never will is taken, and fails.
@@ -64,5 +84,5 @@ def list_waiting(connection: Connection, max_connections: Mapping[str, int]) -> 
             ORDER BY 1, 2
             """
         ).format(full=FULL_CONNECTIONS),
-        {"max_connections": Jsonb(dict(max_connections))},
+        {"max_connections": Jsonb(dict(max_connections)), "sessions": Jsonb(sessions())},
     ).fetchall()

@@ -1,6 +1,6 @@
 """Statements on `etl_runners`: who is there to work."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -20,15 +20,29 @@ def heartbeat(
     running: int,
     transforms: list[dict[str, Any]],
     sealing_keys: Sequence[bytes] = (),
+    connectors: Sequence[Mapping[str, Any]] = (),
+    covers: Sequence[str] = (),
 ) -> None:
     connection.execute(
         """
-        INSERT INTO etl.etl_runners (id, host, pid, version, capacity, running, transforms, sealing_keys)
-        VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
+        INSERT INTO etl.etl_runners
+            (id, host, pid, version, capacity, running, transforms, sealing_keys, connectors, covers)
+        VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
         ON CONFLICT (id) DO UPDATE
         SET heartbeat_at = clock_timestamp(), running = excluded.running, capacity = excluded.capacity
         """,
-        [runner_id, host, pid, version, capacity, running, Jsonb(transforms), list(sealing_keys)],
+        [
+            runner_id,
+            host,
+            pid,
+            version,
+            capacity,
+            running,
+            Jsonb(transforms),
+            list(sealing_keys),
+            Jsonb(list(connectors)),
+            list(covers),
+        ],
     )
 
 
@@ -84,6 +98,19 @@ def list_transforms(connection: Connection, *, stale_after_seconds: float) -> li
         """
         SELECT t ->> 'name' AS name, (array_agg(t ORDER BY r.started_at DESC))[1] AS described, count(*) AS runners
         FROM etl.etl_runners r, jsonb_array_elements(r.transforms) t
+        WHERE r.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
+        GROUP BY 1 ORDER BY 1
+        """,
+        [stale_after_seconds],
+    ).fetchall()
+
+
+def list_connectors(connection: Connection, *, stale_after_seconds: float) -> list[dict[str, Any]]:
+    """Each connector once, as a live runner describes it, with the number of live runners that have it."""
+    return connection.execute(
+        """
+        SELECT c ->> 'name' AS name, (array_agg(c ORDER BY r.started_at DESC))[1] AS described, count(*) AS runners
+        FROM etl.etl_runners r, jsonb_array_elements(r.connectors) c
         WHERE r.heartbeat_at > clock_timestamp() - make_interval(secs => %s)
         GROUP BY 1 ORDER BY 1
         """,

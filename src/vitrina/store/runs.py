@@ -9,7 +9,7 @@ from uuid import UUID
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from vitrina.store import pipelines
+from vitrina.store import database, pipelines
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -238,8 +238,9 @@ _SELECT = sql.SQL("SELECT {} FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.i
 
 def summarise(connection: Connection, pipeline_id: UUID, *, last: int = 50) -> Row:
     """Success rate, durations and rows over the latest finished runs; repairs and replays are no loads."""
-    row = connection.execute(
-        """
+    return database.one(
+        connection.execute(
+            """
         SELECT count(*) AS runs,
                count(*) FILTER (WHERE status = 'SUCCESS') AS succeeded,
                count(*) FILTER (WHERE status = 'FAILED') AS failed,
@@ -256,10 +257,9 @@ def summarise(connection: Connection, pipeline_id: UUID, *, last: int = 50) -> R
             LIMIT %s
         ) recent
         """,
-        [pipeline_id, last],
-    ).fetchone()
-    assert row is not None
-    return row
+            [pipeline_id, last],
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -296,9 +296,10 @@ def prune(
 def _prune_slice(
     connection: Connection, older_than_days: int, after: tuple[datetime, UUID] | None, of_rows: int
 ) -> Row:
-    row = connection.execute(
-        sql.SQL(
-            """
+    return database.one(
+        connection.execute(
+            sql.SQL(
+                """
             WITH old AS MATERIALIZED (
                 SELECT r.id, r.pipeline_id, r.started_at, r.finished_at,
                        r.status = 'SUCCESS' AND NOT r.metrics ?| '{{repair,replay}}' AS is_success
@@ -321,20 +322,19 @@ def _prune_slice(
             FROM (SELECT) AS one LEFT JOIN (SELECT finished_at, id FROM old ORDER BY finished_at DESC, id DESC LIMIT 1)
                  AS last ON true
             """
-        ).format(
-            wanted=_all_of(
-                {
-                    "r.finished_at < now() - make_interval(days => %(days)s)": True,
-                    "(r.finished_at, r.id) > (%(after_at)s, %(after_id)s)": after is not None,
-                }
-            )
-        ),
-        {
-            "days": older_than_days,
-            "limit": of_rows,
-            "after_at": after[0] if after else None,
-            "after_id": after[1] if after else None,
-        },
-    ).fetchone()
-    assert row is not None
-    return row
+            ).format(
+                wanted=_all_of(
+                    {
+                        "r.finished_at < now() - make_interval(days => %(days)s)": True,
+                        "(r.finished_at, r.id) > (%(after_at)s, %(after_id)s)": after is not None,
+                    }
+                )
+            ),
+            {
+                "days": older_than_days,
+                "limit": of_rows,
+                "after_at": after[0] if after else None,
+                "after_id": after[1] if after else None,
+            },
+        )
+    )

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 from contextlib import suppress
 
 import psycopg
@@ -35,27 +36,44 @@ def cut(connection: Connection) -> None:
 
 
 class Line:
-    """A handle by which a connection can be cut even while its owner is closing it.
+    """A handle by which a connection can be cancelled or cut even while its owner is closing it.
 
-    It keeps a descriptor of its own: the connection's number may be given to another file at any time.
+    It keeps a descriptor of its own: the connection's number may be given to another file at any time. Once it is
+    closed it reaches nothing: the connection may serve another run by then.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._socket: socket.socket | None = socket.socket(fileno=os.dup(connection.fileno()))
+        self._lock = threading.Lock()
+        self._was_disturbed = False
 
     @property
     def is_busy(self) -> bool:
         """A statement was sent and its answer is not complete."""
         return self.connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE
 
+    def cancel(self, timeout_seconds: float) -> None:
+        """Ask the server to give up the statement at work; one that does not listen is cut off."""
+        with self._lock:
+            if self._socket is None or not self.is_busy:
+                return
+            self._was_disturbed = True
+            with suppress(psycopg.Error):
+                self.connection.cancel_safe(timeout=timeout_seconds)
+
     def cut(self) -> None:
+        # Without the lock: whoever waits for a server that takes no cancel is to be woken.
+        self._was_disturbed = True
         line = self._socket
         with suppress(OSError):
             if line is not None:
                 line.shutdown(socket.SHUT_RDWR)
 
-    def close(self) -> None:
-        line, self._socket = self._socket, None
+    def close(self) -> bool:
+        """Let the connection go; False when it was cancelled or cut, so that nothing more should be sent on it."""
+        with self._lock:
+            line, self._socket = self._socket, None
         if line is not None:
             line.close()
+        return not self._was_disturbed

@@ -80,10 +80,12 @@ def _refuse_unusable(connection: database.Connection) -> None:
             f"{where} is a connection pooler such as pgbouncer, which would not know the logins that are made now: give"
             " the server's own address with --admin-url and --database-url"
         )
-    row = connection.execute(
-        "SELECT pg_catalog.pg_is_in_recovery() AS standby, pg_catalog.current_setting('transaction_read_only') AS only"
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        connection.execute(
+            "SELECT pg_catalog.pg_is_in_recovery() AS standby,"
+            " pg_catalog.current_setting('transaction_read_only') AS only"
+        )
+    )
     if row["standby"]:
         raise ConfigError(f"{where} is a standby, where nothing can be made: give the address of its primary")
     if row["only"] == "on":
@@ -96,8 +98,9 @@ def _refuse_unusable(connection: database.Connection) -> None:
 def inspect(connection: database.Connection, plan: Plan) -> Found:
     """Look at the database, and refuse what no statement of ours can mend."""
     _refuse_missing_schemas(connection, plan)
-    row = connection.execute(
-        """
+    row = database.one(
+        connection.execute(
+            """
         SELECT current_database() AS database, current_user AS login, r.rolsuper AS is_superuser,
                r.rolsuper OR r.rolcreaterole AS may_create_roles,
                has_database_privilege(current_database(), 'CREATE') AS may_create_schemas,
@@ -107,9 +110,9 @@ def inspect(connection: database.Connection, plan: Plan) -> Found:
                ARRAY(SELECT nspname::text FROM pg_namespace) AS schemas
         FROM pg_roles r WHERE r.rolname = current_user
         """,
-        {"app": APP_ROLE, "reader": READER_ROLE},
-    ).fetchone()
-    assert row is not None
+            {"app": APP_ROLE, "reader": READER_ROLE},
+        )
+    )
     roles = frozenset(row.pop("roles"))
     return Found(
         **row | {"schemas": frozenset(row["schemas"])},

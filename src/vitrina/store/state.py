@@ -1,7 +1,5 @@
 """The checkpoint row: where the next batch starts. It lives in the target's database and moves only with the data."""
 
-from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -9,6 +7,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from vitrina.errors import LeaseLost
+from vitrina.ports.checkpoint import MIRROR_OF, OF_THE_LOAD, OF_THE_TARGET, Accepted, Checkpoint
 from vitrina.store.database import Connection
 from vitrina.store.leases import HELD_TARGET, Claim
 
@@ -16,80 +15,7 @@ METASTORE_TABLE = sql.Identifier("etl", "etl_state")
 # The same row in a target database that is not the metastore; `etl_state` mirrors it.
 LEDGER_TABLE = sql.Identifier("etl_stage", "ledger")
 
-# Key of the identity of a checkpoint in the metastore that is a copy of one in a ledger: the database of that ledger.
-MIRROR_OF = "mirror_of"
 UNKNOWN_DATABASE = "unknown"
-
-# Keys of `Checkpoint.identity` that say something of the unfinished load only: they go with it.
-OF_THE_LOAD: tuple[str, ...] = ()
-# Keys that say what is in the target: a checkpoint that is reset keeps them.
-OF_THE_TARGET: tuple[str, ...] = ("columns",)
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Cursor values are text and are compared only in SQL, in their own type."""
-
-    last_key: str | None = None
-    last_id: str | None = None
-    safe_upto: str | None = None
-    held_upto: str | None = None
-    batch_no: int = 0
-    # Rows of the stage that count: batches up to the number, for each epoch that filled it.
-    segments: dict[int, int] = field(default_factory=dict)
-    rows: int = 0
-    stage: str | None = None
-    fingerprint: str | None = None
-    load_started_at: datetime | None = None
-    # What all this was taken of. Each key belongs to one part of the platform; an unknown one is kept as it is.
-    identity: dict[str, Any] = field(default_factory=dict)
-
-    def next_batch(self, epoch: int, rows: int, last_key: str | None, last_id: str | None) -> "Checkpoint":
-        """After one more batch of this epoch."""
-        number = self.batch_no + 1
-        return replace(
-            self,
-            batch_no=number,
-            segments=self.segments | {epoch: number},
-            rows=self.rows + rows,
-            last_key=last_key,
-            last_id=last_id,
-        )
-
-    def without_load(self) -> "Checkpoint":
-        """No unfinished load: the stage no longer counts."""
-        return replace(
-            self,
-            segments={},
-            rows=0,
-            stage=None,
-            fingerprint=None,
-            load_started_at=None,
-            last_key=None,
-            last_id=None,
-            identity={name: value for name, value in self.identity.items() if name not in OF_THE_LOAD},
-        )
-
-    def without_cursor(self) -> "Checkpoint":
-        """No unfinished load, and nothing to go on from: for whoever reads everything.
-
-        Kept, the place would be believed by the next pass, although the load was refused, or was one of another mode.
-        """
-        return replace(self.without_load(), safe_upto=None, held_upto=None)
-
-    def identified(self, **keys: Any) -> "Checkpoint":
-        """With these keys of the identity set, the others as they were."""
-        return replace(self, identity=self.identity | keys)
-
-    @property
-    def mirror_of(self) -> str | None:
-        found: str | None = self.identity.get(MIRROR_OF)
-        return found
-
-    def blank(self) -> "Checkpoint":
-        """From the beginning. Batches are numbered on, and what the target holds is still known."""
-        kept = {name: value for name, value in self.identity.items() if name in OF_THE_TARGET}
-        return Checkpoint(batch_no=self.batch_no, identity=kept)
 
 
 def seize(connection: Connection, claim: Claim, table: sql.Identifier = METASTORE_TABLE) -> Checkpoint:
@@ -130,7 +56,7 @@ def advance(
         ).format(table=table),
         {
             **vars(checkpoint),
-            "segments": Jsonb({str(epoch): number for epoch, number in checkpoint.segments.items()}),
+            "segments": Jsonb(checkpoint.accepted.as_json()),
             "identity": Jsonb(checkpoint.identity),
             "id": claim.pipeline_id,
             "epoch": claim.epoch,
@@ -230,7 +156,7 @@ def _checkpoint(row: dict[str, Any]) -> Checkpoint:
         safe_upto=row["safe_upto"],
         held_upto=row["held_upto"],
         batch_no=row["batch_no"],
-        segments={int(epoch): number for epoch, number in row["segments"].items()},
+        accepted=Accepted.from_json(row["segments"]),
         rows=row["rows"],
         stage=row["stage"],
         fingerprint=row["fingerprint"],

@@ -6,6 +6,7 @@ import psycopg
 from psycopg.sql import SQL, Composed, Identifier
 
 from vitrina.errors import FatalError
+from vitrina.store import database
 from vitrina.store.database import Connection
 
 SCHEMA = "etl_stage"
@@ -80,8 +81,9 @@ def find_version(connection: Connection) -> int | None:
 def missing_rights(connection: Connection) -> Iterator[str]:
     """The statements, for an administrator of that database, without which this login cannot prepare it."""
     login = Identifier(connection.info.user).as_string(connection)
-    row = connection.execute(
-        """
+    row = database.one(
+        connection.execute(
+            """
         SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS creates,
                (SELECT array_agg(DISTINCT pg_catalog.pg_get_userbyid(owner)::text)
                 FROM (SELECT nspowner FROM pg_catalog.pg_namespace WHERE nspname = %(schema)s
@@ -91,9 +93,9 @@ def missing_rights(connection: Connection) -> Iterator[str]:
                       WHERE n.nspname = %(schema)s AND c.relname IN ('ledger', 'ledger_version')) AS o (owner)
                 WHERE NOT pg_catalog.pg_has_role(owner, 'USAGE')) AS owners
         """,
-        {"schema": SCHEMA},
-    ).fetchone()
-    assert row is not None
+            {"schema": SCHEMA},
+        )
+    )
     if not _exists(connection) and not row["creates"]:
         yield f"CREATE SCHEMA {SCHEMA} AUTHORIZATION {login}"
     # Another installation made them, and has to change them again one day.

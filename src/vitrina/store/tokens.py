@@ -6,6 +6,7 @@ from uuid import UUID
 
 from psycopg import sql
 
+from vitrina.store import database
 from vitrina.store.database import Connection
 
 Row = dict[str, Any]
@@ -15,17 +16,17 @@ _COLUMNS = sql.SQL("id, name, role, created_at, expires_at, last_used_at, revoke
 
 
 def insert(connection: Connection, *, name: str, role: str, token_hash: bytes, expires_at: datetime | None) -> Row:
-    row = connection.execute(
-        sql.SQL(
-            """
+    return database.one(
+        connection.execute(
+            sql.SQL(
+                """
             INSERT INTO etl.etl_api_tokens (name, role, token_hash, expires_at) VALUES (%s, %s, %s, %s)
             RETURNING {}
             """
-        ).format(_COLUMNS),
-        [name, role, token_hash, expires_at],
-    ).fetchone()
-    assert row is not None
-    return row
+            ).format(_COLUMNS),
+            [name, role, token_hash, expires_at],
+        )
+    )
 
 
 def find_by_hash(connection: Connection, token_hash: bytes) -> Row | None:

@@ -1,8 +1,21 @@
 """Python steps. A module of steps imports from here the decorators, and what a step may be given or raise."""
 
+from typing import TYPE_CHECKING, Any
+
 from vitrina.errors import FatalError, TransientError
 from vitrina.transforms.context import SourceContext, StepContext
-from vitrina.transforms.python_values import JSON_NULL
 from vitrina.transforms.registry import source, transform
 
+if TYPE_CHECKING:
+    from vitrina.transforms.python_values import JSON_NULL
+
 __all__ = ["JSON_NULL", "FatalError", "SourceContext", "StepContext", "TransientError", "source", "transform"]
+
+
+def __getattr__(name: str) -> Any:
+    """Its module loads pyarrow, which a runner at rest does without."""
+    if name != "JSON_NULL":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from vitrina.transforms.python_values import JSON_NULL
+
+    return JSON_NULL

@@ -33,7 +33,10 @@ def call_batch(form: Form, bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatc
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
     batches = table.combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_arrays([[]] * table.num_columns, schema=table.schema)
+    if batches:
+        return batches[0]
+    # Not from empty lists: pyarrow cannot make a list of an extension type, such as uuid[], of one.
+    return pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in table.schema.types], schema=table.schema)
 
 
 # --- Arrow -----------------------------------------------------------------------------------------------------

@@ -107,6 +107,11 @@ def schema_of(columns: Sequence[Column], stamps: frozenset[str] = frozenset()) -
     return pa.schema([tagged(column.name, column.type, stamp=column.name in stamps) for column in columns])
 
 
+def no_rows(schema: pa.Schema) -> pa.Table:
+    """Make a table without rows; `Schema.empty_table` cannot where a list holds an extension type, such as uuid[]."""
+    return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
 def tagged(name: str, pg_type: str, *, stamp: bool = False) -> pa.Field:
     metadata = {TYPE: pg_type.encode()} | ({STAMP: b"1"} if stamp else {})
     return pa.field(name, arrow_type(pg_type), metadata=metadata)

@@ -2,21 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
 from vitrina.errors import StepFailed, TargetMismatch
 from vitrina.ports.batch import DeadLetter
-from vitrina.ports.schema import Column
+from vitrina.ports.schema import Column, Known
 from vitrina.transforms import call, natural, to_target
 from vitrina.transforms.chain import Chain
 from vitrina.transforms.to_target import Landing
-
-if TYPE_CHECKING:
-    from psycopg.sql import Composable
-
-    from vitrina.connectors.postgres.catalog import Table
 
 
 @dataclass(frozen=True)
@@ -40,6 +35,10 @@ class RunsSteps(Protocol):
     # How many batches may be on their way through the steps at once.
     parallel: int
 
+    # Whether there are any: rows may only have to be converted.
+    @property
+    def has_steps(self) -> bool: ...
+
     def discover(self, sample: pa.Table) -> pa.Schema:
         """The columns behind the last step; NoRowsToTell when no row came through."""
         ...
@@ -58,10 +57,19 @@ class OwnSteps:
 
     parallel = 0
 
-    def __init__(self, result: Sequence[Column], stamps: frozenset[str], chain: Chain) -> None:
-        self._schema = natural.schema_of(result, stamps)
+    def __init__(
+        self, schema: pa.Schema, chain: Chain, *, comes_natural: bool = False, stays_natural: bool = False
+    ) -> None:
+        self._schema = schema
         self._chain = chain
+        # Whether rows come in their natural types, and whether the target takes them in these.
+        self._comes_natural = comes_natural
+        self._stays_natural = stays_natural
         self.landings: dict[str, Landing] = {}
+
+    @property
+    def has_steps(self) -> bool:
+        return bool(self._chain.steps)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -88,6 +96,8 @@ class OwnSteps:
 
     def take(self, table: pa.Table, number: int) -> Taken:
         """One batch of the reader, ready for the stage."""
+        if not self._chain.steps:
+            return Taken(self._landed(call.one_batch(self._naturalise(table))))
         passed = self._chain.apply(self._naturalise(table), number)
         strange = set(passed.batch.schema.names) ^ set(self.landings)
         if strange and passed.batch.num_rows:
@@ -97,22 +107,30 @@ class OwnSteps:
             )
         if not passed.batch.num_rows:
             return Taken(pa.table({}), passed.letters)
-        return Taken(to_target.to_stage(passed.batch, self.landings), passed.letters, passed.delivered)
+        return Taken(self._landed(passed.batch), passed.letters, passed.delivered)
+
+    def _landed(self, batch: pa.RecordBatch) -> pa.Table:
+        """The rows as the target takes them."""
+        if not batch.num_rows:
+            return pa.table({})
+        return pa.Table.from_batches([batch]) if self._stays_natural else to_target.to_stage(batch, self.landings)
 
     def close(self) -> None:
         """Our own steps come to an end by themselves."""
 
     def _naturalise(self, table: pa.Table) -> pa.Table:
         """What was read in its natural types; a result without a single row comes without columns."""
-        return natural.naturalise(table, self._schema) if table.num_rows else self._schema.empty_table()
+        if not table.num_rows:
+            return natural.no_rows(self._schema)
+        return table if self._comes_natural else natural.naturalise(table, self._schema)
 
 
 class Passage:
-    """The steps of one run, fitted between a query's result and a target."""
+    """The steps of one run, fitted between a source's rows and a target. There may be none: rows are only converted."""
 
-    def __init__(self, result: Sequence[Column], stamps: frozenset[str], steps: RunsSteps) -> None:
-        self._result = list(result)
-        self._schema = natural.schema_of(result, stamps)
+    def __init__(self, schema: pa.Schema, steps: RunsSteps, giver: str = "the source") -> None:
+        self._schema = schema
+        self._giver = giver
         self.steps = steps
         # Columns that differ in every run by nature: a row is not written anew because of them.
         self.stamps: frozenset[str] = frozenset()
@@ -121,37 +139,31 @@ class Passage:
     def landings(self) -> dict[str, Landing]:
         return self.steps.landings
 
-    def outputs(self) -> "list[Composable]":
-        # Imported here: workers load no driver.
-        from vitrina.transforms.outputs import outputs
-
-        return outputs(self._result)
-
-    def settle(self, sample: pa.Table, table: "Table | None", wanted_key: Sequence[str] | None) -> list[Column]:
+    def settle(self, sample: pa.Table, known: Known | None, wanted_key: Sequence[str] | None) -> list[Column]:
         """Find out with some rows what comes out behind the steps, and as what it is written."""
-        schema = self._discover(sample, table)
+        schema = self._discover(sample, known)
         missing = [name for name in wanted_key or () if name not in schema.names]
         if missing:
-            raise TargetMismatch(
-                f"target_key column {missing[0]!r} is not there behind the steps (they give: {', '.join(schema.names)})"
-            )
-        settled = to_target.settle(schema, table)
+            given = f"they give: {', '.join(schema.names)}"
+            where = f"there behind the steps ({given})" if self.steps.has_steps else f"given by {self._giver}"
+            raise TargetMismatch(f"target_key column {missing[0]!r} is not {where}")
+        settled = to_target.settle(schema, known)
         self.steps.landings = to_target.landings(schema, settled)
         self.stamps = frozenset(field.name for field in schema if natural.is_stamp(field))
         return settled
 
-    def _discover(self, sample: pa.Table, table: "Table | None") -> pa.Schema:
+    def _discover(self, sample: pa.Table, known: Known | None) -> pa.Schema:
         try:
             return self.steps.discover(sample)
         except call.NoRowsToTell:
-            return self._guess(table)
+            return self._guess(known)
 
-    def _guess(self, table: "Table | None") -> pa.Schema:
+    def _guess(self, known: Known | None) -> pa.Schema:
         """No row came through a row step: columns keep their names, as far as the target knows them."""
-        if table is None:
+        if known is None:
             raise StepFailed(
                 "no row came through the steps, so nobody can tell which columns they make: create the target table, or"
                 " name the columns in @transform(columns=...)"
             ) from None
-        names = {field.name for field in self._schema} | set(table.primary_key)
-        return pa.schema([natural.tagged(c.name, c.type) for c in table.columns if c.name in names])
+        names = {field.name for field in self._schema} | set(known.primary_key)
+        return pa.schema([natural.tagged(c.name, c.type) for c in known.columns if c.name in names])

@@ -14,7 +14,6 @@ import pyarrow as pa
 from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError, RequestError, RunError, StepFailed
 from vitrina.ports.batch import DeadLetter
-from vitrina.ports.schema import Column
 from vitrina.transforms import call, registry, wire
 from vitrina.transforms.pipeline import Taken
 from vitrina.transforms.process import Limits, Worker, WorkerEnded
@@ -68,14 +67,15 @@ class WorkerSteps:
 
     def __init__(self, tasks: Sequence[Task], about: About, limits: Limits, *, workers: int) -> None:
         self.parallel = workers
+        self.has_steps = True
         self.key: tuple[str, ...] = ()
         self.watched: set[str] | None = None
         self.steps: list[RemoteStep] = []
         self._tasks = [task.model_dump(include={"order_index", "body", "params"}) for task in tasks]
         self._about = about
         self._limits = limits
-        self._result: list[list[str]] = []
-        self._stamps: list[str] = []
+        self._schema: pa.Schema | None = None
+        self._forms: dict[str, bool] = {}
         self._reference: Reference | None = None
         self._expected: tuple[pa.Buffer, ...] = ()
         self._landings: dict[str, Landing] = {}
@@ -90,10 +90,11 @@ class WorkerSteps:
         with self._worker("planning the steps"):
             return self.steps
 
-    def open(self, result: Sequence[Column], stamps: frozenset[str], reference: Reference) -> None:
+    def open(self, schema: pa.Schema, reference: Reference, *, comes_natural: bool, stays_natural: bool) -> None:
         """Say what rows come, and who answers reference queries."""
-        self._result = [[column.name, column.type] for column in result]
-        self._stamps, self._reference = sorted(stamps), reference
+        self._schema = schema
+        self._forms = {"comes_natural": comes_natural, "stays_natural": stays_natural}
+        self._reference = reference
 
     @property
     def landings(self) -> dict[str, Landing]:
@@ -184,7 +185,7 @@ class WorkerSteps:
         """What it does not know yet: its steps, the query's columns, those behind the steps, where they go."""
         lessons: tuple[tuple[str, object, Callable[[], object]], ...] = (
             ("plan", self._tasks, lambda: self._plan(worker)),
-            ("open", self._result, lambda: self._open(worker)),
+            ("open", self._forms, lambda: self._open(worker)),
             ("adopt", self._expected, lambda: worker.ask("adopt", self._expected)),
             ("land", self._landings, lambda: worker.ask("land", landings=self._packed_landings())),
         )
@@ -207,8 +208,8 @@ class WorkerSteps:
         about = self._about
         worker.ask(
             "open",
-            result=self._result,
-            stamps=self._stamps,
+            (wire.packed_schema(self._schema),) if self._schema is not None else (),
+            **self._forms,
             pipeline=about.pipeline,
             run_id=str(about.run_id),
             started_at=about.started_at.isoformat(),

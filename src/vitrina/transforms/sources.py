@@ -63,6 +63,7 @@ class OpenSource:
 
     def _peek(self, checkpoint: Any) -> pa.Schema | None:
         self._begun_at = checkpoint
+        self._pending = []
         self._rest = self._begin(checkpoint)
         for batch, state in self._rest:
             self._pending.append((batch, state))
@@ -70,6 +71,11 @@ class OpenSource:
                 schema: pa.Schema = batch.schema
                 return schema
         return None
+
+    def peeked(self, rows: int) -> pa.Table:
+        """The first rows of what was looked at; it is still to come."""
+        batches = [batch for batch, _ in self._pending if batch.num_columns]
+        return pa.Table.from_batches(batches).slice(0, rows) if batches else pa.table({})
 
     def batches(self, checkpoint: Any) -> Iterator[Yielded]:
         """From a checkpoint on; what was looked at is not asked for twice when it is the same one."""

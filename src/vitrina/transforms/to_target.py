@@ -7,17 +7,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from vitrina.errors import StepFailed, TargetMismatch
-from vitrina.ports.schema import Column
+from vitrina.ports import types
+from vitrina.ports.schema import Column, Known
 from vitrina.transforms import natural, python_values
-
-if TYPE_CHECKING:
-    from vitrina.connectors.postgres.catalog import Table
 
 _INTEGERS = ("smallint", "integer", "bigint")
 # Types that take text and would silently round or cut it to their precision.
@@ -58,13 +55,13 @@ class Landing:
 # --- types -----------------------------------------------------------------------------------------------------
 
 
-def settle(schema: pa.Schema, table: "Table | None") -> list[Column]:
+def settle(schema: pa.Schema, known: Known | None) -> list[Column]:
     """The result as the target is asked to take it. An existing column's own type wins where every value fits it."""
-    return [Column(field.name, _settled(field, table)) for field in schema]
+    return [Column(field.name, _settled(field, known)) for field in schema]
 
 
-def _settled(field: pa.Field, table: "Table | None") -> str:
-    found = table.column(field.name) if table is not None else None
+def _settled(field: pa.Field, known: Known | None) -> str:
+    found = known.column(field.name) if known is not None else None
     if found is not None and lands(field, found.type):
         return found.type
     made = postgres_type(field)
@@ -99,11 +96,8 @@ def _derived(kind: pa.DataType, name: str) -> str | None:
 
 def lands(field: pa.Field, target: str) -> bool:
     """Whether each value arrives in a column of that type unchanged, or is refused when it does not."""
-    # Imported here: only a runner asks, and workers load no driver.
-    from vitrina.connectors.postgres import catalog
-
     made = postgres_type(field)
-    if made is None or catalog.fits(made, target):
+    if made is None or types.fits(made, target):
         return True
     exact = "(" not in target
     if pa.types.is_string(field.type):

@@ -36,23 +36,24 @@ B = TypeVar("B", bound=Batch)
 
 
 def taken(
-    batches: Generator[B, None, None], steps: RunsSteps | None, max_bytes: int
+    batches: Generator[B, None, None], steps: RunsSteps | None, max_bytes: int, *, timed_as: str = "transform"
 ) -> Generator[tuple[B, Taken], None, None]:
     """Each batch with what the steps made of it, in the order of the batches.
 
-    Workers go on with later batches while an earlier one is staged, as far as memory allows.
+    Workers go on with later batches while an earlier one is staged, as far as memory allows. `timed_as`: what the time
+    counts as where rows are only converted.
     """
     with closing(batches):
         if steps is None:
             yield from ((batch, Taken(batch.take_table())) for batch in batches)
         elif not steps.parallel:
-            yield from ((batch, _take(batch, steps)) for batch in batches)
+            yield from ((batch, _take(batch, steps, timed_as)) for batch in batches)
         else:
             yield from _in_workers(batches, steps, max_bytes)
 
 
-def _take(batch: Batch, steps: RunsSteps) -> Taken:
-    with batch.watch.lap("transform"):
+def _take(batch: Batch, steps: RunsSteps, timed_as: str) -> Taken:
+    with batch.watch.lap(timed_as):
         return steps.take(batch.take_table(), batch.number)
 
 

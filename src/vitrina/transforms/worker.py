@@ -25,7 +25,6 @@ from uuid import UUID
 import pyarrow as pa
 
 from vitrina.ports.batch import DeadLetter
-from vitrina.ports.schema import Column
 from vitrina.transforms import chain, progress, registry, sources, wire
 from vitrina.transforms.chain import Chain, PlannedStep
 from vitrina.transforms.context import SourceContext, StepContext
@@ -108,8 +107,12 @@ class Server:
             hash_key=key.encode() if key is not None else None,
             reference=self._reference,
         )
-        result = [Column(name, kind) for name, kind in fields["result"]]
-        self._steps = OwnSteps(result, frozenset(fields["stamps"]), Chain(self._planned, context))
+        self._steps = OwnSteps(
+            wire.unpacked_schema(message.payload[0]),
+            Chain(self._planned, context),
+            comes_natural=fields["comes_natural"],
+            stays_natural=fields["stays_natural"],
+        )
         return Message({})
 
     # --- rows ------------------------------------------------------------------------------------------------------

@@ -21,6 +21,11 @@ def test_the_reference_lists_the_steps_as_they_are() -> None:
     assert found == written, "run .venv/bin/python scripts/steps_reference.py"
 
 
+def test_runners_tell_of_the_shipped_steps_what_the_code_says() -> None:
+    written = [found.describe() for found in registry.load_shipped() if found.is_shipped]
+    assert registry.describe_shipped() == written, "run .venv/bin/python scripts/steps_reference.py"
+
+
 def test_the_guide_s_steps_work() -> None:
     guide = (ROOT / "docs" / "how-to" / "write-a-step.md").read_text(encoding="utf-8")
     first = re.findall(r"```python[^\n]*\n(.*?)```", guide, re.DOTALL)[0]

@@ -1,4 +1,4 @@
-"""`/runners`, `/transforms`, `/targets`, `/audit`, `/dead-letters`, `/tokens`: what is set up here."""
+"""`/runners`, `/transforms`, `/connectors`, `/targets`, `/audit`, `/dead-letters`, `/tokens`: what is set up here."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from vitrina.api import bodies, paging
 from vitrina.api.routes import verbs
 from vitrina.api.security import Admin, GuardedRoute, Operator, Viewer
 from vitrina.api.state import State
-from vitrina.services import pipelines, reconciliation, tokens
+from vitrina.services import connectors, pipelines, reconciliation, tokens
 from vitrina.services.callers import Role
 from vitrina.store import audit, dead_letters, runners
 from vitrina.store import pipelines as pipeline_rows
@@ -35,6 +35,13 @@ def list_transforms(state: State, caller: Viewer) -> Page[answers.Transform]:
         found = runners.list_transforms(connection, stale_after_seconds=state.settings.lease_ttl_seconds)
     items = [answers.Transform.model_validate({**row["described"], "runners": row["runners"]}) for row in found]
     return Page(items=items, next_cursor=None)
+
+
+@router.get("/connectors")
+def list_connectors(state: State, caller: Viewer) -> Page[answers.Connector]:
+    """The kinds of sources and targets: those installed here, and those that live runners have."""
+    with state.pool.connection() as connection:
+        return Page(items=connectors.list_all(connection, state.settings), next_cursor=None)
 
 
 @router.get("/targets")

@@ -11,7 +11,7 @@ from vitrina.api import paging
 from vitrina.api.compression import CompressedRoute
 from vitrina.api.security import Viewer
 from vitrina.api.state import State
-from vitrina.services import graph, home, schedules
+from vitrina.services import connectors, graph, home, schedules
 from vitrina.store import overview
 
 router = APIRouter(tags=["overview"], route_class=CompressedRoute)
@@ -61,6 +61,8 @@ def list_overview(
     after = paging.decode(cursor, str)
     with state.pool.connection() as connection:
         found = overview.list_page(connection, only=pipeline, after_name=after[0] if after else None, limit=limit + 1)
+        waiting = connectors.waiting(connection, state.settings)
+    found = [row | {"waiting": waiting.get(row["id"])} for row in found]
     return paging.page(found, limit, answers.PipelineOverview.model_validate, lambda row: [row["name"]])
 
 

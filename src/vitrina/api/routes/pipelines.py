@@ -13,7 +13,7 @@ from vitrina.api.security import GuardedRoute, Operator, Viewer
 from vitrina.api.state import State, sendable
 from vitrina.errors import InvalidField
 from vitrina.sentences import say
-from vitrina.services import pipelines, versions
+from vitrina.services import connectors, pipelines, versions
 from vitrina.status import Status
 from vitrina.store import audit as version_rows
 from vitrina.store import pipelines as rows
@@ -67,6 +67,8 @@ def list_pipelines(
             descending=descending,
             after=(after[1], after[2]) if after else None,
         )
+        waiting = connectors.waiting(connection, state.settings)
+    found = [row | {"waiting": waiting.get(row["id"])} for row in found]
     return paging.page(
         found, limit, answers.Pipeline.model_validate, lambda row: [sort, _text(row[column]), str(row["id"])]
     )

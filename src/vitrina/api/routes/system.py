@@ -1,11 +1,13 @@
 """`/health`, `/livez`, `/readyz`, `/metrics`, `/version`: for machines that watch this one. No token needed."""
 
+import os
 from contextlib import AbstractContextManager
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from vitrina import __version__, answers
 from vitrina.api.pool import Pool
@@ -69,6 +71,14 @@ def version(state: State) -> answers.VersionInfo:
 def metrics(state: State) -> Response:
     """Prometheus text format."""
     return Response(generate_latest(state.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def registry_of_counters(shown: CollectorRegistry) -> CollectorRegistry | None:
+    """Where this process counts. Beside other workers in files, which whoever is asked adds up."""
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return shown
+    MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
+    return None
 
 
 def register_collectors(registry: CollectorRegistry, pool: Pool, settings: Settings) -> None:

@@ -1,6 +1,5 @@
 """What a table looks like in Postgres's catalog, and whether a query's result fits into it."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +8,7 @@ from psycopg import sql
 
 from vitrina.errors import TargetMismatch
 from vitrina.ports.schema import Column
+from vitrina.ports.types import fits
 from vitrina.sentences import say
 from vitrina.store import database
 from vitrina.store.database import Connection
@@ -339,28 +339,6 @@ def compare(table: Table, result: Sequence[Column], *, key: Sequence[str], ignor
             say("run.query_does_not_fit", schema=table.schema, table=table.name, problems="; ".join(problems))
         )
     return missing
-
-
-# Assignments that lose nothing, or fail loudly when a value does not fit.
-_WIDER = {
-    "smallint": {"integer", "bigint", "numeric"},
-    "integer": {"bigint", "numeric"},
-    "bigint": {"numeric"},
-    "real": {"double precision"},
-    "name": {"text"},
-}
-_TEXTS = ("text", "character varying")
-_CONSTRAINT = re.compile(r"\([\d,]+\)")
-
-
-def fits(source: str, target: str) -> bool:
-    """Whether every value of the source type arrives unchanged in the target type, or is refused by Postgres."""
-    if source == target or target in _WIDER.get(source, ()):
-        return True
-    if source.startswith(_TEXTS) and target.startswith(_TEXTS):
-        return source.endswith("[]") == target.endswith("[]")
-    # The same type with the target unconstrained: numeric(3,1) into numeric.
-    return _CONSTRAINT.sub("", source) == target
 
 
 def create_table(connection: Connection, target: PostgresTarget, result: Sequence[Column], key: Sequence[str]) -> None:

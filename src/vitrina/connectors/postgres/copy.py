@@ -18,7 +18,7 @@ from vitrina.connectors.postgres.source import Age, Bounds, Query, SqlReader, co
 from vitrina.connectors.postgres.stage import BATCH, EPOCH, Stage, StageColumn
 from vitrina.connectors.postgres.target import null_key_error
 from vitrina.ports import values
-from vitrina.ports.batch import Filled, Position, Stopwatch
+from vitrina.ports.batch import Part, Position, Stopwatch
 from vitrina.ports.schema import Column
 from vitrina.store import database, sessions
 from vitrina.store.database import Connection
@@ -71,7 +71,7 @@ class CopySource:
         # After this long the query is asked anew behind the last row. None: all rows come from one snapshot.
         self._max_snapshot_seconds = max_snapshot_seconds
 
-    def batches(self, first_number: int, after: Position | None) -> Iterator[Filled]:
+    def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
         number, position, reopened = first_number, after, False
         while True:
             age = Age(self._max_snapshot_seconds)
@@ -84,7 +84,7 @@ class CopySource:
                         rows = self._fill(self._stages[number % len(self._stages)], number, lines)
                     failpoints.hit("batch.filled")
                     position, seconds = lines.position, time.monotonic() - started
-                    yield Filled(number, rows, position, seconds, laps=watch.laps, reopened=reopened)
+                    yield Part(number, rows, position, seconds, laps=watch.laps, reopened=reopened)
                     number += 1
                     if age.is_over:
                         break
@@ -227,9 +227,10 @@ def copy_out(reader: SqlReader, statement: Composable, settings: Mapping[str, st
     text = SQL("COPY ({}) TO STDOUT").format(statement).as_string(connection)
     with reader.reading(settings):
         try:
-            yield _translated(_pieces(connection, text))
+            yield _translated(_noticing_long_lines(reader, _pieces(connection, text)))
         finally:
             if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                reader.ends_with_run = True
                 _abandon(connection)
 
 
@@ -239,6 +240,14 @@ def _translated(pieces: Iterator[list[Line]]) -> Iterator[list[Line]]:
         yield from pieces
     except psycopg.Error as exc:
         raise translate_read(exc) from exc
+
+
+def _noticing_long_lines(reader: SqlReader, pieces: Iterator[list[Line]]) -> Iterator[list[Line]]:
+    """The driver's buffer grows to the longest line and stays so: such a session is not kept."""
+    for piece in pieces:
+        # A long line ends its piece.
+        reader.ends_with_run = reader.ends_with_run or len(piece[-1]) > _LONG_LINE_BYTES
+        yield piece
 
 
 def _pieces(connection: Connection, text: str) -> Iterator[list[Line]]:

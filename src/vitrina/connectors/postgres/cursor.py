@@ -11,6 +11,7 @@ from psycopg.sql import SQL, Composed, Identifier, Literal
 from vitrina.definition import Definition, Options
 from vitrina.errors import FatalError
 from vitrina.sentences import say
+from vitrina.store import database
 from vitrina.store.database import Connection
 
 # Who keeps a transaction open: pid, user, since.
@@ -96,6 +97,11 @@ class Cursor:
         ]
 
     @property
+    def types(self) -> tuple[str, ...]:
+        """Of the key, and of the id where there is one."""
+        return (self.key_type, *([self.id_type] if self.id_type else []))
+
+    @property
     def collations(self) -> tuple[str | None, ...]:
         kinds = (self.key_type, *([self.id_type or ""] if self.id else []))
         return tuple('"C"' if _is_text(kind) else None for kind in kinds)
@@ -126,10 +132,11 @@ def _is_text(kind: str) -> bool:
 def cursor_of(definition: Definition, types: dict[str, str]) -> Cursor:
     """The cursor that the definition names, checked against the query's result."""
     key, identity = definition.incremental_key, definition.incremental_id_key
+    if key is None:
+        raise FatalError(say("run.no_cursor"))
     for name, field in ((key, "incremental_key"), (identity, "incremental_id_key")):
         if name is not None and name not in types:
             raise FatalError(say("run.column_not_in_result", field=field, column=name, columns=", ".join(types)))
-    assert key is not None
     if identity and not _orders_exactly(types[identity]):
         # Of 0 and -0, or 1 month and 30 days, one would be passed by: rows of one key stay together instead.
         identity = None
@@ -168,8 +175,7 @@ class Watermark:
 
 
 def is_standby(source: Connection) -> bool:
-    row = source.execute("SELECT pg_catalog.pg_is_in_recovery() AS standby").fetchone()
-    assert row is not None
+    row = database.one(source.execute("SELECT pg_catalog.pg_is_in_recovery() AS standby"))
     return bool(row["standby"])
 
 
@@ -218,10 +224,9 @@ def _clock_watermark(source: Connection, cursor: Cursor, options: Options, safe:
     """Nothing moves the checkpoint past the start of an open transaction: its rows carry that time and commit later."""
     found = _oldest_transaction(source, VISIBILITY_SECONDS + options.lookback_seconds)
     # Asked behind the sessions: a transaction that is prepared between the two was still seen in its session.
-    row = source.execute(
-        "SELECT count(*) AS open FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()"
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        source.execute("SELECT count(*) AS open FROM pg_catalog.pg_prepared_xacts WHERE database = current_database()")
+    )
     if row["open"] or found["unreadable"]:
         what = "a prepared transaction is open" if row["open"] else "a session's transaction cannot be read"
         return Watermark(safe, hold={"reason": what, "since": datetime.now(UTC).isoformat()})
@@ -257,9 +262,7 @@ OLDEST_TRANSACTION = """
 
 
 def _oldest_transaction(source: Connection, margin_seconds: float) -> dict[str, Any]:
-    row = source.execute(OLDEST_TRANSACTION, {"margin": margin_seconds, "readers": [READER]}).fetchone()
-    assert row is not None
-    return row
+    return database.one(source.execute(OLDEST_TRANSACTION, {"margin": margin_seconds, "readers": [READER]}))
 
 
 READER = "vitrina_reader"
@@ -270,11 +273,12 @@ def _standby_watermark(source: Connection, cursor: Cursor, options: Options, saf
 
     Such a transaction began, at most, the declared lookback before that.
     """
-    row = source.execute(
-        "SELECT pg_catalog.pg_last_xact_replay_timestamp() - make_interval(secs => %s) AS upto",
-        [VISIBILITY_SECONDS + options.lookback_seconds],
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        source.execute(
+            "SELECT pg_catalog.pg_last_xact_replay_timestamp() - make_interval(secs => %s) AS upto",
+            [VISIBILITY_SECONDS + options.lookback_seconds],
+        )
+    )
     if row["upto"] is None:
         since = datetime.now(UTC).isoformat()
         return Watermark(safe, hold={"reason": "the standby has replayed no transaction yet", "since": since})
@@ -302,8 +306,7 @@ def lowest_to_come(source: Connection, moment: datetime, cursor: Cursor) -> str:
             ) AS to_come)
             """
         ).format(zone=_zone(cursor))
-    row = source.execute(SQL("SELECT {} AS value").format(expression), {"moment": moment}).fetchone()
-    assert row is not None
+    row = database.one(source.execute(SQL("SELECT {} AS value").format(expression), {"moment": moment}))
     return str(row["value"])
 
 
@@ -325,8 +328,7 @@ def soon(cursor: Cursor) -> Composed:
 
 def is_ahead(source: Connection, cursor: Cursor, value: str) -> bool:
     """Whether a value lies in the future."""
-    row = source.execute(SQL("SELECT {} > {} AS ahead").format(cursor.literal(value), soon(cursor))).fetchone()
-    assert row is not None
+    row = database.one(source.execute(SQL("SELECT {} > {} AS ahead").format(cursor.literal(value), soon(cursor))))
     return bool(row["ahead"])
 
 
@@ -334,12 +336,13 @@ def _later(source: Connection, cursor: Cursor, safe: str | None, upto: str) -> s
     """The clock may have stepped back below what was safe: then it is read again from there."""
     if safe is None:
         return upto
-    row = source.execute(
-        SQL("SELECT least({0}, {1}) = {1} AS stepped_back, {0} <= {2} AS past").format(
-            cursor.literal(safe), cursor.literal(upto), _now(cursor)
+    row = database.one(
+        source.execute(
+            SQL("SELECT least({0}, {1}) = {1} AS stepped_back, {0} <= {2} AS past").format(
+                cursor.literal(safe), cursor.literal(upto), _now(cursor)
+            )
         )
-    ).fetchone()
-    assert row is not None
+    )
     if row["stepped_back"] and row["past"]:
         return safe
     return upto
@@ -373,10 +376,11 @@ def safe_point(
                 cursor.literal(highest), Literal(options.lookback_seconds), SQL(cursor.key_type)
             )
         )
-    row = source.execute(
-        SQL("SELECT least({}, greatest({}))::text AS value").format(cursor.literal(upto), SQL(", ").join(seen))
-    ).fetchone()
-    assert row is not None
+    row = database.one(
+        source.execute(
+            SQL("SELECT least({}, greatest({}))::text AS value").format(cursor.literal(upto), SQL(", ").join(seen))
+        )
+    )
     return str(row["value"])
 
 

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from vitrina.errors import TargetMismatch
 from vitrina.ports.schema import Column
+from vitrina.store import database
 from vitrina.store.database import Connection
 
 
 def refuse_unlike(source: Connection, target: Connection, columns: Sequence[Column]) -> None:
-    """Sessions of ours write money alike, unless a database counts other than two digits behind the point.
+    """Refuse money of databases that count other than two digits after the point; else all sessions write it alike.
 
     Such a one keeps its own locale, because queries that cast its amounts would get others in any other locale.
     """
@@ -25,8 +26,7 @@ def refuse_unlike(source: Connection, target: Connection, columns: Sequence[Colu
 
 
 def _written(connection: Connection) -> str:
-    row = connection.execute("SELECT ((-1234.50)::numeric::money)::text AS written").fetchone()
-    assert row is not None
+    row = database.one(connection.execute("SELECT ((-1234.50)::numeric::money)::text AS written"))
     return str(row["written"])
 
 

@@ -60,7 +60,10 @@ def admit(
     _refuse_effects(found.plan, reached, reader, settings, what)
     operators.refuse_hidden(reader.connection, query.judged.text, found.plan, reached.relations)
     _refuse_cost(found.plan, max_cost, what)
-    return Admitted(found.plan, reached)
+    admitted = Admitted(found.plan, reached)
+    # What such functions leave in a session, a reset may not take away: it is not kept for other runs.
+    reader.ends_with_run = reader.ends_with_run or bool(admitted.functions_of_unknown_effect)
+    return admitted
 
 
 def functions_of_unknown_effect(plan: Plan) -> set[str]:

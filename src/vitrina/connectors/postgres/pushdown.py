@@ -12,7 +12,7 @@ from vitrina import failpoints
 from vitrina.connectors.postgres.source import NO_ORDER, Age, Bounds, Order, Query, SqlReader, column, translate_read
 from vitrina.connectors.postgres.stage import BATCH, EPOCH, Stage
 from vitrina.connectors.postgres.target import null_key_error
-from vitrina.ports.batch import Filled, Position, Stopwatch
+from vitrina.ports.batch import Part, Position, Stopwatch
 from vitrina.store import database, sessions
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
@@ -57,7 +57,7 @@ class PushdownSource:
         self._isolate = isolate
         self._snapshot = snapshot
 
-    def batches(self, first_number: int, after: Position | None) -> Iterator[Filled]:
+    def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
         number, position = first_number, after
         while True:
             started, watch = time.monotonic(), Stopwatch()
@@ -71,7 +71,7 @@ class PushdownSource:
             if rows:
                 with watch.lap("stage"):
                     position = self._last(stage, number)
-                yield Filled(number, rows, position, time.monotonic() - started, laps=watch.laps, reopened=reopened)
+                yield Part(number, rows, position, time.monotonic() - started, laps=watch.laps, reopened=reopened)
             if limit is None or rows < limit:
                 return
             number += 1
@@ -178,10 +178,9 @@ class SharedSnapshot:
             if not is_first:
                 self._holder.execute("ROLLBACK")
             self._holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            row = self._holder.execute("SELECT pg_catalog.pg_export_snapshot() AS name").fetchone()
+            row = database.one(self._holder.execute("SELECT pg_catalog.pg_export_snapshot() AS name"))
         except psycopg.Error as exc:
             raise translate_read(exc) from exc
-        assert row is not None
         self.name = str(row["name"])
         return not is_first
 

@@ -1,19 +1,21 @@
-"""Sessions on sources and targets, opened under the name that a pipeline's author knows them by."""
+"""Sessions that read a user's query: in them operators and types of trusted extensions are found."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import structlog
 from psycopg.sql import Identifier
 
 from vitrina.connectors.postgres import catalog
 from vitrina.connectors.postgres.source import SqlReader
-from vitrina.definition import Definition
-from vitrina.errors import CannotConnect, ConfigError
-from vitrina.sentences import say
-from vitrina.settings import DEFAULT_CONNECTION, Settings
-from vitrina.store import database, pooling
+from vitrina.ports.queries import Table
+from vitrina.ports.schema import Column
+from vitrina.settings import Settings
+from vitrina.store import database, named_sessions
 from vitrina.store.database import Connection
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Somebody waits for a preview, or for names to complete.
 WAITED_FOR_SECONDS = 30.0
@@ -22,73 +24,36 @@ _WAITED_FOR_LIMITS = {
     "idle_in_transaction_session_timeout": "60000",
 }
 
-# The driver's words, cut down to what tells no address, login or database.
-_REASONS = (
-    ("authentication failed", "its login was refused"),
-    ("no pg_hba.conf entry", "its login was refused"),
-    ("does not exist", "its login or database does not exist"),
-    ("Connection refused", "nothing listens there"),
-    ("timeout", "it did not answer in time"),
-    ("too many", "it has no connections left"),
-    ("could not translate host name", "its host name is unknown"),
-    ("starting up", "it is starting up"),
-    ("shutting down", "it is shutting down"),
-)
 
+class QueryReader(SqlReader):
+    """A reader that answers the queries of steps, too."""
 
-def connect(
-    settings: Settings, url: str, name: str | None, application_name: str, session: Mapping[str, str]
-) -> Connection:
-    """A session on the named connection. Authors see its errors, so they say which it is, not where it is."""
-    with _named(name):
-        return database.connect(
-            url,
-            application_name,
-            connect_timeout_seconds=settings.connect_timeout_seconds,
-            settings=dict(session),
-        )
+    def look_up(self, settings: Settings, query: str) -> "pa.Table":
+        # Imported here: most steps ask for nothing, and it needs pyarrow.
+        from vitrina.connectors.postgres import sampling
 
+        return sampling.load_reference(self, settings, query)
 
-def find_timezone(settings: Settings, url: str, name: str | None, application_name: str) -> str:
-    """The zone in which sessions of the named connection write times, unless they say otherwise."""
-    with _named(name):
-        return database.find_timezone(url, application_name, connect_timeout_seconds=settings.connect_timeout_seconds)
+    def columns_of(self, tables: Sequence[Table]) -> Mapping[Table, Sequence[Column]]:
+        return catalog.columns_of(self.connection, tables)
 
 
 @contextmanager
-def _named(name: str | None) -> Iterator[None]:
-    try:
-        yield
-    except CannotConnect as exc:
-        called = name or DEFAULT_CONNECTION
-        structlog.get_logger().warning("connection.failed", connection=called, error=exc.message)
-        if pooling.TRANSACTION_MODE in exc.message:  # trying again would not help
-            raise ConfigError(
-                f"the connection {called!r} is behind {pooling.TRANSACTION_MODE}; it needs session mode"
-            ) from None
-        why = next((words for said, words in _REASONS if said in exc.message), "the runner's log says why")
-        raise CannotConnect(say("run.cannot_connect", connection=called, why=why)) from None
+def waited_for(connection: str | None, settings: Settings, session_name: str) -> Iterator[QueryReader]:
+    """Open a reader on the named connection for somebody who waits for the answer."""
+    url = database.reader_url(settings, connection)
+    seconds = min(WAITED_FOR_SECONDS, settings.statement_timeout_on(connection))
+    limits = _WAITED_FOR_LIMITS | {"statement_timeout": str(int(seconds * 1000))} | database.READ_ONLY
 
+    def connect(more: Mapping[str, str]) -> Connection:
+        return named_sessions.connect(settings, url, connection, session_name, limits | dict(more))
 
-def preview_reader(definition: Definition, settings: Settings) -> AbstractContextManager[SqlReader]:
-    """The reader of somebody who looks at a pipeline's rows without running it."""
-    return waited_for(definition.source_connection, settings, f"vitrina:preview:{definition.name}")
-
-
-@contextmanager
-def waited_for(source_connection: str | None, settings: Settings, name: str) -> Iterator[SqlReader]:
-    """A reader on the named connection for somebody who waits for the answer."""
-    url = database.reader_url(settings, source_connection)
-    seconds = min(WAITED_FOR_SECONDS, settings.statement_timeout_on(source_connection))
-    session = _WAITED_FOR_LIMITS | {"statement_timeout": str(int(seconds * 1000))} | database.READ_ONLY
-    with with_extensions(
-        settings, lambda more: connect(settings, url, source_connection, name, session | dict(more))
-    ) as connection:
-        yield SqlReader(connection, url, name)
+    with with_extensions(settings, connect) as session:
+        yield QueryReader(session, url, session_name)
 
 
 def with_extensions(settings: Settings, connected: Callable[[Mapping[str, str]], Connection]) -> Connection:
-    """A reader's session in which operators and types of trusted extensions are found, wherever they were installed.
+    """Open a reader's session in which operators and types of trusted extensions are found, wherever they are.
 
     Only schemas in which PUBLIC may create nothing enter the search_path: anybody else could put a function there that
     fits a call better than the one that was meant. Settings come with the login, so that nothing resets them.

@@ -218,6 +218,8 @@ class SqlReader:
         self._url = url
         self._application_name = application_name
         self._streaming: Any = None
+        # Functions of unknown effect were called, or a large value has swollen its buffers: not for other runs.
+        self.ends_with_run = False
 
     @contextmanager
     def reading(self, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[None]:
@@ -304,7 +306,7 @@ class SqlReader:
             with self.reading():
                 self.connection.execute("SELECT pg_catalog.set_config('vitrina.statement', %s, true)", [text])
                 self.connection.execute(_EXPLAIN_BOUNDED)
-                row = self.connection.execute(_EXPLAINED).fetchone()
+                row = database.one(self.connection.execute(_EXPLAINED))
         except psycopg.errors.ProgramLimitExceeded as exc:
             if exc.diag.message_primary != _TOO_LONG:
                 raise translate_read(exc) from exc
@@ -314,7 +316,6 @@ class SqlReader:
             ) from None
         except psycopg.Error as exc:
             raise translate_read(exc) from exc
-        assert row is not None
         return Explained(_parsed(row["plan"]), tuple(row["opened"]))
 
     def volatile_functions_of_catalog(self, names: Collection[str]) -> set[str]:

@@ -1,11 +1,11 @@
 """A pipeline's private, unlogged table: rows wait here, tagged with epoch and batch, until a checkpoint counts them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psycopg import sql
 from psycopg.sql import SQL, Composed, Identifier, Literal
 
+from vitrina.ports.checkpoint import Accepted
 from vitrina.store.database import Connection
 
 SCHEMA = "etl_stage"
@@ -24,7 +24,7 @@ class StageColumn:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage table. What is in it counts only up to the checkpoint's segments."""
+    """One stage table. Of what is in it, the parts count that the checkpoint has accepted."""
 
     name: str
     columns: tuple[StageColumn, ...]
@@ -64,9 +64,9 @@ class Stage:
         if fillable_by:
             connection.execute(SQL("GRANT INSERT ON {} TO {}").format(self.identifier, Identifier(fillable_by)))
 
-    def counted(self, segments: Mapping[int, int]) -> Composed:
+    def counted(self, accepted: Accepted) -> Composed:
         """FROM item with exactly the rows that count, in the target's types."""
-        return self._rows(self._in_segments(segments))
+        return self._rows(self._is_accepted(accepted))
 
     def of_batch(self, epoch: int, number: int) -> Composed:
         """FROM item with the rows of one batch, cursor included."""
@@ -89,21 +89,23 @@ class Stage:
         columns += others
         return SQL("(SELECT {} FROM {} WHERE {})").format(SQL(", ").join(columns), self.identifier, condition)
 
-    def _in_segments(self, segments: Mapping[int, int]) -> Composed:
-        if not segments:
+    def _is_accepted(self, accepted: Accepted) -> Composed:
+        if not accepted:
             return SQL("{}").format(Literal(False))
         return SQL(" OR ").join(
-            SQL("({} = {} AND {} <= {})").format(Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(number))
-            for epoch, number in segments.items()
+            SQL("({} = {} AND {} BETWEEN {} AND {})").format(
+                Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(first), Literal(last)
+            )
+            for epoch, (first, last) in accepted
         )
 
-    def discard_uncounted(self, connection: Connection, segments: Mapping[int, int]) -> None:
+    def discard_uncounted(self, connection: Connection, accepted: Accepted) -> None:
         """Rows of an attempt that ended between filling and counting: their batch number is about to be used again."""
-        connection.execute(SQL("DELETE FROM {} WHERE NOT ({})").format(self.identifier, self._in_segments(segments)))
+        connection.execute(SQL("DELETE FROM {} WHERE NOT ({})").format(self.identifier, self._is_accepted(accepted)))
 
-    def count(self, connection: Connection, segments: Mapping[int, int]) -> int:
+    def count(self, connection: Connection, accepted: Accepted) -> int:
         row = connection.execute(
-            SQL("SELECT count(*) AS rows FROM {} WHERE {}").format(self.identifier, self._in_segments(segments))
+            SQL("SELECT count(*) AS rows FROM {} WHERE {}").format(self.identifier, self._is_accepted(accepted))
         ).fetchone()
         return int(row["rows"]) if row else 0
 

@@ -1,12 +1,11 @@
-"""Rows that travel: read as Arrow, passed through the steps, copied into the stage."""
+"""Rows that travel: read as Arrow from a query, copied as Arrow into a stage."""
 
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import adbc_driver_manager
 import adbc_driver_postgresql.dbapi as adbc
@@ -15,26 +14,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg.sql import SQL, Composable, Identifier
 
-from vitrina import failpoints
 from vitrina.connectors.postgres import wide_rows
-from vitrina.connectors.postgres.carriage import travels_natively
 from vitrina.connectors.postgres.prefetch import prefetched
-from vitrina.connectors.postgres.pushdown import Paging
-from vitrina.connectors.postgres.source import Age, Bounds, Query, SqlReader, arrow_url, column
+from vitrina.connectors.postgres.source import Age, Bounds, Order, Query, SqlReader, arrow_url, column
 from vitrina.connectors.postgres.stage import BATCH, EPOCH, SCHEMA, Stage
 from vitrina.connectors.postgres.target import null_key_error
 from vitrina.errors import BadKey, Disconnected, FatalError, TransientError
 from vitrina.ports import values
-from vitrina.ports.batch import DeadLetter, Filled, Position, Staged, Stopwatch, delivered_in
+from vitrina.ports.batch import MAX_BATCH_BYTES, Batch, PartId, Position, Stopwatch, Written
 from vitrina.ports.schema import Column
+from vitrina.ports.target import Receipt
+from vitrina.ports.types import travels_natively
 from vitrina.store import database, pooling, sessions
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
-from vitrina.transforms import underway
-from vitrina.transforms.pipeline import Passage, Taken
 
-# Wide rows must not exhaust memory: a batch ends early when it holds this much.
-MAX_BATCH_BYTES = 64 << 20
 # How long an end waits for the batch that another thread is copying.
 _CLOSE_SECONDS = 10.0
 
@@ -42,8 +36,8 @@ _CLOSE_SECONDS = 10.0
 POSITIONS = tuple(f"_position_{i}" for i in range(32))
 
 
-class ArrowSource:
-    """One streamed query, cut into batches; each is copied into the stage on a connection of its own."""
+class ArrowReader:
+    """One streamed query, cut into batches."""
 
     def __init__(
         self,
@@ -51,50 +45,27 @@ class ArrowSource:
         query: Query,
         *,
         bounds: Bounds,
-        result: Sequence[Column],
-        paging: Paging,
-        stager: "StagesTables",
+        outputs: Sequence[Composable],
+        order: Order,
         batch_size: Callable[[], int],
         max_value_bytes: int,
-        passage: Passage | None = None,
         max_snapshot_seconds: float | None = None,
+        needs_position: str | None = None,
     ) -> None:
         self._reader = reader
         self._query = query
         self._bounds = bounds
-        self._result = result
-        self._paging = paging
-        self._stager = stager
+        self._outputs = outputs
+        self._order = order
         self._batch_size = batch_size
         self._max_value_bytes = max_value_bytes
-        # The Python steps, when the pipeline has some.
-        self._passage = passage
         # After this long the query is asked anew behind the last row. None: all rows come from one snapshot.
         self._max_snapshot_seconds = max_snapshot_seconds
+        # The target's name, where a row without a position cannot be passed by.
+        self._needs_position = needs_position
 
-    def batches(self, first_number: int, after: Position | None) -> Iterator[Filled]:
-        """Without an order to continue from, all rows are one batch, however many pieces they come in."""
-        pieces: list[Filled] = []
-        with closing(self._under_way(first_number, after)) as under_way:
-            for filled in _arriving(under_way, self._stager.batches_ahead):
-                if filled.last is None:
-                    pieces.append(filled)
-                else:
-                    yield filled
-        if pieces:
-            yield _together(pieces)
-
-    def _under_way(self, first_number: int, after: Position | None) -> Generator["_UnderWay", None, None]:
-        steps = self._passage.steps if self._passage else None
-        with closing(underway.taken(self._read(first_number, after), steps, MAX_BATCH_BYTES)) as batches:
-            for read, taken in batches:
-                under_way = self._begin(read, taken)
-                del taken  # not kept while the next is read
-                yield under_way
-                del under_way
-
-    def _read(self, first_number: int, after: Position | None) -> Generator["_Read", None, None]:
-        number, position, reopened = first_number, after, False
+    def batches(self, after: Position | None) -> Generator[Batch, None, None]:
+        position, reopened = after, False
         while True:
             age, is_complete = Age(self._max_snapshot_seconds), True
             # The tables are closed before the stream is: their thread reads from there.
@@ -105,12 +76,13 @@ class ArrowSource:
                 watch = Stopwatch()
                 while (table := watch.next_of("read", tables)) is not None:
                     position = self._position(table)
-                    read = _Read(table, number, position, watch, reopened)
+                    batch = Batch(table, position, watch=watch, reopened=reopened)
                     del table  # the steps' alone from now on
-                    yield read
+                    yield batch
+                    del batch
                     if position is None:
                         continue
-                    number, watch = number + 1, Stopwatch()
+                    watch = Stopwatch()
                     if age.is_over:
                         is_complete = False
                         break
@@ -129,38 +101,26 @@ class ArrowSource:
             yield batch
             del batch
 
-    def _begin(self, read: "_Read", taken: Taken) -> "_UnderWay":
-        with read.watch.lap(self._stager.timed_as):
-            arrive = self._stager.begin(taken.table, read.number)
-        filled = Filled(read.number, read.rows, read.position, reopened=read.reopened)
-        return _UnderWay(filled, taken.letters, taken.delivered, read.size, read.watch, self._stager.timed_as, arrive)
-
-    def close(self) -> None:
-        if self._passage:
-            self._passage.steps.close()
-        self._reader.cancel_stream()
-        self._stager.close()
-        self._reader.connection.close()
-
     def _select(self, after: Position | None) -> Composable:
-        outputs = self._passage.outputs() if self._passage else outputs_of(self._result)
-        outputs += [
-            SQL("({})::text AS {}").format(expression, Identifier(name))
-            for expression, name in zip(self._paging.order.places, self._position_names(), strict=True)
+        outputs = [
+            *self._outputs,
+            *(
+                SQL("({})::text AS {}").format(expression, Identifier(name))
+                for expression, name in zip(self._order.places, self._position_names(), strict=True)
+            ),
         ]
-        bounds = replace(self._bounds, after=after)
-        return self._query.select(outputs, bounds, order=self._paging.order)
+        return self._query.select(outputs, replace(self._bounds, after=after), order=self._order)
 
     def _position_names(self) -> list[str]:
-        return list(POSITIONS[: len(self._paging.order.columns)])
+        return list(POSITIONS[: len(self._order.columns)])
 
     def _position(self, table: pa.Table) -> Position | None:
         names = self._position_names()
         if not names:
             return None
-        if self._passage and any(table.column(name).null_count for name in names):
+        if self._needs_position and any(table.column(name).null_count for name in names):
             raise BadKey(
-                f"a column that {self._stager.target} is read in the order of is NULL in a row of the source: a load"
+                f"a column that {self._needs_position} is read in the order of is NULL in a row of the source: a load"
                 " could not be continued behind it; filter such rows out in the query, or change target_key"
             )
         return tuple(table.column(name)[-1].as_py() for name in names)
@@ -180,78 +140,6 @@ def _refuse_large(batch: pa.RecordBatch, limit: int, position: list[str]) -> Non
 def outputs_of(result: Sequence[Column]) -> list[Composable]:
     """How columns are selected that travel through Arrow and pass no step."""
     return [column(c.name, None if travels_natively(c.type) else "text") for c in result]
-
-
-class _Read:
-    """A batch as it was read. Whoever takes its table has it alone: a large one must not be kept by those before."""
-
-    def __init__(
-        self, table: pa.Table, number: int, position: Position | None, watch: Stopwatch, reopened: bool
-    ) -> None:
-        self._table: pa.Table | None = table
-        self.rows: int = table.num_rows
-        self.size: int = table.nbytes
-        self.number = number
-        self.position = position
-        self.watch = watch
-        self.reopened = reopened
-
-    def take_table(self) -> pa.Table:
-        table, self._table = self._table, None
-        assert table is not None
-        return table
-
-
-@dataclass(frozen=True)
-class _UnderWay:
-    """A batch that has been sent off: what is known of it, and how to wait for the rest."""
-
-    filled: Filled
-    letters: tuple[DeadLetter, ...]
-    delivered: frozenset[str]
-    size: int
-    watch: Stopwatch
-    timed_as: str
-    arrive: Callable[[], Staged]
-
-    def arrived(self) -> Filled:
-        with self.watch.lap(self.timed_as):
-            staged = self.arrive()
-        failpoints.hit("batch.filled")
-        letters = (*self.letters, *staged.letters)
-        return replace(
-            self.filled,
-            seconds=sum(lap.seconds for lap in self.watch.laps.values()),
-            staged=staged.rows,
-            letters=letters,
-            laps=self.watch.laps,
-            delivered=delivered_in(letters, self.delivered, staged.delivered),
-        )
-
-
-def _arriving(under_way: Iterator[_UnderWay], ahead: int) -> Iterator[Filled]:
-    """Batches in their order, each once that many more, or as many as memory has room for, were sent off behind it."""
-    waiting: deque[_UnderWay] = deque()
-    for batch in under_way:
-        waiting.append(batch)
-        del batch  # not kept while the next is read
-        while len(waiting) > ahead or sum(one.size for one in waiting) > MAX_BATCH_BYTES:
-            yield waiting.popleft().arrived()
-    yield from (batch.arrived() for batch in waiting)
-
-
-def _together(pieces: list[Filled]) -> Filled:
-    letters = tuple(letter for piece in pieces for letter in piece.letters)
-    return Filled(
-        pieces[0].number,
-        sum(piece.rows for piece in pieces),
-        None,
-        pieces[-1].seconds,  # one stopwatch ran through all of them
-        sum(piece.staged_rows for piece in pieces),
-        letters,
-        pieces[-1].laps,
-        delivered=delivered_in(letters, *(piece.delivered for piece in pieces)),
-    )
 
 
 def read_ahead(stream: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
@@ -293,29 +181,11 @@ def _boundary(table: pa.Table, wanted: int, ordered_by: list[str]) -> int | None
     return None
 
 
-class StagesTables(Protocol):
-    """Where batches go: a stage in Postgres, or an index."""
-
-    # What the time spent there is called: `stage` or `index`.
-    timed_as: str
-    # How many batches may be sent off behind one that has not arrived yet.
-    batches_ahead: int
-
-    @property
-    def target(self) -> object: ...
-
-    def begin(self, table: pa.Table, number: int) -> Callable[[], Staged]:
-        """Send a batch off; what is returned waits until it has arrived. Called in the order of the batches."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class Stager:
     """Copies Arrow tables into a stage, tagged, outside of the merge's transaction: untagged rows never count."""
 
     timed_as = "stage"
-    batches_ahead = 0  # the stages take turns: one is filled while the other is merged, and there is no third
+    ahead = 0  # the stages take turns: one is filled while the other is merged, and there is no third
 
     def __init__(
         self, url: str, application_name: str, stages: tuple[Stage, ...], *, epoch: int, target: PostgresTarget
@@ -337,12 +207,12 @@ class Stager:
             # The driver's words repeat host and login; who may see a run need not know them.
             raise Disconnected(f"the database of {target} took no second connection of the same login") from exc
 
-    def begin(self, table: pa.Table, number: int) -> Callable[[], Staged]:
-        return partial(self.stage, table, number)
+    def write(self, rows: pa.Table, part: PartId) -> Receipt:
+        return partial(self.stage, rows, part.number)
 
-    def stage(self, table: pa.Table, number: int) -> Staged:
+    def stage(self, table: pa.Table, number: int) -> Written:
         if not table.num_rows:
-            return Staged(0)
+            return Written(0)
         stage = self._stages[number % len(self._stages)]
         for name in stage.key:
             if table.column(name).null_count:
@@ -356,7 +226,7 @@ class Stager:
             self._copy_wide(stage, tagged)
         else:
             self._ingest(stage, tagged)
-        return Staged(table.num_rows)
+        return Written(table.num_rows)
 
     def _ingest(self, stage: Stage, tagged: pa.Table) -> None:
         try:

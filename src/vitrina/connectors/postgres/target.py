@@ -1,7 +1,7 @@
 """Postgres marts: rows are staged, then merged into the target in one transaction with the checkpoint."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -9,42 +9,25 @@ import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from vitrina import failpoints
-from vitrina.connectors.postgres import bulk_load, carriage, catalog, mart_identity, merge
+from vitrina.connectors.postgres import bulk_load, catalog, mart_identity, merge
 from vitrina.connectors.postgres.catalog import Table
 from vitrina.connectors.postgres.merge import Merge
 from vitrina.connectors.postgres.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOCH, Stage, StageColumn, stage_name
 from vitrina.definition import Options
-from vitrina.errors import BadKey, FatalError, ShrinkRefused, TargetMismatch, TransientError
+from vitrina.errors import BadKey, DuplicateKeys, FatalError, ShrinkRefused, StageLost, TargetMismatch, TransientError
+from vitrina.ports import types
+from vitrina.ports.batch import Counts
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.schema import Column
+from vitrina.ports.target import SHRINK_LIMIT
 from vitrina.sentences import say
 from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
-from vitrina.store.state import Checkpoint
 from vitrina.targets import PostgresTarget
 
 # MERGE .. RETURNING came with PostgreSQL 17.
 COUNTS_MERGED_ROWS = 17_00_00
-# A publish that would delete more than this part of the mart is refused.
-SHRINK_LIMIT = 0.5
-
-
-@dataclass(frozen=True)
-class MergeCounts:
-    """What a merge did."""
-
-    inserted: int = 0
-    updated: int = 0
-    deleted: int = 0
-    unchanged: int = 0
-
-    def __add__(self, other: "MergeCounts") -> "MergeCounts":
-        return MergeCounts(
-            self.inserted + other.inserted,
-            self.updated + other.updated,
-            self.deleted + other.deleted,
-            self.unchanged + other.unchanged,
-        )
 
 
 class PostgresWriter:
@@ -148,6 +131,14 @@ class PostgresWriter:
         return self._table
 
     @property
+    def target(self) -> PostgresTarget:
+        return self._target
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self._key
+
+    @property
     def columns(self) -> tuple[str, ...]:
         return self._columns
 
@@ -207,12 +198,11 @@ class PostgresWriter:
     def stage(self, name: str, staged_types: dict[str, str] | None = None, cursor_types: tuple[str, ...] = ()) -> Stage:
         """A stage of the target's exact types; `staged_types` names the columns that travel as something else."""
         columns = []
-        for column_name in self._columns:
-            column = self.table.column(column_name)
-            assert column is not None
-            staged = (staged_types or {}).get(column_name, column.type)
-            merged = column.type if staged == column.type else carriage.merge_type(column.type)
-            columns.append(StageColumn(column_name, staged, merged))
+        by_name = {column.name: column for column in self.table.columns}
+        for column in (by_name[name] for name in self._columns):
+            staged = (staged_types or {}).get(column.name, column.type)
+            merged = column.type if staged == column.type else types.merge_type(column.type)
+            columns.append(StageColumn(column.name, staged, merged))
         return Stage(name, tuple(columns), self._key, cursor_types, cursor_as_text=staged_types is not None)
 
     def new_stage_name(self) -> str:
@@ -233,27 +223,25 @@ class PostgresWriter:
 
     # --- merging: inside the caller's transaction -----------------------------------------------------------------
 
-    def merge_batch(self, stage: Stage, number: int) -> MergeCounts:
+    def merge_batch(self, stage: Stage, number: int) -> Counts:
         """Upsert one staged batch. The row with the latest cursor wins when a key comes twice."""
         batch = self._merge_of(stage.of_batch(self._claim.epoch, number))
         self._prepare_merge()
         stage.analyze(self.connection)
-        staged = self.connection.execute(merge.count_staged(batch)).fetchone()
-        assert staged is not None
+        staged = database.one(self.connection.execute(merge.count_staged(batch)))
         if staged["keys"] < staged["rows"]:
             batch = self._latest_rows(batch, stage)
         counts = self._upsert(batch)
         failpoints.hit("merge.applied")
         return replace(counts, unchanged=staged["keys"] - counts.inserted - counts.updated)
 
-    def _upsert(self, batch: Merge) -> MergeCounts:
+    def _upsert(self, batch: Merge) -> Counts:
         """In one statement where the server can say what it did, and rows of the target get in nobody's way."""
         if self.table.has_one_key and self.connection.info.server_version >= COUNTS_MERGED_ROWS:
-            row = self.connection.execute(merge.upsert(batch)).fetchone()
-            assert row is not None
+            row = database.one(self.connection.execute(merge.upsert(batch)))
             places = [place for place in row["places"] if place]
             self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(places)) if places else None
-            return MergeCounts(inserted=row["inserted"], updated=row["updated"])
+            return Counts(inserted=row["inserted"], updated=row["updated"])
         self.connection.execute(merge.create_diff(batch, deletes=False))
         return self._apply(batch)
 
@@ -299,13 +287,13 @@ class PostgresWriter:
         if row and row["keys"]:
             raise self._duplicate_keys(row["keys"], row["example"])
 
-    def publish(self, stage: Stage, checkpoint: Checkpoint, *, deletes: bool) -> MergeCounts:
+    def publish(self, stage: Stage, checkpoint: Checkpoint, *, deletes: bool) -> Counts:
         """Make the target equal to the counted rows of the stage."""
-        merging = self._merge_of(stage.counted(checkpoint.segments))
+        merging = self._merge_of(stage.counted(checkpoint.accepted))
         self._prepare_merge()
         if self.is_empty():
             return self._fill_empty(merging, stage, checkpoint)
-        staged_rows = stage.count(self.connection, checkpoint.segments)
+        staged_rows = stage.count(self.connection, checkpoint.accepted)
         self._refuse_lost_stage(staged_rows, checkpoint.rows)
         if staged_rows == 0 and deletes and not self._options.allow_empty:
             raise ShrinkRefused(say("run.source_is_empty", target=self._target))
@@ -313,7 +301,7 @@ class PostgresWriter:
         self.connection.execute(merge.create_diff(merging, deletes=deletes))
         return self._publish_diff(merging, staged_rows, deletes=deletes)
 
-    def _publish_diff(self, merging: Merge, staged_rows: int, *, deletes: bool) -> MergeCounts:
+    def _publish_diff(self, merging: Merge, staged_rows: int, *, deletes: bool) -> Counts:
         target_rows = self._rows_in_target()
         planned = self._planned()
         inserts, removed = planned.inserted, planned.deleted
@@ -326,7 +314,7 @@ class PostgresWriter:
         failpoints.hit("publish.applied")
         return replace(counts, unchanged=staged_rows - counts.inserted - counts.updated)
 
-    def _fill_empty(self, merging: Merge, stage: Stage, checkpoint: Checkpoint) -> MergeCounts:
+    def _fill_empty(self, merging: Merge, stage: Stage, checkpoint: Checkpoint) -> Counts:
         try:
             with self.connection.transaction():
                 indexes = self._indexes_to_detach(checkpoint.rows)
@@ -335,7 +323,7 @@ class PostgresWriter:
                 insert = merge.insert_all(merging, in_order=not is_detached)
                 inserted = self.connection.execute(insert).rowcount
                 if inserted != checkpoint.rows:
-                    self._refuse_lost_stage(stage.count(self.connection, checkpoint.segments), checkpoint.rows)
+                    self._refuse_lost_stage(stage.count(self.connection, checkpoint.accepted), checkpoint.rows)
                     raise self._skipped(checkpoint.rows - inserted, checkpoint.rows, "INSERT")
                 if indexes is not None and is_detached:
                     indexes.restore(self.connection)
@@ -344,7 +332,7 @@ class PostgresWriter:
             raise
         failpoints.hit("publish.applied")
         self._written = SQL("true") if inserted else None
-        return MergeCounts(inserted=inserted)
+        return Counts(inserted=inserted)
 
     def _indexes_to_detach(self, rows: int) -> bulk_load.DetachedIndexes | None:
         """None where it does not pay, or where somebody may read the mart: they would wait for the whole publish."""
@@ -363,7 +351,7 @@ class PostgresWriter:
         if staged_rows != counted_rows:
             raise StageLost(f"the stage has {staged_rows} of {counted_rows} rows: the database lost it in a crash")
 
-    def _apply(self, merging: Merge) -> MergeCounts:
+    def _apply(self, merging: Merge) -> Counts:
         """Delete, update, insert: in this order a value of a second unique key can move from row to row."""
         self.connection.execute(SQL('ANALYZE {} ("_op")').format(merge.DIFF))
         planned = self._planned()
@@ -371,13 +359,13 @@ class PostgresWriter:
         update = merge.update_rows(merging)
         updated = self.connection.execute(update).rowcount if update else 0
         inserted = self.connection.execute(merge.insert_rows(merging)).rowcount
-        done = MergeCounts(inserted=inserted, updated=updated, deleted=deleted)
+        done = Counts(inserted=inserted, updated=updated, deleted=deleted)
         self._written = merge.is_in_diff(merging) if inserted or updated else None
         if done != planned:
             self._refuse_partial(planned, done)
         return done
 
-    def _refuse_partial(self, planned: MergeCounts, done: MergeCounts) -> None:
+    def _refuse_partial(self, planned: Counts, done: Counts) -> None:
         """Nobody can take back a row that we have just inserted. A row to update or delete may have been moved."""
         if done.inserted != planned.inserted:
             raise self._skipped(planned.inserted - done.inserted, planned.inserted, "INSERT")
@@ -386,9 +374,9 @@ class PostgresWriter:
         by_whom = f", or {', '.join(named)} leaves out rows of an {event}: drop it if so" if named else ""
         raise TransientError(f"{self._target} was changed by somebody else during the merge{by_whom}")
 
-    def _planned(self) -> MergeCounts:
+    def _planned(self) -> Counts:
         rows = {row["op"]: row["rows"] for row in self.connection.execute(merge.count_diff()).fetchall()}
-        return MergeCounts(inserted=rows.get("I", 0), updated=rows.get("U", 0), deleted=rows.get("D", 0))
+        return Counts(inserted=rows.get("I", 0), updated=rows.get("U", 0), deleted=rows.get("D", 0))
 
     def _merge_of(self, staged: Composable) -> Merge:
         return Merge(self.table, self._key, self._columns, self._not_compared, staged)
@@ -404,7 +392,7 @@ class PostgresWriter:
         if row and row["keys"]:
             raise self._duplicate_keys(row["keys"], row["example"])
 
-    def _duplicate_keys(self, keys: int, example: str) -> "DuplicateKeys":
+    def _duplicate_keys(self, keys: int, example: str) -> DuplicateKeys:
         return DuplicateKeys(
             say("run.key_repeated", keys=keys, columns=", ".join(self._key), example=example, target=self._target)
         )
@@ -416,17 +404,6 @@ class PostgresWriter:
             )
         if removed > target_rows * SHRINK_LIMIT and not self._options.allow_shrink:
             raise ShrinkRefused(say("run.would_shrink", removed=removed, rows=target_rows, target=self._target))
-
-
-class DuplicateKeys(BadKey):
-    """Several rows of the source have one key."""
-
-
-class StageLost(TransientError):
-    """The stage no longer holds what the checkpoint counted: the load starts over."""
-
-    code = "stage_lost"
-    discards_load = True
 
 
 # Names of our own in stages and in what is compared with them.

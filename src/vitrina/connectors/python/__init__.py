@@ -1,1 +1,22 @@
-"""Python functions as a source."""
+"""Registered Python functions as sources: the connector's description."""
+
+from typing import TYPE_CHECKING
+
+from vitrina.ports.connector import Connector, Opening
+
+if TYPE_CHECKING:
+    from vitrina.ports.source import Source
+
+
+def _open_source(opening: Opening) -> "Source":
+    from vitrina.connectors.python.opening import open_source
+
+    inside = opening.inside
+    return open_source(opening.definition, inside.settings, inside.claim, inside.sessions, opening.context.attach)
+
+
+connector = Connector(
+    name="python",
+    summary="Rows that a registered Python function makes (`@source`); named in `python_task`.",
+    open_source=_open_source,
+)

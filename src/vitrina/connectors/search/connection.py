@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import elastic_transport
 
 from vitrina import errors
+from vitrina.connectors.search import urls
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,21 @@ class ConnectionOptions:
             api_key=api_key,
             ca_file=ca_file,
             fingerprint=fingerprint,
+        )
+
+    @classmethod
+    def of_cluster(cls, url: str) -> "ConnectionOptions":
+        """From the URL of a named connection, which says everything itself."""
+        problem = urls.problem(url)
+        if problem:
+            raise errors.ConfigError(problem)
+        found = urls.parse(url)
+        ca_file = found.parameters.get("ca_file")
+        return cls.from_url(
+            found.addresses,
+            api_key=found.parameters.get("api_key"),
+            ca_file=Path(ca_file) if ca_file else None,
+            fingerprint=found.parameters.get("fingerprint"),
         )
 
 

@@ -105,6 +105,18 @@ class DocumentEncoder:
             problems.setdefault(position, f"NULL in the key ({', '.join(self._key)}): every document needs its own id")
         return self._hash_long(ids, prepared), problems
 
+    def ids_of(self, batch: pa.RecordBatch) -> list[str | None]:
+        """The ids of the documents that rows become; None of one that cannot have any."""
+        found: list[str | None] = []
+        for part in _slices(batch):
+            encoded = {
+                name: encoding.encode(part.column(name), self._types.get(name, ""), self._field_types.get(name, ""))
+                for name in self._key
+            }
+            ids, _ = self._ids(encoded, Prepared(Actions([], [])))
+            found += ids.to_pylist()
+        return found
+
     def _hash_long(self, ids: pa.StringArray, prepared: Prepared) -> pa.StringArray:
         """Ids that look like a hash are hashed too, so that no key can pass for another."""
         mask = pc.or_(pc.greater(pc.binary_length(ids), LONGEST_ID_BYTES), pc.starts_with(ids, HASH_PREFIX))

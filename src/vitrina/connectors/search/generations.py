@@ -10,6 +10,7 @@ from vitrina import errors
 from vitrina.connectors.search.client import Json, Missing, SearchClient
 from vitrina.connectors.search.mapping import NOTES, noted
 from vitrina.connectors.search.versions import is_counted
+from vitrina.ports.checkpoint import Accepted
 
 OnConcreteIndex = Literal["take_over", "refuse"]
 
@@ -26,6 +27,7 @@ class IncompleteGeneration(errors.FatalError):
     """The generation does not hold what was acknowledged, so it must not be published."""
 
     code = "incomplete_generation"
+    discards_load = True
 
 
 @dataclass(frozen=True)
@@ -153,14 +155,14 @@ class Generations:
             return None
         return str(found[concrete]["settings"]["index"]["uuid"])
 
-    def uncounted(self, name: str, segments: Mapping[int, int]) -> list[str]:
-        """Ids of documents that are not of the batches that count: those up to a number, for each claim that filled it.
+    def uncounted(self, name: str, accepted: Accepted) -> list[str]:
+        """Ids of documents that are not of the parts that count.
 
         Their versions tell; no query can ask for them.
         """
         pages = self._client.scroll(name, {"size": 10_000, "_source": False, "version": True})
         hits = (hit for page in pages for hit in page)
-        return [hit["_id"] for hit in hits if not is_counted(hit["_version"], segments)]
+        return [hit["_id"] for hit in hits if not is_counted(hit["_version"], accepted)]
 
     def check(self, name: str, acknowledged: int) -> Checked:
         """Make the generation searchable; it must hold every acknowledged document."""

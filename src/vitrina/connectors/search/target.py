@@ -17,21 +17,23 @@ from vitrina.connectors.search.generations import Generations, Standing, WriteAl
 from vitrina.connectors.search.versions import write_version
 from vitrina.definition import Options
 from vitrina.errors import CannotConnect, ConfigError, Disconnected, LeaseLost, ShrinkRefused, TargetMismatch
-from vitrina.ports.batch import DeadLetter, Staged
+from vitrina.ports.batch import Counts, DeadLetter, PartId, Written
+from vitrina.ports.checkpoint import Accepted
 from vitrina.ports.schema import Column
+from vitrina.ports.target import SHRINK_LIMIT, Receipt
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
 from vitrina.targets import SearchTarget
 
-# A rebuild that would show fewer than this part of the documents is refused.
-SHRINK_LIMIT = 0.5
+
+def open_client(settings: Settings, connection: str | None = None) -> SearchClient:
+    return SearchClient(connection_options(settings, connection))
 
 
-def open_client(settings: Settings) -> SearchClient:
-    return SearchClient(connection_options(settings))
-
-
-def connection_options(settings: Settings) -> ConnectionOptions:
+def connection_options(settings: Settings, connection: str | None = None) -> ConnectionOptions:
+    """Find the servers of a named connection; without a name, those of ELASTICSEARCH_URL."""
+    if connection is not None:
+        return ConnectionOptions.of_cluster(settings.connection_url(connection))
     if settings.elasticsearch_url is None:
         raise ConfigError(
             "ELASTICSEARCH_URL is not set, so es: targets cannot be written: set it to http://host:9200, or start a"
@@ -105,6 +107,12 @@ class ElasticsearchWriter:
             raise CannotConnect(exc.message) from exc
 
     @property
+    def _prepared(self) -> Standing:
+        if self.seen is None:
+            raise RuntimeError("prepare() comes first")
+        return self.seen
+
+    @property
     def exists(self) -> bool:
         return self.seen is not None and self.seen.concrete is not None
 
@@ -154,12 +162,11 @@ class ElasticsearchWriter:
         self._client.refresh(concrete)
         return self._client.count(concrete)
 
-    def uncounted(self, generation: str, segments: Mapping[int, int]) -> list[str]:
-        return self.generations.uncounted(generation, segments)
+    def uncounted(self, generation: str, accepted: Accepted) -> list[str]:
+        return self.generations.uncounted(generation, accepted)
 
     def new_generation(self) -> str:
-        assert self.seen is not None
-        self.generations.refuse_concrete(self.seen, self._options.on_concrete_index)
+        self.generations.refuse_concrete(self._prepared, self._options.on_concrete_index)
         settings = self._options.index.get("settings")
         return self.generations.create(self._pipeline, self._mappings, settings, epoch=self._claim.epoch)
 
@@ -172,12 +179,13 @@ class ElasticsearchWriter:
 
     def publish(self, generation: str, documents: int, alias: WriteAlias) -> str:
         """Check the generation and let the target's name show it."""
-        assert self.seen is not None
         if not self.shows(generation):
             checked = self.generations.check(generation, documents)
             self._refuse_shrinking(checked.documents, checked.documents_before)
             self.generations.finish(generation)
-        return self.generations.swap(generation, self.seen, alias, on_concrete_index=self._options.on_concrete_index)
+        return self.generations.swap(
+            generation, self._prepared, alias, on_concrete_index=self._options.on_concrete_index
+        )
 
     def clean(self, current: str, still_held: Callable[[], object]) -> list[str]:
         """Remove the generations that are no longer kept."""
@@ -270,7 +278,7 @@ class DocumentSender:
     timed_as = "index"
     # Further batches are on their way before the last one is acknowledged: the server does not wait for us, and one
     # request that it lets wait, while it writes a segment, does not hold up the others.
-    batches_ahead = 3
+    ahead = 3
 
     def __init__(
         self,
@@ -285,9 +293,7 @@ class DocumentSender:
         waiting: Waiting,
         made_anew: bool,
     ) -> None:
-        self.target = f"es:{generations.index}"
         self.alias = alias
-        self.outcomes: dict[int, Outcome] = {}
         # Rows that came before another one with their key: in a pass they are history.
         self.duplicates = 0
         # Documents whose key is too long to be their id.
@@ -309,15 +315,14 @@ class DocumentSender:
             renew_target=self._renew_alias,
         )
 
-    def begin(self, table: pa.Table, number: int) -> Callable[[], Staged]:
+    def write(self, rows: pa.Table, part: PartId) -> Receipt:
         """What is returned waits until every document of the batch is acknowledged or rejected."""
-        under_way = [(prepared, self._engine.start(prepared.actions)) for prepared in self.prepare(table, number)]
+        under_way = [(prepared, self._engine.start(prepared.actions)) for prepared in self.prepare(rows, part.number)]
         self._count_ids([prepared for prepared, _ in under_way])
-        return partial(self._arrive, number, under_way)
+        return partial(self._arrive, under_way)
 
-    def _arrive(self, number: int, under_way: Sequence[tuple[Prepared, Delivery]]) -> Staged:
-        outcome = self.outcomes.setdefault(number, Outcome())  # a batch may come in several pieces
-        before = outcome.acknowledged
+    def _arrive(self, under_way: Sequence[tuple[Prepared, Delivery]]) -> Written:
+        outcome = Outcome()
         letters: list[DeadLetter] = []
         delivered: set[str] = set()
         for prepared, delivery in under_way:
@@ -327,7 +332,7 @@ class DocumentSender:
             outcome.add({"created": sent.created, "updated": sent.updated, "deleted": sent.deleted, "noop": sent.noop})
         if self.watched is not None:
             self.watched.update(letter.document_id for letter in letters)
-        return Staged(outcome.acknowledged - before, tuple(letters), frozenset(delivered))
+        return Written(outcome.acknowledged, tuple(letters), frozenset(delivered), Counts(**counts_of(outcome)))
 
     def prepare(self, table: pa.Table, number: int) -> Iterator[Prepared]:
         """The actions that write these rows as a part of batch `number`."""

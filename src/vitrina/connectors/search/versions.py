@@ -1,9 +1,10 @@
 """Versions of documents that are written whole: the claim's epoch, then the batch, so that later ones win."""
 
 import re
-from collections.abc import Mapping
 
 from vitrina import errors
+from vitrina.ports.batch import PartId
+from vitrina.ports.checkpoint import Accepted
 
 _BATCH_BITS = 22
 _BATCHES = 1 << _BATCH_BITS
@@ -18,10 +19,9 @@ def write_version(epoch: int, batch: int) -> int:
     return epoch << _BATCH_BITS | batch
 
 
-def is_counted(version: int, segments: Mapping[int, int]) -> bool:
-    """Whether a document is of the batches that count: those up to a number, for each epoch."""
-    epoch, batch = divmod(version, _BATCHES)
-    return batch <= segments.get(epoch, -1)
+def is_counted(version: int, accepted: Accepted) -> bool:
+    """Tell whether a document is of a part that counts."""
+    return PartId(*divmod(version, _BATCHES)) in accepted
 
 
 def raised(line: bytes) -> bytes | None:

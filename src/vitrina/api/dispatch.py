@@ -1,0 +1,264 @@
+"""The short way from a request to its answer: who asks, what they ask for and the answer, in one go on one thread.
+
+FastAPI describes the routes: their parameters, their errors, their document. It could serve them too, and does serve
+those that are not plain (streams, files, answers without a body). For a plain one its general way costs several times
+what the answer itself does: it walks along all routes, solves a tree of dependencies, changes threads for each of its
+steps and validates the answer once more. What can be known about a route is found out here once, when the application
+is made; parameters and bodies are still validated by FastAPI's own fields, so that they are refused in the same words.
+"""
+
+import asyncio
+import contextvars
+import json
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import dataclass, field
+from email.message import Message
+from typing import Any, Self, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from fastapi._compat import ModelField, Undefined
+from fastapi.dependencies.models import Dependant
+from fastapi.dependencies.utils import request_body_to_args, request_params_to_args
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import RouteContext, iter_route_contexts
+from pydantic import BaseModel
+from starlette.datastructures import Headers, QueryParams
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from vitrina.api import errors, security, state
+from vitrina.api.security import GuardedRoute, Needs
+
+Result = TypeVar("Result")
+
+
+class ShortWay:
+    """The middleware that serves plain routes and hands everything else on."""
+
+    def __init__(self, app: ASGIApp, routes: "Tree") -> None:
+        self._app, self._routes = app, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._routes.find(scope) if scope["type"] == "http" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        route, scope["path_params"] = found
+        scope["route"] = route.described  # as FastAPI does: metrics and traces have its name
+        request = Request(scope, receive, send)
+        try:
+            response = await route.answer(request)
+        except Exception as error:
+            refusal = errors.find_answer(request, error)
+            if refusal is None:
+                raise
+            response = refusal
+        await response(scope, receive, send)
+
+
+def is_plain(context: RouteContext) -> bool:
+    """Whether a route takes values, does its work at once and answers with a whole model."""
+    if not isinstance(context.original_route, GuardedRoute) or asyncio.iscoroutinefunction(context.endpoint):
+        return False
+    return _answers_with_a_whole_model(context) and _takes_values_alone(context.dependant)
+
+
+def _answers_with_a_whole_model(context: RouteContext) -> bool:
+    annotation = context.response_field.field_info.annotation if context.response_field else None
+    is_model = isinstance(annotation, type) and issubclass(annotation, BaseModel)
+    return is_model and not any(getattr(context, f"response_model_{part}") for part in _LEFT_OUT)
+
+
+def _takes_values_alone(dependant: Dependant) -> bool:
+    """Beside the caller and the state of the application, which every route is given."""
+    known = all(isinstance(part.call, Needs) or part.call is state.of_application for part in dependant.dependencies)
+    return known and not any(getattr(dependant, part) for part in _NEVER_GIVEN)
+
+
+# What FastAPI can do and no route asks for: one that did would be FastAPI's to serve.
+_LEFT_OUT = ("include", "exclude", "exclude_unset", "exclude_defaults", "exclude_none")
+_NEVER_GIVEN = (
+    "cookie_params",
+    "request_param_name",
+    "http_connection_param_name",
+    "background_tasks_param_name",
+    "security_scopes_param_name",
+)
+
+
+# --- finding it ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Node:
+    words: dict[str, "_Node"] = field(default_factory=dict)
+    any_word: "_Node | None" = None
+    routes: dict[str, "PlainRoute"] = field(default_factory=dict)
+
+
+class Tree:
+    """Routes by the words of their paths. A word that is written out goes before a parameter."""
+
+    def __init__(self) -> None:
+        self._root = _Node()
+
+    @classmethod
+    def of(cls, application: FastAPI, threads: ThreadPoolExecutor) -> Self:
+        """The plain routes of an application that has all of its routes."""
+        tree = cls()
+        for context in iter_route_contexts(application.routes):
+            if is_plain(context):
+                tree.add(PlainRoute(context, threads))
+        return tree
+
+    def add(self, route: "PlainRoute") -> None:
+        node = self._root
+        for word in route.path.split("/"):
+            if word.startswith("{"):
+                node.any_word = node = node.any_word or _Node()
+            else:
+                node = node.words.setdefault(word, _Node())
+        for method in route.methods:
+            node.routes.setdefault(method, route)
+
+    def find(self, scope: Scope) -> "tuple[PlainRoute, dict[str, str]] | None":
+        """The route with the values of its path; None leaves it to FastAPI, which also says what is wrong."""
+        if scope.get("root_path"):
+            return None
+        node, values = self._root, []
+        for word in scope["path"].split("/"):
+            inner = node.words.get(word)
+            if inner is None:
+                inner = node.any_word if word else None
+                if inner is None:
+                    return None
+                values.append(word)
+            node = inner
+        route = node.routes.get(scope["method"])
+        return (route, dict(zip(route.names, values, strict=True))) if route else None
+
+
+# --- serving it ------------------------------------------------------------------------------------------------------
+
+
+def _guarded(context: RouteContext) -> GuardedRoute:
+    if not isinstance(context.original_route, GuardedRoute):
+        raise TypeError(f"{context.path_format} is not a guarded route")
+    return context.original_route
+
+
+class PlainRoute:
+    """One route, with what its requests have in common."""
+
+    def __init__(self, context: RouteContext, threads: ThreadPoolExecutor) -> None:
+        dependant = context.dependant
+        self.described = _guarded(context)
+        self.path: str = context.path_format or ""
+        self.methods: Iterable[str] = context.methods or ()
+        self.names = [word[1:-1] for word in self.path.split("/") if word.startswith("{")]
+        self._endpoint: Callable[..., Any] = dependant.call
+        self._finish: Callable[[Request, Response], Response] = self.described.finish
+        self._threads = threads
+        self._status: int = context.status_code or 200
+        self._path_fields = dependant.path_params
+        self._query_fields = _Fields(dependant.query_params)
+        self._header_fields = _Fields(dependant.header_params)
+        self._body_fields = dependant.body_params
+        self._embeds_body: bool = context._embed_body_fields
+        self._response_name: str | None = dependant.response_param_name
+        self._guards = [part.call for part in dependant.dependencies if isinstance(part.call, Needs)]
+        self._caller_names = [part.name for part in dependant.dependencies if isinstance(part.call, Needs)]
+        self._state_names = [part.name for part in dependant.dependencies if not isinstance(part.call, Needs)]
+
+    async def answer(self, request: Request) -> Response:
+        if not self._body_fields:
+            return await self._in_thread(self._let_in_and_perform, request)
+        await self._in_thread(self._let_in, request)
+        await security.refuse_deep_body(request)
+        values, problems = await request_body_to_args(
+            body_fields=self._body_fields,
+            received_body=await _body_of(request),
+            embed_body_fields=self._embeds_body,
+        )
+        return await self._in_thread(self._perform, request, values, problems)
+
+    async def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Lines of the log that are written there belong to the same request."""
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work, *arguments)
+
+    def _let_in_and_perform(self, request: Request) -> Response:
+        self._let_in(request)
+        return self._perform(request, {}, [])
+
+    def _let_in(self, request: Request) -> None:
+        for guard in self._guards:
+            guard.check(request)
+
+    def _perform(self, request: Request, of_body: dict[str, Any], problems: list[Any]) -> Response:
+        values = self._parameters(request, problems)
+        values.update(of_body)
+        values.update(dict.fromkeys(self._state_names, state.state_of(request)))
+        values.update(dict.fromkeys(self._caller_names, getattr(request.state, "caller", None)))
+        said = Response()
+        if self._response_name:
+            said.raw_headers.clear()
+            said.status_code = self._status
+            values[self._response_name] = said
+        answer = self._endpoint(**values)
+        response = Response(
+            answer.__pydantic_serializer__.to_json(answer, by_alias=True), self._status, media_type="application/json"
+        )
+        if self._response_name:
+            response.status_code = said.status_code
+            response.raw_headers.extend(said.raw_headers)
+        return self._finish(request, response)
+
+    def _parameters(self, request: Request, problems: list[Any]) -> dict[str, Any]:
+        """In FastAPI's order: what stands in the address and the headers is complained of before the body."""
+        values, wrong = request_params_to_args(self._path_fields, request.path_params)
+        for fields, given in ((self._query_fields, request.query_params), (self._header_fields, request.headers)):
+            found, more = fields.read(given)
+            values.update(found)
+            wrong = wrong + more
+        if wrong or problems:
+            raise RequestValidationError(wrong + problems)
+        return values
+
+
+class _Fields:
+    """Parameters of a query or of headers. Most requests give none of them: those have their defaults at once."""
+
+    def __init__(self, fields: list[ModelField]) -> None:
+        self._fields = fields
+        self._names = [field.alias for field in fields]
+        self._is_optional = not any(field.field_info.is_required() for field in fields)
+
+    def read(self, given: QueryParams | Headers) -> tuple[dict[str, Any], list[Any]]:
+        if self._is_optional and not any(name in given for name in self._names):
+            return {field.name: copy(field.default) for field in self._fields}, []
+        asked = [field for field in self._fields if field.alias in given or field.field_info.is_required()]
+        left = (field for field in self._fields if field not in asked)
+        values, wrong = request_params_to_args(asked, given)
+        return values | {field.name: copy(field.default) for field in left}, wrong
+
+
+async def _body_of(request: Request) -> Any:
+    """JSON as FastAPI would read it: only what says that it is JSON is taken for it."""
+    body = await request.body()
+    if not body:
+        return Undefined
+    kind = Message()
+    kind["content-type"] = request.headers.get("content-type") or "application/octet-stream"
+    subtype = kind.get_content_subtype()
+    if kind.get_content_maintype() != "application" or not (subtype == "json" or subtype.endswith("+json")):
+        return body
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError as exc:
+        said = {"type": "json_invalid", "loc": ("body", exc.pos), "msg": "JSON decode error", "input": {}}
+        raise RequestValidationError([said | {"ctx": {"error": exc.msg}}], body=exc.doc) from exc
+    except (ValueError, RecursionError) as exc:  # another encoding, or a number without end
+        raise HTTPException(400) from exc

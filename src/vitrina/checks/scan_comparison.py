@@ -1,0 +1,168 @@
+"""A target of any connector that can be read back, and its source, as the two sides of a comparison.
+
+Both are read as a whole for every question: what is known of the target is only that it gives its rows.
+"""
+
+import json
+import secrets
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from vitrina.errors import FatalError, ShrinkRefused
+from vitrina.ports import corrections
+from vitrina.ports.batch import Key
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.compare import Correction, Difference, Extent, Looked, Rescans, Side
+from vitrina.ports.documents import Document, DocumentSide
+from vitrina.ports.source import Form
+from vitrina.ports.target import SHRINK_LIMIT, Scans, Target
+from vitrina.sentences import say
+
+
+class ScanComparison:
+    """A pipeline whose target is `Scans`."""
+
+    full_guarantee = "every row by a 64-bit hash of its key and columns, as the target gives them back"
+    # Corrections come as the rows of a run do.
+    arrives_as = None
+
+    def __init__(self, looked: Looked, target: Scans, form: Form) -> None:
+        self._looked = looked
+        self._target = target
+        self._form = form
+        self._found = looked.checkpoint
+
+    @property
+    def compared(self) -> list[str]:
+        return [column.name for column in self._looked.output if column.name not in self._stamps]
+
+    @property
+    def not_compared(self) -> list[str]:
+        return [column.name for column in self._looked.output if column.name in self._stamps]
+
+    @property
+    def _stamps(self) -> frozenset[str]:
+        return self._looked.stamps - set(self._looked.key)
+
+    @contextmanager
+    def sides(self, found: Checkpoint) -> Iterator[tuple[Side, Side]]:
+        self._found = found
+        read = self._looked.source
+        repeats = isinstance(read, Rescans) and read.cursor_name is not None
+        source = DocumentSide(SourceRows(self._looked, self._target, self._form, found), self.compared, repeats=repeats)
+        target = DocumentSide(TargetRows(self._target, self._looked.key), self.compared)
+        source.key_names = target.key_names = (", ".join(self._looked.key),)
+        with target.snapshot(), source.snapshot():
+            yield source, target
+
+    # --- repairing -------------------------------------------------------------------------------------------------
+
+    def refuse_shrinking(self, deletes: int) -> None:
+        """Refuse what publishing a load would refuse as well."""
+        name, options = self._looked.definition.final_target, self._looked.definition.options
+        rows = sum(table.num_rows for table in self._target.scan())
+        if deletes >= rows and not options.allow_empty:
+            raise ShrinkRefused(say("run.source_is_empty", target=name))
+        if deletes > rows * SHRINK_LIMIT and not options.allow_shrink:
+            raise ShrinkRefused(say("run.would_shrink", removed=deletes, rows=rows, target=name))
+
+    def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
+        """Pick the rows out of one reading of the source, as a run would send them."""
+        source = SourceRows(self._looked, self._target, self._form, self._found)
+        for found in corrections.of_reading(source.batches(), {one.key for one in wanted}, batch_rows):
+            yield Correction(found.keys, found.rows, [self._parts(key) for key in found.absent])
+
+    def _parts(self, key: Key) -> Key:
+        """Take a key apart that stands as one text in a comparison."""
+        return key if len(self._looked.key) == 1 else tuple(map(str, json.loads(key[0])))
+
+
+def required(target: Target, name: str) -> Scans:
+    """Return the target as one that can be read back, or say that it cannot."""
+    if not isinstance(target, Scans):
+        raise FatalError(
+            f"{name} cannot be read back: its connector has no `scan`, so nobody can compare it with its source"
+        )
+    return target
+
+
+class _Rows:
+    """Rows as documents whose id is their key."""
+
+    def __init__(self, key: Sequence[str]) -> None:
+        self._key = key
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        yield
+
+    def documents(self, *, in_order: bool) -> Iterator[Document]:
+        raise NotImplementedError
+
+    def extent(self) -> Extent:
+        """Count each key once: the last row of several counts."""
+        ages = {document.id: document.young for document in self.documents(in_order=True)}
+        return Extent(len(ages), sum(ages.values()), {}, {})
+
+    def with_ids(self, ids: Collection[str]) -> Iterator[Document]:
+        return (document for document in self.documents(in_order=True) if document.id in ids)
+
+    def random_ids(self, count: int) -> list[str]:
+        ids = sorted({document.id for document in self.documents(in_order=False)})
+        return secrets.SystemRandom().sample(ids, min(count, len(ids)))
+
+    def _documents(self, table: pa.Table, *, young: bool = False) -> Iterator[Document]:
+        for row in table.to_pylist():
+            content = {name: _plain(value) for name, value in row.items()}
+            yield Document(_id_of([content.get(name) for name in self._key]), content, young)
+
+
+class SourceRows(_Rows):
+    """The rows of the source, as the target would give them back."""
+
+    def __init__(self, looked: Looked, target: Scans, form: Form, found: Checkpoint) -> None:
+        super().__init__(looked.key)
+        self._looked = looked
+        self._target = target
+        self._form = form
+        self._found = found
+
+    def documents(self, *, in_order: bool) -> Iterator[Document]:
+        for table, young in self._looked.rows(self._found, in_order=in_order, form=self._form):
+            if table.num_rows:
+                yield from self._documents(self._target.as_written(table), young=young)
+
+    def batches(self) -> "Iterator[tuple[pa.RecordBatch, list[Key | None]]]":
+        """Give the rows as they are sent, each batch with the keys that a comparison knows them by."""
+        for table, _ in self._looked.rows(self._found, in_order=True, form=self._form):
+            for batch in table.combine_chunks().to_batches():
+                shown = self._target.as_written(pa.Table.from_batches([batch]))
+                yield batch, [(document.id,) for document in self._documents(shown)]
+
+
+class TargetRows(_Rows):
+    """The rows of the target."""
+
+    def __init__(self, target: Scans, key: Sequence[str]) -> None:
+        super().__init__(key)
+        self._target = target
+
+    def documents(self, *, in_order: bool) -> Iterator[Document]:
+        for table in self._target.scan():
+            yield from self._documents(table)
+
+
+def _id_of(key: list[Any]) -> str:
+    return str(key[0]) if len(key) == 1 else json.dumps(key, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """Say a value as JSON; what it has no form for, as text. Both sides are made from the same Arrow types."""
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value if isinstance(value, bool | int | str) or value is None else str(value)

@@ -1,0 +1,304 @@
+"""Loads into ClickHouse: a generation that is built aside and shown in one step, and parts that are merged."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from vitrina import failpoints
+from vitrina.connectors.clickhouse.names import Named, new_load
+from vitrina.connectors.clickhouse.tables import Shown, version_of
+from vitrina.connectors.clickhouse.writer import Converter, GroupingWriter
+from vitrina.errors import DuplicateKeys, LeaseLost, RunError, StageLost, TargetMismatch, TransientError
+from vitrina.ports.batch import Counts, Key, Part, PartId
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.target import BaseLoad, Done, Fence, Loading
+
+if TYPE_CHECKING:
+    from vitrina.connectors.clickhouse.target import ClickHouseTarget
+
+# What the checkpoint knows the target by: the load that built what is shown.
+IDENTITY = "clickhouse"
+# Batches that may wait for an insert; they are inserted together.
+AHEAD = 16
+# Fewer deleted rows are not worth reading the table for.
+FEWEST_TOMBSTONES = 10_000
+_HOUR_MS = 3_600_000
+
+
+class GenerationLoad(BaseLoad):
+    """A table that is built aside, then shown in one step, or added to what is shown where others write there, too."""
+
+    def __init__(self, target: "ClickHouseTarget", loading: Loading) -> None:
+        self._target = target
+        self._tables = target.tables
+        self._loading = loading
+        self.name = loading.name
+        self._generation: Named | None = None
+
+    # --- beginning, or going on ------------------------------------------------------------------------------------
+
+    def obstacle(self, found: Checkpoint) -> str | None:
+        if self.is_shown or self._find() is not None:
+            return None
+        return "the unfinished generation is gone"
+
+    @property
+    def is_shown(self) -> bool:  # type: ignore[override]
+        shown = self._target.patiently(self._tables.shown)
+        return self.name is not None and shown is not None and shown.load == self.name
+
+    def _find(self) -> Named | None:
+        return self._target.patiently(lambda: self._tables.generation(self.name or ""))
+
+    def begin(self, fence: Fence) -> None:
+        self.name = new_load()
+        self._generation = self._target.patiently(self._create)
+        fence.after()
+        failpoints.hit("load.begun")
+        self._discard_others()
+
+    def _create(self) -> Named:
+        """Of a source without rows and columns: with the columns of what is shown."""
+        shown = self._tables.shown()
+        like_shown = shown is not None and (not self._target.has_layout or not self._loading.deletes)
+        if shown is None or not like_shown:
+            return self._tables.create_generation(self._target.layout, self.name)
+        if self._target.has_layout:
+            self._target.missing_fields(shown)
+        return self._tables.create_like(shown.generation, "g", self.name or "")
+
+    def _discard_others(self) -> None:
+        """Drop what loads left that were given up: each would keep its disk space for good."""
+        kept = {self.name}
+        shown = self._target.patiently(self._tables.shown)
+        for one in self._tables.objects("g"):
+            if one.owner == self._tables.owner and one.load not in kept and (not shown or str(one) != shown.generation):
+                self._tables.drop(one)
+
+    def resume(self, fence: Fence) -> bool:
+        if self.is_shown:
+            return False
+        self._generation = self._find()
+        gone = self._target.patiently(lambda: self._tables.discard_uncounted(self._required, fence.found.accepted))
+        if gone:
+            self._target.context.log("info", "load.uncounted_discarded", rows=gone)
+        return True
+
+    @property
+    def _required(self) -> Named:
+        if self._generation is None:
+            raise RuntimeError("a load is begun before it is used")
+        return self._generation
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def writer(self) -> Iterator[GroupingWriter]:
+        target, options = self._target, self._target.definition.options
+        converter = Converter(target.layout, options.delete_when, merges=False)
+        writer = target.keep(GroupingWriter(converter, self._insert, ahead=AHEAD, groups=True))
+        try:
+            yield writer
+        finally:
+            writer.drain()
+
+    def _insert(self, rows: pa.Table, part: PartId, token: str) -> None:
+        target = self._target
+        path = self._tables.path(self._required)
+        target.patiently_aside(lambda: target.server.insert(path, rows, token=token))
+        failpoints.hit("clickhouse.inserted")
+
+    # --- showing it ------------------------------------------------------------------------------------------------
+
+    def publish(self, fence: Fence) -> Counts:
+        target = self._target
+        counts = Counts(inserted=fence.found.rows)
+        if not self.is_shown:
+            self._check(fence.found)
+            failpoints.hit("clickhouse.checked")
+            target.patiently(self._switch)
+        failpoints.hit("publish.applied")
+        shown = target.patiently(self._tables.shown)
+        fence.after(Done(counts, identity={IDENTITY: shown.load if shown else None}))
+        return counts
+
+    def _check(self, found: Checkpoint) -> None:
+        """Rows that are not counted are not shown, rows that share a key are refused, and none is missing."""
+        target, tables, name = self._target, self._tables, self._required
+        versioned = target.options.is_versioned if target.has_layout else True
+        target.patiently(lambda: tables.discard_uncounted(name, found.accepted))
+        rows = target.patiently(lambda: tables.count(name, final=versioned))
+        if not versioned and self._loading.refuses_repeats:
+            rows -= target.patiently(self._repeats)
+        if rows > found.rows:
+            raise StageLost(f"the unfinished generation {name} holds {rows:,} rows, {found.rows:,} were counted")
+        if rows < found.rows and self._loading.refuses_repeats:
+            raise DuplicateKeys(
+                f"{found.rows - rows:,} row(s) share their key ({', '.join(target.layout.key)}) with another one:"
+                " change target_key, or group the rows in the query"
+            )
+        if self._loading.deletes:
+            target.refuse_shrinking(rows, target.patiently(target.rows_shown))
+
+    def _repeats(self) -> int:
+        key = ", ".join(f"`{name}`" for name in self._target.layout.key)
+        found = self._target.server.value(
+            f"SELECT sum(c - 1) FROM (SELECT count() AS c FROM {self._tables.path(self._required)} GROUP BY {key})"
+        )
+        return int(found or 0)
+
+    def _switch(self) -> None:
+        shown = self._tables.shown()
+        if shown is not None and not self._loading.deletes:
+            self._target.context.require_held()
+            self._tables.attach(self._required, shown.generation)
+            return
+        columns = list(self._tables.columns(str(self._required)))
+        if not columns:
+            raise LeaseLost(f"{self._required} is gone: another runner took the pipeline over")
+        if self._target.has_layout:
+            key, versioned = self._target.layout.key, self._target.options.is_versioned
+        else:
+            key, versioned = (shown.key, shown.is_versioned) if shown else ((), True)
+        self._tables.show(
+            str(self._required),
+            self.name or "",
+            key,
+            columns,
+            versioned=versioned,
+            still_held=self._target.context.require_held,
+        )
+
+    def discard(self) -> None:
+        _clean(self._target, self._tables.discard_unshown)
+
+
+class MergeLoad(BaseLoad):
+    """Parts that are written aside and added to what is shown, one by one; of a key's versions the latest counts."""
+
+    def __init__(self, target: "ClickHouseTarget", loading: Loading) -> None:
+        self._target = target
+        self._tables = target.tables
+        self._loading = loading
+        self._shown: Shown | None = None
+        self._writer: GroupingWriter | None = None
+        self._load = new_load()
+
+    def obstacle(self, found: Checkpoint) -> str | None:
+        """What earlier passes delivered is in the generation that they wrote to, and in no other."""
+        shown = self._target.patiently(self._tables.shown)
+        known = found.identity.get(IDENTITY)
+        if not (found.safe_upto or found.last_key) or known is None:
+            return None
+        if shown is None or shown.load != known:
+            return f"{self._tables} was deleted or replaced by hand"
+        return None
+
+    def begin(self, fence: Fence) -> None:
+        shown = self._shown = self._target.patiently(self._current)
+        fence.after(Done(identity={IDENTITY: shown.load}))
+
+    def _current(self) -> Shown:
+        """What is shown, made when it is missing, with the columns that are written."""
+        target, tables = self._target, self._tables
+        held = target.context.require_held
+        shown = tables.shown()
+        if shown is None:
+            made = tables.create_generation(target.layout)
+            tables.show(str(made), made.load, target.layout.key, target.layout.names, versioned=True, still_held=held)
+            shown = tables.shown()
+        if shown is None:
+            raise TransientError(f"{tables} was dropped at this moment")
+        if missing := target.missing_fields(shown):
+            held()
+            tables.add_columns(shown.generation, missing)
+            columns = list(tables.columns(shown.generation))
+            tables.show(shown.generation, shown.load, shown.key, columns, versioned=True, still_held=held, again=True)
+        return shown
+
+    @property
+    def _current_shown(self) -> Shown:
+        if self._shown is None:
+            raise RuntimeError("a load is begun before it is written")
+        return self._shown
+
+    @contextmanager
+    def writer(self) -> Iterator[GroupingWriter]:
+        target, options = self._target, self._target.definition.options
+        converter = Converter(target.layout, options.delete_when, merges=True, watched=self._loading.watched)
+        # Each part has a table of its own: nothing of the next one is added with it.
+        writer = self._writer = target.keep(GroupingWriter(converter, self._insert, ahead=0, groups=False))
+        try:
+            yield writer
+        finally:
+            writer.drain()
+
+    def _stage(self, number: int) -> Named:
+        return Named(self._tables.table, "s", self._tables.owner, f"{self._load}p{number}")
+
+    def _insert(self, rows: pa.Table, part: PartId, token: str) -> None:
+        target, tables = self._target, self._tables
+        stage = self._stage(part.number)
+
+        def move() -> None:
+            tables.create_like(self._current_shown.generation, "s", stage.load)
+            target.server.insert(tables.path(stage), rows, token=token)
+
+        target.patiently_aside(move)
+        failpoints.hit("clickhouse.inserted")
+
+    def commit(self, part: Part, fence: Fence) -> None:
+        written = self._writer.pieces(PartId(self._tables.owner.epoch, part.number)) if self._writer else 0
+        if part.staged_rows:
+            self._merge(part.number, pieces=written)
+        fence.after(Done(part.counts))
+        if part.staged_rows:
+            _clean(self._target, lambda: self._tables.drop(self._stage(part.number)))
+
+    def _merge(self, number: int, *, pieces: int) -> None:
+        target, tables, stage = self._target, self._tables, self._stage(number)
+        if pieces > 1:
+            target.patiently(lambda: tables.merge_pieces(stage))
+        # The stage was made before: if the claim is still ours now, whoever takes over finds and drops it.
+        target.context.require_held()
+        failpoints.hit("clickhouse.checked")
+        target.patiently(lambda: tables.attach(stage, self._current_shown.generation))
+        failpoints.hit("merge.applied")
+
+    def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
+        """Write that these keys are deleted, as part `number`."""
+        target = self._target
+        part = PartId(self._tables.owner.epoch, number)
+        converter = Converter(target.layout, None, merges=True)
+        counts = Counts(deleted=self._count_of(keys))
+        self._insert(converter.tombstones(keys, part), part, f"{version_of(*part)}-remove")
+        self._merge(number, pieces=1)
+        fence.after(Done(counts))
+        _clean(target, lambda: self._tables.drop(self._stage(number)))
+        return counts
+
+    def _count_of(self, keys: Sequence[Key]) -> int:
+        from vitrina.connectors.clickhouse.compare import TableSide
+
+        shown = f"{self._tables.path(self._current_shown.generation)} FINAL"
+        return TableSide(self._target, shown, (), is_source=False).count_of(keys)
+
+    def discard(self) -> None:
+        """Remove what was deleted long ago."""
+        epoch = self._tables.owner.epoch
+        horizon = min(epoch, epoch - self._target.options.tombstone_hours * _HOUR_MS)
+        if horizon > 0:
+            shown = self._current_shown
+            _clean(self._target, lambda: self._tables.clean_tombstones(shown, horizon, FEWEST_TOMBSTONES))
+
+
+def _clean(target: "ClickHouseTarget", clean: Callable[[], object]) -> None:
+    """What cannot be removed now is removed by a later run."""
+    try:
+        clean()
+    except (LeaseLost, TargetMismatch):
+        raise
+    except RunError as exc:
+        target.context.log("warning", "clickhouse.not_cleaned", reason=exc.message)

@@ -1,0 +1,349 @@
+"""What a target is in ClickHouse: a view under the plain name, the generation that it shows, and what is being built.
+
+The order of moves is what keeps a late runner out:
+
+- An object that can become visible is made first, then the metastore is asked whether the claim is still ours, then the
+  object is used. Whoever takes over moves the claim first and then removes what older tries have made.
+- Taking over drops the views of older tries before it looks at what is shown: from then on nobody else can switch, so
+  that what is not shown now stays unshown, and may be renamed.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitrina import failpoints
+from vitrina.connectors.clickhouse.client import Exists, Missing, Session, literal, quoted
+from vitrina.connectors.clickhouse.names import Kind, Named, Owner, new_load, parse
+from vitrina.connectors.clickhouse.options import ClickHouseOptions
+from vitrina.connectors.clickhouse.types import Field
+from vitrina.errors import FatalError, LeaseLost, TargetMismatch, TransientError
+from vitrina.ports.checkpoint import Accepted
+
+VERSION, DELETED = "_version", "_deleted"
+_PART_BITS = 22
+# Inserts of a part that came twice are told by their tokens: so many of them a table remembers.
+_REMEMBERED_INSERTS = 10_000
+_ENDING_SECONDS = 60.0
+
+
+def version_of(epoch: int, number: int) -> int:
+    """The version of a part's rows: grows with the claim, then with the part."""
+    if not 0 <= number < 1 << _PART_BITS:
+        raise FatalError(f"part {number:,} does not fit a row's version: raise batch_size")
+    return epoch << _PART_BITS | number
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the plain name shows."""
+
+    generation: str
+    load: str
+    key: tuple[str, ...]
+    is_versioned: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a generation is made."""
+
+    fields: tuple[Field, ...]
+    key: tuple[str, ...]
+    options: ClickHouseOptions
+
+    @property
+    def names(self) -> list[str]:
+        return [one.name for one in self.fields]
+
+
+class Tables:
+    """The objects of one target, as one try of a claim may use them."""
+
+    def __init__(self, session: Session, database: str, table: str, owner: Owner, *, shared: bool) -> None:
+        self._session = session
+        self.database = database
+        self.table = table
+        self.owner = owner
+        self._shared = shared
+
+    def __str__(self) -> str:
+        return f"clickhouse:{self.database}.{self.table}"
+
+    def path(self, name: object) -> str:
+        return f"{quoted(self.database)}.{quoted(str(name))}"
+
+    # --- looking ---------------------------------------------------------------------------------------------------
+
+    def shown(self) -> Shown | None:
+        """What the plain name shows; something that is not ours is refused."""
+        found = self._session.rows(
+            "SELECT engine, comment FROM system.tables WHERE database = {db:String} AND name = {name:String}",
+            {"db": self.database, "name": self.table},
+        )
+        if not found:
+            return None
+        engine, comment = found[0]
+        notes = _notes(comment)
+        if engine != "View" or notes is None:
+            raise TargetMismatch(
+                f"{self} is a {engine} that Vitrina did not make; move it away, or choose another name: a target is a"
+                " view over the table that Vitrina fills"
+            )
+        return Shown(notes["generation"], notes["load"], tuple(notes["key"]), notes["versioned"])
+
+    def objects(self, *kinds: Kind) -> list[Named]:
+        """What there is beside the plain name, of the pipelines that one who takes over has to do with."""
+        found = self._session.rows(
+            "SELECT name FROM system.tables WHERE database = {db:String} AND startsWith(name, {prefix:String})",
+            {"db": self.database, "prefix": f"{self.table}__"},
+        )
+        named = [one for (name,) in found if (one := parse(self.table, name))]
+        return [
+            one
+            for one in named
+            if one.kind in kinds and not (self._shared and one.owner.pipeline != self.owner.pipeline)
+        ]
+
+    def generation(self, load: str) -> Named | None:
+        """The generation of an unfinished load, which this try has taken over."""
+        return next((one for one in self.objects("g") if one.load == load and one.owner == self.owner), None)
+
+    def columns(self, name: str) -> dict[str, str]:
+        found = self._session.rows(
+            "SELECT name, type FROM system.columns WHERE database = {db:String} AND table = {name:String}"
+            " ORDER BY position",
+            {"db": self.database, "name": name},
+        )
+        return {name: kind for name, kind in found if name not in (VERSION, DELETED)}
+
+    def count(self, name: object, *, final: bool) -> int:
+        return int(self._session.value(f"SELECT count() FROM {self.path(name)}{' FINAL' if final else ''}"))
+
+    # --- taking over -----------------------------------------------------------------------------------------------
+
+    def seize(self) -> None:
+        """From here on nothing that an older try sends becomes visible."""
+        self._leave_if_late(self.objects("g", "s", "v"))
+        for one in self.objects("v", "s"):
+            if one.owner != self.owner:
+                self.drop(one)
+        shown = self.shown()
+        for one in self.objects("g"):
+            if one.owner != self.owner and (shown is None or str(one) != shown.generation):
+                self._take(one)
+        self._end_older_statements()
+        self._leave_if_late(self.objects("g", "s", "v"))
+
+    def _leave_if_late(self, found: Sequence[Named]) -> None:
+        later = [one for one in found if one.owner.epoch > self.owner.epoch and self._counts_as_later(one)]
+        if later:
+            raise LeaseLost(f"{self} is being written by a later claim than {self.owner.epoch}")
+
+    def _counts_as_later(self, one: Named) -> bool:
+        return one.owner.pipeline == self.owner.pipeline or not self._shared
+
+    def _take(self, one: Named) -> None:
+        """Rename a generation that is not shown: an insert under its old name is refused."""
+        try:
+            self._session.command(f"RENAME TABLE {self.path(one)} TO {self.path(one.owned_by(self.owner))}")
+        except Missing:
+            self._leave_if_late(self.objects("g", "s", "v"))
+
+    def _end_older_statements(self) -> None:
+        """An insert that the server is at work on goes on after its table was renamed: it is ended, or waited for."""
+        deadline = time.monotonic() + _ENDING_SECONDS
+        while running := self._older_statements():
+            if time.monotonic() > deadline:
+                raise TransientError(f"a statement of an older run is still at work on {self}: {running[0]}")
+            names = ", ".join(map(literal, running))
+            self._session.command(f"KILL QUERY WHERE query_id IN ({names}) SYNC")
+
+    def _older_statements(self) -> list[str]:
+        found = self._session.rows(
+            "SELECT query_id, Settings['log_comment'] FROM system.processes"
+            " WHERE startsWith(Settings['log_comment'], {prefix:String})",
+            {"prefix": f"{comment_prefix(self.database, self.table)} "},
+        )
+        return [query_id for query_id, comment in found if self._is_older(str(comment).rpartition(" ")[2])]
+
+    def _is_older(self, owner: str) -> bool:
+        epoch, _, rest = owner.partition("x")
+        same_pipeline = rest.endswith(f"_{self.owner.pipeline}")
+        if owner == str(self.owner) or (self._shared and not same_pipeline):
+            return False
+        return epoch.isdigit() and int(epoch) <= self.owner.epoch
+
+    # --- building --------------------------------------------------------------------------------------------------
+
+    def create_generation(self, layout: Layout, load: str | None = None) -> Named:
+        made = Named(self.table, "g", self.owner, load or new_load())
+        self._session.command(_create(self.path(made), layout))
+        return made
+
+    def create_like(self, name: str, kind: Kind, load: str) -> Named:
+        made = Named(self.table, kind, self.owner, load)
+        self._session.command(f"CREATE TABLE IF NOT EXISTS {self.path(made)} AS {self.path(name)}")
+        return made
+
+    def add_columns(self, name: str, fields: Sequence[Field]) -> None:
+        for one in fields:
+            self._session.command(
+                f"ALTER TABLE {self.path(name)} ADD COLUMN IF NOT EXISTS {quoted(one.name)} {one.full_kind}"
+                f" AFTER {quoted(list(self.columns(name))[-1])}"
+            )
+
+    def discard_uncounted(self, name: object, accepted: Accepted) -> int:
+        """Delete the rows of parts that the checkpoint does not count."""
+        where = f"NOT ({counted(accepted)})"
+        left = int(self._session.value(f"SELECT count() FROM {self.path(name)} WHERE {where}"))
+        if left:
+            self._session.command(f"ALTER TABLE {self.path(name)} DELETE WHERE {where}")
+        return left
+
+    def attach(self, source: Named, into: str) -> None:
+        """Add all rows of one table to another, in one step; done twice, versions tell the rows apart."""
+        try:
+            self._session.command(f"ALTER TABLE {self.path(into)} ATTACH PARTITION ALL FROM {self.path(source)}")
+        except Missing as exc:
+            raise self._too_late(exc) from exc
+
+    def snapshot(self, name: str, into: Named) -> None:
+        """Give another table the rows that one has now; parts are linked, not copied."""
+        self._session.command(f"ALTER TABLE {self.path(into)} ATTACH PARTITION ALL FROM {self.path(name)}")
+
+    def drop_left_comparisons(self) -> None:
+        """Of comparisons whose runner died: none takes a day."""
+        found = self._session.rows(
+            "SELECT name FROM system.tables WHERE database = {db:String} AND startsWith(name, {prefix:String})"
+            " AND metadata_modification_time < now() - INTERVAL 1 DAY",
+            {"db": self.database, "prefix": f"{self.table}__r"},
+        )
+        for (name,) in found:
+            if parse(self.table, name):
+                self.drop(name)
+
+    def merge_pieces(self, name: Named) -> None:
+        self._session.command(f"OPTIMIZE TABLE {self.path(name)} FINAL")
+
+    def drop(self, name: object) -> None:
+        self._session.command(f"DROP TABLE IF EXISTS {self.path(name)}")
+
+    # --- showing ---------------------------------------------------------------------------------------------------
+
+    def show(self, generation: str, load: str, key: Sequence[str], columns: Sequence[str], *, versioned: bool,
+             still_held: Callable[[], object], again: bool = False) -> None:  # fmt: skip
+        """Let the plain name show a generation, in one step. May be repeated after a reply that was lost.
+
+        Each try has a view of its own and drops those of tries before: a request that was delayed on its way finds
+        nothing to exchange.
+        """
+        before = self.shown()
+        if before and before.load == load and not again:
+            return
+        for left in self.objects("v"):
+            if left.owner == self.owner:
+                self.drop(left)
+        view = Named(self.table, "v", self.owner, new_load())
+        notes = {"vitrina": 1, "generation": generation, "load": load, "key": list(key), "versioned": versioned}
+        try:
+            self._session.command(
+                f"CREATE VIEW {self.path(view)} DEFINER = CURRENT_USER SQL SECURITY DEFINER"
+                f" AS SELECT {', '.join(map(quoted, columns))} FROM {self.path(generation)}"
+                f"{' FINAL' if versioned else ''}"
+                f" COMMENT {literal(json.dumps(notes))}"
+            )
+            still_held()
+            failpoints.hit("clickhouse.viewed")
+            if before is None:
+                self._session.command(f"RENAME TABLE {self.path(view)} TO {self.path(self.table)}")
+            else:
+                self._session.command(f"EXCHANGE TABLES {self.path(self.table)} AND {self.path(view)}")
+        except Missing as exc:
+            raise self._too_late(exc) from exc
+        except Exists as exc:
+            raise TransientError(f"{self} was made by somebody else at this moment") from exc
+        self.drop(view)
+
+    def _too_late(self, exc: Missing) -> LeaseLost:
+        return LeaseLost(f"{self} is not changed: another runner took the pipeline over ({exc.message})")
+
+    def discard_unshown(self) -> list[str]:
+        """Drop what this claim and those before it left that is not shown."""
+        shown = self.shown()
+        if shown is None:
+            return []
+        left = [one for one in self.objects("g", "s", "v") if one.owner.epoch <= self.owner.epoch]
+        dropped = [str(one) for one in left if str(one) != shown.generation]
+        for name in dropped:
+            self.drop(name)
+        return dropped
+
+    # --- rows that were deleted ------------------------------------------------------------------------------------
+
+    def clean_tombstones(self, shown: Shown, before_epoch: int, at_least: int) -> int:
+        """Remove for good what was deleted by earlier claims long ago, the rows first and what says so afterwards.
+
+        The other way round a row would be seen again between the two.
+        """
+        name, key = self.path(shown.generation), ", ".join(map(quoted, shown.key))
+        horizon = before_epoch << _PART_BITS
+        gone = (
+            f"SELECT {key} FROM {name} GROUP BY {key}"
+            f" HAVING argMax({DELETED}, {VERSION}) = 1 AND max({VERSION}) < {horizon}"
+        )
+        found = int(self._session.value(f"SELECT count() FROM {name} WHERE {DELETED} = 1 AND {VERSION} < {horizon}"))
+        if found < at_least:
+            return 0
+        for deleted in (0, 1):
+            self._session.command(f"ALTER TABLE {name} DELETE WHERE {DELETED} = {deleted} AND ({key}) IN ({gone})")
+        return found
+
+
+def comment_prefix(database: str, table: str) -> str:
+    """What stands in the server's list of statements before the owner."""
+    return f"vitrina {database}.{table}"
+
+
+def counted(accepted: Accepted) -> str:
+    ranges = [
+        f"{VERSION} BETWEEN {version_of(epoch, first)} AND {version_of(epoch, last)}"
+        for epoch, (first, last) in accepted
+    ]
+    return " OR ".join(ranges) or "0"
+
+
+def _notes(comment: str) -> Mapping[str, Any] | None:
+    try:
+        found = json.loads(comment)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and found.get("vitrina") == 1 else None
+
+
+def _create(path: str, layout: Layout) -> str:
+    options = layout.options
+    columns = [f"{quoted(one.name)} {one.full_kind}" for one in layout.fields]
+    columns += [f"{VERSION} UInt64", f"{DELETED} UInt8"]
+    versions = f"({VERSION}, {DELETED})" if options.is_versioned else ""
+    # Its name is ours alone: if it is there, an answer was lost.
+    clauses = [f"CREATE TABLE IF NOT EXISTS {path} ({', '.join(columns)})", f"ENGINE = {options.engine}{versions}"]
+    if options.partition:
+        function, column = options.partition
+        clauses.append(f"PARTITION BY {function}({quoted(column)})" if function else f"PARTITION BY {quoted(column)}")
+    order = ", ".join(map(quoted, options.order_by or layout.key))
+    clauses.append(f"ORDER BY ({order})")
+    if options.expiry:
+        column, number, unit = options.expiry
+        clauses.append(f"TTL toDateTime({quoted(column)}) + INTERVAL {number} {unit}")
+    settings: dict[str, int | str] = dict(options.settings)
+    if "Replicated" not in options.engine:
+        settings["non_replicated_deduplication_window"] = _REMEMBERED_INSERTS
+    if set(options.order_by or ()) - set(layout.key) or (options.partition and options.partition[1] not in layout.key):
+        settings["allow_nullable_key"] = 1
+    told = ", ".join(
+        f"{name} = {literal(value) if isinstance(value, str) else value}" for name, value in settings.items()
+    )
+    return " ".join([*clauses, f"SETTINGS {told}"] if told else clauses)

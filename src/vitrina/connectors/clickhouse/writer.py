@@ -1,0 +1,273 @@
+"""The data side of a load: batches are converted and inserted, rows that the table cannot hold become dead letters.
+
+A thread inserts what has come together during the insert before, so that small batches make no small inserts.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vitrina.connectors.clickhouse import types
+from vitrina.connectors.clickhouse.tables import DELETED, VERSION, Layout, version_of
+from vitrina.errors import BadKey, FatalError, TargetMismatch, TransientError
+from vitrina.ports.batch import Counts, DeadLetter, PartId, Written
+from vitrina.ports.target import Receipt
+
+_ROW = "_vitrina_row"
+# Of batches that are inserted together.
+_GROUP_BYTES = 64 << 20
+
+Insert = Callable[[pa.Table, PartId, str], None]
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A batch as it is inserted, and what is left of it."""
+
+    rows: pa.Table
+    upserts: int = 0
+    deletes: int = 0
+    # Whether its rows are seen with their part; those of a load count when it is published.
+    merges: bool = False
+    letters: tuple[DeadLetter, ...] = ()
+    delivered: frozenset[str] = frozenset()
+
+    @property
+    def written(self) -> Written:
+        counts = Counts(inserted=self.upserts, deleted=self.deletes) if self.merges else Counts()
+        return Written(self.upserts + self.deletes, self.letters, self.delivered, counts)
+
+
+@dataclass(frozen=True)
+class Converter:
+    """Turns batches of a run into rows of a table.
+
+    `merges`: of several rows with one key the last counts, and `delete_when` makes tombstones; a full load leaves such
+    rows out.
+    """
+
+    layout: Layout
+    delete_when: str | None
+    merges: bool
+    watched: set[str] | None = None
+
+    def convert(self, rows: pa.Table, part: PartId) -> Converted:
+        if rows.num_rows == 0:
+            return Converted(rows)
+        gone = self._gone(rows)
+        columns = {one.name: types.sent(self._column(rows, one.name), one) for one in self.layout.fields}
+        table = pa.table(columns)
+        self._refuse_null_keys(table)
+        if self.merges:
+            kept = self._latest(table)
+            table, gone = (table, gone) if kept is None else (table.take(kept), gone.take(kept))
+        upserts, removals = table.filter(pc.invert(gone)), table.filter(gone)
+        upserts, letters = self._without_unfit(upserts)
+        parts = [self._versioned(upserts, part, deleted=0)]
+        if self.merges and removals.num_rows:
+            parts.append(self._versioned(self._tombstones(removals.select(list(self.layout.key))), part, deleted=1))
+        deletes = removals.num_rows if self.merges else 0
+        made = pa.concat_tables(parts)
+        return Converted(made, upserts.num_rows, deletes, self.merges, letters, self._delivered(made))
+
+    def tombstones(self, keys: Sequence[Sequence[str]], part: PartId) -> pa.Table:
+        """Rows that say that these keys are deleted; the server reads the texts in the types of the key."""
+        columns = [pa.array([key[at] for key in keys], pa.string()) for at in range(len(self.layout.key))]
+        return self._versioned(self._tombstones(pa.table(columns, names=list(self.layout.key))), part, deleted=1)
+
+    def _column(self, rows: pa.Table, name: str) -> pa.ChunkedArray:
+        if name not in rows.column_names:
+            raise TargetMismatch(f"column {name!r} is not in a batch that came: it has {', '.join(rows.column_names)}")
+        return rows.column(name)
+
+    def _gone(self, rows: pa.Table) -> pa.ChunkedArray:
+        name = self.delete_when
+        if name is None:
+            return pa.chunked_array([pa.array([False] * rows.num_rows, pa.bool_())])
+        column = self._column(rows, name)
+        if not pa.types.is_boolean(column.type):
+            raise FatalError(f"delete_when names {name!r}, which is {column.type} and not boolean")
+        return pc.fill_null(column, False)
+
+    def _refuse_null_keys(self, table: pa.Table) -> None:
+        for name in self.layout.key:
+            if table.column(name).null_count:
+                raise BadKey(f"target_key column {name!r} is NULL in {table.column(name).null_count} row(s)")
+
+    def _latest(self, table: pa.Table) -> pa.Array | None:
+        """The places of the rows that count; None: all of them do."""
+        names = list(self.layout.key)
+        keyed = table.select(names).append_column(_ROW, pa.array(range(table.num_rows), pa.int64()))
+        grouped = keyed.group_by(names).aggregate([(_ROW, "max")])
+        if grouped.num_rows == table.num_rows:
+            return None
+        return grouped.column(f"{_ROW}_max").combine_chunks().sort()
+
+    def _without_unfit(self, table: pa.Table) -> tuple[pa.Table, tuple[DeadLetter, ...]]:
+        if table.num_rows == 0:
+            return table, ()
+        reasons: dict[int, str] = {}
+        for one in self.layout.fields:
+            if found := types.unfit(table.column(one.name), one):
+                places = [at for at, is_bad in enumerate(found[0].to_pylist()) if is_bad]
+                reasons |= {at: found[1] for at in places if at not in reasons}
+        if not reasons:
+            return table, ()
+        bad = table.take(sorted(reasons))
+        letters = tuple(
+            DeadLetter.about(name, reasons[at], document)
+            for at, name, document in zip(sorted(reasons), self._ids(bad), _documents(bad), strict=True)
+        )
+        return table.take([at for at in range(table.num_rows) if at not in reasons]), letters
+
+    def _tombstones(self, keys: pa.Table) -> pa.Table:
+        columns = {}
+        for one in self.layout.fields:
+            if one.name in self.layout.key:
+                columns[one.name] = keys.column(one.name)
+            elif one.is_array:
+                columns[one.name] = pa.chunked_array([pa.array([[]] * keys.num_rows, one.sent_as)])
+            else:
+                columns[one.name] = pa.chunked_array([pa.nulls(keys.num_rows, one.sent_as)])
+        return pa.table(columns)
+
+    def _versioned(self, table: pa.Table, part: PartId, *, deleted: int) -> pa.Table:
+        version = pa.scalar(version_of(part.epoch, part.number), pa.uint64())
+        return table.append_column(VERSION, pa.repeat(version, table.num_rows)).append_column(
+            DELETED, pa.repeat(pa.scalar(deleted, pa.uint8()), table.num_rows)
+        )
+
+    def _delivered(self, rows: pa.Table) -> frozenset[str]:
+        return frozenset(self._ids(rows)) & self.watched if self.watched else frozenset()
+
+    def _ids(self, rows: pa.Table) -> list[str]:
+        return [letter_name(key) for key in self.keys(rows)]
+
+    def keys(self, rows: pa.Table) -> list[tuple[str, ...]]:
+        columns = [types.key_texts(rows.column(name)) for name in self.layout.key]
+        return [tuple(str(one) for one in key) for key in zip(*columns, strict=True)]
+
+
+def letter_name(key: Sequence[str]) -> str:
+    """What a row's dead letter is known by: its key, joined with `|`."""
+    return key[0] if len(key) == 1 else "|".join(re.sub(r"([|\\])", r"\\\1", part) for part in key)
+
+
+def _documents(rows: pa.Table) -> list[bytes]:
+    readable = pa.table({name: types.readable(rows.column(name)) for name in rows.column_names})
+    return [json.dumps(row, ensure_ascii=False, default=_as_json).encode() for row in readable.to_pylist()]
+
+
+def _as_json(value: Any) -> Any:
+    return types.key_texts(pa.chunked_array([[value]]))[0] if isinstance(value, bytes) else str(value)
+
+
+@dataclass
+class _Sent:
+    rows: pa.Table
+    part: PartId
+    token: str
+    done: "Future[None]" = field(default_factory=Future)
+
+
+class GroupingWriter:
+    """Inserts batches in the order in which they came, several of them at once when they wait."""
+
+    timed_as = "stage"
+
+    def __init__(self, converter: Converter, insert: Insert, *, ahead: int, groups: bool) -> None:
+        self._converter = converter
+        self._insert = insert
+        self.ahead = ahead
+        self._groups = groups
+        self._queue: SimpleQueue[_Sent | None] = SimpleQueue()
+        self._pieces: dict[PartId, int] = {}
+        self._error: BaseException | None = None
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="clickhouse-insert", daemon=True)
+        self._thread.start()
+
+    def write(self, rows: pa.Table, part: PartId) -> Receipt:
+        if self._is_closed:
+            raise TransientError("the load was ended while rows were on their way")
+        converted = self._converter.convert(rows, part)
+        if converted.rows.num_rows == 0:
+            return lambda: converted.written
+        piece = self._pieces[part] = self._pieces.get(part, 0) + 1
+        sent = _Sent(converted.rows, part, f"{part.epoch}-{part.number}-{piece}")
+        written = converted.written
+        self._queue.put(sent)
+        if self._is_closed:
+            self.drain()
+            self._refuse_rest()
+
+        def arrived() -> Written:
+            sent.done.result()
+            return written
+
+        return arrived
+
+    def pieces(self, part: PartId) -> int:
+        return self._pieces.get(part, 0)
+
+    def close(self) -> None:
+        """Called from any thread; what was sent off comes to its end."""
+        self._is_closed = True
+        self._queue.put(None)
+
+    def drain(self) -> None:
+        self.close()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (first := self._queue.get()) is not None:
+            group, is_last = self._gathered(first)
+            self._send(group)
+            if is_last:
+                return
+
+    def _refuse_rest(self) -> None:
+        """What came after the end is waited for by somebody: it is answered."""
+        while True:
+            try:
+                left = self._queue.get_nowait()
+            except Empty:
+                return
+            if left is not None:
+                left.done.set_exception(TransientError("the load was ended while rows were on their way"))
+
+    def _gathered(self, first: _Sent) -> tuple[list[_Sent], bool]:
+        group, size = [first], first.rows.nbytes
+        while self._groups and size < _GROUP_BYTES:
+            try:
+                more = self._queue.get_nowait()
+            except Empty:
+                break
+            if more is None:
+                return group, True
+            group.append(more)
+            size += more.rows.nbytes
+        return group, False
+
+    def _send(self, group: list[_Sent]) -> None:
+        """After a failed insert nothing is sent: the batches after it would be there without those before."""
+        try:
+            if self._error is not None:
+                raise self._error
+            rows = pa.concat_tables([one.rows for one in group])
+            self._insert(rows, group[0].part, "+".join(one.token for one in group))
+        except BaseException as exc:  # noqa: BLE001 - raised where the batch is waited for
+            self._error = exc
+            for one in group:
+                one.done.set_exception(exc)
+        else:
+            for one in group:
+                one.done.set_result(None)

@@ -1,0 +1,132 @@
+"""Objects of an S3 bucket, by obstore: it is the client that can put an object on a condition."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from vitrina.connectors.files.objects import Changed, Listed, Stored, Version
+from vitrina.connectors.files.urls import Bucket
+from vitrina.errors import ConfigError, Disconnected, FatalError
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+# A busy server is asked again by obstore itself, for this long; then the run waits and tries again.
+_RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
+_CONNECT_SECONDS, _REQUEST_SECONDS = 10, 120
+# What one request deletes.
+_DELETED_AT_ONCE = 1000
+
+
+class BucketObjects:
+    """A prefix of a bucket."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self._store = _open(bucket)
+
+    def find(self, name: str) -> Stored | None:
+        try:
+            with self._translated(name):
+                found = _obstore().get(self._store, name)
+                content = bytes(found.bytes())
+        except FileNotFoundError:
+            return None
+        version = found.meta["e_tag"]
+        if version is None:
+            raise FatalError(f"{self._bucket.endpoint or 'the S3 server'} gives no ETag, which every write depends on")
+        return Stored(content, version)
+
+    def get(self, name: str) -> bytes:
+        with self._translated(name):
+            return bytes(_obstore().get(self._store, name).bytes())
+
+    def put(self, name: str, content: memoryview) -> None:
+        """Write in one request: an upload in parts that is never finished would stay, unseen and paid for."""
+        with self._translated(name):
+            _obstore().put(self._store, name, content, use_multipart=False)
+
+    def replace(self, name: str, content: bytes, expected: Version | None) -> None:
+        mode: Any = "create" if expected is None else {"e_tag": expected}
+        with self._translated(name):
+            try:
+                _obstore().put(self._store, name, content, mode=mode, use_multipart=False)
+            except FileNotFoundError as exc:  # deleted since it was read
+                raise Changed(name) from exc
+
+    def list(self, prefix: str) -> Iterator[Listed]:
+        with self._translated(prefix):
+            for page in _obstore().list(self._store, prefix, chunk_size=1000):
+                for one in page:
+                    yield Listed(str(one["path"]), int(one["size"]), one["last_modified"].timestamp())
+
+    def delete(self, names: Iterable[str]) -> None:
+        every = list(names)
+        for start in range(0, len(every), _DELETED_AT_ONCE):
+            with self._translated(every[start]):
+                try:
+                    _obstore().delete(self._store, every[start : start + _DELETED_AT_ONCE])
+                except FileNotFoundError:
+                    continue  # another runner was faster
+
+    @contextmanager
+    def _translated(self, name: str) -> Iterator[None]:
+        errors = _obstore().exceptions
+        where = f"s3://{self._bucket.name}/{self._bucket.prefix}"
+        try:
+            yield
+        except (errors.PreconditionError, errors.AlreadyExistsError) as exc:
+            raise Changed(name) from exc
+        except FileNotFoundError as exc:  # obstore's own error is one of these
+            self._refuse_missing_bucket(exc)
+            raise
+        except (errors.PermissionDeniedError, errors.UnauthenticatedError) as exc:
+            raise FatalError(
+                f"the S3 server refuses the keys of the connection for {where}: {_first_line(exc)}"
+            ) from exc
+        except errors.NotSupportedError as exc:
+            raise FatalError(
+                f"the S3 server of {where} cannot put an object on a condition: {_first_line(exc)}"
+            ) from exc
+        except (errors.BaseError, OSError) as exc:
+            self._refuse_missing_bucket(exc)
+            raise Disconnected(f"{where}: {_first_line(exc)}") from exc
+
+    def _refuse_missing_bucket(self, exc: Exception) -> None:
+        if "NoSuchBucket" in str(exc):
+            raise FatalError(f"there is no bucket {self._bucket.name}: create it, or mend the URL") from exc
+
+
+def _open(bucket: Bucket) -> "S3Store":
+    from_url = {name: bucket.parameters[name] for name in _GIVEN if name in bucket.parameters}
+    config: Any = from_url | {"virtual_hosted_style_request": not bucket.path_style}
+    if bucket.endpoint and "region" not in config:
+        config["region"] = "us-east-1"  # of servers that are not Amazon's, which have none
+    client: Any = {
+        "allow_http": bool(bucket.endpoint and bucket.endpoint.startswith("http://")),
+        "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+        "timeout": timedelta(seconds=_REQUEST_SECONDS),
+    }
+    retries: Any = _RETRIES
+    return _obstore().store.S3Store(
+        bucket.name, prefix=bucket.prefix or None, config=config, client_options=client, retry_config=retries
+    )
+
+
+_GIVEN = ("endpoint", "region", "access_key_id", "secret_access_key", "session_token")
+
+
+def _obstore() -> Any:
+    try:
+        import obstore
+        import obstore.exceptions
+        import obstore.store
+    except ImportError as exc:
+        raise ConfigError("S3 needs the package obstore: install vitrina[lake] where the runners are") from exc
+    return obstore
+
+
+def _first_line(exc: BaseException) -> str:
+    """Say what the server said, without the page of XML that came with it."""
+    return (str(exc).partition("<?xml")[0].strip().splitlines() or [type(exc).__name__])[0][:300]

@@ -1,0 +1,188 @@
+"""The manifest of a target: the one object that says which files count. Nothing is visible before it says so."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+from uuid import uuid4
+
+from vitrina.connectors.files.objects import Changed, Objects, Version
+from vitrina.errors import Disconnected, FatalError, LeaseLost
+from vitrina.ports.schema import Column
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+# Other pipelines may write to a shared target: so often is a change tried on top of theirs.
+_TRIES = 20
+_PAUSE_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A Parquet file, by its path below the target's folder."""
+
+    path: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What readers see. `log`: a key may be there several times, and its highest `_version` counts."""
+
+    name: str
+    kind: Literal["snapshot", "log"]
+    key: tuple[str, ...]
+    columns: tuple[Column, ...]
+    partition_by: tuple[str, ...] = ()
+    files: tuple[DataFile, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "generation": self.name,
+            "kind": self.kind,
+            "key": list(self.key),
+            "columns": [{"name": column.name, "type": column.type} for column in self.columns],
+            "partition_by": list(self.partition_by),
+            "rows": self.rows,
+            "files": [vars(file) for file in self.files],
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> "Generation":
+        return cls(
+            found["generation"],
+            found["kind"],
+            tuple(found["key"]),
+            tuple(Column(column["name"], column["type"]) for column in found["columns"]),
+            tuple(found["partition_by"]),
+            tuple(DataFile(file["path"], file["rows"], file["bytes"]) for file in found["files"]),
+        )
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What a pipeline has done to the target: the epoch of its last claim, and the last load that it published."""
+
+    epoch: int = 0
+    load: str | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All of it. Fields that this version does not know are not kept: another format is refused."""
+
+    shown: Generation | None = None
+    # Replaced generations that are kept, the latest first.
+    previous: tuple[Generation, ...] = ()
+    # Of pipelines that write here, by their ids.
+    writers: Mapping[str, Writing] = field(default_factory=dict)
+    # The highest sequence number of a visible file: `_version` counts on from it.
+    last_sequence: int = 0
+    # Tells this content from every other, so that a writer whose reply was lost recognises its own.
+    change: str = ""
+
+    def named(self) -> set[str]:
+        """List the paths of all files that may be read."""
+        generations = (*((self.shown,) if self.shown else ()), *self.previous)
+        return {file.path for generation in generations for file in generation.files}
+
+    def writing(self, pipeline: str, **what: Any) -> "Manifest":
+        now = replace(self.writers.get(pipeline, Writing()), **what)
+        return replace(self, writers={**self.writers, pipeline: now})
+
+    def to_bytes(self) -> bytes:
+        shown = self.shown.as_json() if self.shown else {"generation": None, "files": []}
+        found = {
+            "format": FORMAT,
+            **shown,
+            "previous": [generation.as_json() for generation in self.previous],
+            "writers": {pipeline: vars(writing) for pipeline, writing in self.writers.items()},
+            "last_sequence": self.last_sequence,
+            "change": self.change,
+        }
+        return json.dumps(found, ensure_ascii=False, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "Manifest":
+        try:
+            found = json.loads(content)
+            if found["format"] != FORMAT:
+                raise FatalError(f"{MANIFEST} is of format {found['format']}, and this version reads {FORMAT}: upgrade")
+            return cls(
+                Generation.from_json(found) if found["generation"] else None,
+                tuple(map(Generation.from_json, found["previous"])),
+                {pipeline: Writing(**writing) for pipeline, writing in found["writers"].items()},
+                found["last_sequence"],
+                found["change"],
+            )
+        except (ValueError, KeyError, TypeError) as exc:
+            raise FatalError(f"{MANIFEST} is none that Vitrina wrote: move it away, or choose another target") from exc
+
+
+class Ledger:
+    """The manifest as one claim of a pipeline may change it."""
+
+    def __init__(
+        self, objects: Objects, folder: str, *, pipeline: str, epoch: int, wait: Callable[[float], object]
+    ) -> None:
+        self._objects = objects
+        self._name = f"{folder}/{MANIFEST}"
+        self._pipeline = pipeline
+        self._epoch = epoch
+        self._wait = wait
+
+    def read(self) -> Manifest:
+        return self._find()[0]
+
+    def seize(self) -> None:
+        """Put the claim's epoch on record. What is on its way from before expects a manifest that no longer is."""
+
+        def take(found: Manifest) -> Manifest:
+            if found.writers.get(self._pipeline, Writing()).epoch > self._epoch:
+                raise self._late()
+            return found.writing(self._pipeline, epoch=self._epoch)
+
+        self._change(take)
+
+    def change(self, make: Callable[[Manifest], Manifest]) -> Manifest:
+        """Replace the manifest by what `make` makes of it, as long as the claim is the latest of its pipeline."""
+
+        def held(found: Manifest) -> Manifest:
+            if found.writers.get(self._pipeline, Writing()).epoch != self._epoch:
+                raise self._late()
+            return make(found)
+
+        return self._change(held)
+
+    def _change(self, make: Callable[[Manifest], Manifest]) -> Manifest:
+        change = uuid4().hex
+        for attempt in range(_TRIES):
+            pause = _PAUSE_SECONDS[min(attempt, len(_PAUSE_SECONDS) - 1)]
+            found, version = self._find()
+            if found.change == change:
+                return found  # it was applied, and the reply was lost
+            wanted = replace(make(found), change=change)
+            try:
+                self._objects.replace(self._name, wanted.to_bytes(), version)
+            except Changed:
+                self._wait(pause)
+            except Disconnected:
+                # It may have been applied, or be on its way: the next look tells, and a late one finds another version.
+                if attempt >= len(_PAUSE_SECONDS):
+                    raise
+                self._wait(pause)
+            else:
+                return wanted
+        raise Disconnected(f"{self._name} keeps changing: other pipelines write to it all the time")
+
+    def _find(self) -> tuple[Manifest, Version | None]:
+        found = self._objects.find(self._name)
+        return (Manifest.from_bytes(found.content), found.version) if found else (Manifest(), None)
+
+    def _late(self) -> LeaseLost:
+        return LeaseLost(f"{self._name} was seized by a later claim than that of epoch {self._epoch}")

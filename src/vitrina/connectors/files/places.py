@@ -1,0 +1,15 @@
+"""Opening the place of a connection: a folder or a bucket."""
+
+from vitrina.connectors.files.folder import FolderObjects
+from vitrina.connectors.files.objects import Objects
+from vitrina.connectors.files.urls import Folder, Place
+
+
+def open_place(place: Place) -> Objects:
+    """Open it; nothing is read or written yet."""
+    if isinstance(place, Folder):
+        return FolderObjects(place.path)
+    # Here: folders need no package.
+    from vitrina.connectors.files.bucket import BucketObjects
+
+    return BucketObjects(place)

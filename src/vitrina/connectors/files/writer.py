@@ -1,0 +1,196 @@
+"""The data side of a load: batches are collected into files, which are encoded and sent by a thread of their own."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vitrina.connectors.files import parquet
+from vitrina.connectors.files.columns import DELETED, ROW_BITS, TECHNICAL, VERSION, Layout, comparable, require_key
+from vitrina.connectors.files.manifest import DataFile
+from vitrina.connectors.files.names import DATA, FileName
+from vitrina.connectors.files.objects import Objects
+from vitrina.errors import Disconnected, DuplicateKeys, RunError
+from vitrina.ports.batch import Counts, PartId, Written
+from vitrina.ports.target import Receipt
+
+# What is sent again when the place does not answer: names are used once, so that doing it twice does no harm.
+_SENDS = 3
+_MANY = 10_000
+# A batch counts only when its file has arrived: of a slow source, files are ended after this time.
+SLOW_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Where and how the files of one load are written."""
+
+    objects: Objects
+    folder: str
+    generation: str
+    owner: str
+    epoch: int
+    attempt: str
+    layout: Layout
+    packing: parquet.Packing
+    file_bytes: int
+    # Returns the sequence number of a part, from which the versions of its rows are made.
+    sequence: Callable[[int], int]
+    # Rows that the source calls deleted are written as such; a snapshot leaves them out.
+    keeps_deleted: bool
+    refuses_repeats: bool
+    wait: Callable[[float], object]
+
+
+@dataclass
+class Clump:
+    """Rows of parts in a row, which become the files of one group."""
+
+    first: int
+    last: int
+    tables: list[pa.Table] = field(default_factory=list)
+    size: int = 0
+    since: float = field(default_factory=time.monotonic)
+    files: "Future[Group] | None" = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files that hold the rows of some parts, all of them or, between partitions, some of each."""
+
+    epoch: int
+    attempt: str
+    first: int
+    last: int
+    files: tuple[DataFile, ...]
+    # The least and the greatest value of the key's first column; None: nobody has looked.
+    extent: tuple[Any, Any] | None = None
+
+
+class FilesWriter:
+    """Takes the batches of one window. A batch has arrived when the files with its rows are in the place."""
+
+    timed_as = "stage"
+
+    def __init__(self, writing: Writing, arrived: Callable[[Group], None]) -> None:
+        self._writing = writing
+        self._arrived = arrived
+        self._clump: Clump | None = None
+        # Of the part that is being written, which may come in pieces.
+        self._part, self._row = 0, 0
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="vitrina-files")
+        self._is_closed = False
+
+    @property
+    def ahead(self) -> int:
+        """The bytes that are on their way end a file long before this many batches do; a slow source, time does."""
+        waits = self._clump is not None and time.monotonic() - self._clump.since > SLOW_SECONDS
+        return 0 if waits else _MANY
+
+    def write(self, rows: pa.Table, part: PartId) -> Receipt:
+        # Where no row is left after the steps, there are no columns either.
+        table, counts = self._shaped(rows, part.number) if rows.num_rows else (rows, Counts())
+        clump = self._clump = self._clump or Clump(part.number, part.number)
+        clump.last = part.number
+        if table.num_rows:
+            clump.tables.append(table)
+            clump.size += table.nbytes
+        if clump.size >= self._writing.file_bytes:
+            self._send(clump)
+        written = Written(table.num_rows, counts=counts)
+
+        def arrived() -> Written:
+            (clump.files or self._send(clump)).result()
+            return written
+
+        return arrived
+
+    def close(self) -> None:
+        """Give up what has not arrived: nobody waits for it any more."""
+        self._is_closed = True
+        self._sender.shutdown(wait=False, cancel_futures=True)
+
+    def finish(self) -> None:
+        """Wait until nothing is on its way."""
+        self.close()
+        self._sender.shutdown(wait=True)
+
+    def _shaped(self, rows: pa.Table, number: int) -> tuple[pa.Table, Counts]:
+        """Bring rows into the form of a file, each with its version."""
+        layout, writing = self._writing.layout, self._writing
+        deleted = layout.deleted(rows)
+        if deleted is not None and not writing.keeps_deleted:
+            rows, deleted = rows.filter(pc.invert(deleted)), None
+        table = layout.fitted(rows)
+        require_key(table, layout.key)
+        if deleted is None:
+            deleted = pa.repeat(False, table.num_rows)
+        gone = pc.sum(deleted).as_py() or 0
+        table = table.append_column(TECHNICAL.field(VERSION), self._versions(table.num_rows, number))
+        table = table.append_column(TECHNICAL.field(DELETED), deleted)
+        return table, Counts(inserted=table.num_rows - gone, deleted=gone)
+
+    def _versions(self, count: int, number: int) -> pa.Array:
+        if number != self._part:
+            self._part, self._row = number, 0
+        first = (self._writing.sequence(number) << ROW_BITS) + self._row
+        self._row += count
+        return pa.array(range(first, first + count), pa.int64())
+
+    def _send(self, clump: Clump) -> "Future[Group]":
+        self._clump = None
+        tables, clump.tables = clump.tables, []
+        clump.files = self._sender.submit(self._sent, clump.first, clump.last, tables)
+        return clump.files
+
+    def _sent(self, first: int, last: int, tables: list[pa.Table]) -> Group:
+        writing = self._writing
+        if not tables:
+            return Group(writing.epoch, writing.attempt, first, last, ())
+        rows = parquet.sorted_by_key(pa.concat_tables(tables).combine_chunks(), writing.layout.key)
+        tables.clear()
+        if writing.refuses_repeats:
+            refuse_repeats(rows, writing.layout)
+        files = []
+        for place, (folder, part) in enumerate(parquet.partitions(rows, writing.layout)):
+            name = FileName(writing.owner, writing.epoch, writing.attempt, first, last, place, part.num_rows)
+            content = parquet.encode(part, writing.layout.key, writing.packing)
+            path = f"{DATA}/{writing.generation}/{folder}{name}"
+            self._put(f"{writing.folder}/{path}", content)
+            files.append(DataFile(path, part.num_rows, content.nbytes))
+        group = Group(writing.epoch, writing.attempt, first, last, tuple(files), extent_of(rows, writing.layout))
+        self._arrived(group)
+        return group
+
+    def _put(self, name: str, content: memoryview) -> None:
+        for attempt in range(1, _SENDS + 1):
+            if self._is_closed:
+                raise RunError("the load was given up")
+            try:
+                self._writing.objects.put(name, content)
+                return
+            except Disconnected:
+                if attempt == _SENDS:
+                    raise
+                self._writing.wait(float(attempt))
+
+
+def refuse_repeats(rows: pa.Table, layout: Layout) -> None:
+    """Refuse rows, sorted by key, of which several have one."""
+    repeated = parquet.repeated_key(rows, layout.key)
+    if repeated:
+        shown = ", ".join(f"{name} = {value}" for name, value in repeated.items())
+        raise DuplicateKeys(
+            f"several rows have the key {shown}: change target_key ({', '.join(layout.key)}), or group them in the"
+            " query"
+        )
+
+
+def extent_of(rows: pa.Table, layout: Layout) -> tuple[Any, Any]:
+    """Return the least and the greatest value of the key's first column; the rows are sorted by it."""
+    first = comparable(rows.select([layout.key[0]])).column(0)
+    return first[0].as_py(), first[-1].as_py()

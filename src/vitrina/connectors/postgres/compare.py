@@ -1,0 +1,286 @@
+"""Rows in Postgres as a side: the same questions in SQL to the source and to the mart, answered in one text form."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+
+from vitrina.errors import BadKey, FatalError
+from vitrina.ports.batch import Key
+from vitrina.ports.compare import Extent, RowImage
+from vitrina.store.database import Connection
+
+# A session that compares is idle while the other side works.
+SESSION = {
+    "idle_in_transaction_session_timeout": "0",
+    "cursor_tuple_fraction": "1",
+}
+_FETCH_ROWS = 5_000
+
+# Key types whose equal values have one text each. The others are brought into one form, or refused.
+_ONE_TEXT = (
+    "smallint", "integer", "bigint", "uuid", "text", "character varying", "date", "timestamp", "time", "boolean",
+    "bytea", "oid", "name", "inet", "cidr", "macaddr", "money",
+)  # fmt: skip
+_ONE_FORM = {
+    "numeric": "trim_scale({})",
+    "real": "({} + 0)",
+    "double precision": "({} + 0)",
+    "interval": "justify_interval({})",
+    "character": "({}::text)",
+}
+# Least and greatest are compared as what they are; everything else as text, bytewise.
+_ORDERED = ("smallint", "integer", "bigint", "numeric", "real", "double precision", "date", "timestamp")
+
+
+@dataclass(frozen=True)
+class Field:
+    """A compared column: how this side spells it in the type of the mart, and that type."""
+
+    name: str
+    expression: Composable
+    type: str
+
+
+@dataclass(frozen=True)
+class TableSide:
+    """A FROM item on a connection. `young` is true of rows that the mart may not have yet."""
+
+    connection: Connection
+    head: Composable
+    source: Composable
+    key: tuple[Field, ...]
+    columns: tuple[Field, ...]  # compared; the key is not among them
+    translate: Callable[[psycopg.Error], Exception]
+    condition: Composable = field(default_factory=lambda: SQL("true"))
+    young: Composable = field(default_factory=lambda: SQL("false"))
+    # Several rows of one key: the first in this order is the one that the mart has. Empty: there must be one only.
+    latest: tuple[Composable, ...] = ()
+    cursor: Field | None = None
+
+    listed_at_once = None  # they come sorted, and never all of them at a time
+
+    @property
+    def key_names(self) -> list[str]:
+        return [field.name for field in self.key]
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Open a block that sees one state, that of its beginning; nothing that a query does in it stays."""
+        with self._translating(), self.connection.transaction(force_rollback=True):
+            self.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            for name, value in SESSION.items():
+                self.connection.execute(SQL("SET LOCAL {} = {}").format(Identifier(name), Literal(value)))
+            # The first query decides which state is seen; whoever opens two sides relies on their order.
+            self.connection.execute("SELECT 1")
+            yield
+
+    def encoding(self) -> str:
+        return str(self._one(SQL("SELECT current_setting('server_encoding')"))[0])
+
+    # --- questions -----------------------------------------------------------------------------------------------
+
+    def extent(self) -> Extent:
+        """Count the rows, and find between which values they are: one scan."""
+        fields = [*self.key, *([self.cursor] if self.cursor else [])]
+        # Where several rows may share a key, keys are counted: the mart has one row for each.
+        count = SQL("count(DISTINCT {})").format(self._place()) if self.latest else SQL("count(*)")
+        outputs: list[Composable] = [count, SQL("{} FILTER (WHERE {})").format(count, self.young)]
+        outputs += [
+            SQL("{}({})::text").format(SQL(function), _ordered(field))
+            for function in ("min", "max")
+            for field in fields
+        ]
+        rows, young, *ends = self._one(self._select(outputs))
+        names = [field.name for field in fields]
+        return Extent(
+            rows,
+            young,
+            dict(zip(names, ends[: len(names)], strict=True)),
+            dict(zip(names, ends[len(names) :], strict=True)),
+        )
+
+    def total(self) -> tuple[int, str]:
+        """Return all rows in one sum: no groups, so Postgres spreads it over its workers."""
+        no_key = SQL(" OR ").join(SQL("{} IS NULL").format(field.expression) for field in self.key)
+        outputs = [
+            SQL("count(*)"),
+            SQL("sum({})::text").format(self._image()),
+            SQL("count(*) FILTER (WHERE {})").format(no_key),
+        ]
+        rows, total, keyless = self._one(self._select(outputs))
+        if keyless:
+            raise BadKey(
+                f"{keyless} row(s) have no key ({', '.join(field.name for field in self.key)} is NULL): filter such"
+                " rows out in the query, or change target_key"
+            )
+        return rows, total
+
+    def buckets(self, mask: int) -> dict[int, tuple[int, str]]:
+        """Group rows by a part of their key's hash: how many, and a sum of their images that no order changes."""
+        inner = self._select(
+            [SQL("{} AS place").format(self._place()), SQL("{} AS image").format(self._image())], bare=True
+        )
+        statement = SQL(
+            "{head} SELECT place & {mask}, count(*), sum(image)::text FROM ({rows}) AS r GROUP BY 1"
+        ).format(head=self.head, mask=Literal(mask), rows=inner)
+        # The planner takes every row for a group of its own, and would sort them all.
+        self.connection.execute("SET LOCAL enable_sort = off")
+        found = {bucket: (rows, total) for bucket, rows, total in self._all(statement)}
+        self.connection.execute("SET LOCAL enable_sort = on")
+        return found
+
+    def images_in(self, mask: int, buckets: Sequence[int]) -> Iterator[RowImage]:
+        return self._images(
+            SQL("{} & {} = ANY({}::bigint[])").format(self._place(), Literal(mask), Literal(list(buckets)))
+        )
+
+    def images_of(self, keys: Sequence[Key]) -> Iterator[RowImage]:
+        return self._images(self.has_key(keys))
+
+    def _images(self, where: Composable) -> Iterator[RowImage]:
+        """Give the rows that `where` is true of, by place and key; of several with one key, the latest alone."""
+        key_text = SQL('({}) COLLATE "C"').format(self._key_text())
+        outputs = [
+            SQL("{} AS place").format(self._place()),
+            SQL("{} AS key_text").format(key_text),
+            SQL("ARRAY[{}]").format(SQL(", ").join(SQL("{}::text").format(one_form(field)) for field in self.key)),
+            self._image(),
+            SQL("coalesce({}, false)").format(self.young),
+        ]
+        order = SQL(", ").join([SQL("1, 2"), *(SQL("{} DESC").format(column) for column in self.latest)])
+        statement = SQL("{} ORDER BY {}").format(self._select(outputs, where), order)
+        previous: RowImage | None = None
+        with self._translating(), self.connection.cursor(name="vitrina_images", row_factory=tuple_row) as cursor:
+            cursor.itersize = _FETCH_ROWS
+            cursor.execute(statement)
+            for place, text, key, image, young in cursor:
+                row = RowImage(place, text, tuple(key), image, young)
+                if previous is None or row.position != previous.position:
+                    yield row
+                elif not self.latest:
+                    raise BadKey(f"the key {text} comes more than once; a mart needs one row per key")
+                previous = row
+
+    def random_keys(self, count: int) -> list[Key]:
+        outputs = [SQL("{}::text").format(one_form(field)) for field in self.key]
+        statement = SQL("{} ORDER BY random() LIMIT {}").format(self._select(outputs), Literal(count))
+        return [tuple(row) for row in self._all(statement)]
+
+    def texts(self, keys: Sequence[Key]) -> dict[Key, dict[str, str | None]]:
+        """Give whole rows, column by column, as text."""
+        fields = (*self.key, *self.columns)
+        outputs = [SQL("{}::text").format(one_form(field)) for field in self.key]
+        outputs += [SQL("({})::text").format(field.expression) for field in fields]
+        statement = self._select(outputs, self.has_key(keys))
+        if self.latest:
+            statement = SQL("{} ORDER BY {}").format(
+                statement, SQL(", ").join(SQL("{} DESC").format(column) for column in self.latest)
+            )
+        found: dict[Key, dict[str, str | None]] = {}
+        for row in self._all(statement):
+            key, values = tuple(row[: len(self.key)]), row[len(self.key) :]
+            found.setdefault(key, dict(zip((field.name for field in fields), values, strict=True)))
+        return found
+
+    def has_key(self, keys: Sequence[Key]) -> Composed:
+        """Compare the bare columns, so that an index can be used."""
+        columns = [SQL("({})").format(field.expression) for field in self.key]
+        values = [Literal([key[position] for key in keys]) for position in range(len(self.key))]
+        if len(columns) == 1:
+            return SQL("{} = ANY({}::{}[])").format(columns[0], values[0], SQL(self.key[0].type))
+        names = [Identifier(f"k{position}") for position in range(len(columns))]
+        return SQL("({}) IN (SELECT {} FROM unnest({}) AS u({}))").format(
+            SQL(", ").join(columns),
+            SQL(", ").join(
+                SQL("u.{}::{}").format(name, SQL(field.type)) for name, field in zip(names, self.key, strict=True)
+            ),
+            SQL(", ").join(SQL("{}::text[]").format(value) for value in values),
+            SQL(", ").join(names),
+        )
+
+    # --- SQL -----------------------------------------------------------------------------------------------------
+
+    def _select(
+        self, outputs: Sequence[Composable], where: Composable | None = None, *, bare: bool = False
+    ) -> Composed:
+        return SQL("{head} SELECT {outputs} FROM {source} AS q WHERE {condition} AND {where}").format(
+            head=SQL("") if bare else self.head,
+            outputs=SQL(", ").join(outputs),
+            source=self.source,
+            condition=self.condition,
+            where=where or SQL("true"),
+        )
+
+    def _key_text(self) -> Composed:
+        if len(self.key) == 1:
+            return SQL("{}::text").format(one_form(self.key[0]))
+        # A key of several columns is one text whose parts cannot run into each other; NULL in any makes it NULL.
+        parts = [one_form(field) for field in self.key]
+        return SQL("CASE WHEN ({}) IS NOT NULL THEN ROW({})::text END").format(
+            SQL("ROW({})").format(SQL(", ").join(parts)), SQL(", ").join(parts)
+        )
+
+    def _place(self) -> Composed:
+        return SQL('hashtextextended(({}) COLLATE "C", 0)').format(self._key_text())
+
+    def _image(self) -> Composed:
+        """Hash the text of the whole row, in which NULL is not '', 1.0 is not 1.00 and no microsecond is lost."""
+        parts = [*(one_form(field) for field in self.key), *(field.expression for field in self.columns)]
+        return SQL('hashtextextended((ROW({})::text) COLLATE "C", 0)').format(SQL(", ").join(parts))
+
+    def _one(self, statement: Composed | SQL) -> tuple[Any, ...]:
+        [row] = self._all(statement)
+        return row
+
+    def _all(self, statement: Composed | SQL) -> list[tuple[Any, ...]]:
+        with self._translating(), self.connection.cursor(row_factory=tuple_row) as cursor:
+            # Prepared: users' SQL goes over the extended protocol only, one statement and never two.
+            return cursor.execute(statement, prepare=True).fetchall()
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as exc:
+            raise self.translate(exc) from exc
+
+
+def refuse_other_encoding(source: TableSide, target: TableSide) -> None:
+    encodings = source.encoding(), target.encoding()
+    if encodings[0] != encodings[1]:
+        raise FatalError(
+            f"the source's server encoding is {encodings[0]}, the target's {encodings[1]}: their texts have other"
+            " bytes, so hashes of them cannot be compared; move one of the two databases to the other's encoding"
+        )
+
+
+def one_form(field: Field) -> Composable:
+    """Bring values that are equal into one text: keys are matched by `=`."""
+    return SQL(_ONE_FORM.get(_base(field.type), "{}")).format(field.expression)
+
+
+def refuse_strange_keys(key: Sequence[Field], enums: frozenset[str]) -> None:
+    """Refuse types with several texts for equal values: one row would look missing and extra at once."""
+    for column in key:
+        base = _base(column.type)
+        known = base in _ONE_FORM or base in enums or base.startswith(_ONE_TEXT)
+        if not known or column.type.endswith("[]"):
+            raise FatalError(
+                f"cannot reconcile by key column {column.name!r} of type {column.type}: equal values of it may be"
+                " written differently; use a key of plain columns"
+            )
+
+
+def _ordered(field: Field) -> Composable:
+    if _base(field.type).startswith(_ORDERED):
+        return one_form(field)
+    return SQL('(({})::text COLLATE "C")').format(one_form(field))
+
+
+def _base(kind: str) -> str:
+    return kind.partition("(")[0].strip()

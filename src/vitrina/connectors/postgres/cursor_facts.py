@@ -1,0 +1,140 @@
+"""What a run finds out about its cursor before it reads: where it comes from, in which zone, what it promises."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from psycopg.sql import SQL, Identifier
+
+from vitrina.connectors.postgres import advice, provenance
+from vitrina.connectors.postgres import cursor as cursors
+from vitrina.connectors.postgres.cursor import Cursor
+from vitrina.connectors.postgres.source import Bounds
+from vitrina.errors import FatalError
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.source import Unseen
+from vitrina.sentences import say
+from vitrina.store import databases, named_sessions
+
+if TYPE_CHECKING:
+    from vitrina.connectors.postgres.query_source import QuerySource
+
+# Key of the checkpoint's identity: how many rows of the source were ever written, at the end of the last pass.
+CHANGES = "changes"
+# Which database the values of the cursor are of: a connection may be pointed to another one.
+SOURCE = "source"
+
+
+def choose_cursor(source: "QuerySource") -> Cursor:
+    """Choose the cursor, or say why a pass cannot be resumed from it."""
+    options = source.definition.options
+    cursor = cursors.cursor_of(source.definition, source.types)
+    source.on_standby = cursors.is_standby(source.reader.connection)
+    if source.on_standby:
+        cursors.refuse_on_standby(cursor, options)
+    if cursor.has_no_zone:
+        cursor = replace(cursor, zone=options.cursor_timezone or _default_zone(source))
+    source.cursor = cursor
+    source.provenance = provenance.of_cursor(source.reader, cursor, _origin(source, cursor))
+    _refuse_other_zone(source, cursor)
+    return cursor
+
+
+def _default_zone(source: "QuerySource") -> str:
+    """Find the zone in which `now()` is written by default. Our session says UTC, so another one is asked."""
+    name = source.definition.source_connection
+    found = named_sessions.find_timezone(source.settings, source.reader_url, name, source.session_name)
+    return "UTC" if found in ("Etc/UTC", "GMT", "Etc/GMT", "Etc/UCT", "UCT", "Zulu", "Etc/Zulu") else found
+
+
+def _refuse_other_zone(source: "QuerySource", cursor: Cursor) -> None:
+    """Refuse values from the future: they were written in another zone, and no clock says what may still come."""
+    if cursor.base_type != "timestamp without time zone":
+        return
+    newest = newest_cursor(source, cursor)
+    if newest is None or not cursors.is_ahead(source.reader.connection, cursor, newest):
+        return
+    raise FatalError(say("run.cursor_in_future", column=cursor.key, newest=newest, zone=cursor.zone))
+
+
+def guarantee(source: "QuerySource") -> str | None:
+    """Say what the pipeline promises about rows that commit late."""
+    if source.cursor is None:
+        return None
+    return cursors.guarantee(
+        source.cursor,
+        source.definition.options,
+        on_standby=source.on_standby,
+        is_computed=not source.provenance.is_column,
+        doubts=source.provenance.doubts,
+    )
+
+
+def warnings(source: "QuerySource", checkpoint: Checkpoint) -> list[str]:
+    """List reasons to expect rows that come late, or never."""
+    cursor, options = source.cursor, source.definition.options
+    if cursor is None:
+        return []
+    found: list[str] = []
+    if cursor.base_type == "timestamp without time zone" and not options.cursor_timezone:
+        found.append(say("warning.zone_assumed", column=cursor.key, zone=cursor.zone))
+    if source.on_standby:
+        found.append(say("warning.standby", seconds=options.lookback_seconds))
+    elif options.cursor_clock == "database" and source.provenance.doubts:
+        found += [say("warning.not_exact", because=doubt) for doubt in source.provenance.doubts]
+    elif guarantee(source) == "bounded-lag":
+        found.append(say("warning.other_clock"))
+    if guarantee(source) == "exact" and cursor.is_clock:
+        before = checkpoint.identity.get(CHANGES)
+        found += advice.clock_warnings(source.reader.connection, cursor, _origin(source, cursor), before)
+    return found + advice.cursor_warnings(source.reader.connection, cursor, _origin(source, cursor), options)
+
+
+def count_changes(source: "QuerySource") -> dict[str, Any] | None:
+    """Count what the next run compares with, where the database's clock is said to stamp the rows."""
+    cursor = source.cursor
+    if guarantee(source) != "exact" or cursor is None or not cursor.is_clock:
+        return None
+    return advice.count_changes(source.reader.connection, _origin(source, cursor))
+
+
+def source_identity(source: "QuerySource") -> str | None:
+    """Identify the database. A standby, and the server that it becomes, say the same; None: it may not be asked."""
+    seen = databases.look(source.reader.connection)
+    return seen.identity if seen else None
+
+
+def _origin(source: "QuerySource", cursor: Cursor) -> tuple[int, int] | None:
+    return next(column.origin for column in source.result if column.name == cursor.key)
+
+
+def unseen(source: "QuerySource") -> Unseen:
+    """Count rows that no pass can see, because they do not say when they changed."""
+    cursor = source.cursor
+    if cursor is None or source.definition.options.null_cursor == "read":
+        return Unseen()
+    head, rows = source.query.wrapped(Bounds())
+    statement = SQL("{} SELECT count(*) FROM {} AS q WHERE q.{} IS NULL").format(head, rows, Identifier(cursor.key))
+    found = int(source.reader.value(statement) or 0)
+    return Unseen(found, say("warning.null_cursor", rows=found, column=source.definition.incremental_key))
+
+
+def all_rows(source: "QuerySource") -> Bounds:
+    """Bound the rows of the source, as a mart that is complete has them."""
+    return Bounds(nulls="included" if source.definition.options.null_cursor == "read" else "left out")
+
+
+def newest_cursor(source: "QuerySource", cursor: Cursor, *, from_the_future: bool = True) -> str | None:
+    """Find the highest value of the cursor that there is, after which others may come."""
+    head, rows = source.query.wrapped(Bounds())
+    column = cursor.columns("q")[0]
+    # Nothing comes behind NaN and Infinity: a checkpoint there would pass all later rows by.
+    has_infinity = cursor.base_type == "numeric" or cursor.is_clock
+    wanted = SQL("{} < 'infinity'").format(column) if has_infinity else SQL("true")
+    if not from_the_future:
+        wanted = SQL("{} <= {}").format(column, cursors.soon(cursor))
+    found = source.reader.value(
+        SQL("{0} SELECT ({1})::text FROM {2} AS q WHERE {1} IS NOT NULL AND {3} ORDER BY {1} DESC LIMIT 1").format(
+            head, column, rows, wanted
+        )
+    )
+    return None if found is None else str(found)

@@ -1,0 +1,413 @@
+"""A mart as the target of a run: rows are staged, then merged or published in one transaction with the checkpoint."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psycopg
+
+from vitrina import failpoints
+from vitrina.connectors.postgres import catalog, left_columns, mart_rows, money
+from vitrina.connectors.postgres.copy import CopySource
+from vitrina.connectors.postgres.mart_comparison import MartComparison
+from vitrina.connectors.postgres.pushdown import Paging, PushdownSource, SharedSnapshot
+from vitrina.connectors.postgres.query_source import QuerySource
+from vitrina.connectors.postgres.query_window import QueryWindow
+from vitrina.connectors.postgres.stage import CURSOR_ID, CURSOR_KEY, Stage, stage_name
+from vitrina.connectors.postgres.target import PostgresWriter
+from vitrina.definition import Definition
+from vitrina.errors import TransientError
+from vitrina.ports.batch import Counts, Filling, Key, Part
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.compare import Comparison, Looked
+from vitrina.ports.schema import Column, Known
+from vitrina.ports.source import Form, Source, Window
+from vitrina.ports.target import (
+    BaseLoad,
+    BaseTarget,
+    Done,
+    Fence,
+    Load,
+    Loading,
+    Prepared,
+    Route,
+    Shortcut,
+    Wanted,
+    Writer,
+)
+from vitrina.sentences import say
+from vitrina.settings import DEFAULT_CONNECTION, Settings
+from vitrina.store import database
+from vitrina.store.database import Connection
+from vitrina.store.leases import Claim
+from vitrina.targets import PostgresTarget
+
+
+@dataclass(frozen=True)
+class MartOpening:
+    """What a mart is opened with."""
+
+    definition: Definition
+    settings: Settings
+    claim: Claim
+    name: PostgresTarget
+    connection: Connection
+    url: str = field(repr=False)
+    # Pipelines that write to the same table.
+    others: Callable[[], Sequence[str]]
+    # A session for a part of the run, which ends with the lease.
+    lend: Callable[[str, str | None, Mapping[str, str]], AbstractContextManager[Connection]]
+
+
+class MartTarget(BaseTarget):
+    """A table in Postgres."""
+
+    form: Form = "exact"
+    loads_first_pass = True
+
+    def __init__(self, opening: MartOpening) -> None:
+        self.opening = opening
+        self.writer = PostgresWriter(
+            opening.connection,
+            opening.claim,
+            opening.name,
+            opening.definition.options,
+            memory_mb=opening.settings.merge_memory_mb,
+        )
+        self.session: Connection = opening.connection
+        self._to_clear: tuple[str, ...] = ()
+
+    # --- the table -------------------------------------------------------------------------------------------------
+
+    def known(self) -> Known | None:
+        return catalog.find_table(self.opening.connection, self.opening.name)
+
+    def meet(self, source: Source) -> Shortcut | None:
+        if not isinstance(source, QuerySource):
+            return None
+        money.refuse_unlike(source.reader.connection, self.opening.connection, source.result)
+        return PostgresShortcut(self, source)
+
+    def prepare(self, wanted: Wanted, *, create: bool) -> Prepared:
+        key = self.writer.prepare(
+            wanted.columns, wanted_key=wanted.key, ignorable=wanted.ignorable, stamps=wanted.stamps, create=create
+        )
+        settled = left_columns.Settled()
+        if wanted.has_rows:
+            opening = self.opening
+            settled = left_columns.settle(self.writer, wanted.found, opening.definition.options, opening.others)
+        self._to_clear = settled.to_clear
+        return Prepared(key, self.writer.exists, self.writer.is_empty(), self.writer.columns, settled.warnings)
+
+    def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
+        """Prepare with the key's columns: they are enough to publish that there is nothing."""
+        table = catalog.find_table(self.opening.connection, self.opening.name)
+        if table is None:
+            return None
+        definition = self.opening.definition
+        names = definition.target_key or table.primary_key
+        columns = tuple(Column(column.name, column.type) for column in table.columns if column.name in names)
+        key = tuple(definition.target_key) if definition.target_key else None
+        stamps = frozenset(definition.options.stamps)
+        return self.prepare(Wanted(columns, key, stamps=stamps, has_rows=False), create=True) if columns else None
+
+    def adjust(self, fence: Fence) -> Mapping[str, Any] | None:
+        if not self._to_clear:
+            return None
+        with self.transaction(f"clearing columns of {self.opening.name}"):
+            rows = self.writer.clear_columns(self._to_clear)
+            known = left_columns.cleared(fence.found, self.writer, self._to_clear)
+            fence.inside(self.session, Done(identity={"columns": known}))
+        return {"columns": list(self._to_clear), "rows": rows}
+
+    def lost(self, found: Checkpoint) -> str | None:
+        known = found.identity.get("mart")
+        if known is None or self.writer.is_same(known):
+            return None
+        return say("plan.restored", target=self.opening.name)
+
+    def open_load(self, loading: Loading) -> Load:
+        return StageLoad(self, loading) if loading.kind == "replace" else MergeLoad(self, loading)
+
+    def compare(self, looked: Looked) -> Comparison:
+        return MartComparison(self, looked)
+
+    # --- for the loads ---------------------------------------------------------------------------------------------
+
+    def stage(self, name: str, loading: Loading, version_types: tuple[str, ...] = ()) -> Stage:
+        """Make a stage. Rows that came through Arrow wait in the types in which they travelled."""
+        arrives_as = dict(loading.arrives_as) if loading.arrives_as is not None else None
+        return self.writer.stage(name, arrives_as, version_types)
+
+    def create(self, *stages: Stage, loading: Loading, keep: str | None = None) -> None:
+        """Create the stages in a transaction; of others, only that of a load which goes on later is left."""
+        shortcut = loading.shortcut
+        # Who fills a stage from within Postgres: the reader, which may do nothing else there.
+        role = shortcut.role if isinstance(shortcut, PostgresShortcut) and loading.route == "pushdown" else None
+        self.writer.drop_other_stages(keep=[keep] if keep else [])
+        for stage in stages:
+            stage.create(self.session, fillable_by=role)
+
+    def stager(self, stages: tuple[Stage, ...]) -> AbstractContextManager[Writer]:
+        # Imported here: pushdown runs need neither pyarrow nor its half second.
+        from vitrina.connectors.postgres.stream import Stager
+
+        opening = self.opening
+        return closing(
+            Stager(opening.url, opening.claim.session_name, stages, epoch=opening.claim.epoch, target=opening.name)
+        )
+
+    @property
+    def is_backfill(self) -> bool:
+        return self.opening.claim.is_backfill
+
+    @contextmanager
+    def transaction(self, what: str) -> Iterator[None]:
+        with database.translated(what):
+            try:
+                with self.session.transaction():
+                    yield
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn) as exc:
+                # Changed by hand under the run: the next try looks at it anew, and makes it or names what is wrong.
+                raise TransientError(f"{what}: {database.sql_message(exc)}") from exc
+            except psycopg.errors.UniqueViolation as exc:
+                # The merge itself checked the key: somebody else wrote the row, or another unique key is in the way.
+                raise TransientError(
+                    f"{what}: {database.sql_message(exc)} Rows may exchange values of a unique constraint that is"
+                    " DEFERRABLE."
+                ) from exc
+
+    def check_constraints(self) -> None:
+        """Check constraints before the fence, not in COMMIT: the heartbeat waits for the row that the fence locks."""
+        self.session.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def remember(self, found: Checkpoint, rows: int) -> dict[str, object]:
+        """Say what the checkpoint shall know the mart by."""
+        return {
+            "mart": self.writer.remembered(found.identity.get("mart"), rows),
+            "columns": left_columns.written(found, self.writer),
+        }
+
+
+class StageLoad(BaseLoad):
+    """Everything is staged, then published in one transaction."""
+
+    def __init__(self, target: MartTarget, loading: Loading) -> None:
+        self._target = target
+        self._loading = loading
+        self._writer = target.writer
+        self.name = loading.name or target.writer.new_stage_name()
+        self.stage = target.stage(self.name, loading)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return (self.stage,)
+
+    def obstacle(self, found: Checkpoint) -> str | None:
+        if not self.stage.exists(self._target.session):
+            return say("plan.stage_gone")
+        if self.stage.count(self._target.session, found.accepted) != found.rows:
+            return say("plan.stage_lost")
+        return None
+
+    def begin(self, fence: Fence) -> None:
+        with self._target.transaction("preparing the stage"):
+            self._target.create(self.stage, loading=self._loading)
+            fence.inside(self._target.session)
+        failpoints.hit("load.begun")
+
+    def resume(self, fence: Fence) -> bool:
+        with self._target.transaction("cleaning the stage"):
+            self.stage.discard_uncounted(self._target.session, fence.found.accepted)
+            fence.inside(self._target.session)
+        return True
+
+    def writer(self) -> AbstractContextManager[Writer]:
+        return self._target.stager(self.stages)
+
+    def commit(self, part: Part, fence: Fence) -> None:
+        """Let the staged batch count: checkpoint and fence, nothing else."""
+        with self._target.transaction("counting a batch"):
+            fence.inside(self._target.session)
+
+    def publish(self, fence: Fence) -> Counts:
+        target, found = self._target, fence.found
+        with target.transaction(f"publishing to {target.opening.name}"):
+            counts = self._writer.publish(self.stage, found, deletes=self._loading.deletes)
+            target.check_constraints()
+            fence.inside(target.session, Done(counts, target.remember(found, found.rows)))
+        return counts
+
+    def discard(self) -> None:
+        self.stage.drop(self._target.session)
+
+
+class MergeLoad(BaseLoad):
+    """Two stages take turns: one is filled while the other is merged, with the checkpoint of its part."""
+
+    def __init__(self, target: MartTarget, loading: Loading) -> None:
+        self._target = target
+        self._loading = loading
+        self._writer = target.writer
+        pipeline = str(target.opening.claim.pipeline_id)
+        self.stages = tuple(
+            target.stage(stage_name(pipeline, suffix), loading, loading.version_types) for suffix in ("a", "b")
+        )
+
+    def begin(self, fence: Fence) -> None:
+        with self._target.transaction("preparing the stages"):
+            self._target.create(*self.stages, loading=self._loading, keep=fence.found.stage)
+            fence.inside(self._target.session)
+        failpoints.hit("pass.begun")
+
+    def writer(self) -> AbstractContextManager[Writer]:
+        return self._target.stager(self.stages)
+
+    def commit(self, part: Part, fence: Fence) -> None:
+        target = self._target
+        stage = self.stages[part.number % len(self.stages)]
+        with target.transaction(f"merging into {target.opening.name}"):
+            self._refuse_emptied(fence.found)
+            counts = self._writer.merge_batch(stage, part.number)
+            stage.truncate(target.session)
+            target.check_constraints()
+            fence.inside(target.session, Done(counts, self._remember(fence.found, counts)))
+
+    def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
+        target = self._target
+        with target.transaction(f"repairing {target.opening.name}"):
+            counts = Counts(deleted=self._writer.delete_rows(mart_rows.have_keys(self._writer, keys)))
+            target.check_constraints()
+            fence.inside(target.session, Done(counts))
+        return counts
+
+    def _refuse_emptied(self, found: Checkpoint) -> None:
+        """Refuse to merge where earlier batches were removed: nothing would show it once this one is merged."""
+        known = None if self._target.is_backfill else found.identity.get("mart")
+        if (found.rows or known) and self._writer.was_emptied(known):
+            raise TransientError(say("run.target_replaced", target=self._target.opening.name))
+
+    def _remember(self, found: Checkpoint, counts: Counts) -> dict[str, object]:
+        """Say what the checkpoint knows the mart by. A backfill says nothing: rows may have been lost before."""
+        if self._target.is_backfill:
+            return {"columns": left_columns.written(found, self._writer)}
+        known = found.identity.get("mart")
+        return self._target.remember(found, (known["rows"] if known else 0) + counts.inserted)
+
+    def publish(self, fence: Fence) -> Counts:
+        """End the pass: every part is visible already."""
+        unfinished = fence.found.stage
+        with self._target.transaction("ending the pass"):
+            self._writer.drop_other_stages(keep=[unfinished] if unfinished else [])
+            fence.inside(self._target.session)
+        return Counts()
+
+
+class PostgresShortcut:
+    """From a query to a mart: Postgres fills the stage itself, or lines of COPY are passed on unopened."""
+
+    def __init__(self, target: MartTarget, source: QuerySource) -> None:
+        self._target = target
+        self._source = source
+
+    @property
+    def same_database(self) -> bool:
+        definition = self._source.definition
+        same = (definition.options.target_connection or DEFAULT_CONNECTION) == definition.source_connection
+        return same and self._source.reads_metastore
+
+    @property
+    def pageable(self) -> bool:
+        return self._source.is_pageable
+
+    @property
+    def foreign_functions(self) -> frozenset[str]:
+        return self._source.foreign_functions
+
+    @property
+    def role(self) -> str:
+        return self._source.reader.connection.info.user
+
+    @contextmanager
+    def fill(self, load: Load, window: Window, route: Route) -> Iterator[Filling]:
+        if not isinstance(load, StageLoad | MergeLoad):
+            raise TypeError(f"a stage is filled, not {load}")
+        self._source.admit_window(self._source.bounds_of(window))
+        with ExitStack() as sessions:
+            second = self._second_session(sessions)
+            if route.route == "copy":
+                yield self._by_copy(load.stages, window, route, second)
+            else:
+                snapshot = self._snapshot(window, route, sessions)
+                yield self._by_postgres(load.stages, window, route, second, snapshot)
+
+    def _by_postgres(
+        self,
+        stages: tuple[Stage, ...],
+        window: Window,
+        route: Route,
+        probe: Connection,
+        snapshot: SharedSnapshot | None,
+    ) -> Filling:
+        source, opening = self._source, self._target.opening
+        return PushdownSource(
+            source.reader,
+            probe,
+            source.query,
+            bounds=source.bounds_of(window),
+            stages=stages,
+            paging=self._paging(window, route),
+            epoch=opening.claim.epoch,
+            target=opening.name,
+            isolate=route.isolate,
+            snapshot=snapshot,
+        )
+
+    def _by_copy(self, stages: tuple[Stage, ...], window: Window, route: Route, sink: Connection) -> Filling:
+        source, opening = self._source, self._target.opening
+        return CopySource(
+            source.reader,
+            sink,
+            source.query,
+            bounds=source.bounds_of(window),
+            stages=stages,
+            paging=self._paging(window, route),
+            epoch=opening.claim.epoch,
+            target=opening.name,
+            result=source.result,
+            batch_size=window.batch_rows,
+            max_value_bytes=opening.settings.max_value_mb << 20,
+            max_snapshot_seconds=source.max_snapshot_seconds(window),
+        )
+
+    def _paging(self, window: Window, route: Route) -> Paging:
+        source = self._source
+        order = source.order_of(window)
+        if not order.columns:
+            return Paging()
+        if isinstance(window, QueryWindow):
+            names = (CURSOR_KEY, CURSOR_ID)[: len(order.columns)]
+            return Paging(order, names, window.batch_rows if route.paging == "keyset pages" else None)
+        names = tuple(name for name in window.order if name in source.types)
+        rows = route.page_rows
+        if not rows:
+            return Paging(order, names)
+        order = replace(order, collations=tuple(map(source.collation, names)))
+        return Paging(order, names, lambda: rows)
+
+    def _snapshot(self, window: Window, route: Route, sessions: ExitStack) -> SharedSnapshot | None:
+        """Share one state of the source among the chunks of one load."""
+        if route.page_rows is None or isinstance(window, QueryWindow):
+            return None
+        source = self._source
+        patient = database.READ_ONLY | {"idle_in_transaction_session_timeout": "0"}
+        name = source.definition.source_connection
+        holder = sessions.enter_context(self._target.opening.lend(source.reader_url, name, patient))
+        return SharedSnapshot(holder, source.max_snapshot_seconds(window))
+
+    def _second_session(self, sessions: ExitStack) -> Connection:
+        """Open a session on the target, for the thread that fills stages."""
+        opening = self._target.opening
+        name = opening.definition.options.target_connection
+        return sessions.enter_context(opening.lend(opening.url, name, {}))

@@ -1,0 +1,173 @@
+"""A mart and its source as the two sides of a comparison: both asked in SQL, in the types of the mart."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from psycopg.sql import SQL, Composable, Identifier
+
+from vitrina.connectors.postgres import mart_rows, rescan
+from vitrina.connectors.postgres.compare import Field, TableSide, refuse_other_encoding, refuse_strange_keys
+from vitrina.connectors.postgres.query_source import QuerySource
+from vitrina.connectors.postgres.source import Bounds, translate_read
+from vitrina.errors import FatalError
+from vitrina.ports import types
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.compare import Correction, Difference, Looked, Side
+
+if TYPE_CHECKING:
+    from vitrina.connectors.postgres.load import MartTarget
+
+
+class MartComparison:
+    """A pipeline whose target is a table."""
+
+    full_guarantee = "every row by a 64-bit hash of its key and columns, taken inside each database"
+
+    def __init__(self, mart: "MartTarget", looked: Looked) -> None:
+        self._mart = mart
+        self._writer = mart.writer
+        self._looked = looked
+        self._found = looked.checkpoint
+        self._cursor = looked.source.cursor if isinstance(looked.source, QuerySource) else None
+        self._refuse_what_a_run_would_change()
+
+    def _refuse_what_a_run_would_change(self) -> None:
+        """Change nothing, and say what the next run would have to change."""
+        writer, name = self._writer, self._looked.definition.final_target
+        if not writer.exists:
+            raise FatalError(f"{name} does not exist yet: run the pipeline first")
+        definition = self._looked.definition
+        ignorable = {definition.incremental_key, definition.incremental_id_key} if self._cursor else set()
+        given = (column.name for column in self._looked.output)
+        missing = [one for one in given if writer.table.column(one) is None and one not in ignorable]
+        if missing:
+            raise FatalError(f"{name} lacks the column {missing[0]!r}: run the pipeline, which adds it")
+        found = writer.connection.execute(
+            "SELECT pg_catalog.format_type(oid, NULL) AS name FROM pg_catalog.pg_type WHERE typtype = 'e'"
+        ).fetchall()
+        refuse_strange_keys(self._fields(self._looked.key), frozenset(row["name"] for row in found))
+
+    @property
+    def compared(self) -> list[str]:
+        return [name for name in self._writer.columns if name not in self.not_compared]
+
+    @property
+    def not_compared(self) -> list[str]:
+        return [name for name in self._other_columns if name in self._writer.not_compared]
+
+    @contextmanager
+    def sides(self, found: Checkpoint) -> Iterator[tuple[Side, Side]]:
+        self._found = found
+        target = self._target_side()
+        with target.snapshot(), self._source_side(self._compared_columns) as source, source.snapshot():
+            refuse_other_encoding(source, target)
+            yield source, target
+
+    def _target_side(self) -> TableSide:
+        return TableSide(
+            connection=self._writer.connection,
+            head=SQL(""),
+            source=self._writer.table.identifier,
+            key=self._fields(self._looked.key),
+            columns=self._fields(self._compared_columns),
+            translate=mart_rows.translate,
+            cursor=self._cursor_field,
+        )
+
+    @contextmanager
+    def _source_side(self, names: Sequence[str]) -> Iterator[TableSide]:
+        source = self._looked.source
+        if isinstance(source, QuerySource) and not self._looked.has_steps:
+            yield self._asked(source, names)
+            return
+        # Imported here: it needs pyarrow, and half a second for it.
+        from vitrina.connectors.postgres import mart_recomputed
+
+        with mart_recomputed.staged(self._mart, self._looked, self._found) as (connection, rows):
+            yield TableSide(
+                connection=connection,
+                head=SQL(""),
+                source=rows,
+                key=self._fields(self._looked.key),
+                columns=self._fields(names),
+                translate=mart_rows.translate,
+                young=mart_recomputed.IS_YOUNG if self._cursor else SQL("false"),
+                latest=mart_recomputed.LATEST if self._cursor else (),
+                cursor=self._cursor_field,
+            )
+
+    def _asked(self, source: QuerySource, names: Sequence[str]) -> TableSide:
+        head, rows = source.query.wrapped(Bounds())
+        return TableSide(
+            connection=source.reader.connection,
+            head=head,
+            source=rows,
+            key=self._fields(self._looked.key, given=source.types),
+            columns=self._fields(names, given=source.types),
+            translate=translate_read,
+            condition=rescan.is_read(source),
+            young=rescan.young(source, self._found),
+            latest=rescan.latest(source),
+            cursor=self._cursor_field,
+        )
+
+    # --- columns -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _other_columns(self) -> list[str]:
+        return [name for name in self._writer.columns if name not in self._looked.key]
+
+    @property
+    def _compared_columns(self) -> list[str]:
+        return [name for name in self._other_columns if name not in self._writer.not_compared]
+
+    def _fields(self, names: Sequence[str], *, given: dict[str, str] | None = None) -> tuple[Field, ...]:
+        return tuple(Field(name, self._spelled(name, given), self._kind(name)) for name in names)
+
+    def _kind(self, name: str) -> str:
+        return mart_rows.kind_of(self._writer, name)
+
+    def _spelled(self, name: str, types_given: dict[str, str] | None) -> Composable:
+        """Spell a column in the mart's type: 0.1 as real is another text than as double precision."""
+        reference = SQL("q.{}").format(Identifier(name))
+        kind = self._kind(name)
+        given = types_given[name] if types_given else kind
+        if given != kind and types.merge_type(given) != kind:
+            return SQL("({}::{})").format(reference, SQL(kind))
+        return reference
+
+    @property
+    def _cursor_field(self) -> Field | None:
+        cursor = self._cursor
+        if cursor is None or cursor.key not in self._writer.columns or cursor.key in self._looked.key:
+            return None
+        return Field(cursor.key, SQL("q.{}").format(Identifier(cursor.key)), cursor.key_type)
+
+    # --- repairing ---------------------------------------------------------------------------------------------------
+
+    @property
+    def arrives_as(self) -> dict[str, str]:
+        """Corrections come as text, which is exact for every type."""
+        return dict.fromkeys(self._writer.columns, "text")
+
+    def refuse_shrinking(self, deletes: int) -> None:
+        self._writer.refuse_shrinking(deletes)
+
+    def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
+        # Imported here: comparisons within Postgres need neither pyarrow nor its half second.
+        import pyarrow as pa
+
+        self._writer.connection.execute("SET lc_monetary = 'C'")
+        if isinstance(self._looked.source, QuerySource):
+            self._looked.source.reader.connection.execute("SET lc_monetary = 'C'")
+        keys = [difference.key for difference in wanted]
+        with self._source_side(self._other_columns) as source:
+            for start in range(0, len(keys), batch_rows):
+                batch = keys[start : start + batch_rows]
+                with source.snapshot():
+                    found = source.texts(batch)
+                columns = {
+                    name: pa.array([row[name] for row in found.values()], pa.string()) for name in self._writer.columns
+                }
+                yield Correction(list(found), pa.table(columns), [key for key in batch if key not in found])

@@ -1,0 +1,63 @@
+"""Rows that Python makes, once more and beside the mart: what is there to compare when no query can be asked again."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
+
+from psycopg.sql import SQL, Composable, Identifier
+
+from vitrina.connectors.postgres.stage import BATCH, SCHEMA
+from vitrina.connectors.postgres.stream import Stager
+from vitrina.errors import Conflict
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.compare import Looked
+from vitrina.store import database
+from vitrina.store.database import Connection
+
+if TYPE_CHECKING:
+    from vitrina.connectors.postgres.load import MartTarget
+
+
+@contextmanager
+def staged(mart: "MartTarget", looked: Looked, found: Checkpoint) -> Iterator[tuple[Connection, Composable]]:
+    """Put the rows into a table of its own beside the mart, for as long as the block; `IS_YOUNG` is about its rows."""
+    name = f"r_{looked.pipeline_id.hex}_{uuid4().hex[:12]}"
+    stage = mart.writer.stage(name, dict(looked.arrives_as or {}))
+    session = f"vitrina:reconcile:{looked.pipeline_id}"
+    with database.connect(mart.opening.url, session) as connection:
+        _drop_leftovers(connection, looked.pipeline_id)
+        stage.create(connection, fillable_by=None)
+        try:
+            with closing(Stager(mart.opening.url, session, (stage,), epoch=0, target=mart.opening.name)) as stager:
+                for number, (table, young) in enumerate(looked.rows(found, in_order=True), 1):
+                    stager.stage(table, 2 * number + young)
+            stage.analyze(connection)
+            yield connection, stage.in_batches()
+        finally:
+            stage.drop(connection)
+
+
+# Young rows are staged in odd batches.
+IS_YOUNG = SQL("q.{} % 2 = 1").format(Identifier(BATCH))
+# A later batch writes over an earlier one; within a batch, a key may come only once.
+LATEST = (SQL("q.{}").format(Identifier(BATCH)),)
+
+
+def _drop_leftovers(connection: Connection, pipeline_id: UUID) -> None:
+    """Remove those of a reconciliation whose runner died: nobody else has this lock now."""
+    row = connection.execute(
+        "SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended(%s, 0)) AS ours",
+        [f"vitrina:reconcile:{pipeline_id}"],
+    ).fetchone()
+    if not (row and row["ours"]):
+        raise Conflict("another reconciliation of this pipeline is at work: wait for its report")
+    found = connection.execute(
+        """
+        SELECT c.relname AS name FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = %s AND starts_with(c.relname, %s)
+        """,
+        [SCHEMA, f"r_{pipeline_id.hex}_"],
+    ).fetchall()
+    for left in found:
+        connection.execute(SQL("DROP TABLE IF EXISTS {}").format(Identifier(SCHEMA, left["name"])))

@@ -1,0 +1,338 @@
+"""A source that is a query: described, admitted, read in windows, and asked again for single rows."""
+
+import hashlib
+import json
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.sql import SQL, Identifier
+
+from vitrina import explain
+from vitrina.connectors.postgres import advice, cursor_facts, plan_check, query_pass, rescan, single_rows
+from vitrina.connectors.postgres.cursor import Cursor
+from vitrina.connectors.postgres.provenance import Provenance
+from vitrina.connectors.postgres.query_pass import QueryPass
+from vitrina.connectors.postgres.query_window import QueryWindow
+from vitrina.connectors.postgres.source import NO_ORDER, Bounds, Order, Query, SqlReader
+from vitrina.definition import Definition
+from vitrina.errors import FatalError, SourceQueryFailed
+from vitrina.ports.batch import Batch, Key
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.compare import Extent
+from vitrina.ports.schema import Column
+from vitrina.ports.source import Description, Form, Mark, Marked, Pass, Unseen, Window
+from vitrina.sentences import say
+from vitrina.settings import DEFAULT_CONNECTION, Settings
+from vitrina.sqlguard import Judged
+from vitrina.store import database
+from vitrina.store.database import Connection
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class QuerySource:
+    """The rows of one pipeline's query, through one reader."""
+
+    runs_when_described = False
+
+    def __init__(
+        self,
+        definition: Definition,
+        settings: Settings,
+        judged: Judged,
+        reader: SqlReader,
+        *,
+        reader_url: str,
+        session_name: str,
+        metastore: Connection,
+        found: Checkpoint,
+        backfill: dict[str, Any] | None,
+    ) -> None:
+        self.definition = definition
+        self.settings = settings
+        self.judged = judged
+        self.reader = reader
+        self.reader_url = reader_url
+        self.session_name = session_name
+        self.backfill = backfill
+        self._metastore = metastore
+        self._found = found
+        self.result: tuple[Column, ...] = ()
+        self.cursor: Cursor | None = None
+        self.provenance = Provenance()
+        self.on_standby = False
+        self._admitted: plan_check.Admitted | None = None
+
+    # --- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return "the query"
+
+    @property
+    def digest(self) -> str | None:
+        return None
+
+    @property
+    def query(self) -> Query:
+        return Query(self.judged, self.cursor)
+
+    @property
+    def types(self) -> dict[str, str]:
+        return {column.name: column.type for column in self.result}
+
+    @cached_property
+    def reads_metastore(self) -> bool:
+        """Tell whether the source is the metastore's own database: the reader's login may point to a copy of it."""
+        if self.definition.source_connection != DEFAULT_CONNECTION:
+            return False
+        return database.place(self.reader.connection) == database.place(self._metastore)
+
+    @property
+    def statistics(self) -> Connection:
+        """Return the session that may see when other sessions' transactions began, on the server that is read."""
+        return self._metastore if self.reads_metastore else self.reader.connection
+
+    def describe(self, window: Window) -> Description:
+        """Ask Postgres for the columns, choose the cursor, and have the plan admitted."""
+        self.result = tuple(self.reader.describe(self.judged))
+        if self.definition.mode == "incremental":
+            self.cursor = cursor_facts.choose_cursor(self)
+            self._refuse_unreadable(self.cursor)
+        elif self.judged.parameters:
+            raise SourceQueryFailed(say("run.parameter_in_full", parameter=sorted(self.judged.parameters)[0]))
+        self._admitted = plan_check.admit(
+            self.reader, self.query, self.settings, max_cost=self.definition.options.max_cost
+        )
+        plan = self._admitted.plan
+        cursor = {"key": self.cursor.key, "type": self.cursor.base_type} if self.cursor else None
+        return Description(
+            self.result,
+            stamps=self.judged.volatile_columns,
+            cursor=cursor,
+            estimated_rows=int(plan[0]["Plan"]["Plan Rows"]),
+            outline=explain.outline(plan),
+        )
+
+    @property
+    def is_pageable(self) -> bool:
+        return self._admitted is not None and explain.is_pageable(self._admitted.plan)
+
+    @property
+    def foreign_functions(self) -> frozenset[str]:
+        return frozenset(self._admitted.functions_of_unknown_effect if self._admitted else ())
+
+    def sample(self, rows: int, max_bytes: int, max_row_bytes: int) -> "pa.Table":
+        """Read enough rows to find out what the steps make of them."""
+        from vitrina.connectors.postgres import sampling
+
+        return sampling.read_few(self, rows, max_bytes, max_row_bytes)
+
+    # --- where it stands -------------------------------------------------------------------------------------------
+
+    def mark(self, last: Mark | None) -> Marked:
+        """Say what holds a pass back; how far it comes, only the pass itself can tell."""
+        return Marked(None)
+
+    def _refuse_unreadable(self, cursor: Cursor) -> None:
+        """Refuse values that no cursor has: the checkpoint that `reset-state` set, or the ends of a range."""
+        found = self._found
+        if self._cursor_was_another(found):
+            return
+        asked = self.backfill or {}
+        given = {"the checkpoint": found.safe_upto, "since": asked.get("since"), "until": asked.get("until")}
+        for what, value in given.items():
+            try:
+                if value is not None:
+                    self.reader.connection.execute(SQL("SELECT {}").format(cursor.literal(value)))
+            except psycopg.DataError as exc:
+                raise FatalError(
+                    say("run.no_value_of_cursor", what=what, value=value, column=cursor.key, type=cursor.key_type)
+                ) from exc
+
+    def disowned(self, found: Checkpoint) -> str | None:
+        """Say why the checkpoint says nothing about this cursor: believed, it would pass rows by."""
+        if self.cursor is None or found.stage is not None:
+            return None
+        if self._cursor_was_another(found):
+            return say("plan.other_cursor")
+        if self._database_was_another(found):
+            return say("plan.other_database", connection=self.definition.source_connection)
+        return None
+
+    def fitting(self, found: Checkpoint) -> Checkpoint:
+        """Forget where a pass was interrupted, if the id is another one now: it begins again at what is safe."""
+        if self.cursor is None or found.stage is not None or found.fingerprint in (None, self.identity):
+            return found
+        return replace(found, last_key=None, last_id=None)
+
+    @property
+    def identity(self) -> str:
+        """Identify what the values of a checkpoint are values of: the key's, a slash, the id's."""
+        cursor = self._required_cursor
+        parts = (
+            self.definition.source_connection,
+            cursor.key,
+            cursor.family,
+            cursor.zone,
+            self.definition.placed_target,
+        )
+        return f"{_digest(*parts)}/{_digest(cursor.id, cursor.id_type)}"
+
+    def _cursor_was_another(self, found: Checkpoint) -> bool:
+        """Compare the cursor with a checkpoint's. One that was reset, or of an earlier version, does not say."""
+        if found.stage is not None or found.fingerprint is None:
+            return False
+        return found.fingerprint.partition("/")[0] != self.identity.partition("/")[0]
+
+    def _database_was_another(self, found: Checkpoint) -> bool:
+        known, seen = found.identity.get(cursor_facts.SOURCE), cursor_facts.source_identity(self)
+        return known is not None and seen is not None and known != seen
+
+    @property
+    def _required_cursor(self) -> Cursor:
+        if self.cursor is None:
+            raise FatalError(say("run.no_cursor"))
+        return self.cursor
+
+    # --- passes ----------------------------------------------------------------------------------------------------
+
+    @property
+    def version_types(self) -> tuple[str, ...]:
+        return self.cursor.types if self.cursor else ()
+
+    def guarantee(self) -> str | None:
+        return cursor_facts.guarantee(self)
+
+    def warnings(self, found: Checkpoint) -> list[str]:
+        return cursor_facts.warnings(self, found)
+
+    def unseen(self) -> Unseen:
+        return cursor_facts.unseen(self)
+
+    def begin_pass(self, found: Checkpoint) -> Pass:
+        return QueryPass(self, self._required_cursor, found)
+
+    def begin_load(self, found: Checkpoint) -> Marked:
+        upto, warnings = query_pass.watermark_of_load(self, self._required_cursor, found)
+        return Marked(upto.remembered, upto.hold, warnings)
+
+    def loaded(self, done: Checkpoint, held: Mark | None, rows: int) -> Checkpoint:
+        return query_pass.loaded(self, self._required_cursor, done, held, rows)
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    def read(self, window: Window, form: Form) -> Generator[Batch, None, None]:
+        # Imported here: what Postgres moves by itself needs neither pyarrow nor its half second.
+        from vitrina.connectors.postgres.stream import ArrowReader, outputs_of
+        from vitrina.transforms.outputs import outputs
+
+        bounds = self.bounds_of(window)
+        self.admit_window(bounds)
+        return ArrowReader(
+            self.reader,
+            self.query,
+            bounds=bounds,
+            outputs=outputs(self.result) if form == "natural" else outputs_of(self.result),
+            order=self.order_of(window),
+            batch_size=window.batch_rows,
+            max_value_bytes=self.settings.max_value_mb << 20,
+            max_snapshot_seconds=self.max_snapshot_seconds(window),
+            needs_position=self.definition.final_target if form == "natural" else None,
+        ).batches(window.after)
+
+    def close(self) -> None:
+        self.reader.cancel_stream()
+        self.reader.connection.close()
+
+    def bounds_of(self, window: Window) -> Bounds:
+        if isinstance(window, QueryWindow):
+            return window.bounds
+        if window.keys is not None:
+            return Bounds(only=single_rows.have_keys(self, window.order, window.keys))
+        return cursor_facts.all_rows(self)
+
+    def order_of(self, window: Window) -> Order:
+        """Order rows by their key, or the cursor: reading can go on after any of them."""
+        if isinstance(window, QueryWindow):
+            return self.cursor_order() if window.by_cursor else NO_ORDER
+        if window.keys is not None:
+            # Of several rows with one key the latest must come last.
+            return self.cursor_order() if self.cursor else NO_ORDER
+        names = [name for name in window.order if name in self.types]
+        return Order(
+            columns=tuple(SQL("q.{}").format(Identifier(name)) for name in names),
+            types=tuple(self.types[name] for name in names),
+            nullable=tuple(self.may_be_null(name) for name in names),
+        )
+
+    def cursor_order(self) -> Order:
+        cursor = self._required_cursor
+        nullable = (False, *([self.may_be_null(cursor.id)] if cursor.id else []))
+        return Order(tuple(cursor.columns("q")), cursor.types, nullable, cursor.collations)
+
+    def max_snapshot_seconds(self, window: Window) -> float | None:
+        """Limit the age of a snapshot; a load that promises one keeps it, however long that takes."""
+        return None if window.one_snapshot else self.definition.options.max_snapshot_seconds
+
+    def admit_window(self, bounds: Bounds) -> None:
+        """Ask again about what is about to be read: `:since` and `:until` may change what a query reads."""
+        if self._admitted is not None and bounds == Bounds():
+            return  # this very statement was admitted when it was described
+        plan_check.admit(
+            self.reader,
+            self.query,
+            self.settings,
+            statement=self.query.select([SQL("q.*")], bounds),
+            max_cost=self.definition.options.max_cost,
+        )
+
+    def collation(self, name: str) -> str | None:
+        """Find the order in which the query gives a column of text: not always that of the mart's own column."""
+        if not self.types[name].startswith(("text", "character", "name")):
+            return None
+        head, source = self.query.wrapped(Bounds())
+        found = self.reader.value(
+            SQL("{} SELECT pg_catalog.pg_collation_for((SELECT q.{} FROM {} AS q LIMIT 0))").format(
+                head, Identifier(name), source
+            )
+        )
+        return None if found is None else str(found)
+
+    def may_be_null(self, name: str) -> bool:
+        """Tell whether a column of the query's result can be NULL, for all that is known."""
+        origin = next((column.origin for column in self.result if column.name == name), None)
+        return origin is None or not advice.is_never_null(self.reader.connection, origin, self.judged.text)
+
+    # --- once more, for a comparison -------------------------------------------------------------------------------
+
+    @property
+    def cursor_name(self) -> str | None:
+        return self.cursor.key if self.cursor else None
+
+    def rows_by_age(
+        self, found: Checkpoint, *, in_order: bool, sample: int | None, natural: bool, batch_rows: int
+    ) -> "Iterator[tuple[int, pa.Table, bool]]":
+        return rescan.rows_by_age(self, found, in_order=in_order, sample=sample, natural=natural, batch_rows=batch_rows)
+
+    def extent(self, found: Checkpoint, key: Sequence[str], *, unless: str | None) -> Extent:
+        return rescan.extent(self, found, key, unless=unless)
+
+    # --- single rows -----------------------------------------------------------------------------------------------
+
+    def canonical(self, names: Sequence[str], keys: Sequence[Key]) -> list[Key]:
+        return single_rows.in_one_form(self, names, keys)
+
+    def present(self, names: Sequence[str], keys: Sequence[Key]) -> set[Key]:
+        return single_rows.present(self, names, keys)
+
+    def refuse_keys(self, names: Sequence[str]) -> None:
+        single_rows.refuse_strange(self, names)
+
+
+def _digest(*parts: str | None) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

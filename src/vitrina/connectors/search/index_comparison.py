@@ -1,0 +1,319 @@
+"""A search index and its source as the two sides of a comparison: rows become documents as the writer makes them.
+
+The source is read as a whole for every question: behind steps, and behind an id, nobody can ask for single rows.
+"""
+
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pyarrow as pa
+
+from vitrina import deep_json
+from vitrina.connectors.search import mapping, objects, values
+from vitrina.connectors.search.documents import Prepared
+from vitrina.errors import FatalError
+from vitrina.ports import corrections
+from vitrina.ports.batch import Key
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.compare import Correction, Difference, Extent, Looked, Rescans, Side
+from vitrina.ports.documents import Document, DocumentSide, place_of
+
+if TYPE_CHECKING:
+    from vitrina.connectors.search.load import IndexTarget
+    from vitrina.connectors.search.target import ElasticsearchWriter
+
+PAGE_DOCUMENTS = 2_000
+# A page is held several times over, here and by the server: of large documents it has fewer.
+PAGE_BYTES = 8 << 20
+PROBED_DOCUMENTS = 20
+IDS_AT_ONCE = 1_000
+
+
+class IndexComparison:
+    """A pipeline whose target is an index."""
+
+    full_guarantee = "every document by a 64-bit hash of its id and fields, as the writer would write them"
+    # Corrections come as the rows of a run do.
+    arrives_as = None
+
+    def __init__(self, target: "IndexTarget", looked: Looked) -> None:
+        self._target = target
+        self._index = target.writer
+        self._looked = looked
+        self._found = looked.checkpoint
+        self._concrete = self._standing()
+        self._refuse_altered_documents()
+
+    def _standing(self) -> str:
+        definition = self._looked.definition
+        if not self._looked.output:
+            raise FatalError(
+                f"source {definition.python_source} gives no row now, so nobody can tell which fields its documents"
+                f" have: run the pipeline, which empties {definition.final_target} if it may, instead of comparing"
+            )
+        seen = self._index.seen
+        if seen is None or seen.concrete is None:
+            raise FatalError(f"{definition.final_target} does not exist yet: run the pipeline first")
+        return seen.concrete
+
+    def _refuse_altered_documents(self) -> None:
+        client, concrete = self._index.client, self._concrete
+        kept = client.get_mapping(concrete).get("_source", {})
+        mode = kept.get("mode") or client.get_settings(concrete).get("index.mapping.source.mode")
+        if kept.get("enabled") is False or kept.get("includes") or kept.get("excludes") or mode not in (None, "stored"):
+            raise FatalError(
+                f"{self._looked.definition.final_target} does not keep its documents as they were written (`_source` in"
+                " its mapping or settings), so nobody can tell what is in them: keep `_source`, rebuild the index with"
+                " a full load, and ask again"
+            )
+
+    @property
+    def compared(self) -> list[str]:
+        gone = self._looked.definition.options.delete_when
+        return [name for name in self._index.columns if name != gone and name not in self._stamps]
+
+    @property
+    def not_compared(self) -> list[str]:
+        return [name for name in self._index.columns if name in self._stamps]
+
+    @property
+    def _stamps(self) -> frozenset[str]:
+        return self._looked.stamps - set(self._looked.key)
+
+    @contextmanager
+    def sides(self, found: Checkpoint) -> Iterator[tuple[Side, Side]]:
+        self._found = found
+        # With `update`, other pipelines may fill other fields of the same documents.
+        whole = self._looked.definition.options.action == "index" and not self.not_compared
+        fields = None if whole else self.compared
+        asked, ends = _asked(self._looked), None
+        if asked is not None:
+            ends = _Ends(self._index, asked, self._looked.key)
+        repeats = isinstance(self._looked.source, Rescans) and self._looked.source.cursor_name is not None
+        source = DocumentSide(SourceShelf(self._index, self._looked, found, ends), fields, repeats=repeats)
+        target = DocumentSide(IndexShelf(self._index, ends), fields)
+        with target.snapshot(), source.snapshot():
+            yield source, target
+
+    # --- repairing -------------------------------------------------------------------------------------------------
+
+    def refuse_shrinking(self, deletes: int) -> None:
+        index, concrete = self._index, self._concrete
+        self._target.patiently(lambda: index.client.refresh(concrete))
+        index.refuse_shrinking(deletes, index.client.count(concrete))
+
+    def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
+        """Read the source once: it gives what it has now; what was not met in it has left."""
+        return corrections.of_reading(self._batches(), {one.key for one in wanted}, batch_rows)
+
+    def _batches(self) -> "Iterator[tuple[pa.RecordBatch, list[Key | None]]]":
+        encoder = self._index.encoder("index")
+        for table, _ in self._looked.rows(self._found, in_order=True):
+            for batch in table.select(self._index.columns).combine_chunks().to_batches() if table else ():
+                yield batch, [(found,) if found is not None else None for found in encoder.ids_of(batch)]
+
+
+def _asked(looked: Looked) -> Rescans | None:
+    """Return the source where it can be asked for what it holds; what steps make has to be counted."""
+    return looked.source if isinstance(looked.source, Rescans) and not looked.has_steps else None
+
+
+class SourceShelf:
+    """The rows of the source as the documents that the writer would make of them."""
+
+    def __init__(self, index: "ElasticsearchWriter", looked: Looked, found: Checkpoint, ends: "_Ends | None") -> None:
+        self._columns = index.columns
+        self._looked = looked
+        self._found = found
+        self._ends = ends
+        # `index` has the document alone in its second line.
+        self._encoder = index.encoder("index")
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        yield
+
+    def extent(self) -> Extent:
+        asked = _asked(self._looked)
+        if asked is None or self._ends is None:
+            return self._counted()
+        gone = self._looked.definition.options.delete_when
+        return self._ends.as_documents(asked.extent(self._found, self._looked.key, unless=gone))
+
+    def _counted(self) -> Extent:
+        """Count what Python makes, which no SQL can."""
+        ages: dict[int, bool] = {}
+        for document in self.documents(in_order=True):
+            place = place_of(document.id)
+            if document.content is None:
+                ages.pop(place, None)
+            else:
+                ages[place] = document.young
+        return Extent(len(ages), sum(ages.values()), {}, {})
+
+    def documents(self, *, in_order: bool) -> Iterator[Document]:
+        for table, young in self._looked.rows(self._found, in_order=in_order):
+            yield from self._documents_of(table, young)
+
+    def with_ids(self, ids: Collection[str]) -> Iterator[Document]:
+        return (document for document in self.documents(in_order=True) if document.id in ids)
+
+    def random_ids(self, count: int) -> list[str]:
+        if not count:
+            return []
+        found = (
+            document
+            for table, young in self._looked.rows(self._found, sample=count)
+            for document in self._documents_of(table, young)
+        )
+        ids = [document.id for document in found if document.content is not None]
+        return secrets.SystemRandom().sample(ids, min(count, len(ids)))
+
+    def _documents_of(self, table: pa.Table, young: bool) -> Iterator[Document]:
+        if not table.num_rows:
+            return
+        for batch in table.select(self._columns).combine_chunks().to_batches():
+            prepared = self._encoder.encode(batch)
+            yield from self._prepared_documents(prepared, young)
+
+    def _prepared_documents(self, prepared: Prepared, young: bool) -> Iterator[Document]:
+        for position, document_id in enumerate(prepared.actions.ids):
+            text = prepared.actions.document(position)
+            yield Document(document_id, objects.parsed(text) if text else None, young)
+        for refused in prepared.rejected:
+            if refused.id:  # no document can be like this one, and the report says why
+                yield Document(refused.id, {}, young, refused.reason)
+
+
+class IndexShelf:
+    """The documents of the index that the target's name shows."""
+
+    def __init__(self, index: "ElasticsearchWriter", ends: "_Ends | None") -> None:
+        self._index = index
+        self._ends = ends
+        self._client = index.client
+        self._concrete = ""
+        self._page = PAGE_DOCUMENTS
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Open a block that finds what was acknowledged before; no new generation comes between."""
+        generations = self._index.generations
+        self._concrete = generations.standing().concrete or generations.index
+        self._client.refresh(self._concrete)
+        self._page = self._fitting_page()
+        yield
+
+    def _fitting_page(self) -> int:
+        """Choose the size of a page by a look at some documents: only reading the others would tell their size."""
+        score = {"function_score": {"random_score": {}, "boost_mode": "replace"}}
+        hits = self._client.search(self._concrete, {"size": PROBED_DOCUMENTS, "query": score})["hits"]["hits"]
+        size = sum(len(deep_json.dumps(hit["_source"])) for hit in hits)
+        return max(1, min(PAGE_DOCUMENTS, PAGE_BYTES * len(hits) // max(size, 1)))
+
+    def extent(self) -> Extent:
+        ends = self._ends.found_in(self._client.get_mapping(self._concrete)) if self._ends else {}
+        return Extent(
+            self._client.count(self._concrete),
+            0,
+            {name: self._end(name, by, "asc") for name, by in ends.items()},
+            {name: self._end(name, by, "desc") for name, by in ends.items()},
+        )
+
+    def _end(self, name: str, by: str, direction: str) -> str | None:
+        found = self._client.search(
+            self._concrete, {"size": 1, "sort": [{by: {"order": direction, "missing": "_last"}}], "_source": [name]}
+        )["hits"]["hits"]
+        return _as_text(found[0]["_source"].get(name)) if found else None
+
+    def documents(self, *, in_order: bool) -> Iterator[Document]:
+        for hits in self._client.scroll(self._concrete, {"size": self._page}):
+            yield from map(_document, hits)
+
+    def with_ids(self, ids: Collection[str]) -> Iterator[Document]:
+        wanted = sorted(filter(None, ids))  # a server takes no empty id, and fails when it is asked for one
+        for start in range(0, len(wanted), IDS_AT_ONCE):
+            part = wanted[start : start + IDS_AT_ONCE]
+            query = {"size": min(len(part), self._page), "query": {"ids": {"values": part}}}
+            for hits in self._client.scroll(self._concrete, query):
+                yield from map(_document, hits)
+
+    def random_ids(self, count: int) -> list[str]:
+        if not count:
+            return []
+        score = {"function_score": {"random_score": {}, "boost_mode": "replace"}}
+        found = self._client.search(self._concrete, {"size": count, "query": score, "_source": False})
+        return [hit["_id"] for hit in found["hits"]["hits"]]
+
+
+def _document(hit: Mapping[str, Any]) -> Document:
+    return Document(hit["_id"], hit["_source"])
+
+
+class _Ends:
+    """Least and greatest of key and cursor, where both sides have the same order and the same exactness."""
+
+    # By the type of the field, where a document is found when it is sorted by it.
+    _ORDERED = (
+        (mapping.LONG, ""),
+        (mapping.DOUBLE, ""),
+        (mapping.DATE, ""),
+        ({"type": "date_nanos"}, ""),
+        (mapping.KEYWORD, ""),
+        (mapping.TEXT, ".keyword"),
+    )
+    # Those whose order in the source is that of their text, bytewise, or of the number or moment itself.
+    _TYPES = frozenset(
+        {
+            "smallint", "integer", "bigint", "real", "double precision", "numeric", "date", "uuid", "text",
+            "character varying", "timestamp with time zone", "timestamp without time zone",
+        }
+    )  # fmt: skip
+
+    def __init__(self, index: "ElasticsearchWriter", asked: Rescans, key: Sequence[str]) -> None:
+        cursor, types = asked.cursor_name, asked.types
+        names = [*key, *([cursor] if cursor and cursor not in key else [])]
+        self._field_types = mapping.field_types(index.mappings)
+        self._types = {
+            name: types[name]
+            for name in names
+            if name in types and values.base_type(types[name]) in self._TYPES and name in self._field_types
+        }
+
+    def found_in(self, found: Mapping[str, Any]) -> dict[str, str]:
+        """Find what to sort by, for each column that the index can sort exactly."""
+        properties = found.get("properties", {})
+        return {
+            name: f"{name}{suffix}"
+            for name in self._types
+            for field, suffix in self._ORDERED
+            if properties.get(name) == field
+        }
+
+    def as_documents(self, extent: Extent) -> Extent:
+        return Extent(extent.rows, extent.young, self._converted(extent.least), self._converted(extent.greatest))
+
+    def _converted(self, ends: Mapping[str, str | None]) -> dict[str, str | None]:
+        converted: dict[str, str | None] = {}
+        for name, text in ends.items():
+            # Longer ones are not indexed as keywords, so the index does not find them either.
+            if name in self._types and (text is None or len(text) <= mapping.KEYWORD_LIMIT):
+                with suppress(values.NotJson):  # no document can have it
+                    converted[name] = self._convert(name, text)
+        return converted
+
+    def _convert(self, name: str, text: str | None) -> str | None:
+        token = values.text_token(self._types[name], self._field_types[name])
+        return None if text is None else _as_text(orjson.loads(token(text)))
+
+
+def _as_text(value: Any) -> str | None:
+    """Write a value as text: 7.0 and 7 are one number, however it travelled."""
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)

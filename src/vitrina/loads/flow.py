@@ -1,0 +1,154 @@
+"""Rows that travel through the runner: read in batches, passed through the steps, written, in this order."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from vitrina import failpoints
+from vitrina.ports.batch import (
+    MAX_BATCH_BYTES,
+    Batch,
+    Counts,
+    DeadLetter,
+    Part,
+    PartId,
+    Position,
+    Stopwatch,
+    delivered_in,
+)
+from vitrina.ports.source import Form, Source, Window
+from vitrina.ports.target import Receipt, Writer
+from vitrina.transforms import underway
+from vitrina.transforms.pipeline import RunsSteps, Taken
+
+
+class Flow:
+    """Bring one window of a source to a writer. Batches are begun ahead of those that have arrived."""
+
+    def __init__(self, source: Source, window: Window, steps: RunsSteps | None, writer: Writer, epoch: int) -> None:
+        self._source = source
+        self._window = window
+        self._steps = steps
+        self._writer = writer
+        self._epoch = epoch
+
+    def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
+        """Give the parts. Without an order to continue from, all rows are one part, in however many pieces."""
+        pieces: list[Part] = []
+        with closing(self._under_way(first_number, after)) as under_way:
+            for part in arriving(under_way, lambda: self._writer.ahead):
+                if part.last is None:
+                    pieces.append(part)
+                else:
+                    yield part
+        if pieces:
+            yield _together(pieces)
+
+    def close(self) -> None:
+        if self._steps:
+            self._steps.close()
+        self._source.close()
+        self._writer.close()
+
+    def _under_way(self, first_number: int, after: Position | None) -> Generator["UnderWay", None, None]:
+        timed_as = "transform" if self._steps and self._steps.has_steps else self._writer.timed_as
+        source = self._read(first_number, after)
+        with closing(underway.taken(source, self._steps, MAX_BATCH_BYTES, timed_as=timed_as)) as batches:
+            for read, taken in batches:
+                under_way = self._begin(read, taken)
+                del taken  # not kept while the next is read
+                yield under_way
+                del under_way
+
+    def _read(self, first_number: int, after: Position | None) -> Generator["_Read", None, None]:
+        form: Form = "natural" if self._steps else "exact"
+        number = first_number
+        with closing(self._source.read(replace(self._window, after=after), form)) as batches:
+            for batch in batches:
+                last = batch.last
+                yield _Read(batch, number)
+                del batch
+                number += last is not None
+
+    def _begin(self, read: "_Read", taken: Taken) -> "UnderWay":
+        batch = read.batch
+        with batch.watch.lap(self._writer.timed_as):
+            receipt = self._writer.write(taken.table, PartId(self._epoch, read.number))
+        part = Part(read.number, batch.read, batch.last, reopened=batch.reopened)
+        return UnderWay(part, taken.letters, taken.delivered, batch.size, batch.watch, self._writer.timed_as, receipt)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A batch as it was read, with the number that it has in the load."""
+
+    batch: Batch
+    number: int
+
+    @property
+    def size(self) -> int:
+        return self.batch.size
+
+    @property
+    def watch(self) -> Stopwatch:
+        return self.batch.watch
+
+    def take_table(self) -> pa.Table:
+        return self.batch.take()
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A batch that has been sent off: what is known of it, and how to wait for the rest."""
+
+    part: Part
+    letters: tuple[DeadLetter, ...]
+    delivered: frozenset[str]
+    size: int
+    watch: Stopwatch
+    timed_as: str
+    receipt: Receipt
+
+    def arrived(self) -> Part:
+        with self.watch.lap(self.timed_as):
+            written = self.receipt()
+        failpoints.hit("batch.filled")
+        letters = (*self.letters, *written.letters)
+        return replace(
+            self.part,
+            seconds=sum(lap.seconds for lap in self.watch.laps.values()),
+            staged=written.rows,
+            letters=letters,
+            laps=self.watch.laps,
+            delivered=delivered_in(letters, self.delivered, written.delivered),
+            counts=written.counts,
+        )
+
+
+def arriving(under_way: Iterator[UnderWay], ahead: Callable[[], int]) -> Iterator[Part]:
+    """Give batches in their order, each once that many more, or as many as memory holds, were sent off after it."""
+    waiting: deque[UnderWay] = deque()
+    for batch in under_way:
+        waiting.append(batch)
+        del batch  # not kept while the next is read
+        while len(waiting) > ahead() or sum(one.size for one in waiting) > MAX_BATCH_BYTES:
+            yield waiting.popleft().arrived()
+    yield from (batch.arrived() for batch in waiting)
+
+
+def _together(pieces: list[Part]) -> Part:
+    letters = tuple(letter for piece in pieces for letter in piece.letters)
+    return Part(
+        pieces[0].number,
+        sum(piece.rows for piece in pieces),
+        None,
+        pieces[-1].seconds,  # one stopwatch ran through all of them
+        sum(piece.staged_rows for piece in pieces),
+        letters,
+        pieces[-1].laps,
+        delivered=delivered_in(letters, *(piece.delivered for piece in pieces)),
+        counts=sum((piece.counts for piece in pieces), start=Counts()),
+    )

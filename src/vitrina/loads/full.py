@@ -1,0 +1,217 @@
+"""A full load: everything the source has is brought to the target, then shown in one step."""
+
+import json
+import time
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from vitrina import failpoints
+from vitrina.errors import DuplicateKeys, TransientError
+from vitrina.loads import incremental, refusals
+from vitrina.loads.job import resume_point
+from vitrina.loads.run import Run
+from vitrina.ports.batch import Part, PartId
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.source import Passes, Window
+from vitrina.ports.target import Done, Load, Loading
+from vitrina.sentences import say
+from vitrina.store import database, dead_letters
+
+SNAPSHOT_OBSTACLE = say("plan.one_snapshot")
+# What a Python source leaves when it set no checkpoint with its last batch.
+_NO_CHECKPOINT = '["null"]'
+
+
+def full(run: Run) -> None:
+    """Load everything. The first pass of an incremental pipeline is one too, where the target is empty."""
+    load, must_fill = _continued(run) or (_begun(run), True)
+    incremental.count_unseen(run)
+    if must_fill and not _is_complete(run.checkpoint):
+        with refusals.of_reading(), run.until_paused():
+            _fill(run, load)
+    try:
+        with refusals.of_publish(run.checkpoint.load_started_at):
+            _publish(run, load)
+    except DuplicateKeys:
+        if not _follows(run):
+            raise
+        _merge_instead(run)
+
+
+def _fill(run: Run, load: Load) -> None:
+    with run.parts(load, _window(run)) as parts:
+        for part in parts:
+            run.commit(load, part, _counting(run))
+
+
+def _counting(run: Run) -> "incremental.After":
+    epoch = run.job.claim.epoch
+
+    def after(found: Checkpoint, part: Part) -> Checkpoint:
+        last = json.dumps(part.last) if part.last else None
+        return found.accepting(PartId(epoch, part.number), part.staged_rows, last)
+
+    return after
+
+
+def _window(run: Run) -> Window:
+    by_key = run.plan.paging != "one statement"
+    return Window(
+        after=resume_point(run.checkpoint),
+        order=run.job.reading_key if by_key else (),
+        one_snapshot=run.job.definition.options.consistency == "snapshot",
+    )
+
+
+def _is_complete(found: Checkpoint) -> bool:
+    """Tell whether nothing is left to read: a load in one statement is complete as soon as its only batch counts."""
+    return bool(found.accepted) and found.last_key is None
+
+
+def _follows(run: Run) -> bool:
+    return run.job.definition.mode == "incremental"
+
+
+# --- beginning, or going on ------------------------------------------------------------------------------------------
+
+
+def _loading(run: Run, name: str | None = None) -> Loading:
+    watched = run.letters.open if run.job.target.visible == "part" else None
+    if watched is not None:
+        run.letters.watch_steps()
+    loading = Loading("replace", deletes=run.plan.deletes, name=name, watched=watched)
+    return run.loading(replace(loading, refuses_repeats=not _follows(run)))
+
+
+def _continued(run: Run) -> tuple[Load, bool] | None:
+    """Find the interrupted load, if it may still be used, and whether anything is left to read; say why not."""
+    found = run.checkpoint
+    if found.stage is None and (found.last_key is None or run.job.target.visible == "load"):
+        return None
+    load = run.job.target.open_load(_loading(run, found.stage))
+    obstacle = _obstacle(run, load, found)
+    if obstacle:
+        run.say_started_over(obstacle)
+        if _follows(run):  # it may be another cursor by now, and all rows are read anyway
+            run.checkpoint = found.without_cursor()
+        return None
+    must_fill = _resume(run, load)
+    run.answers_request = False
+    if found.load_started_at:
+        run.letters_before = dead_letters.count_open(
+            run.job.metastore, run.job.claim.pipeline_id, since=found.load_started_at
+        )
+    run.log.info("load.continued", rows=found.rows, batches=found.batch_no)
+    run.meter.continued(found)
+    return load, must_fill
+
+
+def _resume(run: Run, load: Load) -> bool:
+    fence = run.fence("going on with a load", lambda done: run.checkpoint.identified(**done.identity), progressed=False)
+    try:
+        return load.resume(fence)
+    except TransientError as exc:
+        _forget_lost(run, exc)
+        raise
+
+
+def _forget_lost(run: Run, exc: TransientError) -> None:
+    """Forget the load, so that the next try begins again. Of an error that ends the run, its conclusion does."""
+    if exc.discards_load:
+        run.forget_load()
+
+
+def _obstacle(run: Run, load: Load, found: Checkpoint) -> str | None:
+    options = run.job.definition.options
+    if found.accepted and run.job.source.runs_when_described and found.last_key in (None, _NO_CHECKPOINT):
+        return say("plan.source_sets_none")
+    if found.fingerprint != run.fingerprint:
+        return say("plan.definition_changed")
+    if obstacle := load.obstacle(found):
+        return obstacle
+    if options.consistency == "snapshot" and not (_is_complete(found) or load.is_shown):
+        return SNAPSHOT_OBSTACLE
+    now = database.now(run.job.metastore)
+    age = now - (found.load_started_at or now)
+    if age > timedelta(seconds=options.max_stage_age_seconds):
+        return say("plan.load_old", age=age)
+    return None
+
+
+def _begun(run: Run) -> Load:
+    run.answer_request()
+    run.meter.starts_over()
+    load = run.job.target.open_load(_loading(run))
+    source = run.job.source
+    marked = source.begin_load(run.checkpoint) if _follows(run) and isinstance(source, Passes) else None
+    for warning in marked.warnings if marked else ():
+        run.meter.warn(warning)
+    # By the clock that dead letters are dated by.
+    begun_at = database.now(run.job.metastore)
+    begun = run.checkpoint.without_cursor()
+    run.note_hold(marked.hold if marked else None)
+
+    def move(done: Done) -> Checkpoint:
+        return replace(
+            begun,
+            stage=load.name,
+            fingerprint=run.fingerprint,
+            load_started_at=begun_at,
+            held_upto=marked.mark if marked else None,
+            identity=begun.identity | dict(done.identity),
+        )
+
+    fence = run.fence("beginning a load", move, progressed=False, point="load.fenced")
+    load.begin(fence)
+    fence.require_passed()
+    return load
+
+
+# --- showing it ------------------------------------------------------------------------------------------------------
+
+
+def _publish(run: Run, load: Load) -> None:
+    run.control.check()
+    started = time.monotonic()
+    begun_at = run.checkpoint.load_started_at
+    notes: dict[str, Any] = {}
+
+    def move(done: Done) -> Checkpoint:
+        run.letters.rebuilt(begun_at)
+        run.meter.published(done.counts, time.monotonic() - started)
+        notes.update(done.notes)
+        for name, value in done.notes.items():
+            run.meter.note(name, value)
+        found = _after_load(run)
+        return replace(found, identity=found.identity | dict(done.identity))
+
+    fence = run.fence("publishing", move, point="publish.fenced")
+    try:
+        with run.until_paused():
+            counts = load.publish(fence)
+    except TransientError as exc:
+        _forget_lost(run, exc)
+        raise
+    fence.require_passed()
+    failpoints.hit("publish.committed")
+    run.letters.rebuilt(begun_at, committed=True)
+    run.log.info("run.published", **vars(counts), **notes, duration_ms=round((time.monotonic() - started) * 1000))
+    load.discard()
+    run.settle(obey_pause=False)
+
+
+def _after_load(run: Run) -> Checkpoint:
+    found, source = run.checkpoint, run.job.source
+    done = found.without_load()
+    if not (_follows(run) and isinstance(source, Passes)):
+        return done
+    return source.loaded(done, found.held_upto, found.rows)
+
+
+def _merge_instead(run: Run) -> None:
+    """Merge several versions of a row batch by batch: the latest wins, as in every later pass."""
+    run.say_started_over(say("plan.several_versions"))
+    run.meter.starts_over()
+    run.checkpoint = run.checkpoint.without_cursor()
+    incremental.incremental(run)

@@ -1,0 +1,152 @@
+"""What is found out before a run reads: columns, key, where it goes on from, and the plan."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+from vitrina.loads import steps
+from vitrina.loads.job import Job, Opened, resume_point
+from vitrina.loads.plan import Capabilities, plan
+from vitrina.loads.steps import Fitted
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.source import Description, Passes, Window
+from vitrina.ports.target import Prepared, Shortcut, Wanted
+from vitrina.sentences import say
+from vitrina.store import runs
+
+
+def inspect(opened: Opened, *, create_target: bool = True) -> Job:
+    """Describe the rows, prepare the target, ask the source how it would be read, and choose."""
+    if not opened.source.runs_when_described:
+        return _inspect(opened, create_target=create_target)
+    # Before the source is asked to go on: it never gave what is asked for, or that is no longer in the target.
+    opened = _believing(opened)
+    if not create_target:  # it runs when it is asked to, not when it is looked at
+        return _without_rows(opened, Description(), None)
+    return _inspect(opened, create_target=True)
+
+
+def look_into(opened: Opened) -> Job:
+    """Inspect it from its beginning, to compare what the source gives with what is there: the target stays as it is."""
+    if opened.source.runs_when_described:
+        opened = replace(opened, checkpoint=Checkpoint())
+    return _inspect(opened, create_target=False)
+
+
+def _inspect(opened: Opened, *, create_target: bool) -> Job:
+    described = opened.source.describe(_next_window(opened))
+    if not described.columns and described.schema is None:
+        return _without_rows(opened, described, _prepared_for_nothing(opened) if create_target else None)
+    if not opened.source.runs_when_described:
+        opened = _believing(opened)
+    fitted = steps.fit(opened.around_steps, opened.source, described, opened.target.form, opened.target.known)
+    shortcut = opened.target.meet(opened.source)
+    prepared = opened.target.prepare(_wanted(opened, described, fitted), create=create_target)
+    if fitted.passage:
+        fitted.passage.steps.key = prepared.key
+    opened = _noticing_emptied(opened, prepared)
+    known = _capabilities(opened, described, prepared, shortcut)
+    chosen = plan(opened.definition, known)
+    return _job(opened, described=described, fitted=fitted, prepared=prepared, shortcut=shortcut, plan=chosen)
+
+
+def _without_rows(opened: Opened, described: Description, prepared: Prepared | None) -> Job:
+    """Make the job of a run without rows, of which the columns are unknown."""
+    found = prepared or Prepared((), exists=False, is_empty=True)
+    chosen = plan(opened.definition, _capabilities(opened, described, found, None))
+    fitted = Fitted((), frozenset())
+    return _job(
+        opened, described=described, fitted=fitted, prepared=found, plan=chosen, has_target=prepared is not None
+    )
+
+
+def _prepared_for_nothing(opened: Opened) -> Prepared | None:
+    return opened.target.prepare_nothing(replaces=opened.definition.mode == "full")
+
+
+def _job(opened: Opened, **found: Any) -> Job:
+    return Job(**{one.name: getattr(opened, one.name) for one in fields(Opened)}, **found)
+
+
+def _next_window(opened: Opened) -> Window:
+    """Say what the source is about to be asked for: within an interrupted load, or after the last pass."""
+    found = opened.checkpoint
+    if opened.definition.mode == "incremental":
+        return Window(after=(found.safe_upto,) if found.safe_upto else None)
+    return Window(after=resume_point(found) if found.stage else None)
+
+
+def _wanted(opened: Opened, described: Description, fitted: Fitted) -> Wanted:
+    definition = opened.definition
+    cursor = (definition.incremental_key, definition.incremental_id_key) if described.cursor else ()
+    return Wanted(
+        columns=fitted.output,
+        key=tuple(definition.target_key) if definition.target_key else None,
+        ignorable=frozenset(filter(None, cursor)),
+        stamps=frozenset(definition.options.stamps) | fitted.stamps,
+        found=opened.checkpoint,
+    )
+
+
+def _believing(opened: Opened) -> Opened:
+    """Forget a checkpoint that says nothing about this source, or about this target: it would pass rows by."""
+    found, source = opened.checkpoint, opened.source
+    if opened.definition.mode != "incremental" or opened.backfill or not isinstance(source, Passes):
+        return opened
+    if found.stage is not None and not opened.target.loads_first_pass:
+        return opened  # the run itself gives the unfinished load up
+    reason = source.disowned(found) or _lost(opened)
+    if reason:
+        return replace(opened, checkpoint=found.blank(), starts_over_because=reason)
+    if opened.starts_over_because:
+        return replace(opened, checkpoint=found.blank())
+    return replace(opened, checkpoint=source.fitting(found))
+
+
+def _lost(opened: Opened) -> str | None:
+    return None if opened.checkpoint.stage is not None else opened.target.lost(opened.checkpoint)
+
+
+def _noticing_emptied(opened: Opened, prepared: Prepared) -> Opened:
+    """Start over where the target was emptied: after steps no first pass is loaded at once, so batch by batch."""
+    found = opened.checkpoint
+    if opened.definition.mode != "incremental" or opened.backfill or found.stage is not None:
+        return opened
+    if not (opened.steps and found.rows and opened.target.loads_first_pass and prepared.is_empty):
+        return opened
+    reason = say("plan.recreated", target=opened.definition.final_target)
+    return replace(opened, checkpoint=found.blank(), starts_over_because=reason)
+
+
+def _capabilities(
+    opened: Opened, described: Description, prepared: Prepared, shortcut: Shortcut | None
+) -> Capabilities:
+    found, backfill, source = opened.checkpoint, opened.backfill, opened.source
+    passes = source if isinstance(source, Passes) and opened.definition.mode == "incremental" else None
+    given = {column.name for column in described.columns}
+    return Capabilities(
+        same_database=shortcut is not None and shortcut.same_database,
+        no_shortcut_because=None if shortcut else opened.target.no_shortcut_because,
+        streamed_from=source.name if not described.columns else None,
+        has_steps=bool(opened.steps),
+        loads_first_pass=opened.target.loads_first_pass,
+        estimated_rows=described.estimated_rows,
+        pageable=shortcut is not None and shortcut.pageable,
+        foreign_functions=shortcut.foreign_functions if shortcut else frozenset(),
+        target_is_empty=prepared.is_empty,
+        has_checkpoint=found.safe_upto is not None or found.last_key is not None or bool(backfill),
+        has_unfinished_load=found.stage is not None and not backfill,
+        has_delivered=found.rows > 0 and not backfill,
+        key=prepared.key,
+        key_is_read=any(name in given for name in prepared.key),
+        rows_per_second=_measured_rate(opened, described.estimated_rows),
+        guarantee=passes.guarantee() if passes else None,
+        warnings=(*prepared.warnings, *(passes.warnings(found) if passes else ())),
+        starts_over_because=opened.starts_over_because,
+    )
+
+
+def _measured_rate(opened: Opened, estimated_rows: int) -> float | None:
+    """Return the rate of the last large run, where it could matter for the plan."""
+    if estimated_rows < runs.LARGE_ROWS:
+        return None
+    return runs.find_rate(opened.metastore, opened.claim.pipeline_id)

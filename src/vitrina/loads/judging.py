@@ -1,0 +1,44 @@
+"""What a run reads of its row in the metastore, judged again: the row may have been written with psql."""
+
+from pydantic import ValidationError
+
+from vitrina import sqlguard, taskplan
+from vitrina.definition import Definition
+from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
+from vitrina.sentences import say
+from vitrina.settings import Settings
+from vitrina.sqlguard import Judged
+from vitrina.store import pipelines
+from vitrina.store.leases import Claim
+
+
+def definition_of(claim: Claim) -> Definition:
+    """Read the definition out of the claimed row, or say what is wrong with it."""
+    try:
+        return pipelines.definition_of(claim.row)
+    except ValidationError as exc:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in exc.errors(include_url=False))
+        raise FatalError(say("run.bad_row", problems=problems)) from exc
+
+
+def judge(definition: Definition, settings: Settings) -> Judged | None:
+    """Judge the definition again before anything runs: it may have been written with psql."""
+    taskplan.check(definition, settings.target_policy)
+    return _judge_query(definition, settings)
+
+
+def judge_reading(definition: Definition, settings: Settings) -> Judged | None:
+    """Judge it for a caller that only reads, wherever it would write."""
+    taskplan.check(definition, None)
+    return _judge_query(definition, settings)
+
+
+def _judge_query(definition: Definition, settings: Settings) -> Judged | None:
+    if definition.python_source or not definition.reads_postgres:
+        return None
+    if definition.query is None:
+        raise FatalError(say("run.no_query"))
+    try:
+        return sqlguard.judge(definition.query, settings.sql_policy)
+    except InvalidQuery as exc:
+        raise SourceQueryFailed(exc.message) from exc

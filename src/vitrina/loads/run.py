@@ -1,0 +1,308 @@
+"""What full loads, incremental runs and replays share: the checkpoint, its fence, and rows on their way to a load."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, replace
+from typing import Any
+
+import psycopg
+import structlog
+
+from vitrina import failpoints
+from vitrina.definition import fingerprint
+from vitrina.errors import FatalError
+from vitrina.loads.context import RunContext
+from vitrina.loads.control import Paused, RunControl
+from vitrina.loads.dead_letters import Letters
+from vitrina.loads.job import Job
+from vitrina.loads.plan import Plan
+from vitrina.loads.prefetch import Ahead
+from vitrina.observe.run_meter import RunMeter
+from vitrina.ports import types
+from vitrina.ports.batch import Counts, Filling, Part, Position
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.source import Window
+from vitrina.ports.target import DONE, Done, Load, Loading
+from vitrina.sentences import say
+from vitrina.status import Status
+from vitrina.store import database, leases
+from vitrina.store.database import Connection
+
+Move = Callable[[Done], Checkpoint]
+
+
+class Run:
+    """One run of one job. Full loads, passes and replays are functions that are given it."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        control: RunControl,
+        meter: RunMeter,
+        context: RunContext,
+        log: structlog.stdlib.BoundLogger,
+    ) -> None:
+        self.job = job
+        self.control = control
+        self.meter = meter
+        self.context = context
+        self.log = log
+        self.checkpoint = job.checkpoint
+        self.letters = Letters(job, meter)
+        # A load or pass that began before the request may have missed the rows the request is about.
+        self.answers_request = True
+        # Rows that earlier runs of a load rejected which this one goes on with.
+        self.letters_before = 0
+        # A paused pipeline that is repaired stays on its way to PAUSED.
+        self.obeys_pause = True
+        self._batch_size = job.definition.batch_size
+
+    @property
+    def plan(self) -> Plan:
+        return self.job.plan
+
+    # --- the fence -------------------------------------------------------------------------------------------------
+
+    def fence(self, what: str, move: Move, *, progressed: bool = True, point: str | None = None) -> "RunFence":
+        return RunFence(self, what, move, progressed=progressed, point=point)
+
+    def record(self, what: str, checkpoint: Checkpoint, *, progressed: bool = False) -> None:
+        """Move the checkpoint alone, where no data goes with it."""
+        self.fence(what, lambda _: checkpoint, progressed=progressed).after()
+
+    def forget_load(self) -> None:
+        self.record("forgetting a lost load", self.checkpoint.without_load())
+
+    @property
+    def keeps_progress(self) -> bool:
+        """Tell whether an interrupted run goes on after its last batch. If not, batches must not excuse every loss."""
+        whole = self.plan.loads_at_once and self.job.definition.options.consistency == "snapshot"
+        return not whole and not self.job.backfill
+
+    @property
+    def fingerprint(self) -> str:
+        """Compute what an unfinished load depends on: with another one it is begun again."""
+        job = self.job
+        kinds = [f"{column.name} {column.type}" for column in (*job.described.columns, *job.output)]
+        kinds += job.code_digests
+        more = [json.dumps(one, sort_keys=True) for one in job.target.fingerprint()]
+        return fingerprint(job.definition, list(job.key), [self.plan.route, self.plan.paging, *kinds, *more])
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    def loading(self, load: Loading) -> Loading:
+        """Add how rows come, which the plan has decided where the loading does not say."""
+        job = self.job
+        if load.arrives_as is not None:
+            return replace(load, route=self.plan.route)
+        arrives_as = job.fitted.arrives_as
+        if arrives_as is None and self.plan.route == "arrow":
+            arrives_as = {column.name: types.staged_type(column.type) for column in job.described.columns}
+        # Steps may make any number of rows out of one: which cursor value a row had is no longer known.
+        versions = load.version_types if job.fitted.passage is None else ()
+        return replace(
+            load, arrives_as=arrives_as, version_types=versions, shortcut=job.shortcut, route=self.plan.route
+        )
+
+    @contextmanager
+    def parts(self, load: Load, window: Window) -> Iterator[Iterator[Part]]:
+        """Bring a window's rows to the load; a thread keeps one part ahead. Sessions are closed with the block."""
+        window = replace(window, batch_rows=self.batch_size)
+        with self._filling(load, window) as filling, self.ahead(filling, window.after) as parts:
+            yield iter(parts)
+
+    @contextmanager
+    def _filling(self, load: Load, window: Window) -> Iterator[Filling]:
+        job = self.job
+        if self.plan.route != "arrow" and job.shortcut:
+            with job.shortcut.fill(load, window, self.plan) as filling:
+                yield filling
+            return
+        # Imported here: what Postgres moves by itself needs neither pyarrow nor its half second.
+        from vitrina.loads.flow import Flow
+
+        passage = job.fitted.passage
+        with load.writer() as writer:
+            yield Flow(job.source, window, passage.steps if passage else None, writer, job.claim.epoch)
+
+    def ahead(self, filling: Filling, after: Position | None) -> Ahead:
+        """Fill in another thread; this one looks at lease and pause meanwhile, and shows what is waited for."""
+        return Ahead(
+            filling,
+            self.checkpoint.batch_no + 1,
+            after,
+            check=self._while_waiting,
+            silence_limit_seconds=self.control.silence_limit_seconds,
+            on_wait=self.meter.waited,
+        )
+
+    def _while_waiting(self) -> None:
+        """Check lease and pause, several times a second, as long as no batch comes."""
+        self.control.check()
+        if self.control.is_interrupted:
+            raise Paused
+        self.context.show()
+
+    def until_paused(self) -> AbstractContextManager[None]:
+        """Work in one statement has no batch boundary to wait for: a pause cancels it."""
+        return self.control.one_statement() if self.plan.paging == "one statement" else nullcontext()
+
+    def batch_size(self) -> int:
+        return self._batch_size
+
+    # --- parts -----------------------------------------------------------------------------------------------------
+
+    def commit(
+        self, load: Load, part: Part, after: Callable[[Checkpoint, Part], Checkpoint], *, settles: bool = True
+    ) -> Counts:
+        """Let a part count: rejected rows, counters and checkpoint move with the data, or not at all."""
+        self.control.check()
+        started, counted = time.monotonic(), Counts()
+        too_many = self._too_many_letters(len(part.letters))
+
+        def move(done: Done) -> Checkpoint:
+            nonlocal counted
+            counted = done.counts
+            self.letters.leave_behind(part)
+            found = self._before_refusal() if too_many else after(self.checkpoint, part)
+            self.meter.batch(part, done.counts, self._merge_seconds(started))
+            self.meter.merged(done.counts)
+            self._note(done)
+            return replace(found, identity=found.identity | dict(done.identity))
+
+        fence = self._counting(move)
+        load.commit(part, fence)
+        fence.require_passed()
+        if too_many:
+            raise too_many
+        self.after_part(part)
+        if settles:
+            self.settle()
+        return counted
+
+    def _counting(self, move: Move) -> "RunFence":
+        return self.fence("counting a batch", move, progressed=self.keeps_progress, point="batch.fenced")
+
+    def _merge_seconds(self, started: float) -> float:
+        """Measure a target that merges in its own transaction; others have taken their time before."""
+        return time.monotonic() - started if self.job.target.session is not None else 0.0
+
+    def _note(self, done: Done) -> None:
+        if self.job.target.session is None:
+            self.meter.note("waiting", self.context.waits_because)
+        for name, value in done.notes.items():
+            self.meter.note(name, value)
+
+    def after_part(self, part: Part) -> None:
+        failpoints.hit("batch.committed")
+        self.letters.delivered(part, committed=True)
+        self.log.info(
+            "batch.done",
+            batch_no=part.number,
+            rows=part.rows,
+            rows_read=self.meter.counters.rows_read,
+            duration_ms=self.meter.last_batch_ms,
+        )
+        self.meter.progressed(part)
+
+    def _before_refusal(self) -> Checkpoint:
+        """Return the checkpoint for a run that is refused: the next one meets the rejected rows again."""
+        return self.checkpoint.without_load() if self.checkpoint.stage else self.checkpoint
+
+    def _too_many_letters(self, more: int) -> FatalError | None:
+        budgets, definition = self.job.target.letter_budget, self.job.definition
+        if budgets is None or self.job.claim.is_repair:
+            return None
+        budget = definition.options.max_dead_letters
+        if budget is None:
+            budget = budgets[definition.mode]
+        letters = self.letters_before + self.meter.letters + more
+        if letters <= budget:
+            return None
+        return FatalError(say("run.too_many_letters", letters=letters, budget=budget))
+
+    # --- between batches -------------------------------------------------------------------------------------------
+
+    def settle(self, *, obey_pause: bool = True) -> None:
+        status = self.job.ledger.settle(
+            self.checkpoint, self.meter.counters, attempt=self.meter.attempt, progressed=self.keeps_progress
+        )
+        self.meter.announce(self.job.metastore, self.job.claim)
+        self._take_batch_size()
+        if status is Status.PAUSE_REQUESTED and obey_pause and self.obeys_pause:
+            raise Paused
+
+    def _take_batch_size(self) -> None:
+        """Take what may change under a run from the newer version that `reload-config` put it on."""
+        size = self.job.ledger.batch_size
+        if size is not None and size != self._batch_size:
+            self.log.info("config.reloaded", batch_size=size)
+            self._batch_size = size
+
+    def say_started_over(self, reason: str) -> None:
+        self.log.info("load.started_over", reason=reason)
+        self.meter.note("started_over", reason)
+
+    def answer_request(self) -> None:
+        leases.answer_request(self.job.metastore, self.job.claim)
+
+    def note_hold(self, hold: dict[str, Any] | None) -> None:
+        leases.note_hold(self.job.metastore, self.job.claim, hold)
+
+    def adjust_target(self) -> None:
+        """Carry out what preparing the target warned of."""
+        fence = self.fence(
+            "adjusting the target", lambda done: self.checkpoint.identified(**done.identity), progressed=False
+        )
+        adjusted = self.job.target.adjust(fence)
+        if adjusted:
+            self.log.info("columns.cleared", **adjusted)
+
+
+class RunFence:
+    """Moves the checkpoint of one run, once, with what a load did."""
+
+    def __init__(self, run: Run, what: str, move: Move, *, progressed: bool, point: str | None) -> None:
+        self._run = run
+        self._what = what
+        self._move = move
+        self._progressed = progressed
+        self._point = point
+        self._is_spent = False
+
+    @property
+    def found(self) -> Checkpoint:
+        return self._run.checkpoint
+
+    @property
+    def record(self) -> bytes:
+        wanted = self._run.checkpoint
+        shown = asdict(replace(wanted, load_started_at=None)) | {"accepted": wanted.accepted.as_json()}
+        return json.dumps(shown, default=str).encode()
+
+    def inside(self, connection: psycopg.Connection[Any], done: Done = DONE) -> None:
+        run = self._run
+        home: Connection = run.job.target.session or run.job.metastore
+        if connection is not home:
+            raise RuntimeError(f"{self._what}: the checkpoint moves in a transaction of the target's session, or after")
+        if self._is_spent:
+            raise RuntimeError(f"{self._what}: a fence is passed once")
+        self._is_spent = True
+        run.checkpoint = self._move(done)
+        run.job.ledger.fence(run.checkpoint, run.meter.counters, attempt=run.meter.attempt, progressed=self._progressed)
+        if self._point:
+            failpoints.hit(self._point)
+        run.control.require_lease()
+
+    def require_passed(self) -> None:
+        """Refuse a load that returned as if it had counted something, and did not."""
+        if not self._is_spent:
+            raise RuntimeError(f"{self._what}: the load did not pass its fence")
+
+    def after(self, done: Done = DONE) -> None:
+        home = self._run.job.target.session or self._run.job.metastore
+        with database.translated(self._what), home.transaction():
+            self.inside(home, done)

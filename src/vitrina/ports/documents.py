@@ -1,0 +1,173 @@
+"""Documents as a side: read as they come, counted and hashed here, since a search server cannot do it."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, NamedTuple, Protocol
+
+from vitrina import deep_json
+from vitrina.errors import BadKey
+from vitrina.ports.batch import Key
+from vitrina.ports.compare import Extent, RowImage
+
+# Under this mask everything is summed up; coarser buckets are made of these.
+_FINEST_MASK = 65_535
+# So many documents are kept in memory at most while they wait for being joined.
+LISTED_AT_ONCE = 200_000
+# So many keys at most are looked up with their contents, so that details need no reading of their own.
+_KEPT_CONTENTS = 1_000
+# And no more than this of them: a thousand documents may be large ones.
+KEPT_BYTES = 16 << 20
+
+
+class Document(NamedTuple):
+    """One document; `content` is None when the source says that there shall be none of this id.
+
+    `problem` says why a row of the source cannot be a document: nothing in an index is equal to it.
+    """
+
+    id: str
+    content: Mapping[str, Any] | None
+    young: bool = False
+    problem: str | None = None
+
+
+class Shelf(Protocol):
+    """Where documents are: an index, or a query whose rows become documents."""
+
+    def opened(self) -> AbstractContextManager[None]:
+        """Open a block in which everything is found that was there before it."""
+        ...
+
+    def extent(self) -> Extent: ...
+
+    def documents(self, *, in_order: bool) -> Iterator[Document]:
+        """Give all documents. `in_order`: of several with one id, the one that counts comes last."""
+        ...
+
+    def with_ids(self, ids: Collection[str]) -> Iterator[Document]: ...
+
+    def random_ids(self, count: int) -> list[str]: ...
+
+
+@dataclass
+class DocumentSide:
+    """Documents, compared field by field. `fields` None: whatever they have. A field that is null is not there."""
+
+    shelf: Shelf
+    fields: Sequence[str] | None
+    # One id may come several times, the last one counts.
+    repeats: bool = False
+    _sums: tuple[list[int], list[int]] | None = field(default=None, init=False)
+    _looked_up: dict[str, Document | None] = field(default_factory=dict, init=False)
+
+    key_names = ("_id",)
+    listed_at_once = LISTED_AT_ONCE
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        return self.shelf.opened()
+
+    def extent(self) -> Extent:
+        return self.shelf.extent()
+
+    def total(self) -> tuple[int, str]:
+        rows, sums = self._summed()
+        return sum(rows), str(sum(sums))
+
+    def buckets(self, mask: int) -> dict[int, tuple[int, str]]:
+        coarse: dict[int, tuple[int, int]] = {}
+        for number, (rows, total) in enumerate(zip(*self._summed(), strict=True)):
+            if rows:
+                before = coarse.get(number & mask, (0, 0))
+                coarse[number & mask] = before[0] + rows, before[1] + total
+        return {bucket: (rows, str(total)) for bucket, (rows, total) in coarse.items()}
+
+    def _summed(self) -> tuple[list[int], list[int]]:
+        """Read once: that answers all questions about sums."""
+        if self._sums is None:
+            rows, sums = [0] * (_FINEST_MASK + 1), [0] * (_FINEST_MASK + 1)
+            for document in self.shelf.documents(in_order=False):
+                if document.content is not None:
+                    bucket = place_of(document.id) & _FINEST_MASK
+                    rows[bucket] += 1
+                    sums[bucket] += self._image(document)
+            self._sums = rows, sums
+        return self._sums
+
+    def images_in(self, mask: int, buckets: Sequence[int]) -> Iterator[RowImage]:
+        wanted = frozenset(buckets)
+        found = (
+            document
+            for document in self.shelf.documents(in_order=self.repeats)
+            if place_of(document.id) & mask in wanted
+        )
+        return self._sorted(found)
+
+    def images_of(self, keys: Sequence[Key]) -> Iterator[RowImage]:
+        ids = [key[0] for key in keys]
+        self._looked_up = {}
+        found = self.shelf.with_ids(frozenset(ids))
+        return self._sorted(found if len(ids) > _KEPT_CONTENTS else self._keeping(found, ids))
+
+    def _keeping(self, documents: Iterator[Document], ids: Sequence[str]) -> Iterator[Document]:
+        """Give the same documents, and keep them if they are few enough to be looked at again."""
+        kept: dict[str, Document | None] = dict.fromkeys(ids)
+        size = 0
+        for document in documents:
+            size += len(deep_json.dumps(document.content))
+            if size <= KEPT_BYTES:
+                kept[document.id] = document
+            else:
+                kept.clear()
+            yield document
+        self._looked_up = kept
+
+    def _sorted(self, documents: Iterator[Document]) -> Iterator[RowImage]:
+        images: dict[str, RowImage] = {}
+        for document in documents:
+            if document.id in images and not self.repeats:
+                raise BadKey(f"the id {document.id} comes more than once; an index has one document per id")
+            image = None if document.content is None else self._image(document)
+            images[document.id] = RowImage(place_of(document.id), document.id, (document.id,), image, document.young)
+        return iter(sorted(images.values(), key=lambda image: image.position))
+
+    def random_keys(self, count: int) -> list[Key]:
+        return [(found,) for found in self.shelf.random_ids(count)]
+
+    def texts(self, keys: Sequence[Key]) -> dict[Key, dict[str, str | None]]:
+        ids = [key[0] for key in keys]
+        if any(one not in self._looked_up for one in ids):
+            self._looked_up = dict.fromkeys(ids) | {
+                document.id: document for document in self.shelf.with_ids(frozenset(ids))
+            }
+        found = {one: self._looked_up[one] for one in ids}
+        return {
+            (one,): self._text(document)
+            for one, document in found.items()
+            if document is not None and document.content is not None
+        }
+
+    def _text(self, document: Document) -> dict[str, str | None]:
+        """Write the fields as JSON, which tells a number from its digits; null is no text."""
+        texts: dict[str, str | None] = {
+            name: deep_json.dumps(value).decode() for name, value in self._said(document).items()
+        }
+        return texts | ({"(cannot be a document)": document.problem} if document.problem else {})
+
+    def _image(self, document: Document) -> int:
+        """Return one number for documents that say the same, whatever the order and the spelling of their fields."""
+        return _hash(deep_json.dumps([self._said(document), document.problem]))
+
+    def _said(self, document: Document) -> dict[str, Any]:
+        content = document.content or {}
+        names = content if self.fields is None else self.fields
+        return {name: content[name] for name in names if content.get(name) is not None}
+
+
+def place_of(document_id: str) -> int:
+    return _hash(document_id.encode())
+
+
+def _hash(text: bytes) -> int:
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), signed=True)

@@ -1,0 +1,44 @@
+"""Connectors as users see them: which there are, which runners have them, and which pipelines wait for one."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from vitrina import answers
+from vitrina.ports import registry
+from vitrina.sentences import say
+from vitrina.settings import Settings
+from vitrina.store import coverage, runners
+from vitrina.store.database import Connection
+
+
+def list_all(connection: Connection, settings: Settings) -> list[answers.Connector]:
+    """Those installed here and those that live runners report, by name; a runner's own words count."""
+    found: dict[str, dict[str, Any]] = {
+        name: {**connector.describe(), "runners": 0} for name, connector in registry.installed().connectors.items()
+    }
+    for row in runners.list_connectors(connection, stale_after_seconds=settings.lease_ttl_seconds):
+        found[row["name"]] = {**row["described"], "runners": row["runners"]}
+    return [answers.Connector.model_validate(found[name]) for name in sorted(found)]
+
+
+def waiting(connection: Connection, settings: Settings, only: Sequence[UUID] | None = None) -> dict[UUID, str]:
+    """Say for each requested pipeline that no live runner covers what it waits for."""
+    found = coverage.list_waiting(connection, stale_after_seconds=settings.lease_ttl_seconds, only=only)
+    return {pipeline: words(missing) for pipeline, missing in found.items()}
+
+
+def words(missing: Sequence[str]) -> str:
+    """Put needs (`source:csv`, `target:parquet`, `step:title_case`) into a sentence."""
+    named = dict.fromkeys(map(_named, missing))
+    return say("pipeline.waits_for", what=" and ".join(named))
+
+
+def _named(need: str) -> str:
+    kind, _, name = need.partition(":")
+    if kind == coverage.STEP:
+        return f"step {name}"
+    if kind == coverage.TARGET:
+        connector = registry.installed().of_prefix(name) if name else None
+        return f"connector {connector.name if connector else name or registry.POSTGRES}"
+    return f"connector {name}"

@@ -1,0 +1,153 @@
+"""Keep the sessions that runs have finished with: a new one costs the server a process, a login and cold caches."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from vitrina.store import database
+from vitrina.store.database import Connection
+
+# Sessions that no run holds have this name. Runs rename theirs: whoever ends the sessions of older runs spares these.
+IDLE_NAME = "vitrina:kept"
+# A session that was opened longer ago is closed: its caches have grown, and its login may have been changed meanwhile.
+MAX_AGE_SECONDS = 600.0
+# What a run may have left behind. RESET ALL goes back to the settings of the login, IDLE_NAME among them.
+RESET = """
+    CLOSE ALL; RESET SESSION AUTHORIZATION; RESET ROLE; UNLISTEN *; SELECT pg_catalog.pg_advisory_unlock_all();
+    DISCARD TEMP; DISCARD SEQUENCES; RESET ALL
+"""
+
+
+@dataclass(frozen=True)
+class Login:
+    """What a session was opened with; only a run that wants the same may have it."""
+
+    url: str = field(repr=False)
+    settings: frozenset[tuple[str, str]]
+
+
+@dataclass
+class _Session:
+    connection: Connection
+    opened_at: float
+    idle_since: float = 0.0
+
+
+class SessionPool:
+    """The sessions of one runner that no run holds just now. Any thread may use it."""
+
+    def __init__(self, *, most: int, idle_seconds: float) -> None:
+        self._most = most
+        self._idle_seconds = idle_seconds
+        self._lock = threading.Lock()
+        self._idle: dict[Login, list[_Session]] = {}
+        self._taken: dict[int, tuple[Login, _Session]] = {}
+        self._closed = False
+
+    def connect(
+        self, url: str, application_name: str, *, connect_timeout_seconds: int, settings: dict[str, str]
+    ) -> Connection:
+        """Return a kept session with these settings, or open one. Nothing of an earlier run is left in it."""
+        login = Login(url, frozenset(settings.items()))
+        while (found := self._take_idle(login)) is not None:
+            if _rename(found.connection, application_name):
+                self._note_taken(login, found)
+                return found.connection
+        connection = database.connect(
+            url, IDLE_NAME, connect_timeout_seconds=connect_timeout_seconds, settings=settings
+        )
+        with database.translated_connect(url):
+            database.settle(connection, application_name)
+        self._note_taken(login, _Session(connection, time.monotonic()))
+        return connection
+
+    def give_back(self, connection: Connection, *, keep: bool) -> None:
+        """Take a session from the run that held it. One that is in doubt is closed."""
+        with self._lock:
+            login, session = self._taken.pop(id(connection))
+        keep = keep and self._idle_seconds > 0 and self._is_wanted(session)
+        if not (keep and _is_at_rest(connection) and _reset(connection)):
+            _close(connection)
+            return
+        session.idle_since = time.monotonic()
+        with self._lock:
+            kept = not self._closed and self._count_idle() < self._most
+            if kept:
+                self._idle.setdefault(login, []).append(session)
+        if not kept:
+            _close(connection)
+
+    def close_unused(self) -> None:
+        """Close what has been idle for too long; the runner calls it now and then."""
+        now = time.monotonic()
+        with self._lock:
+            unused = list(self._pop_unused(now))
+        for session in unused:
+            _close(session.connection)
+
+    def close(self) -> None:
+        """Close every idle session, and from now on each that is given back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, {}
+        for sessions in idle.values():
+            for session in sessions:
+                _close(session.connection)
+
+    def _take_idle(self, login: Login) -> _Session | None:
+        """Take the one that was used last: its caches are the warmest."""
+        self.close_unused()
+        with self._lock:
+            sessions = self._idle.get(login)
+            return sessions.pop() if sessions else None
+
+    def _note_taken(self, login: Login, session: _Session) -> None:
+        with self._lock:
+            self._taken[id(session.connection)] = (login, session)
+
+    def _pop_unused(self, now: float) -> Iterator[_Session]:
+        for login, sessions in list(self._idle.items()):
+            used = [each for each in sessions if now - each.idle_since < self._idle_seconds and self._is_wanted(each)]
+            yield from (each for each in sessions if each not in used)
+            if used:
+                self._idle[login] = used
+            else:
+                del self._idle[login]
+
+    def _is_wanted(self, session: _Session) -> bool:
+        return time.monotonic() - session.opened_at < MAX_AGE_SECONDS
+
+    def _count_idle(self) -> int:
+        return sum(map(len, self._idle.values()))
+
+
+def _rename(connection: Connection, application_name: str) -> bool:
+    """Make an idle session a run's; False when it has ended in the meantime."""
+    try:
+        database.settle(connection, application_name)
+    except psycopg.Error:
+        _close(connection)
+        return False
+    return True
+
+
+def _reset(connection: Connection) -> bool:
+    try:
+        connection.execute(RESET)
+    except psycopg.Error:
+        return False
+    return _is_at_rest(connection)
+
+
+def _is_at_rest(connection: Connection) -> bool:
+    return not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
+
+
+def _close(connection: Connection) -> None:
+    with suppress(psycopg.Error):  # it is gone either way
+        connection.close()

@@ -1,0 +1,293 @@
+"""Sessions that runs have finished with serve other runs, and carry nothing from one to the other."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.support.waiting import until
+from tests.support.workbench import Workbench
+from vitrina.loads.context import RunContext
+from vitrina.loads.control import RunControl
+from vitrina.loads.run_sessions import RunSessions
+from vitrina.settings import ConnectionLimits, Settings
+from vitrina.store import session_pool, sessions
+from vitrina.store.database import Connection
+from vitrina.store.session_pool import IDLE_NAME, SessionPool
+
+LIMITS = {"lock_timeout": "30000"}
+
+
+TAKEN: list[Connection] = []
+
+
+@pytest.fixture
+def pool() -> Iterator[SessionPool]:
+    made = SessionPool(most=4, idle_seconds=60.0)
+    yield made
+    made.close()
+    while TAKEN:
+        TAKEN.pop().close()
+
+
+def take(pool: SessionPool, database: Settings, name: str = "vitrina:a-run", **more: str) -> Connection:
+    url = database.require_database_url()
+    TAKEN.append(pool.connect(url, name, connect_timeout_seconds=5, settings=LIMITS | more))
+    return TAKEN[-1]
+
+
+def ask(connection: Connection, statement: str) -> Any:
+    row = connection.execute(statement.encode()).fetchone()
+    assert row is not None
+    return next(iter(row.values()))
+
+
+def pid(connection: Connection) -> int:
+    return connection.info.backend_pid
+
+
+# --- what the next one gets --------------------------------------------------------------------------------------
+
+
+def test_the_next_one_gets_the_same_session_under_its_own_name(pool: SessionPool, database: Settings) -> None:
+    first = take(pool, database, "vitrina:first")
+    assert ask(first, "SHOW application_name") == "vitrina:first"
+    pool.give_back(first, keep=True)
+    second = take(pool, database, "vitrina:second")
+    assert second is first
+    assert ask(second, "SHOW application_name") == "vitrina:second"
+
+
+def test_two_at_once_get_two(pool: SessionPool, database: Settings) -> None:
+    assert pid(take(pool, database)) != pid(take(pool, database))
+
+
+def test_other_settings_are_another_session(pool: SessionPool, database: Settings) -> None:
+    first = take(pool, database)
+    pool.give_back(first, keep=True)
+    assert pid(take(pool, database, default_transaction_read_only="on")) != pid(first)
+
+
+# What a run leaves, and how to see that it is there.
+LEFT_BEHIND = {
+    "a setting": ("SET work_mem = '9MB'", "SHOW work_mem"),
+    "a setting of an extension": ("SET mine.own = 'x'", "SELECT coalesce(current_setting('mine.own', true), '')"),
+    "a zone": ("SET timezone = 'Asia/Tokyo'", "SHOW timezone"),
+    "a search path": ("SET search_path = content", "SHOW search_path"),
+    "read only": ("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY", "SHOW transaction_read_only"),
+    "a table": ("CREATE TEMPORARY TABLE mine (id int)", "SELECT count(*) FROM pg_class WHERE relname = 'mine'"),
+    "a lock": (
+        "SELECT pg_advisory_lock(71)",
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()",
+    ),
+    "a cursor": (
+        "DECLARE mine CURSOR WITH HOLD FOR SELECT 1",
+        "SELECT count(*) FROM pg_cursors WHERE name = 'mine'",
+    ),
+    "an ear": ("LISTEN mine", "SELECT count(*) FROM pg_listening_channels()"),
+    "money": ("SET lc_monetary = 'POSIX'", "SHOW lc_monetary"),
+}
+
+
+@pytest.mark.parametrize("left", LEFT_BEHIND, ids=lambda name: name.replace(" ", "-"))
+def test_nothing_is_left_behind(left: str, pool: SessionPool, database: Settings) -> None:
+    leave, look = LEFT_BEHIND[left]
+    first = take(pool, database)
+    before = ask(first, look)
+    first.execute(leave.encode())
+    assert ask(first, look) != before, "it must be there, or nothing is shown"
+    pool.give_back(first, keep=True)
+    second = take(pool, database)
+    assert second is first
+    assert ask(second, look) == before
+
+
+def test_a_role_is_put_off(pool: SessionPool, database: Settings, workbench: Workbench) -> None:
+    workbench.sql("CREATE ROLE put_off_later; GRANT put_off_later TO vitrina_app")
+    try:
+        first = take(pool, database)
+        first.execute("SET ROLE put_off_later")
+        pool.give_back(first, keep=True)
+        assert ask(take(pool, database), "SELECT current_user") == "vitrina_app"
+    finally:
+        workbench.sql("DROP ROLE put_off_later")
+
+
+# --- what is not kept ----------------------------------------------------------------------------------------------
+
+
+def test_one_that_is_in_doubt_is_closed(pool: SessionPool, database: Settings) -> None:
+    connection = take(pool, database)
+    pool.give_back(connection, keep=False)
+    assert connection.closed
+
+
+def test_one_with_an_open_transaction_is_closed(pool: SessionPool, database: Settings) -> None:
+    connection = take(pool, database)
+    connection.execute("BEGIN")
+    pool.give_back(connection, keep=True)
+    assert connection.closed
+
+
+def test_one_that_the_server_has_ended_is_replaced(
+    pool: SessionPool, database: Settings, metastore: Connection
+) -> None:
+    first = take(pool, database)
+    ended = pid(first)
+    pool.give_back(first, keep=True)
+    metastore.execute("SELECT pg_terminate_backend(%s, 5000)", [ended])
+    second = take(pool, database)
+    assert pid(second) != ended
+    assert ask(second, "SELECT 1") == 1
+
+
+def test_no_more_than_may_be_kept(pool: SessionPool, database: Settings) -> None:
+    taken = [take(pool, database) for _ in range(6)]
+    for connection in taken:
+        pool.give_back(connection, keep=True)
+    assert sum(not connection.closed for connection in taken) == 4
+
+
+def test_one_that_nobody_uses_is_closed(database: Settings) -> None:
+    pool = SessionPool(most=4, idle_seconds=0.05)
+    connection = take(pool, database)
+    pool.give_back(connection, keep=True)
+    assert not connection.closed
+
+    def closed() -> bool:
+        pool.close_unused()
+        return connection.closed
+
+    until(closed)
+
+
+def test_one_that_is_old_is_closed(pool: SessionPool, database: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = take(pool, database)
+    monkeypatch.setattr(session_pool, "MAX_AGE_SECONDS", 0.0)
+    pool.give_back(connection, keep=True)
+    assert connection.closed
+
+
+def test_after_the_end_nothing_is_kept(pool: SessionPool, database: Settings) -> None:
+    idle, held = take(pool, database), take(pool, database)
+    pool.give_back(idle, keep=True)
+    pool.close()
+    assert idle.closed
+    pool.give_back(held, keep=True)
+    assert held.closed
+
+
+# --- with a lease ----------------------------------------------------------------------------------------------------
+
+
+def lender(database: Settings, pool: SessionPool, control: RunControl) -> RunSessions:
+    context = RunContext(None, control, None, None, pool)  # type: ignore[arg-type]
+    return RunSessions(database, "vitrina:a-run", context, pool)
+
+
+def test_a_session_is_kept_when_its_part_of_the_run_is_done(pool: SessionPool, database: Settings) -> None:
+    run = lender(database, pool, RunControl(60, threading.Event()))
+    with run.lend(database.require_database_url(), None, {}) as first:
+        pass
+    with run.lend(database.require_database_url(), None, {}) as second:
+        assert second is first
+
+
+def test_a_session_is_not_kept_when_something_went_wrong(pool: SessionPool, database: Settings) -> None:
+    run = lender(database, pool, RunControl(60, threading.Event()))
+    with pytest.raises(ValueError, match="wrong"), run.lend(database.require_database_url(), None, {}) as first:
+        raise ValueError("wrong")
+    assert first.closed
+
+
+def test_a_lease_that_ends_later_does_not_reach_the_next_run(pool: SessionPool, database: Settings) -> None:
+    control = RunControl(60, threading.Event())
+    with lender(database, pool, control).lend(database.require_database_url(), None, {}):
+        pass
+    next_run = lender(database, pool, RunControl(60, threading.Event()))
+    with next_run.lend(database.require_database_url(), None, {}) as connection:
+        control.lose()
+        control.cancel()
+        control.cut()
+        assert ask(connection, "SELECT 1") == 1
+
+
+def test_a_session_that_was_cut_is_not_kept(pool: SessionPool, database: Settings) -> None:
+    control = RunControl(60, threading.Event())
+    with lender(database, pool, control).lend(database.require_database_url(), None, {}) as connection:
+        control.cut()
+    assert connection.closed
+
+
+def test_a_session_whose_statement_was_cancelled_is_not_kept(pool: SessionPool, database: Settings) -> None:
+    control = RunControl(60, threading.Event())
+    with lender(database, pool, control).lend(database.require_database_url(), None, {}) as connection:
+        ticking = threading.Timer(0.3, control.cancel)
+        ticking.start()
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            connection.execute("SELECT pg_sleep(60)")
+        ticking.join()
+    assert connection.closed
+
+
+def test_a_limited_connection_keeps_none(pool: SessionPool, database: Settings) -> None:
+    limited = database.model_copy(update={"connection_limits": {"default": ConnectionLimits(max_connections=4)}})
+    run = lender(limited, pool, RunControl(60, threading.Event()))
+    with run.lend(limited.require_database_url(), None, {}) as connection:
+        pass
+    assert connection.closed
+
+
+# --- with runs -----------------------------------------------------------------------------------------------------
+
+
+def test_idle_sessions_are_spared_by_who_ends_those_of_older_runs(workbench: Workbench, metastore: Connection) -> None:
+    workbench.pipeline("copied", "SELECT n AS id FROM generate_series(1, 10) n", target_key=["id"])
+    assert workbench.run("copied")["status"] == "SUCCESS"
+    kept = _kept(metastore)
+    assert kept
+    assert workbench.run("copied")["status"] == "SUCCESS"
+    assert _kept(metastore) == kept
+
+
+def test_sessions_of_a_lost_run_are_still_ended(workbench: Workbench, metastore: Connection) -> None:
+    """They bear its name, also when they had served another run before."""
+    workbench.pipeline("copied", "SELECT n AS id FROM generate_series(1, 10) n", target_key=["id"])
+    workbench.run("copied")
+    workbench.request("copied")
+    claim = workbench.claim()
+    held = workbench.pool.connect(
+        workbench.settings.require_database_url(), claim.session_name, connect_timeout_seconds=5, settings={}
+    )
+    workbench.recover()
+    newer = workbench.claim()
+    assert sessions.end_older(metastore, newer) >= 1
+    with pytest.raises(psycopg.Error), held:
+        held.execute("SELECT 1")
+
+
+def test_a_reader_that_called_a_function_of_somebody_is_closed(workbench: Workbench, metastore: Connection) -> None:
+    workbench.sql("CREATE FUNCTION content.own(n integer) RETURNS integer LANGUAGE plpgsql AS 'BEGIN RETURN n; END'")
+    workbench.sql("GRANT EXECUTE ON FUNCTION content.own TO PUBLIC")
+    settings = workbench.settings
+    workbench.settings = settings.model_copy(update={"allowed_functions": "content.own"})
+    workbench.pipeline("plain", "SELECT n AS id FROM generate_series(1, 10) n", target_key=["id"])
+    workbench.pipeline("calling", "SELECT content.own(n) AS id FROM generate_series(1, 10) n", target_key=["id"])
+    assert workbench.run("plain")["status"] == "SUCCESS"
+    reader = _kept(metastore, user="vitrina_reader")
+    assert len(reader) == 1
+    assert workbench.run("calling")["status"] == "SUCCESS"
+    assert not _kept(metastore, user="vitrina_reader")
+
+
+def _kept(metastore: Connection, user: str = "%") -> set[int]:
+    rows = metastore.execute(
+        """
+        SELECT pid FROM pg_stat_activity
+        WHERE application_name = %s AND datname = current_database() AND usename LIKE %s
+        """,
+        [IDLE_NAME, user],
+    ).fetchall()
+    return {row["pid"] for row in rows}

@@ -1,0 +1,1 @@
+"""Packages of somebody else: connectors that Vitrina knows nothing of until they are installed."""

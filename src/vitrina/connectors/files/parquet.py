@@ -21,12 +21,17 @@ class Packing:
 
 
 def sorted_by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Sort rows by key and version; most come in order already, and are not copied then."""
-    keys = comparable(rows.select([*key, VERSION]))
-    order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
-    if pc.all(pc.equal(order, pa.array(range(len(order)), order.type)), min_count=0).as_py():
+    """Sort rows by key and version; most arrive in order already and are not copied then."""
+    keys = comparable(rows.select([*key, VERSION])).combine_chunks()
+    if _ascends(keys.column(0)):
         return rows
-    return rows.take(order)
+    return rows.take(pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names]))
+
+
+def _ascends(column: pa.ChunkedArray) -> bool:
+    """Tell whether each value is greater than the one before it; the columns after it then decide nothing."""
+    values = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    return bool(pc.all(pc.less(values[:-1], values[1:]), min_count=0).as_py())
 
 
 def repeated_key(rows: pa.Table, key: Sequence[str]) -> dict[str, Any] | None:

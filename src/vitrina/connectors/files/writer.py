@@ -139,7 +139,7 @@ class FilesWriter:
             self._part, self._row = number, 0
         first = (self._writing.sequence(number) << ROW_BITS) + self._row
         self._row += count
-        return pa.array(range(first, first + count), pa.int64())
+        return pc.add(pc.cumulative_sum(pa.repeat(1, count)), first - 1)
 
     def _send(self, clump: Clump) -> "Future[Group]":
         self._clump = None

@@ -54,9 +54,10 @@ def test_every_failpoint_is_part_of_the_plan() -> None:
     # A fence strikes the point that it is made with.
     striking = re.compile(r'(?:failpoints\.hit\(|, point=)"([^"]+)"\)')
     labelled = {name for path in sources for name in striking.findall(path.read_text())}
-    # What is done beside runs is struck where it is tested: tests/integration/test_schedules.py.
-    assert labelled - set(failpoints.OTHER_POINTS) == set(failpoints.POINTS)
-    assert set(failpoints.OTHER_POINTS) < labelled
+    # Struck where they are tested: tests/clickhouse/test_kills.py, tests/integration/test_schedules.py.
+    elsewhere = {*failpoints.CLICKHOUSE_POINTS, *failpoints.OTHER_POINTS}
+    assert labelled - elsewhere == set(failpoints.POINTS)
+    assert elsewhere < labelled
     assert {point for _, point, _, _ in every_fault()} == set(failpoints.POINTS)
     assert len(every_fault()) >= 200
 

@@ -139,7 +139,8 @@ def test_validation_says_what_a_run_would_say(
 
 
 def test_a_runner_tells_which_steps_it_has(bench: Workbench) -> None:
-    manager = PipelineManager(bench.settings)
+    # Without modules of the user a runner announces the steps that Vitrina ships, and loads none.
+    manager = PipelineManager(bench.settings.model_copy(update={"transforms": __name__}))
     runner = threading.Thread(target=manager.run_forever)
     runner.start()
     try:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from vitrina.definition import Definition
+from vitrina.inside.queries import Reader
 from vitrina.loads.plan import Plan
 from vitrina.loads.recomputed import Recomputed
 from vitrina.loads.steps import Fitted, PlannedSteps, Surroundings
 from vitrina.ports.batch import Position
 from vitrina.ports.checkpoint import Checkpoint
-from vitrina.ports.queries import Reader
 from vitrina.ports.schema import Column
 from vitrina.ports.source import Description, Form, Source
 from vitrina.ports.target import Prepared, Shortcut, Target

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from vitrina import judging
 from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError
 from vitrina.inside import queries
-from vitrina.loads import judging, opening, steps
+from vitrina.loads import opening, steps
 from vitrina.loads.steps import ASK_FOR_LESS, Surroundings
 from vitrina.ports import registry
 from vitrina.ports.batch import DeadLetter

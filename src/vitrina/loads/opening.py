@@ -11,10 +11,10 @@ from vitrina.errors import ConfigError
 from vitrina.inside import queries
 from vitrina.inside.opening import Inside
 from vitrina.inside.queries import Reader
+from vitrina.judging import definition_of, judge
 from vitrina.loads import kept_connections, places, steps
 from vitrina.loads.context import NoContext, RunContext
 from vitrina.loads.job import Opened
-from vitrina.loads.judging import definition_of, judge
 from vitrina.loads.run_sessions import RunSessions
 from vitrina.loads.steps import PlannedSteps
 from vitrina.ports import registry

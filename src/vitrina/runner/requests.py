@@ -9,12 +9,13 @@ from uuid import UUID
 
 import structlog
 
+from vitrina import judging
 from vitrina.checks import previews, reconcile
-from vitrina.checks.repairs import Hold
 from vitrina.definition import Definition
 from vitrina.errors import NotFound, VitrinaError
 from vitrina.inside import queries
-from vitrina.loads import inspection, judging, kept_connections, opening, replay
+from vitrina.loads import inspection, kept_connections, opening, replay
+from vitrina.loads.control import Hold
 from vitrina.observe import notifications
 from vitrina.ports import registry
 from vitrina.sentences import Sentence, say

@@ -2,31 +2,16 @@
 
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from bench import references
 from bench.cinema import COLUMNS
-from bench.report import timed
+from bench.report import Size, timed
 from bench.scenarios import Bench
 
 TABLE = "content.growth"
 QUERY = f"SELECT {COLUMNS} FROM {TABLE}"
 # Above this many rows one turn tells enough.
 REPEATED_ROWS = 2_000_000
-
-
-@dataclass(frozen=True)
-class Size:
-    """One route at one size: median times, and the most memory that the runner held in the last turn."""
-
-    route: str
-    rows: int
-    seconds: float
-    reference_seconds: float  # of hand-written SQL: servers grow slower with size, too
-    peak_memory_mb: float
-
-    def microseconds_per_row(self, seconds: float) -> float:
-        return 1e6 * seconds / self.rows
 
 
 def measure(bench: Bench, sizes: list[int]) -> Iterator[Size]:

@@ -15,9 +15,8 @@ from pydantic import SecretStr
 
 from bench import growth
 from bench.cinema import Cinema
-from bench.growth import Size
 from bench.ours import Platform
-from bench.report import Line, write
+from bench.report import Line, Size, write
 from bench.scenarios import PEERS, SCENARIOS, Bench
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.settings import Settings

@@ -9,10 +9,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from bench.growth import Size
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -46,6 +42,20 @@ class Line:
         )
 
 
+@dataclass(frozen=True)
+class Size:
+    """One route at one size: median times, and the most memory that the runner held in the last turn."""
+
+    route: str
+    rows: int
+    seconds: float
+    reference_seconds: float  # of hand-written SQL: servers grow slower with size, too
+    peak_memory_mb: float
+
+    def microseconds_per_row(self, seconds: float) -> float:
+        return 1e6 * seconds / self.rows
+
+
 HEADER = """\
 | work | krows/s | reference | its krows/s | ratio | wanted | met |
 |---|---|---|---|---|---|---|"""
@@ -70,7 +80,7 @@ def machine() -> dict[str, object]:
     }
 
 
-def write(name: str, lines: list[Line], extra: dict[str, object], sizes: "Sequence[Size]" = ()) -> Path:
+def write(name: str, lines: list[Line], extra: dict[str, object], sizes: Sequence[Size] = ()) -> Path:
     """Written after each scenario: a long run that is cut short leaves what it has measured."""
     RESULTS.mkdir(exist_ok=True)
     described = machine() | extra
@@ -106,7 +116,7 @@ SIZES_HEADER = """\
 |---|---|---|---|---|---|"""
 
 
-def _size(size: "Size") -> str:
+def _size(size: Size) -> str:
     return (
         f"| {size.route} | {size.rows:,} | {size.seconds:.1f} | {size.microseconds_per_row(size.seconds):.2f} |"
         f" {size.microseconds_per_row(size.reference_seconds):.2f} | {size.peak_memory_mb:.0f} |"

@@ -23,9 +23,9 @@ from bench.report import write_figures
 from bench.servers import prepared
 from tests.integration.api import api_process
 from tests.support import multitude
+from vitrina.observe.monitoring import MetastoreCollector, Rest
 from vitrina.services import tokens
 from vitrina.services.callers import Caller, Role
-from vitrina.services.monitoring import MetastoreCollector, Rest
 from vitrina.settings import Settings
 from vitrina.store import database, figures, leases, pipelines, runs, state
 from vitrina.store.database import Connection

@@ -306,7 +306,7 @@ def _collected(registry: Any) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _of_metastore() -> Iterator[tuple[str, str, str, str]]:
-    from vitrina.services import monitoring
+    from vitrina.observe import monitoring
 
     totals = {"queue_depth": 0, "queue_oldest": 0, "runners_alive": 0, "notifications_waiting": 0}
     nothing = monitoring.Found(rows=[], totals=totals, statuses=Counter(), rest=None)

@@ -69,12 +69,14 @@ def figures() -> list[Figure]:
     """Count everything."""
     found = list(modules())
     cycles = [" -> ".join(cycle) for cycle in import_cycles(found)]
+    between = [" -> ".join(cycle) for cycle in folder_cycles(found)]
     return [
         _counted("modules outside connectors/ that import a connector", "0", imports_of_connectors(found)),
         _counted("places that ask for the kind of target with isinstance", "0", questions_of_kind(found)),
         _counted("classes that are a run", "0", run_classes(found)),
         _counted("files in runner/", "<= 8", (m.name for m in found if m.name.startswith("vitrina.runner."))),
         _counted("import cycles, sqlguard aside", "0", cycles),
+        _counted("import cycles between folders", "0", between),
         _counted("asserts that only narrow a type", "< 15", narrowing_asserts(found)),
         Figure("lines in src/vitrina", sum(module.lines for module in found), "<= 32000"),
         Figure("% of docstrings of functions and classes that begin with a verb", verbs_percent(found), "> 70"),
@@ -154,9 +156,9 @@ def _narrows(test: ast.expr) -> bool:
 # --- imports -------------------------------------------------------------------------------------------------------
 
 
-def imports(module: Module) -> Iterator[tuple[str, int]]:
-    """Find what a module imports from the package, wherever it does; not what only the type checker reads."""
-    for node in _executed(module.tree):
+def imports(module: Module, *, with_types: bool = False) -> Iterator[tuple[str, int]]:
+    """Find what a module imports from the package, wherever it does; `with_types`: also for type checkers alone."""
+    for node in ast.walk(module.tree) if with_types else _executed(module.tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names if alias.name.startswith("vitrina."))
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "vitrina":
@@ -174,12 +176,33 @@ def _executed(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def import_cycles(found: list[Module]) -> Iterator[tuple[str, ...]]:
-    """Find groups of modules that import each other, directly or by way of others."""
-    names = {module.name for module in found}
-    edges = {module.name: {_module_of(name, names) for name, _ in imports(module)} - {module.name} for module in found}
-    for group in _strongly_connected({name: {to for to in edges[name] if to} for name in edges}):
+    """Find groups of modules that import each other, directly or by way of others; imports for types count."""
+    for group in _strongly_connected(_edges(found)):
         if len(group) > 1 and not all(name.startswith(CYCLES_ALLOWED) for name in group):
             yield tuple(sorted(group))
+
+
+def folder_cycles(found: list[Module]) -> Iterator[tuple[str, ...]]:
+    """Find groups of folders, and of modules beside them, that import each other: one of the arrows points upward."""
+    edges: dict[str, set[str]] = {}
+    for name, others in _edges(found).items():
+        edges.setdefault(_folder(name), set()).update(map(_folder, others))
+    for group in _strongly_connected(edges):
+        if len(group) > 1:
+            yield tuple(sorted(group))
+
+
+def _edges(found: list[Module]) -> dict[str, set[str]]:
+    names = {module.name for module in found}
+    return {
+        module.name: {to for name, _ in imports(module, with_types=True) if (to := _module_of(name, names))}
+        - {module.name}
+        for module in found
+    }
+
+
+def _folder(name: str) -> str:
+    return ".".join(name.split(".")[:2])
 
 
 def _module_of(name: str, names: set[str]) -> str:

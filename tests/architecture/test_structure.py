@@ -17,6 +17,7 @@ AT_MOST = {
     "classes that are a run": 2,
     "files in runner/": 8,
     "import cycles, sqlguard aside": 0,
+    "import cycles between folders": 0,
     "asserts that only narrow a type": 13,
 }
 
@@ -67,7 +68,8 @@ class TableRun:
     assert list(structure.questions_of_kind(modules)) == ["vitrina.loads.a:8", "vitrina.loads.a:10"]
     assert list(structure.run_classes(modules)) == ["vitrina.loads.a:5 TableRun"]
     assert list(structure.narrowing_asserts(modules)) == ["vitrina.loads.a:7", "vitrina.loads.a:8"]
-    assert list(structure.import_cycles(modules)) == []  # one way is for the type checker only
+    # Also where one way is for the type checker only: who reads the one must know the other.
+    assert list(structure.import_cycles(modules)) == [("vitrina.b", "vitrina.loads.a")]
 
 
 def test_a_cycle_is_found_by_way_of_others(structure: ModuleType) -> None:
@@ -78,6 +80,16 @@ def test_a_cycle_is_found_by_way_of_others(structure: ModuleType) -> None:
         made(structure, "vitrina.d", "from vitrina import a"),
     ]
     assert list(structure.import_cycles(modules)) == [("vitrina.a", "vitrina.b", "vitrina.c")]
+
+
+def test_a_cycle_between_folders_is_found_without_one_of_modules(structure: ModuleType) -> None:
+    modules = [
+        made(structure, "vitrina.loads.a", "from vitrina.checks.a import x"),
+        made(structure, "vitrina.checks.a", ""),
+        made(structure, "vitrina.checks.b", "if TYPE_CHECKING:\n    from vitrina.loads.a import y"),
+    ]
+    assert list(structure.import_cycles(modules)) == []
+    assert list(structure.folder_cycles(modules)) == [("vitrina.checks", "vitrina.loads")]
 
 
 def made(structure: ModuleType, name: str, text: str) -> object:

@@ -12,7 +12,7 @@ from tests.integration.test_observed_runner import Observed, observed
 from tests.support import multitude, promlint
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
-from vitrina.services import monitoring
+from vitrina.observe import monitoring
 from vitrina.store import figures, pipelines, runs
 from vitrina.store.database import Connection
 

@@ -24,10 +24,10 @@ from vitrina.loads.control import RunControl
 from vitrina.observe import lineage_sender
 from vitrina.observe.lineage import RunLineage
 from vitrina.observe.lineage_sender import LineageSender
+from vitrina.observe.monitoring import Connect
 from vitrina.observe.observer import Outcome
 from vitrina.observe.prometheus import Instruments
 from vitrina.runner.dispatcher import PipelineDispatcher
-from vitrina.services.monitoring import Connect
 from vitrina.settings import Settings
 from vitrina.store import leases, recovery
 from vitrina.store import lineage as lineage_begun

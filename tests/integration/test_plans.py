@@ -20,8 +20,8 @@ from tests.integration.api import serving, without_auth
 from tests.support import multitude
 from tests.support.workbench import Workbench
 from vitrina.embedded.temporary import TemporaryServer
+from vitrina.observe.monitoring import MetastoreCollector
 from vitrina.runner import housekeeping
-from vitrina.services.monitoring import MetastoreCollector
 from vitrina.settings import Settings
 from vitrina.store import database, leases, pipelines, recovery, requests, run_after, runs, schedules
 

@@ -12,6 +12,7 @@ from tests.lake import readers
 from tests.lake.conftest import Lake
 from vitrina.connectors.files import connector, groups, load, manifest, writer
 from vitrina.connectors.files.manifest import Ledger, Manifest
+from vitrina.definition import Definition
 from vitrina.errors import VitrinaError
 from vitrina.ports.batch import Part, PartId
 from vitrina.ports.target import Target
@@ -26,6 +27,7 @@ def open_files(url: str, epoch: int, name: str = "films", **options: Any) -> Tar
     """Open a target as a runner would, with guards against shrinking off."""
     opening = opening_of(connector, name, url, epoch=epoch, options=options)
     definition = opening.definition
+    assert isinstance(definition, Definition)
     relaxed = definition.model_copy(update={"options": definition.options.model_copy(update=RELAXED)})
     assert connector.open_target
     return connector.open_target(replace(opening, definition=relaxed))

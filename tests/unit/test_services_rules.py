@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from vitrina import sentences
 from vitrina.api import paging
-from vitrina.api.security import FailedAttempts, is_loopback
+from vitrina.api.failed_attempts import FailedAttempts
+from vitrina.api.security import is_loopback
 from vitrina.definition import Definition, Options
 from vitrina.errors import FieldError, InvalidField
 from vitrina.loads import opening
@@ -131,7 +132,7 @@ def test_any_other_cursor_is_refused_politely(text: str) -> None:
 
 def test_the_brake_forgets_after_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("vitrina.api.security.time.monotonic", lambda: now)
+    monkeypatch.setattr("vitrina.api.failed_attempts.time.monotonic", lambda: now)
     brake = FailedAttempts(limit=2, window_seconds=60)
     assert [brake.failed("10.0.0.1") for _ in range(3)] == [False, False, True]
     assert not brake.failed("10.0.0.2")

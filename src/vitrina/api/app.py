@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 from vitrina import __version__
 from vitrina.api import errors, openapi, security
 from vitrina.api.dispatch import ShortWay, Tree
+from vitrina.api.failed_attempts import FailedAttempts
 from vitrina.api.feed import EventFeed
 from vitrina.api.middleware import Surroundings
 from vitrina.api.pool import make_pool
@@ -28,7 +29,6 @@ from vitrina.api.routes import (
     system,
     verbs,
 )
-from vitrina.api.security import FailedAttempts
 from vitrina.api.state import AppState
 from vitrina.observe import tracing
 from vitrina.settings import Settings

@@ -1,9 +1,6 @@
 """Who may come in: bearer tokens with roles, a brake on guessing, and auth off only where nobody else can come."""
 
 import ipaddress
-import threading
-import time
-from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Annotated, Any
@@ -27,7 +24,6 @@ from vitrina.settings import Settings
 log = structlog.get_logger("vitrina.api")
 
 LOCAL_CALLER = "local"
-_MOST_ADDRESSES = 10_000
 
 # Only for the OpenAPI document: the header itself is read by `_authenticated`.
 _bearer = HTTPBearer(auto_error=False, description="A token from `vitrina tokens create` or POST /tokens.")
@@ -112,29 +108,6 @@ async def refuse_deep_body(request: Request) -> None:
 Viewer = Annotated[Caller, Depends(Needs(Role.VIEWER))]
 Operator = Annotated[Caller, Depends(Needs(Role.OPERATOR))]
 Admin = Annotated[Caller, Depends(Needs(Role.ADMIN))]
-
-
-class FailedAttempts:
-    """Counts wrong tokens by address. A right one passes whatever others sent from the same address before."""
-
-    def __init__(self, *, limit: int = 10, window_seconds: float = 60.0) -> None:
-        self._limit, self._window = limit, window_seconds
-        self._failures: OrderedDict[str, deque[float]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def failed(self, address: str) -> bool:
-        """Note one more; True when there were too many of late."""
-        with self._lock:
-            too_many = self._recent(address) >= self._limit
-            self._failures.setdefault(address, deque(maxlen=self._limit)).append(time.monotonic())
-            self._failures.move_to_end(address)
-            while len(self._failures) > _MOST_ADDRESSES:  # memory stays bounded whatever comes in
-                self._failures.popitem(last=False)
-            return too_many
-
-    def _recent(self, address: str) -> int:
-        since = time.monotonic() - self._window
-        return sum(1 for moment in self._failures.get(address, ()) if moment > since)
 
 
 def _authenticated(request: Request, state: AppState) -> Caller:

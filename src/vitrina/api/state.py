@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
+from vitrina.api.failed_attempts import FailedAttempts
 from vitrina.api.feed import EventFeed
 from vitrina.api.pool import Pool
 from vitrina.observe.tracing import Tracing
@@ -17,9 +18,6 @@ from vitrina.settings import Settings
 from vitrina.store.database import Connection
 
 Model = TypeVar("Model", bound=BaseModel)
-
-if TYPE_CHECKING:
-    from vitrina.api.security import FailedAttempts
 
 
 @dataclass
@@ -29,7 +27,7 @@ class AppState:
     settings: Settings
     pool: Pool
     feed: EventFeed
-    failed_attempts: "FailedAttempts"
+    failed_attempts: FailedAttempts
     request_wait_seconds: float
     schema_version: str
     threads: ThreadPoolExecutor

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from vitrina import judging
 from vitrina.definition import Definition, Task
 from vitrina.errors import FatalError
-from vitrina.loads import judging, opening, steps
+from vitrina.inside import queries
+from vitrina.loads import opening, steps
 from vitrina.loads.steps import ASK_FOR_LESS, Surroundings
 from vitrina.ports import registry
 from vitrina.ports.batch import DeadLetter
@@ -140,14 +142,14 @@ def _sampled(definition: Definition, settings: Settings, limit: int, extra: Sequ
         # Beside a source of another kind, the default database answers the queries of steps that look things up.
         connection = definition.source_connection if definition.reads_postgres else DEFAULT_CONNECTION
         session_name = f"vitrina:preview:{definition.name}"
-        queries = registry.queries()
-        reader = sessions.enter_context(queries.waited_for(connection, settings, session_name))
+        answering = queries.installed()
+        reader = sessions.enter_context(answering.waited_for(connection, settings, session_name))
         around = Surroundings(definition, settings, _NOBODY, planned, opening.references(reader, settings))
         if judged is None:
             described, first = _first_of_source(definition, settings, limit, sessions)
             yield around, described, first.name, pa.Table.from_batches([first.batch])
             return
-        described, sample = queries.sample(reader, definition, judged, settings, Sizes(limit, MAX_BYTES))
+        described, sample = answering.sample(reader, definition, judged, settings, Sizes(limit, MAX_BYTES))
         yield around, described, "query", sample
 
 

@@ -13,11 +13,11 @@ from vitrina import schedule
 from vitrina.checks import compare, comparison, repair, repairs
 from vitrina.checks.compare import Look, Verdict
 from vitrina.checks.comparison import Compared
-from vitrina.checks.repairs import Hold
 from vitrina.checks.report import Report
 from vitrina.definition import ReconcileSchedule
 from vitrina.errors import Conflict, InvalidField, NotFound
 from vitrina.loads import opening
+from vitrina.loads.control import Hold
 from vitrina.loads.job import Job
 from vitrina.ports.compare import Difference, Rescans, Side
 from vitrina.settings import Settings

@@ -1,7 +1,6 @@
 """A repair under the pipeline's lease, as a run of its own: whoever else would write waits until it is over."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from vitrina.checks.repair import Repaired
 from vitrina.errors import Disconnected, FatalError, LeaseLost, VitrinaError
 from vitrina.loads import opening
 from vitrina.loads.context import RunContext
-from vitrina.loads.control import RunControl, clock
+from vitrina.loads.control import Hold, RunControl, clock
 from vitrina.loads.run import Run
 from vitrina.observe.run_meter import RunMeter
 from vitrina.ports.compare import Correctable
@@ -25,8 +24,6 @@ from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 
 BATCH_ROWS = 5_000
-
-Hold = Callable[[Claim, float], AbstractContextManager[RunControl]]
 
 
 def repair(

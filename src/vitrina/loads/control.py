@@ -4,13 +4,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import psycopg
 
 from vitrina.errors import LeaseLost, RunError
 from vitrina.ports.batch import Endable
 from vitrina.store.database import Connection, sqlstate_of
+from vitrina.store.leases import Claim
 from vitrina.store.sessions import Line
 
 _STEP_SECONDS = 0.2
@@ -159,3 +160,7 @@ class RunControl:
             workers = list(self._workers)
         for worker in workers:
             worker.close()
+
+
+# Keeps the lease of a claim alive, for as long as the block.
+Hold = Callable[[Claim, float], AbstractContextManager[RunControl]]

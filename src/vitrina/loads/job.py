@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from vitrina.definition import Definition
-from vitrina.loads import recomputed
+from vitrina.inside.queries import Reader
 from vitrina.loads.plan import Plan
+from vitrina.loads.recomputed import Recomputed
 from vitrina.loads.steps import Fitted, PlannedSteps, Surroundings
 from vitrina.ports.batch import Position
 from vitrina.ports.checkpoint import Checkpoint
-from vitrina.ports.queries import Reader
 from vitrina.ports.schema import Column
 from vitrina.ports.source import Description, Form, Source
 from vitrina.ports.target import Prepared, Shortcut, Target
@@ -107,7 +107,8 @@ class Job(Opened):
         self, found: Checkpoint, *, in_order: bool = False, sample: int | None = None, form: Form = "exact"
     ) -> "Iterator[tuple[pa.Table, bool]]":
         """Read the source again, for a comparison (`ports.compare.Looked`)."""
-        return recomputed.rows(self, found, in_order=in_order, sample=sample, form=form)
+        recomputed = Recomputed(self.source, self.fitted.passage, self.definition.batch_size)
+        return recomputed.rows(found, in_order=in_order, sample=sample, form=form)
 
     @property
     def code_digests(self) -> list[str]:

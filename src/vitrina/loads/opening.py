@@ -8,16 +8,18 @@ from uuid import UUID
 
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError
+from vitrina.inside import queries
+from vitrina.inside.opening import Inside
+from vitrina.inside.queries import Reader
+from vitrina.judging import definition_of, judge
 from vitrina.loads import kept_connections, places, steps
 from vitrina.loads.context import NoContext, RunContext
 from vitrina.loads.job import Opened
-from vitrina.loads.judging import definition_of, judge
 from vitrina.loads.run_sessions import RunSessions
 from vitrina.loads.steps import PlannedSteps
 from vitrina.ports import registry
 from vitrina.ports.checkpoint import Checkpoint
-from vitrina.ports.connector import Connector, Inside, Opening, Work
-from vitrina.ports.queries import Reader
+from vitrina.ports.connector import Connector, Opening, Work
 from vitrina.ports.source import Source
 from vitrina.ports.target import Target
 from vitrina.settings import DEFAULT_CONNECTION, Settings
@@ -176,7 +178,7 @@ def _open_reader(around: _Around) -> Reader:
     def connect(more: Mapping[str, str]) -> Connection:
         return around.connect(url, name, {**database.READ_ONLY, **more}, lambda: not reader.ends_with_run)
 
-    reader = registry.queries().open_reader(settings, url, around.claim.session_name, connect)
+    reader = queries.installed().open_reader(settings, url, around.claim.session_name, connect)
     return reader
 
 
@@ -212,6 +214,7 @@ def _opening(around: _Around, connector: Connector, name: str, url: str | None, 
     writes = around.metastore is not None
     work = Work(claim.pipeline_id, claim.name, claim.run_id, claim.epoch, claim.session_name, writes=writes)
     own = Inside(
+        definition=around.definition,
         settings=around.settings,
         claim=claim,
         metastore=around.metastore,
@@ -228,7 +231,7 @@ def _opening(around: _Around, connector: Connector, name: str, url: str | None, 
         url=url,
         work=work,
         context=around.context,
-        _inside=own if connector.package == registry.OWN_PACKAGE else None,
+        inside=own if connector.package == registry.OWN_PACKAGE else None,
     )
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import structlog
 
-from vitrina.checks.repairs import Hold
 from vitrina.errors import Conflict, Disconnected, FatalError, LeaseLost, NotFound, VitrinaError
 from vitrina.loads import inspection, opening
 from vitrina.loads.context import RunContext
-from vitrina.loads.control import RunControl, clock
+from vitrina.loads.control import Hold, RunControl, clock
 from vitrina.loads.incremental import begin, open_merge, start_over_where_lost
 from vitrina.loads.job import Job
 from vitrina.loads.run import Run

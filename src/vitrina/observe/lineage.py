@@ -8,12 +8,10 @@ from uuid import UUID
 
 import psycopg
 
-from vitrina import __version__
+from vitrina import __version__, judging
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError, RequestError, RunError
-from vitrina.loads import judging
-from vitrina.loads.job import Job
-from vitrina.observe.observer import Onlooker, Outcome
+from vitrina.observe.observer import Onlooker, Outcome, PlannedRun
 from vitrina.ports import registry
 from vitrina.ports.batch import Lap
 from vitrina.ports.connector import Connector
@@ -59,7 +57,7 @@ class RunLineage(Onlooker):
         self._outputs = [_target(definition, settings)]
         self._inputs = _sources(definition, settings)
 
-    def planned(self, job: Job, lap: Lap) -> None:
+    def planned(self, job: PlannedRun, lap: Lap) -> None:
         if not self._outputs or not self._inputs:
             self._name(job.definition, job.settings)  # a connection that the metastore keeps was opened meanwhile
         for output in self._outputs:

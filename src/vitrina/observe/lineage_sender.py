@@ -17,9 +17,9 @@ import structlog
 from vitrina.errors import CannotConnect
 from vitrina.observe import logs
 from vitrina.observe.lineage import Event, tell_left_behind
+from vitrina.observe.monitoring import Connect
 from vitrina.observe.notifications import Undelivered, open_client, post
 from vitrina.observe.prometheus import Instruments
-from vitrina.services.monitoring import Connect
 from vitrina.settings import Settings
 from vitrina.store import lineage as lineage_begun
 from vitrina.store import pipelines

@@ -20,8 +20,8 @@ import psycopg
 import structlog
 
 from vitrina.errors import CannotConnect
+from vitrina.observe.monitoring import Connect
 from vitrina.observe.prometheus import Instruments
-from vitrina.services.monitoring import Connect
 from vitrina.settings import Settings
 from vitrina.store import notifications
 

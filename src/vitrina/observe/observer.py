@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
+from vitrina.definition import Definition
+from vitrina.inside.queries import Reader
 from vitrina.ports.batch import Lap, Part
+from vitrina.ports.schema import Column
+from vitrina.ports.source import Description
+from vitrina.settings import Settings
+from vitrina.sqlguard import Judged
 from vitrina.store.leases import Claim
 from vitrina.store.runs import Counters
-
-if TYPE_CHECKING:
-    from vitrina.loads.job import Job
 
 
 @dataclass(frozen=True)
@@ -21,13 +24,45 @@ class Outcome:
     message: str | None = None
 
 
+class PlannedRoute(Protocol):
+    """How the rows will move, and what that promises."""
+
+    @property
+    def route(self) -> str: ...
+    @property
+    def paging(self) -> str: ...
+    @property
+    def guarantee(self) -> str | None: ...
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+class PlannedRun(Protocol):
+    """What is known of a run when it is planned; `vitrina.loads.job.Job` is one."""
+
+    @property
+    def definition(self) -> Definition: ...
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def plan(self) -> PlannedRoute: ...
+    @property
+    def described(self) -> Description: ...
+    @property
+    def output(self) -> Sequence[Column]: ...
+    # None: no query is read.
+    @property
+    def judged(self) -> Judged | None: ...
+    @property
+    def reader(self) -> Reader: ...
+
+
 class Onlooker:
     """One of one run. It does no more than put aside what it is told: a run waits for nobody."""
 
     # Of the trace that the run's lines belong to, where somebody makes one.
     trace_id: str | None = None
 
-    def planned(self, job: "Job", lap: Lap) -> None:
+    def planned(self, job: PlannedRun, lap: Lap) -> None:
         """Everything is open, and it is known how the rows will move."""
 
     def batch_done(self, filled: Part, laps: Mapping[str, Lap]) -> None:

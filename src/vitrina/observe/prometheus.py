@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from vitrina import __version__
-from vitrina.services.monitoring import MAX_PIPELINES, OTHER
+from vitrina.observe.monitoring import MAX_PIPELINES, OTHER
 from vitrina.store.runs import Counters
 
 RUN_BUCKETS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14_400, 43_200)

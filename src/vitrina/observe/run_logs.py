@@ -14,7 +14,7 @@ import structlog
 
 from vitrina.errors import CannotConnect
 from vitrina.observe import logs
-from vitrina.services.monitoring import Connect
+from vitrina.observe.monitoring import Connect
 from vitrina.settings import Settings
 from vitrina.store import run_logs
 from vitrina.store.database import Connection

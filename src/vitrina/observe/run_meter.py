@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vitrina.observe.observer import Onlooker, Outcome
+from vitrina.observe.observer import Onlooker, Outcome, PlannedRun
 from vitrina.observe.prometheus import Instruments, RunTally
 from vitrina.ports.batch import Counts, Lap, Part
 from vitrina.ports.checkpoint import Checkpoint
@@ -12,9 +12,6 @@ from vitrina.store import events, runs
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.runs import Counters
-
-if TYPE_CHECKING:
-    from vitrina.loads.job import Job
 
 # Listeners are told about progress at most this often.
 _ANNOUNCE_SECONDS = 0.5
@@ -46,7 +43,7 @@ class RunMeter:
         self._null_cursors = 0
         self._letters = 0
 
-    def planned(self, job: "Job", seconds: float) -> None:
+    def planned(self, job: PlannedRun, seconds: float) -> None:
         plan = job.plan
         self.spent("plan", seconds)
         self.counters.metrics |= {

@@ -3,8 +3,7 @@
 import time
 from collections.abc import Mapping
 
-from vitrina.loads.job import Job
-from vitrina.observe.observer import Onlooker, Outcome
+from vitrina.observe.observer import Onlooker, Outcome, PlannedRun
 from vitrina.observe.tracing import Tracing
 from vitrina.ports.batch import Lap, Part
 from vitrina.store.leases import Claim
@@ -38,7 +37,7 @@ class RunTrace(Onlooker):
         self._batches = 0
         self._undrawn: list[tuple[int, int, Mapping[str, Lap], float]] = []
 
-    def planned(self, job: Job, lap: Lap) -> None:
+    def planned(self, job: PlannedRun, lap: Lap) -> None:
         self._span.part("plan", began=lap.began, ended=lap.began + lap.seconds)
 
     def batch_done(self, filled: Part, laps: Mapping[str, Lap]) -> None:

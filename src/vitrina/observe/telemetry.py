@@ -10,13 +10,13 @@ from vitrina.observe import tracing
 from vitrina.observe.kept_session import KeptSession
 from vitrina.observe.lineage import RunLineage
 from vitrina.observe.lineage_sender import LineageSender
+from vitrina.observe.monitoring import MetastoreCollector
 from vitrina.observe.notifications import Courier
 from vitrina.observe.observer import Onlooker
 from vitrina.observe.probes import ProbeServer
 from vitrina.observe.prometheus import Instruments
 from vitrina.observe.run_logs import LineKeeper
 from vitrina.observe.run_trace import RunTrace
-from vitrina.services.monitoring import MetastoreCollector
 from vitrina.settings import Settings
 from vitrina.store import database, migrate, runners
 from vitrina.store.leases import Claim

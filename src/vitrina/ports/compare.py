@@ -9,13 +9,12 @@ from uuid import UUID
 
 from vitrina.ports.batch import Key
 from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.pipeline import Pipeline
 from vitrina.ports.schema import Column
 from vitrina.ports.source import Form, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from vitrina.definition import Definition
 
 
 class RowImage(NamedTuple):
@@ -118,7 +117,7 @@ class Looked(Protocol):
     """A pipeline that is to be compared: what its target may know of it. Nothing was created or changed."""
 
     @property
-    def definition(self) -> "Definition": ...
+    def definition(self) -> Pipeline: ...
 
     @property
     def pipeline_id(self) -> UUID: ...

@@ -1,29 +1,24 @@
 """What a package says of the system that it connects, and what it is given when a run opens it."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from uuid import UUID
 
-from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager, ExitStack
-
+    import psycopg
     from pydantic import BaseModel
 
-    from vitrina.definition import Definition
     from vitrina.ports.batch import Endable
-    from vitrina.ports.queries import Queries
     from vitrina.ports.source import Source
     from vitrina.ports.target import Target
-    from vitrina.settings import Settings
-    from vitrina.sqlguard import Judged
-    from vitrina.store.database import Connection
-    from vitrina.store.leases import Claim
 
-TidyUp = Callable[["Connection", "Settings"], None]
+# `vitrina.settings.Settings`, which stand above the ports: they ask the registry whose a URL is.
+Settings = Any
+TidyUp = Callable[["psycopg.Connection[Any]", Settings], None]
 
 # Of a target after its prefix: no way up and out of the place that the operator named, nothing that a shell reads.
 ANY_NAME = r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,150}"
@@ -84,30 +79,10 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Inside:
-    """What only Vitrina's own connectors are given, which are a part of the runner: its settings and sessions."""
-
-    settings: "Settings"
-    claim: "Claim"
-    # None: a look without a claim; a mart gets a session of its own then.
-    metastore: "Connection | None"
-    sessions: "ExitStack"
-    connect: "Callable[[str, str | None, Mapping[str, str]], Connection]"
-    # For a part of the run, with these settings alone.
-    lend: "Callable[[str, str | None, Mapping[str, str]], AbstractContextManager[Connection]]"
-    # Pipelines that write to the same target.
-    others: "Callable[[], Sequence[str]]"
-    # Of a query: what the guard said of it, the session that reads it, and where the last run came to.
-    judged: "Judged | None" = None
-    reader: Any = None
-    checkpoint: "Checkpoint" = field(default_factory=Checkpoint)
-
-
-@dataclass(frozen=True)
 class Opening:
     """Everything that a connector is given."""
 
-    definition: "Definition"
+    definition: Pipeline
     # `options.<name>`, validated by the connector's own model.
     options: "BaseModel | None"
     # What follows the prefix in `target_table`, or the name of the source.
@@ -115,13 +90,8 @@ class Opening:
     url: str | None = field(repr=False)
     work: Work
     context: Context
-    _inside: Inside | None = field(default=None, repr=False)
-
-    @property
-    def inside(self) -> Inside:
-        if self._inside is None:
-            raise RuntimeError("only a runner opens Vitrina's own connectors")
-        return self._inside
+    # For Vitrina's own connectors alone (`vitrina.inside`).
+    inside: object = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -166,19 +136,19 @@ class Connector:
     # The same for a URL that a user sends: it must not name files or sockets of the runner's machine.
     kept_url_problem: Callable[[str], str | None] | None = None
     # Looks at a connection, writes nothing: for `vitrina doctor` and `vitrina connections test`.
-    check: "Callable[[str, Settings], Iterator[Finding]] | None" = None
+    check: Callable[[str, Settings], Iterator[Finding]] | None = None
     # Removes what interrupted loads left in its systems; once a minute, with a session of the metastore.
-    tidy_up: "TidyUp | None" = None
+    tidy_up: TidyUp | None = None
     # What a named connection, or the default one, says of itself: two names for one place are found out by it.
-    place: "Callable[[Settings, str | None], str | None] | None" = None
+    place: Callable[[Settings, str | None], str | None] | None = None
     # Namespace and name of a dataset in lineage, from the connection's URL and the name after the prefix.
     dataset: Callable[[str | None, str], tuple[str, str]] | None = None
 
-    # Loads what answers queries besides runs: previews, explanations, lists of tables. None: it is not asked in SQL.
-    queries: "Callable[[], Queries] | None" = None
+    # Loads what answers queries besides runs (`vitrina.inside.queries`). None: it is not asked in SQL.
+    queries: Callable[[], Any] | None = None
 
     # Opens a client of its system at its default place, to ask it something that no port has.
-    open_client: "Callable[[Settings], Any] | None" = None
+    open_client: Callable[[Settings], Any] | None = None
 
     # Filled by the registry.
     package: str = field(default="", compare=False)

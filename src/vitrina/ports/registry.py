@@ -12,8 +12,6 @@ from vitrina.ports.connector import Connector
 if TYPE_CHECKING:
     from importlib import metadata
 
-    from vitrina.ports.queries import Queries
-
 GROUP = "vitrina.connectors"
 OWN_PACKAGE = "vitrina"
 POSTGRES, SEARCH, PYTHON = "postgres", "search", "python"
@@ -68,14 +66,6 @@ def get(name: str) -> Connector:
         known = ", ".join(sorted(installed().connectors)) or "none"
         raise ConfigError(f"no connector {name!r} is installed here (installed: {known}){left_out}")
     return found
-
-
-def queries() -> "Queries":
-    """Return what answers queries in SQL here: previews, explanations, what steps look up."""
-    found = get(POSTGRES).queries
-    if found is None:
-        raise ConfigError("the connector for PostgreSQL answers no queries")
-    return found()
 
 
 def of_url(url: str) -> Connector | None:

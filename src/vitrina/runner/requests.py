@@ -9,11 +9,13 @@ from uuid import UUID
 
 import structlog
 
+from vitrina import judging
 from vitrina.checks import previews, reconcile
-from vitrina.checks.repairs import Hold
 from vitrina.definition import Definition
 from vitrina.errors import NotFound, VitrinaError
-from vitrina.loads import inspection, judging, kept_connections, opening, replay
+from vitrina.inside import queries
+from vitrina.loads import inspection, kept_connections, opening, replay
+from vitrina.loads.control import Hold
 from vitrina.observe import notifications
 from vitrina.ports import registry
 from vitrina.sentences import Sentence, say
@@ -92,7 +94,7 @@ def _row_to_inspect(request: dict[str, Any], metastore: Connection) -> dict[str,
 def explain_query(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """What a query alone gives and how the server would run it; nothing is read."""
     asked = request["payload"]
-    return registry.queries().explain(asked["source_connection"], asked["source_query"], settings)
+    return queries.installed().explain(asked["source_connection"], asked["source_query"], settings)
 
 
 def preview(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
@@ -103,7 +105,7 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
     if judged is None or definition.steps:
         return previews.preview(definition, settings, limit)
     sizes = previews.Sizes(limit, previews.MAX_BYTES)
-    shown: dict[str, Any] = registry.queries().first_rows(definition, judged, settings, sizes)
+    shown: dict[str, Any] = queries.installed().first_rows(definition, judged, settings, sizes)
     return shown
 
 
@@ -111,7 +113,7 @@ def list_tables(request: dict[str, Any], metastore: Connection, settings: Settin
     """What queries on a connection may read: tables of the allowed schemas that the reader may select from."""
     name = request["payload"]["connection"]
     _require_tables(name, settings)
-    tables = registry.queries().list_tables(name, settings, limit=MAX_TABLES + 1)
+    tables = queries.installed().list_tables(name, settings, limit=MAX_TABLES + 1)
     return {"connection": name, "tables": tables[:MAX_TABLES], "complete": len(tables) <= MAX_TABLES}
 
 
@@ -130,7 +132,7 @@ def suggest_copy(request: dict[str, Any], metastore: Connection, settings: Setti
     wishes = suggestions.Wishes(name=asked.get("name"), key=tuple(asked.get("key", ())))
     source = (asked["connection"], asked["schema"], asked["table"])
     with (
-        registry.queries().waited_for(asked["connection"], settings, "vitrina:suggest") as reader,
+        queries.installed().waited_for(asked["connection"], settings, "vitrina:suggest") as reader,
         database.translated(f"looking at {asked['schema']}.{asked['table']}"),
     ):
         made = suggestions.propose(reader.connection, settings, source, asked.get("target"), wishes)

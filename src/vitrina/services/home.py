@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from vitrina import answers
-from vitrina.services import monitoring
+from vitrina.observe import monitoring
 from vitrina.settings import Settings
 from vitrina.store import figures
 from vitrina.store import home as statements

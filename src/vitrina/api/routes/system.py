@@ -12,7 +12,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from vitrina import __version__, answers
 from vitrina.api.pool import Pool
 from vitrina.api.state import AppState, State
-from vitrina.services.monitoring import UNREACHABLE, MetastoreCollector
+from vitrina.observe.monitoring import UNREACHABLE, MetastoreCollector
 from vitrina.settings import Settings
 from vitrina.store import migrate, runners
 from vitrina.store.database import Connection

@@ -6,13 +6,13 @@ Rows of the source are written as a load would write them, so that the server co
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from vitrina.connectors.clickhouse import types
 from vitrina.connectors.clickhouse.client import literal, quoted
 from vitrina.connectors.clickhouse.names import Named, new_load
+from vitrina.connectors.clickhouse.opened_table import OpenedTable
 from vitrina.connectors.clickhouse.tables import DELETED, VERSION
 from vitrina.connectors.clickhouse.writer import Converter
 from vitrina.errors import FatalError
@@ -22,16 +22,13 @@ from vitrina.ports.compare import Extent, RowImage, Side
 # Reads the rows of the source once, as a run would bring them, each table with whether its rows are young.
 ComparedRows = Callable[[], Iterator[tuple[pa.Table, bool]]]
 
-if TYPE_CHECKING:
-    from vitrina.connectors.clickhouse.target import ClickHouseTarget
-
 # Of keys in one question.
 _KEYS_AT_ONCE = 2_000
 _YOUNG_PART, _OLD_PART = 1, 0
 
 
 @contextmanager
-def sides(target: "ClickHouseTarget", rows: ComparedRows, compared: Sequence[str]) -> Iterator[tuple[Side, Side]]:
+def sides(target: OpenedTable, rows: ComparedRows, compared: Sequence[str]) -> Iterator[tuple[Side, Side]]:
     """Write the source's rows beside the target, for as long as the block."""
     shown = target.tables.shown()
     if shown is None:
@@ -55,7 +52,7 @@ def sides(target: "ClickHouseTarget", rows: ComparedRows, compared: Sequence[str
         tables.drop(there)
 
 
-def _create(path: str, target: "ClickHouseTarget") -> str:
+def _create(path: str, target: OpenedTable) -> str:
     fields = target.layout.fields
     columns = [f"{quoted(one.name)} {one.full_kind}" for one in fields]
     order = ", ".join(map(quoted, target.layout.key))
@@ -65,7 +62,7 @@ def _create(path: str, target: "ClickHouseTarget") -> str:
     )
 
 
-def _fill(target: "ClickHouseTarget", path: str, rows: ComparedRows) -> None:
+def _fill(target: OpenedTable, path: str, rows: ComparedRows) -> None:
     """The number of a batch is the version: of several rows with one key the later counts. Its last bit says young."""
     converter = Converter(target.layout, target.definition.options.delete_when, merges=True)
     for number, (table, young) in enumerate(rows(), 1):
@@ -80,7 +77,7 @@ def _fill(target: "ClickHouseTarget", path: str, rows: ComparedRows) -> None:
 class TableSide:
     """One table, asked in SQL."""
 
-    target: "ClickHouseTarget"
+    target: OpenedTable
     table: str
     compared: Sequence[str]
     is_source: bool

@@ -3,20 +3,17 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from vitrina.connectors.clickhouse import compare, types
+from vitrina.connectors.clickhouse.opened_table import OpenedTable
 from vitrina.connectors.clickhouse.writer import Converter
 from vitrina.errors import FatalError
 from vitrina.ports import corrections
 from vitrina.ports.batch import Key
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Correction, Difference, Looked, Rescans, Side
-
-if TYPE_CHECKING:
-    from vitrina.connectors.clickhouse.target import ClickHouseTarget
 
 
 class TableComparison:
@@ -26,7 +23,7 @@ class TableComparison:
     # Corrections come as the rows of a run do.
     arrives_as = None
 
-    def __init__(self, target: "ClickHouseTarget", looked: Looked) -> None:
+    def __init__(self, target: OpenedTable, looked: Looked) -> None:
         if not looked.output:
             raise FatalError(f"{looked.source.name} gives no row now, so nobody can tell its columns: run the pipeline")
         self._target = target

@@ -2,21 +2,18 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from vitrina import failpoints
 from vitrina.connectors.clickhouse.names import Named, new_load
+from vitrina.connectors.clickhouse.opened_table import OpenedTable
 from vitrina.connectors.clickhouse.tables import Shown, version_of
 from vitrina.connectors.clickhouse.writer import Converter, GroupingWriter
 from vitrina.errors import DuplicateKeys, LeaseLost, RunError, StageLost, TargetMismatch, TransientError
 from vitrina.ports.batch import Counts, Key, Part, PartId
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.target import BaseLoad, Done, Fence, Loading
-
-if TYPE_CHECKING:
-    from vitrina.connectors.clickhouse.target import ClickHouseTarget
 
 # What the checkpoint knows the target by: the load that built what is shown.
 IDENTITY = "clickhouse"
@@ -30,7 +27,7 @@ _HOUR_MS = 3_600_000
 class GenerationLoad(BaseLoad):
     """A table that is built aside, then shown in one step, or added to what is shown where others write there, too."""
 
-    def __init__(self, target: "ClickHouseTarget", loading: Loading) -> None:
+    def __init__(self, target: OpenedTable, loading: Loading) -> None:
         self._target = target
         self._tables = target.tables
         self._loading = loading
@@ -178,7 +175,7 @@ class GenerationLoad(BaseLoad):
 class MergeLoad(BaseLoad):
     """Parts that are written aside and added to what is shown, one by one; of a key's versions the latest counts."""
 
-    def __init__(self, target: "ClickHouseTarget", loading: Loading) -> None:
+    def __init__(self, target: OpenedTable, loading: Loading) -> None:
         self._target = target
         self._tables = target.tables
         self._loading = loading
@@ -294,7 +291,7 @@ class MergeLoad(BaseLoad):
             _clean(self._target, lambda: self._tables.clean_tombstones(shown, horizon, FEWEST_TOMBSTONES))
 
 
-def _clean(target: "ClickHouseTarget", clean: Callable[[], object]) -> None:
+def _clean(target: OpenedTable, clean: Callable[[], object]) -> None:
     """What cannot be removed now is removed by a later run."""
     try:
         clean()

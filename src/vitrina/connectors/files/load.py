@@ -3,20 +3,18 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitrina import failpoints
 from vitrina.connectors.files import groups
 from vitrina.connectors.files.manifest import Generation, Manifest
 from vitrina.connectors.files.names import DATA
+from vitrina.connectors.files.opened_folder import OpenedFolder
 from vitrina.connectors.files.writer import FilesWriter, Group
 from vitrina.errors import StageLost
 from vitrina.ports.batch import Counts, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.target import BaseLoad, Done, Fence, Loading
-
-if TYPE_CHECKING:
-    from vitrina.connectors.files.target import FilesTarget
 
 # The key of this connector in a checkpoint's identity.
 IDENTITY = "files"
@@ -51,7 +49,7 @@ class Begun:
 class FilesLoad(BaseLoad):
     """What loads of both kinds have: groups of files that have arrived."""
 
-    def __init__(self, target: "FilesTarget", loading: Loading) -> None:
+    def __init__(self, target: OpenedFolder, loading: Loading) -> None:
         self._target = target
         self._loading = loading
         self._groups: list[Group] = []
@@ -81,7 +79,7 @@ class FilesLoad(BaseLoad):
 class ReplaceLoad(FilesLoad):
     """A generation that is written aside, then shown in one step; or, on a shared target, added to what is shown."""
 
-    def __init__(self, target: "FilesTarget", loading: Loading) -> None:
+    def __init__(self, target: OpenedFolder, loading: Loading) -> None:
         super().__init__(target, loading)
         # Not of the form in which housekeeping notes generations of search indexes: see etl_left_generations.
         self.name: str = loading.name or f"p_{target.pipeline}_{target.epoch}_{target.attempt}"
@@ -186,7 +184,7 @@ class ReplaceLoad(FilesLoad):
 class MergeLoad(FilesLoad):
     """Rows that are added to what is shown, as entries of a log: the highest `_version` of a key counts."""
 
-    def __init__(self, target: "FilesTarget", loading: Loading) -> None:
+    def __init__(self, target: OpenedFolder, loading: Loading) -> None:
         super().__init__(target, loading)
         # A full load of this pipeline that was paused: its files are nobody's to remove.
         self._paused: str | None = None

@@ -2,46 +2,24 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from secrets import token_hex
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vitrina.connectors.files import cleaning
 from vitrina.connectors.files.columns import Layout
-from vitrina.connectors.files.manifest import Generation, Ledger, Manifest
-from vitrina.connectors.files.objects import Objects
-from vitrina.connectors.files.options import FilesOptions
-from vitrina.connectors.files.parquet import Packing
+from vitrina.connectors.files.load import MergeLoad, ReplaceLoad
+from vitrina.connectors.files.manifest import Generation, Manifest
+from vitrina.connectors.files.opened_folder import OpenedFolder
 from vitrina.connectors.files.scan import Reader, only_keys
-from vitrina.connectors.files.writer import Writing
-from vitrina.errors import CannotConnect, Disconnected, LeaseLost, RunError, ShrinkRefused, TargetMismatch
+from vitrina.errors import CannotConnect, Disconnected, TargetMismatch
 from vitrina.ports.batch import Key
-from vitrina.ports.connector import Opening
-from vitrina.ports.schema import Column
 from vitrina.ports.target import BaseTarget, Load, Loading, Prepared, Wanted
 
-# A full load that would show fewer than this part of the rows is refused.
-SHRINK_LIMIT = 0.5
 
-
-class FilesTarget(BaseTarget):
-    """One folder, for one claim of one pipeline."""
+class FilesTarget(OpenedFolder, BaseTarget):
+    """A folder as the target of a run."""
 
     no_shortcut_because = "the target is files"
-
-    def __init__(self, opening: Opening, objects: Objects) -> None:
-        self.objects = objects
-        self.folder = opening.name
-        self.definition = opening.definition
-        self.context = opening.context
-        self.epoch = opening.work.epoch
-        self.pipeline = opening.work.pipeline_id.hex
-        self.options = opening.options if isinstance(opening.options, FilesOptions) else FilesOptions()
-        self.ledger = Ledger(objects, self.folder, pipeline=self.pipeline, epoch=self.epoch, wait=self.context.wait)
-        self._layout: Layout | None = None
-        # Of this try: see names.FileName.
-        self.attempt = token_hex(4)
 
     # --- preparing -------------------------------------------------------------------------------------------------
 
@@ -80,8 +58,6 @@ class FilesTarget(BaseTarget):
         return (self.options.partition_by, self.options.other_types, self.definition.options.delete_when)
 
     def open_load(self, loading: Loading) -> Load:
-        from vitrina.connectors.files.load import MergeLoad, ReplaceLoad
-
         return ReplaceLoad(self, loading) if loading.kind == "replace" else MergeLoad(self, loading)
 
     # --- reading back ----------------------------------------------------------------------------------------------
@@ -97,107 +73,6 @@ class FilesTarget(BaseTarget):
     def as_written(self, rows: pa.Table) -> pa.Table:
         deleted = self.layout.deleted(rows)
         return self.layout.fitted(rows if deleted is None else rows.filter(pc.invert(deleted)))
-
-    # --- for the loads ---------------------------------------------------------------------------------------------
-
-    @property
-    def layout(self) -> Layout:
-        if self._layout is None:
-            raise RuntimeError("prepare() comes first")
-        return self._layout
-
-    @property
-    def reader(self) -> Reader:
-        return Reader(self.objects, self.folder, self.layout)
-
-    def generation(self, name: str, kind: str = "snapshot") -> Generation:
-        """Make an empty one in the form of this pipeline."""
-        layout = self.layout
-        return Generation(name, "log" if kind == "log" else "snapshot", layout.key, layout.columns, layout.partition_by)
-
-    def joined(self, shown: Generation) -> Generation:
-        """Give what is shown the columns that this pipeline adds; refuses what cannot stand in one log."""
-        if shown.key != self.layout.key or shown.partition_by != self.layout.partition_by:
-            raise TargetMismatch(
-                f"files:{self.folder} has the key ({', '.join(shown.key)}) and the partitions"
-                f" ({', '.join(shown.partition_by)}), and the pipeline others: let a full load write it from scratch"
-            )
-        known = {column.name: column for column in shown.columns}
-        given = {column.name: column for column in self.layout.columns}
-        self._refuse_differences(known, given)
-        added = tuple(column for name, column in given.items() if name not in known)
-        return replace(shown, kind="log", columns=(*shown.columns, *added))
-
-    def _refuse_differences(self, known: dict[str, Column], given: dict[str, Column]) -> None:
-        options = self.definition.options
-        for name, column in given.items():
-            if name in known and known[name].type != column.type:
-                problem = f"column {name!r} is {known[name].type} there and {column.type} in the query's result"
-            elif name not in known and options.on_schema_change != "add_columns":
-                problem = f"column {name!r} is new; options.on_schema_change = 'add_columns' lets it in"
-            else:
-                continue
-            raise TargetMismatch(f"{self._does_not_fit}: {problem}, or let a full load write it from scratch")
-        lacking = sorted(known.keys() - given.keys())
-        if lacking and options.on_missing_columns != "null":
-            raise TargetMismatch(
-                f"{self._does_not_fit}: column {lacking[0]!r} is no longer given; options.on_missing_columns = 'null'"
-                " writes NULL from now on"
-            )
-
-    @property
-    def _does_not_fit(self) -> str:
-        return f"files:{self.folder} does not fit the query"
-
-    @property
-    def packing(self) -> Packing:
-        return Packing(self.options.compression, self.options.row_group_mb << 20)
-
-    def writing(self, loading: Loading, generation: str, sequence: Callable[[int], int]) -> Writing:
-        return Writing(
-            objects=self.objects,
-            folder=self.folder,
-            generation=generation,
-            owner=self.pipeline,
-            epoch=self.epoch,
-            attempt=self.attempt,
-            layout=self.layout,
-            packing=self.packing,
-            file_bytes=self.options.file_mb << 20,
-            sequence=sequence,
-            keeps_deleted=loading.kind == "merge",
-            refuses_repeats=loading.refuses_repeats,
-            wait=self.context.wait,
-        )
-
-    def refuse_shrinking(self, rows: int, shown: Generation | None) -> None:
-        options, before = self.definition.options, shown.rows if shown else 0
-        if rows == 0 and before and not options.allow_empty:
-            raise ShrinkRefused(
-                f"the source has no rows, but files:{self.folder} has; if it shall be emptied, set options.allow_empty"
-            )
-        # How many rows of a log count, nobody knows without reading it.
-        counts = shown is not None and shown.kind == "snapshot"
-        if counts and 0 < rows < before * SHRINK_LIMIT and not options.allow_shrink:
-            raise ShrinkRefused(
-                f"publishing would leave {rows:,} of {before:,} rows in files:{self.folder}; if the source really"
-                " shrank that much, set options.allow_shrink and run again"
-            )
-
-    def clean(self, manifest: Manifest, *, but: Sequence[str | None] = ()) -> None:
-        """Remove what nobody will read; what cannot be removed now is removed by a later load."""
-        try:
-            cleaning.clean(
-                self.objects,
-                self.folder,
-                manifest,
-                cleaning.Cleaner(self.pipeline, self.epoch, self.context.require_held),
-                but=frozenset(filter(None, but)),
-            )
-        except LeaseLost:
-            raise
-        except RunError as exc:
-            self.context.log("warning", "files.not_cleaned", reason=exc.message)
 
 
 def layout_of(shown: Generation) -> Layout:

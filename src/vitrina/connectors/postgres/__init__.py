@@ -6,7 +6,7 @@ from vitrina import dsn
 from vitrina.ports.connector import Connector, Opening
 
 if TYPE_CHECKING:
-    from vitrina.ports.queries import Queries
+    from vitrina.inside.queries import Queries
     from vitrina.ports.source import Source
     from vitrina.ports.target import Target
 

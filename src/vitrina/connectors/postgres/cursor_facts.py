@@ -1,13 +1,14 @@
 """What a run finds out about its cursor before it reads: where it comes from, in which zone, what it promises."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from psycopg.sql import SQL, Identifier
 
 from vitrina.connectors.postgres import advice, provenance
 from vitrina.connectors.postgres import cursor as cursors
 from vitrina.connectors.postgres.cursor import Cursor
+from vitrina.connectors.postgres.opened_query import OpenedQuery
 from vitrina.connectors.postgres.source import Bounds
 from vitrina.errors import FatalError
 from vitrina.ports.checkpoint import Checkpoint
@@ -15,16 +16,13 @@ from vitrina.ports.source import Unseen
 from vitrina.sentences import say
 from vitrina.store import databases, named_sessions
 
-if TYPE_CHECKING:
-    from vitrina.connectors.postgres.query_source import QuerySource
-
 # Key of the checkpoint's identity: how many rows of the source were ever written, at the end of the last pass.
 CHANGES = "changes"
 # Which database the values of the cursor are of: a connection may be pointed to another one.
 SOURCE = "source"
 
 
-def choose_cursor(source: "QuerySource") -> Cursor:
+def choose_cursor(source: OpenedQuery) -> Cursor:
     """Choose the cursor, or say why a pass cannot be resumed from it."""
     options = source.definition.options
     cursor = cursors.cursor_of(source.definition, source.types)
@@ -39,14 +37,14 @@ def choose_cursor(source: "QuerySource") -> Cursor:
     return cursor
 
 
-def _default_zone(source: "QuerySource") -> str:
+def _default_zone(source: OpenedQuery) -> str:
     """Find the zone in which `now()` is written by default. Our session says UTC, so another one is asked."""
     name = source.definition.source_connection
     found = named_sessions.find_timezone(source.settings, source.reader_url, name, source.session_name)
     return "UTC" if found in ("Etc/UTC", "GMT", "Etc/GMT", "Etc/UCT", "UCT", "Zulu", "Etc/Zulu") else found
 
 
-def _refuse_other_zone(source: "QuerySource", cursor: Cursor) -> None:
+def _refuse_other_zone(source: OpenedQuery, cursor: Cursor) -> None:
     """Refuse values from the future: they were written in another zone, and no clock says what may still come."""
     if cursor.base_type != "timestamp without time zone":
         return
@@ -56,7 +54,7 @@ def _refuse_other_zone(source: "QuerySource", cursor: Cursor) -> None:
     raise FatalError(say("run.cursor_in_future", column=cursor.key, newest=newest, zone=cursor.zone))
 
 
-def guarantee(source: "QuerySource") -> str | None:
+def guarantee(source: OpenedQuery) -> str | None:
     """Say what the pipeline promises about rows that commit late."""
     if source.cursor is None:
         return None
@@ -69,7 +67,7 @@ def guarantee(source: "QuerySource") -> str | None:
     )
 
 
-def warnings(source: "QuerySource", checkpoint: Checkpoint) -> list[str]:
+def warnings(source: OpenedQuery, checkpoint: Checkpoint) -> list[str]:
     """List reasons to expect rows that come late, or never."""
     cursor, options = source.cursor, source.definition.options
     if cursor is None:
@@ -89,7 +87,7 @@ def warnings(source: "QuerySource", checkpoint: Checkpoint) -> list[str]:
     return found + advice.cursor_warnings(source.reader.connection, cursor, _origin(source, cursor), options)
 
 
-def count_changes(source: "QuerySource") -> dict[str, Any] | None:
+def count_changes(source: OpenedQuery) -> dict[str, Any] | None:
     """Count what the next run compares with, where the database's clock is said to stamp the rows."""
     cursor = source.cursor
     if guarantee(source) != "exact" or cursor is None or not cursor.is_clock:
@@ -97,17 +95,17 @@ def count_changes(source: "QuerySource") -> dict[str, Any] | None:
     return advice.count_changes(source.reader.connection, _origin(source, cursor))
 
 
-def source_identity(source: "QuerySource") -> str | None:
+def source_identity(source: OpenedQuery) -> str | None:
     """Identify the database. A standby, and the server that it becomes, say the same; None: it may not be asked."""
     seen = databases.look(source.reader.connection)
     return seen.identity if seen else None
 
 
-def _origin(source: "QuerySource", cursor: Cursor) -> tuple[int, int] | None:
+def _origin(source: OpenedQuery, cursor: Cursor) -> tuple[int, int] | None:
     return next(column.origin for column in source.result if column.name == cursor.key)
 
 
-def unseen(source: "QuerySource") -> Unseen:
+def unseen(source: OpenedQuery) -> Unseen:
     """Count rows that no pass can see, because they do not say when they changed."""
     cursor = source.cursor
     if cursor is None or source.definition.options.null_cursor == "read":
@@ -118,12 +116,12 @@ def unseen(source: "QuerySource") -> Unseen:
     return Unseen(found, say("warning.null_cursor", rows=found, column=source.definition.incremental_key))
 
 
-def all_rows(source: "QuerySource") -> Bounds:
+def all_rows(source: OpenedQuery) -> Bounds:
     """Bound the rows of the source, as a mart that is complete has them."""
     return Bounds(nulls="included" if source.definition.options.null_cursor == "read" else "left out")
 
 
-def newest_cursor(source: "QuerySource", cursor: Cursor, *, from_the_future: bool = True) -> str | None:
+def newest_cursor(source: OpenedQuery, cursor: Cursor, *, from_the_future: bool = True) -> str | None:
     """Find the highest value of the cursor that there is, after which others may come."""
     head, rows = source.query.wrapped(Bounds())
     column = cursor.columns("q")[0]

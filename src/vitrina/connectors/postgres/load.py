@@ -131,7 +131,7 @@ class MartTarget(BaseTarget):
         return StageLoad(self, loading) if loading.kind == "replace" else MergeLoad(self, loading)
 
     def compare(self, looked: Looked) -> Comparison:
-        return MartComparison(self, looked)
+        return MartComparison(self.writer, self.opening.url, looked)
 
     # --- for the loads ---------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from psycopg.sql import SQL, Composable, Identifier
 
@@ -10,13 +9,11 @@ from vitrina.connectors.postgres import mart_rows, rescan
 from vitrina.connectors.postgres.compare import Field, TableSide, refuse_other_encoding, refuse_strange_keys
 from vitrina.connectors.postgres.query_source import QuerySource
 from vitrina.connectors.postgres.source import Bounds, translate_read
+from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.errors import FatalError
 from vitrina.ports import types
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Correction, Difference, Looked, Side
-
-if TYPE_CHECKING:
-    from vitrina.connectors.postgres.load import MartTarget
 
 
 class MartComparison:
@@ -24,9 +21,9 @@ class MartComparison:
 
     full_guarantee = "every row by a 64-bit hash of its key and columns, taken inside each database"
 
-    def __init__(self, mart: "MartTarget", looked: Looked) -> None:
-        self._mart = mart
-        self._writer = mart.writer
+    def __init__(self, writer: PostgresWriter, url: str, looked: Looked) -> None:
+        self._writer = writer
+        self._url = url
         self._looked = looked
         self._found = looked.checkpoint
         self._cursor = looked.source.cursor if isinstance(looked.source, QuerySource) else None
@@ -84,7 +81,7 @@ class MartComparison:
         # Imported here: it needs pyarrow, and half a second for it.
         from vitrina.connectors.postgres import mart_recomputed
 
-        with mart_recomputed.staged(self._mart, self._looked, self._found) as (connection, rows):
+        with mart_recomputed.staged(self._writer, self._url, self._looked, self._found) as (connection, rows):
             yield TableSide(
                 connection=connection,
                 head=SQL(""),

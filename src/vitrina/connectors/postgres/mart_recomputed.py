@@ -2,34 +2,33 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina.connectors.postgres.stage import BATCH, SCHEMA
 from vitrina.connectors.postgres.stream import Stager
+from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.errors import Conflict
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Looked
 from vitrina.store import database
 from vitrina.store.database import Connection
 
-if TYPE_CHECKING:
-    from vitrina.connectors.postgres.load import MartTarget
-
 
 @contextmanager
-def staged(mart: "MartTarget", looked: Looked, found: Checkpoint) -> Iterator[tuple[Connection, Composable]]:
+def staged(
+    writer: PostgresWriter, url: str, looked: Looked, found: Checkpoint
+) -> Iterator[tuple[Connection, Composable]]:
     """Put the rows into a table of its own beside the mart, for as long as the block; `IS_YOUNG` is about its rows."""
     name = f"r_{looked.pipeline_id.hex}_{uuid4().hex[:12]}"
-    stage = mart.writer.stage(name, dict(looked.arrives_as or {}))
+    stage = writer.stage(name, dict(looked.arrives_as or {}))
     session = f"vitrina:reconcile:{looked.pipeline_id}"
-    with database.connect(mart.opening.url, session) as connection:
+    with database.connect(url, session) as connection:
         _drop_leftovers(connection, looked.pipeline_id)
         stage.create(connection, fillable_by=None)
         try:
-            with closing(Stager(mart.opening.url, session, (stage,), epoch=0, target=mart.opening.name)) as stager:
+            with closing(Stager(url, session, (stage,), epoch=0, target=writer.target)) as stager:
                 for number, (table, young) in enumerate(looked.rows(found, in_order=True), 1):
                     stager.stage(table, 2 * number + young)
             stage.analyze(connection)

@@ -3,6 +3,7 @@
 from vitrina.connectors.postgres.load import MartOpening, MartTarget
 from vitrina.connectors.postgres.query_source import QuerySource
 from vitrina.errors import FatalError
+from vitrina.inside.opening import inside_of
 from vitrina.ports.connector import Opening
 from vitrina.settings import DEFAULT_CONNECTION
 from vitrina.store import database
@@ -10,7 +11,8 @@ from vitrina.targets import PostgresTarget
 
 
 def open_source(opening: Opening) -> QuerySource:
-    definition, inside = opening.definition, opening.inside
+    inside = inside_of(opening)
+    definition = inside.definition
     if inside.metastore is None or inside.judged is None:
         raise FatalError("a query is judged, and read beside the metastore")
     asked = inside.claim.row["requested_range"]
@@ -28,7 +30,8 @@ def open_source(opening: Opening) -> QuerySource:
 
 
 def open_target(opening: Opening) -> MartTarget:
-    definition, inside = opening.definition, opening.inside
+    inside = inside_of(opening)
+    definition = inside.definition
     name = definition.options.target_connection
     url = inside.settings.connection_url(name)
     own = None if name not in (None, DEFAULT_CONNECTION) else inside.metastore

@@ -14,7 +14,7 @@ from vitrina.connectors.postgres.sessions import QueryReader
 from vitrina.connectors.postgres.source import Bounds, Query
 from vitrina.definition import Definition
 from vitrina.errors import SourceQueryFailed
-from vitrina.ports.queries import Reader, Sizes
+from vitrina.inside.queries import Reader, Sizes
 from vitrina.ports.schema import Column
 from vitrina.ports.source import Description
 from vitrina.sentences import say

@@ -3,21 +3,19 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from psycopg.sql import SQL, Identifier
 
 from vitrina.connectors.postgres import cursor as cursors
 from vitrina.connectors.postgres import cursor_facts
 from vitrina.connectors.postgres.cursor import Cursor, Watermark
+from vitrina.connectors.postgres.opened_query import OpenedQuery
 from vitrina.connectors.postgres.query_window import QueryWindow
 from vitrina.connectors.postgres.source import Bounds
 from vitrina.ports.batch import Part, Position
 from vitrina.ports.checkpoint import Accepted, Checkpoint
 from vitrina.sentences import say
-
-if TYPE_CHECKING:
-    from vitrina.connectors.postgres.query_source import QuerySource
 
 # So many rows with one cursor value are worth a digest: fewer have travelled before it is computed.
 WORTH_A_DIGEST_ROWS = 1000
@@ -30,7 +28,7 @@ _AHEAD = "ahead"  # the last pass saw values from the future, which say nothing 
 class QueryPass:
     """One pass over an open end. The checkpoint is held back; it moves when the pass is done."""
 
-    def __init__(self, source: "QuerySource", cursor: Cursor, found: Checkpoint) -> None:
+    def __init__(self, source: OpenedQuery, cursor: Cursor, found: Checkpoint) -> None:
         self._source = source
         self._cursor = cursor
         self.hold: dict[str, Any] | None = None
@@ -122,14 +120,14 @@ class QueryPass:
         return (self._upto.newest if is_ahead else last), is_ahead
 
 
-def watermark_of_load(source: "QuerySource", cursor: Cursor, found: Checkpoint) -> tuple[Watermark, tuple[str, ...]]:
+def watermark_of_load(source: OpenedQuery, cursor: Cursor, found: Checkpoint) -> tuple[Watermark, tuple[str, ...]]:
     """Ask beforehand how far a load will come, which reads in another order than that of the cursor."""
     newest = cursor_facts.newest_cursor(source, cursor, from_the_future=False) if cursor.is_clock else None
     upto, warnings = _watermark(source, cursor, found)
     return replace(upto, newest=newest), warnings
 
 
-def loaded(source: "QuerySource", cursor: Cursor, done: Checkpoint, held: str | None, rows: int) -> Checkpoint:
+def loaded(source: OpenedQuery, cursor: Cursor, done: Checkpoint, held: str | None, rows: int) -> Checkpoint:
     """Move the checkpoint after a load, which did not read in the order of the cursor."""
     upto = Watermark.recalled(held)
     # That rows were delivered is how a mart that somebody emptied by hand is told from one that is still empty.
@@ -142,7 +140,7 @@ def loaded(source: "QuerySource", cursor: Cursor, done: Checkpoint, held: str | 
     )
 
 
-def _watermark(source: "QuerySource", cursor: Cursor, found: Checkpoint) -> tuple[Watermark, tuple[str, ...]]:
+def _watermark(source: OpenedQuery, cursor: Cursor, found: Checkpoint) -> tuple[Watermark, tuple[str, ...]]:
     newest = None if cursor.is_clock else cursor_facts.newest_cursor(source, cursor)
     warning = None if source.backfill else _lower_numbers(source, cursor, found.safe_upto, newest)
     held = found.held_upto
@@ -158,7 +156,7 @@ def _watermark(source: "QuerySource", cursor: Cursor, found: Checkpoint) -> tupl
     return upto, (warning,) if warning else ()
 
 
-def _lower_numbers(source: "QuerySource", cursor: Cursor, safe: str | None, newest: str | None) -> str | None:
+def _lower_numbers(source: OpenedQuery, cursor: Cursor, safe: str | None, newest: str | None) -> str | None:
     """Warn of lower numbers: a sequence that began again looks like rows that were deleted at its end."""
     if not cursor.is_number or newest is None or safe is None:
         return None
@@ -169,7 +167,7 @@ def _lower_numbers(source: "QuerySource", cursor: Cursor, safe: str | None, newe
     return say("warning.cursor_went_back", column=cursor.key, newest=newest, checkpoint=safe, name=name)
 
 
-def _of_source(source: "QuerySource") -> dict[str, Any]:
+def _of_source(source: OpenedQuery) -> dict[str, Any]:
     return {
         cursor_facts.CHANGES: cursor_facts.count_changes(source),
         cursor_facts.SOURCE: cursor_facts.source_identity(source),
@@ -190,7 +188,7 @@ def _remembering(found: Checkpoint, keys: dict[str, Any]) -> Checkpoint:
 
 
 def _safe_point(
-    source: "QuerySource", cursor: Cursor, found: Checkpoint, upto: Watermark, highest: str | None
+    source: OpenedQuery, cursor: Cursor, found: Checkpoint, upto: Watermark, highest: str | None
 ) -> str | None:
     return cursors.safe_point(
         source.statistics,
@@ -203,7 +201,7 @@ def _safe_point(
     )
 
 
-def _look_at_ties(source: "QuerySource", cursor: Cursor, value: str) -> dict[str, Any]:
+def _look_at_ties(source: OpenedQuery, cursor: Cursor, value: str) -> dict[str, Any]:
     """Count the rows with this cursor value; the server computes a digest of them, in any order."""
     changing = {*source.definition.options.stamps, *source.judged.volatile_columns}
     columns = [SQL("q.{}").format(Identifier(c.name)) for c in source.result if c.name not in changing]

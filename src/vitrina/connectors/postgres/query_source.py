@@ -1,11 +1,8 @@
 """A source that is a query: described, admitted, read in windows, and asked again for single rows."""
 
-import hashlib
-import json
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg.sql import SQL, Identifier
@@ -13,59 +10,26 @@ from psycopg.sql import SQL, Identifier
 from vitrina import explain
 from vitrina.connectors.postgres import advice, cursor_facts, plan_check, query_pass, rescan, single_rows
 from vitrina.connectors.postgres.cursor import Cursor
-from vitrina.connectors.postgres.provenance import Provenance
+from vitrina.connectors.postgres.opened_query import OpenedQuery
 from vitrina.connectors.postgres.query_pass import QueryPass
 from vitrina.connectors.postgres.query_window import QueryWindow
-from vitrina.connectors.postgres.source import NO_ORDER, Bounds, Order, Query, SqlReader
-from vitrina.definition import Definition
+from vitrina.connectors.postgres.source import NO_ORDER, Bounds, Order
 from vitrina.errors import FatalError, SourceQueryFailed
 from vitrina.ports.batch import Batch, Key
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Extent
-from vitrina.ports.schema import Column
 from vitrina.ports.source import Description, Form, Mark, Marked, Pass, Unseen, Window
 from vitrina.sentences import say
-from vitrina.settings import DEFAULT_CONNECTION, Settings
-from vitrina.sqlguard import Judged
-from vitrina.store import database
-from vitrina.store.database import Connection
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class QuerySource:
+class QuerySource(OpenedQuery):
     """The rows of one pipeline's query, through one reader."""
 
     runs_when_described = False
-
-    def __init__(
-        self,
-        definition: Definition,
-        settings: Settings,
-        judged: Judged,
-        reader: SqlReader,
-        *,
-        reader_url: str,
-        session_name: str,
-        metastore: Connection,
-        found: Checkpoint,
-        backfill: dict[str, Any] | None,
-    ) -> None:
-        self.definition = definition
-        self.settings = settings
-        self.judged = judged
-        self.reader = reader
-        self.reader_url = reader_url
-        self.session_name = session_name
-        self.backfill = backfill
-        self._metastore = metastore
-        self._found = found
-        self.result: tuple[Column, ...] = ()
-        self.cursor: Cursor | None = None
-        self.provenance = Provenance()
-        self.on_standby = False
-        self._admitted: plan_check.Admitted | None = None
+    _admitted: plan_check.Admitted | None = None
 
     # --- what it is ------------------------------------------------------------------------------------------------
 
@@ -76,26 +40,6 @@ class QuerySource:
     @property
     def digest(self) -> str | None:
         return None
-
-    @property
-    def query(self) -> Query:
-        return Query(self.judged, self.cursor)
-
-    @property
-    def types(self) -> dict[str, str]:
-        return {column.name: column.type for column in self.result}
-
-    @cached_property
-    def reads_metastore(self) -> bool:
-        """Tell whether the source is the metastore's own database: the reader's login may point to a copy of it."""
-        if self.definition.source_connection != DEFAULT_CONNECTION:
-            return False
-        return database.place(self.reader.connection) == database.place(self._metastore)
-
-    @property
-    def statistics(self) -> Connection:
-        """Return the session that may see when other sessions' transactions began, on the server that is read."""
-        return self._metastore if self.reads_metastore else self.reader.connection
 
     def describe(self, window: Window) -> Description:
         """Ask Postgres for the columns, choose the cursor, and have the plan admitted."""
@@ -170,19 +114,6 @@ class QuerySource:
             return found
         return replace(found, last_key=None, last_id=None)
 
-    @property
-    def identity(self) -> str:
-        """Identify what the values of a checkpoint are values of: the key's, a slash, the id's."""
-        cursor = self._required_cursor
-        parts = (
-            self.definition.source_connection,
-            cursor.key,
-            cursor.family,
-            cursor.zone,
-            self.definition.placed_target,
-        )
-        return f"{_digest(*parts)}/{_digest(cursor.id, cursor.id_type)}"
-
     def _cursor_was_another(self, found: Checkpoint) -> bool:
         """Compare the cursor with a checkpoint's. One that was reset, or of an earlier version, does not say."""
         if found.stage is not None or found.fingerprint is None:
@@ -192,12 +123,6 @@ class QuerySource:
     def _database_was_another(self, found: Checkpoint) -> bool:
         known, seen = found.identity.get(cursor_facts.SOURCE), cursor_facts.source_identity(self)
         return known is not None and seen is not None and known != seen
-
-    @property
-    def _required_cursor(self) -> Cursor:
-        if self.cursor is None:
-            raise FatalError(say("run.no_cursor"))
-        return self.cursor
 
     # --- passes ----------------------------------------------------------------------------------------------------
 
@@ -332,7 +257,3 @@ class QuerySource:
 
     def refuse_keys(self, names: Sequence[str]) -> None:
         single_rows.refuse_strange(self, names)
-
-
-def _digest(*parts: str | None) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

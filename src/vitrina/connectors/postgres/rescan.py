@@ -8,6 +8,7 @@ from psycopg.sql import SQL, Composable, Identifier
 
 from vitrina.connectors.postgres import cursor_facts
 from vitrina.connectors.postgres.compare import Field, TableSide
+from vitrina.connectors.postgres.opened_query import OpenedQuery
 from vitrina.connectors.postgres.source import Bounds, Order, translate_read
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Extent
@@ -15,12 +16,10 @@ from vitrina.ports.compare import Extent
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from vitrina.connectors.postgres.query_source import QuerySource
-
 _YOUNG = "_young"
 
 
-def is_read(source: "QuerySource") -> Composable:
+def is_read(source: OpenedQuery) -> Composable:
     """Leave out rows that do not say when they changed, as every run does unless it is told to read them."""
     cursor = source.cursor
     if cursor is None or source.definition.options.null_cursor == "read":
@@ -28,7 +27,7 @@ def is_read(source: "QuerySource") -> Composable:
     return SQL("q.{} IS NOT NULL").format(Identifier(cursor.key))
 
 
-def young(source: "QuerySource", found: Checkpoint) -> Composable:
+def young(source: OpenedQuery, found: Checkpoint) -> Composable:
     """Tell whether the target may not have the row yet."""
     cursor, safe = source.cursor, found.safe_upto
     if cursor is None:
@@ -37,20 +36,20 @@ def young(source: "QuerySource", found: Checkpoint) -> Composable:
         return SQL("true")  # no pass has come to its end
     # A number is drawn once; a moment that the database stamps may still come again. Otherwise the checkpoint is the
     # highest value that was read: all rows of an import may share it, and none of them would ever be judged.
-    may_come_again = not cursor.is_number and source.guarantee() == "exact"
+    may_come_again = not cursor.is_number and cursor_facts.guarantee(source) == "exact"
     operator = SQL(">=" if may_come_again else ">")
     column = cursor.columns("q")[0]
     # One without any may have come just now.
     return SQL("(({0} {1} {2}) IS NOT FALSE)").format(column, operator, cursor.literal(safe))
 
 
-def latest(source: "QuerySource") -> tuple[Composable, ...]:
+def latest(source: OpenedQuery) -> tuple[Composable, ...]:
     """Give the order in which the last of several rows with one key is the one that counts."""
     return tuple(source.cursor.columns("q")) if source.cursor else ()
 
 
 def rows_by_age(
-    source: "QuerySource", found: Checkpoint, *, in_order: bool, sample: int | None, natural: bool, batch_rows: int
+    source: OpenedQuery, found: Checkpoint, *, in_order: bool, sample: int | None, natural: bool, batch_rows: int
 ) -> "Iterator[tuple[int, pa.Table, bool]]":
     """Read the query once more. Rows are told apart by age here: steps may leave out when those before them changed."""
     # Imported here: comparisons within Postgres need neither pyarrow nor its half second.
@@ -78,7 +77,7 @@ def _by_age(table: "pa.Table") -> "Iterator[tuple[pa.Table, bool]]":
             yield part, is_young
 
 
-def extent(source: "QuerySource", found: Checkpoint, key: Sequence[str], *, unless: str | None) -> Extent:
+def extent(source: OpenedQuery, found: Checkpoint, key: Sequence[str], *, unless: str | None) -> Extent:
     """Count the rows and find the ends of key and cursor, in SQL."""
     head, rows = source.query.wrapped(Bounds())
     cursor = source.cursor
@@ -101,5 +100,5 @@ def extent(source: "QuerySource", found: Checkpoint, key: Sequence[str], *, unle
         return side.extent()
 
 
-def _field(source: "QuerySource", name: str) -> Field:
+def _field(source: OpenedQuery, name: str) -> Field:
     return Field(name, SQL("q.{}").format(Identifier(name)), source.types[name])

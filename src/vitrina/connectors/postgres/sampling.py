@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,14 +9,12 @@ from psycopg.sql import SQL, Composable, Composed, Literal
 
 from vitrina import sqlguard
 from vitrina.connectors.postgres import plan_check
+from vitrina.connectors.postgres.opened_query import OpenedQuery
 from vitrina.connectors.postgres.source import Bounds, Query, SqlReader
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
 from vitrina.settings import Settings
 from vitrina.transforms import natural
 from vitrina.transforms.outputs import outputs as natural_outputs
-
-if TYPE_CHECKING:
-    from vitrina.connectors.postgres.query_source import QuerySource
 
 # Where the rows of a preview are too large.
 ASK_FOR_LESS = "ask for fewer, or shorten texts in the query"
@@ -31,7 +28,7 @@ def read_first(reader: SqlReader, query: Query, outputs: Sequence[Composable], r
     return _read(reader, statement, limit_bytes=limit_bytes, what=f"the first {rows} rows are", advice=ASK_FOR_LESS)
 
 
-def read_few(source: "QuerySource", rows: int, max_bytes: int, max_row_bytes: int) -> pa.Table:
+def read_few(source: OpenedQuery, rows: int, max_bytes: int, max_row_bytes: int) -> pa.Table:
     """Read enough rows to find out what the steps make of them. Large ones tell no more, and are left out."""
     few = _read_fitting(source, rows, max_bytes)
     if few.rows.num_rows or not few.left_out:
@@ -53,7 +50,7 @@ class _Few:
     left_out: int  # the size of the largest row that did not fit
 
 
-def _read_fitting(source: "QuerySource", rows: int, largest: int) -> _Few:
+def _read_fitting(source: OpenedQuery, rows: int, largest: int) -> _Few:
     statement = sample_of(source.query, natural_outputs(source.result), limit=rows, largest=largest)
     batches: list[pa.RecordBatch] = []
     size = left_out = 0

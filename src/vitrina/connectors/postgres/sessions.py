@@ -8,7 +8,7 @@ from psycopg.sql import Identifier
 
 from vitrina.connectors.postgres import catalog
 from vitrina.connectors.postgres.source import SqlReader
-from vitrina.ports.queries import Table
+from vitrina.inside.queries import Table
 from vitrina.ports.schema import Column
 from vitrina.settings import Settings
 from vitrina.store import database, named_sessions

@@ -1,19 +1,16 @@
 """Questions about single rows of a query, by their key: which of them there are, in one text form each."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina.connectors.postgres.compare import Field, TableSide, one_form, refuse_strange_keys
+from vitrina.connectors.postgres.opened_query import OpenedQuery
 from vitrina.connectors.postgres.source import Bounds, translate_read
 from vitrina.ports.batch import Key
 
-if TYPE_CHECKING:
-    from vitrina.connectors.postgres.query_source import QuerySource
 
-
-def refuse_strange(source: "QuerySource", names: Sequence[str]) -> None:
+def refuse_strange(source: OpenedQuery, names: Sequence[str]) -> None:
     """Refuse a key whose equal values have several texts, none of which can be called the one."""
     enums = source.reader.connection.execute(
         "SELECT pg_catalog.format_type(oid, NULL) AS name FROM pg_catalog.pg_type WHERE typtype = 'e'"
@@ -21,14 +18,14 @@ def refuse_strange(source: "QuerySource", names: Sequence[str]) -> None:
     refuse_strange_keys(_fields(source, names), frozenset(row["name"] for row in enums))
 
 
-def have_keys(source: "QuerySource", names: Sequence[str], keys: Sequence[Key]) -> Composable:
+def have_keys(source: OpenedQuery, names: Sequence[str], keys: Sequence[Key]) -> Composable:
     """Give the condition that is true of these rows alone."""
     head, rows = source.query.wrapped(Bounds())
     side = TableSide(source.reader.connection, head, rows, _fields(source, names), (), translate_read)
     return side.has_key(sorted(set(keys)))
 
 
-def in_one_form(source: "QuerySource", names: Sequence[str], keys: Sequence[Key]) -> list[Key]:
+def in_one_form(source: OpenedQuery, names: Sequence[str], keys: Sequence[Key]) -> list[Key]:
     """Write equal keys as one text each, in the order given: 1.0 and 1.00 are one key."""
     if not keys:
         return []
@@ -47,7 +44,7 @@ def in_one_form(source: "QuerySource", names: Sequence[str], keys: Sequence[Key]
     return [tuple(key) for key in found]
 
 
-def present(source: "QuerySource", names: Sequence[str], keys: Sequence[Key]) -> set[Key]:
+def present(source: OpenedQuery, names: Sequence[str], keys: Sequence[Key]) -> set[Key]:
     """Find which of these keys the source has now."""
     found = source.reader.value(
         source.query.select(
@@ -58,7 +55,7 @@ def present(source: "QuerySource", names: Sequence[str], keys: Sequence[Key]) ->
     return {tuple(key) for key in found}
 
 
-def _fields(source: "QuerySource", names: Sequence[str]) -> tuple[Field, ...]:
+def _fields(source: OpenedQuery, names: Sequence[str]) -> tuple[Field, ...]:
     return tuple(Field(name, SQL("q.{}").format(Identifier(name)), source.types[name]) for name in names)
 
 

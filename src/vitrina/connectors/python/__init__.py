@@ -10,9 +10,10 @@ if TYPE_CHECKING:
 
 def _open_source(opening: Opening) -> "Source":
     from vitrina.connectors.python.opening import open_source
+    from vitrina.inside.opening import inside_of
 
-    inside = opening.inside
-    return open_source(opening.definition, inside.settings, inside.claim, inside.sessions, opening.context.attach)
+    inside = inside_of(opening)
+    return open_source(inside.definition, inside.settings, inside.claim, inside.sessions, opening.context.attach)
 
 
 connector = Connector(

@@ -4,7 +4,7 @@ The source is read as a whole for every question: behind steps, and behind an id
 """
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from vitrina.ports.compare import Correction, Difference, Extent, Looked, Rescan
 from vitrina.ports.documents import Document, DocumentSide, place_of
 
 if TYPE_CHECKING:
-    from vitrina.connectors.search.load import IndexTarget
     from vitrina.connectors.search.target import ElasticsearchWriter
 
 PAGE_DOCUMENTS = 2_000
@@ -39,9 +38,11 @@ class IndexComparison:
     # Corrections come as the rows of a run do.
     arrives_as = None
 
-    def __init__(self, target: "IndexTarget", looked: Looked) -> None:
-        self._target = target
-        self._index = target.writer
+    def __init__(
+        self, index: "ElasticsearchWriter", looked: Looked, patiently: Callable[[Callable[[], object]], object]
+    ) -> None:
+        self._index = index
+        self._patiently = patiently
         self._looked = looked
         self._found = looked.checkpoint
         self._concrete = self._standing()
@@ -102,7 +103,7 @@ class IndexComparison:
 
     def refuse_shrinking(self, deletes: int) -> None:
         index, concrete = self._index, self._concrete
-        self._target.patiently(lambda: index.client.refresh(concrete))
+        self._patiently(lambda: index.client.refresh(concrete))
         index.refuse_shrinking(deletes, index.client.count(concrete))
 
     def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:

@@ -66,7 +66,7 @@ class IndexTarget(BaseTarget):
         # Imported here: loads need none of it.
         from vitrina.connectors.search.index_comparison import IndexComparison
 
-        return IndexComparison(self, looked)
+        return IndexComparison(self.writer, looked, self.patiently)
 
     def close(self) -> None:
         """Wait until nothing that was sent is on its way: another try may begin then."""

@@ -2,12 +2,14 @@
 
 from vitrina.connectors.search.load import IndexTarget
 from vitrina.connectors.search.target import ElasticsearchWriter, open_client
+from vitrina.inside.opening import inside_of
 from vitrina.ports.connector import Opening
 from vitrina.targets import SearchTarget
 
 
 def open_target(opening: Opening) -> IndexTarget:
-    definition, inside = opening.definition, opening.inside
+    inside = inside_of(opening)
+    definition = inside.definition
     client = open_client(inside.settings, definition.options.target_connection)
     writer = ElasticsearchWriter(client, inside.claim, SearchTarget(opening.name), definition.options)
     return IndexTarget(writer, definition, opening.context)

@@ -4,16 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from vitrina.definition import Definition
+from vitrina.errors import ConfigError
+from vitrina.ports import registry
 from vitrina.ports.schema import Column
 from vitrina.ports.source import Description
+from vitrina.settings import Settings
+from vitrina.sqlguard import Judged
+from vitrina.store.database import Connection
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from vitrina.definition import Definition
-    from vitrina.settings import Settings
-    from vitrina.sqlguard import Judged
-    from vitrina.store.database import Connection
 
 Table = tuple[str, str]
 
@@ -22,14 +23,14 @@ class Reader(Protocol):
     """A session that may only read."""
 
     @property
-    def connection(self) -> "Connection": ...
+    def connection(self) -> Connection: ...
 
     @property
     def ends_with_run(self) -> bool:
         """Whether something is left in the session that a reset does not take away: it is not kept for other runs."""
         ...
 
-    def look_up(self, settings: "Settings", query: str) -> "pa.Table":
+    def look_up(self, settings: Settings, query: str) -> "pa.Table":
         """Answer a query of a step, which is judged like that of a pipeline, and has its rights."""
         ...
 
@@ -43,35 +44,35 @@ class Queries(Protocol):
 
     def open_reader(
         self,
-        settings: "Settings",
+        settings: Settings,
         url: str,
         session_name: str,
-        connect: "Callable[[Mapping[str, str]], Connection]",
+        connect: Callable[[Mapping[str, str]], Connection],
     ) -> Reader:
         """Open the reader of a run, with the settings of sessions that it needs."""
         ...
 
     def waited_for(
-        self, connection: str | None, settings: "Settings", session_name: str
+        self, connection: str | None, settings: Settings, session_name: str
     ) -> AbstractContextManager[Reader]:
         """Open a reader for somebody who waits for the answer."""
         ...
 
     def sample(
-        self, reader: Reader, definition: "Definition", judged: "Judged", settings: "Settings", sizes: "Sizes"
+        self, reader: Reader, definition: Definition, judged: Judged, settings: Settings, sizes: "Sizes"
     ) -> "tuple[Description, pa.Table]":
         """Describe the result and read its first rows, in their natural types."""
         ...
 
-    def first_rows(self, definition: "Definition", judged: "Judged", settings: "Settings", sizes: "Sizes") -> Any:
+    def first_rows(self, definition: Definition, judged: Judged, settings: Settings, sizes: "Sizes") -> Any:
         """Read the first rows as JSON, with their columns."""
         ...
 
-    def explain(self, connection: str, query: str, settings: "Settings") -> dict[str, Any]:
+    def explain(self, connection: str, query: str, settings: Settings) -> dict[str, Any]:
         """Say what a query gives and how the server would run it; nothing is read."""
         ...
 
-    def list_tables(self, connection: str, settings: "Settings", *, limit: int) -> list[dict[str, Any]]:
+    def list_tables(self, connection: str, settings: Settings, *, limit: int) -> list[dict[str, Any]]:
         """List what queries may read: tables of the allowed schemas that the reader may select from."""
         ...
 
@@ -84,3 +85,12 @@ class Sizes(Protocol):
 
     @property
     def max_bytes(self) -> int: ...
+
+
+def installed() -> Queries:
+    """Return what answers queries in SQL here: previews, explanations, what steps look up."""
+    found = registry.get(registry.POSTGRES).queries
+    if found is None:
+        raise ConfigError("the connector for PostgreSQL answers no queries")
+    answering: Queries = found()
+    return answering

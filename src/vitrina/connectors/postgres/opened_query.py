@@ -1,0 +1,93 @@
+"""A query that is open for reading: its reader, its columns and its cursor."""
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Any
+
+from vitrina.connectors.postgres.cursor import Cursor
+from vitrina.connectors.postgres.provenance import Provenance
+from vitrina.connectors.postgres.source import Query, SqlReader
+from vitrina.definition import Definition
+from vitrina.errors import FatalError
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.schema import Column
+from vitrina.sentences import say
+from vitrina.settings import DEFAULT_CONNECTION, Settings
+from vitrina.sqlguard import Judged
+from vitrina.store import database
+from vitrina.store.database import Connection
+
+
+class OpenedQuery:
+    """What is known of one pipeline's query and asked through its reader; `QuerySource` makes a source of it."""
+
+    def __init__(
+        self,
+        definition: Definition,
+        settings: Settings,
+        judged: Judged,
+        reader: SqlReader,
+        *,
+        reader_url: str,
+        session_name: str,
+        metastore: Connection,
+        found: Checkpoint,
+        backfill: dict[str, Any] | None,
+    ) -> None:
+        self.definition = definition
+        self.settings = settings
+        self.judged = judged
+        self.reader = reader
+        self.reader_url = reader_url
+        self.session_name = session_name
+        self.backfill = backfill
+        self._metastore = metastore
+        self._found = found
+        self.result: tuple[Column, ...] = ()
+        self.cursor: Cursor | None = None
+        self.provenance = Provenance()
+        self.on_standby = False
+
+    @property
+    def query(self) -> Query:
+        return Query(self.judged, self.cursor)
+
+    @property
+    def types(self) -> dict[str, str]:
+        return {column.name: column.type for column in self.result}
+
+    @cached_property
+    def reads_metastore(self) -> bool:
+        """Tell whether the source is the metastore's own database: the reader's login may point to a copy of it."""
+        if self.definition.source_connection != DEFAULT_CONNECTION:
+            return False
+        return database.place(self.reader.connection) == database.place(self._metastore)
+
+    @property
+    def statistics(self) -> Connection:
+        """Return the session that may see when other sessions' transactions began, on the server that is read."""
+        return self._metastore if self.reads_metastore else self.reader.connection
+
+    @property
+    def _required_cursor(self) -> Cursor:
+        if self.cursor is None:
+            raise FatalError(say("run.no_cursor"))
+        return self.cursor
+
+    @property
+    def identity(self) -> str:
+        """Identify what the values of a checkpoint are values of: the key's, a slash, the id's."""
+        cursor = self._required_cursor
+        parts = (
+            self.definition.source_connection,
+            cursor.key,
+            cursor.family,
+            cursor.zone,
+            self.definition.placed_target,
+        )
+        return f"{_digest(*parts)}/{_digest(cursor.id, cursor.id_type)}"
+
+
+def _digest(*parts: str | None) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

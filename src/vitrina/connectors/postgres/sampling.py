@@ -73,9 +73,9 @@ def sample_of(query: Query, outputs: Sequence[Composable] = (SQL("q.*"),), *, li
 
 
 def _fitting(query: Query, outputs: Sequence[Composable], limit: Composable, largest: int) -> Composed:
-    """`outputs` of each row, NULL where it has more than `largest` bytes; the last column says how many such a row has.
+    """Select `outputs` of each row, NULL where it has more than `largest` bytes; the last column has that row's bytes.
 
-    The server looks at the length: a row that has come is in the runner's memory already, several times.
+    The server checks the length: a row that has arrived is in the runner's memory already, several times.
     """
     head, source = query.wrapped(Bounds())
     return SQL(

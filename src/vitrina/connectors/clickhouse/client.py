@@ -47,7 +47,7 @@ class Busy(TransientError):
 
 
 class Unreachable(Disconnected):
-    """No answer came: whether the statement was carried out, nobody knows."""
+    """The server sent no answer, so the run cannot tell whether the statement was carried out."""
 
 
 class Session:
@@ -71,7 +71,7 @@ class Session:
         return self.rows(statement, parameters, **settings)[0][0]
 
     def arrow(self, statement: str, **settings: Any) -> "pa.Table":
-        """Texts come as bytes: a String holds any."""
+        """Query rows as Arrow. Texts come as bytes, because a String may hold any bytes."""
         with translated(statement):
             return self._client.query_arrow(statement, settings={"output_format_arrow_string_as_string": 0} | settings)
 

@@ -45,7 +45,7 @@ class Named:
 
 
 def new_load() -> str:
-    """Draw what a load is known by, whoever goes on with it."""
+    """Draw the name of a load, which stays the same when another run resumes it."""
     return secrets.token_hex(6)
 
 

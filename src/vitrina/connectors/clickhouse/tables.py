@@ -30,7 +30,7 @@ _ENDING_SECONDS = 60.0
 
 
 def version_of(epoch: int, number: int) -> int:
-    """The version of a part's rows: grows with the claim, then with the part."""
+    """Compute the version of a part's rows. It grows with the claim, then with the part."""
     if not 0 <= number < 1 << _PART_BITS:
         raise FatalError(f"part {number:,} does not fit a row's version: raise batch_size")
     return epoch << _PART_BITS | number
@@ -78,7 +78,7 @@ class Tables:
     # --- looking ---------------------------------------------------------------------------------------------------
 
     def shown(self) -> Shown | None:
-        """What the plain name shows; something that is not ours is refused."""
+        """Find what the plain name shows. Refuse an object that Vitrina did not make."""
         found = self._session.rows(
             "SELECT engine, comment FROM system.tables WHERE database = {db:String} AND name = {name:String}",
             {"db": self.database, "name": self.table},
@@ -95,7 +95,7 @@ class Tables:
         return Shown(notes["generation"], notes["load"], tuple(notes["key"]), notes["versioned"])
 
     def objects(self, *kinds: Kind) -> list[Named]:
-        """What there is beside the plain name, of the pipelines that one who takes over has to do with."""
+        """List the objects beside the plain name. On a shared target, only those of the own pipeline."""
         found = self._session.rows(
             "SELECT name FROM system.tables WHERE database = {db:String} AND startsWith(name, {prefix:String})",
             {"db": self.database, "prefix": f"{self.table}__"},
@@ -108,7 +108,7 @@ class Tables:
         ]
 
     def generation(self, load: str) -> Named | None:
-        """The generation of an unfinished load, which this try has taken over."""
+        """Find the generation of an unfinished load that this try has taken over."""
         return next((one for one in self.objects("g") if one.load == load and one.owner == self.owner), None)
 
     def columns(self, name: str) -> dict[str, str]:
@@ -125,7 +125,7 @@ class Tables:
     # --- taking over -----------------------------------------------------------------------------------------------
 
     def seize(self) -> None:
-        """From here on nothing that an older try sends becomes visible."""
+        """Take over from older tries: nothing that they send from here on becomes visible."""
         self._leave_if_late(self.objects("g", "s", "v"))
         for one in self.objects("v", "s"):
             if one.owner != self.owner:
@@ -153,7 +153,7 @@ class Tables:
             self._leave_if_late(self.objects("g", "s", "v"))
 
     def _end_older_statements(self) -> None:
-        """An insert that the server is at work on goes on after its table was renamed: it is ended, or waited for."""
+        """End statements of older tries and wait for their end; an insert goes on after its table was renamed."""
         deadline = time.monotonic() + _ENDING_SECONDS
         while running := self._older_statements():
             if time.monotonic() > deadline:
@@ -215,7 +215,7 @@ class Tables:
         self._session.command(f"ALTER TABLE {self.path(into)} ATTACH PARTITION ALL FROM {self.path(name)}")
 
     def drop_left_comparisons(self) -> None:
-        """Of comparisons whose runner died: none takes a day."""
+        """Drop tables of comparisons whose runner died: those older than a day, which no comparison takes."""
         found = self._session.rows(
             "SELECT name FROM system.tables WHERE database = {db:String} AND startsWith(name, {prefix:String})"
             " AND metadata_modification_time < now() - INTERVAL 1 DAY",
@@ -303,7 +303,7 @@ class Tables:
 
 
 def comment_prefix(database: str, table: str) -> str:
-    """What stands in the server's list of statements before the owner."""
+    """Build the text that stands before the owner in the server's list of statements."""
     return f"vitrina {database}.{table}"
 
 

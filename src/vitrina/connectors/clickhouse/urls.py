@@ -77,7 +77,7 @@ def problem(url: str) -> str | None:
 
 
 def kept_problem(url: str) -> str | None:
-    """The same for a URL that a user sends: it names no file of the runner's machine."""
+    """Find what is wrong with a URL that a user sends. It may not name a file of the runner's machine."""
     found = problem(url)
     if not found and urlsplit(url).scheme.lower() == IN_PROCESS:
         return "a directory of the runner's machine can only be set in its environment"

@@ -134,7 +134,7 @@ def _version(content: bytes) -> Version:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A file's name is safe only when its folder is."""
+    """Sync the folder; the name of a file survives a crash only when its folder is on disk."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -35,7 +35,7 @@ def listed(objects: Objects, folder: str, prefix: str) -> list[Group]:
 
 @dataclass(frozen=True)
 class Keeper:
-    """Keeps of an unfinished load what the checkpoint counted."""
+    """Keep of an unfinished load what the checkpoint counted."""
 
     objects: Objects
     folder: str
@@ -89,7 +89,7 @@ class Keeper:
 
 
 def _add(kept: dict[tuple[int, str, int, int], Group], group: Group) -> None:
-    """Files of one group may have been trimmed by two runners, one after the other."""
+    """Add a group to those kept. Two runners may have trimmed files of one group, one after the other."""
     name = (group.epoch, group.attempt, group.first, group.last)
     known = kept.get(name)
     files = {file.path: file for file in (*(known.files if known else ()), *group.files)}

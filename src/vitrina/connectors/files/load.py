@@ -192,7 +192,7 @@ class MergeLoad(FilesLoad):
         self._paused: str | None = None
 
     def obstacle(self, found: Checkpoint) -> str | None:
-        """What earlier passes delivered is in the generation that they wrote to, and in no other."""
+        """Report a target that is not the generation of earlier passes; what they delivered is in no other."""
         if not (found.safe_upto or found.last_key):
             return None
         shown = self._target.ledger.read().shown

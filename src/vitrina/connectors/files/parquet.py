@@ -88,7 +88,10 @@ def _leaf(field: pa.Field) -> str:
 
 
 def _is_flat(schema: pa.Schema) -> bool:
-    """Columns are told to the writer by their place among the leaves: with lists of one leaf each it is the same."""
+    """Tell whether columns and leaves have the same places, by which the writer is told of columns.
+
+    A list of one leaf keeps its place; a struct does not.
+    """
     return not any(pa.types.is_struct(field.type) for field in schema)
 
 

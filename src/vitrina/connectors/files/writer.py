@@ -72,7 +72,7 @@ class Group:
 
 
 class FilesWriter:
-    """Takes the batches of one window. A batch has arrived when the files with its rows are in the place."""
+    """Take the batches of one window. A batch has arrived when the files with its rows are stored."""
 
     timed_as = "stage"
 

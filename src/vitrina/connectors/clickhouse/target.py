@@ -193,7 +193,7 @@ class ClickHouseTarget(BaseTarget):
         return writer
 
     def patiently(self, move: Callable[[], T]) -> T:
-        """Repeat a move while the server does not answer, on the run's own thread. The move must be safe to repeat."""
+        """Repeat a move on the run's own thread while the server is busy or unreachable. It must be safe to repeat."""
 
         def tell(reason: str | None) -> None:
             self.context.tell(reason)

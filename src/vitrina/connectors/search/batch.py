@@ -21,7 +21,7 @@ class Actions:
         return frozenset(self.ids)
 
     def document(self, position: int) -> bytes:
-        """What follows the action line; empty for a delete."""
+        """Return what follows the action line; empty for a delete."""
         return self.lines[position].partition(b"\n")[2].rstrip(b"\n")
 
 

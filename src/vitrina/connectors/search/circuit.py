@@ -7,7 +7,7 @@ from vitrina import errors
 
 
 class Circuit:
-    """How often in a row the server failed us, and until when we leave it alone.
+    """Count how often in a row the server failed, and tell until when to leave it alone.
 
     Open, it lets one request at a time through; the first success closes it.
     """
@@ -51,7 +51,7 @@ class Circuit:
         self._last_success = time.monotonic()
 
     def check_patience(self) -> None:
-        """Raises the latest problem once nothing has moved for too long."""
+        """Raise the latest problem once nothing has moved for `patience_seconds`."""
         waited = time.monotonic() - self._last_success
         if self._latest is None or waited < self._patience_seconds:
             return

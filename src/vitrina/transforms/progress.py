@@ -18,7 +18,7 @@ _place = memoryview(bytearray(SIZE)).cast("q")
 
 
 def keep_in(memory: memoryview) -> None:
-    """From now on write into this memory, which another process reads."""
+    """Write progress from now on into this memory, which another process reads."""
     global _place  # noqa: PLW0603 - one for the process, which runs one step at a time
     _place = memory.cast("q")
 

@@ -33,7 +33,7 @@ SECOND: Rows = {2: "Brazil", 3: "Casablanca (1942)", 4: "Diva"}
 
 
 class ContractFence:
-    """Stands for the metastore's checkpoint: it moves when the fence is passed, once, and not after a takeover."""
+    """Stand for the metastore's checkpoint: it moves when the fence is passed, once, and not after a takeover."""
 
     def __init__(self, attempt: "Attempt", move: Callable[[Done], Checkpoint]) -> None:
         self._attempt = attempt
@@ -236,7 +236,7 @@ class TargetContract:
         assert self.visible() == FIRST
 
     def test_a_load_that_was_published_twice_is_published_once(self) -> None:
-        """The runner was lost after the target was changed and before the checkpoint was moved."""
+        """Lose the runner after the target was changed and before the checkpoint was moved."""
         ledger = self.ledger()
         first = self.attempt(ledger, 1)
         first.begin("replace")
@@ -334,7 +334,7 @@ class TargetContract:
         assert self.visible() == FIRST
 
     def test_rows_of_given_keys_are_removed(self) -> None:
-        """For loads that can remove rows: a repair needs it."""
+        """Require removal of single rows from loads that support it; a repair needs it."""
         ledger = self.ledger()
         self.loaded(ledger, 1, FIRST)
         attempt = self.attempt(ledger, 2)

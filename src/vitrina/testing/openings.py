@@ -16,28 +16,28 @@ class CalmContext:
         self.logged: list[tuple[str, str, dict[str, Any]]] = []
 
     def check(self) -> None:
-        """Nothing is lost."""
+        """Accept: the run is never lost."""
 
     def require_held(self) -> None:
-        """The claim is ours."""
+        """Accept: the claim is always held."""
 
     def wait(self, seconds: float, *, may_pause: bool = False) -> None:
-        """Tests do not sleep."""
+        """Return at once; tests do not sleep."""
 
     def tell(self, reason: str | None) -> None:
-        """There is nobody to tell."""
+        """Do nothing; no operator listens."""
 
     def show(self) -> None:
-        """There is nobody to tell."""
+        """Do nothing; no operator listens."""
 
     def guard(self, session: Any) -> None:
-        """It ends with the test."""
+        """Do nothing; the session ends with the test."""
 
     def let_go(self, session: Any) -> bool:
         return True
 
     def attach(self, workers: Any) -> None:
-        """They end with the test."""
+        """Do nothing; the workers end with the test."""
 
     def log(self, level: str, event: str, **values: Any) -> None:
         self.logged.append((level, event, values))

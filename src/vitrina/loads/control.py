@@ -117,7 +117,10 @@ class RunControl:
         return connection
 
     def let_go(self, connection: Connection) -> bool:
-        """The run needs it no longer. False: the lease is over, or the session was cancelled or cut with it."""
+        """Release a session of the run.
+
+        Return False when the lease is over, or the session was cancelled or cut with it.
+        """
         with self._lines_lock:
             lines = [line for line in self._lines if line.connection is connection]
             self._lines = [line for line in self._lines if line.connection is not connection]

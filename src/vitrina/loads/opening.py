@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Connect(Protocol):
-    """Opens a session of the run on the named connection."""
+    """Open a session of the run on the named connection."""
 
     def __call__(
         self, url: str, name: str | None, session: Mapping[str, str], may_be_kept: Callable[[], bool] = ..., /

@@ -263,7 +263,7 @@ class Run:
 
 
 class RunFence:
-    """Moves the checkpoint of one run, once, with what a load did."""
+    """Move the checkpoint of one run, once, with what a load did."""
 
     def __init__(self, run: Run, what: str, move: Move, *, progressed: bool, point: str | None) -> None:
         self._run = run

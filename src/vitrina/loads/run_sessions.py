@@ -13,7 +13,7 @@ from vitrina.store.session_pool import SessionPool
 
 
 class RunSessions:
-    """Lends sessions to the parts of one run. Without a pool each is opened, and closed when it is returned."""
+    """Lend sessions to the parts of one run. Without a pool each is opened, and closed when it is returned."""
 
     def __init__(self, settings: Settings, session_name: str, context: Context, pool: SessionPool | None) -> None:
         self._settings = settings
@@ -43,5 +43,5 @@ class RunSessions:
                     connection.close()
 
     def _pool_of(self, name: str | None) -> SessionPool | None:
-        """A limited connection has no room for idle sessions: they would not be counted."""
+        """Return no pool for a limited connection: its idle sessions would not be counted."""
         return None if (name or DEFAULT_CONNECTION).lower() in self._settings.max_connections else self._pool

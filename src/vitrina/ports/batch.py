@@ -184,7 +184,7 @@ class Part:
 
 
 class Filling(Protocol):
-    """Brings a window of a source to the target, part by part, by whatever way."""
+    """Bring a window of a source to the target, part by part, by whatever way."""
 
     def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
         """Bring the rows after `after`, as parts numbered from `first_number`."""

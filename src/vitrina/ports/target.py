@@ -83,7 +83,7 @@ DONE = Done()
 
 
 class Fence(Protocol):
-    """Lets a change of the target count. Exactly one of the two is called, exactly once, and last."""
+    """Let a change of the target count. Exactly one of `inside` and `after` is called, exactly once, and last."""
 
     # The checkpoint so far.
     @property

@@ -37,7 +37,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Stage:
-    """The rows behind one step; the first stage is what the query gives."""
+    """The rows after one step; the first stage is what the query gives."""
 
     name: str
     batch: "pa.RecordBatch"

@@ -1,4 +1,4 @@
-"""Making the target equal to its source for given keys: each is read anew, and written as a run would write it."""
+"""Making the target equal to its source for given keys: each row is read again, and written as a run would write it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

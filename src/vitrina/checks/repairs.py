@@ -1,4 +1,4 @@
-"""A repair under the pipeline's lease, as a run of its own: whoever else would write waits until it is over."""
+"""A repair under the pipeline's lease, as a run of its own: other writers wait until it is over."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack

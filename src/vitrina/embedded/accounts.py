@@ -41,7 +41,7 @@ class Account:
         )
 
     def run_in_background(self, command: Sequence[str | Path], log: IO[bytes]) -> int:
-        """Start a program that has its own session and is nobody's child, and return its pid.
+        """Start a program in its own session that is no child of ours, and return its pid.
 
         Its own session: a Ctrl-C in the terminal is meant for us, and we may need the database while we clean up.
         """

@@ -114,7 +114,7 @@ class EmbeddedPostgres:
         leaving.communicate()
 
     def restart(self, mode: StopMode = "fast") -> None:
-        """Stop and start the server under everybody's feet, on the same port. `immediate` is a crash to PostgreSQL."""
+        """Stop and start the server while others use it, on the same port. `immediate` is a crash to PostgreSQL."""
         with watchdog.exclusive(self.home):
             watchdog.stop_server(self.cluster.data, STOP_SIGNALS[mode])
             self._launch()

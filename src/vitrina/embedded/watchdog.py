@@ -2,7 +2,7 @@
 
 Every command that uses the server starts one of these as its own process: `python watchdog.py HOME DATA`. It holds a
 shared lock on HOME/postgres.users for as long as the command lives, which it learns from its standard input: the
-kernel closes that pipe whichever way the command goes, kill -9 included. Whoever can then turn its lock into an
+kernel closes that pipe however the command ends, kill -9 included. The process that can then turn its lock into an
 exclusive one was the last, and stops the server. The file runs on its own, so it imports nothing but the standard
 library.
 """
@@ -57,7 +57,7 @@ def lock_file(home: Path) -> Path:
 
 
 def stop_server(data: Path, how: signal.Signals) -> None:
-    """Ask the server to stop and wait until it is gone: SIGTERM is smart, SIGINT fast, SIGQUIT immediate."""
+    """Ask the server to stop and wait until it has: SIGTERM is smart, SIGINT fast, SIGQUIT immediate."""
     pid = find_postmaster(data)
     if pid is None:
         return

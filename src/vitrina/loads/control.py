@@ -77,7 +77,7 @@ class RunControl:
             raise Stopping("the runner is shutting down")
 
     def require_lease(self) -> None:
-        """Refuse to go on without the lease; called last before a COMMIT."""
+        """Refuse to continue without the lease; called last before a COMMIT."""
         if self.lease_is_over:
             raise LeaseLost("the lease was not confirmed in time; leaving the pipeline to others")
 
@@ -147,7 +147,7 @@ class RunControl:
             return list(self._lines)
 
     def cancel(self) -> None:
-        """Ask the servers to give up the statements at work; a server that does not listen is cut off."""
+        """Ask the servers to cancel running statements, and cut off a server that does not react."""
         for line in self.lines:
             line.cancel(_CANCEL_SECONDS)
 

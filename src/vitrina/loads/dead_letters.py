@@ -1,4 +1,4 @@
-"""Rows that a run leaves behind, and those of earlier ones that it delivers after all."""
+"""Rows that a run rejects, and those of earlier runs that it delivers after all."""
 
 from datetime import datetime
 from functools import cached_property
@@ -12,8 +12,9 @@ from vitrina.store import dead_letters
 class Letters:
     """The dead letters of one run.
 
-    They are kept in the metastore. Where the target is in the same database, they are resolved in the transaction that
-    moves the checkpoint; otherwise right behind its commit: one may then stay open, but none is resolved too early.
+    They are kept in the metastore. Where the target is in the same database, they are resolved in the transaction
+    that moves the checkpoint; otherwise right after its commit. One may then stay open, but none is resolved too
+    early.
     """
 
     def __init__(self, job: Job, meter: RunMeter) -> None:

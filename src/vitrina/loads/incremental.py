@@ -39,9 +39,9 @@ def open_merge(
 ) -> Load:
     """Open the target for rows that are added to it.
 
-    `arrives_as`: where they come in other types than a run's. `latest_counts`: of several rows with one key the latest
-    is written, also in mode full, in which a load would refuse them. `watches`: resolve the letters of rows that are
-    taken now.
+    `arrives_as`: where they come in other types than a run's. `latest_counts`: of several rows with one key the
+    latest is written, also in mode full, in which a load would refuse them. `watches`: resolve the dead letters of
+    rows that are taken now.
     """
     source, target = run.job.source, run.job.target
     loading = Loading(
@@ -91,7 +91,7 @@ def start_over_where_lost(run: Run, load: Load) -> None:
 
 
 def _begin_pass(run: Run) -> Pass:
-    """Begin a pass, or go on with one that was interrupted, with what it began with."""
+    """Begin a pass, or resume an interrupted one with what it began with."""
     if run.checkpoint.last_key is not None and not run.job.backfill:
         run.answers_request = False
     else:

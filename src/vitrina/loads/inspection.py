@@ -1,4 +1,4 @@
-"""What is found out before a run reads: columns, key, where it goes on from, and the plan."""
+"""What is found out before a run reads: columns, key, where it resumes, and the plan."""
 
 from dataclasses import fields, replace
 from typing import Any

@@ -111,11 +111,11 @@ class Job(Opened):
 
     @property
     def code_digests(self) -> list[str]:
-        """Change with the code of the Python functions at work."""
+        """Change with the code of the Python functions that the run uses."""
         found = [step.digest for step in self.steps]
         return found + ([self.described.digest] if self.described.digest else [])
 
 
 def resume_point(found: Checkpoint) -> Position | None:
-    """Find where an interrupted load goes on."""
+    """Find where an interrupted load resumes."""
     return tuple(json.loads(found.last_key)) if found.last_key else None

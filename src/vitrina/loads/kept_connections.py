@@ -21,7 +21,7 @@ def for_run(settings: Settings, metastore: Connection, definition: Definition) -
 def with_kept(settings: Settings, metastore: Connection) -> Settings:
     """Add the metastore's connections to the settings, as they are now; the environment's go first.
 
-    One that cannot be opened is no error here: it is one when somebody uses it.
+    One that cannot be opened is no error here: it becomes one when a pipeline uses it.
     """
     kept = {
         name: sealed
@@ -44,7 +44,7 @@ def with_kept(settings: Settings, metastore: Connection) -> Settings:
 
 
 def _open(keyring: Keyring, name: str, sealed: Sealed) -> str:
-    """Open a sealed URL, and judge it: anybody with a login to the metastore may have sealed it."""
+    """Open a sealed URL, and judge it: any login to the metastore may have sealed it."""
     url = keyring.open(name, sealed)
     logs.learn(url)
     found = kept_connections.problem(url)

@@ -79,7 +79,7 @@ def _open_metastore(
 
 
 def _take_over(around: "_Around", metastore: Connection, target: Target, reader: Reader) -> Ledger:
-    """End the sessions of older epochs and hold the target, so that nobody else writes to it."""
+    """End the sessions of older epochs and hold the target, so that no other runner writes to it."""
     claim, definition, settings = around.claim, around.definition, around.settings
     home = target.session or metastore
     for connection in {id(c): c for c in (metastore, home, reader.connection)}.values():

@@ -29,7 +29,7 @@ def of_publish(read_at: datetime | None) -> Iterator[None]:
 
 @contextmanager
 def of_reading() -> Iterator[None]:
-    """Mark what filling a stage refuses: a row without a key. After anything else a load goes on where it ended."""
+    """Mark what filling a stage refuses: a row without a key. After any other error a load resumes where it ended."""
     try:
         yield
     except RunError as exc:

@@ -1,4 +1,4 @@
-"""A runner sends refused rows again: each is read anew from the source by its key, and its letter marked resolved."""
+"""A runner sends refused rows again: it reads each from the source by its key, and marks its dead letter resolved."""
 
 import re
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ Letter = dict[str, Any]
 
 @dataclass
 class Report:
-    """What became of the letters; `unclear` ones do not say which row they are about."""
+    """What became of the dead letters; `unclear` ones do not say which row they are about."""
 
     letters: int = 0
     sent: int = 0
@@ -188,7 +188,7 @@ class Replay:
             self._load.discard()
 
     def resolve(self, outcome: dict[dead_letters.Resolution, list[int]]) -> None:
-        """Resolve letters in a fenced transaction: a runner that lost the lease resolves nothing."""
+        """Resolve dead letters in a fenced transaction: a runner that lost the lease resolves nothing."""
         job = self.run.job
         with database.translated("resolving dead letters"), job.metastore.transaction():
             for how, numbers in outcome.items():
@@ -244,7 +244,7 @@ def _as_row(letter: DeadLetter) -> Letter:
 
 
 def key_of(letter: Letter, names: Sequence[str]) -> Key | None:
-    """Read the key's values as text, from the document if it has them, else from its id; None: it cannot be told."""
+    """Read the key's values as text, from the document if it has them, else from its id; None if neither has them."""
     document = letter["document"]
     if isinstance(document, dict) and document.keys() == {"doc", "doc_as_upsert"}:
         document = document["doc"]

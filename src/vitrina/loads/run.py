@@ -78,7 +78,7 @@ class Run:
 
     @property
     def keeps_progress(self) -> bool:
-        """Tell whether an interrupted run goes on after its last batch. If not, batches must not excuse every loss."""
+        """Tell whether an interrupted run resumes after its last batch. If not, batches must not excuse every loss."""
         whole = self.plan.loads_at_once and self.job.definition.options.consistency == "snapshot"
         return not whole and not self.job.backfill
 

@@ -75,8 +75,8 @@ def planned(
 ) -> PlannedSteps:
     """Plan the pipeline's steps and read their params; `Invalid` says what is wrong with which.
 
-    Steps that ship with Vitrina are run here. Where there is one of anybody else, or several batches at a time, all of
-    them run in workers, which end with `sessions`.
+    Steps that ship with Vitrina run here. If a step comes from elsewhere, or several batches run at a time, all steps
+    run in workers, which end with `sessions`.
     """
     tasks = [*definition.steps, *extra]
     if not tasks:

@@ -1,7 +1,7 @@
 """Sending lineage events, in their order, to a URL and a file; runs never wait for either.
 
-Whose START was sent stands in the metastore until its end is: the end of a run whose runner was killed, or could not
-reach the receiver, is sent by whoever finds it there.
+A run whose START was sent stands in the metastore until its end is sent. If its runner was killed, or could not reach
+the receiver, another runner finds the run there and sends its end.
 """
 
 import json

@@ -52,11 +52,11 @@ class Undelivered(Exception):
 
 
 class TooSlow(Undelivered):
-    """It may have arrived: whoever receives it twice knows it by its id."""
+    """The message may have arrived; a receiver that gets it twice recognises it by its id."""
 
 
 class Channel:
-    """One receiver. It sends in a thread of its own, so that a slow receiver delays nobody but itself."""
+    """One receiver. It sends in a thread of its own, so that a slow receiver does not delay the others."""
 
     def __init__(self, name: str, send: Callable[[Row], None]) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Who watches a run besides the metrics: told of each step of it, on its own thread, and never asked."""
+"""Observers of a run (traces, lineage). They are notified on the run's thread and must not block it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

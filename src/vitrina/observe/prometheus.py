@@ -68,7 +68,7 @@ class Instruments:
             return list(self._pipelines)
 
     def retain(self, pipelines: Collection[str]) -> None:
-        """Forget pipelines that are gone: their series, and the places that they took among the labels.
+        """Forget deleted pipelines: their series, and the places that they took among the labels.
 
         One that was missed once may be younger than the list that it was missed on.
         """

@@ -92,7 +92,7 @@ class Checkpoint:
     identity: dict[str, Any] = field(default_factory=dict)
 
     def accepting(self, part: PartId, rows: int, last_key: str | None) -> "Checkpoint":
-        """Count one more part of the load, and go on after it."""
+        """Count one more part of the load, and continue after it."""
         return replace(
             self,
             batch_no=max(self.batch_no, part.number),
@@ -117,9 +117,9 @@ class Checkpoint:
         )
 
     def without_cursor(self) -> "Checkpoint":
-        """Forget the unfinished load and where to go on from, for a run that reads everything.
+        """Forget the unfinished load and its position, for a run that reads everything.
 
-        Kept, the place would be believed by the next pass, although the load was refused, or was one of another mode.
+        The next pass would trust a position that was kept, although the load was refused, or was one of another mode.
         """
         return replace(self.without_load(), safe_upto=None, held_upto=None)
 

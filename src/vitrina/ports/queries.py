@@ -54,7 +54,7 @@ class Queries(Protocol):
     def waited_for(
         self, connection: str | None, settings: "Settings", session_name: str
     ) -> AbstractContextManager[Reader]:
-        """Open a reader for somebody who waits for the answer."""
+        """Open a reader for a caller that waits for the answer."""
         ...
 
     def sample(

@@ -81,7 +81,7 @@ def stamp_names(columns: Columns) -> frozenset[str]:
 
 
 class _StampSources:
-    """The columns behind FROM by name: True for those that are stamps wherever they have this name."""
+    """The columns of FROM by name: True for those that are stamps wherever they have this name."""
 
     def __init__(self, sources: Sources) -> None:
         self._is_stamp: dict[Reference, bool] = {}

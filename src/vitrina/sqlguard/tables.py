@@ -1,4 +1,4 @@
-"""Reads what stands behind FROM: tables of the allowed schemas, names of WITH, subqueries, functions, joins."""
+"""Reads what follows FROM: tables of the allowed schemas, names of WITH, subqueries, functions, joins."""
 
 from typing import NoReturn
 

@@ -111,7 +111,7 @@ class _Scanner:
             )
 
     def _skip_blank(self) -> bool:
-        """Move behind white space and comments; False at the end of the text."""
+        """Move past white space and comments; False at the end of the text."""
         while self.at < len(self.sql):
             white = _WHITE.match(self.sql, self.at)
             if white:

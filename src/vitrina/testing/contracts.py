@@ -69,7 +69,7 @@ class Ledger:
 
 
 class Attempt:
-    """One runner at work on the target, as the loop of a run would be."""
+    """One runner that writes to the target, as the loop of a run would."""
 
     def __init__(self, ledger: Ledger, target: Target, epoch: int, key: tuple[str, ...]) -> None:
         self.ledger = ledger
@@ -95,7 +95,7 @@ class Attempt:
         self.passing(self.load.begin, move)
 
     def resume(self, kind: str = "replace", *, deletes: bool = True) -> bool:
-        """Go on with the load that the checkpoint names; False: it is shown already."""
+        """Resume the load that the checkpoint names; False when it is shown already."""
         name = self.ledger.checkpoint.stage
         self._load = self.target.open_load(_loading(kind, deletes=deletes, name=name))
         assert self.load.obstacle(self.ledger.checkpoint) is None
@@ -140,7 +140,7 @@ def table(rows: Rows) -> pa.Table:
 
 
 class TargetContract:
-    """What a target promises: a load is seen whole or not at all, and a runner that was left behind changes nothing.
+    """What a target promises: a load is seen whole or not at all, and a runner that lost its claim changes nothing.
 
     Implement `open_target` and `visible`; a fixture may prepare a fresh place for each test.
     """
@@ -378,7 +378,7 @@ def _rows(tables: Iterator[pa.Table] | Sequence[pa.Table]) -> Rows:
 
 
 class SourceContract:
-    """What a source promises: it says its columns, gives every row once, and goes on after the batch it came to.
+    """What a source promises: it says its columns, gives every row once, and resumes after the batch it came to.
 
     Implement `open_source` and `expected`.
     """
@@ -386,7 +386,7 @@ class SourceContract:
     batch_rows = 2
 
     def open_source(self) -> Source:
-        """Open it anew, as each run does."""
+        """Open it again, as each run does."""
         raise NotImplementedError
 
     def expected(self) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ Step = str | Callable[..., Any]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What came out of a step: a batch, and the rows that it left behind with `on_error: dead_letter`."""
+    """What came out of a step: a batch, and the rows that it rejected with `on_error: dead_letter`."""
 
     batch: pa.RecordBatch
     rejected: tuple[DeadLetter, ...] = ()

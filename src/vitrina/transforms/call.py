@@ -23,7 +23,7 @@ class WrongResult(TypeError):
 
 
 class NoRowsToTell(Exception):
-    """A row step gave no row at all, so nobody can tell which columns it makes."""
+    """A row step gave no row at all, so its columns are unknown."""
 
 
 def call_batch(form: Form, bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,4 +1,4 @@
-"""The steps of one pipeline, one behind the other: running them, holding them to their contract, saying what failed."""
+"""The steps of one pipeline, one after the other: running them, holding them to their contract, saying what failed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -144,7 +144,7 @@ def _read(model: type[Model], given: dict[str, Any], where: str) -> Model:
 
 @dataclass(frozen=True)
 class Passed:
-    """A batch behind the last step, and the rows that were left behind."""
+    """A batch after the last step, and the rows that were rejected."""
 
     batch: pa.RecordBatch
     letters: tuple[DeadLetter, ...] = ()
@@ -153,7 +153,7 @@ class Passed:
 
 
 class Chain:
-    """One run's steps. `key`: columns that must be there, without NULL, behind the last step."""
+    """Run the steps of one run. `key`: columns that must be there, without NULL, after the last step."""
 
     def __init__(self, steps: Sequence[PlannedStep], context: StepContext, *, key: Sequence[str] = ()) -> None:
         self.steps = list(steps)

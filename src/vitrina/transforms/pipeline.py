@@ -48,7 +48,7 @@ class RunsSteps(Protocol):
     def trace(self, sample: pa.Table, letters: list[DeadLetter] | None) -> list[pa.RecordBatch]: ...
 
     def close(self) -> None:
-        """End what is at work; called from another thread."""
+        """End what is running; called from another thread."""
         ...
 
 
@@ -140,7 +140,7 @@ class Passage:
         return self.steps.landings
 
     def settle(self, sample: pa.Table, known: Known | None, wanted_key: Sequence[str] | None) -> list[Column]:
-        """Find out with some rows what comes out behind the steps, and as what it is written."""
+        """Run the steps on a sample to learn the output columns and their target types."""
         schema = self._discover(sample, known)
         missing = [name for name in wanted_key or () if name not in schema.names]
         if missing:

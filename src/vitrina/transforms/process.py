@@ -149,7 +149,7 @@ class _Group:
 
 
 class WorkerEnded(TransientError):
-    """The worker was ended because nobody wants its answer any more."""
+    """The worker was ended because no caller needs its answer any more."""
 
     code = "worker_ended"
 
@@ -239,7 +239,7 @@ class Worker:
     # --- ending ----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Time and memory, looked at from outside: a step that loops in C answers nobody."""
+        """Watch time and memory from outside: a step that loops in C answers no message."""
         limits = self._limits
         while not self._closed.wait(_LOOK_SECONDS):
             deadline = self._deadline

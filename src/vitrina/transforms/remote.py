@@ -63,7 +63,7 @@ def _where_from(about: About, names: Sequence[str]) -> dict[str, Any]:
 
 
 class WorkerSteps:
-    """The steps of one run. Workers are started when they are needed, and told what those before them were told."""
+    """Run the steps of one run in workers. They are started when needed, and told what earlier ones were told."""
 
     def __init__(self, tasks: Sequence[Task], about: About, limits: Limits, *, workers: int) -> None:
         self.parallel = workers

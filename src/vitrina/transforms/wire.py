@@ -60,7 +60,7 @@ class Garbled(Exception):
 
 
 def send(descriptor: int, message: Message) -> None:
-    """Write a message whole; OSError when the other side is gone."""
+    """Write a message whole. Raise OSError when the other side has ended."""
     header = json.dumps([message.fields, [part.size for part in message.payload]]).encode()
     pieces = [memoryview(_PREFIX.pack(len(header)) + header)]
     pieces += [memoryview(piece).cast("B") for part in message.payload for piece in _pieces_of(part) if piece.size]
@@ -77,7 +77,7 @@ def _pieces_of(part: pa.Buffer | Packed) -> list[pa.Buffer]:
 
 
 def receive(descriptor: int, *, max_payload: int | None = None) -> Message:
-    """Read the next message; EOFError when the other side is gone. A sender that is not trusted has limits."""
+    """Read the next message. Raise EOFError when the other side has ended. Limits apply to an untrusted sender."""
     (length,) = _PREFIX.unpack(_read(descriptor, _PREFIX.size))
     if max_payload is not None and length > MAX_HEADER_BYTES:
         raise Garbled(f"a header of {length} bytes")

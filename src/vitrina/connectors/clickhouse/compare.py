@@ -108,7 +108,7 @@ class TableSide:
 
     @property
     def _image(self) -> str:
-        """NULL and a missing value are told apart from texts that look like them by their own marks."""
+        """The hash of a row. Marks of their own tell NULL and a missing value from texts that look like them."""
         values = ", ".join(f"isNull({quoted(name)}), ifNull(toString({quoted(name)}), '')" for name in self.compared)
         return f"sipHash128({values or '1'})"
 

@@ -3,9 +3,9 @@
 The order of moves is what keeps a late runner out:
 
 - An object that can become visible is made first, then the metastore is asked whether the claim is still ours, then the
-  object is used. Whoever takes over moves the claim first and then removes what older tries have made.
-- Taking over drops the views of older tries before it looks at what is shown: from then on nobody else can switch, so
-  that what is not shown now stays unshown, and may be renamed.
+  object is used. A runner that takes over moves the claim first and then removes what older tries have made.
+- Taking over drops the views of older tries before it looks at what is shown: from then on no other runner can switch,
+  so that what is not shown now stays unshown, and may be renamed.
 """
 
 import json
@@ -153,7 +153,7 @@ class Tables:
             self._leave_if_late(self.objects("g", "s", "v"))
 
     def _end_older_statements(self) -> None:
-        """End statements of older tries and wait for their end; an insert goes on after its table was renamed."""
+        """End statements of older tries and wait for their end; renaming a table does not stop an insert into it."""
         deadline = time.monotonic() + _ENDING_SECONDS
         while running := self._older_statements():
             if time.monotonic() > deadline:

@@ -1,6 +1,7 @@
 """The data side of a load: batches are converted and inserted, rows that the table cannot hold become dead letters.
 
-A thread inserts what has come together during the insert before, so that small batches make no small inserts.
+A thread inserts together the batches that arrived during the previous insert, so that small batches make no small
+inserts.
 """
 
 import json

@@ -155,7 +155,7 @@ class ReplaceLoad(FilesLoad):
         return Counts(inserted=found.rows)
 
     def _require_files(self, kept: Sequence[Group]) -> None:
-        """Look once more: what is shown must be there, whoever may have tidied up by hand."""
+        """Check once more that the files to be shown exist; an operator may have removed some by hand."""
         there = {file.path for group in self._listed() for file in group.files}
         missing = [file.path for group in kept for file in group.files if file.path not in there]
         if missing:

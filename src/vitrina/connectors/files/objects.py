@@ -48,5 +48,5 @@ class Objects(Protocol):
         ...
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; those that are gone already are no error."""
+        """Delete objects; those that do not exist are no error."""
         ...

@@ -84,7 +84,7 @@ def _constant(text: str | None, kind: pa.DataType, count: int) -> pa.Array:
 
 
 def only_keys(rows: pa.Table, key: Sequence[str], wanted: set[Key]) -> pa.Table:
-    """Keep the rows of some keys, which are told by the texts of their values."""
+    """Keep the rows of some keys, given by the texts of their values."""
     columns = [rows.column(name).to_pylist() for name in key]
     found = [tuple(map(str, values)) in wanted for values in zip(*columns, strict=True)]
     return rows.filter(pa.array(found, pa.bool_()))

@@ -185,7 +185,7 @@ class FilesTarget(BaseTarget):
             )
 
     def clean(self, manifest: Manifest, *, but: Sequence[str | None] = ()) -> None:
-        """Remove what nobody will read; what cannot be removed now is removed by a later load."""
+        """Remove files that no reader needs; a later load removes what cannot be removed now."""
         try:
             cleaning.clean(
                 self.objects,

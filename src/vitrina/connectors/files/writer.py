@@ -110,7 +110,7 @@ class FilesWriter:
         return arrived
 
     def close(self) -> None:
-        """Give up what has not arrived: nobody waits for it any more."""
+        """Give up what has not arrived, because no caller waits for it any more."""
         self._is_closed = True
         self._sender.shutdown(wait=False, cancel_futures=True)
 

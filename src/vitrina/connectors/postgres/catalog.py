@@ -314,9 +314,9 @@ def choose_key(table: Table | None, wanted: Sequence[str] | None, result: Sequen
 
 
 def compare(table: Table, result: Sequence[Column], *, key: Sequence[str], ignorable: frozenset[str]) -> list[Column]:
-    """Check every result column against the table; returns the columns that the table lacks.
+    """Check every result column against the table; return the columns that the table lacks.
 
-    `ignorable` columns (cursors) may be missing from the table without anybody minding.
+    `ignorable` columns (cursors) may be missing from the table.
     """
     problems, missing = [], []
     for column in result:

@@ -1,4 +1,4 @@
-"""Rows that nobody has to look at, on their way to another database: lines of COPY, passed on unopened."""
+"""Rows that no step changes, on their way to another database: lines of COPY, passed on without parsing."""
 
 import re
 import select

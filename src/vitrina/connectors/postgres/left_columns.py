@@ -18,7 +18,7 @@ class Settled(NamedTuple):
 
 
 def settle(writer: PostgresWriter, found: Checkpoint, options: Options, others: Callable[[], Sequence[str]]) -> Settled:
-    """Refuse what nobody has decided about; `null` is carried out by the run, `keep` needs nothing."""
+    """Refuse columns for which the pipeline sets no rule; the run carries out `null`, and `keep` needs nothing."""
     left = _left(writer, found)
     if not left:
         return Settled()

@@ -141,7 +141,7 @@ class MartTarget(BaseTarget):
         return self.writer.stage(name, arrives_as, version_types)
 
     def create(self, *stages: Stage, loading: Loading, keep: str | None = None) -> None:
-        """Create the stages in a transaction; of others, only that of a load which goes on later is left."""
+        """Create the stages in a transaction. Of other stages, keep only that of a load which resumes later."""
         shortcut = loading.shortcut
         # Who fills a stage from within Postgres: the reader, which may do nothing else there.
         role = shortcut.role if isinstance(shortcut, PostgresShortcut) and loading.route == "pushdown" else None

@@ -1,7 +1,8 @@
-"""Whether a mart is still the table that a pipeline filled: what is remembered of it, and how that is looked at again.
+"""Whether a mart is still the table that a pipeline filled: what is remembered of it, and how that is checked.
 
-TRUNCATE, and a table made anew, show in the oid or the file. A file also changes for harmless reasons (VACUUM FULL,
-CLUSTER, pg_repack, ALTER TABLE): then the rows decide. Those that were written last are in no older copy.
+TRUNCATE, and a table that was recreated, show in the oid or the file. A file also changes for harmless reasons
+(VACUUM FULL, CLUSTER, pg_repack, ALTER TABLE): then the rows decide. Those that were written last are in no older
+copy.
 """
 
 from collections.abc import Sequence

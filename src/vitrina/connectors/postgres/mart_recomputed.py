@@ -45,7 +45,7 @@ LATEST = (SQL("q.{}").format(Identifier(BATCH)),)
 
 
 def _drop_leftovers(connection: Connection, pipeline_id: UUID) -> None:
-    """Remove those of a reconciliation whose runner died: nobody else has this lock now."""
+    """Remove tables of a reconciliation whose runner died; the lock shows that no other one is running."""
     row = connection.execute(
         "SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended(%s, 0)) AS ours",
         [f"vitrina:reconcile:{pipeline_id}"],

@@ -41,7 +41,7 @@ class Merge:
 
     @property
     def touched(self) -> tuple[str, ...]:
-        """Bookkeeping columns that the query does not give: written anew whenever their row is."""
+        """Bookkeeping columns that the query does not give. They are written again whenever their row is."""
         return tuple(
             column.name
             for column in self.target.columns

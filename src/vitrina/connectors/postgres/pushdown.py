@@ -1,4 +1,4 @@
-"""Rows that nobody has to look at: the reader's own session fills the stage, inside Postgres."""
+"""Rows that no step changes: the reader's own session fills the stage, inside Postgres."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -39,7 +39,7 @@ class QueryPass:
         self._upto = self._begin(found)
 
     def _begin(self, found: Checkpoint) -> Watermark:
-        """Begin, or go on with the watermark that an interrupted pass began with."""
+        """Begin, or resume with the watermark that an interrupted pass began with."""
         source = self._source
         if found.last_key is not None and not source.backfill:
             return Watermark.recalled(found.held_upto)
@@ -51,7 +51,7 @@ class QueryPass:
         return Watermark.recalled(self.checkpoint.held_upto)
 
     def _begun(self, found: Checkpoint, upto: Watermark) -> Checkpoint:
-        """Begin at the safe point, or behind the rows there when they are as they were."""
+        """Begin at the safe point, or after the rows there when they have not changed."""
         if found.identity.get(_AHEAD):
             newest = cursor_facts.newest_cursor(self._source, self._cursor, from_the_future=False)
             upto = replace(upto, newest=newest)

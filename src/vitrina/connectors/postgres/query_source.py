@@ -257,7 +257,7 @@ class QuerySource:
         return cursor_facts.all_rows(self)
 
     def order_of(self, window: Window) -> Order:
-        """Order rows by their key, or the cursor: reading can go on after any of them."""
+        """Order rows by their key, or the cursor, so that reading can resume after any of them."""
         if isinstance(window, QueryWindow):
             return self.cursor_order() if window.by_cursor else NO_ORDER
         if window.keys is not None:

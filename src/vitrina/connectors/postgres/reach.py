@@ -1,8 +1,8 @@
 """What a query reaches by way of the catalog: views, rules, partitions and SQL functions, however it is planned.
 
 A planner leaves out what it can prove to be empty, and a bound that is filled in later changes what it can prove. The
-catalog says where a view may lead whatever the bounds are. It is asked anew for every run: for plain tables that is two
-short statements, for views two more for each level of them.
+catalog says where a view may lead whatever the bounds are. It is asked again for every run: for plain tables that is
+two short statements, for views two more for each level of them.
 """
 
 import re

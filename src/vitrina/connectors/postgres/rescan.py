@@ -21,7 +21,7 @@ _YOUNG = "_young"
 
 
 def is_read(source: "QuerySource") -> Composable:
-    """Leave out rows that do not say when they changed, as every run does unless it is told to read them."""
+    """Leave out rows that do not say when they changed, as every run does unless an option says otherwise."""
     cursor = source.cursor
     if cursor is None or source.definition.options.null_cursor == "read":
         return SQL("true")

@@ -26,7 +26,7 @@ MAX_REFERENCE_BYTES = 256 << 20
 
 
 def read_first(reader: SqlReader, query: Query, outputs: Sequence[Composable], rows: int, limit_bytes: int) -> pa.Table:
-    """Read the first rows for somebody to look at, or refuse them as too large."""
+    """Read the first rows for a person to look at, or refuse them as too large."""
     statement = sample_of(query, outputs, limit=rows, largest=limit_bytes)
     return _read(reader, statement, limit_bytes=limit_bytes, what=f"the first {rows} rows are", advice=ASK_FOR_LESS)
 
@@ -88,7 +88,7 @@ def _fitting(query: Query, outputs: Sequence[Composable], limit: Composable, lar
 
 
 def _told_apart(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-    """Divide the rows that the server sent from the others, of which the largest size is told."""
+    """Separate the rows that the server sent from the others, and find the largest size of those."""
     sizes = batch.column(batch.num_columns - 1)
     sent = batch.select(range(batch.num_columns - 1))
     if sizes.null_count == batch.num_rows:

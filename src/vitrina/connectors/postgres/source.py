@@ -143,7 +143,7 @@ NO_ORDER = Order()
 
 
 class Age:
-    """How long a snapshot has been held: a source cannot clean up behind it, nor a standby replay past it."""
+    """How long a snapshot has been held. Meanwhile a source cannot clean up rows, nor a standby replay past it."""
 
     def __init__(self, limit_seconds: float | None) -> None:
         self.limit_seconds = limit_seconds
@@ -305,10 +305,10 @@ class SqlReader:
         return [Column(name, row["type"]) for (name, _, _), row in zip(columns, rows, strict=True)]
 
     def explain(self, statement: Composed) -> "Explained":
-        """EXPLAIN (VERBOSE, FORMAT JSON) of a statement that may itself hold the user's query, and what it opened.
+        """Run EXPLAIN (VERBOSE, FORMAT JSON) on a statement that may hold the user's query, and list what it opened.
 
-        The server locks each relation that it reads a statement to name, those behind views included, before it plans:
-        what the planner leaves out has been opened all the same.
+        The server locks each relation that a statement names, including those that views name, before it plans. What
+        the planner leaves out has been opened all the same.
         """
         text = SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(statement).as_string(self.connection)
         try:

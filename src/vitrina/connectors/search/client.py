@@ -73,7 +73,7 @@ class ReplyLost(errors.Disconnected):
 
 
 class Blocked(errors.TransientError):
-    """The index or the cluster refuses writes, or new indexes, until somebody or something lifts the block."""
+    """The index or the cluster refuses writes, or new indexes, until an operator or the server lifts the block."""
 
 
 class Missing(errors.FatalError):

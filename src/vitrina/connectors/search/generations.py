@@ -1,4 +1,4 @@
-"""The indexes behind a search target: generations built aside and swapped in, and aliases that fence writers."""
+"""The indexes of a search target: generations built aside and swapped in, and aliases that fence writers."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -316,9 +316,9 @@ class Generations:
         ]
 
     def _remove_while(self, stays: Sequence[Json], names: Sequence[str], still_held: Callable[[], object]) -> list[str]:
-        """Delete each in one step with a look at what must not have changed; `still_held` asks the metastore first.
+        """Delete each in one step that also checks what must not have changed; `still_held` asks the metastore first.
 
-        A runner may be stopped behind any question that it asks: only the server can look and delete at once.
+        A runner may be suspended after any question that it asks. Only the server can check and delete at once.
         """
         removed = []
         for name in names:
@@ -371,7 +371,7 @@ class Generations:
         return WriteAlias(self.index, pipeline, epoch, renewal=max(ours) + 1 if ours else 0)
 
     def release_writes(self, alias: WriteAlias) -> None:
-        """Remove the write alias by its name; fine when it is gone already."""
+        """Remove the write alias by its name; one that does not exist is no error."""
         for index in self._client.list_aliases(str(alias)).get(str(alias), ()):
             try:
                 self._client.update_aliases([_remove(index, str(alias))])

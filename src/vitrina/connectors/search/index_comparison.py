@@ -1,6 +1,7 @@
 """A search index and its source as the two sides of a comparison: rows become documents as the writer makes them.
 
-The source is read as a whole for every question: behind steps, and behind an id, nobody can ask for single rows.
+The source is read as a whole for every question, because a query cannot select single rows by what steps or ids make
+of them.
 """
 
 import secrets

@@ -121,7 +121,7 @@ class IndexTarget(BaseTarget):
         return False
 
     def count(self, sender: DocumentSender, part: Part, loading: Loading, fence: Fence) -> None:
-        """Move the checkpoint: every document of the batch is acknowledged or on record as a dead letter."""
+        """Move the checkpoint: every document of the batch is acknowledged or recorded as a dead letter."""
         if sender.duplicates and loading.refuses_repeats:
             raise BadKey(
                 f"{sender.duplicates} row(s) share their key ({', '.join(self.key)}) with another one, and an"

@@ -84,7 +84,7 @@ class Session:
                 yield from stream
 
     def insert(self, table: str, rows: "pa.Table", *, token: str) -> None:
-        """Insert; of several inserts with one token the first counts."""
+        """Insert rows. The server ignores a second insert with the same token."""
         with translated(f"INSERT INTO {table}"):
             self._client.insert_arrow(table, rows, settings={"insert_deduplication_token": token})
 
@@ -127,7 +127,7 @@ def _connect(server: urls.Server, comment: str, timeout_seconds: float | None) -
 
 @contextmanager
 def translated(statement: str) -> Iterator[None]:
-    """Say what an error of the driver means for a run."""
+    """Translate an error of the driver into what it means for a run."""
     from clickhouse_connect.driver.exceptions import Error
 
     try:
@@ -151,7 +151,7 @@ def _meaning(exc: Any, statement: str) -> Exception:
 
 
 def patiently(move: Callable[[], T], rest: Callable[[float], object], tell: Callable[[str | None], object]) -> T:
-    """Make a move that may be made twice, again and again while the server is busy or out of reach.
+    """Repeat a move, which must be safe to repeat, while the server is busy or unreachable.
 
     `rest` sleeps, or raises when the run shall end; `tell` hears why nothing moves, and None when it moves again.
     """

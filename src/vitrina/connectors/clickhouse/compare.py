@@ -32,7 +32,7 @@ _YOUNG_PART, _OLD_PART = 1, 0
 
 @contextmanager
 def sides(target: "ClickHouseTarget", rows: ComparedRows, compared: Sequence[str]) -> Iterator[tuple[Side, Side]]:
-    """Write the source's rows beside the target, for as long as the block."""
+    """Write the source's rows into a table beside the target, which is dropped when the block ends."""
     shown = target.tables.shown()
     if shown is None:
         raise FatalError(f"{target.tables} does not exist yet: run the pipeline first")

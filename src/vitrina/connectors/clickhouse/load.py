@@ -70,7 +70,7 @@ class GenerationLoad(BaseLoad):
         return self._tables.create_like(shown.generation, "g", self.name or "")
 
     def _discard_others(self) -> None:
-        """Drop what loads left that were given up: each would keep its disk space for good."""
+        """Drop what abandoned loads left; otherwise it would occupy disk space for good."""
         kept = {self.name}
         shown = self._target.patiently(self._tables.shown)
         for one in self._tables.objects("g"):

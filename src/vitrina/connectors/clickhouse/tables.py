@@ -146,7 +146,7 @@ class Tables:
         return one.owner.pipeline == self.owner.pipeline or not self._shared
 
     def _take(self, one: Named) -> None:
-        """Rename a generation that is not shown: an insert under its old name is refused."""
+        """Rename a generation that is not shown, so that the server refuses an insert under its old name."""
         try:
             self._session.command(f"RENAME TABLE {self.path(one)} TO {self.path(one.owned_by(self.owner))}")
         except Missing:
@@ -204,14 +204,14 @@ class Tables:
         return left
 
     def attach(self, source: Named, into: str) -> None:
-        """Add all rows of one table to another, in one step; done twice, versions tell the rows apart."""
+        """Add all rows of one table to another, in one step. When that is repeated, versions tell the rows apart."""
         try:
             self._session.command(f"ALTER TABLE {self.path(into)} ATTACH PARTITION ALL FROM {self.path(source)}")
         except Missing as exc:
             raise self._too_late(exc) from exc
 
     def snapshot(self, name: str, into: Named) -> None:
-        """Give another table the rows that one has now; parts are linked, not copied."""
+        """Put the rows that a table has now into another; parts are linked, not copied."""
         self._session.command(f"ALTER TABLE {self.path(into)} ATTACH PARTITION ALL FROM {self.path(name)}")
 
     def drop_left_comparisons(self) -> None:
@@ -237,8 +237,8 @@ class Tables:
              still_held: Callable[[], object], again: bool = False) -> None:  # fmt: skip
         """Let the plain name show a generation, in one step. May be repeated after a reply that was lost.
 
-        Each try has a view of its own and drops those of tries before: a request that was delayed on its way finds
-        nothing to exchange.
+        Each try has a view of its own and drops those of tries before it. A delayed request therefore finds nothing
+        to exchange.
         """
         before = self.shown()
         if before and before.load == load and not again:
@@ -284,9 +284,9 @@ class Tables:
     # --- rows that were deleted ------------------------------------------------------------------------------------
 
     def clean_tombstones(self, shown: Shown, before_epoch: int, at_least: int) -> int:
-        """Remove for good what was deleted by earlier claims long ago, the rows first and what says so afterwards.
+        """Remove for good what earlier claims deleted long ago: the rows first, then their tombstones.
 
-        The other way round a row would be seen again between the two.
+        In the other order a row would be visible again between the two.
         """
         name, key = self.path(shown.generation), ", ".join(map(quoted, shown.key))
         horizon = before_epoch << _PART_BITS

@@ -51,7 +51,7 @@ class Keeper:
     ) -> list[Group]:
         """Return the groups that count. One that counts in part is written again without the rest.
 
-        The new name says what is left. A runner that is killed in between leaves both: the next one writes the same
+        The new name says what is left. A runner that is killed in between leaves both. The next one writes the same
         files again, from those that are still there, and the names of the others say that they are done.
         """
         kept: dict[tuple[int, str, int, int], Group] = {}
@@ -97,7 +97,7 @@ def _add(kept: dict[tuple[int, str, int, int], Group], group: Group) -> None:
 
 
 def refuse_repeats(kept: Sequence[Group], reader: Reader, layout: Layout) -> None:
-    """Refuse two files with one key; within a file it was looked for before.
+    """Refuse a key that two files hold; repeats within a file were refused before.
 
     Files of rows that came in the order of the key need not be read. Of others, the keys that may come again are held
     in memory.

@@ -21,7 +21,7 @@ class Packing:
 
 
 def sorted_by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Sort rows by key and version; most come in order already, and are not copied then."""
+    """Sort rows by key and version. Most arrive in order already, and are not copied then."""
     keys = comparable(rows.select([*key, VERSION]))
     order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
     if pc.all(pc.equal(order, pa.array(range(len(order)), order.type)), min_count=0).as_py():
@@ -30,7 +30,7 @@ def sorted_by_key(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def repeated_key(rows: pa.Table, key: Sequence[str]) -> dict[str, Any] | None:
-    """Find a key that several rows have; they are sorted by it."""
+    """Find a key that several rows have, in rows sorted by it."""
     if rows.num_rows < 2:
         return None
     keys = comparable(rows.select(list(key))).combine_chunks()
@@ -44,7 +44,7 @@ def repeated_key(rows: pa.Table, key: Sequence[str]) -> dict[str, Any] | None:
 
 
 def partitions(rows: pa.Table, layout: Layout) -> Iterator[tuple[str, pa.Table]]:
-    """Give the rows of each partition with its folders, without the columns that these stand for."""
+    """Yield the rows of each partition with its folders, without the columns that the folders stand for."""
     if not layout.partition_by:
         yield "", rows
         return

@@ -111,12 +111,12 @@ class FilesTarget(BaseTarget):
         return Reader(self.objects, self.folder, self.layout)
 
     def generation(self, name: str, kind: str = "snapshot") -> Generation:
-        """Make an empty one in the form of this pipeline."""
+        """Create an empty generation in the form of this pipeline."""
         layout = self.layout
         return Generation(name, "log" if kind == "log" else "snapshot", layout.key, layout.columns, layout.partition_by)
 
     def joined(self, shown: Generation) -> Generation:
-        """Give what is shown the columns that this pipeline adds; refuses what cannot stand in one log."""
+        """Add this pipeline's columns to what is shown. Refuse columns that cannot be in one log."""
         if shown.key != self.layout.key or shown.partition_by != self.layout.partition_by:
             raise TargetMismatch(
                 f"files:{self.folder} has the key ({', '.join(shown.key)}) and the partitions"
@@ -201,7 +201,7 @@ class FilesTarget(BaseTarget):
 
 
 def layout_of(shown: Generation) -> Layout:
-    """Take the form from what was written; types were judged then."""
+    """Derive the form from what was written, whose types were judged then."""
     return Layout.of(shown.columns, shown.key, partition_by=shown.partition_by, others="string")
 
 

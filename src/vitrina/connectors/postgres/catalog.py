@@ -183,7 +183,7 @@ def columns_of(connection: Connection, tables: Sequence[tuple[str, str]]) -> dic
 
 
 def _unique_keys(connection: Connection, oid: int) -> list[dict[str, Any]]:
-    """Complete, immediate-or-deferrable unique keys on plain columns: what a row can be found by."""
+    """List unique keys on plain columns, without a predicate; a row can be found by each of them."""
     return connection.execute(
         """
         SELECT i.indisprimary AS primary,

@@ -289,7 +289,7 @@ def _gathered(raw: PGconn) -> Iterator[list[Line]]:
 
 
 def _abandon(connection: Connection) -> None:
-    """End the query, and read what had been sent of it already."""
+    """End the query, and read what the server had already sent of it."""
     raw = connection.pgconn
     try:
         connection.cancel_safe(timeout=_PATIENCE_SECONDS)

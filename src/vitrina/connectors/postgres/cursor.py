@@ -409,7 +409,10 @@ def _sequence_watermark(source: Connection, safe: str | None, held: str | None, 
 
 
 def _still_open(open_now: dict[str, Holder], waited_for: set[str]) -> set[str]:
-    """PREPARE TRANSACTION takes the id that was waited for away: any prepared one may be what has become of it."""
+    """Find awaited transactions that are still open.
+
+    PREPARE TRANSACTION removes the id that was waited for, so any prepared transaction may be the same one.
+    """
     still_open = open_now.keys() & waited_for
     if any(not _is_prepared(name) for name in waited_for - still_open):
         still_open |= {name for name in open_now if _is_prepared(name)}

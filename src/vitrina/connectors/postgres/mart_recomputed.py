@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def staged(mart: "MartTarget", looked: Looked, found: Checkpoint) -> Iterator[tuple[Connection, Composable]]:
-    """Put the rows into a table of its own beside the mart, for as long as the block; `IS_YOUNG` is about its rows."""
+    """Write the rows into a table of its own beside the mart, dropped with the block; `IS_YOUNG` is about its rows."""
     name = f"r_{looked.pipeline_id.hex}_{uuid4().hex[:12]}"
     stage = mart.writer.stage(name, dict(looked.arrives_as or {}))
     session = f"vitrina:reconcile:{looked.pipeline_id}"

@@ -18,7 +18,7 @@ _END_OF_EXPRESSION = frozenset(
 
 
 def refuse_hidden(source: Connection, text: str, plan: object, relations: Iterable[tuple[str, str]]) -> None:
-    """Refuse a query that compares a column of such a type as if it were text: it would find other rows.
+    """Refuse a query that compares a column of such a type as if it were text; it would find other rows.
 
     Where the operators are found, the plan shows no cast, and there is nothing to refuse.
     """

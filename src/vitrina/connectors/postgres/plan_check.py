@@ -47,7 +47,10 @@ def admit(
     statement: Composed | None = None,
     max_cost: float | None = None,
 ) -> Admitted:
-    """Explain a query, or a statement made of it; `SourceQueryFailed` names what it must not read, call or cost."""
+    """Explain a query, or a statement made of it.
+
+    Raise `SourceQueryFailed` that names what it must not read, call or cost.
+    """
     found = reader.explain(statement or query.select([SQL("q.*")], Bounds()))
     reached = reach(
         reader.connection,

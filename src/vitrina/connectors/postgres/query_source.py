@@ -87,7 +87,7 @@ class QuerySource:
 
     @cached_property
     def reads_metastore(self) -> bool:
-        """Tell whether the source is the metastore's own database: the reader's login may point to a copy of it."""
+        """Tell whether the source is the metastore's own database; the reader's login may point to a copy of it."""
         if self.definition.source_connection != DEFAULT_CONNECTION:
             return False
         return database.place(self.reader.connection) == database.place(self._metastore)
@@ -127,7 +127,7 @@ class QuerySource:
         return frozenset(self._admitted.functions_of_unknown_effect if self._admitted else ())
 
     def sample(self, rows: int, max_bytes: int, max_row_bytes: int) -> "pa.Table":
-        """Read enough rows to find out what the steps make of them."""
+        """Read enough rows to learn what the steps make of them."""
         from vitrina.connectors.postgres import sampling
 
         return sampling.read_few(self, rows, max_bytes, max_row_bytes)
@@ -135,11 +135,11 @@ class QuerySource:
     # --- where it stands -------------------------------------------------------------------------------------------
 
     def mark(self, last: Mark | None) -> Marked:
-        """Say what holds a pass back; how far it comes, only the pass itself can tell."""
+        """Report what holds a pass back; only the pass itself can tell how far it comes."""
         return Marked(None)
 
     def _refuse_unreadable(self, cursor: Cursor) -> None:
-        """Refuse values that no cursor has: the checkpoint that `reset-state` set, or the ends of a range."""
+        """Refuse values that no cursor can have, in a checkpoint set by `reset-state` or in the ends of a range."""
         found = self._found
         if self._cursor_was_another(found):
             return
@@ -155,7 +155,7 @@ class QuerySource:
                 ) from exc
 
     def disowned(self, found: Checkpoint) -> str | None:
-        """Say why the checkpoint says nothing about this cursor: believed, it would pass rows by."""
+        """Say why the checkpoint is not of this cursor; resuming from it would skip rows."""
         if self.cursor is None or found.stage is not None:
             return None
         if self._cursor_was_another(found):
@@ -165,14 +165,14 @@ class QuerySource:
         return None
 
     def fitting(self, found: Checkpoint) -> Checkpoint:
-        """Forget where a pass was interrupted, if the id is another one now: it begins again at what is safe."""
+        """Forget where a pass was interrupted if the id column has changed. It begins again at the safe point."""
         if self.cursor is None or found.stage is not None or found.fingerprint in (None, self.identity):
             return found
         return replace(found, last_key=None, last_id=None)
 
     @property
     def identity(self) -> str:
-        """Identify what the values of a checkpoint are values of: the key's, a slash, the id's."""
+        """Identify the columns that the values of a checkpoint are of: the key's digest, a slash, the id's."""
         cursor = self._required_cursor
         parts = (
             self.definition.source_connection,
@@ -184,7 +184,10 @@ class QuerySource:
         return f"{_digest(*parts)}/{_digest(cursor.id, cursor.id_type)}"
 
     def _cursor_was_another(self, found: Checkpoint) -> bool:
-        """Compare the cursor with a checkpoint's. One that was reset, or of an earlier version, does not say."""
+        """Compare the cursor with a checkpoint's.
+
+        A checkpoint that was reset, or of an earlier version, does not say.
+        """
         if found.stage is not None or found.fingerprint is None:
             return False
         return found.fingerprint.partition("/")[0] != self.identity.partition("/")[0]
@@ -276,11 +279,11 @@ class QuerySource:
         return Order(tuple(cursor.columns("q")), cursor.types, nullable, cursor.collations)
 
     def max_snapshot_seconds(self, window: Window) -> float | None:
-        """Limit the age of a snapshot; a load that promises one keeps it, however long that takes."""
+        """Limit the age of a snapshot; a load that promises one snapshot keeps it for its whole time."""
         return None if window.one_snapshot else self.definition.options.max_snapshot_seconds
 
     def admit_window(self, bounds: Bounds) -> None:
-        """Ask again about what is about to be read: `:since` and `:until` may change what a query reads."""
+        """Check the window that is about to be read: `:since` and `:until` may change what a query reads."""
         if self._admitted is not None and bounds == Bounds():
             return  # this very statement was admitted when it was described
         plan_check.admit(
@@ -292,7 +295,7 @@ class QuerySource:
         )
 
     def collation(self, name: str) -> str | None:
-        """Find the order in which the query gives a column of text: not always that of the mart's own column."""
+        """Find the order in which the query returns a column of text; it may differ from that of the mart's column."""
         if not self.types[name].startswith(("text", "character", "name")):
             return None
         head, source = self.query.wrapped(Bounds())
@@ -304,7 +307,7 @@ class QuerySource:
         return None if found is None else str(found)
 
     def may_be_null(self, name: str) -> bool:
-        """Tell whether a column of the query's result can be NULL, for all that is known."""
+        """Tell whether a column of the query's result can be NULL, as far as is known."""
         origin = next((column.origin for column in self.result if column.name == name), None)
         return origin is None or not advice.is_never_null(self.reader.connection, origin, self.judged.text)
 

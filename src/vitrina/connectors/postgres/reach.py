@@ -57,9 +57,9 @@ def reach(
     functions: Iterable[Name] = (),
     trusted_extensions: Iterable[str] = (),
 ) -> Reach:
-    """Follow the catalog from relations (by oid or name) and functions (by name) to whatever they use.
+    """Follow the catalog from relations (by oid or name) and functions (by name) to everything that they use.
 
-    Into functions of trusted extensions it does not look: the operator has.
+    Functions of trusted extensions are not followed, because the operator has vouched for them.
     """
     found, said = Reach(), set(tables)
     named: Names = {("relation", *name) for name in said} | {("function", *name) for name in functions}

@@ -45,14 +45,14 @@ def young(source: "QuerySource", found: Checkpoint) -> Composable:
 
 
 def latest(source: "QuerySource") -> tuple[Composable, ...]:
-    """Give the order in which the last of several rows with one key is the one that counts."""
+    """Build the order in which the last of several rows with one key is the one that counts."""
     return tuple(source.cursor.columns("q")) if source.cursor else ()
 
 
 def rows_by_age(
     source: "QuerySource", found: Checkpoint, *, in_order: bool, sample: int | None, natural: bool, batch_rows: int
 ) -> "Iterator[tuple[int, pa.Table, bool]]":
-    """Read the query once more. Rows are told apart by age here: steps may leave out when those before them changed."""
+    """Read the query once more. Rows are divided by age here, because steps may drop the column that tells it."""
     # Imported here: comparisons within Postgres need neither pyarrow nor its half second.
     from vitrina.connectors.postgres.stream import cut, outputs_of, read_ahead
     from vitrina.transforms.outputs import outputs as natural_outputs

@@ -32,7 +32,7 @@ def read_first(reader: SqlReader, query: Query, outputs: Sequence[Composable], r
 
 
 def read_few(source: "QuerySource", rows: int, max_bytes: int, max_row_bytes: int) -> pa.Table:
-    """Read enough rows to find out what the steps make of them. Large ones tell no more, and are left out."""
+    """Read enough rows to learn what the steps make of them. Large ones tell no more, and are left out."""
     few = _read_fitting(source, rows, max_bytes)
     if few.rows.num_rows or not few.left_out:
         return few.rows
@@ -109,7 +109,7 @@ def _read(reader: SqlReader, statement: Composed, *, limit_bytes: int, what: str
 
 
 def load_reference(reader: SqlReader, settings: Settings, query: str) -> pa.Table:
-    """Run a reference query of a step: judged like the source query, and with its rights."""
+    """Run a reference query of a step. It is judged like the source query, and has its rights."""
     try:
         judged = sqlguard.judge(query, settings.sql_policy)
     except InvalidQuery as exc:

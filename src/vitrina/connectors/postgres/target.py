@@ -67,7 +67,7 @@ class PostgresWriter:
         stamps: frozenset[str],
         create: bool = True,
     ) -> tuple[str, ...]:
-        """Find or create the target, settle the key and the columns that will be written; returns the key."""
+        """Find or create the target, settle the key and the columns that will be written; return the key."""
         _refuse_reserved(result)
         table = catalog.find_table(self.connection, self._target)
         if table is None:
@@ -361,7 +361,7 @@ class PostgresWriter:
             raise StageLost(f"the stage has {staged_rows} of {counted_rows} rows: the database lost it in a crash")
 
     def _apply(self, merging: Merge) -> Counts:
-        """Delete, update, insert: in this order a value of a second unique key can move from row to row."""
+        """Delete, update, insert. In this order a value of a second unique key can move from row to row."""
         self.connection.execute(SQL('ANALYZE {} ("_op")').format(merge.DIFF))
         planned = self._planned()
         deleted = self.connection.execute(merge.delete_rows(merging)).rowcount

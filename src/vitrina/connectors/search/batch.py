@@ -50,7 +50,7 @@ class Outcome:
     cleared: int = 0
 
     def add(self, results: Mapping[str, int]) -> None:
-        """Count results in the servers' words; `not_found` is a delete of what was not there."""
+        """Count results in the servers' terms; `not_found` is a delete of a document that did not exist."""
         self.created += results.get("created", 0)
         self.updated += results.get("updated", 0)
         self.deleted += results.get("deleted", 0)

@@ -138,10 +138,11 @@ class BulkEngine:
         return self.start(actions).finish()
 
     def start(self, actions: Actions) -> "Delivery":
-        """Put the first requests on their way and return, so that the caller can prepare the next batch meanwhile.
+        """Send the first requests and return, so that the caller can prepare the next batch meanwhile.
 
-        Several may be under way, to be finished in the order in which they were started. One that writes a document
-        which an earlier one still writes waits for it here: `update` carries no version, so none may overtake another.
+        Several may be under way, to be finished in the order in which they were started. A batch that writes a
+        document which an earlier one still writes waits for it here: `update` carries no version, so none may
+        overtake another.
         """
         for earlier in list(self._unfinished):
             if not earlier.actions.id_set.isdisjoint(actions.id_set):
@@ -260,7 +261,7 @@ class Delivery:
     # --- answers ---
 
     def _settle_answers(self) -> None:
-        """Wait a moment for answers, then deal with all that are there."""
+        """Wait briefly for answers, then handle all that have arrived."""
         if not self._in_flight:
             time.sleep(min(0.05, self._circuit.seconds_to_wait))
             return
@@ -441,7 +442,7 @@ class Delivery:
     # --- waiting ---
 
     def _wait_for_server(self, problem: errors.RunError, attempt: int | None = None) -> None:
-        """Leave the server alone for a while; `attempt` is given when other documents of the request were taken."""
+        """Wait before the next request; `attempt` is given when the server took other documents of the request."""
         self._circuit.fail(problem, attempt)
         if attempt is None or self._circuit.is_open:
             self._told_to_wait = True

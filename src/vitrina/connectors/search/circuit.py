@@ -37,7 +37,7 @@ class Circuit:
         return max(0.0, self._not_before - time.monotonic())
 
     def fail(self, problem: errors.RunError, attempt: int | None = None) -> None:
-        """Wait longer each time; `attempt` counts for one request when the server is otherwise well."""
+        """Wait longer after each failure; `attempt` counts for one request while the server otherwise works."""
         exponent = self._failures_in_a_row if attempt is None else attempt
         self._failures_in_a_row += 1
         self._latest = problem

@@ -130,7 +130,7 @@ class SearchClient:
     # --- indexes ---
 
     def create_index(self, name: str, body: Json) -> None:
-        """Make it and wait for its first copies only: replicas may find no node, and cost the reply its time."""
+        """Create it and wait for its primary shards only; replicas may find no node, and would delay the reply."""
         reply = self.request("PUT", _path(name), {"wait_for_active_shards": "1"}, body=body)
         self._expect("create index", name, reply)
 
@@ -171,7 +171,7 @@ class SearchClient:
         return flat
 
     def put_settings(self, name: str, settings: Json) -> None:
-        """Change settings; None brings back the server's default."""
+        """Change settings; None restores the server's default."""
         self._expect("change settings of", name, self.request("PUT", _path(name, "_settings"), body=settings))
 
     def refresh(self, name: str) -> None:
@@ -227,7 +227,7 @@ class SearchClient:
                 self.request("DELETE", "/_search/scroll", body={"scroll_id": scroll_id})
 
     def bulk(self, target: str, body: bytes, returned: Sequence[str] = ()) -> Reply:
-        """Send NDJSON action lines to an alias. Whatever status comes back is the caller's to judge, item by item.
+        """Send NDJSON action lines to an alias. The caller judges the status, item by item.
 
         `returned` names fields that each updated document is asked for.
         """

@@ -257,7 +257,7 @@ def _dates(column: pa.Array, pg_type: str, field_type: str) -> Texts:
 def _repair_far(
     result: Texts, numbers: pa.Array, plain: tuple[int, int], finite: tuple[int, int], printed: Callable[[int], str]
 ) -> Texts:
-    """Print the few values far from today ourselves, and name the infinite ones."""
+    """Print values far from today, which Arrow cannot, and report the infinite ones."""
     extremes = pc.min_max(numbers).as_py()
     if extremes["min"] is None or (extremes["min"] >= plain[0] and extremes["max"] <= plain[1]):
         return result

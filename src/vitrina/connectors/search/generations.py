@@ -196,10 +196,10 @@ class Generations:
         *,
         on_concrete_index: OnConcreteIndex = "take_over",
     ) -> str:
-        """Let the target's name show the new generation, in one step; says what it did.
+        """Let the target's name show the new generation, in one step; return what was done.
 
-        Only if the name still shows what was `seen` when the load began and our write alias is still there:
-        a runner that lost its lease meanwhile publishes nothing. Asking again after a lost reply is safe.
+        Only if the name still shows what was `seen` when the load began and our write alias is still there: a runner
+        that lost its lease meanwhile publishes nothing. Asking again after a lost reply is safe.
         """
         if self.standing() == Standing(name, is_alias=True):
             if write_alias:
@@ -257,10 +257,10 @@ class Generations:
     # --- cleaning ---
 
     def discard_unfinished(self, generation: str, alias: WriteAlias, *, still_held: Callable[[], object]) -> list[str]:
-        """Remove what loads of this pipeline left that were given up: each would keep its disk space for good.
+        """Remove what abandoned loads of this pipeline left; otherwise it would occupy disk space for good.
 
-        `generation` is what this claim fills under `alias`. With that name a later claim takes away the right to
-        remove anything.
+        `generation` is what this claim fills under `alias`. By removing that alias, a later claim takes away the
+        right to remove anything.
         """
         left = [
             one.name
@@ -286,9 +286,9 @@ class Generations:
         return self._remove_while(_stays(concrete, str(alias)), [generation], still_held)
 
     def remove_old(self, current: str, epoch: int, keep: int, *, still_held: Callable[[], object]) -> list[str]:
-        """Delete generations of ours past the `keep` newest ones that were shown before, and what failed loads left.
+        """Delete generations past the `keep` newest ones that were shown before, and what failed loads left.
 
-        `current` is what the claim with this `epoch` has published. Once the name shows something else, also by hand,
+        `current` is what the claim with this `epoch` has published. Once the name shows another index, also by hand,
         nothing is deleted.
         """
         entry = (self._client.find_index(current) or {}).get(current, {})

@@ -175,7 +175,7 @@ def far_timestamp(microseconds: int) -> str:
 
 
 def clock_time(microseconds: int) -> str:
-    """Time of day; Postgres has 24:00:00 as well."""
+    """Write a time of day; Postgres has 24:00:00 as well."""
     seconds, fraction = divmod(microseconds, 1_000_000)
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}.{fraction:06d}"
 

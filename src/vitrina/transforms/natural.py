@@ -108,7 +108,7 @@ def schema_of(columns: Sequence[Column], stamps: frozenset[str] = frozenset()) -
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
-    """Make a table without rows; `Schema.empty_table` cannot where a list holds an extension type, such as uuid[]."""
+    """Create a table without rows; `Schema.empty_table` cannot if a list holds an extension type, such as uuid[]."""
     return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 

@@ -214,7 +214,7 @@ class Worker:
             raise self._epitaph(wire.Garbled("an answer that makes no sense")) from exc
 
     def close(self) -> None:
-        """End the worker, in the middle of a step if need be."""
+        """End the worker, in the middle of a step if necessary."""
         self._end(WorkerEnded("the worker was ended with its run"))
 
     def _conversation(self, message: Message) -> Message:

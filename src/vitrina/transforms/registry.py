@@ -172,15 +172,15 @@ def load_others(modules: str, announced: Iterable[Sequence[str]]) -> Registry:
 
 
 def load_shipped() -> Registry:
-    """Import what ships with Vitrina, and nothing else: all that a runner itself ever imports."""
+    """Import what ships with Vitrina, and nothing else. A runner itself never imports more."""
     _load("built-in steps", lambda: importlib.import_module(BUILT_IN))
     return REGISTRY
 
 
 def describe_shipped() -> list[dict[str, Any]]:
-    """Tell the same as `load_shipped().describe()` from a file (`make reference` writes it), without loading pyarrow.
+    """Read the same as `load_shipped().describe()` from a file (`make reference` writes it), without pyarrow.
 
-    A runner that has nothing to do yet is half as large for it.
+    An idle runner uses half as much memory that way.
     """
     found: list[dict[str, Any]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
     return found

@@ -91,7 +91,7 @@ class WorkerSteps:
             return self.steps
 
     def open(self, schema: pa.Schema, reference: Reference, *, comes_natural: bool, stays_natural: bool) -> None:
-        """Say what rows come, and who answers reference queries."""
+        """Describe the rows that come, and set what answers reference queries."""
         self._schema = schema
         self._forms = {"comes_natural": comes_natural, "stays_natural": stays_natural}
         self._reference = reference
@@ -138,7 +138,7 @@ class WorkerSteps:
         return Taken(wire.checked(rows), letters, wire.checked_names(delivered))
 
     def close(self) -> None:
-        """End all workers, whatever they do."""
+        """End all workers, whatever they are doing."""
         with self._lock:
             self._is_closed = True
             workers = list(self._all)
@@ -264,7 +264,7 @@ class SourceWorker(Worker):
         super().__init__(limits, describe=lambda _: f"source {name}, in batch {self._number},", answer=_refuse)
 
     def open(self, definition: Definition, about: About, asked: Mapping[str, Any]) -> OpenSource:
-        """Look it up and read its params; nothing of it runs yet."""
+        """Find the source and read its params; nothing of it runs yet."""
         opened = self.ask(
             "source",
             **_where_from(about, [self._name]),

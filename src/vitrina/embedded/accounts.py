@@ -61,7 +61,7 @@ class Account:
         return int(started.stdout)
 
     def can_enter(self, directory: Path) -> bool:
-        """Ask the kernel rather than compute: ACLs and mount options count too."""
+        """Ask the kernel instead of computing it, because ACLs and mount options count too."""
         if not self.is_other:
             return os.access(directory, os.X_OK)
         return self.run(["/bin/sh", "-c", 'cd -- "$1"', "sh", directory]).returncode == 0

@@ -33,7 +33,7 @@ FILMS_PER_POPULAR_ONE = 50
 
 
 def load(connection: Connection) -> None:
-    """Load the well-known films and their viewers: runs init_demo_data.sql, which leaves alone what is there."""
+    """Load the well-known films and their viewers by running init_demo_data.sql, which keeps existing rows."""
     script = (resources.files("vitrina.embedded") / "init_demo_data.sql").read_bytes()
     with connection.transaction():
         connection.execute(script)
@@ -42,9 +42,9 @@ def load(connection: Connection) -> None:
 def generate(connection: Connection, films: int, ratings: int, seed: int) -> None:
     """Fill the cinema up to this many films and ratings with made-up ones.
 
-    What exists counts and stays: larger numbers add to it, and asking again changes nothing. The same cinema and the
-    same seed give the same rows. Only `modified` differs, for it tells when a row came into this database, and those
-    who read the tables by it rely on that: it never lies before the transaction that wrote the row.
+    Existing rows count and stay: larger numbers add to them, and asking again changes nothing. The same cinema and
+    the same seed give the same rows. Only `modified` differs, because it tells when a row came into this database.
+    Pipelines that read the tables by it rely on that: it is never before the transaction that wrote the row.
     """
     load(connection)
     with connection.transaction():

@@ -49,7 +49,7 @@ class Cluster:
 
 
 def ensure_cluster(home: Path, bindir: Path, *, durable: bool) -> Cluster:
-    """Find the data directory of this home, or make it. The caller holds the lock on the home."""
+    """Find the data directory of this home, or create it. The caller holds the lock on the home."""
     root = data_root(home)
     data = root / "data"
     account = server_account(data)
@@ -148,7 +148,7 @@ def _copy_programs(install: Path, destination: Path) -> None:
 
 
 def _create(data: Path, bindir: Path, account: Account, passwords: Passwords, *, durable: bool) -> None:
-    """Make the data directory under another name first, so that an interrupted attempt leaves nothing to trip over."""
+    """Create the data directory under another name first, so that an interrupted attempt leaves no broken one."""
     for leftover in data.parent.glob(f"{data.name}.unfinished*"):
         shutil.rmtree(leftover, ignore_errors=True)
     # A name of its own: the initdb of a killed command may still be at work.
@@ -193,7 +193,7 @@ def _set_password(passwords: Passwords) -> str:
 
 
 def _as_superuser(data: Path, bindir: Path, account: Account, statement: str) -> None:
-    """Run one statement without a server, and so without a password. The statement goes through a pipe: no trace."""
+    """Run one statement without a server, and so without a password. It goes through a pipe and leaves no trace."""
     done = account.run(
         [bindir / "postgres", "--single", "-D", data, "-c", "exit_on_error=on", "-c", "log_statement=none", "postgres"],
         stdin=f"{statement}\n",

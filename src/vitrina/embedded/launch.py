@@ -71,7 +71,7 @@ def _fits_socket(directory: Path) -> bool:
 
 
 def _try_port(cluster: Cluster, port: int, settings: Mapping[str, str], log: Path, deadline: float) -> str | None:
-    """Start on this port. None if it worked, else what the server said."""
+    """Start on this port. Return None if it worked, else what the server said."""
     while True:
         _turn_log(log)
         said_before = log.stat().st_size

@@ -120,7 +120,10 @@ class EmbeddedPostgres:
             self._launch()
 
     def kill(self) -> None:
-        """Kill the server and all of its processes at once, as a lost machine would. `start` brings it back."""
+        """Kill the server and all of its processes at once, as the loss of the machine would.
+
+        `start` starts it again.
+        """
         pid = watchdog.find_postmaster(self.cluster.data)
         if pid is None:
             return

@@ -42,7 +42,7 @@ def _has_ended(fields: list[str]) -> bool:
 
 
 def _process_table() -> Iterator[list[str]]:
-    """State, parent, group and more of every process, where there is such a table."""
+    """Read state, parent, group and more of every process, where there is such a table."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             yield path.read_text().rpartition(")")[2].split()

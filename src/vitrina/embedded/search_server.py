@@ -102,7 +102,7 @@ class SearchServer:
         return self._find_pid() is not None
 
     def start(self, *, timeout_seconds: float = 240) -> None:
-        """Start the server and wait until it answers; does nothing when it already runs."""
+        """Start the server and wait until it answers. Do nothing when it already runs."""
         if not self.running:
             home, java_home = install(self.kind), find_java(self.distribution)
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ class SearchServer:
         self.transport_port: int = state.get("transport_port") or _free_port()
 
     def stop(self, *, timeout_seconds: float = 30) -> None:
-        """End the server in an orderly way, by force when it does not go."""
+        """Stop the server in an orderly way, or by force when it does not end."""
         self._signal(signal.SIGTERM)
         if not self._wait_until_gone(timeout_seconds):
             self.kill()

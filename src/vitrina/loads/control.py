@@ -29,7 +29,10 @@ class Paused(Exception):
 
 
 def clock() -> float:
-    """Count seconds, also while the process is stopped or the machine sleeps. No change of the time of day moves it."""
+    """Count seconds, also while the process is stopped or the machine sleeps.
+
+    A change of the time of day does not move it.
+    """
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -53,7 +56,10 @@ class RunControl:
     # --- the heartbeat's side ------------------------------------------------------------------------------------
 
     def extended(self, asked_at: float) -> None:
-        """Move the deadline: the lease was confirmed. It counts from the question: the answer may have waited."""
+        """Move the deadline after the lease was confirmed.
+
+        It counts from the question, because the answer may have waited.
+        """
         self._deadline = asked_at + self._ttl
 
     def lose(self) -> None:
@@ -61,7 +67,7 @@ class RunControl:
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether the database itself said that the claim is no longer ours."""
+        """Tell whether the metastore itself said that the claim is no longer ours."""
         return self._lost.is_set()
 
     @property
@@ -92,7 +98,7 @@ class RunControl:
 
     @property
     def is_interrupted(self) -> bool:
-        """Tell whether a pause has to cancel the statement that runs, because no batch boundary will come."""
+        """Tell whether a pause has to cancel the running statement, because no batch boundary will come."""
         return self.pause_asked and self._in_one_statement
 
     @contextmanager
@@ -157,7 +163,7 @@ class RunControl:
             line.cut()
 
     def end_workers(self) -> None:
-        """End the processes of steps, which look at no clock."""
+        """End the processes of steps, which do not check the lease themselves."""
         with self._lines_lock:
             workers = list(self._workers)
         for worker in workers:

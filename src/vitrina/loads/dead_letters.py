@@ -31,11 +31,11 @@ class Letters:
 
     @cached_property
     def open(self) -> set[str]:
-        """Find the rows that were rejected before, once for a run."""
+        """Find the rows that earlier runs rejected, once for a run."""
         return dead_letters.open_ids(self._job.metastore, self._job.claim.pipeline_id)
 
     def watch_steps(self) -> None:
-        """Let the steps tell from now on which of these rows come through."""
+        """Let the steps report from now on which of these rows come through."""
         passage = self._job.fitted.passage
         if passage:
             passage.steps.watched = self.open
@@ -45,7 +45,7 @@ class Letters:
             dead_letters.resolve_delivered(self._job.metastore, self._job.claim.pipeline_id, filled.delivered)
 
     def rebuilt(self, begun_at: datetime | None, *, committed: bool = False) -> None:
-        """Resolve what was rejected before a full load began: it is in what it publishes, or was rejected again."""
+        """Resolve what was rejected before a full load began; it is published now, or was rejected again."""
         if begun_at is not None and self._is_time(committed):
             dead_letters.resolve_rebuilt(self._job.metastore, self._job.claim.pipeline_id, before=begun_at)
 

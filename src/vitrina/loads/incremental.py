@@ -18,7 +18,7 @@ After = Callable[[Checkpoint, Part], Checkpoint]
 
 
 def incremental(run: Run) -> None:
-    """Read what is new since the checkpoint. It is held back, and moves when the pass is done."""
+    """Read what is new since the checkpoint, which moves only when the pass is done."""
     _forget_full_load(run)
     load = open_merge(run)
     start_over_where_lost(run, load)
@@ -63,7 +63,7 @@ def begin(run: Run, load: Load) -> None:
 
 
 def count_unseen(run: Run) -> None:
-    """Say how many rows no pass will ever see."""
+    """Report how many rows no pass will ever see."""
     source = run.job.source
     if run.job.definition.mode != "incremental" or not isinstance(source, Passes):
         return
@@ -74,7 +74,7 @@ def count_unseen(run: Run) -> None:
 
 
 def _forget_full_load(run: Run) -> None:
-    """Forget a load that was begun before the mode or the steps changed: it says nothing of where a pass stands."""
+    """Forget a load begun before the mode or the steps changed; it does not say where a pass stands."""
     if run.checkpoint.stage is not None:
         run.say_started_over(say("plan.definition_changed"))
         run.checkpoint = run.checkpoint.without_cursor()
@@ -132,7 +132,7 @@ def _end_pass(run: Run, load: Load, following: Pass) -> None:
 
 
 def keep_place(run: Run) -> None:
-    """Keep where the source has come to, though no row came and there is no target yet."""
+    """Keep the position of the source when no row came and there is no target yet."""
     run.answer_request()
     source = run.job.source
     follows = run.job.definition.mode == "incremental"

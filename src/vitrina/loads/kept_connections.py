@@ -13,7 +13,7 @@ from vitrina.unsealing import Keyring
 
 
 def for_run(settings: Settings, metastore: Connection, definition: Definition) -> Settings:
-    """Call `with_kept` where the definition names a connection at all: most do not, and need no look."""
+    """Call `with_kept` only if the definition names a connection; most do not, and save a query."""
     named = {definition.source_connection, definition.options.target_connection or DEFAULT_CONNECTION}
     return with_kept(settings, metastore) if named != {DEFAULT_CONNECTION} else settings
 

@@ -40,7 +40,7 @@ def _refuse_rival(claim: Claim, definition: Definition, metastore: Connection, n
 
 
 def hold_place(claim: Claim, definition: Definition, settings: Settings, metastore: Connection) -> None:
-    """Hold a named place of another system: another name may lead there, and another pipeline write by that."""
+    """Hold a named place of another system; another pipeline may write to it under another name."""
     name = definition.options.target_connection
     connector = registry.get(targets.connector_of(definition.final_target) or registry.POSTGRES)
     if name is None or connector.place is None:

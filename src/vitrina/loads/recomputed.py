@@ -19,9 +19,9 @@ _ROWS_AT_ONCE = 10_000
 def rows(
     job: "Job", found: Checkpoint, *, in_order: bool, sample: int | None, form: Form
 ) -> "Iterator[tuple[pa.Table, bool]]":
-    """Give what the source gives and the steps make of it, in tables of rows that are all young, or none of them.
+    """Yield the source's rows after the steps, in tables whose rows are all young, or all not.
 
-    A source that cannot be asked again for parts starts from its beginning, and gives no sample but all.
+    A source that cannot be asked again for parts starts from its beginning, and gives all rows instead of a sample.
     """
     passage = job.fitted.passage
     for number, table, young in _numbered(job, found, in_order=in_order, sample=sample, form=form):

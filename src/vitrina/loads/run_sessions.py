@@ -25,7 +25,7 @@ class RunSessions:
     def lend(
         self, url: str, name: str | None, session: Mapping[str, str], *, may_be_kept: Callable[[], bool] = lambda: True
     ) -> Iterator[Connection]:
-        """Lend a session on the named connection. It is kept where nothing went wrong, and `may_be_kept` says so."""
+        """Lend a session on the named connection. It is kept if nothing went wrong and `may_be_kept` says so."""
         pool = self._pool_of(name)
         connection = named_sessions.connect(self._settings, url, name, self._name, session, pool=pool)
         self._context.guard(connection)

@@ -159,7 +159,7 @@ class Fitted:
 
     @property
     def arrives_as(self) -> dict[str, str] | None:
-        """Give the type in which the values of each column are staged, after the steps."""
+        """Return the type in which the values of each column are staged, after the steps."""
         return {name: place.staged for name, place in self.passage.landings.items()} if self.passage else None
 
 

@@ -31,7 +31,7 @@ class Endable(Protocol):
 
 
 def keys_of(rows: "pa.Table", names: Iterable[str]) -> list[Key]:
-    """Give the key of each row, as texts."""
+    """Return the key of each row, as texts."""
     columns = [rows.column(name).to_pylist() for name in names]
     return [tuple(map(str, values)) for values in zip(*columns, strict=True)]
 
@@ -82,13 +82,13 @@ class Stopwatch:
         self.laps[stage] = Lap(before.began, before.seconds + seconds) if before else Lap(began, seconds)
 
     def next_of(self, stage: str, pieces: Iterator[T]) -> T | None:
-        """Take the next piece, and count the time that making it takes."""
+        """Take the next piece, and add the time that it took."""
         with self.lap(stage):
             return next(pieces, None)
 
 
 def delivered_in(letters: Iterable[DeadLetter], *parts: frozenset[str]) -> frozenset[str]:
-    """Find what came through on every leg of its way: a row that is rejected in the same batch has not."""
+    """Find rows that came through every stage; a row that was rejected in the same batch did not."""
     return frozenset().union(*parts) - {letter.document_id for letter in letters}
 
 

@@ -39,11 +39,11 @@ class Accepted:
         return any(self.ranges.values())
 
     def __iter__(self) -> Iterator[tuple[int, Range]]:
-        """Give each range with its epoch."""
+        """Yield each range with its epoch."""
         return ((epoch, one) for epoch, ranges in self.ranges.items() for one in ranges)
 
     def parts(self) -> Iterator[PartId]:
-        """Give each part."""
+        """Yield each part."""
         return (PartId(epoch, number) for epoch, (first, last) in self for number in range(first, last + 1))
 
     def as_json(self) -> dict[str, list[list[int]]]:
@@ -52,7 +52,7 @@ class Accepted:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Accepted":
-        """Read it; versions up to 0.1 wrote the highest number of each epoch alone, which counted with all below."""
+        """Read it. Versions up to 0.1 wrote only the highest number of each epoch, which counted with all below."""
         return cls({int(epoch): _ranges(ranges) for epoch, ranges in found.items()})
 
 
@@ -63,7 +63,7 @@ def _ranges(found: Any) -> tuple[Range, ...]:
 
 
 def _joined(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
-    """Sort ranges and join those that touch."""
+    """Sort ranges and merge those that touch."""
     joined: list[Range] = []
     for first, last in sorted(ranges):
         if joined and first <= joined[-1][1] + 1:
@@ -133,6 +133,6 @@ class Checkpoint:
         return found
 
     def blank(self) -> "Checkpoint":
-        """Begin from the beginning. Parts are numbered on, and what the target holds is still known."""
+        """Begin from the beginning. The numbering of parts continues, and what the target holds is still known."""
         kept = {name: value for name, value in self.identity.items() if name in OF_THE_TARGET}
         return Checkpoint(batch_no=self.batch_no, identity=kept)

@@ -34,7 +34,7 @@ class Reader(Protocol):
         ...
 
     def columns_of(self, tables: Sequence[Table]) -> Mapping[Table, Sequence[Column]]:
-        """Give the columns of those of the tables that there are."""
+        """Return the columns of those tables that exist."""
         ...
 
 
@@ -68,7 +68,7 @@ class Queries(Protocol):
         ...
 
     def explain(self, connection: str, query: str, settings: "Settings") -> dict[str, Any]:
-        """Say what a query gives and how the server would run it; nothing is read."""
+        """Describe what a query returns and how the server would run it; nothing is read."""
         ...
 
     def list_tables(self, connection: str, settings: "Settings", *, limit: int) -> list[dict[str, Any]]:

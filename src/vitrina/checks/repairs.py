@@ -32,7 +32,7 @@ Hold = Callable[[Claim, float], AbstractContextManager[RunControl]]
 def repair(
     request: dict[str, Any], metastore: Connection, settings: Settings, verdict: Verdict, hold: Hold
 ) -> dict[str, Any]:
-    """Claim, write what is confirmed, give the lease back; what was done."""
+    """Claim the pipeline, write the confirmed corrections, release the lease, and return what was done."""
     asked_at = clock()
     claim = leases.claim_idle(metastore, request["pipeline_id"], request["runner_id"], settings.lease_ttl_seconds)
     meter = RunMeter()

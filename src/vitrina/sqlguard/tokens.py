@@ -73,7 +73,7 @@ def position(sql: str, offset: int) -> tuple[int, int]:
 
 
 def refuse(sql: str, offset: int, construct: str, what: str, instead: str) -> NoReturn:
-    """Raise the error for whatever stands at `offset`: what it is, where, what to do, and which setting allows it."""
+    """Raise the error for what stands at `offset`: what it is, where, what to do, and which setting allows it."""
     line, column = position(sql, offset)
     names_setting = "VITRINA_" in instead or "no setting" in instead
     said = say(

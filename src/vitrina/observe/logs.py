@@ -145,7 +145,7 @@ _learned: frozenset[str] = frozenset()
 
 
 def learn(url: str) -> None:
-    """Mask the password of this URL from now on, in everything that is written."""
+    """Mask the password of this URL from now on, in everything that is logged."""
     global _learned  # noqa: PLW0603 - one for the process, like the listeners
     found = frozenset(part for part in _secret_parts(url) if part)
     if not found <= _learned:

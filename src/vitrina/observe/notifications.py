@@ -206,7 +206,7 @@ def senders(settings: Settings) -> dict[str, Send]:
 
 
 def try_receivers(settings: Settings, message: Row) -> list[dict[str, Any]]:
-    """Send a message at once to every receiver, and say what became of it."""
+    """Send a message at once to every receiver, and report the results."""
     found = senders(settings)
     outcomes: list[dict[str, Any]] = []
     for name, setting in SETTINGS.items():
@@ -243,7 +243,7 @@ def _send_slack(settings: Settings, message: Row) -> None:
 
 
 def test_message(moment: datetime, asked_by: str) -> Row:
-    """Make a message that tells of nothing but itself."""
+    """Build a message for a test of the receivers."""
     return {"id": uuid4(), "kind": TEST, "created_at": moment, "taken_at": moment, "asked_by": asked_by}
 
 

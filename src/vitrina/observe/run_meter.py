@@ -132,7 +132,7 @@ class RunMeter:
             onlooker.published(_lap(seconds))
 
     def spent(self, stage: str, seconds: float) -> None:
-        """Time of one of `STAGES`."""
+        """Record the time, in seconds, of one of `STAGES`."""
         self._stage_seconds[stage] += seconds
 
     def waited(self, seconds: float) -> None:

@@ -152,7 +152,7 @@ class TargetContract:
         raise NotImplementedError
 
     def visible(self) -> Rows:
-        """Read what a reader of the target sees now: titles by id. Nothing there yet is nothing to see."""
+        """Read what a reader of the target sees now: titles by id. Return nothing when there is no target yet."""
         raise NotImplementedError
 
     # --- helpers ---------------------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ class SourceContract:
         raise NotImplementedError
 
     def expected(self) -> list[dict[str, Any]]:
-        """List the rows that it has, at least four of them."""
+        """List the rows that the source has, at least four of them."""
         raise NotImplementedError
 
     def window(self, **fields: Any) -> Window:

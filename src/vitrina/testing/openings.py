@@ -44,7 +44,7 @@ class CalmContext:
 
 
 def work_of(epoch: int) -> Work:
-    """Give the claim of one epoch on one made-up pipeline."""
+    """Create the claim of one epoch on one made-up pipeline."""
     nobody = UUID(int=0)
     return Work(nobody, "contract", nobody, epoch, f"vitrina:{nobody}:{epoch}")
 
@@ -52,7 +52,7 @@ def work_of(epoch: int) -> Work:
 def opening_of(
     connector: Connector, name: str, url: str | None, *, epoch: int = 1, options: dict[str, Any] | None = None
 ) -> Opening:
-    """Give what a runner would open the connector with."""
+    """Create what a runner would open the connector with."""
     definition = Definition(name="contract", source_query="SELECT 1", target_table="a.b", target_key=["id"])
     made = connector.options.model_validate(options or {}) if connector.options else None
     return Opening(definition, made, name, url, work_of(epoch), CalmContext())

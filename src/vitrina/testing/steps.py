@@ -61,7 +61,7 @@ def run_step(
 def run_source(
     source: Step, *, checkpoint: Any = None, params: Mapping[str, Any] | None = None, limit: int | None = None
 ) -> list[SourceResult]:
-    """Run a registered source until its end, or for so many batches, from a checkpoint."""
+    """Run a registered source from a checkpoint until its end, or for a number of batches."""
     registered = _registered(source)
     context = SourceContext(
         checkpoint=checkpoint, params=chain.read_params(registered, dict(params or {}), registered.name)

@@ -73,9 +73,10 @@ def sample_of(query: Query, outputs: Sequence[Composable] = (SQL("q.*"),), *, li
 
 
 def _fitting(query: Query, outputs: Sequence[Composable], limit: Composable, largest: int) -> Composed:
-    """Select `outputs` of each row, NULL where it has more than `largest` bytes; the last column has that row's bytes.
+    """Select `outputs` of each row, or NULL and the row's size where it has more than `largest` bytes.
 
-    The server checks the length: a row that has arrived is in the runner's memory already, several times.
+    The last column has the size, in bytes. The server checks it: a row that has arrived is in the runner's memory
+    already, several times.
     """
     head, source = query.wrapped(Bounds())
     return SQL(

@@ -39,6 +39,9 @@ VERBS = frozenset(
     retry return revoke roll run save say scan search see seize select send serve set settle share show shut sign sleep
     sort split start state stop store stream strip suggest swap take tell test throw time touch translate trim try turn
     undo unpack update use validate verify wait wake walk warn watch withdraw work wrap write yield
+    adopt analyze announce assume cast clean decode derive detect disable doubt draw extract generate guard hash
+    identify import kill lend link match pair post postpone query queue redact refresh sample separate spawn spell
+    stage stand survive sync upsert
     """.split()
 )
 

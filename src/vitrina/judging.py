@@ -13,7 +13,7 @@ from vitrina.store.leases import Claim
 
 
 def definition_of(claim: Claim) -> Definition:
-    """Read the definition out of the claimed row, or say what is wrong with it."""
+    """Read the definition from the claimed row. Raise when it is invalid, and say why."""
     try:
         return pipelines.definition_of(claim.row)
     except ValidationError as exc:
@@ -22,13 +22,13 @@ def definition_of(claim: Claim) -> Definition:
 
 
 def judge(definition: Definition, settings: Settings) -> Judged | None:
-    """Judge the definition again before anything runs: it may have been written with psql."""
+    """Judge the definition again before anything runs, because it may have been written with psql."""
     taskplan.check(definition, settings.target_policy)
     return _judge_query(definition, settings)
 
 
 def judge_reading(definition: Definition, settings: Settings) -> Judged | None:
-    """Judge it for a caller that only reads, wherever it would write."""
+    """Judge it for a caller that only reads, whatever its target."""
     taskplan.check(definition, None)
     return _judge_query(definition, settings)
 

@@ -74,7 +74,7 @@ def look_quickly(source: Side, target: Side) -> Look:
 
 
 def look_fully(source: Side, target: Side, *, expected_rows: int) -> Look:
-    """Compare one sum of each side; if they differ, bucket by bucket; what differs is listed and joined here."""
+    """Compare one sum of each side. If they differ, compare bucket by bucket, and list and join what differs."""
     total = target.total()
     wanted = source.total()
     if total == wanted:
@@ -93,7 +93,7 @@ def look_fully(source: Side, target: Side, *, expected_rows: int) -> Look:
 
 
 def _grouped(mask: int, buckets: Sequence[int], rows: int, listed_at_once: int | None) -> list[Buckets]:
-    """Group buckets so that a side can list each group in one go."""
+    """Group buckets so that a side can list each group at once."""
     if not buckets:
         return []
     size = len(buckets) if listed_at_once is None else max(1, listed_at_once * (mask + 1) // max(rows, 1))
@@ -101,7 +101,7 @@ def _grouped(mask: int, buckets: Sequence[int], rows: int, listed_at_once: int |
 
 
 def look_at_sample(source: Side, target: Side, *, keys: int) -> Look:
-    """Choose keys of both sides: those of the mart alone would never show a missing row."""
+    """Choose keys of both sides, because those of the mart alone would never show a missing row."""
     chosen = list(dict.fromkeys([*source.random_keys((keys + 1) // 2), *target.random_keys(keys // 2)]))
     look = Look()
     for difference in _join_keys(source, target, chosen):
@@ -110,7 +110,7 @@ def look_at_sample(source: Side, target: Side, *, keys: int) -> Look:
 
 
 def quick_findings(look: Look, *, others_write: bool) -> list[str]:
-    """Say what counts and ends prove to be wrong. Rows that may be on their way prove nothing."""
+    """Report what counts and ends prove to be wrong. Rows that may be on their way prove nothing."""
     assert look.extents is not None
     here, there = look.extents
     findings: list[str] = []
@@ -196,7 +196,7 @@ def _join_keys(source: Side, target: Side, keys: Sequence[Key]) -> Iterator[Diff
 
 
 def _join(source: Iterator[RowImage], target: Iterator[RowImage]) -> Iterator[Difference]:
-    """Join two sides that both come by place and key."""
+    """Join two sides that are both sorted by place and key."""
     here, there = next(source, None), next(target, None)
     while here is not None or there is not None:
         if there is None or (here is not None and here.position < there.position):

@@ -20,7 +20,7 @@ class Compared:
 
     @contextmanager
     def both_sides(self) -> Iterator[tuple[Side, Side]]:
-        """Open source and target. Checkpoint, target, source are looked at in this order: `vitrina.checks.compare`."""
+        """Open source and target. Checkpoint, target, source are read in this order: `vitrina.checks.compare`."""
         found = state.peek(self.job.metastore, self.job.claim.pipeline_id)
         self.job = replace(self.job, checkpoint=found)
         with self.comparison.sides(found) as sides:
@@ -28,7 +28,7 @@ class Compared:
 
 
 def inspect(opened: Opened) -> Compared:
-    """Find out what there is to compare: a target knows its fastest way, reading it all back does for the others."""
+    """Choose how to compare: the target's own fastest way, or reading it all back."""
     target = opened.target
     if isinstance(target, Comparable):
         job = look_into(opened)

@@ -39,7 +39,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Stage:
-    """The rows behind one step; the first stage is what the query gives."""
+    """The rows after one step; the first stage is what the query gives."""
 
     name: str
     batch: "pa.RecordBatch"
@@ -54,7 +54,7 @@ class Stage:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Give the rows as JSON has them."""
+        """Return the rows as JSON values."""
         from vitrina.transforms import python_values
 
         return [json.loads(python_values.json_text_of(row)) for row in python_values.rows_of(self.batch)]
@@ -74,7 +74,7 @@ def _shown(stage: Stage) -> dict[str, Any]:
 
 
 def first_rows_of_source(definition: Definition, settings: Settings, limit: int) -> Stage:
-    """Ask the source from its beginning, for one batch."""
+    """Read one batch of the source from its beginning."""
     with ExitStack() as sessions:
         return _bounded(_first_of_source(definition, settings, limit, sessions)[1])
 
@@ -154,7 +154,7 @@ def _sampled(definition: Definition, settings: Settings, limit: int, extra: Sequ
 
 
 def _hurried(definition: Definition) -> Definition:
-    """Limit the time of the steps: a caller waits for the answer, and others for theirs."""
+    """Limit the time of the steps, because a caller waits for the answer and other callers for theirs."""
     seconds = min(definition.options.step_timeout_seconds, STEP_SECONDS)
     options = definition.options.model_copy(update={"step_timeout_seconds": seconds, "parallel": 1})
     return definition.model_copy(update={"options": options})

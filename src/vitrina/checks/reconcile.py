@@ -39,7 +39,7 @@ def reconcile(
     *,
     confirm_after_seconds: float = CONFIRM_AFTER_SECONDS,
 ) -> dict[str, Any]:
-    """Compare; with `repair`, also correct what differs. The answer is the report."""
+    """Compare; with `repair`, also correct what differs. Return the report."""
     row = pipelines.find(metastore, request["pipeline_id"])
     if row is None:
         raise NotFound(f"pipeline {request['pipeline_id']} was deleted meanwhile")
@@ -82,7 +82,7 @@ def _refuse_beside_a_run(row: dict[str, Any]) -> None:
 
 
 def _announce(row: dict[str, Any], metastore: Connection, report: Report) -> None:
-    """Log a line in any case; publish an event when people should look."""
+    """Log a line in any case; publish an event when an operator should look."""
     told = {
         "pipeline_id": str(row["id"]),
         "pipeline": row["name"],
@@ -166,7 +166,7 @@ def _is_pending(job: Job) -> bool:
 
 
 def _movement(job: Job, *, pending: bool) -> Callable[[Difference, Difference], bool]:
-    """Choose what says that a row is on its way: its age with a cursor, else a running load or a changing row."""
+    """Choose what shows that a row is on its way: its age with a cursor, else a running load or a changing row."""
     if comparison.knows_age(job):
         return lambda before, again: False
     if pending:

@@ -1,4 +1,4 @@
-"""Making the target equal to its source for given keys: each is read anew, and written as a run would write it."""
+"""Making the target equal to its source for given keys: each row is read again, and written as a run would write it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -44,7 +44,7 @@ def plan(differences: Sequence[Difference]) -> dict[str, int]:
 
 
 def repair(run: Run, compared: Correctable, verdict: Verdict, batch_rows: int) -> Repaired:
-    """Write a batch at a time, each under the fence, until all is done or a pause is asked for."""
+    """Write a batch at a time, each under the fence, until all is done or a pause is requested."""
     repairing, done = _Repairing(run, compared), Repaired()
     try:
         repairing.begin(verdict)

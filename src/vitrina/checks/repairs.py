@@ -1,4 +1,4 @@
-"""A repair under the pipeline's lease, as a run of its own: whoever else would write waits until it is over."""
+"""A repair under the pipeline's lease, as a run of its own: other writers wait until it is over."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -29,7 +29,7 @@ BATCH_ROWS = 5_000
 def repair(
     request: dict[str, Any], metastore: Connection, settings: Settings, verdict: Verdict, hold: Hold
 ) -> dict[str, Any]:
-    """Claim, write what is confirmed, give the lease back; what was done."""
+    """Claim the pipeline, write the confirmed corrections, release the lease, and return what was done."""
     asked_at = clock()
     claim = leases.claim_idle(metastore, request["pipeline_id"], request["runner_id"], settings.lease_ttl_seconds)
     meter = RunMeter()

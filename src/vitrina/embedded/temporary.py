@@ -1,4 +1,4 @@
-"""A PostgreSQL server of its own that leaves nothing behind: for tests and benchmarks."""
+"""A PostgreSQL server of its own that leaves no files: for tests and benchmarks."""
 
 import shutil
 import tempfile

@@ -2,7 +2,7 @@
 
 Every command that uses the server starts one of these as its own process: `python watchdog.py HOME DATA`. It holds a
 shared lock on HOME/postgres.users for as long as the command lives, which it learns from its standard input: the
-kernel closes that pipe whichever way the command goes, kill -9 included. Whoever can then turn its lock into an
+kernel closes that pipe however the command ends, kill -9 included. The process that can then turn its lock into an
 exclusive one was the last, and stops the server. The file runs on its own, so it imports nothing but the standard
 library.
 """
@@ -42,7 +42,7 @@ def _is_last(users: int) -> bool:
 
 @contextmanager
 def exclusive(home: Path) -> Iterator[None]:
-    """Only one process at a time starts, adopts or stops the server of this home."""
+    """Lock the home: only one process at a time starts, adopts or stops its server."""
     with lock_file(home).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -57,7 +57,7 @@ def lock_file(home: Path) -> Path:
 
 
 def stop_server(data: Path, how: signal.Signals) -> None:
-    """Ask the server to stop and wait until it is gone: SIGTERM is smart, SIGINT fast, SIGQUIT immediate."""
+    """Ask the server to stop and wait until it has: SIGTERM is smart, SIGINT fast, SIGQUIT immediate."""
     pid = find_postmaster(data)
     if pid is None:
         return
@@ -72,7 +72,7 @@ def stop_server(data: Path, how: signal.Signals) -> None:
 
 
 def remove_socket_directory(directory: Path) -> None:
-    """PostgreSQL removes its sockets, but the directory is ours."""
+    """Remove the directory, which is ours; PostgreSQL removes its sockets only."""
     with suppress(OSError):  # gone already, or something in it that is not ours
         directory.rmdir()
 
@@ -87,14 +87,14 @@ def wait_until_gone(pid: int, data: Path, timeout_seconds: float) -> bool:
 
 
 def find_postmaster(data: Path) -> int | None:
-    """The process that serves this data directory; a left-over postmaster.pid does not count."""
+    """Find the process that serves this data directory; a left-over postmaster.pid does not count."""
     lines = postmaster_file(data)
     pid = int(lines[0]) if lines and lines[0].isdigit() else 0
     return pid if pid and is_postmaster(pid, data) else None
 
 
 def postmaster_file(data: Path) -> list[str]:
-    """Lines of postmaster.pid: pid, data directory, start time, port, socket directory, address, memory key, status."""
+    """Read postmaster.pid: pid, data directory, start time, port, socket directory, address, memory key, status."""
     try:
         return (data / "postmaster.pid").read_text(errors="replace").splitlines()
     except FileNotFoundError:
@@ -102,12 +102,12 @@ def postmaster_file(data: Path) -> list[str]:
 
 
 def is_postmaster(pid: int, data: Path) -> bool:
-    """The pid may belong to anybody by now, or to a zombie, so look at what the process was started with."""
+    """Check the arguments of the process: the pid may belong to another program by now, or to a zombie."""
     return os.fsencode(data) in command_line(pid)
 
 
 def command_line(pid: int) -> list[bytes]:
-    """What a process was started with: [] if there is none, [b""] if it has ended and nobody has taken note of that."""
+    """Read what a process was started with; [] if there is none, [b""] if it is a zombie."""
     deadline = time.monotonic() + EXEC_SECONDS
     while True:
         try:

@@ -35,7 +35,7 @@ class Reader(Protocol):
         ...
 
     def columns_of(self, tables: Sequence[Table]) -> Mapping[Table, Sequence[Column]]:
-        """Give the columns of those of the tables that there are."""
+        """Return the columns of those tables that exist."""
         ...
 
 
@@ -55,7 +55,7 @@ class Queries(Protocol):
     def waited_for(
         self, connection: str | None, settings: Settings, session_name: str
     ) -> AbstractContextManager[Reader]:
-        """Open a reader for somebody who waits for the answer."""
+        """Open a reader for a caller that waits for the answer."""
         ...
 
     def sample(
@@ -69,7 +69,7 @@ class Queries(Protocol):
         ...
 
     def explain(self, connection: str, query: str, settings: Settings) -> dict[str, Any]:
-        """Say what a query gives and how the server would run it; nothing is read."""
+        """Describe what a query returns and how the server would run it; nothing is read."""
         ...
 
     def list_tables(self, connection: str, settings: Settings, *, limit: int) -> list[dict[str, Any]]:

@@ -59,7 +59,7 @@ class RunContext:
         self.waits_because = reason
 
     def show(self) -> None:
-        """Put into the run's row what is waited for, not only when it has come through."""
+        """Record in the run's row what it waits for, before the wait is over."""
         reason = self.waits_because
         if reason != self._meter.counters.metrics.get("waiting"):
             self._meter.note("waiting", reason)

@@ -30,7 +30,10 @@ class Paused(Exception):
 
 
 def clock() -> float:
-    """Count seconds, also while the process is stopped or the machine sleeps. No change of the time of day moves it."""
+    """Count seconds, also while the process is stopped or the machine sleeps.
+
+    A change of the time of day does not move it.
+    """
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -54,7 +57,10 @@ class RunControl:
     # --- the heartbeat's side ------------------------------------------------------------------------------------
 
     def extended(self, asked_at: float) -> None:
-        """Move the deadline: the lease was confirmed. It counts from the question: the answer may have waited."""
+        """Move the deadline after the lease was confirmed.
+
+        It counts from the question, because the answer may have waited.
+        """
         self._deadline = asked_at + self._ttl
 
     def lose(self) -> None:
@@ -62,7 +68,7 @@ class RunControl:
 
     @property
     def is_lost(self) -> bool:
-        """Tell whether the database itself said that the claim is no longer ours."""
+        """Tell whether the metastore itself said that the claim is no longer ours."""
         return self._lost.is_set()
 
     @property
@@ -78,7 +84,7 @@ class RunControl:
             raise Stopping("the runner is shutting down")
 
     def require_lease(self) -> None:
-        """Refuse to go on without the lease; called last before a COMMIT."""
+        """Refuse to continue without the lease; called last before a COMMIT."""
         if self.lease_is_over:
             raise LeaseLost("the lease was not confirmed in time; leaving the pipeline to others")
 
@@ -93,7 +99,7 @@ class RunControl:
 
     @property
     def is_interrupted(self) -> bool:
-        """Tell whether a pause has to cancel the statement that runs, because no batch boundary will come."""
+        """Tell whether a pause has to cancel the running statement, because no batch boundary will come."""
         return self.pause_asked and self._in_one_statement
 
     @contextmanager
@@ -118,7 +124,10 @@ class RunControl:
         return connection
 
     def let_go(self, connection: Connection) -> bool:
-        """The run needs it no longer. False: the lease is over, or the session was cancelled or cut with it."""
+        """Release a session of the run.
+
+        Return False when the lease is over, or the session was cancelled or cut with it.
+        """
         with self._lines_lock:
             lines = [line for line in self._lines if line.connection is connection]
             self._lines = [line for line in self._lines if line.connection is not connection]
@@ -145,7 +154,7 @@ class RunControl:
             return list(self._lines)
 
     def cancel(self) -> None:
-        """Ask the servers to give up the statements at work; a server that does not listen is cut off."""
+        """Ask the servers to cancel running statements, and cut off a server that does not react."""
         for line in self.lines:
             line.cancel(_CANCEL_SECONDS)
 
@@ -155,7 +164,7 @@ class RunControl:
             line.cut()
 
     def end_workers(self) -> None:
-        """End the processes of steps, which look at no clock."""
+        """End the processes of steps, which do not check the lease themselves."""
         with self._lines_lock:
             workers = list(self._workers)
         for worker in workers:

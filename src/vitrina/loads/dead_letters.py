@@ -1,4 +1,4 @@
-"""Rows that a run leaves behind, and those of earlier ones that it delivers after all."""
+"""Rows that a run rejects, and those of earlier runs that it delivers after all."""
 
 from datetime import datetime
 from functools import cached_property
@@ -12,8 +12,9 @@ from vitrina.store import dead_letters
 class Letters:
     """The dead letters of one run.
 
-    They are kept in the metastore. Where the target is in the same database, they are resolved in the transaction that
-    moves the checkpoint; otherwise right behind its commit: one may then stay open, but none is resolved too early.
+    They are kept in the metastore. Where the target is in the same database, they are resolved in the transaction
+    that moves the checkpoint; otherwise right after its commit. One may then stay open, but none is resolved too
+    early.
     """
 
     def __init__(self, job: Job, meter: RunMeter) -> None:
@@ -30,11 +31,11 @@ class Letters:
 
     @cached_property
     def open(self) -> set[str]:
-        """Find the rows that were rejected before, once for a run."""
+        """Find the rows that earlier runs rejected, once for a run."""
         return dead_letters.open_ids(self._job.metastore, self._job.claim.pipeline_id)
 
     def watch_steps(self) -> None:
-        """Let the steps tell from now on which of these rows come through."""
+        """Let the steps report from now on which of these rows come through."""
         passage = self._job.fitted.passage
         if passage:
             passage.steps.watched = self.open
@@ -44,7 +45,7 @@ class Letters:
             dead_letters.resolve_delivered(self._job.metastore, self._job.claim.pipeline_id, filled.delivered)
 
     def rebuilt(self, begun_at: datetime | None, *, committed: bool = False) -> None:
-        """Resolve what was rejected before a full load began: it is in what it publishes, or was rejected again."""
+        """Resolve what was rejected before a full load began; it is published now, or was rejected again."""
         if begun_at is not None and self._is_time(committed):
             dead_letters.resolve_rebuilt(self._job.metastore, self._job.claim.pipeline_id, before=begun_at)
 

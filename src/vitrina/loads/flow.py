@@ -36,7 +36,7 @@ class Flow:
         self._epoch = epoch
 
     def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
-        """Give the parts. Without an order to continue from, all rows are one part, in however many pieces."""
+        """Yield the parts. Without an order to resume in, all rows are one part, in however many pieces."""
         pieces: list[Part] = []
         with closing(self._under_way(first_number, after)) as under_way:
             for part in arriving(under_way, lambda: self._writer.ahead):
@@ -129,7 +129,7 @@ class UnderWay:
 
 
 def arriving(under_way: Iterator[UnderWay], ahead: Callable[[], int]) -> Iterator[Part]:
-    """Give batches in their order, each once that many more, or as many as memory holds, were sent off after it."""
+    """Yield batches in their order, each once `ahead` more, or as many as memory holds, were sent after it."""
     waiting: deque[UnderWay] = deque()
     for batch in under_way:
         waiting.append(batch)

@@ -24,7 +24,7 @@ _NO_CHECKPOINT = '["null"]'
 
 
 def full(run: Run) -> None:
-    """Load everything. The first pass of an incremental pipeline is one too, where the target is empty."""
+    """Load everything. The first pass of an incremental pipeline is a full load too, if the target is empty."""
     load, must_fill = _continued(run) or (_begun(run), True)
     incremental.count_unseen(run)
     if must_fill and not _is_complete(run.checkpoint):
@@ -65,7 +65,7 @@ def _window(run: Run) -> Window:
 
 
 def _is_complete(found: Checkpoint) -> bool:
-    """Tell whether nothing is left to read: a load in one statement is complete as soon as its only batch counts."""
+    """Tell whether nothing is left to read. A load in one statement is complete as soon as its only batch counts."""
     return bool(found.accepted) and found.last_key is None
 
 
@@ -85,7 +85,7 @@ def _loading(run: Run, name: str | None = None) -> Loading:
 
 
 def _continued(run: Run) -> tuple[Load, bool] | None:
-    """Find the interrupted load, if it may still be used, and whether anything is left to read; say why not."""
+    """Find the interrupted load if it can still be resumed, and whether anything is left to read; say why not."""
     found = run.checkpoint
     if found.stage is None and (found.last_key is None or run.job.target.visible == "load"):
         return None
@@ -117,7 +117,7 @@ def _resume(run: Run, load: Load) -> bool:
 
 
 def _forget_lost(run: Run, exc: TransientError) -> None:
-    """Forget the load, so that the next try begins again. Of an error that ends the run, its conclusion does."""
+    """Forget the load, so that the next try begins from scratch. After a fatal error, the run's conclusion does it."""
     if exc.discards_load:
         run.forget_load()
 

@@ -18,7 +18,7 @@ After = Callable[[Checkpoint, Part], Checkpoint]
 
 
 def incremental(run: Run) -> None:
-    """Read what is new since the checkpoint. It is held back, and moves when the pass is done."""
+    """Read what is new since the checkpoint, which moves only when the pass is done."""
     _forget_full_load(run)
     load = open_merge(run)
     start_over_where_lost(run, load)
@@ -39,9 +39,9 @@ def open_merge(
 ) -> Load:
     """Open the target for rows that are added to it.
 
-    `arrives_as`: where they come in other types than a run's. `latest_counts`: of several rows with one key the latest
-    is written, also in mode full, in which a load would refuse them. `watches`: resolve the letters of rows that are
-    taken now.
+    `arrives_as`: where they come in other types than a run's. `latest_counts`: of several rows with one key the
+    latest is written, also in mode full, in which a load would refuse them. `watches`: resolve the dead letters of
+    rows that are taken now.
     """
     source, target = run.job.source, run.job.target
     loading = Loading(
@@ -63,7 +63,7 @@ def begin(run: Run, load: Load) -> None:
 
 
 def count_unseen(run: Run) -> None:
-    """Say how many rows no pass will ever see."""
+    """Report how many rows no pass will ever see."""
     source = run.job.source
     if run.job.definition.mode != "incremental" or not isinstance(source, Passes):
         return
@@ -74,7 +74,7 @@ def count_unseen(run: Run) -> None:
 
 
 def _forget_full_load(run: Run) -> None:
-    """Forget a load that was begun before the mode or the steps changed: it says nothing of where a pass stands."""
+    """Forget a load begun before the mode or the steps changed; it does not say where a pass stands."""
     if run.checkpoint.stage is not None:
         run.say_started_over(say("plan.definition_changed"))
         run.checkpoint = run.checkpoint.without_cursor()
@@ -91,7 +91,7 @@ def start_over_where_lost(run: Run, load: Load) -> None:
 
 
 def _begin_pass(run: Run) -> Pass:
-    """Begin a pass, or go on with one that was interrupted, with what it began with."""
+    """Begin a pass, or resume an interrupted one with what it began with."""
     if run.checkpoint.last_key is not None and not run.job.backfill:
         run.answers_request = False
     else:
@@ -132,7 +132,7 @@ def _end_pass(run: Run, load: Load, following: Pass) -> None:
 
 
 def keep_place(run: Run) -> None:
-    """Keep where the source has come to, though no row came and there is no target yet."""
+    """Keep the position of the source when no row came and there is no target yet."""
     run.answer_request()
     source = run.job.source
     follows = run.job.definition.mode == "incremental"

@@ -1,4 +1,4 @@
-"""What is found out before a run reads: columns, key, where it goes on from, and the plan."""
+"""What is found out before a run reads: columns, key, where it resumes, and the plan."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -15,7 +15,7 @@ from vitrina.store import runs
 
 
 def inspect(opened: Opened, *, create_target: bool = True) -> Job:
-    """Describe the rows, prepare the target, ask the source how it would be read, and choose."""
+    """Describe the rows, prepare the target, ask the source how it would be read, and choose a plan."""
     if not opened.source.runs_when_described:
         return _inspect(opened, create_target=create_target)
     # Before the source is asked to go on: it never gave what is asked for, or that is no longer in the target.
@@ -26,7 +26,7 @@ def inspect(opened: Opened, *, create_target: bool = True) -> Job:
 
 
 def look_into(opened: Opened) -> Job:
-    """Inspect it from its beginning, to compare what the source gives with what is there: the target stays as it is."""
+    """Inspect the pipeline from its beginning, to compare the source with the target, which stays as it is."""
     if opened.source.runs_when_described:
         opened = replace(opened, checkpoint=Checkpoint())
     return _inspect(opened, create_target=False)
@@ -50,7 +50,7 @@ def _inspect(opened: Opened, *, create_target: bool) -> Job:
 
 
 def _without_rows(opened: Opened, described: Description, prepared: Prepared | None) -> Job:
-    """Make the job of a run without rows, of which the columns are unknown."""
+    """Build the job of a run without rows, whose columns are unknown."""
     found = prepared or Prepared((), exists=False, is_empty=True)
     chosen = plan(opened.definition, _capabilities(opened, described, found, None))
     fitted = Fitted((), frozenset())
@@ -68,7 +68,7 @@ def _job(opened: Opened, **found: Any) -> Job:
 
 
 def _next_window(opened: Opened) -> Window:
-    """Say what the source is about to be asked for: within an interrupted load, or after the last pass."""
+    """Build the window that comes next: within an interrupted load, or after the last pass."""
     found = opened.checkpoint
     if opened.definition.mode == "incremental":
         return Window(after=(found.safe_upto,) if found.safe_upto else None)
@@ -88,7 +88,7 @@ def _wanted(opened: Opened, described: Description, fitted: Fitted) -> Wanted:
 
 
 def _believing(opened: Opened) -> Opened:
-    """Forget a checkpoint that says nothing about this source, or about this target: it would pass rows by."""
+    """Forget a checkpoint written for another source or target; resuming from it would skip rows."""
     found, source = opened.checkpoint, opened.source
     if opened.definition.mode != "incremental" or opened.backfill or not isinstance(source, Passes):
         return opened
@@ -107,7 +107,7 @@ def _lost(opened: Opened) -> str | None:
 
 
 def _noticing_emptied(opened: Opened, prepared: Prepared) -> Opened:
-    """Start over where the target was emptied: after steps no first pass is loaded at once, so batch by batch."""
+    """Start over, batch by batch, where the target was emptied; with steps, a first pass is not loaded at once."""
     found = opened.checkpoint
     if opened.definition.mode != "incremental" or opened.backfill or found.stage is not None:
         return opened

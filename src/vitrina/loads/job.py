@@ -47,7 +47,7 @@ class Opened:
 
     @property
     def backfill(self) -> dict[str, Any] | None:
-        """Return the range that was asked for; the live checkpoint stays where it is."""
+        """Return the requested range; the live checkpoint stays where it is."""
         asked: dict[str, Any] | None = self.claim.row["requested_range"]
         return asked if self.definition.mode == "incremental" else None
 
@@ -82,7 +82,7 @@ class Job(Opened):
 
     @property
     def reading_key(self) -> tuple[str, ...]:
-        """Give the part of the key that the source has: a load can be read, and continued, in its order."""
+        """Return the part of the key that the source has; a load can be read, and resumed, in its order."""
         given = {column.name for column in self.described.columns}
         return tuple(name for name in self.key if name in given)
 
@@ -96,7 +96,7 @@ class Job(Opened):
 
     @property
     def stamps(self) -> frozenset[str]:
-        """Name the columns that differ in every run by nature."""
+        """Name the columns whose values differ in every run."""
         return frozenset(self.definition.options.stamps) | self.fitted.stamps
 
     @property
@@ -112,11 +112,11 @@ class Job(Opened):
 
     @property
     def code_digests(self) -> list[str]:
-        """Change with the code of the Python functions at work."""
+        """Change with the code of the Python functions that the run uses."""
         found = [step.digest for step in self.steps]
         return found + ([self.described.digest] if self.described.digest else [])
 
 
 def resume_point(found: Checkpoint) -> Position | None:
-    """Find where an interrupted load goes on."""
+    """Find where an interrupted load resumes."""
     return tuple(json.loads(found.last_key)) if found.last_key else None

@@ -13,7 +13,7 @@ from vitrina.unsealing import Keyring
 
 
 def for_run(settings: Settings, metastore: Connection, definition: Definition) -> Settings:
-    """Call `with_kept` where the definition names a connection at all: most do not, and need no look."""
+    """Call `with_kept` only if the definition names a connection; most do not, and save a query."""
     named = {definition.source_connection, definition.options.target_connection or DEFAULT_CONNECTION}
     return with_kept(settings, metastore) if named != {DEFAULT_CONNECTION} else settings
 
@@ -21,7 +21,7 @@ def for_run(settings: Settings, metastore: Connection, definition: Definition) -
 def with_kept(settings: Settings, metastore: Connection) -> Settings:
     """Add the metastore's connections to the settings, as they are now; the environment's go first.
 
-    One that cannot be opened is no error here: it is one when somebody uses it.
+    One that cannot be opened is no error here: it becomes one when a pipeline uses it.
     """
     kept = {
         name: sealed
@@ -44,7 +44,7 @@ def with_kept(settings: Settings, metastore: Connection) -> Settings:
 
 
 def _open(keyring: Keyring, name: str, sealed: Sealed) -> str:
-    """Open a sealed URL, and judge it: anybody with a login to the metastore may have sealed it."""
+    """Open a sealed URL, and judge it: any login to the metastore may have sealed it."""
     url = keyring.open(name, sealed)
     logs.learn(url)
     found = kept_connections.problem(url)

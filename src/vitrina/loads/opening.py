@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Connect(Protocol):
-    """Opens a session of the run on the named connection."""
+    """Open a session of the run on the named connection."""
 
     def __call__(
         self, url: str, name: str | None, session: Mapping[str, str], may_be_kept: Callable[[], bool] = ..., /
@@ -51,9 +51,9 @@ def open_job(
     context: RunContext,
     conclusion: ExitStack | None = None,
 ) -> Opened:
-    """Judge, connect, seize. From here on an older epoch of this pipeline cannot commit.
+    """Judge the definition, connect, and seize the target. An older epoch of this pipeline cannot commit any more.
 
-    `conclusion` closes the metastore's session, for who needs it when the others are closed.
+    `conclusion` closes the metastore's session, for callers that need it after the others are closed.
     """
     definition = definition_of(claim)
     room.require_room(definition, settings)
@@ -81,7 +81,7 @@ def _open_metastore(
 
 
 def _take_over(around: "_Around", metastore: Connection, target: Target, reader: Reader) -> Ledger:
-    """End the sessions of older epochs and hold the target, so that nobody else writes to it."""
+    """End the sessions of older epochs and hold the target, so that no other runner writes to it."""
     claim, definition, settings = around.claim, around.definition, around.settings
     home = target.session or metastore
     for connection in {id(c): c for c in (metastore, home, reader.connection)}.values():
@@ -94,7 +94,7 @@ def _take_over(around: "_Around", metastore: Connection, target: Target, reader:
 
 
 def open_for_inspection(row: dict[str, Any], settings: Settings, metastore: Connection, sessions: ExitStack) -> Opened:
-    """Open the same without a claim: nothing may be written with it."""
+    """Open the same without a claim; nothing may be written with it."""
     claim = _claim_of_nobody(row)
     definition = definition_of(claim)
     judged = judge(definition, settings)
@@ -119,7 +119,7 @@ def _claim_of_nobody(row: dict[str, Any]) -> Claim:
 
 
 def open_source_alone(definition: Definition, settings: Settings, claim: Claim, sessions: ExitStack) -> Source:
-    """Open a source that is no query, for a look at its rows: there is no target, and nothing is on record."""
+    """Open a source that is no query, to look at its rows; there is no target, and nothing is recorded."""
     context = NoContext()
     connect = _connector(claim, settings, definition, sessions, context)
     around = _Around(definition, settings, claim, None, sessions, connect, context)
@@ -183,7 +183,7 @@ def _open_reader(around: _Around) -> Reader:
 
 
 def _open_source(around: _Around, judged: Judged | None, reader: Reader | None, found: Checkpoint) -> Source:
-    """Open what the rows come from. It ends with the lease; a query's sessions are the run's own."""
+    """Open the source. It ends with the lease; a query's sessions are the run's own."""
     definition = around.definition
     connector = registry.get(definition.source_connector)
     if connector.open_source is None:
@@ -236,7 +236,7 @@ def _opening(around: _Around, connector: Connector, name: str, url: str | None, 
 
 
 def references(reader: Reader, settings: Settings) -> "Callable[[str], pa.Table]":
-    """Answer the queries of steps that look things up, each asked once."""
+    """Answer the reference queries of steps, each asked once."""
     found: dict[str, pa.Table] = {}
 
     def load(query: str) -> "pa.Table":
@@ -260,7 +260,7 @@ def _others_on_target(around: _Around) -> list[str]:
 def _connector(
     claim: Claim, settings: Settings, definition: Definition, sessions: ExitStack, context: RunContext | NoContext
 ) -> Connect:
-    """Make what opens the sessions of one run with its limits, until `sessions` is closed."""
+    """Build the function that opens the sessions of one run with its limits, until `sessions` is closed."""
     lender = RunSessions(settings, claim.session_name, context, context.pool)
     limits = {
         "lock_timeout": "30000",

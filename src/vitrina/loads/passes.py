@@ -10,7 +10,7 @@ from vitrina.ports.source import Source, Window
 
 
 class MarkedPass:
-    """The mark waits in the checkpoint until the pass is done; an interrupted pass goes on with the one it had."""
+    """A pass whose mark waits in the checkpoint until it is done; when interrupted, it resumes with the same mark."""
 
     def __init__(self, source: Source, found: Checkpoint) -> None:
         self.warnings: tuple[str, ...] = ()

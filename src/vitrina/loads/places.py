@@ -19,7 +19,10 @@ from vitrina.targets import Target
 def hold(
     claim: Claim, definition: Definition, settings: Settings, metastore: Connection, target_session: Connection
 ) -> None:
-    """Hold the target by its database before anything is touched there; `TargetTaken` when somebody else does."""
+    """Hold the target by its database before anything is touched there.
+
+    Raise `TargetTaken` when another run holds it.
+    """
     name = _target_connection(definition)
     _recognise(name, settings, metastore, target_session)
     leases.hold_database(metastore, claim)
@@ -37,7 +40,7 @@ def _refuse_rival(claim: Claim, definition: Definition, metastore: Connection, n
 
 
 def hold_place(claim: Claim, definition: Definition, settings: Settings, metastore: Connection) -> None:
-    """Hold a named place of another system: another name may lead there, and another pipeline write by that."""
+    """Hold a named place of another system; another pipeline may write to it under another name."""
     name = definition.options.target_connection
     connector = registry.get(targets.connector_of(definition.final_target) or registry.POSTGRES)
     if name is None or connector.place is None:
@@ -61,7 +64,7 @@ def _is_default(place: Callable[[Settings, str | None], str | None], settings: S
 def checkpoint_to_show(
     claim: Claim, definition: Definition, settings: Settings, metastore: Connection, target_session: Connection
 ) -> tuple[Checkpoint, str | None]:
-    """Find the checkpoint that a run would go on from, and why not from the one that is there."""
+    """Find the checkpoint that a run would resume from, and why not from the one that is there."""
     name = _target_connection(definition)
     found = state.peek(metastore, claim.pipeline_id)
     if name == DEFAULT_CONNECTION:

@@ -185,7 +185,7 @@ def _paging(
 
 
 def _one_statement_rows(definition: Definition, known: Capabilities) -> tuple[int, int]:
-    """Return how many rows are still loaded in one statement, and how many a chunk has beyond that."""
+    """Return how many rows are still loaded in one statement, and how many rows a chunk has beyond that."""
     chosen = definition.options.checkpoint_rows
     if chosen is not None:
         return chosen, chosen

@@ -18,7 +18,7 @@ _PATIENCE_SECONDS = 10.0
 
 
 class Ahead:
-    """Iterates over a source's batches; a thread keeps exactly one batch ahead of the consumer.
+    """Iterate over a source's batches; a thread keeps exactly one batch ahead of the consumer.
 
     With two stages taking turns this also keeps them apart: batch n + 2 is begun only when n has been dealt with.
     """

@@ -14,7 +14,7 @@ _BECAUSE_OF_ROWS = ("22", "23", "44", "54", "P0")
 
 @contextmanager
 def of_publish(read_at: datetime | None) -> Iterator[None]:
-    """Mark what a publish refuses: the same rows would be refused again, and may no longer be the source's by then."""
+    """Mark what a publish refuses: the same rows would be refused again, and the source may have changed by then."""
     try:
         yield
     except (Stopping, LeaseLost, Disconnected):
@@ -29,7 +29,7 @@ def of_publish(read_at: datetime | None) -> Iterator[None]:
 
 @contextmanager
 def of_reading() -> Iterator[None]:
-    """Mark what filling a stage refuses: a row without a key. After anything else a load goes on where it ended."""
+    """Mark what filling a stage refuses: a row without a key. After any other error a load resumes where it ended."""
     try:
         yield
     except RunError as exc:

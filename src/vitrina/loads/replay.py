@@ -1,4 +1,4 @@
-"""A runner sends refused rows again: each is read anew from the source by its key, and its letter marked resolved."""
+"""A runner sends refused rows again: it reads each from the source by its key, and marks its dead letter resolved."""
 
 import re
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ Letter = dict[str, Any]
 
 @dataclass
 class Report:
-    """What became of the letters; `unclear` ones do not say which row they are about."""
+    """What became of the dead letters; `unclear` ones do not say which row they are about."""
 
     letters: int = 0
     sent: int = 0
@@ -161,7 +161,7 @@ class Replay:
         self._load: Load | None = None
 
     def send(self, keys: Sequence[Key]) -> list[DeadLetter]:
-        """Read these rows again and write them as a pass would; returns those that were rejected."""
+        """Read these rows again and write them as a pass would; return those that were rejected."""
         run, load = self.run, self._opened()
         refused: list[DeadLetter] = []
         with run.parts(load, Window(order=self.key, keys=keys)) as parts:
@@ -171,7 +171,7 @@ class Replay:
         return refused
 
     def _opened(self) -> Load:
-        """Open the load once. Rows alone would make a target that was replaced by hand look like the one before."""
+        """Open the load once. Rows alone would make a target that was replaced by hand look like the old one."""
         if self._load is None:
             load = open_merge(self.run, watches=False)  # it says itself what became of each letter
             start_over_where_lost(self.run, load)
@@ -180,14 +180,14 @@ class Replay:
         return self._load
 
     def finish(self) -> None:
-        """Make visible what was written, and remove what it was written through."""
+        """Make visible what was written, and remove what was only needed to write it."""
         if self._load is not None:
             fence = self.run.fence("ending the replay", lambda done: self.run.checkpoint, progressed=False)
             self._load.publish(fence)
             self._load.discard()
 
     def resolve(self, outcome: dict[dead_letters.Resolution, list[int]]) -> None:
-        """Resolve letters in a fenced transaction: a runner that lost the lease resolves nothing."""
+        """Resolve dead letters in a fenced transaction: a runner that lost the lease resolves nothing."""
         job = self.run.job
         with database.translated("resolving dead letters"), job.metastore.transaction():
             for how, numbers in outcome.items():
@@ -210,7 +210,7 @@ def _send_all(replay: Replay, letters: Sequence[Letter], report: Report) -> None
 
 
 def _send_some(replay: Replay, letters: Sequence[Letter], report: Report) -> None:
-    """Send some keys. What the source has now counts, not what it had when the row was refused."""
+    """Send the rows of some keys, as the source has them now and not as they were when they were rejected."""
     names, source = replay.key, replay.source
     told = [(letter, key) for letter in letters if (key := key_of(letter, names))]
     report.unclear += len(letters) - len(told)
@@ -243,7 +243,7 @@ def _as_row(letter: DeadLetter) -> Letter:
 
 
 def key_of(letter: Letter, names: Sequence[str]) -> Key | None:
-    """Read the key's values as text, from the document if it has them, else from its id; None: it cannot be told."""
+    """Read the key's values as text, from the document if it has them, else from its id; None if neither has them."""
     document = letter["document"]
     if isinstance(document, dict) and document.keys() == {"doc", "doc_as_upsert"}:
         document = document["doc"]
@@ -261,5 +261,5 @@ def _text(value: Any) -> str:
 
 
 def _parts(document_id: str) -> list[str]:
-    """Split at `|`; one that stands in a value has a backslash before it, and so has a backslash."""
+    """Split at `|`. Inside a value, a backslash precedes each `|` and each backslash."""
     return [re.sub(r"\\(.)", r"\1", part) for part in re.findall(r"(?:[^|\\]|\\.)+", document_id)]

@@ -70,7 +70,7 @@ class Run:
         return RunFence(self, what, move, progressed=progressed, point=point)
 
     def record(self, what: str, checkpoint: Checkpoint, *, progressed: bool = False) -> None:
-        """Move the checkpoint alone, where no data goes with it."""
+        """Move the checkpoint alone, when no data goes with it."""
         self.fence(what, lambda _: checkpoint, progressed=progressed).after()
 
     def forget_load(self) -> None:
@@ -78,13 +78,13 @@ class Run:
 
     @property
     def keeps_progress(self) -> bool:
-        """Tell whether an interrupted run goes on after its last batch. If not, batches must not excuse every loss."""
+        """Tell whether an interrupted run resumes after its last batch. If not, batches must not excuse every loss."""
         whole = self.plan.loads_at_once and self.job.definition.options.consistency == "snapshot"
         return not whole and not self.job.backfill
 
     @property
     def fingerprint(self) -> str:
-        """Compute what an unfinished load depends on: with another one it is begun again."""
+        """Compute what an unfinished load depends on; when it changes, the load begins from scratch."""
         job = self.job
         kinds = [f"{column.name} {column.type}" for column in (*job.described.columns, *job.output)]
         kinds += job.code_digests
@@ -94,7 +94,7 @@ class Run:
     # --- rows ------------------------------------------------------------------------------------------------------
 
     def loading(self, load: Loading) -> Loading:
-        """Add how rows come, which the plan has decided where the loading does not say."""
+        """Add how rows come, as the plan decided, where the loading does not say."""
         job = self.job
         if load.arrives_as is not None:
             return replace(load, route=self.plan.route)
@@ -129,7 +129,7 @@ class Run:
             yield Flow(job.source, window, passage.steps if passage else None, writer, job.claim.epoch)
 
     def ahead(self, filling: Filling, after: Position | None) -> Ahead:
-        """Fill in another thread; this one looks at lease and pause meanwhile, and shows what is waited for."""
+        """Fill in another thread. Meanwhile this one checks lease and pause, and shows what it waits for."""
         return Ahead(
             filling,
             self.checkpoint.batch_no + 1,
@@ -147,7 +147,7 @@ class Run:
         self.context.show()
 
     def until_paused(self) -> AbstractContextManager[None]:
-        """Work in one statement has no batch boundary to wait for: a pause cancels it."""
+        """Let a pause cancel work in one statement, which has no batch boundary to wait for."""
         return self.control.one_statement() if self.plan.paging == "one statement" else nullcontext()
 
     def batch_size(self) -> int:
@@ -187,7 +187,7 @@ class Run:
         return self.fence("counting a batch", move, progressed=self.keeps_progress, point="batch.fenced")
 
     def _merge_seconds(self, started: float) -> float:
-        """Measure a target that merges in its own transaction; others have taken their time before."""
+        """Measure the merge of a target that merges in its own transaction; others spent their time before."""
         return time.monotonic() - started if self.job.target.session is not None else 0.0
 
     def _note(self, done: Done) -> None:
@@ -209,7 +209,7 @@ class Run:
         self.meter.progressed(part)
 
     def _before_refusal(self) -> Checkpoint:
-        """Return the checkpoint for a run that is refused: the next one meets the rejected rows again."""
+        """Return the checkpoint for a run that is refused, so that the next one meets the rejected rows again."""
         return self.checkpoint.without_load() if self.checkpoint.stage else self.checkpoint
 
     def _too_many_letters(self, more: int) -> FatalError | None:
@@ -236,7 +236,7 @@ class Run:
             raise Paused
 
     def _take_batch_size(self) -> None:
-        """Take what may change under a run from the newer version that `reload-config` put it on."""
+        """Take the batch size from the newer version that `reload-config` set; it may change during a run."""
         size = self.job.ledger.batch_size
         if size is not None and size != self._batch_size:
             self.log.info("config.reloaded", batch_size=size)
@@ -253,7 +253,7 @@ class Run:
         leases.note_hold(self.job.metastore, self.job.claim, hold)
 
     def adjust_target(self) -> None:
-        """Carry out what preparing the target warned of."""
+        """Carry out the changes that preparing the target warned of."""
         fence = self.fence(
             "adjusting the target", lambda done: self.checkpoint.identified(**done.identity), progressed=False
         )
@@ -263,7 +263,7 @@ class Run:
 
 
 class RunFence:
-    """Moves the checkpoint of one run, once, with what a load did."""
+    """Move the checkpoint of one run, once, with what a load did."""
 
     def __init__(self, run: Run, what: str, move: Move, *, progressed: bool, point: str | None) -> None:
         self._run = run
@@ -298,7 +298,7 @@ class RunFence:
         run.control.require_lease()
 
     def require_passed(self) -> None:
-        """Refuse a load that returned as if it had counted something, and did not."""
+        """Refuse a load that returned without passing the fence, as if it had counted something."""
         if not self._is_spent:
             raise RuntimeError(f"{self._what}: the load did not pass its fence")
 

@@ -13,7 +13,7 @@ from vitrina.store.session_pool import SessionPool
 
 
 class RunSessions:
-    """Lends sessions to the parts of one run. Without a pool each is opened, and closed when it is returned."""
+    """Lend sessions to the parts of one run. Without a pool each is opened, and closed when it is returned."""
 
     def __init__(self, settings: Settings, session_name: str, context: Context, pool: SessionPool | None) -> None:
         self._settings = settings
@@ -25,7 +25,7 @@ class RunSessions:
     def lend(
         self, url: str, name: str | None, session: Mapping[str, str], *, may_be_kept: Callable[[], bool] = lambda: True
     ) -> Iterator[Connection]:
-        """Lend a session on the named connection. It is kept where nothing went wrong, and `may_be_kept` says so."""
+        """Lend a session on the named connection. It is kept if nothing went wrong and `may_be_kept` says so."""
         pool = self._pool_of(name)
         connection = named_sessions.connect(self._settings, url, name, self._name, session, pool=pool)
         self._context.guard(connection)
@@ -43,5 +43,5 @@ class RunSessions:
                     connection.close()
 
     def _pool_of(self, name: str | None) -> SessionPool | None:
-        """A limited connection has no room for idle sessions: they would not be counted."""
+        """Return no pool for a limited connection: its idle sessions would not be counted."""
         return None if (name or DEFAULT_CONNECTION).lower() in self._settings.max_connections else self._pool

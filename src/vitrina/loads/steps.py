@@ -75,8 +75,8 @@ def planned(
 ) -> PlannedSteps:
     """Plan the pipeline's steps and read their params; `Invalid` says what is wrong with which.
 
-    Steps that ship with Vitrina are run here. Where there is one of anybody else, or several batches at a time, all of
-    them run in workers, which end with `sessions`.
+    Steps that ship with Vitrina run here. If a step comes from elsewhere, or several batches run at a time, all steps
+    run in workers, which end with `sessions`.
     """
     tasks = [*definition.steps, *extra]
     if not tasks:
@@ -159,7 +159,7 @@ class Fitted:
 
     @property
     def arrives_as(self) -> dict[str, str] | None:
-        """Give the type in which the values of each column are staged, after the steps."""
+        """Return the type in which the values of each column are staged, after the steps."""
         return {name: place.staged for name, place in self.passage.landings.items()} if self.passage else None
 
 

@@ -20,10 +20,10 @@ CLOSE_SECONDS = 1.0
 
 
 class KeptSession:
-    """Logging in costs both sides twenty times what is asked then, so it is done once.
+    """Keep one session open, because logging in costs both sides twenty times what a turn costs.
 
-    One user at a time; its turn takes milliseconds. Whoever waits for too long cuts off the one before: a server that
-    never answers must not silence everything for good.
+    One caller at a time uses it, for milliseconds. A caller that waits for too long cuts off the one before: a server
+    that never answers must not silence everything for good.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -33,7 +33,10 @@ class KeptSession:
 
     @contextmanager
     def turn(self) -> Iterator[Connection]:
-        """`CannotConnect` or the driver's error when the metastore is away; the next turn opens a session anew."""
+        """Lend the session.
+
+        Raise `CannotConnect` or the driver's error when the metastore is away; the next turn reconnects.
+        """
         if not self._taken.acquire(timeout=PATIENCE_SECONDS):
             self._cut()
             raise CannotConnect(f"the metastore has not answered for {PATIENCE_SECONDS:g} s")
@@ -79,7 +82,7 @@ class KeptSession:
 
 
 def _is_over(session: Connection) -> bool:
-    """A server has nothing to say to a session that asks nothing, other than goodbye."""
+    """Tell whether the server closed the session; it sends nothing else to a session that asks nothing."""
     if session.closed:
         return True
     line = select.poll()

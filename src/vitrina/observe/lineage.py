@@ -40,7 +40,7 @@ class RunLineage(Onlooker):
     def __init__(
         self, settings: Settings, claim: Claim, send: Callable[[Event], None], *, ended_at: datetime | None = None
     ) -> None:
-        """`ended_at`: the run is over since then, and its start has been told."""
+        """Tell the start of a run. `ended_at`: the run is over since then, and its start has been told."""
         self._claim = claim
         self._send = send
         self._ended_at = ended_at
@@ -101,7 +101,7 @@ class RunLineage(Onlooker):
 
 
 def tell_left_behind(settings: Settings, run: Row, pipeline: Row, send: Callable[[Event], None]) -> None:
-    """The end of a run whose own runner cannot tell it any more, as the metastore has it."""
+    """Tell the end of a run, as the metastore has it, when the run's own runner no longer can."""
     names = (run["pipeline_id"], pipeline["name"], run["epoch"], _NOBODY, run["run_id"], run["pipeline_version"])
     told = RunLineage(settings, Claim(*names, pipeline), send, ended_at=run["finished_at"])
     # What was taken from a silent runner goes on in a run of its own; after too many losses it does not.
@@ -114,7 +114,7 @@ def tell_left_behind(settings: Settings, run: Row, pipeline: Row, send: Callable
 
 
 def _sources(definition: Definition, settings: Settings) -> list[Dataset]:
-    """The tables of the query; what a Python source reads is its own business."""
+    """List the tables of the query; what a Python source reads is unknown."""
     if definition.python_source:
         return []
     url = settings.connection_url(definition.source_connection)
@@ -134,7 +134,7 @@ def _target(definition: Definition, settings: Settings) -> Dataset:
 
 
 def _dataset(connector: Connector, url: str | None, name: str) -> Dataset:
-    """As the connector names what it reads and writes; nothing of the login."""
+    """Name a dataset as the connector names what it reads and writes, without anything of the login."""
     namespace, named = connector.dataset(url, name) if connector.dataset else (connector.name, name)
     return {"namespace": namespace, "name": named}
 

@@ -1,7 +1,7 @@
 """Sending lineage events, in their order, to a URL and a file; runs never wait for either.
 
-Whose START was sent stands in the metastore until its end is: the end of a run whose runner was killed, or could not
-reach the receiver, is sent by whoever finds it there.
+A run whose START was sent stands in the metastore until its end is sent. If its runner was killed, or could not reach
+the receiver, another runner finds the run there and sends its end.
 """
 
 import json
@@ -66,14 +66,14 @@ class LineageSender:
         self._thread.start()
 
     def stop(self) -> None:
-        """What is queued is tried once more."""
+        """Stop, and try once more to send what is queued."""
         self._stopping.set()
         with self._waiting:
             self._waiting.notify()
         self._thread.join(STOP_SECONDS)
 
     def send(self, event: Event) -> None:
-        """On the run's own thread: no more than putting it aside."""
+        """Queue the event, and no more: this runs on the run's own thread."""
         with self._waiting:
             if len(self._queue) >= QUEUE_EVENTS:
                 self._events.labels("dropped").inc()
@@ -82,7 +82,7 @@ class LineageSender:
             self._waiting.notify()
 
     def look(self) -> None:
-        """Somebody's run was taken over: see now whether its end is to be told."""
+        """Look at once whether the end of a run that was taken over is to be told."""
         with self._waiting:
             self._looks_at = 0.0
             self._waiting.notify()
@@ -101,7 +101,7 @@ class LineageSender:
             self._client.close()
 
     def _next(self) -> Event | None:
-        """None: there is none, and it is time to look for what others left behind."""
+        """Wait for the next event. Return None when it is time to look for runs that other runners left."""
         with self._waiting:
             while not self._queue and not self._stopping.is_set():
                 wait = self._looks_at - time.monotonic()
@@ -120,7 +120,7 @@ class LineageSender:
         self._deliver(event)
 
     def _note_begun(self, run_id: str) -> None:
-        """Before it is sent: a start that nobody hears of can still be ended, the other way round it could not."""
+        """Note the start before it is sent, so that another runner can tell the end of every start that was sent."""
         try:
             with self._metastore() as metastore:
                 lineage_begun.note_begun(metastore, run_id)
@@ -148,7 +148,7 @@ class LineageSender:
             return  # the next look comes soon enough
 
     def _leave_behind(self, event: Event) -> None:
-        """An end that nobody took is on record again, for the next look of whichever runner."""
+        """Note an end that no receiver took, so that any runner finds it in its next look."""
         if event["eventType"] != "START":
             with suppress(CannotConnect, psycopg.Error), self._metastore() as metastore:
                 lineage_begun.note_begun(metastore, event["run"]["runId"])

@@ -58,8 +58,10 @@ def configure(settings: Settings, *, stream: TextIO | None = None) -> None:
 
 
 class _Lines:
-    """Our own lines, straight to the handler's stream: by way of the standard library each takes six times as long,
-    and a run writes one for every batch."""
+    """Write our own lines straight to the handler's stream.
+
+    By way of the standard library each takes six times as long, and a run writes one for every batch.
+    """
 
     def __init__(self, handler: "logging.StreamHandler[TextIO]", redact: "Redactor") -> None:
         self._handler = handler
@@ -75,7 +77,7 @@ class _Lines:
 
 
 def add_listener(listener: Listener) -> None:
-    """Also tell every line to `listener`, whatever the log level; it redacts what it keeps (`Redactor`)."""
+    """Pass every line to `listener` as well, whatever the log level; it redacts what it keeps (`Redactor`)."""
     global _listeners  # noqa: PLW0603 - like structlog's own configuration: one for the process
     _listeners = (*_listeners, listener)
 
@@ -86,7 +88,7 @@ def remove_listener(listener: Listener) -> None:
 
 
 class _Enrichment:
-    """What a line gets besides what its author says, in one go; listeners hear it before it is filtered or rendered."""
+    """Add to a line what its author does not say, in one step. Listeners hear it before it is filtered or rendered."""
 
     def __init__(self, settings: Settings, level: int) -> None:
         levels = logging.getLevelNamesMapping() | {"EXCEPTION": logging.ERROR}
@@ -110,7 +112,7 @@ class _Enrichment:
 
 
 def shortened(value: Any) -> Any:
-    """A text of a bounded length: whatever a server or a step says, one line stays one that can be kept and read."""
+    """Cut a text to a bounded length: whatever a server or a step says, one line can be kept and read."""
     if isinstance(value, str) and len(value) > MAX_TEXT:
         return f"{value[:MAX_TEXT]}... ({len(value) - MAX_TEXT} more characters)"
     return value
@@ -125,13 +127,13 @@ def _tell_listeners(level: str, said: dict[str, Any]) -> None:
 
 
 def _timestamp(*, precise: bool) -> str:
-    """Programs sort by it, people only want to see when it was."""
+    """Format the time precisely for programs, which sort by it, and briefly for people."""
     now = datetime.now(UTC).replace(tzinfo=None)
     return now.isoformat(timespec="microseconds" if precise else "seconds") + "Z"
 
 
 def secrets_of(settings: Settings) -> frozenset[str]:
-    """Every secret value in the settings: passwords inside URLs, tokens, keys."""
+    """Collect every secret value in the settings: passwords inside URLs, tokens, keys."""
     receivers = [url.get_secret_value() for url in (settings.webhook_url, settings.slack_webhook_url) if url]
     parts = [part for value in _secret_values(settings) for part in _secret_parts(value)]
     # Whoever knows the address of a receiver may write to it, password or not.
@@ -143,7 +145,7 @@ _learned: frozenset[str] = frozenset()
 
 
 def learn(url: str) -> None:
-    """Mask the password of this URL from now on, in everything that is written."""
+    """Mask the password of this URL from now on, in everything that is logged."""
     global _learned  # noqa: PLW0603 - one for the process, like the listeners
     found = frozenset(part for part in _secret_parts(url) if part)
     if not found <= _learned:
@@ -151,7 +153,7 @@ def learn(url: str) -> None:
 
 
 class Redactor:
-    """Masks secret values wherever they stand in a text: in a message, a field or a traceback."""
+    """Mask secret values wherever they stand in a text: in a message, a field or a traceback."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._given = frozenset(secrets)
@@ -174,7 +176,7 @@ class Redactor:
 
 
 class _RedactingFormatter(structlog.stdlib.ProcessorFormatter):
-    """For the lines of libraries. Redacts the finished line, so that no later step can bring a secret back in."""
+    """Redact the finished lines of libraries, so that no later step can bring a secret back in."""
 
     def __init__(self, settings: Settings, renderer: structlog.typing.Processor, redact: Redactor) -> None:
         processors = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_rendering(renderer)]
@@ -222,7 +224,10 @@ def as_json(fields: Any) -> str:
 
 
 def wants_colours(stream: TextIO) -> bool:
-    """https://no-color.org first; FORCE_COLOR is what `vitrina dev` sets for the processes whose lines it passes on."""
+    """Follow https://no-color.org, then FORCE_COLOR.
+
+    `vitrina dev` sets the latter for the processes whose lines it passes on.
+    """
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
@@ -237,7 +242,7 @@ def _secret_values(settings: Settings) -> Iterator[str]:
 
 
 def _secret_parts(value: str) -> Iterator[str]:
-    """The password of a URL or of a `host=... password=...` string, else the value itself."""
+    """Find the password of a URL or of a `host=... password=...` string, else take the value itself."""
     urls = [part.strip() for part in value.split(",") if "://" in part]
     if urls:
         # A password may contain the comma that separates search servers.
@@ -264,7 +269,7 @@ def _passwords_in_url(url: str) -> Iterator[str]:
 
 
 def _written_forms(secret: str) -> set[str]:
-    """As it is, as it stands in a URL, in JSON, in a Python repr, and in one of these inside another."""
+    """Write a secret as it is, as in a URL, JSON or a Python repr, and as one of these inside another."""
     return {outer for inner in _escaped(secret) for outer in _escaped(inner)}
 
 

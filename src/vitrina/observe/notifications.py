@@ -52,11 +52,11 @@ class Undelivered(Exception):
 
 
 class TooSlow(Undelivered):
-    """It may have arrived: whoever receives it twice knows it by its id."""
+    """The message may have arrived; a receiver that gets it twice recognises it by its id."""
 
 
 class Channel:
-    """One receiver. It sends in a thread of its own, so that a slow receiver delays nobody but itself."""
+    """One receiver. It sends in a thread of its own, so that a slow receiver does not delay the others."""
 
     def __init__(self, name: str, send: Callable[[Row], None]) -> None:
         self.name = name
@@ -77,7 +77,7 @@ class Channel:
             self._thread.join(seconds)
 
     def send(self, message: Row) -> bool:
-        """False: it was not tried, because the receiver let us wait just now."""
+        """Send the message. Return False when it was not tried, because the receiver was too slow just now."""
         if time.monotonic() < self._left_alone_until:
             return False
         try:
@@ -126,7 +126,7 @@ class Courier:
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
-        """What was not put on record is taken up again when its lease is over."""
+        """Survive an error; a message that was not recorded is taken up again when its lease is over."""
         try:
             yield
         except (CannotConnect, psycopg.Error) as exc:
@@ -135,7 +135,7 @@ class Courier:
             self._log.exception("notifications.crashed")
 
     def deliver_due(self) -> int:
-        """One round; how many messages were taken up or closed. Each free channel takes what it can send."""
+        """Deliver one round and count the messages taken up or closed. Each free channel takes what it can send."""
         free = [channel for channel in self._channels if channel.is_free]
         taken = {message for channel in free for message in self._take_up(channel)}
         end = time.monotonic() + self._patience
@@ -174,7 +174,7 @@ class Courier:
         self._log.info("notification.sent", **_names(message), channel=channel.name)
 
     def _try_later(self, channel: Channel, message: Row, problem: str) -> None:
-        """By this channel's own count: what another one could not deliver says nothing about it."""
+        """Postpone by this channel's own count; failures of another channel say nothing about it."""
         names = {**_names(message), "channel": channel.name}
         with self._metastore() as metastore:
             if message["tries"] < MAX_ATTEMPTS:
@@ -199,14 +199,14 @@ SETTINGS = {"webhook": "VITRINA_WEBHOOK_URL", "slack": "VITRINA_SLACK_WEBHOOK_UR
 
 
 def senders(settings: Settings) -> dict[str, Send]:
-    """How to send to each receiver that has an address."""
+    """Choose how to send to each receiver that has an address."""
     addresses = {"webhook": settings.webhook_url, "slack": settings.slack_webhook_url}
     ways: dict[str, Send] = {"webhook": _send_webhook, "slack": _send_slack}
     return {name: ways[name] for name, address in addresses.items() if address}
 
 
 def try_receivers(settings: Settings, message: Row) -> list[dict[str, Any]]:
-    """Send a message at once to every receiver, and say what became of it."""
+    """Send a message at once to every receiver, and report the results."""
     found = senders(settings)
     outcomes: list[dict[str, Any]] = []
     for name, setting in SETTINGS.items():
@@ -243,7 +243,7 @@ def _send_slack(settings: Settings, message: Row) -> None:
 
 
 def test_message(moment: datetime, asked_by: str) -> Row:
-    """Make a message that tells of nothing but itself."""
+    """Build a message for a test of the receivers."""
     return {"id": uuid4(), "kind": TEST, "created_at": moment, "taken_at": moment, "asked_by": asked_by}
 
 
@@ -284,13 +284,13 @@ def slack_text(message: Row) -> str:
 
 
 def signature(secret: str, message_id: str, timestamp: str, body: bytes) -> str:
-    """As standardwebhooks.com has it, so that its libraries verify it: `v1,` and base64 of an HMAC-SHA256."""
+    """Sign as standardwebhooks.com has it, so that its libraries verify it: `v1,` and base64 of an HMAC-SHA256."""
     signed = f"{message_id}.{timestamp}.".encode() + body
     return "v1," + base64.b64encode(hmac.new(_key(secret), signed, hashlib.sha256).digest()).decode()
 
 
 def _key(secret: str) -> bytes:
-    """`whsec_...` is base64, anything else is taken as it is."""
+    """Decode `whsec_...` as base64; take anything else as it is."""
     if secret.startswith("whsec_"):
         try:
             return base64.b64decode(secret.removeprefix("whsec_"), validate=True)
@@ -300,7 +300,7 @@ def _key(secret: str) -> bytes:
 
 
 def post_in_time(url: str, body: bytes, headers: dict[str, str], *, seconds: float | None = None) -> None:
-    """In a thread of its own, which is left behind, with its connection closed, when the whole takes too long."""
+    """Post in a thread of its own. When the whole takes too long, close the connection and abandon the thread."""
     limit = DELIVERY_SECONDS if seconds is None else seconds
     outcome: list[Exception | None] = []
 
@@ -327,7 +327,7 @@ def post_in_time(url: str, body: bytes, headers: dict[str, str], *, seconds: flo
 
 
 def post(url: str, body: bytes, headers: dict[str, str], client: httpx.Client | None = None) -> None:
-    """Redirects are not followed: it goes where the operator sent it. The URL is a secret, so no error names it."""
+    """Post without following redirects: the operator chose the receiver. The URL is a secret, so no error names it."""
     try:
         with nullcontext(client) if client else open_client(url) as http:
             answer = http.post(url, content=body, headers=headers)
@@ -340,7 +340,7 @@ def post(url: str, body: bytes, headers: dict[str, str], client: httpx.Client | 
 
 
 def open_client(url: str) -> httpx.Client:
-    """For whoever posts often to the same receiver."""
+    """Open a client for a caller that posts often to the same receiver."""
     where = urlsplit(url)
     # Proxies of the environment are for the world outside, not for a receiver on this machine.
     local = (where.hostname or "") in ("localhost", "127.0.0.1", "::1")

@@ -1,4 +1,4 @@
-"""Who watches a run besides the metrics: told of each step of it, on its own thread, and never asked."""
+"""Observers of a run (traces, lineage). They are notified on the run's thread and must not block it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,25 +57,25 @@ class PlannedRun(Protocol):
 
 
 class Onlooker:
-    """One of one run. It does no more than put aside what it is told: a run waits for nobody."""
+    """Observe one run. An observer only stores what it is told, because the run does not wait for it."""
 
     # Of the trace that the run's lines belong to, where somebody makes one.
     trace_id: str | None = None
 
     def planned(self, job: PlannedRun, lap: Lap) -> None:
-        """Everything is open, and it is known how the rows will move."""
+        """Handle the plan: everything is open, and it is known how the rows will move."""
 
     def batch_done(self, filled: Part, laps: Mapping[str, Lap]) -> None:
-        """A batch is committed; `laps` has the stages of filling and writing it."""
+        """Handle a committed batch; `laps` has the stages of filling and writing it."""
 
     def published(self, lap: Lap) -> None:
-        """A whole load is shown at once."""
+        """Handle the publication of a whole load."""
 
     def retrying(self, attempt: int, error: str) -> None:
-        """An error that may pass; the next try is `attempt`."""
+        """Handle an error that may pass; the next try is `attempt`."""
 
     def ended(self, outcome: Outcome, counters: Counters) -> None:
-        """The last word, whatever happened."""
+        """Handle the end, whatever happened. Nothing follows it."""
 
 
 # Who wants to watch the run of a claim.

@@ -17,7 +17,7 @@ Check = Callable[[], str | None]
 
 
 class ProbeServer:
-    """Serves until stopped. Answers in threads, so that a database that is away holds up one probe, not all."""
+    """Serve until stopped. Answer in threads, so that an unreachable database holds up one probe, not all."""
 
     def __init__(
         self,
@@ -93,4 +93,4 @@ class _Handler(BaseHTTPRequestHandler):
         return "vitrina"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are no news."""
+        """Log nothing: a scrape is not worth a line."""

@@ -55,7 +55,7 @@ class Instruments:
         ).set(1)
 
     def label(self, pipeline: str) -> str:
-        """The pipeline's name, until there are too many of them."""
+        """Return the pipeline's name, until there are too many of them."""
         with self._lock:
             if pipeline in self._pipelines or len(self._pipelines) < self._max_pipelines:
                 self._pipelines.add(pipeline)
@@ -63,12 +63,12 @@ class Instruments:
         return OTHER
 
     def counted(self) -> list[str]:
-        """The pipelines that have series of their own."""
+        """List the pipelines that have series of their own."""
         with self._lock:
             return list(self._pipelines)
 
     def retain(self, pipelines: Collection[str]) -> None:
-        """Forget pipelines that are gone: their series, and the places that they took among the labels.
+        """Forget deleted pipelines: their series, and the places that they took among the labels.
 
         One that was missed once may be younger than the list that it was missed on.
         """
@@ -99,7 +99,7 @@ class Instruments:
 
 
 class RunTally:
-    """One run's share: what is new since the last commit is added to the runner's counters."""
+    """Count one run's share: add what is new since the last commit to the runner's counters."""
 
     def __init__(self, instruments: Instruments, pipeline: str) -> None:
         self._instruments = instruments
@@ -133,7 +133,7 @@ class RunTally:
         self._instruments.run_seconds.labels(self._label).observe(time.monotonic() - self._started)
 
     def _add(self, counter: Counter, name: str, value: float, *labels: str) -> None:
-        """Counters only grow, also when a try that was rolled back is counted anew."""
+        """Add to a counter, which only grows, also when a try that was rolled back is counted again."""
         told = self._told.get(name)
         if told is None:
             # Looked up once: a run comes by here after every commit.

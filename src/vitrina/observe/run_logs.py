@@ -33,7 +33,7 @@ _Queued = tuple[datetime, str, dict[str, Any]]
 
 
 class LineKeeper:
-    """Listens to the log of this process; what was written for a run is kept with the run."""
+    """Listen to the log of this process, and keep what was written for a run with the run."""
 
     def __init__(
         self, settings: Settings, metastore: Connect, *, on_dropped: Callable[[int], None] = lambda count: None
@@ -56,7 +56,7 @@ class LineKeeper:
         self._thread.join(timeout=5)
 
     def hear(self, level: str, fields: dict[str, Any]) -> None:
-        """On the run's own thread: no more than putting it aside."""
+        """Queue the line, and no more: this runs on the run's own thread."""
         if "run_id" not in fields or level == "debug" or fields.get("event") in FOR_OPERATORS_ONLY:
             return
         if len(self._queue) >= QUEUE_LINES:
@@ -85,7 +85,7 @@ class LineKeeper:
         self._trim(metastore, lines)
 
     def _insert(self, metastore: Connection, lines: list[Line]) -> None:
-        """A line that the database refuses would be refused for ever, and all others behind it: it is left out."""
+        """Insert lines, and drop one that the database refuses: it would be refused for ever and hold up the others."""
         try:
             run_logs.insert(metastore, lines)
         except (psycopg.DataError, psycopg.IntegrityError) as exc:

@@ -21,7 +21,7 @@ STAGES = ("plan", "read", "transform", "stage", "merge", "index", "publish", "wa
 
 
 class RunMeter:
-    """Counters of one run, across its attempts; tells onlookers what it is told."""
+    """Count for one run, across its attempts, and tell its observers."""
 
     def __init__(self, tally: RunTally | None = None, onlookers: Sequence[Onlooker] = ()) -> None:
         self.tally = tally or RunTally(Instruments(), "")
@@ -67,7 +67,7 @@ class RunMeter:
         )
 
     def starts_over(self) -> None:
-        """What was done before is done again: it is no progress until it comes further."""
+        """Start over: what was done before is done again, and is no progress until it comes further."""
         self._rows_to_surpass = max(self._rows_to_surpass, self._rows_since_start)
         self._rows_since_start = 0
 
@@ -75,7 +75,7 @@ class RunMeter:
         self.counters.metrics[name] = value
 
     def warn(self, text: str) -> None:
-        """Among the warnings of the plan, where people look for them."""
+        """Add a warning to those of the plan, where people look for them."""
         said = self.counters.metrics.setdefault("plan", {}).setdefault("warnings", [])
         if text not in said:
             said.append(text)
@@ -87,7 +87,7 @@ class RunMeter:
             self.note("null_cursors", rows)
 
     def left_behind(self, rows: int) -> None:
-        """Rows that a step failed on and that went to the dead letters."""
+        """Count rows that a step failed on and that became dead letters."""
         self._letters += rows
         self.counters.rows_rejected = self._null_cursors + self._letters
         self.note("dead_letters", self._letters)
@@ -129,16 +129,16 @@ class RunMeter:
             onlooker.published(_lap(seconds))
 
     def spent(self, stage: str, seconds: float) -> None:
-        """Time of one of `STAGES`."""
+        """Record the time, in seconds, of one of `STAGES`."""
         self._stage_seconds[stage] += seconds
 
     def waited(self, seconds: float) -> None:
-        """For the source, while nothing was left to write."""
+        """Record a wait for the source while nothing was left to write."""
         self.spent("wait", seconds)
         self._laps = {"wait": _lap(seconds)}
 
     def progressed(self, filled: Part) -> None:
-        """A committed batch: tries start counting anew."""
+        """Record a committed batch: the count of tries without progress starts again at zero."""
         self._rows_since_start += filled.rows
         if self._rows_since_start > self._rows_to_surpass:
             self.attempts_without_progress = 0
@@ -189,7 +189,7 @@ class RunMeter:
         runs.record_progress(metastore, claim.run_id, self.counters, attempts=self.attempt)
 
     def announce(self, metastore: Connection, claim: Claim) -> None:
-        """After every commit."""
+        """Announce the progress. The run calls it after every commit."""
         self._tell()
         if time.monotonic() - self._announced < _ANNOUNCE_SECONDS:
             return
@@ -214,7 +214,7 @@ class RunMeter:
 
 
 def _lap(seconds: float) -> Lap:
-    """Something that has just ended."""
+    """Record a lap that has just ended."""
     return Lap(time.time() - seconds, seconds)
 
 

@@ -27,7 +27,7 @@ PROBE_CONNECT_SECONDS = 3
 
 
 class Lookout:
-    """Threads beside the work; a run never waits for them."""
+    """Run threads beside the work; a run never waits for them."""
 
     def __init__(self, settings: Settings, runner_id: UUID) -> None:
         self._settings = settings
@@ -57,7 +57,7 @@ class Lookout:
             self._probes.start()
 
     def onlookers(self, claim: Claim) -> list[Onlooker]:
-        """Who watches a run besides its metrics."""
+        """Create the observers of a run, besides its metrics."""
         found: list[Onlooker] = []
         if self._tracing:
             found.append(RunTrace(self._tracing, claim))
@@ -66,13 +66,13 @@ class Lookout:
         return found
 
     def took_over(self, pipeline: str) -> None:
-        """A pipeline was taken away from a runner that fell silent, and can tell nothing more of its run."""
+        """Note that a pipeline was taken from a silent runner, which can tell nothing more of its run."""
         self.instruments.lost_elsewhere(pipeline)
         if self._lineage:
             self._lineage.look()
 
     def stop(self) -> None:
-        """Last of all: what was said until now is kept."""
+        """Stop last of all, so that everything said until now is kept."""
         if self._tracing:
             self._tracing.stop()
         if self._lineage:
@@ -84,7 +84,7 @@ class Lookout:
         self._session.close()
 
     def looked_around(self) -> None:
-        """The runner's loop came by: it is not stuck."""
+        """Note that the runner's loop came by, so it is not stuck."""
         self._looked_at = time.monotonic()
 
     def _make_probes(self) -> ProbeServer | None:

@@ -27,7 +27,7 @@ log = structlog.get_logger("vitrina.observe.tracing")
 
 
 def start(service: str, environ: Mapping[str, str] = os.environ) -> "Tracing | None":
-    """As the standard OTEL_* variables say; None where they ask for nothing, or it cannot be done."""
+    """Start as the standard OTEL_* variables say; None where they ask for nothing, or it cannot be done."""
     if not is_wanted(environ):
         return None
     asked = next((environ[name] for name in _PROTOCOLS if environ.get(name)), _PROTOCOL)
@@ -51,7 +51,7 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def acceptable(traceparent: str | None) -> str | None:
-    """A W3C traceparent as it came from outside, or None when it is not one: it ends up in the metastore."""
+    """Accept a W3C traceparent from outside, or return None when it is not one: it ends up in the metastore."""
     return traceparent if traceparent and _TRACEPARENT.fullmatch(traceparent) else None
 
 
@@ -71,7 +71,7 @@ class Tracing:
         self._tracer = provider.get_tracer("vitrina", __version__)
 
     def begin(self, name: str, attributes: Attributes, *, traceparent: str | None = None) -> "OpenSpan":
-        """Within the caller's trace when it has told one, else in a trace of its own."""
+        """Begin a span within the caller's trace when one is given, else in a trace of its own."""
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         carried = {"traceparent": traceparent} if traceparent else {}
@@ -80,11 +80,11 @@ class Tracing:
         return OpenSpan(span, self._provider, self._processor)
 
     def begin_request(self, method: str, path: str, traceparent: str | None) -> "OpenSpan":
-        """A request of the API, in the words of OpenTelemetry's conventions."""
+        """Begin a span for a request of the API, in the words of OpenTelemetry's conventions."""
         return self.begin(method, {"http.request.method": method, "url.path": path}, traceparent=traceparent)
 
     def stop(self) -> None:
-        """What is queued is sent, for a while."""
+        """Send what is queued, for `STOP_SECONDS` at most."""
         last = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         last.start()
         last.join(STOP_SECONDS)
@@ -116,10 +116,10 @@ class OpenSpan:
         attributes: Attributes | None = None,
         of: "SpanContext | None" = None,
     ) -> "SpanContext":
-        """A part of it, or `of` one of its parts, that is over; by Unix times.
+        """Record a part of the span, or of its part `of`, that is over; by Unix times.
 
-        Made as what it is, a span to be sent: one that is begun and ended first takes a run's thread ten times as long,
-        and a run has a handful of them for each batch.
+        It is made as a finished span. One that is begun and then ended takes a run's thread ten times as long, and a
+        run has a handful of them for each batch.
         """
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanContext
@@ -162,7 +162,7 @@ class OpenSpan:
 
 
 def _provider(service: str, environ: Mapping[str, str]) -> "tuple[TracerProvider, SpanProcessor]":
-    """Not the process's global one: a user's Python step may bring its own."""
+    """Create a provider of our own, not the process's global one; a user's Python step may bring its own."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
@@ -176,7 +176,7 @@ def _provider(service: str, environ: Mapping[str, str]) -> "tuple[TracerProvider
 
 
 def _nowhere() -> "Context":
-    """Whatever trace the surrounding code may be in is not ours."""
+    """Return an empty context, because the trace of the surrounding code is not ours."""
     from opentelemetry.context import Context
 
     return Context()

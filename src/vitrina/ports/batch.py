@@ -31,14 +31,14 @@ class Endable(Protocol):
 
 
 def keys_of(rows: "pa.Table", names: Iterable[str]) -> list[Key]:
-    """Give the key of each row, as texts."""
+    """Return the key of each row, as texts."""
     columns = [rows.column(name).to_pylist() for name in names]
     return [tuple(map(str, values)) for values in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A row that was left out, with the reason: whole, or as much of it as a letter holds."""
+    """A row that was rejected, with the reason: whole, or as much of it as a dead letter holds."""
 
     document_id: str
     error: str
@@ -46,7 +46,7 @@ class DeadLetter:
 
     @classmethod
     def about(cls, document_id: str, error: str, document: bytes) -> "DeadLetter":
-        """Make a letter; `document` is JSON. Of a long one the letter holds the beginning, as a text that says so."""
+        """Make a dead letter; `document` is JSON. Of a long one it holds the beginning, as a text that says so."""
         if len(document) <= LONGEST_DOCUMENT:
             return cls(document_id, error, document.decode(errors="replace") or "null")
         beginning = document[:LONGEST_DOCUMENT].decode(errors="replace")
@@ -82,13 +82,13 @@ class Stopwatch:
         self.laps[stage] = Lap(before.began, before.seconds + seconds) if before else Lap(began, seconds)
 
     def next_of(self, stage: str, pieces: Iterator[T]) -> T | None:
-        """Take the next piece, and count the time that making it takes."""
+        """Take the next piece, and add the time that it took."""
         with self.lap(stage):
             return next(pieces, None)
 
 
 def delivered_in(letters: Iterable[DeadLetter], *parts: frozenset[str]) -> frozenset[str]:
-    """Find what came through on every leg of its way: a row that is rejected in the same batch has not."""
+    """Find rows that came through every stage; a row that was rejected in the same batch did not."""
     return frozenset().union(*parts) - {letter.document_id for letter in letters}
 
 
@@ -100,7 +100,10 @@ class PartId(NamedTuple):
 
 
 class Batch:
-    """Rows as a source gives them. Whoever takes the rows has them alone: a large table must not be kept twice."""
+    """Rows as a source gives them.
+
+    The caller that takes the rows owns them alone: a large table must not be kept twice.
+    """
 
     def __init__(
         self,
@@ -147,7 +150,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Written:
-    """What a writer answers for a batch: every row of it is counted here, or on record as a dead letter."""
+    """What a writer answers for a batch: every row of it is counted here, or recorded as a dead letter."""
 
     rows: int
     letters: tuple[DeadLetter, ...] = ()
@@ -184,7 +187,7 @@ class Part:
 
 
 class Filling(Protocol):
-    """Brings a window of a source to the target, part by part, by whatever way."""
+    """Bring a window of a source to the target, part by part."""
 
     def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
         """Bring the rows after `after`, as parts numbered from `first_number`."""

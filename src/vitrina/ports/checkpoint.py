@@ -39,11 +39,11 @@ class Accepted:
         return any(self.ranges.values())
 
     def __iter__(self) -> Iterator[tuple[int, Range]]:
-        """Give each range with its epoch."""
+        """Yield each range with its epoch."""
         return ((epoch, one) for epoch, ranges in self.ranges.items() for one in ranges)
 
     def parts(self) -> Iterator[PartId]:
-        """Give each part."""
+        """Yield each part."""
         return (PartId(epoch, number) for epoch, (first, last) in self for number in range(first, last + 1))
 
     def as_json(self) -> dict[str, list[list[int]]]:
@@ -52,7 +52,7 @@ class Accepted:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Accepted":
-        """Read it; versions up to 0.1 wrote the highest number of each epoch alone, which counted with all below."""
+        """Read it. Versions up to 0.1 wrote only the highest number of each epoch, which counted with all below."""
         return cls({int(epoch): _ranges(ranges) for epoch, ranges in found.items()})
 
 
@@ -63,7 +63,7 @@ def _ranges(found: Any) -> tuple[Range, ...]:
 
 
 def _joined(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
-    """Sort ranges and join those that touch."""
+    """Sort ranges and merge those that touch."""
     joined: list[Range] = []
     for first, last in sorted(ranges):
         if joined and first <= joined[-1][1] + 1:
@@ -92,7 +92,7 @@ class Checkpoint:
     identity: dict[str, Any] = field(default_factory=dict)
 
     def accepting(self, part: PartId, rows: int, last_key: str | None) -> "Checkpoint":
-        """Count one more part of the load, and go on after it."""
+        """Count one more part of the load, and continue after it."""
         return replace(
             self,
             batch_no=max(self.batch_no, part.number),
@@ -117,9 +117,9 @@ class Checkpoint:
         )
 
     def without_cursor(self) -> "Checkpoint":
-        """Forget the unfinished load and where to go on from, for a run that reads everything.
+        """Forget the unfinished load and its position, for a run that reads everything.
 
-        Kept, the place would be believed by the next pass, although the load was refused, or was one of another mode.
+        The next pass would trust a position that was kept, although the load was refused, or was one of another mode.
         """
         return replace(self.without_load(), safe_upto=None, held_upto=None)
 
@@ -133,6 +133,6 @@ class Checkpoint:
         return found
 
     def blank(self) -> "Checkpoint":
-        """Begin from the beginning. Parts are numbered on, and what the target holds is still known."""
+        """Begin from the beginning. The numbering of parts continues, and what the target holds is still known."""
         kept = {name: value for name, value in self.identity.items() if name in OF_THE_TARGET}
         return Checkpoint(batch_no=self.batch_no, identity=kept)

@@ -54,33 +54,33 @@ class Side(Protocol):
     def listed_at_once(self) -> int | None: ...
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Open a block in which everything is seen that was there before it."""
+        """Open a block that sees everything that was there before it."""
         ...
 
     def extent(self) -> Extent:
-        """Count the rows, and say between which values they are."""
+        """Count the rows, and find their least and greatest values."""
         ...
 
     def total(self) -> tuple[int, str]:
-        """Return all rows in one sum."""
+        """Return one sum over all rows."""
         ...
 
     def buckets(self, mask: int) -> dict[int, tuple[int, str]]:
-        """Group rows by a part of their key's hash: how many, and a sum of their images that no order changes."""
+        """Group rows by a part of their key's hash; return the count and an order-independent sum of their images."""
         ...
 
     def images_in(self, mask: int, buckets: Sequence[int]) -> Iterator[RowImage]:
-        """Give the rows of some buckets, by place and key; of several with one key, the latest alone."""
+        """Yield the rows of some buckets, by place and key; of several with one key, only the latest."""
         ...
 
     def images_of(self, keys: Sequence[Key]) -> Iterator[RowImage]:
-        """Give the rows of some keys, in the same way."""
+        """Yield the rows of some keys, in the same way."""
         ...
 
     def random_keys(self, count: int) -> list[Key]: ...
 
     def texts(self, keys: Sequence[Key]) -> dict[Key, dict[str, str | None]]:
-        """Give whole rows, column by column, as text."""
+        """Return whole rows, column by column, as text."""
         ...
 
 
@@ -149,7 +149,7 @@ class Looked(Protocol):
     def rows(
         self, found: Checkpoint, *, in_order: bool = False, sample: int | None = None, form: Form = "exact"
     ) -> "Iterator[tuple[pa.Table, bool]]":
-        """Read the source again, through the steps, in tables of rows that are all young, or none of them.
+        """Read the source again, through the steps, in tables whose rows are all young, or all not.
 
         `found` tells their age. `in_order`: of several rows with one key the latest comes last. A source that cannot
         give a sample gives all.
@@ -168,11 +168,11 @@ class Comparison(Protocol):
 
     @property
     def full_guarantee(self) -> str:
-        """Say what comparing everything is worth here."""
+        """Say what a full comparison proves here."""
         ...
 
     def sides(self, found: Checkpoint) -> AbstractContextManager[tuple[Side, Side]]:
-        """Open source and target. They are looked at in this order: checkpoint, target, source."""
+        """Open source and target. They are read in this order: checkpoint, target, source."""
         ...
 
 
@@ -182,11 +182,11 @@ class Correctable(Protocol):
 
     @property
     def arrives_as(self) -> dict[str, str] | None:
-        """Give the types in which corrections come, where they are not those of a run."""
+        """Return the types in which corrections come, where they are not those of a run."""
         ...
 
     def refuse_shrinking(self, deletes: int) -> None:
-        """Refuse to delete more than a load might."""
+        """Refuse to delete more than a load may."""
         ...
 
     def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
@@ -199,7 +199,7 @@ class Comparable(Protocol):
     """A target with a faster way to be compared than reading it all back (`Scans`)."""
 
     def compare(self, looked: Looked) -> Comparison:
-        """Say what there is to compare, or refuse it with the reason."""
+        """Describe what there is to compare, or refuse it with the reason."""
         ...
 
 
@@ -222,7 +222,7 @@ class Rescans(Protocol):
     def rows_by_age(
         self, found: Checkpoint, *, in_order: bool, sample: int | None, natural: bool, batch_rows: int
     ) -> "Iterator[tuple[int, pa.Table, bool]]":
-        """Give all rows, or a random sample, with the number of their batch and whether they are young."""
+        """Yield all rows, or a random sample, with the number of their batch and whether they are young."""
         ...
 
     def extent(self, found: Checkpoint, key: Sequence[str], *, unless: str | None) -> Extent:

@@ -40,15 +40,15 @@ class Context(Protocol):
         ...
 
     def wait(self, seconds: float, *, may_pause: bool = False) -> None:
-        """Sleep; raises as `check` does, and when a pause is asked for, where the run can be continued from."""
+        """Sleep. Raise as `check` does, and when a pause is requested, if the run can be resumed from here."""
         ...
 
     def tell(self, reason: str | None) -> None:
-        """Say what is waited for, from any thread; None: it is over."""
+        """Report what is waited for, from any thread; None when the wait is over."""
         ...
 
     def show(self) -> None:
-        """Put on record what is waited for; called by the run's own thread."""
+        """Record what is waited for; called by the run's own thread."""
         ...
 
     def guard(self, session: Any) -> None:
@@ -60,7 +60,7 @@ class Context(Protocol):
         ...
 
     def attach(self, workers: "Endable") -> None:
-        """Close whatever else is at work with the lease, from another thread."""
+        """Close these workers, from another thread, when the lease is over."""
         ...
 
     def log(self, level: str, event: str, **values: Any) -> None: ...

@@ -16,7 +16,7 @@ BATCH_BYTES = 16 << 20
 def of_reading(
     batches: "Iterable[tuple[pa.RecordBatch, Sequence[Key | None]]]", wanted: Collection[Key], batch_rows: int
 ) -> Iterator[Correction]:
-    """Pick the wanted rows out of one reading of the source; a wanted key that was not met in it has left."""
+    """Pick the wanted rows out of one reading of the source; a wanted key that is not in it has left the source."""
     keys, left, waiting = frozenset(wanted), set(wanted), _Rows()
     for batch, found in batches:
         waiting.add(batch, [key if key in keys else None for key in found])

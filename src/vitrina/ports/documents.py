@@ -37,13 +37,13 @@ class Shelf(Protocol):
     """Where documents are: an index, or a query whose rows become documents."""
 
     def opened(self) -> AbstractContextManager[None]:
-        """Open a block in which everything is found that was there before it."""
+        """Open a block that finds everything that was there before it."""
         ...
 
     def extent(self) -> Extent: ...
 
     def documents(self, *, in_order: bool) -> Iterator[Document]:
-        """Give all documents. `in_order`: of several with one id, the one that counts comes last."""
+        """Yield all documents. `in_order`: of several with one id, the one that counts comes last."""
         ...
 
     def with_ids(self, ids: Collection[str]) -> Iterator[Document]: ...
@@ -84,7 +84,7 @@ class DocumentSide:
         return {bucket: (rows, str(total)) for bucket, (rows, total) in coarse.items()}
 
     def _summed(self) -> tuple[list[int], list[int]]:
-        """Read once: that answers all questions about sums."""
+        """Read the documents once to answer all questions about sums."""
         if self._sums is None:
             rows, sums = [0] * (_FINEST_MASK + 1), [0] * (_FINEST_MASK + 1)
             for document in self.shelf.documents(in_order=False):
@@ -111,7 +111,7 @@ class DocumentSide:
         return self._sorted(found if len(ids) > _KEPT_CONTENTS else self._keeping(found, ids))
 
     def _keeping(self, documents: Iterator[Document], ids: Sequence[str]) -> Iterator[Document]:
-        """Give the same documents, and keep them if they are few enough to be looked at again."""
+        """Yield the same documents, and keep them if they are few enough, to look at them again."""
         kept: dict[str, Document | None] = dict.fromkeys(ids)
         size = 0
         for document in documents:
@@ -156,7 +156,7 @@ class DocumentSide:
         return texts | ({"(cannot be a document)": document.problem} if document.problem else {})
 
     def _image(self, document: Document) -> int:
-        """Return one number for documents that say the same, whatever the order and the spelling of their fields."""
+        """Return one number for documents with equal content, whatever the order and the spelling of their fields."""
         return _hash(deep_json.dumps([self._said(document), document.problem]))
 
     def _said(self, document: Document) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Installed:
 
 
 def get(name: str) -> Connector:
-    """Return the installed connector of that name; `ConfigError` says which there are."""
+    """Return the installed connector of that name. Raise `ConfigError` that lists the installed ones."""
     found = installed().connectors.get(name)
     if found is None:
         left_out = next((f"; {refused}" for refused in installed().refused if refused.entry == name), "")
@@ -69,7 +69,7 @@ def get(name: str) -> Connector:
 
 
 def of_url(url: str) -> Connector | None:
-    """Return the connector that opens this URL. What has no scheme is libpq's `name=value` form."""
+    """Return the connector that opens this URL. A URL without a scheme is libpq's `name=value` form."""
     scheme, separator, _ = url.partition("://")
     return installed().of_scheme(scheme.lower()) if separator else installed().connectors.get(POSTGRES)
 
@@ -89,7 +89,7 @@ def installed() -> Installed:
 
 
 def collect(entries: Iterable[EntryPoint]) -> Installed:
-    """Load what the entry points name, Vitrina's own first: no package can take a name away from it."""
+    """Load what the entry points name, Vitrina's own first, so that no package can take a name from it."""
     taken: dict[str, Connector] = {}
     refused: list[Refused] = []
     for entry in sorted(entries, key=lambda each: (_package(each) != OWN_PACKAGE, each.name, _package(each))):

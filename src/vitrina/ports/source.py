@@ -92,7 +92,7 @@ class Pass(Protocol):
         ...
 
     def ended(self, checkpoint: Checkpoint, rows_read: int) -> Checkpoint:
-        """Move it to what the whole pass made safe."""
+        """Move the checkpoint to what the whole pass made safe."""
         ...
 
 
@@ -108,11 +108,11 @@ class Source(Protocol):
     def runs_when_described(self) -> bool: ...
 
     def describe(self, window: Window) -> Description:
-        """Say which columns the rows of the window have. A source that must read to know keeps what it read."""
+        """Describe the columns of the window's rows. A source that must read to know them keeps what it read."""
         ...
 
     def mark(self, last: Mark | None) -> Marked:
-        """Say, before the first read, what is safe once the pass is done."""
+        """Return, before the first read, what is safe once the pass is done."""
         ...
 
     def read(self, window: Window, form: Form) -> Generator[Batch, None, None]: ...
@@ -154,11 +154,11 @@ class Passes(Protocol):
     def warnings(self, found: Checkpoint) -> Sequence[str]: ...
 
     def disowned(self, found: Checkpoint) -> str | None:
-        """Say why the checkpoint is not of this source: it is then forgotten."""
+        """Say why the checkpoint is not of this source; the run then forgets it."""
         ...
 
     def fitting(self, found: Checkpoint) -> Checkpoint:
-        """Forget the parts of a checkpoint that say nothing now."""
+        """Forget the parts of a checkpoint that no longer apply."""
         ...
 
     def unseen(self) -> Unseen: ...
@@ -166,7 +166,7 @@ class Passes(Protocol):
     def begin_pass(self, found: Checkpoint) -> Pass: ...
 
     def begin_load(self, found: Checkpoint) -> Marked:
-        """Ask beforehand how far a first pass will come that loads everything, in another order than a pass."""
+        """Compute beforehand how far a first pass will come that loads everything, in another order than a pass."""
         ...
 
     def loaded(self, done: Checkpoint, held: Mark | None, rows: int) -> Checkpoint:

@@ -83,7 +83,7 @@ DONE = Done()
 
 
 class Fence(Protocol):
-    """Lets a change of the target count. Exactly one of the two is called, exactly once, and last."""
+    """Let a change of the target count. Exactly one of `inside` and `after` is called, exactly once, and last."""
 
     # The checkpoint so far.
     @property
@@ -94,7 +94,7 @@ class Fence(Protocol):
     def record(self) -> bytes: ...
 
     def inside(self, connection: "psycopg.Connection[Any]", done: Done = DONE) -> None:
-        """Move the checkpoint in the transaction that carries the data; raises `LeaseLost` if it must not commit."""
+        """Move the checkpoint in the transaction that carries the data. Raise `LeaseLost` if it must not commit."""
         ...
 
     def after(self, done: Done = DONE) -> None:
@@ -117,7 +117,7 @@ class Writer(Protocol):
     def ahead(self) -> int: ...
 
     def write(self, rows: "pa.Table", part: PartId) -> Receipt:
-        """Send a batch off. Called in the order of the parts; a part may come in several pieces."""
+        """Send a batch. Called in the order of the parts; a part may come in several pieces."""
         ...
 
     def close(self) -> None: ...
@@ -131,15 +131,15 @@ class Load(Protocol):
     def name(self) -> str | None: ...
 
     def obstacle(self, found: Checkpoint) -> str | None:
-        """Say why this load, which was interrupted, cannot be continued."""
+        """Say why this interrupted load cannot be resumed."""
         ...
 
     def begin(self, fence: Fence) -> None:
-        """Make room for a new load. One that merges and makes nothing for it need not pass the fence."""
+        """Make room for a new load. A merge that creates nothing for it need not pass the fence."""
         ...
 
     def resume(self, fence: Fence) -> bool:
-        """Take an interrupted load over and discard what does not count; False: it is shown already."""
+        """Take an interrupted load over and discard what does not count; False when it is shown already."""
         ...
 
     # Whether it was published before it was interrupted.
@@ -155,11 +155,11 @@ class Load(Protocol):
         ...
 
     def publish(self, fence: Fence) -> Counts:
-        """Show what was counted, in one step; asked twice, it does it once. A merge has nothing left to show."""
+        """Show what was counted, in one step; a second call changes nothing. A merge has nothing left to show."""
         ...
 
     def discard(self) -> None:
-        """Remove what only an unfinished load needs; called when the published one is on record."""
+        """Remove what only an unfinished load needs; called when the published one is recorded."""
         ...
 
 
@@ -234,11 +234,11 @@ class Target(Protocol):
         ...
 
     def known(self) -> Known | None:
-        """Give the columns that the target has now; None where it does not exist, or has no types of its own."""
+        """Return the columns that the target has now; None if it does not exist, or has no types of its own."""
         ...
 
     def meet(self, source: Source) -> "Shortcut | None":
-        """Refuse what cannot pass between the two, and say whether rows can come without the runner."""
+        """Refuse what cannot pass between source and target, and tell whether rows can bypass the runner."""
         ...
 
     # Why there is no shortcut, for people who read a plan.
@@ -246,15 +246,18 @@ class Target(Protocol):
     def no_shortcut_because(self) -> str: ...
 
     def prepare(self, wanted: Wanted, *, create: bool) -> Prepared:
-        """Find or create the target; `create=False` looks and changes nothing."""
+        """Find or create the target; `create=False` changes nothing."""
         ...
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
-        """Prepare for a source that gave no row, and so no columns; None: there is nothing to be changed."""
+        """Prepare for a source that gave no row, and so no columns; None when there is nothing to change."""
         ...
 
     def adjust(self, fence: Fence) -> Mapping[str, Any] | None:
-        """Carry out what `prepare` warned of, such as emptying a column; None: nothing, and the fence is not used."""
+        """Carry out what `prepare` warned of, such as emptying a column.
+
+        None: nothing was done, and no fence passed.
+        """
         ...
 
     def lost(self, found: Checkpoint) -> str | None:
@@ -262,7 +265,7 @@ class Target(Protocol):
         ...
 
     def fingerprint(self) -> Sequence[object]:
-        """Give what decides how rows are written: a load that was begun with other values is not continued."""
+        """Return what decides how rows are written; a load that began with other values is not resumed."""
         ...
 
     def open_load(self, loading: Loading) -> Load: ...
@@ -357,9 +360,9 @@ class Scans(Protocol):
     """A target that can be read back: enough for reconcile."""
 
     def scan(self, keys: Sequence[Key] | None = None) -> "Iterator[pa.Table]":
-        """Give the rows as they are in the target, all or those of some keys."""
+        """Yield the rows as they are in the target, all or those of some keys."""
         ...
 
     def as_written(self, rows: "pa.Table") -> "pa.Table":
-        """Give rows of the source as they would be read back after being written."""
+        """Return rows of the source as they would be read back after being written."""
         ...

@@ -86,18 +86,18 @@ def judge(sql: str, policy: SqlPolicy) -> Judged:
 
 
 def render(judged: Judged, placeholders: Mapping[str, str]) -> str:
-    """The author's text, character by character, with :since and :until replaced by SQL such as `$1::timestamptz`."""
+    """Write the author's text unchanged, except for SQL such as `$1::timestamptz` in place of :since and :until."""
     return _replaced(judged, 0, len(judged.text), placeholders)
 
 
 def render_parts(judged: Judged, placeholders: Mapping[str, str]) -> tuple[str, str]:
-    """The WITH clause ("" without one) and the rest, for wrapping a query with its WITH kept outside."""
+    """Write the WITH clause ("" without one) and the rest, for wrapping a query with its WITH kept outside."""
     with_clause = _replaced(judged, 0, judged.body_start, placeholders)
     return with_clause, _replaced(judged, judged.body_start, len(judged.text), placeholders)
 
 
 def place(judged: Judged, placeholders: Mapping[str, str], offset: int) -> tuple[int, int]:
-    """Line and column, in what the author wrote, of a character of `render(judged, placeholders)`."""
+    """Find line and column, in what the author wrote, of a character of `render(judged, placeholders)`."""
     grown = 0
     for start, end, name in judged.parameter_spans:
         if start + grown >= offset:
@@ -133,7 +133,7 @@ def _refuse_second_statement(reading: Reading) -> None:
 
 
 def _ends(tokens: list[Token]) -> tuple[int, int]:
-    """Where the query begins and ends without comments and semicolons around it."""
+    """Find where the query begins and ends without comments and semicolons around it."""
     last = len(tokens) - 1
     while tokens[last].kind is Kind.END or (tokens[last].kind is Kind.PUNCTUATION and tokens[last].value == ";"):
         last -= 1

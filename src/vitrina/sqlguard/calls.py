@@ -10,7 +10,7 @@ from vitrina.sqlguard.tokens import Kind, Token
 
 
 def read_call(reading: Reading, parts: list[Token]) -> str:
-    """Arguments and what may follow them; `parts` is the function's name, already read."""
+    """Read arguments and what may follow them; `parts` is the function's name, already read."""
     _check_function(reading, parts)
     is_type_of = [part.value for part in parts][-1] == "pg_typeof"
     reading.note_function(".".join(part.value for part in parts))
@@ -22,7 +22,7 @@ def read_call(reading: Reading, parts: list[Token]) -> str:
 
 
 def _expect_as_text(reading: Reading, start: Token) -> None:
-    """Beside a string, a regtype would make the server look that string up among all types."""
+    """Require a cast to text. Beside a string, a regtype would make the server look that string up among all types."""
     is_cast = reading.at("::") or (reading.at_word("as") and reading.peek(2).value == ")")
     if not (is_cast and reading.peek().value in ("text", "varchar")):
         what = say("query.pg_typeof")
@@ -30,7 +30,7 @@ def _expect_as_text(reading: Reading, start: Token) -> None:
 
 
 def read_argument(reading: Reading) -> None:
-    """A value, or a named one: `days => 3`."""
+    """Read a value, or a named one: `days => 3`."""
     reading.take_word("variadic")
     if reading.at_identifier() and reading.next_at(":=", "=>"):
         reading.advance()
@@ -39,7 +39,7 @@ def read_argument(reading: Reading) -> None:
 
 
 def read_after_call(reading: Reading) -> None:
-    """WITHIN GROUP (...) FILTER (...) OVER (...)"""
+    """Read WITHIN GROUP (...) FILTER (...) OVER (...)."""
     if reading.take_words("within", "group"):
         reading.in_parentheses(lambda: queries.read_order_by(reading))
     if reading.at_word("filter") and reading.next_at("("):
@@ -58,7 +58,7 @@ def read_window(reading: Reading) -> None:
 
 
 def at_own_syntax(reading: Reading) -> bool:
-    """Reserved words always, the others only before a parenthesis: `position` may be a column too."""
+    """Recognise reserved words always, the others only before a parenthesis: `position` may be a column too."""
     word = reading.token.value
     return word in _OWN_SYNTAX and (word in vocabulary.RESERVED or reading.next_at("("))
 
@@ -82,7 +82,7 @@ def _check_function(reading: Reading, parts: list[Token]) -> None:
 
 
 def _is_added(reading: Reading, full_name: str, *, is_plain: bool) -> bool:
-    """By the operator: by its name, by a pattern, or with the extension it belongs to."""
+    """Tell whether the operator added the function: by its name, by a pattern, or with the extension it belongs to."""
     if full_name in reading.extra_functions:
         return True
     # A pattern is for functions of schemas: none opens those of the server.
@@ -241,7 +241,7 @@ def _extracted(reading: Reading) -> None:
 
 
 def _word_separated(reading: Reading) -> str:
-    """overlay, position, substring and trim part their arguments by words or by commas."""
+    """Read overlay, position, substring and trim, which separate their arguments by words or by commas."""
     name = reading.advance().value
     reading.note_function(name)
     reading.in_parentheses(lambda: _word_separated_arguments(reading))
@@ -264,7 +264,7 @@ def _word_separated_arguments(reading: Reading) -> None:
 
 
 def _plain(reading: Reading) -> str:
-    """coalesce, greatest, grouping, least, normalize, nullif, row."""
+    """Read coalesce, greatest, grouping, least, normalize, nullif or row."""
     name = reading.advance().value
     reading.note_function(name)
     reading.in_parentheses(lambda: _plain_arguments(reading))
@@ -286,7 +286,7 @@ def _xml(reading: Reading) -> str:
 
 
 def _xml_arguments(reading: Reading) -> None:
-    """xmlelement(name a, xmlattributes(x AS b), ...), xmlforest(x AS a), xmlserialize(content x AS text), and so on."""
+    """Read the arguments of XML functions: xmlelement(name a, xmlattributes(x AS b), ...), xmlforest(x AS a) etc."""
     if reading.at_word("name") and reading.peek().kind in (Kind.WORD, Kind.NAME):
         reading.advance()
         reading.label()

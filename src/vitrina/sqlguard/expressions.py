@@ -14,7 +14,7 @@ _NORMAL_FORMS = ("nfc", "nfd", "nfkc", "nfkd")
 
 
 def read_expression(reading: Reading) -> str | None:
-    """One expression; returns the name that PostgreSQL gives to such an output column, where that is plain."""
+    """Read one expression. Return PostgreSQL's name for such an output column, where that is plain."""
     with reading.nested():
         name = read_prefixed_operand(reading)
         while _infix(reading):
@@ -27,7 +27,7 @@ def read_expressions(reading: Reading) -> None:
 
 
 def read_prefixed_operand(reading: Reading) -> str | None:
-    """An operand with NOT and signs before it."""
+    """Read an operand with NOT and signs before it."""
     is_prefixed = False
     while reading.at_word("not") or reading.token.kind is Kind.OPERATOR:
         if reading.token.kind is Kind.OPERATOR and reading.token.value not in vocabulary.PREFIX_OPERATORS:
@@ -39,7 +39,7 @@ def read_prefixed_operand(reading: Reading) -> str | None:
 
 
 def read_operator(reading: Reading) -> None:
-    """A binary operator and its right side."""
+    """Read a binary operator and its right side."""
     operator = reading.advance()
     shown = operator.value
     if shown not in vocabulary.OPERATORS and not any(shown in trusted.operators for trusted in reading.trusted):
@@ -52,7 +52,7 @@ def read_operator(reading: Reading) -> None:
 
 
 def read_operand(reading: Reading) -> str | None:
-    """A value with its casts, subscripts, fields and collation."""
+    """Read a value with its casts, subscripts, fields and collation."""
     start = reading.token
     name = _primary(reading)
     if start.kind is Kind.PARAMETER and reading.at("["):
@@ -62,7 +62,7 @@ def read_operand(reading: Reading) -> str | None:
 
 
 def read_parenthesised(reading: Reading) -> bool:
-    """`( query )`, `( value )` or the row `( a, b )`; True for a query. Decides without reading anything twice."""
+    """Read `( query )`, `( value )` or the row `( a, b )`; True for a query. Decide without reading anything twice."""
     with reading.nested():
         reading.expect("(")
         is_query = False
@@ -78,7 +78,7 @@ def read_parenthesised(reading: Reading) -> bool:
 
 
 def check_field(reading: Reading, label: Token) -> None:
-    """PostgreSQL calls f(x) for `x.f` when x has no field f."""
+    """Refuse a field name that is a refused function; PostgreSQL calls f(x) for `x.f` when x has no field f."""
     name = label.value
     if name in vocabulary.FIELD_NAMES_REFUSED or name.startswith(vocabulary.FIELD_BEGINNINGS_REFUSED):
         what = say("query.would_call", name=name)
@@ -101,7 +101,7 @@ def _begun_with_parenthesis(reading: Reading) -> bool:
 
 
 def _suffixes(reading: Reading, *, may_have_fields: bool) -> str | None:
-    """Returns the last field's name. Fields follow only parentheses and subscripts; `t.c` is one name."""
+    """Return the last field's name. Fields follow only parentheses and subscripts; `t.c` is one name."""
     field: str | None = None
     while True:
         if reading.take("::"):
@@ -145,7 +145,7 @@ def _subscript(reading: Reading) -> None:
 
 
 def _infix(reading: Reading) -> bool:
-    """An operator with what it takes on its right; False where the expression ends."""
+    """Read an operator with what it takes on its right; False where the expression ends."""
     if reading.token.kind is Kind.OPERATOR:
         read_operator(reading)
         return True
@@ -197,7 +197,7 @@ def _at_time_zone(reading: Reading) -> bool:
 
 
 def _comparison(reading: Reading) -> bool:
-    """[NOT] IN | BETWEEN | LIKE | ILIKE | SIMILAR TO. The AND of BETWEEN is read like any other AND."""
+    """Read [NOT] IN | BETWEEN | LIKE | ILIKE | SIMILAR TO. The AND of BETWEEN is read like any other AND."""
     reading.take_word("not")
     if reading.take_word("in"):
         _expect_parenthesised(reading)

@@ -82,7 +82,7 @@ KNOWN = {
 
 
 def owner_of(kind: str, name: str) -> str | None:
-    """The known extension that has such a function, type or operator, for the words of a refusal."""
+    """Find the known extension that has such a function, type or operator, for the message of a refusal."""
     for extension, has in KNOWN.items():
         if has.has_function(name) if kind == "functions" else name in getattr(has, kind):
             return extension

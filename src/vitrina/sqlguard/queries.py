@@ -20,7 +20,7 @@ def at_query(reading: Reading) -> bool:
 
 
 def read_query(reading: Reading) -> Columns:
-    """[WITH ...] SELECT ... [ORDER BY ...] [LIMIT ...]"""
+    """Read [WITH ...] SELECT ... [ORDER BY ...] [LIMIT ...]."""
     outer_scope = reading.scope
     with reading.nested():
         read_with(reading)
@@ -30,7 +30,7 @@ def read_query(reading: Reading) -> Columns:
 
 
 def read_with(reading: Reading) -> bool:
-    """The WITH clause, if there is one; its names stay in the scope until the caller restores it."""
+    """Read the WITH clause, if there is one; its names stay in the scope until the caller restores it."""
     if not reading.take_word("with"):
         return False
     is_recursive = reading.take_word("recursive")
@@ -41,7 +41,7 @@ def read_with(reading: Reading) -> bool:
 
 
 def read_term(reading: Reading) -> Columns:
-    """One side of a set operation."""
+    """Read one side of a set operation."""
     if reading.at("("):
         return _query_in_parentheses(reading)
     if reading.take_word("select"):
@@ -62,7 +62,7 @@ def at_rest_of_query(reading: Reading) -> bool:
 
 
 def read_rest_of_query(reading: Reading, columns: Columns = UNKNOWN) -> Columns:
-    """What may follow the first term of a query: set operations, order, limit."""
+    """Read what may follow the first term of a query: set operations, order, limit."""
     while reading.take_word(*_SET_OPERATIONS):
         reading.take_word("all", "distinct")
         columns = stamps.merged(columns, read_term(reading))

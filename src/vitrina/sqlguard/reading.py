@@ -72,7 +72,7 @@ class Findings:
 
 
 class Reading:
-    """The tokens of one query, read from left to right, each once."""
+    """Read the tokens of one query from left to right, each once."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Reading:
         return self.token.kind is Kind.WORD or self.token.kind is Kind.NAME
 
     def at_column_name(self) -> bool:
-        """A name that may stand for a column or a table (PostgreSQL's ColId)."""
+        """Recognise a name that may stand for a column or a table (PostgreSQL's ColId)."""
         if self.token.kind is Kind.WORD:
             word = self.token.value
             return word not in vocabulary.RESERVED and word not in vocabulary.FUNCTION_OR_TYPE_KEYWORDS
@@ -145,7 +145,7 @@ class Reading:
         return False
 
     def take_words(self, first: str, second: str) -> bool:
-        """Both or none."""
+        """Take both words or none."""
         if self.at_word(first) and self.next_at_word(second):
             self.advance()
             self.advance()
@@ -172,7 +172,7 @@ class Reading:
         return self.advance().value
 
     def label(self) -> Token:
-        """Behind AS or a dot any word is a name (PostgreSQL's ColLabel)."""
+        """Read a name after AS or a dot, where any word is one (PostgreSQL's ColLabel)."""
         if not self.at_identifier():
             self.refuse_unexpected("a name")
         return self.advance()
@@ -219,7 +219,7 @@ class Reading:
             self.found.stamp_calls += 1
 
     def note_rows(self) -> None:
-        """The value being read depends on rows, so it is not a stamp."""
+        """Note that the value being read depends on rows, so it is not a stamp."""
         self.found.references.append(Reference(None, ""))
 
     # --- refusing ------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def read_function(reading: Reading) -> str:
 
 
 def read_table(reading: Reading) -> None:
-    """JSON_TABLE (document, path COLUMNS (...))"""
+    """Read JSON_TABLE (document, path COLUMNS (...))."""
     reading.note_function(reading.advance().value)
     reading.note_rows()
     reading.in_parentheses(lambda: _table_pieces(reading))
@@ -60,7 +60,7 @@ def _piece(reading: Reading) -> None:
 
 
 def _clause(reading: Reading) -> bool:
-    """One of the clauses between the values; False when a value begins here."""
+    """Read one of the clauses between the values; False when a value begins here."""
     if reading.take_word("returning"):
         types.read_type(reading)
     elif reading.take_word("passing"):
@@ -86,7 +86,7 @@ def _passed(reading: Reading) -> None:
 
 
 def _behaviour(reading: Reading) -> bool:
-    """NULL ON NULL, ABSENT ON NULL, ERROR ON ERROR, EMPTY ARRAY ON EMPTY"""
+    """Read NULL ON NULL, ABSENT ON NULL, ERROR ON ERROR or EMPTY ARRAY ON EMPTY."""
     if not reading.at_word("null", "absent", "error", "empty", "true", "false", "unknown"):
         return False
     if not (reading.next_at_word("on") or reading.at_word("empty")):
@@ -99,7 +99,7 @@ def _behaviour(reading: Reading) -> bool:
 
 
 def _keys_and_wrapper(reading: Reading) -> bool:
-    """WITH UNIQUE KEYS, WITHOUT ARRAY WRAPPER, OMIT QUOTES ON SCALAR STRING"""
+    """Read WITH UNIQUE KEYS, WITHOUT ARRAY WRAPPER or OMIT QUOTES ON SCALAR STRING."""
     if reading.take_words("keep", "quotes") or reading.take_words("omit", "quotes"):
         if reading.take_words("on", "scalar"):
             reading.expect_word("string")

@@ -56,7 +56,7 @@ def output_columns(targets: list[Target], sources: Sources) -> Columns:
 
 
 def renamed(columns: Columns, names: list[str]) -> Columns:
-    """`AS t (a, b)` renames the first two columns; which ones these are must be known."""
+    """Rename the first columns as `AS t (a, b)` does; which ones these are must be known."""
     if not names:
         return columns
     if not columns.is_complete:
@@ -69,7 +69,7 @@ def renamed(columns: Columns, names: list[str]) -> Columns:
 
 
 def merged(left: Columns, right: Columns) -> Columns:
-    """UNION and the like: names come from the left, and a stamp must be one on both sides."""
+    """Merge the columns of UNION and the like: names come from the left, and a stamp must be one on both sides."""
     if not (left.is_complete and right.is_complete and len(left.known) == len(right.known)):
         return UNKNOWN
     pairs = zip(left.known, right.known, strict=True)
@@ -81,7 +81,7 @@ def stamp_names(columns: Columns) -> frozenset[str]:
 
 
 class _StampSources:
-    """The columns behind FROM by name: True for those that are stamps wherever they have this name."""
+    """The columns of FROM by name: True for those that are stamps wherever they have this name."""
 
     def __init__(self, sources: Sources) -> None:
         self._is_stamp: dict[Reference, bool] = {}
@@ -95,7 +95,7 @@ class _StampSources:
         self._is_stamp[reference] = self._is_stamp.get(reference, True) and is_stamp
 
     def explain(self, target: Target) -> bool:
-        """Stamps and constants only: `now()::date` is one; `expires_at > now()` tells about the row, so it is none."""
+        """Tell whether it is made of stamps and constants only: `now()::date` is, `expires_at > now()` is not."""
         if not all(self._is_stamp.get(reference, False) for reference in target.references):
             return False
         return target.has_stamp_call or bool(target.references)

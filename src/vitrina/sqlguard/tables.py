@@ -1,4 +1,4 @@
-"""Reads what stands behind FROM: tables of the allowed schemas, names of WITH, subqueries, functions, joins."""
+"""Reads what follows FROM: tables of the allowed schemas, names of WITH, subqueries, functions, joins."""
 
 from typing import NoReturn
 
@@ -14,7 +14,7 @@ def read_from(reading: Reading, sources: Sources) -> None:
 
 
 def read_table_name(reading: Reading) -> tuple[str, Columns]:
-    """[ONLY] schema.table [*]; returns its last part and its columns."""
+    """Read [ONLY] schema.table [*]; return its last part and its columns."""
     needs_parenthesis = reading.take_word("only") and reading.take("(")
     start = reading.token
     parts = reading.dotted_name()
@@ -26,7 +26,7 @@ def read_table_name(reading: Reading) -> tuple[str, Columns]:
 
 
 def refuse_unresolved(reading: Reading) -> None:
-    """At the end every table without a schema must be one that WITH has named."""
+    """Refuse, at the end of the query, a table without a schema that WITH has not named."""
     for table in reading.found.unresolved_tables:
         if not table.scope.sees(table.token.value):
             _refuse_without_schema(reading, table.token)
@@ -74,7 +74,7 @@ def _joined(reading: Reading, sources: Sources) -> None:
 
 
 def _joins(reading: Reading, sources: Sources) -> None:
-    """Any number of joins; conditions may come late, as in `a JOIN b JOIN c ON .. ON ..`."""
+    """Read any number of joins; conditions may come late, as in `a JOIN b JOIN c ON .. ON ..`."""
     conditions_owed = 0
     while True:
         if reading.take_word("cross"):
@@ -138,7 +138,7 @@ def _reference(reading: Reading, sources: Sources) -> None:
 
 
 def _parenthesised(reading: Reading, sources: Sources) -> Columns | None:
-    """`( query )`, or `( a JOIN b )` for which it returns None. Decides without reading anything twice."""
+    """Read `( query )`, or `( a JOIN b )` and return None for it. Decide without reading anything twice."""
     with reading.nested():
         reading.expect("(")
         columns: Columns | None = None
@@ -164,7 +164,7 @@ def _begun_with_parenthesis(reading: Reading, sources: Sources) -> Columns | Non
 
 
 def _alias(reading: Reading, sources: Sources, columns: Columns | None, default: str = "") -> None:
-    """An optional alias. `columns` is None for a join, whose tables are among the sources already."""
+    """Read an optional alias. `columns` is None for a join, whose tables are among the sources already."""
     alias, names = default, list[str]()
     if reading.take_word("as") or reading.at_column_name():
         alias = reading.column_name()
@@ -189,7 +189,7 @@ def _sample(reading: Reading) -> None:
 
 
 def _at_call(reading: Reading) -> bool:
-    """A name, with or without a schema, before a parenthesis."""
+    """Recognise a name, with or without a schema, before a parenthesis."""
     distance = 1
     while reading.peek(distance).kind is Kind.PUNCTUATION and reading.peek(distance).value == ".":
         distance += 2
@@ -231,7 +231,7 @@ def _function_alias(reading: Reading, sources: Sources) -> None:
 
 
 def _column_definitions(reading: Reading) -> None:
-    """`(a, b)` or `(a int, b text)`"""
+    """Read `(a, b)` or `(a int, b text)`."""
     reading.in_parentheses(lambda: reading.comma_separated(lambda: _column_definition(reading)))
 
 

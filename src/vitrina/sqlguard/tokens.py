@@ -62,18 +62,18 @@ _MAY_TOUCH_PARAMETER = (Kind.OPERATOR, Kind.PUNCTUATION)
 
 
 def tokenize(sql: str) -> list[Token]:
-    """All tokens, closed by one END token."""
+    """List all tokens, closed by one END token."""
     return _Scanner(sql).run()
 
 
 def position(sql: str, offset: int) -> tuple[int, int]:
-    """Line and column of a character, both counted from 1."""
+    """Find line and column of a character, both counted from 1."""
     line_start = sql.rfind("\n", 0, offset) + 1
     return sql.count("\n", 0, offset) + 1, offset - line_start + 1
 
 
 def refuse(sql: str, offset: int, construct: str, what: str, instead: str) -> NoReturn:
-    """Raise the error for whatever stands at `offset`: what it is, where, what to do, and which setting allows it."""
+    """Raise the error for what stands at `offset`: what it is, where, what to do, and which setting allows it."""
     line, column = position(sql, offset)
     names_setting = "VITRINA_" in instead or "no setting" in instead
     said = say(
@@ -111,7 +111,7 @@ class _Scanner:
             )
 
     def _skip_blank(self) -> bool:
-        """Move behind white space and comments; False at the end of the text."""
+        """Move past white space and comments; False at the end of the text."""
         while self.at < len(self.sql):
             white = _WHITE.match(self.sql, self.at)
             if white:
@@ -167,7 +167,7 @@ class _Scanner:
         self._string(self._continued(found.end(), _ESCAPED_PART if letter == "e" else _BIT_PART))
 
     def _plain_string(self, prefix: int = 0) -> None:
-        """Our sessions have standard_conforming_strings on: a backslash is a character like any other."""
+        """Read a string in which a backslash is a plain character: sessions have standard_conforming_strings on."""
         found = _PLAIN_STRING.match(self.sql, self.at + prefix)
         if not found:
             self._refuse(self.at, "string", say("query.open_string"), say("query.close_quote"))
@@ -182,7 +182,7 @@ class _Scanner:
         self._string(escape.end() if escape else end)
 
     def _continued(self, end: int, part: re.Pattern[str]) -> int:
-        """A string on a later line continues this one, with this one's escapes; nothing but blanks may be between."""
+        """Read strings on later lines that continue this one, with its escapes; only blanks may be between them."""
         while gap := _CONTINUES.match(self.sql, end):
             more = part.match(self.sql, gap.end() - 1)
             if not more:
@@ -302,7 +302,7 @@ class _Scanner:
 
 
 def _matched(pattern: re.Pattern[str], sql: str, at: int) -> re.Match[str]:
-    """A match that the caller made sure of by looking at the first character."""
+    """Match a pattern of which the caller made sure by looking at the first character."""
     found = pattern.match(sql, at)
     if found is None:
         raise AssertionError(f"{pattern.pattern} does not match at {at}")

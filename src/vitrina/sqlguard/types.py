@@ -11,7 +11,7 @@ _WITH_MODIFIERS = (*_MAY_VARY, "dec", "decimal", "float", "interval", "numeric",
 
 
 def read_type(reading: Reading) -> str:
-    """`text`, `numeric(10, 2)[]`, `timestamp with time zone`, `content.mood`; returns its bare name."""
+    """Read `text`, `numeric(10, 2)[]`, `timestamp with time zone` or `content.mood`; return its bare name."""
     name = _type_name(reading)
     _details(reading, name)
     if reading.take_word("array") and reading.at("["):
@@ -22,7 +22,7 @@ def read_type(reading: Reading) -> str:
 
 
 def at_typed_literal(reading: Reading) -> bool:
-    """`date '2024-01-01'`, `timestamp with time zone '...'`, `interval '1' day`, `content.mood 'sad'`."""
+    """Recognise `date '2024-01-01'`, `timestamp with time zone '...'`, `interval '1' day`, `content.mood 'sad'`."""
     word, following = reading.token.value, reading.peek()
     if following.kind is Kind.STRING:
         return True
@@ -68,7 +68,7 @@ def read_collation(reading: Reading) -> None:
 
 
 def read_precision(reading: Reading) -> None:
-    """The optional `(3)` of `current_timestamp(3)`."""
+    """Read the optional `(3)` of `current_timestamp(3)`."""
     _modifiers(reading)
 
 

@@ -33,7 +33,7 @@ SECOND: Rows = {2: "Brazil", 3: "Casablanca (1942)", 4: "Diva"}
 
 
 class ContractFence:
-    """Stands for the metastore's checkpoint: it moves when the fence is passed, once, and not after a takeover."""
+    """Stand for the metastore's checkpoint: it moves when the fence is passed, once, and not after a takeover."""
 
     def __init__(self, attempt: "Attempt", move: Callable[[Done], Checkpoint]) -> None:
         self._attempt = attempt
@@ -69,7 +69,7 @@ class Ledger:
 
 
 class Attempt:
-    """One runner at work on the target, as the loop of a run would be."""
+    """One runner that writes to the target, as the loop of a run would."""
 
     def __init__(self, ledger: Ledger, target: Target, epoch: int, key: tuple[str, ...]) -> None:
         self.ledger = ledger
@@ -95,7 +95,7 @@ class Attempt:
         self.passing(self.load.begin, move)
 
     def resume(self, kind: str = "replace", *, deletes: bool = True) -> bool:
-        """Go on with the load that the checkpoint names; False: it is shown already."""
+        """Resume the load that the checkpoint names; False when it is shown already."""
         name = self.ledger.checkpoint.stage
         self._load = self.target.open_load(_loading(kind, deletes=deletes, name=name))
         assert self.load.obstacle(self.ledger.checkpoint) is None
@@ -140,7 +140,7 @@ def table(rows: Rows) -> pa.Table:
 
 
 class TargetContract:
-    """What a target promises: a load is seen whole or not at all, and a runner that was left behind changes nothing.
+    """What a target promises: a load is seen whole or not at all, and a runner that lost its claim changes nothing.
 
     Implement `open_target` and `visible`; a fixture may prepare a fresh place for each test.
     """
@@ -152,7 +152,7 @@ class TargetContract:
         raise NotImplementedError
 
     def visible(self) -> Rows:
-        """Read what a reader of the target sees now: titles by id. Nothing there yet is nothing to see."""
+        """Read what a reader of the target sees now: titles by id. Return nothing when there is no target yet."""
         raise NotImplementedError
 
     # --- helpers ---------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class TargetContract:
         assert self.visible() == FIRST
 
     def test_a_load_that_was_published_twice_is_published_once(self) -> None:
-        """The runner was lost after the target was changed and before the checkpoint was moved."""
+        """Lose the runner after the target was changed and before the checkpoint was moved."""
         ledger = self.ledger()
         first = self.attempt(ledger, 1)
         first.begin("replace")
@@ -334,7 +334,7 @@ class TargetContract:
         assert self.visible() == FIRST
 
     def test_rows_of_given_keys_are_removed(self) -> None:
-        """For loads that can remove rows: a repair needs it."""
+        """Require removal of single rows from loads that support it; a repair needs it."""
         ledger = self.ledger()
         self.loaded(ledger, 1, FIRST)
         attempt = self.attempt(ledger, 2)
@@ -378,7 +378,7 @@ def _rows(tables: Iterator[pa.Table] | Sequence[pa.Table]) -> Rows:
 
 
 class SourceContract:
-    """What a source promises: it says its columns, gives every row once, and goes on after the batch it came to.
+    """What a source promises: it says its columns, gives every row once, and resumes after the batch it came to.
 
     Implement `open_source` and `expected`.
     """
@@ -386,11 +386,11 @@ class SourceContract:
     batch_rows = 2
 
     def open_source(self) -> Source:
-        """Open it anew, as each run does."""
+        """Open it again, as each run does."""
         raise NotImplementedError
 
     def expected(self) -> list[dict[str, Any]]:
-        """List the rows that it has, at least four of them."""
+        """List the rows that the source has, at least four of them."""
         raise NotImplementedError
 
     def window(self, **fields: Any) -> Window:

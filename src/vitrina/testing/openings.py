@@ -16,35 +16,35 @@ class CalmContext:
         self.logged: list[tuple[str, str, dict[str, Any]]] = []
 
     def check(self) -> None:
-        """Nothing is lost."""
+        """Accept: the run is never lost."""
 
     def require_held(self) -> None:
-        """The claim is ours."""
+        """Accept: the claim is always held."""
 
     def wait(self, seconds: float, *, may_pause: bool = False) -> None:
-        """Tests do not sleep."""
+        """Return at once; tests do not sleep."""
 
     def tell(self, reason: str | None) -> None:
-        """There is nobody to tell."""
+        """Do nothing; no operator listens."""
 
     def show(self) -> None:
-        """There is nobody to tell."""
+        """Do nothing; no operator listens."""
 
     def guard(self, session: Any) -> None:
-        """It ends with the test."""
+        """Do nothing; the session ends with the test."""
 
     def let_go(self, session: Any) -> bool:
         return True
 
     def attach(self, workers: Any) -> None:
-        """They end with the test."""
+        """Do nothing; the workers end with the test."""
 
     def log(self, level: str, event: str, **values: Any) -> None:
         self.logged.append((level, event, values))
 
 
 def work_of(epoch: int) -> Work:
-    """Give the claim of one epoch on one made-up pipeline."""
+    """Create the claim of one epoch on one made-up pipeline."""
     nobody = UUID(int=0)
     return Work(nobody, "contract", nobody, epoch, f"vitrina:{nobody}:{epoch}")
 
@@ -52,7 +52,7 @@ def work_of(epoch: int) -> Work:
 def opening_of(
     connector: Connector, name: str, url: str | None, *, epoch: int = 1, options: dict[str, Any] | None = None
 ) -> Opening:
-    """Give what a runner would open the connector with."""
+    """Create what a runner would open the connector with."""
     definition = Definition(name="contract", source_query="SELECT 1", target_table="a.b", target_key=["id"])
     made = connector.options.model_validate(options or {}) if connector.options else None
     return Opening(definition, made, name, url, work_of(epoch), CalmContext())

@@ -18,7 +18,7 @@ Step = str | Callable[..., Any]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What came out of a step: a batch, and the rows that it left behind with `on_error: dead_letter`."""
+    """What came out of a step: a batch, and the rows that it rejected with `on_error: dead_letter`."""
 
     batch: pa.RecordBatch
     rejected: tuple[DeadLetter, ...] = ()
@@ -61,7 +61,7 @@ def run_step(
 def run_source(
     source: Step, *, checkpoint: Any = None, params: Mapping[str, Any] | None = None, limit: int | None = None
 ) -> list[SourceResult]:
-    """Run a registered source until its end, or for so many batches, from a checkpoint."""
+    """Run a registered source from a checkpoint until its end, or for a number of batches."""
     registered = _registered(source)
     context = SourceContext(
         checkpoint=checkpoint, params=chain.read_params(registered, dict(params or {}), registered.name)

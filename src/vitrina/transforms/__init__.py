@@ -13,7 +13,7 @@ __all__ = ["JSON_NULL", "FatalError", "SourceContext", "StepContext", "Transient
 
 
 def __getattr__(name: str) -> Any:
-    """Its module loads pyarrow, which a runner at rest does without."""
+    """Import `JSON_NULL` on first use; its module loads pyarrow, which an idle runner does without."""
     if name != "JSON_NULL":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from vitrina.transforms.python_values import JSON_NULL

@@ -23,11 +23,11 @@ class WrongResult(TypeError):
 
 
 class NoRowsToTell(Exception):
-    """A row step gave no row at all, so nobody can tell which columns it makes."""
+    """A row step gave no row at all, so its columns are unknown."""
 
 
 def call_batch(form: Form, bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """One batch through a step that takes batches."""
+    """Pass one batch through a step that takes batches."""
     return _BATCH_FORMS[form](bound, batch)
 
 
@@ -52,7 +52,7 @@ def _call_arrow(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def normalised(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """One Arrow type for each kind of value, so that everything behind has fewer cases to tell apart."""
+    """Convert to one Arrow type for each kind of value, so that later code has fewer cases to tell apart."""
     if not any(_plainer(field.type) for field in batch.schema):
         return batch
     fields, columns = [], []
@@ -64,7 +64,7 @@ def normalised(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _plainer(kind: pa.DataType) -> pa.DataType | None:
-    """The plain type for a variant of it; None for what is plain already."""
+    """Return the plain type for a variant of it; None for what is plain already."""
     if pa.types.is_dictionary(kind):
         return _plainer(kind.value_type) or kind.value_type
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
@@ -89,9 +89,9 @@ def call_rows(
     expected: pa.Schema | None,
     rejected: list[tuple[int, Exception]],
 ) -> pa.RecordBatch:
-    """One batch through a row step; the rows that it raises on go to `rejected`.
+    """Pass one batch through a row step; the rows that it raises on go to `rejected`.
 
-    `expected` is what earlier batches of it came to: their types are asked for again.
+    `expected` is the schema of earlier batches: their types are asked for again.
     """
     hints = expected if expected is not None else _hints(registered, batch.schema)
     # The rows are gone when collecting begins again: it would go through them all.
@@ -130,7 +130,7 @@ def _made_rows(
 
 
 def _called(bound: Bound, given: list[dict[str, Any]], start: int, rejected: list[tuple[int, Exception]]) -> list[Any]:
-    """What each row is made into. `extend` keeps what came before an exception, and goes on behind the row it met."""
+    """Call the step on each row. `extend` keeps the results before an exception, and resumes after the failed row."""
     made: list[Any] = []
     rest, failed = iter(given), 0
     while len(made) + failed < len(given):
@@ -185,7 +185,7 @@ def _call_pandas(bound: Bound, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _for_frames(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Frames know neither uuid nor numbers of more than 38 digits: both become text."""
+    """Convert what frames lack to text: uuid, and numbers of more than 38 digits."""
     columns = [
         _as_text(column, field) if _frames_lack(field.type) else column
         for column, field in zip(batch.columns, batch.schema, strict=True)
@@ -207,7 +207,7 @@ def _as_text(column: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _from_frame(made: pa.RecordBatch, before: pa.Schema) -> pa.RecordBatch:
-    """Columns that kept name and type get their Postgres type back, which no frame carries."""
+    """Restore the Postgres type, which no frame carries, of columns that kept their name and type."""
     fields, columns = [], []
     for field, column in zip(made.schema, made.columns, strict=True):
         known = before.field(field.name) if before.get_field_index(field.name) >= 0 else None
@@ -218,7 +218,7 @@ def _from_frame(made: pa.RecordBatch, before: pa.Schema) -> pa.RecordBatch:
 
 
 def _restored(column: pa.Array, known: pa.DataType) -> pa.Array | None:
-    """None when the step made something else of the column."""
+    """Restore a column's type; None when the step made something else of the column."""
     if column.type == known:
         return column
     if pa.types.is_timestamp(known) and pa.types.is_timestamp(column.type):

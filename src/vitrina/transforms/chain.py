@@ -1,4 +1,4 @@
-"""The steps of one pipeline, one behind the other: running them, holding them to their contract, saying what failed."""
+"""The steps of one pipeline, one after the other: running them, holding them to their contract, saying what failed."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ class PlannedStep:
 
 
 def plan_steps(tasks: Sequence[Asked], registry: Registry) -> list[PlannedStep]:
-    """Every step known and its params right, or `Invalid` with each thing that is not."""
+    """Plan the steps. Raise `Invalid` with each unknown step and each wrong param."""
     planned: list[PlannedStep] = []
     problems: list[FieldError] = []
     for task in tasks:
@@ -144,7 +144,7 @@ def _read(model: type[Model], given: dict[str, Any], where: str) -> Model:
 
 @dataclass(frozen=True)
 class Passed:
-    """A batch behind the last step, and the rows that were left behind."""
+    """A batch after the last step, and the rows that were rejected."""
 
     batch: pa.RecordBatch
     letters: tuple[DeadLetter, ...] = ()
@@ -153,7 +153,7 @@ class Passed:
 
 
 class Chain:
-    """One run's steps. `key`: columns that must be there, without NULL, behind the last step."""
+    """Run the steps of one run. `key`: columns that must be there, without NULL, after the last step."""
 
     def __init__(self, steps: Sequence[PlannedStep], context: StepContext, *, key: Sequence[str] = ()) -> None:
         self.steps = list(steps)
@@ -163,7 +163,7 @@ class Chain:
         self._context = context
 
     def apply(self, table: pa.Table, number: int) -> Passed:
-        """One batch through every step."""
+        """Pass one batch through every step."""
         self._context.batch_no = number
         batch = came = call.one_batch(table)
         letters: list[DeadLetter] = []
@@ -173,7 +173,10 @@ class Chain:
         return Passed(batch, tuple(letters), self._delivered(came, batch, letters))
 
     def _delivered(self, came: pa.RecordBatch, made: pa.RecordBatch, letters: Sequence[DeadLetter]) -> frozenset[str]:
-        """A row is named by the part of the key that it had where it was left behind: steps may make the rest."""
+        """Find watched rows that came through now.
+
+        A row is named by the part of the key that it had where it was rejected, because steps may make the rest.
+        """
         if self.watched is None:
             return frozenset()
         found = self.watched & (self._names_of(came) | self._names_of(made)) if self.watched else set()
@@ -185,14 +188,14 @@ class Chain:
         return {self._name_of(row, 0, 0) for row in python_values.rows_of(batch.select(key))} if key else set()
 
     def trace(self, table: pa.Table, letters: list[DeadLetter] | None = None) -> list[pa.RecordBatch]:
-        """What comes in, and what comes out of each step; rows are left behind only where `letters` takes them."""
+        """Return the input and the output of each step. Rows are rejected only when the caller gives `letters`."""
         stages = [call.one_batch(table)]
         for step in self.steps:
             stages.append(self._run(step, stages[-1], 0, letters))
         return stages
 
     def discover(self, sample: pa.Table, number: int) -> pa.Schema:
-        """The columns behind the last step, found out with some rows. A row that fails here says nothing yet."""
+        """Run the steps on a sample to learn the columns after the last step. A row that fails here is ignored."""
         batch = call.one_batch(sample)
         for step in self.steps:
             rejected: list[Rejection] = []
@@ -217,7 +220,7 @@ class Chain:
         return _held(step, made, number)
 
     def _attempt(self, step: PlannedStep, batch: pa.RecordBatch, rejected: list[Rejection]) -> pa.RecordBatch:
-        """The batch through the step; rows that it raises on are named instead."""
+        """Pass the batch through the step; collect the rows that it raises on."""
         progress.note(step.order_index, batch.num_rows)
         bound = step.bind(self._context)
         try:
@@ -301,7 +304,7 @@ def _failure(step: PlannedStep, number: int, batch: pa.RecordBatch, position: in
 
 
 def _in_context(step: PlannedStep, number: int, exc: Exception) -> RunError:
-    """What a step said on purpose keeps its meaning: try again, or stop."""
+    """Name step and batch in the message. An error that a step raised on purpose keeps its meaning: retry, or stop."""
     if isinstance(exc, RunError):
         return type(exc)(f"{step} in batch {number}: {exc.message}")
     return StepFailed(f"{step} in batch {number}: {exc}")

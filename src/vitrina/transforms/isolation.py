@@ -23,7 +23,7 @@ class Isolation:
         self.rejected: list[Rejection] = []
 
     def run(self, batch: pa.RecordBatch, start: int = 0) -> Exception | None:
-        """Returns what the batch as a whole failed with; who is to blame stands in `rejected`."""
+        """Return the error that the batch as a whole failed with; the rows at fault are in `rejected`."""
         try:
             self.parts.append(self._step(batch))
         except NOT_ABOUT_ROWS:

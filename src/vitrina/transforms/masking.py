@@ -9,7 +9,7 @@ _SHORTEST_SECRET = 3
 
 
 def masked(row: Mapping[str, Any]) -> str:
-    """`id=<int>, title=<str of 12>, rating=NULL`."""
+    """Write the shape of a row: `id=<int>, title=<str of 12>, rating=NULL`."""
     shown = [f"{name}={_shape(value)}" for name, value in list(row.items())[:_MAX_COLUMNS]]
     return ", ".join(shown) + (", ..." if len(row) > _MAX_COLUMNS else "")
 
@@ -23,7 +23,7 @@ def _shape(value: Any) -> str:
 
 
 def scrubbed(text: str, row: Mapping[str, Any]) -> str:
-    """The words of an exception without the values of the row that it is about."""
+    """Remove from the message of an exception the values of the row that it is about."""
     for secret in sorted(_texts(row.values()), key=len, reverse=True):
         text = text.replace(secret, "***")
     return " ".join(text.split())

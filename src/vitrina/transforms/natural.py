@@ -64,13 +64,13 @@ _LONG_NAMES = {
 
 
 def long_name(written: str) -> str:
-    """A type that a person wrote, as `format_type` writes it."""
+    """Write a type that a person wrote as `format_type` writes it."""
     base, brackets, _ = written.strip().lower().partition("[")
     return _LONG_NAMES.get(base, base.replace(", ", ",")) + ("[]" if brackets else "")
 
 
 def bare_type(pg_type: str) -> str:
-    """Without precision: `timestamp(3) with time zone` is `timestamp with time zone`."""
+    """Strip the precision: `timestamp(3) with time zone` is `timestamp with time zone`."""
     return re.sub(r"\(\d+(?:,-?\d+)?\)", "", pg_type)
 
 
@@ -79,7 +79,7 @@ def is_array(pg_type: str) -> bool:
 
 
 def arrow_type(pg_type: str) -> pa.DataType:
-    """The natural Arrow type; text for what Arrow has no exact type for."""
+    """Return the natural Arrow type; text where Arrow has no exact type."""
     if is_array(pg_type):
         element = pg_type.removesuffix("[]")
         return pa.list_(_ELEMENTS.get(bare_type(element)) or _decimal(element) or pa.string())
@@ -87,7 +87,7 @@ def arrow_type(pg_type: str) -> pa.DataType:
 
 
 def _decimal(pg_type: str) -> pa.DataType | None:
-    """Only a numeric with a scale of its own: the values of a plain one each have another."""
+    """Return a decimal type for a numeric with a scale; values of a plain numeric each have another scale."""
     found = _NUMERIC.fullmatch(pg_type)
     if not found or int(found[1]) > _DECIMAL256_DIGITS or int(found[2]) > int(found[1]):
         return None
@@ -96,19 +96,19 @@ def _decimal(pg_type: str) -> pa.DataType | None:
 
 
 def read_as(pg_type: str) -> str | None:
-    """What a column is cast to where it is read. None: the driver carries it as it is."""
+    """Choose what a column is cast to where it is read. None: the driver carries it as it is."""
     if is_array(pg_type):
         return None if bare_type(pg_type.removesuffix("[]")) in _ELEMENTS else "text[]"
     return None if bare_type(pg_type) in _SCALARS else "text"
 
 
 def schema_of(columns: Sequence[Column], stamps: frozenset[str] = frozenset()) -> pa.Schema:
-    """What the first step is given."""
+    """Build the schema that the first step is given."""
     return pa.schema([tagged(column.name, column.type, stamp=column.name in stamps) for column in columns])
 
 
 def no_rows(schema: pa.Schema) -> pa.Table:
-    """Make a table without rows; `Schema.empty_table` cannot where a list holds an extension type, such as uuid[]."""
+    """Create a table without rows; `Schema.empty_table` cannot if a list holds an extension type, such as uuid[]."""
     return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
@@ -118,14 +118,14 @@ def tagged(name: str, pg_type: str, *, stamp: bool = False) -> pa.Field:
 
 
 def item_field(field: pa.Field) -> pa.Field:
-    """The items of a list column, with the Postgres type of the array's elements where it is known."""
+    """Build a field for the items of a list, with the Postgres type of the array's elements where it is known."""
     tag = tag_of(field)
     metadata = {TYPE: tag.removesuffix("[]").encode()} if tag and is_array(tag) else None
     return pa.field(field.name, field.type.value_type, metadata=metadata)
 
 
 def tag_of(field: pa.Field) -> str | None:
-    """The Postgres type that the column came with; None when a step made it, or changed its type."""
+    """Return the Postgres type that the column came with; None when a step made it, or changed its type."""
     tag = (field.metadata or {}).get(TYPE)
     if tag is None or arrow_type(tag.decode()) != field.type:
         return None
@@ -137,7 +137,7 @@ def is_stamp(field: pa.Field) -> bool:
 
 
 def naturalise(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """From the driver's columns to the natural ones; a value that cannot be there exactly is refused."""
+    """Convert the driver's columns to the natural ones. Refuse a value that has no exact form there."""
     if UNFIT in table.column_names:
         _refuse_unfit(table.column(UNFIT))
     columns = []
@@ -161,7 +161,7 @@ def _refuse_unfit(names: pa.ChunkedArray) -> None:
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The driver marks what it does not know as an opaque extension; the text in it is what we want."""
+    """Return the text inside an opaque extension, which is how the driver marks types that it does not know."""
     if isinstance(column.type, pa.OpaqueType):
         return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     return column
@@ -178,7 +178,7 @@ def _parsed(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
 
 
 def _refuse_lost(column: pa.ChunkedArray, field: pa.Field) -> None:
-    """Infinity and 24:00 come out of the driver as other values."""
+    """Refuse infinity and 24:00, which come out of the driver as other values."""
     kind = field.type.value_type if pa.types.is_list(field.type) else field.type
     if not pa.types.is_temporal(kind):
         return

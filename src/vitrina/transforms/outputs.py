@@ -9,7 +9,7 @@ from vitrina.transforms.natural import UNFIT, is_array, read_as
 
 
 def outputs(columns: Sequence[Column]) -> list[Composable]:
-    """Each column as it is read; UNFIT names the column of a row that the driver cannot carry."""
+    """Select each column as it is read; UNFIT names the column of a row that the driver cannot carry."""
     unfit = [
         SQL("WHEN {} THEN {}").format(_odd_array(column.name), Literal(column.name))
         for column in columns
@@ -28,5 +28,5 @@ def _output(column: Column) -> Composable:
 
 
 def _odd_array(name: str) -> Composable:
-    """Two dimensions would be flattened silently, and other bounds than usual stop the driver."""
+    """Detect an array of two dimensions, which the driver would flatten silently, or of bounds that stop the driver."""
     return SQL("(pg_catalog.array_ndims(q.{0}) > 1 OR pg_catalog.array_lower(q.{0}, 1) <> 1)").format(Identifier(name))

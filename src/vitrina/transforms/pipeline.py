@@ -40,7 +40,7 @@ class RunsSteps(Protocol):
     def has_steps(self) -> bool: ...
 
     def discover(self, sample: pa.Table) -> pa.Schema:
-        """The columns behind the last step; NoRowsToTell when no row came through."""
+        """Learn the columns after the last step. Raise NoRowsToTell when no row came through."""
         ...
 
     def take(self, table: pa.Table, number: int) -> Taken: ...
@@ -48,7 +48,7 @@ class RunsSteps(Protocol):
     def trace(self, sample: pa.Table, letters: list[DeadLetter] | None) -> list[pa.RecordBatch]: ...
 
     def close(self) -> None:
-        """End what is at work; called from another thread."""
+        """End what is running; called from another thread."""
         ...
 
 
@@ -91,11 +91,11 @@ class OwnSteps:
         return self._chain.discover(self._naturalise(sample), 1)
 
     def trace(self, sample: pa.Table, letters: list[DeadLetter] | None) -> list[pa.RecordBatch]:
-        """What comes in, and what comes out of each step."""
+        """Return the input and the output of each step."""
         return self._chain.trace(self._naturalise(sample), letters)
 
     def take(self, table: pa.Table, number: int) -> Taken:
-        """One batch of the reader, ready for the stage."""
+        """Prepare one batch of the reader for the stage."""
         if not self._chain.steps:
             return Taken(self._landed(call.one_batch(self._naturalise(table))))
         passed = self._chain.apply(self._naturalise(table), number)
@@ -110,16 +110,16 @@ class OwnSteps:
         return Taken(self._landed(passed.batch), passed.letters, passed.delivered)
 
     def _landed(self, batch: pa.RecordBatch) -> pa.Table:
-        """The rows as the target takes them."""
+        """Convert the rows to the form that the target takes."""
         if not batch.num_rows:
             return pa.table({})
         return pa.Table.from_batches([batch]) if self._stays_natural else to_target.to_stage(batch, self.landings)
 
     def close(self) -> None:
-        """Our own steps come to an end by themselves."""
+        """Do nothing: steps in this process end by themselves."""
 
     def _naturalise(self, table: pa.Table) -> pa.Table:
-        """What was read in its natural types; a result without a single row comes without columns."""
+        """Convert to natural types what was read; a result without a single row comes without columns."""
         if not table.num_rows:
             return natural.no_rows(self._schema)
         return table if self._comes_natural else natural.naturalise(table, self._schema)
@@ -140,7 +140,7 @@ class Passage:
         return self.steps.landings
 
     def settle(self, sample: pa.Table, known: Known | None, wanted_key: Sequence[str] | None) -> list[Column]:
-        """Find out with some rows what comes out behind the steps, and as what it is written."""
+        """Run the steps on a sample to learn the output columns and their target types."""
         schema = self._discover(sample, known)
         missing = [name for name in wanted_key or () if name not in schema.names]
         if missing:
@@ -159,7 +159,7 @@ class Passage:
             return self._guess(known)
 
     def _guess(self, known: Known | None) -> pa.Schema:
-        """No row came through a row step: columns keep their names, as far as the target knows them."""
+        """Assume, when no row came through a row step, that columns keep their names, as far as the target has them."""
         if known is None:
             raise StepFailed(
                 "no row came through the steps, so nobody can tell which columns they make: create the target table, or"

@@ -56,7 +56,7 @@ class Limits:
 
 
 def environment_of(names: Iterable[str], inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that a worker is started with."""
+    """Choose the variables that a worker is started with."""
     patterns = (*_PLAIN_NAMES, *names)
     return {
         name: value
@@ -74,7 +74,7 @@ class Process(Protocol):
     pid: int
 
     def wait(self, timeout: float | None = None) -> int:
-        """As subprocess has it: the exit code, or minus the signal."""
+        """Wait as subprocess does: return the exit code, or minus the signal."""
         ...
 
     def kill(self) -> None: ...
@@ -93,7 +93,7 @@ class Started:
     place: mmap.mmap
 
     def close(self) -> None:
-        """All but `output`, which its reader closes."""
+        """Close all descriptors but `output`, which its reader closes."""
         for descriptor in (self.requests, self.replies, self.life):
             with suppress(OSError):
                 os.close(descriptor)
@@ -149,7 +149,7 @@ class _Group:
 
 
 class WorkerEnded(TransientError):
-    """The worker was ended because nobody wants its answer any more."""
+    """The worker was ended because no caller needs its answer any more."""
 
     code = "worker_ended"
 
@@ -185,7 +185,7 @@ class Worker:
         return self._closed.is_set()
 
     def ask(self, op: str, payload: tuple[Any, ...] = (), **fields: Any) -> Message:
-        """The worker's answer. Raises what was raised there, or what became of the worker."""
+        """Return the worker's answer. Raise what was raised there, or the reason why the worker ended."""
         with self._busy:
             if self.is_over:
                 raise self._ended_because or WorkerEnded("the worker is not there any more")
@@ -207,14 +207,14 @@ class Worker:
 
     @contextmanager
     def taking_apart(self) -> Iterator[None]:
-        """Around reading an answer: that it has what was asked for is the worker's word alone."""
+        """Guard the reading of an answer, which may lack what was asked for. A wrong one ends the worker."""
         try:
             yield
         except (LookupError, TypeError, ValueError) as exc:
             raise self._epitaph(wire.Garbled("an answer that makes no sense")) from exc
 
     def close(self) -> None:
-        """End the worker, in the middle of a step if need be."""
+        """End the worker, in the middle of a step if necessary."""
         self._end(WorkerEnded("the worker was ended with its run"))
 
     def _conversation(self, message: Message) -> Message:
@@ -239,7 +239,7 @@ class Worker:
     # --- ending ----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Time and memory, looked at from outside: a step that loops in C answers nobody."""
+        """Watch time and memory from outside: a step that loops in C answers no message."""
         limits = self._limits
         while not self._closed.wait(_LOOK_SECONDS):
             deadline = self._deadline
@@ -275,7 +275,7 @@ class Worker:
             self._started.close()
 
     def _epitaph(self, exc: BaseException) -> VitrinaError:
-        """What the worker died of."""
+        """Find out why the worker died."""
         if not self.is_over:
             self._end(self._meddling(exc) if isinstance(exc, wire.Garbled) else self._death(exc))
         assert self._ended_because is not None
@@ -312,7 +312,7 @@ class Worker:
 
 
 def _memory_mb(pid: int) -> int:
-    """Resident memory; 0 where the system does not tell."""
+    """Read the resident memory, in MiB; 0 where the system does not tell."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:  # noqa: PTH123 - read twenty times a second
             return int(file.read().split()[1]) * mmap.PAGESIZE >> 20
@@ -324,7 +324,7 @@ def _memory_mb(pid: int) -> int:
 
 
 def _keep_output(descriptor: int, max_lines: int) -> None:
-    """Into the run's log, as far as there is room; the rest is read and dropped, so that no print blocks a step."""
+    """Copy output into the run's log up to `max_lines`; drop the rest, so that no print blocks a step."""
     log, rest, lines, dropped = structlog.get_logger(), b"", 0, 0
     with suppress(OSError), open(descriptor, "rb", buffering=0) as stream:
         while piece := stream.read(_READ_BYTES):

@@ -1,4 +1,4 @@
-"""Which step is at which rows: kept where it can still be read when the process that ran the step is gone."""
+"""Which step is at which rows: kept where it can still be read after the process that ran the step has ended."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ _place = memoryview(bytearray(SIZE)).cast("q")
 
 
 def keep_in(memory: memoryview) -> None:
-    """From now on write into this memory, which another process reads."""
+    """Write progress from now on into this memory, which another process reads."""
     global _place  # noqa: PLW0603 - one for the process, which runs one step at a time
     _place = memory.cast("q")
 
@@ -29,7 +29,7 @@ def note(order_index: int, rows: int) -> None:
 
 
 def narrow(first_row: int, last_row: int) -> None:
-    """Note that the step at work is given these rows of its batch."""
+    """Note that the running step is given these rows of its batch."""
     _place[1], _place[2] = first_row, last_row
 
 

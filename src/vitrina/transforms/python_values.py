@@ -35,12 +35,12 @@ class Unfit(ValueError):
 
 
 def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """One dict a row: Decimal for numeric, aware datetimes, UUID, lists, parsed json."""
+    """Convert to one dict a row: Decimal for numeric, aware datetimes, UUID, lists, parsed json."""
     return rows_from(values_of(batch), batch.schema)
 
 
 def values_of(batch: pa.RecordBatch) -> list[list[Any]]:
-    """The same by column."""
+    """Convert to Python values in the same way, by column."""
     return [to_python(column, field) for column, field in zip(batch.columns, batch.schema, strict=True)]
 
 
@@ -50,7 +50,7 @@ def rows_from(columns: list[list[Any]], schema: pa.Schema) -> list[dict[str, Any
 
 @lru_cache(64)
 def _row_maker(names: tuple[str, ...]) -> Callable[[list[list[Any]]], list[dict[str, Any]]]:
-    """Written out as `{"id": v0, "title": v1}`: a dict of known keys is made in half the time of dict(zip(...))."""
+    """Generate `{"id": v0, "title": v1}`: a dict of known keys is made in half the time of dict(zip(...))."""
     variables = [f"v{place}" for place in range(len(names))]
     pairs = ", ".join(f"{name!r}: {variable}" for name, variable in zip(names, variables, strict=True))
     text = f"lambda columns: [{{{pairs}}} for {', '.join(variables)}, in zip(*columns, strict=True)]"
@@ -60,7 +60,7 @@ def _row_maker(names: tuple[str, ...]) -> Callable[[list[list[Any]]], list[dict[
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """A batch of rows is no garbage: looking through it again and again takes longer than making it."""
+    """Disable garbage collection. Scanning a batch of live rows again and again takes longer than making it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -71,7 +71,7 @@ def without_collection() -> Iterator[None]:
 
 
 def to_python(column: pa.Array, field: pa.Field) -> list[Any]:
-    """The values of one column. Much faster than `to_pylist` where Arrow makes an object of each value first."""
+    """Convert one column. This is much faster than `to_pylist` where Arrow makes an object of each value first."""
     tag = natural.tag_of(field) or ""
     if pa.types.is_list(column.type):
         return _lists(column, natural.item_field(field))
@@ -117,7 +117,7 @@ def _each(convert: Callable[[Any], Any], values: Iterable[Any]) -> list[Any]:
 
 
 def _each_of(column: pa.Array, convert: Callable[[Any], Any], values: list[Any]) -> list[Any]:
-    """The same for the values of a column; one without NULL is not searched for them."""
+    """Convert each value of a column; one without NULL is not searched for NULL."""
     return _each(convert, values) if column.null_count else list(map(convert, values))
 
 
@@ -135,7 +135,7 @@ JSON_NULL = JsonNull()
 
 
 def _parse_json(text: str) -> Any:
-    """Numbers keep their digits."""
+    """Parse JSON and keep all digits of its numbers."""
     value = json.loads(text, parse_float=Decimal, object_pairs_hook=_object)
     return JSON_NULL if value is None else value
 
@@ -150,7 +150,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _uuids(column: pa.Array) -> list[Any]:
-    """From the bytes as they lie there: an Arrow object for each value would take longer than the rest."""
+    """Convert from the bytes in the buffer; an Arrow object for each value would take longer than the rest."""
     storage = column.storage
     if storage.null_count == len(storage):
         return [None] * len(storage)
@@ -163,7 +163,7 @@ def _uuids(column: pa.Array) -> list[Any]:
 
 
 def _made_uuids(numbers: list[int]) -> list[UUID]:
-    """As UUID(int=...) would, whose checks take several times as long."""
+    """Create UUIDs as UUID(int=...) would, whose checks take several times as long."""
     made = list(map(_NEW, repeat(UUID, len(numbers))))
     deque(map(_SET_INT, made, numbers), maxlen=0)
     deque(map(_SET_SAFETY, made, repeat(_UNKNOWN)), maxlen=0)
@@ -176,7 +176,7 @@ _SET_INT, _SET_SAFETY = (UUID.__dict__[name].__set__ for name in ("int", "is_saf
 
 
 def uuids_of(texts: Iterable[str | None]) -> pa.Array:
-    """The opposite of printing them; ValueError when one is none."""
+    """Parse texts as UUIDs. Raise ValueError when one is none."""
     return pa.array(_each(UUID, texts), pa.uuid())
 
 
@@ -230,7 +230,7 @@ class Original:
         return cls(column, field, _items(values), _lengths(values))
 
     def is_left_alone(self, values: list[Any], hint: pa.Field | None) -> bool:
-        """The very same objects, of a class that nobody can change: the column need not be made again."""
+        """Tell whether the step returned the same immutable objects, so that the column need not be rebuilt."""
         if hint is None or not hint.equals(self.field, check_metadata=True) or not self._is_immutable():
             return False
         if self.lengths is not None:
@@ -259,7 +259,7 @@ def _lengths(lists: list[Any]) -> list[int | None]:
 def batch_of(
     rows: Sequence[dict[str, Any]], hints: pa.Schema, originals: Mapping[str, Original] | None = None
 ) -> pa.RecordBatch:
-    """Columns from rows that all have the same keys. `hints`: fields that a column of that name should have."""
+    """Build columns from rows that all have the same keys. `hints`: fields that a column of that name should have."""
     fields, columns = [], []
     for name, values in _by_name(rows).items():
         hint = hints.field(name) if hints.get_field_index(name) >= 0 else None
@@ -274,7 +274,7 @@ def batch_of(
 
 
 def _by_name(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Rows of one length that all have the names of the first have no others."""
+    """Group values by column. Rows of one length that all have the names of the first have no others."""
     names = list(rows[0])
     try:
         if set(map(len, rows)) == {len(names)}:
@@ -294,7 +294,7 @@ def _difference(wanted: list[str], found: list[str]) -> str:
 
 
 def column_of(values: list[Any], name: str, hint: pa.Field | None) -> tuple[pa.Array, pa.Field]:
-    """As the hint says where the values are of that type, else by what they are."""
+    """Build a column as the hint says where the values are of that type, else by what they are."""
     if hint is not None and not pa.types.is_null(hint.type):
         column = _as_hinted(values, hint)
         if column is not None:
@@ -303,7 +303,10 @@ def column_of(values: list[Any], name: str, hint: pa.Field | None) -> tuple[pa.A
 
 
 def _as_hinted(values: list[Any], hint: pa.Field) -> pa.Array | None:
-    """None when the step has changed the column's type: Arrow itself would cut 1.5 down to 1 for an integer column."""
+    """Build a column of the hinted type; None when the step has changed the type.
+
+    Arrow itself would cut 1.5 down to 1 for an integer column.
+    """
     tag = natural.tag_of(hint) or ""
     if pa.types.is_list(hint.type):
         return _list_as_hinted(values, hint)
@@ -335,7 +338,7 @@ def _list_as_hinted(values: list[Any], hint: pa.Field) -> pa.Array | None:
 
 
 def regrouped(lists: pa.ListArray, items: pa.Array) -> pa.ListArray:
-    """The same lists with other items."""
+    """Build the same lists with other items."""
     return _grouped(lists.value_lengths().to_pylist(), items)
 
 
@@ -373,7 +376,7 @@ _CLASSES: tuple[tuple[Callable[[pa.DataType], bool], frozenset[type]], ...] = (
 
 
 def _zones_fit(values: list[Any], kind: pa.DataType) -> bool:
-    """A moment without a zone is not one of UTC, and a zone may not get lost."""
+    """Tell whether zones match: a time without a zone is not one of UTC, and a zone may not get lost."""
     if not pa.types.is_timestamp(kind):
         return True
     aware = kind.tz is not None
@@ -398,7 +401,7 @@ def _by_values(values: list[Any], name: str) -> tuple[pa.Array, pa.Field]:
 
 
 def _field_for(values: list[Any], classes: set[type], name: str) -> pa.Field | None:
-    """The field that loses nothing of the values; None leaves it to Arrow."""
+    """Choose the field that loses nothing of the values; None leaves it to Arrow."""
     if not classes:
         return pa.field(name, pa.null())
     if classes == {Decimal} or (Decimal in classes and classes <= {Decimal, int}):
@@ -434,7 +437,7 @@ def _numeric_text(value: Any) -> str:
 
 
 def _encode_json(value: Any) -> str:
-    """Like json.dumps, with all the digits of a Decimal."""
+    """Write JSON like json.dumps, with all the digits of a Decimal."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(str(key))}: {_encode_json(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -451,7 +454,7 @@ def _encode_json(value: Any) -> str:
 
 
 def json_text_of(value: Any) -> str:
-    """As JSON; what JSON lacks becomes text."""
+    """Write JSON; values that JSON lacks become text."""
     return _encode_json(_readable(value))
 
 

@@ -64,7 +64,7 @@ class Registered:
         return self.function.__module__.startswith(f"{BUILT_IN}.")
 
     def describe(self) -> dict[str, Any]:
-        """As `GET /transforms` shows it."""
+        """Describe it as `GET /transforms` shows it."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -163,7 +163,7 @@ def load(modules: str = "") -> Registry:
 
 
 def load_others(modules: str, announced: Iterable[Sequence[str]]) -> Registry:
-    """The same without what ships with Vitrina, which takes longer to import than most steps take for a batch."""
+    """Import the same without what ships with Vitrina, whose import takes longer than most steps need for a batch."""
     for name, value in announced:
         _load(f"{name} ({value})", partial(_load_announced, name, value))
     for module in filter(None, (part.strip() for part in modules.split(","))):
@@ -172,15 +172,15 @@ def load_others(modules: str, announced: Iterable[Sequence[str]]) -> Registry:
 
 
 def load_shipped() -> Registry:
-    """Import what ships with Vitrina, and nothing else: all that a runner itself ever imports."""
+    """Import what ships with Vitrina, and nothing else. A runner itself never imports more."""
     _load("built-in steps", lambda: importlib.import_module(BUILT_IN))
     return REGISTRY
 
 
 def describe_shipped() -> list[dict[str, Any]]:
-    """Tell the same as `load_shipped().describe()` from a file (`make reference` writes it), without loading pyarrow.
+    """Read the same as `load_shipped().describe()` from a file (`make reference` writes it), without pyarrow.
 
-    A runner that has nothing to do yet is half as large for it.
+    An idle runner uses half as much memory that way.
     """
     found: list[dict[str, Any]] = json.loads(SHIPPED.read_text(encoding="utf-8"))
     return found
@@ -188,7 +188,7 @@ def describe_shipped() -> list[dict[str, Any]]:
 
 @cache
 def announced() -> tuple[tuple[str, str], ...]:
-    """What installed packages announce: looking through them all takes a tenth of a second."""
+    """List what installed packages announce; looking through them all takes a tenth of a second."""
     from importlib import metadata
 
     return tuple((found.name, found.value) for found in metadata.entry_points(group=ENTRY_POINTS))
@@ -201,13 +201,13 @@ def _load_announced(name: str, value: str) -> None:
 
 
 def names_shipped(names: Iterable[str]) -> bool:
-    """Whether one of the names is of a step or source that ships with Vitrina."""
+    """Tell whether one of the names is of a step or source that ships with Vitrina."""
     shipped = load_shipped()
     return any((found := shipped.find(name)) is not None and found.is_shipped for name in names)
 
 
 def finds_only_shipped(modules: str) -> bool:
-    """Whether neither an installed package nor a setting names other steps."""
+    """Tell whether neither an installed package nor a setting names other steps."""
     return not modules.strip(" ,") and not announced()
 
 
@@ -237,7 +237,7 @@ def _check_name(registered: Registered) -> None:
 
 
 def _check_signature(registered: Registered) -> None:
-    """Found out when the module is imported rather than when the first batch arrives."""
+    """Check the signature when the module is imported rather than when the first batch arrives."""
     names = list(inspect.signature(registered.function).parameters)
     if not names:
         raise ConfigError(
@@ -262,7 +262,10 @@ def _check_signature(registered: Registered) -> None:
 
 
 def _form_of(function: Callable[..., Any]) -> Form:
-    """By the annotation of the first parameter; a name is enough, for it may be imported for type checkers only."""
+    """Choose the form by the annotation of the first parameter.
+
+    Its name is enough, for it may be imported for type checkers only.
+    """
     parameters = list(inspect.signature(function).parameters.values())
     annotation = parameters[0].annotation if parameters else None
     module = annotation if isinstance(annotation, str) else getattr(annotation, "__module__", "")

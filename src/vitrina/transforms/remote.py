@@ -51,7 +51,7 @@ class About:
 
 
 def _where_from(about: About, names: Sequence[str]) -> dict[str, Any]:
-    """Where a worker finds these steps: it has no settings, and looks through no packages."""
+    """Tell a worker where to find these steps; it has no settings, and looks through no packages."""
     return {
         "modules": about.modules,
         "announced": registry.announced(),
@@ -63,7 +63,7 @@ def _where_from(about: About, names: Sequence[str]) -> dict[str, Any]:
 
 
 class WorkerSteps:
-    """The steps of one run. Workers are started when they are needed, and told what those before them were told."""
+    """Run the steps of one run in workers. They are started when needed, and told what earlier ones were told."""
 
     def __init__(self, tasks: Sequence[Task], about: About, limits: Limits, *, workers: int) -> None:
         self.parallel = workers
@@ -86,12 +86,12 @@ class WorkerSteps:
         self._free: queue.LifoQueue[_StepWorker] = queue.LifoQueue()
 
     def plan(self) -> list[RemoteStep]:
-        """Every step known and its params right, or `Invalid` with each thing that is not."""
+        """Plan the steps. Raise `Invalid` with each unknown step and each wrong param."""
         with self._worker("planning the steps"):
             return self.steps
 
     def open(self, schema: pa.Schema, reference: Reference, *, comes_natural: bool, stays_natural: bool) -> None:
-        """Say what rows come, and who answers reference queries."""
+        """Describe the rows that come, and set what answers reference queries."""
         self._schema = schema
         self._forms = {"comes_natural": comes_natural, "stays_natural": stays_natural}
         self._reference = reference
@@ -122,7 +122,7 @@ class WorkerSteps:
         return [call.one_batch(wire.checked(stage)) for stage in stages]
 
     def take(self, table: pa.Table, number: int) -> Taken:
-        """One batch through the steps of some worker; several threads may have one taken each."""
+        """Pass one batch through the steps of a worker. Several threads may call it, each with its batch."""
         with self._worker(f"batch {number}") as worker:
             fresh = worker.unheard_of(self.watched)
             packed = wire.packed(table)
@@ -138,7 +138,7 @@ class WorkerSteps:
         return Taken(wire.checked(rows), letters, wire.checked_names(delivered))
 
     def close(self) -> None:
-        """End all workers, whatever they do."""
+        """End all workers, whatever they are doing."""
         with self._lock:
             self._is_closed = True
             workers = list(self._all)
@@ -146,7 +146,7 @@ class WorkerSteps:
             worker.close()
 
     def _count_left(self, left: Sequence[int], number: int) -> None:
-        """Each worker holds itself to the limit of a step; here it is held for all of them together."""
+        """Count rejected rows of all workers together; each worker checks the limit of a step for itself only."""
         with self._lock:
             for step, count in zip(self.steps, left, strict=True):
                 self._left[step.order_index] = self._left.get(step.order_index, 0) + count
@@ -160,7 +160,7 @@ class WorkerSteps:
 
     @contextmanager
     def _worker(self, what: str) -> "Iterator[_StepWorker]":
-        """One for one question: a free one, or a new one."""
+        """Lend a worker for one question: a free one, or a new one."""
         try:
             worker = self._free.get_nowait()
         except queue.Empty:
@@ -182,7 +182,7 @@ class WorkerSteps:
         return worker
 
     def _teach(self, worker: "_StepWorker") -> None:
-        """What it does not know yet: its steps, the query's columns, those behind the steps, where they go."""
+        """Tell a worker what it lacks: steps, the query's columns, those after the steps, where they go."""
         lessons: tuple[tuple[str, object, Callable[[], object]], ...] = (
             ("plan", self._tasks, lambda: self._plan(worker)),
             ("open", self._forms, lambda: self._open(worker)),
@@ -264,7 +264,7 @@ class SourceWorker(Worker):
         super().__init__(limits, describe=lambda _: f"source {name}, in batch {self._number},", answer=_refuse)
 
     def open(self, definition: Definition, about: About, asked: Mapping[str, Any]) -> OpenSource:
-        """Look it up and read its params; nothing of it runs yet."""
+        """Find the source and read its params; nothing of it runs yet."""
         opened = self.ask(
             "source",
             **_where_from(about, [self._name]),
@@ -299,7 +299,7 @@ def _refuse(_: Message) -> Message:
 
 
 def describe(modules: str, limits: Limits) -> list[dict[str, Any]]:
-    """All steps and sources that workers find, as `GET /transforms` shows them."""
+    """Describe all steps and sources that workers find, as `GET /transforms` shows them."""
     worker = Worker(limits, describe=lambda _: "importing the modules of steps", answer=_refuse)
     try:
         answer = worker.ask("describe", modules=modules)

@@ -8,7 +8,7 @@ _SAME_KIND = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_timestamp)
 
 
 def held(who: str, made: pa.RecordBatch, expected: pa.Schema | None, number: int) -> pa.RecordBatch:
-    """The batch in the expected shape. NULL alone decides nothing: a later batch says what such a column is."""
+    """Convert the batch to the expected shape. A column of NULLs has no type yet; a later batch decides it."""
     twice = [name for name in made.schema.names if made.schema.names.count(name) > 1]
     if twice:
         raise StepFailed(f"{who} gives the column {twice[0]!r} twice")

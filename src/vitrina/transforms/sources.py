@@ -19,9 +19,9 @@ MAX_CHECKPOINT_CHARACTERS = 262_144
 
 
 def yielded(registered: Registered, context: SourceContext) -> Iterator[Yielded]:
-    """What the source yields. The checkpoint is copied when a batch comes: what it becomes later belongs to later.
+    """Yield the source's batches, each with a copy of its checkpoint; later changes to it belong to later batches.
 
-    A checkpoint that the source sets behind its last batch comes with an empty one.
+    A checkpoint that the source sets after its last batch comes with an empty batch.
     """
     expected: pa.Schema | None = None
     stored = _copied(registered, context.checkpoint)
@@ -54,7 +54,7 @@ class OpenSource:
         self.peek_seconds = 0.0
 
     def peek(self, checkpoint: Any) -> pa.Schema | None:
-        """The columns of the first batch that has some; None when there is nothing to come."""
+        """Return the columns of the first batch that has some; None when there is nothing to come."""
         started = time.monotonic()
         try:
             return self._peek(checkpoint)
@@ -73,12 +73,12 @@ class OpenSource:
         return None
 
     def peeked(self, rows: int) -> pa.Table:
-        """The first rows of what was looked at; it is still to come."""
+        """Return the first rows of what was peeked at. They still come with the batches."""
         batches = [batch for batch, _ in self._pending if batch.num_columns]
         return pa.Table.from_batches(batches).slice(0, rows) if batches else pa.table({})
 
     def batches(self, checkpoint: Any) -> Iterator[Yielded]:
-        """From a checkpoint on; what was looked at is not asked for twice when it is the same one."""
+        """Yield batches from a checkpoint on; peeked ones are not asked for again when the checkpoint is the same."""
         pending, rest = self._pending, self._rest
         self._pending, self._rest = [], None
         if rest is not None and checkpoint == self._begun_at:
@@ -98,7 +98,7 @@ def _guarded(registered: Registered, context: SourceContext) -> Iterator[Any]:
 
 
 def _batch(registered: Registered, made: Any, expected: pa.Schema | None, number: int) -> pa.RecordBatch:
-    """A record batch, a table or a list of dicts; an empty list moves the checkpoint alone."""
+    """Convert a record batch, a table or a list of dicts; an empty list moves the checkpoint alone."""
     who = f"source {registered.name}"
     if isinstance(made, list) and all(isinstance(row, dict) for row in made):
         if not made:

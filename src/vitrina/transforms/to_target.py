@@ -56,7 +56,7 @@ class Landing:
 
 
 def settle(schema: pa.Schema, known: Known | None) -> list[Column]:
-    """The result as the target is asked to take it. An existing column's own type wins where every value fits it."""
+    """Decide the columns that the target is asked to take. An existing column's type wins where every value fits it."""
     return [Column(field.name, _settled(field, known)) for field in schema]
 
 
@@ -74,7 +74,7 @@ def _settled(field: pa.Field, known: Known | None) -> str:
 
 
 def postgres_type(field: pa.Field) -> str | None:
-    """The type that the column came with, or the one that its Arrow type stands for; None when all of it is NULL."""
+    """Return the type that the column came with, else the one of its Arrow type; None when all of it is NULL."""
     return natural.tag_of(field) or _derived(field.type, field.name)
 
 
@@ -95,7 +95,7 @@ def _derived(kind: pa.DataType, name: str) -> str | None:
 
 
 def lands(field: pa.Field, target: str) -> bool:
-    """Whether each value arrives in a column of that type unchanged, or is refused when it does not."""
+    """Tell whether each value arrives in a column of that type unchanged, or is refused."""
     made = postgres_type(field)
     if made is None or types.fits(made, target):
         return True
@@ -123,7 +123,7 @@ def landings(schema: pa.Schema, columns: Sequence[Column]) -> dict[str, Landing]
 
 
 def staged_type(field: pa.Field) -> str:
-    """What the driver copies exactly is staged as it is; the rest as text, which Postgres reads."""
+    """Stage what the driver copies exactly as it is; the rest as text, which Postgres reads."""
     made = _derived(field.type, field.name)
     if made is None or made == "jsonb" or made.startswith("numeric"):
         return "text[]" if made and natural.is_array(made) else "text"
@@ -134,7 +134,7 @@ def staged_type(field: pa.Field) -> str:
 
 
 def to_stage(batch: pa.RecordBatch, landings: Mapping[str, Landing]) -> pa.Table:
-    """The columns of a batch as they are copied into the stage."""
+    """Convert the columns of a batch to the form in which they are copied into the stage."""
     names, columns = [], []
     for field, column in zip(batch.schema, batch.columns, strict=True):
         landing = landings[field.name]
@@ -190,7 +190,7 @@ def _cast(column: pa.Array, kind: pa.DataType, landing: Landing) -> pa.Array:
 
 
 def _refuse_rounding(column: pa.Array, landing: Landing) -> None:
-    """Postgres rounds to the precision of the column without a word."""
+    """Refuse values that Postgres would round to the precision of the column without an error."""
     found = _PRECISION.search(landing.target)
     if not found or natural.is_array(landing.target):
         return

@@ -17,7 +17,7 @@ class Batch(Protocol):
     """What was read."""
 
     def take_table(self) -> pa.Table:
-        """What was read, once: from then on it is the caller's alone."""
+        """Take what was read, once: from then on the table is the caller's alone."""
         ...
 
     @property
@@ -38,10 +38,10 @@ B = TypeVar("B", bound=Batch)
 def taken(
     batches: Generator[B, None, None], steps: RunsSteps | None, max_bytes: int, *, timed_as: str = "transform"
 ) -> Generator[tuple[B, Taken], None, None]:
-    """Each batch with what the steps made of it, in the order of the batches.
+    """Yield each batch with what the steps made of it, in the order of the batches.
 
-    Workers go on with later batches while an earlier one is staged, as far as memory allows. `timed_as`: what the time
-    counts as where rows are only converted.
+    Workers go on with later batches while an earlier one is staged, as far as memory allows. `timed_as`: what the
+    time counts as where rows are only converted.
     """
     with closing(batches):
         if steps is None:
@@ -89,7 +89,7 @@ def _until_failure(batches: Iterator[B], failures: list[Exception]) -> Iterator[
 
 
 def _arrived(sent: deque[tuple[B, Future[Taken]]]) -> tuple[B, Taken]:
-    """The oldest; what is waited for here is the time that the steps cost the run."""
+    """Wait for the oldest batch; this wait is the time that the steps cost the run."""
     batch, made = sent.popleft()
     with batch.watch.lap("transform"):
         return batch, made.result()

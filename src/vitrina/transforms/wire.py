@@ -47,7 +47,7 @@ class Message(NamedTuple):
     payload: tuple[pa.Buffer | Packed, ...] = ()
 
     def numbered(self, number: object) -> "Message":
-        """An answer has its question's number: one that comes twice is not taken for the next."""
+        """Give an answer its question's number, so that a repeated answer is not taken for the next."""
         return Message(self.fields | {"question": number}, self.payload)
 
     @property
@@ -60,7 +60,7 @@ class Garbled(Exception):
 
 
 def send(descriptor: int, message: Message) -> None:
-    """Write a message whole; OSError when the other side is gone."""
+    """Write a message whole. Raise OSError when the other side has ended."""
     header = json.dumps([message.fields, [part.size for part in message.payload]]).encode()
     pieces = [memoryview(_PREFIX.pack(len(header)) + header)]
     pieces += [memoryview(piece).cast("B") for part in message.payload for piece in _pieces_of(part) if piece.size]
@@ -77,7 +77,7 @@ def _pieces_of(part: pa.Buffer | Packed) -> list[pa.Buffer]:
 
 
 def receive(descriptor: int, *, max_payload: int | None = None) -> Message:
-    """Read the next message; EOFError when the other side is gone. A sender that is not trusted has limits."""
+    """Read the next message. Raise EOFError when the other side has ended. Limits apply to an untrusted sender."""
     (length,) = _PREFIX.unpack(_read(descriptor, _PREFIX.size))
     if max_payload is not None and length > MAX_HEADER_BYTES:
         raise Garbled(f"a header of {length} bytes")
@@ -121,7 +121,7 @@ class _Kept:
         self.pieces.append(pa.py_buffer(piece))
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing, because nothing is buffered."""
 
 
 def packed(table: pa.Table | pa.RecordBatch) -> Packed:
@@ -132,12 +132,12 @@ def packed(table: pa.Table | pa.RecordBatch) -> Packed:
 
 
 def unpacked(buffer: pa.Buffer) -> pa.Table:
-    """A table that lies in the buffer, from a sender that is trusted."""
+    """Read a table in place from the buffer of a trusted sender."""
     return pa.ipc.open_stream(buffer).read_all()
 
 
 def checked(buffer: pa.Buffer) -> pa.Table:
-    """The same from a worker. Offsets and texts are looked at: Arrow itself trusts them, and would crash."""
+    """Read a table of a worker. Check offsets and texts, which Arrow itself trusts and would crash on."""
     try:
         table = unpacked(buffer)
         table.validate(full=True)
@@ -183,7 +183,7 @@ def checked_names(buffer: pa.Buffer) -> frozenset[str]:
 
 
 def _encodable(text: str) -> str:
-    """Half of a pair of surrogates, which Python has in texts and Arrow has not, is written as its number."""
+    """Replace half of a surrogate pair, which Python allows in texts and Arrow does not, by its number."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -40,7 +40,7 @@ Handler = Callable[[Message], Message]
 
 
 class Server:
-    """Answers one message after the other until nobody asks any more."""
+    """Answer one message after the other until the runner closes its end."""
 
     def __init__(self, requests: int, replies: int) -> None:
         self._requests = requests
@@ -53,7 +53,7 @@ class Server:
         self._rest: Iterator[sources.Yielded] = iter(())
 
     def serve(self) -> int:
-        """Serve until nobody asks any more; the exit code."""
+        """Serve until the runner closes its end, and return the exit code."""
         try:
             while True:
                 question = wire.receive(self._requests)
@@ -129,7 +129,7 @@ class Server:
         return Message({}, tuple(payload))
 
     def _adopt(self, message: Message) -> Message:
-        """What another worker of the run found out about the columns behind each step."""
+        """Adopt what another worker of the run found out about the columns after each step."""
         for step, expected in zip(self._planned, message.payload, strict=True):
             step.expected = wire.unpacked_schema(expected)
         return Message({})
@@ -155,7 +155,7 @@ class Server:
         return Message({}, (wire.packed_letters(letters or ()), *(wire.packed(stage) for stage in stages)))
 
     def _reference(self, query: str) -> pa.Table:
-        """Asked of the runner, which has the right to read; once for each worker."""
+        """Ask the runner, which has the right to read; once for each worker and query."""
         with self._asking:
             if query not in self._references:
                 wire.send(self._replies, Message({"ask": "reference", "query": query}))
@@ -209,7 +209,7 @@ class _Asked(NamedTuple):
 
 
 def _load(names: Sequence[str], message: Message) -> Registry:
-    """The steps of those names. What ships with Vitrina is imported where one is of it, or is not to be found."""
+    """Load the steps of those names. Import what ships with Vitrina only if a name is of it, or is not found."""
     fields = message.fields
     if fields["names_shipped"]:
         registry.load_shipped()
@@ -236,14 +236,14 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _let_go(*descriptors: int) -> None:
-    """A child that a step has forked answers nobody, though it may come back to where its parent answers."""
+    """Detach the descriptors, so that a child forked by a step cannot answer in its parent's place."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in descriptors:
         os.dup2(nothing, descriptor, inheritable=False)
 
 
 def _end_with_runner(life: int) -> None:
-    """The runner alone holds the other end. When that is closed, the kernel ends us, whatever a step is doing."""
+    """Let the kernel end this process, whatever a step is doing, when the runner closes its end of the pipe."""
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)

@@ -47,7 +47,7 @@ class Busy(TransientError):
 
 
 class Unreachable(Disconnected):
-    """No answer came: whether the statement was carried out, nobody knows."""
+    """The server sent no answer, so the run cannot tell whether the statement was carried out."""
 
 
 class Session:
@@ -71,7 +71,7 @@ class Session:
         return self.rows(statement, parameters, **settings)[0][0]
 
     def arrow(self, statement: str, **settings: Any) -> "pa.Table":
-        """Texts come as bytes: a String holds any."""
+        """Query rows as Arrow. Texts come as bytes, because a String may hold any bytes."""
         with translated(statement):
             return self._client.query_arrow(statement, settings={"output_format_arrow_string_as_string": 0} | settings)
 
@@ -84,7 +84,7 @@ class Session:
                 yield from stream
 
     def insert(self, table: str, rows: "pa.Table", *, token: str) -> None:
-        """Insert; of several inserts with one token the first counts."""
+        """Insert rows. The server ignores a second insert with the same token."""
         with translated(f"INSERT INTO {table}"):
             self._client.insert_arrow(table, rows, settings={"insert_deduplication_token": token})
 
@@ -127,7 +127,7 @@ def _connect(server: urls.Server, comment: str, timeout_seconds: float | None) -
 
 @contextmanager
 def translated(statement: str) -> Iterator[None]:
-    """Say what an error of the driver means for a run."""
+    """Translate an error of the driver into what it means for a run."""
     from clickhouse_connect.driver.exceptions import Error
 
     try:
@@ -151,7 +151,7 @@ def _meaning(exc: Any, statement: str) -> Exception:
 
 
 def patiently(move: Callable[[], T], rest: Callable[[float], object], tell: Callable[[str | None], object]) -> T:
-    """Make a move that may be made twice, again and again while the server is busy or out of reach.
+    """Repeat a move, which must be safe to repeat, while the server is busy or unreachable.
 
     `rest` sleeps, or raises when the run shall end; `tell` hears why nothing moves, and None when it moves again.
     """

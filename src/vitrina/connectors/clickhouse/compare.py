@@ -29,7 +29,7 @@ _YOUNG_PART, _OLD_PART = 1, 0
 
 @contextmanager
 def sides(target: OpenedTable, rows: ComparedRows, compared: Sequence[str]) -> Iterator[tuple[Side, Side]]:
-    """Write the source's rows beside the target, for as long as the block."""
+    """Write the source's rows into a table beside the target, which is dropped when the block ends."""
     shown = target.tables.shown()
     if shown is None:
         raise FatalError(f"{target.tables} does not exist yet: run the pipeline first")
@@ -63,7 +63,10 @@ def _create(path: str, target: OpenedTable) -> str:
 
 
 def _fill(target: OpenedTable, path: str, rows: ComparedRows) -> None:
-    """The number of a batch is the version: of several rows with one key the later counts. Its last bit says young."""
+    """Insert the source's rows, with the batch's number as their version: the later of two rows with one key counts.
+
+    The last bit of the version marks young rows.
+    """
     converter = Converter(target.layout, target.definition.options.delete_when, merges=True)
     for number, (table, young) in enumerate(rows(), 1):
         part = PartId(0, number << 1 | (_YOUNG_PART if young else _OLD_PART))
@@ -102,7 +105,7 @@ class TableSide:
 
     @property
     def _image(self) -> str:
-        """NULL and a missing value are told apart from texts that look like them by their own marks."""
+        """The hash of a row. Marks of their own tell NULL and a missing value from texts that look like them."""
         values = ", ".join(f"isNull({quoted(name)}), ifNull(toString({quoted(name)}), '')" for name in self.compared)
         return f"sipHash128({values or '1'})"
 
@@ -158,7 +161,7 @@ class TableSide:
             yield f"({self._key}) IN ({tuples})"
 
     def _images(self, where: str) -> Iterator[RowImage]:
-        """By place, then by the bytes of the key's text: both sides are sorted here, by the same rule."""
+        """Sort by place, then by the bytes of the key's text. Both sides are sorted here, by the same rule."""
         young = f"bitAnd({VERSION}, 1)" if self.is_source else "0"
         found = self.target.server.arrow(
             f"SELECT {self._key}, {self._place} AS _p, toString(reinterpretAsUInt128({self._image})) AS _i,"
@@ -201,7 +204,7 @@ class TableSide:
 
 
 def keys_of(found: pa.Table, names: Sequence[str]) -> list[Key]:
-    """Keys as they are written in reports and read back by the server."""
+    """Write keys as reports show them and as the server reads them back."""
     columns = []
     for name in names:
         column = found.column(name)

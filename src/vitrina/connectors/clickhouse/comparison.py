@@ -64,7 +64,7 @@ class TableComparison:
         self._target.refuse_shrinking(before - deletes, before)
 
     def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
-        """Read the source once: it gives what it has now; what was not met in it has left."""
+        """Read the source once for the rows that it has now. A wanted key that is not among them has left it."""
         return corrections.of_reading(self._batches(), {one.key for one in wanted}, batch_rows)
 
     def _batches(self) -> Iterator[tuple[pa.RecordBatch, Sequence[Key]]]:
@@ -73,7 +73,7 @@ class TableComparison:
                 yield batch, self._keys_of(pa.Table.from_batches([batch]))
 
     def _keys_of(self, rows: pa.Table) -> Sequence[Key]:
-        """Give the keys of rows of the source, as the sides write them."""
+        """Return the keys of rows of the source, as the sides write them."""
         layout = self._target.layout
         sent = {one.name: types.sent(rows.column(one.name), one) for one in layout.fields if one.is_key}
         return Converter(layout, None, merges=True).keys(pa.table(sent))

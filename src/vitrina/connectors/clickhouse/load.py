@@ -57,7 +57,7 @@ class GenerationLoad(BaseLoad):
         self._discard_others()
 
     def _create(self) -> Named:
-        """Of a source without rows and columns: with the columns of what is shown."""
+        """Create the generation. A source without rows and columns gets the columns of what is shown."""
         shown = self._tables.shown()
         like_shown = shown is not None and (not self._target.has_layout or not self._loading.deletes)
         if shown is None or not like_shown:
@@ -67,7 +67,7 @@ class GenerationLoad(BaseLoad):
         return self._tables.create_like(shown.generation, "g", self.name or "")
 
     def _discard_others(self) -> None:
-        """Drop what loads left that were given up: each would keep its disk space for good."""
+        """Drop what abandoned loads left; otherwise it would occupy disk space for good."""
         kept = {self.name}
         shown = self._target.patiently(self._tables.shown)
         for one in self._tables.objects("g"):
@@ -122,7 +122,7 @@ class GenerationLoad(BaseLoad):
         return counts
 
     def _check(self, found: Checkpoint) -> None:
-        """Rows that are not counted are not shown, rows that share a key are refused, and none is missing."""
+        """Discard uncounted rows, then refuse surplus rows, repeated keys and a target that would shrink too much."""
         target, tables, name = self._target, self._tables, self._required
         versioned = target.options.is_versioned if target.has_layout else True
         target.patiently(lambda: tables.discard_uncounted(name, found.accepted))
@@ -184,7 +184,7 @@ class MergeLoad(BaseLoad):
         self._load = new_load()
 
     def obstacle(self, found: Checkpoint) -> str | None:
-        """What earlier passes delivered is in the generation that they wrote to, and in no other."""
+        """Report a target that is not the generation of earlier passes; what they delivered is in no other."""
         shown = self._target.patiently(self._tables.shown)
         known = found.identity.get(IDENTITY)
         if not (found.safe_upto or found.last_key) or known is None:
@@ -198,7 +198,7 @@ class MergeLoad(BaseLoad):
         fence.after(Done(identity={IDENTITY: shown.load}))
 
     def _current(self) -> Shown:
-        """What is shown, made when it is missing, with the columns that are written."""
+        """Find what is shown, create it when it is missing, and add the columns that the run writes."""
         target, tables = self._target, self._tables
         held = target.context.require_held
         shown = tables.shown()
@@ -292,7 +292,7 @@ class MergeLoad(BaseLoad):
 
 
 def _clean(target: OpenedTable, clean: Callable[[], object]) -> None:
-    """What cannot be removed now is removed by a later run."""
+    """Clean up, and leave to a later run what cannot be removed now."""
     try:
         clean()
     except (LeaseLost, TargetMismatch):

@@ -1,7 +1,7 @@
 """Names of what a target keeps beside itself: generations, stages and views, each with the claim that it belongs to.
 
-A name says which try of which claim may use an object. Whoever takes over drops or renames what older tries have: from
-then on their statements fail, because the name is not there.
+A name says which try of which claim may use an object. A runner that takes over drops or renames what older tries
+have. From then on their statements fail, because the name does not exist.
 """
 
 import re
@@ -45,7 +45,7 @@ class Named:
 
 
 def new_load() -> str:
-    """Draw what a load is known by, whoever goes on with it."""
+    """Draw the name of a load, which stays the same when another run resumes it."""
     return secrets.token_hex(6)
 
 

@@ -74,7 +74,7 @@ class OpenedTable:
         return writer
 
     def patiently(self, move: Callable[[], T]) -> T:
-        """By the run's own thread: a move that may be made twice."""
+        """Repeat a move on the run's own thread while the server is busy or unreachable. It must be safe to repeat."""
 
         def tell(reason: str | None) -> None:
             self.context.tell(reason)
@@ -83,7 +83,7 @@ class OpenedTable:
         return patiently(move, self.context.wait, tell)
 
     def patiently_aside(self, move: Callable[[], T]) -> T:
-        """The same by a thread that inserts."""
+        """Repeat a move in the same way on a thread that inserts."""
         return patiently(move, self.context.wait, self.context.tell)
 
     def count_shown(self, shown: Shown) -> int:

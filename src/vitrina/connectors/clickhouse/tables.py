@@ -3,9 +3,9 @@
 The order of moves is what keeps a late runner out:
 
 - An object that can become visible is made first, then the metastore is asked whether the claim is still ours, then the
-  object is used. Whoever takes over moves the claim first and then removes what older tries have made.
-- Taking over drops the views of older tries before it looks at what is shown: from then on nobody else can switch, so
-  that what is not shown now stays unshown, and may be renamed.
+  object is used. A runner that takes over moves the claim first and then removes what older tries have made.
+- Taking over drops the views of older tries before it looks at what is shown: from then on no other runner can switch,
+  so that what is not shown now stays unshown, and may be renamed.
 """
 
 import json
@@ -30,7 +30,7 @@ _ENDING_SECONDS = 60.0
 
 
 def version_of(epoch: int, number: int) -> int:
-    """The version of a part's rows: grows with the claim, then with the part."""
+    """Compute the version of a part's rows. It grows with the claim, then with the part."""
     if not 0 <= number < 1 << _PART_BITS:
         raise FatalError(f"part {number:,} does not fit a row's version: raise batch_size")
     return epoch << _PART_BITS | number
@@ -78,7 +78,7 @@ class Tables:
     # --- looking ---------------------------------------------------------------------------------------------------
 
     def shown(self) -> Shown | None:
-        """What the plain name shows; something that is not ours is refused."""
+        """Find what the plain name shows. Refuse an object that Vitrina did not make."""
         found = self._session.rows(
             "SELECT engine, comment FROM system.tables WHERE database = {db:String} AND name = {name:String}",
             {"db": self.database, "name": self.table},
@@ -95,7 +95,7 @@ class Tables:
         return Shown(notes["generation"], notes["load"], tuple(notes["key"]), notes["versioned"])
 
     def objects(self, *kinds: Kind) -> list[Named]:
-        """What there is beside the plain name, of the pipelines that one who takes over has to do with."""
+        """List the objects beside the plain name. On a shared target, only those of the own pipeline."""
         found = self._session.rows(
             "SELECT name FROM system.tables WHERE database = {db:String} AND startsWith(name, {prefix:String})",
             {"db": self.database, "prefix": f"{self.table}__"},
@@ -108,7 +108,7 @@ class Tables:
         ]
 
     def generation(self, load: str) -> Named | None:
-        """The generation of an unfinished load, which this try has taken over."""
+        """Find the generation of an unfinished load that this try has taken over."""
         return next((one for one in self.objects("g") if one.load == load and one.owner == self.owner), None)
 
     def columns(self, name: str) -> dict[str, str]:
@@ -125,7 +125,7 @@ class Tables:
     # --- taking over -----------------------------------------------------------------------------------------------
 
     def seize(self) -> None:
-        """From here on nothing that an older try sends becomes visible."""
+        """Take over from older tries: nothing that they send from here on becomes visible."""
         self._leave_if_late(self.objects("g", "s", "v"))
         for one in self.objects("v", "s"):
             if one.owner != self.owner:
@@ -146,14 +146,14 @@ class Tables:
         return one.owner.pipeline == self.owner.pipeline or not self._shared
 
     def _take(self, one: Named) -> None:
-        """Rename a generation that is not shown: an insert under its old name is refused."""
+        """Rename a generation that is not shown, so that the server refuses an insert under its old name."""
         try:
             self._session.command(f"RENAME TABLE {self.path(one)} TO {self.path(one.owned_by(self.owner))}")
         except Missing:
             self._leave_if_late(self.objects("g", "s", "v"))
 
     def _end_older_statements(self) -> None:
-        """An insert that the server is at work on goes on after its table was renamed: it is ended, or waited for."""
+        """End statements of older tries and wait for their end; renaming a table does not stop an insert into it."""
         deadline = time.monotonic() + _ENDING_SECONDS
         while running := self._older_statements():
             if time.monotonic() > deadline:
@@ -204,18 +204,18 @@ class Tables:
         return left
 
     def attach(self, source: Named, into: str) -> None:
-        """Add all rows of one table to another, in one step; done twice, versions tell the rows apart."""
+        """Add all rows of one table to another, in one step. When that is repeated, versions tell the rows apart."""
         try:
             self._session.command(f"ALTER TABLE {self.path(into)} ATTACH PARTITION ALL FROM {self.path(source)}")
         except Missing as exc:
             raise self._too_late(exc) from exc
 
     def snapshot(self, name: str, into: Named) -> None:
-        """Give another table the rows that one has now; parts are linked, not copied."""
+        """Put the rows that a table has now into another; parts are linked, not copied."""
         self._session.command(f"ALTER TABLE {self.path(into)} ATTACH PARTITION ALL FROM {self.path(name)}")
 
     def drop_left_comparisons(self) -> None:
-        """Of comparisons whose runner died: none takes a day."""
+        """Drop tables of comparisons whose runner died: those older than a day, which no comparison takes."""
         found = self._session.rows(
             "SELECT name FROM system.tables WHERE database = {db:String} AND startsWith(name, {prefix:String})"
             " AND metadata_modification_time < now() - INTERVAL 1 DAY",
@@ -237,8 +237,8 @@ class Tables:
              still_held: Callable[[], object], again: bool = False) -> None:  # fmt: skip
         """Let the plain name show a generation, in one step. May be repeated after a reply that was lost.
 
-        Each try has a view of its own and drops those of tries before: a request that was delayed on its way finds
-        nothing to exchange.
+        Each try has a view of its own and drops those of tries before it. A delayed request therefore finds nothing
+        to exchange.
         """
         before = self.shown()
         if before and before.load == load and not again:
@@ -284,9 +284,9 @@ class Tables:
     # --- rows that were deleted ------------------------------------------------------------------------------------
 
     def clean_tombstones(self, shown: Shown, before_epoch: int, at_least: int) -> int:
-        """Remove for good what was deleted by earlier claims long ago, the rows first and what says so afterwards.
+        """Remove for good what earlier claims deleted long ago: the rows first, then their tombstones.
 
-        The other way round a row would be seen again between the two.
+        In the other order a row would be visible again between the two.
         """
         name, key = self.path(shown.generation), ", ".join(map(quoted, shown.key))
         horizon = before_epoch << _PART_BITS
@@ -303,7 +303,7 @@ class Tables:
 
 
 def comment_prefix(database: str, table: str) -> str:
-    """What stands in the server's list of statements before the owner."""
+    """Build the text that stands before the owner in the server's list of statements."""
     return f"vitrina {database}.{table}"
 
 

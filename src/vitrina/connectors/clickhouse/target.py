@@ -54,7 +54,7 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
         return Prepared(self._layout.key, shown is not None, rows == 0, tuple(self._layout.names))
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
-        """A source without rows and columns empties the target, if it may; its columns stay as they are."""
+        """Prepare to empty the target for a source without rows and columns, if it may. Its columns stay."""
         shown = self._reaching(self.tables.shown)
         if not replaces or shown is None or self.definition.options.shared_target:
             return None
@@ -77,7 +77,7 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
         return layout
 
     def _lacking(self, wanted: Wanted, shown: Shown | None) -> set[str]:
-        """A cursor that is read and not kept."""
+        """Name the cursor columns that are read but that the table does not keep."""
         if shown is None or self.definition.mode != "incremental":
             return set()
         return set(wanted.ignorable) - self.tables.columns(shown.generation).keys()
@@ -130,13 +130,13 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
         return GenerationLoad(self, loading) if loading.kind == "replace" else MergeLoad(self, loading)
 
     def close(self) -> None:
-        """Nothing that was sent is still on its way when another try begins."""
+        """Wait until nothing that was sent is still on its way, so that another try can begin."""
         for writer in self._writers:
             writer.drain()
         self.server.close()
 
     def _reaching(self, look: Callable[[], T]) -> T:
-        """As long as nothing is written, an outage costs nobody anything: the run waits and tries again."""
+        """Turn an outage into `CannotConnect`: nothing is written yet, so the run can wait and try again."""
         try:
             return look()
         except Unreachable as exc:

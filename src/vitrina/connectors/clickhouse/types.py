@@ -219,7 +219,7 @@ def key_texts(column: pa.ChunkedArray) -> list[str | None]:
 
 
 def readable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Days and moments as texts, also those of years that Python does not know."""
+    """Write dates and timestamps as text, including those of years that Python does not support."""
     kind = column.type
     if pa.types.is_timestamp(kind):
         return column.cast(pa.timestamp("us")).cast(pa.string())

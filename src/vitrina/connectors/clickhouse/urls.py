@@ -32,7 +32,7 @@ class Server:
 
 
 def parse(url: str) -> Server:
-    """Take a URL apart that `problem` has nothing against."""
+    """Parse a URL that `problem` accepts."""
     parts = urlsplit(url)
     if parts.scheme.lower() == IN_PROCESS:
         return Server("in process", 0, "default", "", "default", secure=False, directory=unquote(parts.path))
@@ -52,7 +52,7 @@ def parse(url: str) -> Server:
 
 
 def problem(url: str) -> str | None:
-    """Say why the URL is not taken, without repeating any of its values; None when it is."""
+    """Say why the URL is refused, without repeating any of its values; None when it is accepted."""
     try:
         parts = urlsplit(url)
         _ = parts.port  # judged when it is asked for
@@ -77,7 +77,7 @@ def problem(url: str) -> str | None:
 
 
 def kept_problem(url: str) -> str | None:
-    """The same for a URL that a user sends: it names no file of the runner's machine."""
+    """Find what is wrong with a URL that a user sends. It may not name a file of the runner's machine."""
     found = problem(url)
     if not found and urlsplit(url).scheme.lower() == IN_PROCESS:
         return "a directory of the runner's machine can only be set in its environment"

@@ -1,6 +1,7 @@
 """The data side of a load: batches are converted and inserted, rows that the table cannot hold become dead letters.
 
-A thread inserts what has come together during the insert before, so that small batches make no small inserts.
+A thread inserts together the batches that arrived during the previous insert, so that small batches make no small
+inserts.
 """
 
 import json
@@ -48,10 +49,10 @@ class Converted:
 
 @dataclass(frozen=True)
 class Converter:
-    """Turns batches of a run into rows of a table.
+    """Turn batches of a run into rows of a table.
 
-    `merges`: of several rows with one key the last counts, and `delete_when` makes tombstones; a full load leaves such
-    rows out.
+    `merges`: of several rows with one key the last counts, and `delete_when` makes tombstones; a full load leaves
+    such rows out.
     """
 
     layout: Layout
@@ -79,7 +80,7 @@ class Converter:
         return Converted(made, upserts.num_rows, deletes, self.merges, letters, self._delivered(made))
 
     def tombstones(self, keys: Sequence[Sequence[str]], part: PartId) -> pa.Table:
-        """Rows that say that these keys are deleted; the server reads the texts in the types of the key."""
+        """Build rows that mark these keys as deleted; the server reads the texts in the types of the key."""
         columns = [pa.array([key[at] for key in keys], pa.string()) for at in range(len(self.layout.key))]
         return self._versioned(self._tombstones(pa.table(columns, names=list(self.layout.key))), part, deleted=1)
 
@@ -103,7 +104,7 @@ class Converter:
                 raise BadKey(f"target_key column {name!r} is NULL in {table.column(name).null_count} row(s)")
 
     def _latest(self, table: pa.Table) -> pa.Array | None:
-        """The places of the rows that count; None: all of them do."""
+        """Find the positions of the rows that count; None when all of them do."""
         names = list(self.layout.key)
         keyed = table.select(names).append_column(_ROW, pa.array(range(table.num_rows), pa.int64()))
         grouped = keyed.group_by(names).aggregate([(_ROW, "max")])
@@ -157,7 +158,7 @@ class Converter:
 
 
 def letter_name(key: Sequence[str]) -> str:
-    """What a row's dead letter is known by: its key, joined with `|`."""
+    """Name a row's dead letter after its key, joined with `|`."""
     return key[0] if len(key) == 1 else "|".join(re.sub(r"([|\\])", r"\\\1", part) for part in key)
 
 
@@ -179,7 +180,7 @@ class _Sent:
 
 
 class GroupingWriter:
-    """Inserts batches in the order in which they came, several of them at once when they wait."""
+    """Insert batches in the order in which they came, several at once when they wait."""
 
     timed_as = "stage"
 
@@ -219,7 +220,7 @@ class GroupingWriter:
         return self._pieces.get(part, 0)
 
     def close(self) -> None:
-        """Called from any thread; what was sent off comes to its end."""
+        """End the writer from any thread. Batches that were already sent are still completed."""
         self._is_closed = True
         self._queue.put(None)
 
@@ -235,7 +236,7 @@ class GroupingWriter:
                 return
 
     def _refuse_rest(self) -> None:
-        """What came after the end is waited for by somebody: it is answered."""
+        """Answer batches that came after the end with an error, because a caller waits for each."""
         while True:
             try:
                 left = self._queue.get_nowait()
@@ -258,7 +259,7 @@ class GroupingWriter:
         return group, False
 
     def _send(self, group: list[_Sent]) -> None:
-        """After a failed insert nothing is sent: the batches after it would be there without those before."""
+        """Send one group. After a failed insert send nothing, or later batches would be there without earlier ones."""
         try:
             if self._error is not None:
                 raise self._error

@@ -43,7 +43,7 @@ class BucketObjects:
             return bytes(_obstore().get(self._store, name).bytes())
 
     def put(self, name: str, content: memoryview) -> None:
-        """Write in one request: an upload in parts that is never finished would stay, unseen and paid for."""
+        """Write in one request. An unfinished upload in parts would stay, invisible and charged for."""
         with self._translated(name):
             _obstore().put(self._store, name, content, use_multipart=False)
 
@@ -128,5 +128,5 @@ def _obstore() -> Any:
 
 
 def _first_line(exc: BaseException) -> str:
-    """Say what the server said, without the page of XML that came with it."""
+    """Extract what the server said from the page of XML that came with it."""
     return (str(exc).partition("<?xml")[0].strip().splitlines() or [type(exc).__name__])[0][:300]

@@ -21,7 +21,7 @@ class Cleaner:
 
 
 def clean(objects: Objects, folder: str, manifest: Manifest, cleaner: Cleaner, *, but: frozenset[str]) -> int:
-    """Delete what the manifest does not name, except in the folders of the loads in `but`; returns how many."""
+    """Delete files that the manifest does not name, except in the folders of the loads in `but`; return how many."""
     left = [path for path in _left(objects, folder, manifest, cleaner) if names.generation_of(path) not in but]
     if left:
         cleaner.require_held()

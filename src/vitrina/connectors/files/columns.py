@@ -51,7 +51,7 @@ Others = Literal["refuse", "string"]
 
 
 def arrow_type(column: Column, others: Others) -> pa.DataType:
-    """Return the type that holds every value of the column exactly; refuses the column by name if there is none."""
+    """Return the type that holds every value of the column exactly. Refuse the column by name if there is none."""
     if column.type.endswith("[]"):
         element = _scalar(column.type.removesuffix("[]"))
         # Of times in arrays nobody can tell 24:00 from 00:00.
@@ -118,11 +118,11 @@ class Layout:
         return pa.schema([*own, *TECHNICAL])
 
     def fitted(self, rows: pa.Table) -> pa.Table:
-        """Bring the rows of the source into the types of the columns; those that are deleted stay."""
+        """Convert the rows of the source to the types of the columns; deleted rows stay."""
         return pa.table([_fitted(rows.column(field.name), field) for field in self.schema], schema=self.schema)
 
     def deleted(self, rows: pa.Table) -> pa.ChunkedArray | None:
-        """Say which rows the source calls deleted; None: it cannot say."""
+        """Tell which rows the source calls deleted; None when it cannot say."""
         return pc.fill_null(rows.column(self.delete_when), False) if self.delete_when else None
 
 
@@ -162,7 +162,7 @@ def _fitted(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
 
 
 def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Write what a step made as text: JSON for what has parts."""
+    """Write what a step made as text; values with parts become JSON."""
     kind = column.type
     if isinstance(kind, pa.JsonType):
         return pa.chunked_array([chunk.storage for chunk in column.chunks], pa.string()).cast(pa.string())
@@ -183,7 +183,7 @@ def require_key(rows: pa.Table, key: Sequence[str]) -> None:
 
 
 def comparable(rows: pa.Table) -> pa.Table:
-    """Give columns of extension types as what they are stored as: sorting and grouping know nothing else."""
+    """Return columns of extension types as their storage; sorting and grouping support nothing else."""
     for place, field in enumerate(rows.schema):
         if isinstance(field.type, pa.BaseExtensionType):
             column = rows.column(place)

@@ -70,14 +70,14 @@ class FolderObjects:
                 self._remove_empty(path.parent)
 
     def _remove_empty(self, folder: Path) -> None:
-        """Remove folders that only this object was in. A writer that needs one at this moment makes it again."""
+        """Remove folders that held only this object. A writer that needs one at this moment creates it again."""
         with suppress(OSError):
             while folder != self._folder:
                 folder.rmdir()
                 folder = folder.parent
 
     def _write(self, name: str, content: memoryview) -> None:
-        """Write aside, then give it its name: a runner that is killed leaves no half of an object."""
+        """Write to a temporary file, then rename it, so that a killed runner leaves no half of an object."""
         path = self._folder / name
         for _ in range(3):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def _version(content: bytes) -> Version:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A file's name is safe only when its folder is."""
+    """Sync the folder; the name of a file survives a crash only when its folder is on disk."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -35,7 +35,7 @@ def listed(objects: Objects, folder: str, prefix: str) -> list[Group]:
 
 @dataclass(frozen=True)
 class Keeper:
-    """Keeps of an unfinished load what the checkpoint counted."""
+    """Keep of an unfinished load what the checkpoint counted."""
 
     objects: Objects
     folder: str
@@ -51,7 +51,7 @@ class Keeper:
     ) -> list[Group]:
         """Return the groups that count. One that counts in part is written again without the rest.
 
-        The new name says what is left. A runner that is killed in between leaves both: the next one writes the same
+        The new name says what is left. A runner that is killed in between leaves both. The next one writes the same
         files again, from those that are still there, and the names of the others say that they are done.
         """
         kept: dict[tuple[int, str, int, int], Group] = {}
@@ -89,7 +89,7 @@ class Keeper:
 
 
 def _add(kept: dict[tuple[int, str, int, int], Group], group: Group) -> None:
-    """Files of one group may have been trimmed by two runners, one after the other."""
+    """Add a group to those kept. Two runners may have trimmed files of one group, one after the other."""
     name = (group.epoch, group.attempt, group.first, group.last)
     known = kept.get(name)
     files = {file.path: file for file in (*(known.files if known else ()), *group.files)}
@@ -97,7 +97,7 @@ def _add(kept: dict[tuple[int, str, int, int], Group], group: Group) -> None:
 
 
 def refuse_repeats(kept: Sequence[Group], reader: Reader, layout: Layout) -> None:
-    """Refuse two files with one key; within a file it was looked for before.
+    """Refuse a key that two files hold; repeats within a file were refused before.
 
     Files of rows that came in the order of the key need not be read. Of others, the keys that may come again are held
     in memory.

@@ -153,7 +153,7 @@ class ReplaceLoad(FilesLoad):
         return Counts(inserted=found.rows)
 
     def _require_files(self, kept: Sequence[Group]) -> None:
-        """Look once more: what is shown must be there, whoever may have tidied up by hand."""
+        """Check once more that the files to be shown exist; an operator may have removed some by hand."""
         there = {file.path for group in self._listed() for file in group.files}
         missing = [file.path for group in kept for file in group.files if file.path not in there]
         if missing:
@@ -190,7 +190,7 @@ class MergeLoad(FilesLoad):
         self._paused: str | None = None
 
     def obstacle(self, found: Checkpoint) -> str | None:
-        """What earlier passes delivered is in the generation that they wrote to, and in no other."""
+        """Report a target that is not the generation of earlier passes; what they delivered is in no other."""
         if not (found.safe_upto or found.last_key):
             return None
         shown = self._target.ledger.read().shown

@@ -140,7 +140,7 @@ class Ledger:
         return self._find()[0]
 
     def seize(self) -> None:
-        """Put the claim's epoch on record. What is on its way from before expects a manifest that no longer is."""
+        """Record the claim's epoch. Requests of an older claim expect a manifest that no longer exists, and fail."""
 
         def take(found: Manifest) -> Manifest:
             if found.writers.get(self._pipeline, Writing()).epoch > self._epoch:

@@ -37,7 +37,7 @@ class FileName:
 
 
 def parse(path: str) -> FileName | None:
-    """Read the name of a file that was finished or not; None: it is none of ours."""
+    """Parse the name of a file, finished or not; None when Vitrina did not write it."""
     found = _FILE.search(path.rpartition("/")[2])
     if not found:
         return None
@@ -46,7 +46,7 @@ def parse(path: str) -> FileName | None:
 
 
 def get(path: str) -> FileName:
-    """Read the name of a file of ours."""
+    """Parse the name of a file that Vitrina wrote."""
     found = parse(path)
     if found is None:
         raise ValueError(f"{path} is no name of a file of ours")

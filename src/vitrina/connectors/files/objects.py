@@ -32,7 +32,7 @@ class Objects(Protocol):
     def find(self, name: str) -> Stored | None: ...
 
     def get(self, name: str) -> bytes:
-        """Read an object that has to be there; raises `FileNotFoundError` when it is not."""
+        """Read an object. Raise `FileNotFoundError` when it does not exist."""
         ...
 
     def put(self, name: str, content: memoryview) -> None:
@@ -40,7 +40,7 @@ class Objects(Protocol):
         ...
 
     def replace(self, name: str, content: bytes, expected: Version | None) -> None:
-        """Write an object if it still is the expected version (None: if there is none); raises `Changed` if not."""
+        """Write an object if it still is the expected version (None: if there is none). Raise `Changed` if not."""
         ...
 
     def list(self, prefix: str) -> Iterator[Listed]:
@@ -48,5 +48,5 @@ class Objects(Protocol):
         ...
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; those that are gone already are no error."""
+        """Delete objects; those that do not exist are no error."""
         ...

@@ -48,12 +48,12 @@ class OpenedFolder:
         return Reader(self.objects, self.folder, self.layout)
 
     def generation(self, name: str, kind: str = "snapshot") -> Generation:
-        """Make an empty one in the form of this pipeline."""
+        """Create an empty generation in the form of this pipeline."""
         layout = self.layout
         return Generation(name, "log" if kind == "log" else "snapshot", layout.key, layout.columns, layout.partition_by)
 
     def joined(self, shown: Generation) -> Generation:
-        """Give what is shown the columns that this pipeline adds; refuses what cannot stand in one log."""
+        """Add this pipeline's columns to what is shown. Refuse columns that cannot be in one log."""
         if shown.key != self.layout.key or shown.partition_by != self.layout.partition_by:
             raise TargetMismatch(
                 f"files:{self.folder} has the key ({', '.join(shown.key)}) and the partitions"
@@ -122,7 +122,7 @@ class OpenedFolder:
             )
 
     def clean(self, manifest: Manifest, *, but: Sequence[str | None] = ()) -> None:
-        """Remove what nobody will read; what cannot be removed now is removed by a later load."""
+        """Remove files that no reader needs; a later load removes what cannot be removed now."""
         try:
             cleaning.clean(
                 self.objects,

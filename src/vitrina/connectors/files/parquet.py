@@ -35,7 +35,7 @@ def _ascends(column: pa.ChunkedArray) -> bool:
 
 
 def repeated_key(rows: pa.Table, key: Sequence[str]) -> dict[str, Any] | None:
-    """Find a key that several rows have; they are sorted by it."""
+    """Find a key that several rows have, in rows sorted by it."""
     if rows.num_rows < 2:
         return None
     keys = comparable(rows.select(list(key))).combine_chunks()
@@ -49,7 +49,7 @@ def repeated_key(rows: pa.Table, key: Sequence[str]) -> dict[str, Any] | None:
 
 
 def partitions(rows: pa.Table, layout: Layout) -> Iterator[tuple[str, pa.Table]]:
-    """Give the rows of each partition with its folders, without the columns that these stand for."""
+    """Yield the rows of each partition with its folders, without the columns that the folders stand for."""
     if not layout.partition_by:
         yield "", rows
         return
@@ -93,7 +93,10 @@ def _leaf(field: pa.Field) -> str:
 
 
 def _is_flat(schema: pa.Schema) -> bool:
-    """Columns are told to the writer by their place among the leaves: with lists of one leaf each it is the same."""
+    """Tell whether columns and leaves have the same places, by which the writer is told of columns.
+
+    A list of one leaf keeps its place; a struct does not.
+    """
     return not any(pa.types.is_struct(field.type) for field in schema)
 
 

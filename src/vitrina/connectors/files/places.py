@@ -6,7 +6,7 @@ from vitrina.connectors.files.urls import Folder, Place
 
 
 def open_place(place: Place) -> Objects:
-    """Open it; nothing is read or written yet."""
+    """Open the place; nothing is read or written yet."""
     if isinstance(place, Folder):
         return FolderObjects(place.path)
     # Here: folders need no package.

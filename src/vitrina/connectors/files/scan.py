@@ -23,7 +23,7 @@ class Reader:
         self._layout = layout
 
     def scan(self, shown: Generation) -> Iterator[pa.Table]:
-        """Give the rows that count. Of a log, the keys with their versions are held in memory."""
+        """Yield the rows that count. Of a log, the keys with their versions are held in memory."""
         latest = self._latest_versions(shown) if shown.kind == "log" else None
         for file in shown.files:
             rows = self.whole(file)
@@ -64,7 +64,7 @@ class Reader:
         return versions.filter(pc.invert(pc.is_in(versions, pa.chunked_array(deleted, pa.int64())))).combine_chunks()
 
     def _typed(self, rows: pa.Table, file: DataFile, schema: pa.Schema) -> pa.Table:
-        """Give the columns of a schema: those that are folders are put back, those that a file lacks are NULL."""
+        """Return the columns of a schema. Those that are folders are added, those that a file lacks are NULL."""
         given = names.partition_values(file.path)
         columns = [
             rows.column(field.name).cast(field.type)
@@ -84,7 +84,7 @@ def _constant(text: str | None, kind: pa.DataType, count: int) -> pa.Array:
 
 
 def only_keys(rows: pa.Table, key: Sequence[str], wanted: set[Key]) -> pa.Table:
-    """Keep the rows of some keys, which are told by the texts of their values."""
+    """Keep the rows of some keys, given by the texts of their values."""
     columns = [rows.column(name).to_pylist() for name in key]
     found = [tuple(map(str, values)) in wanted for values in zip(*columns, strict=True)]
     return rows.filter(pa.array(found, pa.bool_()))

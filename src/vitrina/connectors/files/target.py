@@ -42,7 +42,7 @@ class FilesTarget(OpenedFolder, BaseTarget):
         return self._prepared(shown)
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
-        """A source without rows empties the target, if it may; the columns stay those that were there."""
+        """Prepare to empty the target for a source without rows, if it may. Its columns stay."""
         shown = with_patience(self.ledger.read).shown
         if not replaces or shown is None or self.definition.options.shared_target:
             return None
@@ -54,7 +54,7 @@ class FilesTarget(OpenedFolder, BaseTarget):
         return Prepared(self.layout.key, shown is not None, not (shown and shown.rows), columns)
 
     def fingerprint(self) -> Sequence[object]:
-        """A load is gone on with only if its files and the next ones are written in one form."""
+        """List the options that decide the form of files. A load resumes only while they stay the same."""
         return (self.options.partition_by, self.options.other_types, self.definition.options.delete_when)
 
     def open_load(self, loading: Loading) -> Load:
@@ -76,12 +76,12 @@ class FilesTarget(OpenedFolder, BaseTarget):
 
 
 def layout_of(shown: Generation) -> Layout:
-    """Take the form from what was written; types were judged then."""
+    """Derive the form from what was written, whose types were judged then."""
     return Layout.of(shown.columns, shown.key, partition_by=shown.partition_by, others="string")
 
 
 def with_patience(look: Callable[[], "Manifest | None"]) -> Manifest:
-    """As long as nothing is written, an outage costs nobody anything: the run waits and tries again."""
+    """Turn an outage into `CannotConnect`: nothing is written yet, so the run can wait and try again."""
     try:
         return look() or Manifest()
     except Disconnected as exc:

@@ -51,7 +51,7 @@ Place = Folder | Bucket
 
 
 def parse(url: str) -> Place:
-    """Read a URL; `ConfigError` says what is wrong with it."""
+    """Parse a URL. Raise `ConfigError` that says what is wrong with it."""
     wrong = problem(url)
     if wrong:
         raise ConfigError(f"the connection's URL cannot be used: {wrong}")
@@ -62,7 +62,7 @@ def parse(url: str) -> Place:
 
 
 def problem(url: str) -> str | None:
-    """Say why a URL is not taken, without repeating any of its values."""
+    """Say why a URL is refused, without repeating any of its values."""
     parts = urlsplit(url)
     if parts.scheme.lower() == "file":
         return None if not parts.netloc and parts.path.strip("/") else "write file:///FOLDER, without a host"
@@ -102,6 +102,6 @@ def dataset(url: str | None, name: str) -> tuple[str, str]:
 
 
 def _parameters(query: str) -> dict[str, str]:
-    """Read parameters without taking `+` for a space: secret keys have it."""
+    """Parse parameters without taking `+` for a space, because secret keys contain it."""
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
     return {name: unquote(value) for name, _, value in pairs}

@@ -72,7 +72,7 @@ class Group:
 
 
 class FilesWriter:
-    """Takes the batches of one window. A batch has arrived when the files with its rows are in the place."""
+    """Take the batches of one window. A batch has arrived when the files with its rows are stored."""
 
     timed_as = "stage"
 
@@ -110,7 +110,7 @@ class FilesWriter:
         return arrived
 
     def close(self) -> None:
-        """Give up what has not arrived: nobody waits for it any more."""
+        """Give up what has not arrived, because no caller waits for it any more."""
         self._is_closed = True
         self._sender.shutdown(wait=False, cancel_futures=True)
 
@@ -120,7 +120,7 @@ class FilesWriter:
         self._sender.shutdown(wait=True)
 
     def _shaped(self, rows: pa.Table, number: int) -> tuple[pa.Table, Counts]:
-        """Bring rows into the form of a file, each with its version."""
+        """Convert rows to the form of a file, each with its version."""
         layout, writing = self._writing.layout, self._writing
         deleted = layout.deleted(rows)
         if deleted is not None and not writing.keeps_deleted:
@@ -180,7 +180,7 @@ class FilesWriter:
 
 
 def refuse_repeats(rows: pa.Table, layout: Layout) -> None:
-    """Refuse rows, sorted by key, of which several have one."""
+    """Refuse rows, sorted by key, of which several have one key."""
     repeated = parquet.repeated_key(rows, layout.key)
     if repeated:
         shown = ", ".join(f"{name} = {value}" for name, value in repeated.items())

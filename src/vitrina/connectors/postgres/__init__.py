@@ -39,7 +39,7 @@ def _queries() -> "Queries":
 
 
 def _dataset(url: str | None, table: str) -> tuple[str, str]:
-    """As OpenLineage names tables of Postgres; nothing of the login."""
+    """Name the table as OpenLineage names tables of Postgres, without anything of the login."""
     from psycopg import conninfo
 
     parts = conninfo.conninfo_to_dict(url or "")

@@ -20,13 +20,16 @@ _CLOCKS = r"now\(\)|(clock|statement|transaction|current)_timestamp|localtimesta
 
 
 def cursor_warnings(source: Connection, cursor: Cursor, origin: tuple[int, int] | None, options: Options) -> list[str]:
-    """Of a cursor that is a plain column of a table; nothing is known about computed ones and columns of views."""
+    """Warn about a cursor that is a plain column of a table.
+
+    Nothing is known about computed columns and those of views.
+    """
     found = _find_column(source, origin) if origin else None
     return list(_warnings(cursor, found, options)) if found else []
 
 
 def count_changes(source: Connection, origin: tuple[int, int] | None) -> dict[str, Any] | None:
-    """Rows of the cursor's table that were ever inserted or updated, and when that was asked for."""
+    """Count the rows of the cursor's table that were ever inserted or updated, with the time of the count."""
     found = _find_column(source, origin) if origin else None
     return {"rows": int(found["inserts"] + found["updates"]), "at": found["now"]} if found else None
 
@@ -34,7 +37,7 @@ def count_changes(source: Connection, origin: tuple[int, int] | None) -> dict[st
 def clock_warnings(
     source: Connection, cursor: Cursor, origin: tuple[int, int] | None, before: dict[str, Any] | None
 ) -> list[str]:
-    """Of a column that is said to be stamped by the database's clock: signs that something else writes it.
+    """Warn when something other than the database's clock seems to write a column that is declared as its stamp.
 
     `before`: how many changes there were at the end of the last pass.
     """
@@ -60,7 +63,7 @@ def clock_warnings(
 def _newest(
     source: Connection, cursor: Cursor, found: dict[str, Any], before: dict[str, Any] | None
 ) -> dict[str, Any] | None:
-    """The table's newest value, and whether it says another time than the clock. What is counted comes a bit later."""
+    """Find the table's newest value and whether it disagrees with the clock. The server's counters lag a little."""
     column = Identifier(found["column"])
     return source.execute(
         SQL(
@@ -78,7 +81,7 @@ def _newest(
 
 
 def is_never_null(source: Connection, origin: tuple[int, int], query: str) -> bool:
-    """Whether a column of the result, which is one of a table, has a value in each row, as far as can be seen."""
+    """Tell whether a result column that is a table's own has a value in each row, as far as the catalog shows."""
     if _MAKES_NULLS.search(query):
         return False
     found = _find_column(source, origin)

@@ -14,14 +14,17 @@ WORTHWHILE_ROWS = 20_000
 
 @dataclass(frozen=True)
 class DetachedIndexes:
-    """How to take the indexes of a table off and put them back exactly as they were."""
+    """Drop the indexes of a table and restore them exactly as they were."""
 
     table: Table
     drops: tuple[Composed, ...]
     restores: tuple[Composed, ...]
 
     def detach(self, connection: Connection) -> bool:
-        """False, and nothing is done, when somebody uses the table: who waits for a lock makes all others wait too."""
+        """Drop the indexes. Return False and do nothing when another session uses the table.
+
+        A session that waits for the lock would make all later ones wait too.
+        """
         if not self.drops:
             return False
         try:
@@ -42,7 +45,7 @@ class DetachedIndexes:
 
 
 def plan_detachment(connection: Connection, table: Table) -> DetachedIndexes:
-    """Only what nothing else depends on, and what a definition describes in full."""
+    """Plan to drop only indexes that nothing else depends on and that a definition describes in full."""
     if not table.owned or table.kind != "r":
         return DetachedIndexes(table, (), ())
     rows = connection.execute(

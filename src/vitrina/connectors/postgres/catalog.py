@@ -60,7 +60,7 @@ _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S"
 
 
 def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
-    """The table, or None when there is none of that name."""
+    """Find the table, or return None when there is none of that name."""
     head = connection.execute(
         """
         SELECT c.oid, c.relkind::text AS kind, pg_catalog.row_security_active(c.oid) AS has_policies,
@@ -101,7 +101,7 @@ _EVENTS = {"INSERT": (4, "3"), "DELETE": (8, "4"), "UPDATE": (16, "2")}
 
 
 def skippers(connection: Connection, table: Table, event: str) -> list[str]:
-    """Triggers and rules of a table, or of its partitions, that may leave rows out."""
+    """List the triggers and rules of a table, or of its partitions, that may leave rows out."""
     trigger_bit, rule_type = _EVENTS[event]
     rows = connection.execute(
         """
@@ -124,7 +124,7 @@ def skippers(connection: Connection, table: Table, event: str) -> list[str]:
 
 
 def files_of(connection: Connection, target: PostgresTarget) -> str:
-    """Where the rows of a table are kept; nothing when it is gone."""
+    """Name the files that keep the rows of a table; empty when the table does not exist."""
     row = connection.execute(
         """
         SELECT concat_ws(',', c.oid, pg_catalog.pg_relation_filenode(c.oid), (
@@ -163,7 +163,7 @@ def _columns(connection: Connection, oid: int) -> tuple[TableColumn, ...]:
 
 
 def columns_of(connection: Connection, tables: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[Column]]:
-    """The columns of tables or views, by schema and name, as far as this session may see them."""
+    """List the columns of tables or views by schema and name, as far as this session may see them."""
     rows = connection.execute(
         """
         SELECT n.nspname AS schema, c.relname AS table, a.attname AS name,
@@ -183,7 +183,7 @@ def columns_of(connection: Connection, tables: Sequence[tuple[str, str]]) -> dic
 
 
 def _unique_keys(connection: Connection, oid: int) -> list[dict[str, Any]]:
-    """Complete, immediate-or-deferrable unique keys on plain columns: what a row can be found by."""
+    """List unique keys on plain columns, without a predicate; a row can be found by each of them."""
     return connection.execute(
         """
         SELECT i.indisprimary AS primary,
@@ -199,7 +199,10 @@ def _unique_keys(connection: Connection, oid: int) -> list[dict[str, Any]]:
 
 
 def _loosely_equal(connection: Connection, oid: int) -> frozenset[str]:
-    """Postgres knows of a type, as of a collation, whether what is equal is also the same (deduplication needs it)."""
+    """Find key columns in which two equal values may differ.
+
+    Postgres records this for each type and collation, because deduplication of index entries needs it.
+    """
     rows = connection.execute(
         """
         SELECT a.attname AS name
@@ -219,7 +222,7 @@ def _loosely_equal(connection: Connection, oid: int) -> frozenset[str]:
 
 
 def _cascading(connection: Connection, oid: int) -> tuple[str, ...]:
-    """Foreign keys elsewhere that would delete or blank rows when ours are deleted."""
+    """List foreign keys of other tables that would delete or blank their rows when the mart's rows are deleted."""
     rows = connection.execute(
         """
         SELECT format('%%s on %%s', conname, conrelid::regclass) AS name FROM pg_catalog.pg_constraint
@@ -231,7 +234,7 @@ def _cascading(connection: Connection, oid: int) -> tuple[str, ...]:
 
 
 def schemas_of_extensions(connection: Connection, names: Iterable[str]) -> list[str]:
-    """Where these extensions are installed, less the schemas in which everybody may create."""
+    """Find the schemas of these extensions, except those in which every role may create objects."""
     rows = connection.execute(
         """
         SELECT DISTINCT n.nspname AS schema
@@ -246,7 +249,7 @@ def schemas_of_extensions(connection: Connection, names: Iterable[str]) -> list[
 
 
 def list_readable(connection: Connection, schemas: Sequence[str], *, limit: int) -> list[dict[str, Any]]:
-    """Tables and views of these schemas that the session's role may select from, with the columns it may see.
+    """List tables and views of these schemas that the session's role may select from, with the columns it may see.
 
     Partitions are left out: queries name the table that they are part of.
     """
@@ -271,7 +274,7 @@ def list_readable(connection: Connection, schemas: Sequence[str], *, limit: int)
 
 
 def refuse_unusable(table: Table) -> None:
-    """Things that carry the right name but cannot be merged into."""
+    """Refuse a relation that carries the right name but cannot be merged into."""
     if table.kind in _KINDS:
         raise TargetMismatch(
             say("run.target_is_no_table", schema=table.schema, table=table.name, kind=_KINDS[table.kind])
@@ -281,7 +284,7 @@ def refuse_unusable(table: Table) -> None:
 
 
 def choose_key(table: Table | None, wanted: Sequence[str] | None, result: Sequence[Column]) -> tuple[str, ...]:
-    """The key that rows are matched by: the pipeline's `target_key`, else the table's primary key."""
+    """Choose the key that rows are matched by: the pipeline's `target_key`, else the table's primary key."""
     names = [column.name for column in result]
     if wanted:
         missing = [name for name in wanted if name not in names]
@@ -311,9 +314,9 @@ def choose_key(table: Table | None, wanted: Sequence[str] | None, result: Sequen
 
 
 def compare(table: Table, result: Sequence[Column], *, key: Sequence[str], ignorable: frozenset[str]) -> list[Column]:
-    """Check every result column against the table; returns the columns that the table lacks.
+    """Check every result column against the table; return the columns that the table lacks.
 
-    `ignorable` columns (cursors) may be missing from the table without anybody minding.
+    `ignorable` columns (cursors) may be missing from the table.
     """
     problems, missing = [], []
     for column in result:
@@ -342,7 +345,7 @@ def compare(table: Table, result: Sequence[Column], *, key: Sequence[str], ignor
 
 
 def create_table(connection: Connection, target: PostgresTarget, result: Sequence[Column], key: Sequence[str]) -> None:
-    """A mart from the types of the query's result, with the key as its primary key."""
+    """Create a mart from the types of the query's result, with the key as its primary key."""
     columns = sql.SQL(", ").join(
         sql.SQL("{} {}{}").format(
             sql.Identifier(column.name),
@@ -370,5 +373,5 @@ def add_columns(connection: Connection, table: Table, missing: Sequence[Column])
 
 
 def storable(column: Column) -> str:
-    """The type for a new column. Pseudo-types of a result (an untyped NULL or literal) become text."""
+    """Return the type for a new column. Pseudo-types of a result (an untyped NULL or literal) become text."""
     return "text" if column.type in ("unknown", '"unknown"') else column.type

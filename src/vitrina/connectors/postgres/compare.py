@@ -70,7 +70,7 @@ class TableSide:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Open a block that sees one state, that of its beginning; nothing that a query does in it stays."""
+        """Open a block that sees the state of its beginning; nothing that a query changes in it is kept."""
         with self._translating(), self.connection.transaction(force_rollback=True):
             self.connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             for name, value in SESSION.items():
@@ -85,7 +85,7 @@ class TableSide:
     # --- questions -----------------------------------------------------------------------------------------------
 
     def extent(self) -> Extent:
-        """Count the rows, and find between which values they are: one scan."""
+        """Count the rows and find their least and greatest values, in one scan."""
         fields = [*self.key, *([self.cursor] if self.cursor else [])]
         # Where several rows may share a key, keys are counted: the mart has one row for each.
         count = SQL("count(DISTINCT {})").format(self._place()) if self.latest else SQL("count(*)")
@@ -105,7 +105,7 @@ class TableSide:
         )
 
     def total(self) -> tuple[int, str]:
-        """Return all rows in one sum: no groups, so Postgres spreads it over its workers."""
+        """Return one sum over all rows. Without groups, Postgres can spread it over its workers."""
         no_key = SQL(" OR ").join(SQL("{} IS NULL").format(field.expression) for field in self.key)
         outputs = [
             SQL("count(*)"),
@@ -121,7 +121,7 @@ class TableSide:
         return rows, total
 
     def buckets(self, mask: int) -> dict[int, tuple[int, str]]:
-        """Group rows by a part of their key's hash: how many, and a sum of their images that no order changes."""
+        """Group rows by a part of their key's hash; return the count and an order-independent sum of their images."""
         inner = self._select(
             [SQL("{} AS place").format(self._place()), SQL("{} AS image").format(self._image())], bare=True
         )
@@ -143,7 +143,7 @@ class TableSide:
         return self._images(self.has_key(keys))
 
     def _images(self, where: Composable) -> Iterator[RowImage]:
-        """Give the rows that `where` is true of, by place and key; of several with one key, the latest alone."""
+        """Yield the rows that `where` is true of, by place and key; of several with one key, only the latest."""
         key_text = SQL('({}) COLLATE "C"').format(self._key_text())
         outputs = [
             SQL("{} AS place").format(self._place()),
@@ -172,7 +172,7 @@ class TableSide:
         return [tuple(row) for row in self._all(statement)]
 
     def texts(self, keys: Sequence[Key]) -> dict[Key, dict[str, str | None]]:
-        """Give whole rows, column by column, as text."""
+        """Return whole rows, column by column, as text."""
         fields = (*self.key, *self.columns)
         outputs = [SQL("{}::text").format(one_form(field)) for field in self.key]
         outputs += [SQL("({})::text").format(field.expression) for field in fields]
@@ -260,12 +260,12 @@ def refuse_other_encoding(source: TableSide, target: TableSide) -> None:
 
 
 def one_form(field: Field) -> Composable:
-    """Bring values that are equal into one text: keys are matched by `=`."""
+    """Write equal values as one text, because keys are matched by `=`."""
     return SQL(_ONE_FORM.get(_base(field.type), "{}")).format(field.expression)
 
 
 def refuse_strange_keys(key: Sequence[Field], enums: frozenset[str]) -> None:
-    """Refuse types with several texts for equal values: one row would look missing and extra at once."""
+    """Refuse types with several texts for equal values; one row would look missing and extra at once."""
     for column in key:
         base = _base(column.type)
         known = base in _ONE_FORM or base in enums or base.startswith(_ONE_TEXT)

@@ -1,4 +1,4 @@
-"""Rows that nobody has to look at, on their way to another database: lines of COPY, passed on unopened."""
+"""Rows that no step changes, on their way to another database: lines of COPY, passed on without parsing."""
 
 import re
 import select
@@ -106,12 +106,16 @@ class CopySource:
         return self._query.select(outputs, bounds, order=self._paging.order)
 
     def _cast(self, staged: StageColumn) -> str | None:
-        """Text is read back into the target's type: 0.1 of a real would become another double than a cast makes."""
+        """Cast a real that is staged as another type to double precision.
+
+        Text is read back into the target's type, and the text 0.1 of a real would become another double than a cast
+        makes.
+        """
         widened = self._types[staged.name] == "real" and staged.type != "real"
         return "double precision" if widened else None
 
     def _places(self, stage: Stage) -> tuple[int, ...]:
-        """Where in a line the columns stand that the query is read in the order of."""
+        """Find where in a line the columns stand that order the query."""
         names = [*(c.name for c in stage.columns), *stage.cursor_columns]
         return tuple(names.index(name) for name in self._paging.staged_as)
 
@@ -133,7 +137,7 @@ class CopySource:
         return rows
 
     def _refuse_large(self, stage: Stage, line: Line) -> None:
-        """A long line is the last of its piece."""
+        """Refuse a value above the limit and name its row. Only the last line of a piece can be that long."""
         if len(line) <= self._max_value_bytes:
             return
         names = [*(c.name for c in stage.columns), *stage.cursor_columns]
@@ -150,7 +154,7 @@ class CopySource:
 
 
 def _send(copy: psycopg.Copy, piece: list[Line], tag: bytes) -> None:
-    """The lines with the tag in front of each. A long one goes in parts, and is gone before more is read."""
+    """Send the lines with the tag in front of each. A long line goes in parts and is freed before more is read."""
     last = piece[-1]
     if isinstance(last, bytes):
         copy.write(tag + tag.join(piece))
@@ -170,13 +174,13 @@ def _fields(line: Line, places: tuple[int, ...]) -> tuple[bytes, ...]:
 
 
 def _spans(line: Line) -> list[tuple[int, int]]:
-    """Where the values of a line begin and end: it is looked at, not taken apart."""
+    """Find where the values of a line begin and end, without copying them."""
     tabs = [found.start() for found in re.finditer(rb"\t", line)]
     return list(zip([0, *(tab + 1 for tab in tabs)], [*tabs, len(line) - 1], strict=True))
 
 
 class Lines:
-    """Cuts a stream of lines into batches. Lines of one position stay together: no checkpoint points between them."""
+    """Cut a stream of lines into batches. Lines of one position stay together: no checkpoint points between them."""
 
     def __init__(self, pieces: Iterator[list[Line]], places: tuple[int, ...]) -> None:
         self._pieces = pieces
@@ -192,9 +196,9 @@ class Lines:
         return tuple(map(_unescaped, self._last))
 
     def batch(self, wanted_rows: int) -> Iterator[list[Line]]:
-        """At least so many lines, or so many bytes, and then up to the end of their position.
+        """Yield at least `wanted_rows` lines or MAX_BATCH_BYTES, then up to the end of their position.
 
-        The next piece is read when this one is done with.
+        The next piece is read when the caller is done with this one.
         """
         rows = size = 0
         while self.waiting and not (self._places and (rows >= wanted_rows or size >= MAX_BATCH_BYTES)):
@@ -222,7 +226,7 @@ class Lines:
 
 @contextmanager
 def copy_out(reader: SqlReader, statement: Composable, settings: Mapping[str, str]) -> Iterator[Iterator[list[Line]]]:
-    """The query's rows as COPY writes them, in pieces. It may be left in the middle."""
+    """Yield the query's rows as COPY writes them, in pieces. The caller may stop in the middle."""
     connection = reader.connection
     text = SQL("COPY ({}) TO STDOUT").format(statement).as_string(connection)
     with reader.reading(settings):
@@ -235,7 +239,7 @@ def copy_out(reader: SqlReader, statement: Composable, settings: Mapping[str, st
 
 
 def _translated(pieces: Iterator[list[Line]]) -> Iterator[list[Line]]:
-    """Here and not around the block: what goes wrong at the other end must not be taken for the source's error."""
+    """Translate errors of the source where it is read, so that errors of the target are not taken for them."""
     try:
         yield from pieces
     except psycopg.Error as exc:
@@ -243,7 +247,7 @@ def _translated(pieces: Iterator[list[Line]]) -> Iterator[list[Line]]:
 
 
 def _noticing_long_lines(reader: SqlReader, pieces: Iterator[list[Line]]) -> Iterator[list[Line]]:
-    """The driver's buffer grows to the longest line and stays so: such a session is not kept."""
+    """Mark the session to end with the run after a long line: the driver's buffer keeps the size of the longest one."""
     for piece in pieces:
         # A long line ends its piece.
         reader.ends_with_run = reader.ends_with_run or len(piece[-1]) > _LONG_LINE_BYTES
@@ -251,7 +255,7 @@ def _noticing_long_lines(reader: SqlReader, pieces: Iterator[list[Line]]) -> Ite
 
 
 def _pieces(connection: Connection, text: str) -> Iterator[list[Line]]:
-    """Over the extended protocol, like all users' SQL: psycopg's own COPY would let two statements pass."""
+    """Run COPY over the extended protocol, like all users' SQL; psycopg's own COPY would let two statements pass."""
     raw = connection.pgconn
     raw.send_query_params(text.encode(), None)
     while raw.flush():
@@ -285,7 +289,7 @@ def _gathered(raw: PGconn) -> Iterator[list[Line]]:
 
 
 def _abandon(connection: Connection) -> None:
-    """End the query, and read what had been sent of it already."""
+    """End the query, and read what the server had already sent of it."""
     raw = connection.pgconn
     try:
         connection.cancel_safe(timeout=_PATIENCE_SECONDS)
@@ -305,7 +309,7 @@ def _next_result(raw: PGconn) -> PGresult | None:
 
 
 def _wait(raw: PGconn, event: int) -> None:
-    """For as long as it takes: whoever loses patience cuts the connection."""
+    """Wait without a time limit. A caller that wants to stop earlier closes the connection."""
     ready = select.poll()
     ready.register(raw.socket, event)
     ready.poll()
@@ -318,7 +322,7 @@ def _failure(connection: Connection, result: PGresult | None) -> psycopg.Error:
 
 
 def _unescaped(field: bytes) -> str | None:
-    r"""A value as COPY wrote it: `\t`, `\n`, `\\` and the like stand for the characters themselves, `\N` for NULL."""
+    r"""Decode a value as COPY wrote it: `\t`, `\n`, `\\` and the like stand for the characters, `\N` for NULL."""
     if field == b"\\N":
         return None
     if b"\\" not in field:

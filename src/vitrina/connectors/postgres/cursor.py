@@ -89,7 +89,7 @@ class Cursor:
         return _is_text(self.key_type)
 
     def columns(self, alias: str) -> list[Composed]:
-        """The ordered-by expressions; text is ordered bytewise so that all servers agree."""
+        """Build the ORDER BY expressions. Text is ordered bytewise so that all servers agree."""
         names = [(self.key, self.key_type)] + ([(self.id, self.id_type or "")] if self.id else [])
         return [
             SQL("{}.{}{}").format(SQL(alias), Identifier(name), SQL(' COLLATE "C"' if _is_text(kind) else ""))
@@ -120,7 +120,7 @@ class Cursor:
 
 
 def _clock_type(kind: str) -> str:
-    """`timestamp(3) with time zone` is `timestamp with time zone`."""
+    """Remove the precision: `timestamp(3) with time zone` becomes `timestamp with time zone`."""
     head, parenthesis, tail = kind.partition("(")
     return head + tail.partition(")")[2] if parenthesis else kind
 
@@ -130,7 +130,7 @@ def _is_text(kind: str) -> bool:
 
 
 def cursor_of(definition: Definition, types: dict[str, str]) -> Cursor:
-    """The cursor that the definition names, checked against the query's result."""
+    """Build the cursor that the definition names, checked against the query's result."""
     key, identity = definition.incremental_key, definition.incremental_id_key
     if key is None:
         raise FatalError(say("run.no_cursor"))
@@ -149,7 +149,7 @@ def cursor_of(definition: Definition, types: dict[str, str]) -> Cursor:
 
 
 def _orders_exactly(kind: str) -> bool:
-    """Whether values of the type that are equal are also written alike, or can be."""
+    """Tell whether equal values of the type have, or can be given, the same text."""
     return "[" not in kind and kind.startswith((*_CLOCKS, *_NUMBERS, *_TEXTS, "timestamp(", "uuid", "boolean", "bytea"))
 
 
@@ -180,7 +180,10 @@ def is_standby(source: Connection) -> bool:
 
 
 def refuse_on_standby(cursor: Cursor, options: Options) -> None:
-    """A standby does not show which transactions are open on its primary: what they write could be passed by."""
+    """Refuse a cursor that is unsafe on a standby, which does not show the open transactions of its primary.
+
+    The checkpoint could move past rows that they are still writing.
+    """
     if cursor.is_number:
         raise FatalError(
             f"the source is a standby, which does not show the transactions that hold values of {cursor.key} back: read"
@@ -196,7 +199,10 @@ def refuse_on_standby(cursor: Cursor, options: Options) -> None:
 def guarantee(
     cursor: Cursor, options: Options, *, on_standby: bool = False, is_computed: bool = False, doubts: Sequence[str] = ()
 ) -> str:
-    """What an incremental pipeline promises about rows that commit late. `doubts`: what may bring values late."""
+    """Decide what an incremental pipeline promises about rows that commit late.
+
+    `doubts`: what may bring values late.
+    """
     if is_computed or not (cursor.is_clock or cursor.is_number):
         return "reconciled"
     if on_standby or doubts or options.cursor_clock != "database" or cursor.has_no_zone:
@@ -207,7 +213,10 @@ def guarantee(
 def watermark(
     source: Connection, cursor: Cursor, options: Options, *, safe: str | None, held: str | None, newest: str | None
 ) -> Watermark:
-    """Computed before the pass reads anything. `newest` is the highest cursor value there is, for non-clock cursors."""
+    """Compute the watermark before the pass reads anything.
+
+    `newest` is the highest value of a cursor that is no clock.
+    """
     if is_standby(source):
         refuse_on_standby(cursor, options)
         if cursor.is_clock:
@@ -221,7 +230,7 @@ def watermark(
 
 
 def _clock_watermark(source: Connection, cursor: Cursor, options: Options, safe: str | None) -> Watermark:
-    """Nothing moves the checkpoint past the start of an open transaction: its rows carry that time and commit later."""
+    """Keep the checkpoint before the start of each open transaction: its rows carry that time and commit later."""
     found = _oldest_transaction(source, VISIBILITY_SECONDS + options.lookback_seconds)
     # Asked behind the sessions: a transaction that is prepared between the two was still seen in its session.
     row = database.one(
@@ -269,9 +278,10 @@ READER = "vitrina_reader"
 
 
 def _standby_watermark(source: Connection, cursor: Cursor, options: Options, safe: str | None) -> Watermark:
-    """Commits are replayed in their order: who is not visible yet ends later than the last one replayed.
+    """Compute the watermark from the last replayed commit, less the declared lookback.
 
-    Such a transaction began, at most, the declared lookback before that.
+    Commits are replayed in their order. A transaction that is not visible yet therefore ends after the last one
+    replayed, and it began at most the lookback before that.
     """
     row = database.one(
         source.execute(
@@ -286,7 +296,7 @@ def _standby_watermark(source: Connection, cursor: Cursor, options: Options, saf
 
 
 def lowest_to_come(source: Connection, moment: datetime, cursor: Cursor) -> str:
-    """The lowest value that may still be written from that moment on."""
+    """Return the lowest value that may still be written from that moment on."""
     if cursor.base_type == "timestamp with time zone":
         expression = SQL("%(moment)s::timestamptz::text").format()
     elif cursor.base_type == "date":
@@ -315,25 +325,25 @@ def _zone(cursor: Cursor) -> Literal:
 
 
 def _now(cursor: Cursor) -> Composed:
-    """The server's clock as it would be written into the cursor."""
+    """Write the server's clock as it would be written into the cursor."""
     if cursor.has_no_zone:
         return SQL("(clock_timestamp() AT TIME ZONE {})::{}").format(_zone(cursor), SQL(cursor.key_type))
     return SQL("clock_timestamp()::{}").format(SQL(cursor.key_type))
 
 
 def soon(cursor: Cursor) -> Composed:
-    """What no clock shows yet, however much they differ."""
+    """Return a time that no clock shows yet, however much clocks differ: 15 minutes from now."""
     return SQL("({} + make_interval(mins => 15))::{}").format(_now(cursor), SQL(cursor.key_type))
 
 
 def is_ahead(source: Connection, cursor: Cursor, value: str) -> bool:
-    """Whether a value lies in the future."""
+    """Tell whether a value lies in the future."""
     row = database.one(source.execute(SQL("SELECT {} > {} AS ahead").format(cursor.literal(value), soon(cursor))))
     return bool(row["ahead"])
 
 
 def _later(source: Connection, cursor: Cursor, safe: str | None, upto: str) -> str:
-    """The clock may have stepped back below what was safe: then it is read again from there."""
+    """Keep `safe` when the clock stepped back below it, unless `safe` lies in the future; otherwise return `upto`."""
     if safe is None:
         return upto
     row = database.one(
@@ -358,10 +368,10 @@ def safe_point(
     highest: str | None,
     is_exact: bool,
 ) -> str | None:
-    """Where the next pass begins, when one that saw values up to `highest` is done.
+    """Compute where the next pass begins after one that saw values up to `highest`.
 
-    Only where the source's own clock stamps the rows, nothing can come behind the watermark. Everywhere else the
-    checkpoint does not run ahead of the data: what is stamped with an older time than now is still to come.
+    Only where the source's own clock stamps the rows can nothing arrive below the watermark. Everywhere else the
+    checkpoint does not run ahead of the data, because rows stamped with a time before now may still arrive.
     """
     if upto is None:
         return safe
@@ -385,7 +395,7 @@ def safe_point(
 
 
 def _sequence_watermark(source: Connection, safe: str | None, held: str | None, newest: str | None) -> Watermark:
-    """Ids are drawn before they commit: an id counts as safe once every transaction open back then is gone."""
+    """Hold an id back until every transaction that was open when it was seen has ended: ids precede commits."""
     open_now = _open_transactions(source)
     if held is not None:
         value, _, waiting = held.partition("|")
@@ -399,7 +409,10 @@ def _sequence_watermark(source: Connection, safe: str | None, held: str | None, 
 
 
 def _still_open(open_now: dict[str, Holder], waited_for: set[str]) -> set[str]:
-    """PREPARE TRANSACTION takes the id that was waited for away: any prepared one may be what has become of it."""
+    """Find awaited transactions that are still open.
+
+    PREPARE TRANSACTION removes the id that was waited for, so any prepared transaction may be the same one.
+    """
     still_open = open_now.keys() & waited_for
     if any(not _is_prepared(name) for name in waited_for - still_open):
         still_open |= {name for name in open_now if _is_prepared(name)}
@@ -414,14 +427,14 @@ _PREPARED = "prepared:"
 
 
 def _waiting_for(open_now: dict[str, Holder], ids: Collection[str], safe: str | None, value: str) -> Watermark:
-    """`value` is safe when these transactions are gone; the longest of them is shown."""
+    """Hold `value` until these transactions have ended, and show the longest of them."""
     oldest = min((open_now[name] for name in ids), key=lambda holder: holder["since"])
     hold = {"reason": "open transactions", **oldest, "transactions": sorted(ids)}
     return Watermark(safe, held_upto=f"{value}|{','.join(sorted(ids))}", hold=hold)
 
 
 def _open_transactions(source: Connection) -> dict[str, Holder]:
-    """By their id: who has them, and since when."""
+    """List open transactions by their id, with the user and the start of each."""
     rows = source.execute(
         """
         SELECT l.virtualtransaction AS id, a.pid, a.usename AS user, coalesce(a.xact_start, clock_timestamp()) AS since

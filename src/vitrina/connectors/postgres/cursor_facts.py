@@ -38,14 +38,14 @@ def choose_cursor(source: OpenedQuery) -> Cursor:
 
 
 def _default_zone(source: OpenedQuery) -> str:
-    """Find the zone in which `now()` is written by default. Our session says UTC, so another one is asked."""
+    """Find the zone in which `now()` is written by default. Our own session is set to UTC, so another one is asked."""
     name = source.definition.source_connection
     found = named_sessions.find_timezone(source.settings, source.reader_url, name, source.session_name)
     return "UTC" if found in ("Etc/UTC", "GMT", "Etc/GMT", "Etc/UCT", "UCT", "Zulu", "Etc/Zulu") else found
 
 
 def _refuse_other_zone(source: OpenedQuery, cursor: Cursor) -> None:
-    """Refuse values from the future: they were written in another zone, and no clock says what may still come."""
+    """Refuse values from the future. They were written in another zone, and no clock says what may still come."""
     if cursor.base_type != "timestamp without time zone":
         return
     newest = newest_cursor(source, cursor)
@@ -55,7 +55,7 @@ def _refuse_other_zone(source: OpenedQuery, cursor: Cursor) -> None:
 
 
 def guarantee(source: OpenedQuery) -> str | None:
-    """Say what the pipeline promises about rows that commit late."""
+    """Decide what the pipeline promises about rows that commit late."""
     if source.cursor is None:
         return None
     return cursors.guarantee(
@@ -88,7 +88,7 @@ def warnings(source: OpenedQuery, checkpoint: Checkpoint) -> list[str]:
 
 
 def count_changes(source: OpenedQuery) -> dict[str, Any] | None:
-    """Count what the next run compares with, where the database's clock is said to stamp the rows."""
+    """Count changes for the next run to compare with, where the database's clock is declared to stamp the rows."""
     cursor = source.cursor
     if guarantee(source) != "exact" or cursor is None or not cursor.is_clock:
         return None
@@ -96,7 +96,10 @@ def count_changes(source: OpenedQuery) -> dict[str, Any] | None:
 
 
 def source_identity(source: OpenedQuery) -> str | None:
-    """Identify the database. A standby, and the server that it becomes, say the same; None: it may not be asked."""
+    """Identify the database.
+
+    A standby, and the server that it becomes, have the same; None when it may not be asked.
+    """
     seen = databases.look(source.reader.connection)
     return seen.identity if seen else None
 
@@ -106,7 +109,7 @@ def _origin(source: OpenedQuery, cursor: Cursor) -> tuple[int, int] | None:
 
 
 def unseen(source: OpenedQuery) -> Unseen:
-    """Count rows that no pass can see, because they do not say when they changed."""
+    """Count rows that no pass can see, because their cursor is NULL."""
     cursor = source.cursor
     if cursor is None or source.definition.options.null_cursor == "read":
         return Unseen()

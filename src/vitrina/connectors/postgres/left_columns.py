@@ -18,7 +18,7 @@ class Settled(NamedTuple):
 
 
 def settle(writer: PostgresWriter, found: Checkpoint, options: Options, others: Callable[[], Sequence[str]]) -> Settled:
-    """Refuse what nobody has decided about; `null` is carried out by the run, `keep` needs nothing."""
+    """Refuse columns for which the pipeline sets no rule; the run carries out `null`, and `keep` needs nothing."""
     left = _left(writer, found)
     if not left:
         return Settled()
@@ -32,12 +32,12 @@ def settle(writer: PostgresWriter, found: Checkpoint, options: Options, others: 
 
 
 def written(checkpoint: Checkpoint, writer: PostgresWriter) -> dict[str, Any]:
-    """Say what the checkpoint remembers after a batch: the columns so far, and those of this run."""
+    """Describe for the checkpoint, after a batch, the columns so far and those of this run."""
     return _remembered(writer, [*_known(checkpoint, writer), *writer.columns])
 
 
 def cleared(checkpoint: Checkpoint, writer: PostgresWriter, names: Sequence[str]) -> dict[str, Any]:
-    """Say what it remembers when the columns that left were set to NULL."""
+    """Describe for the checkpoint what is left when the missing columns were set to NULL."""
     return _remembered(writer, [name for name in _known(checkpoint, writer) if name not in names])
 
 

@@ -101,7 +101,7 @@ class MartTarget(BaseTarget):
         return Prepared(key, self.writer.exists, self.writer.is_empty(), self.writer.columns, settled.warnings)
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
-        """Prepare with the key's columns: they are enough to publish that there is nothing."""
+        """Prepare with the key's columns, which are enough to publish an empty result."""
         table = catalog.find_table(self.opening.connection, self.opening.name)
         if table is None:
             return None
@@ -136,12 +136,12 @@ class MartTarget(BaseTarget):
     # --- for the loads ---------------------------------------------------------------------------------------------
 
     def stage(self, name: str, loading: Loading, version_types: tuple[str, ...] = ()) -> Stage:
-        """Make a stage. Rows that came through Arrow wait in the types in which they travelled."""
+        """Create a stage. Rows that came through Arrow wait in the types in which they travelled."""
         arrives_as = dict(loading.arrives_as) if loading.arrives_as is not None else None
         return self.writer.stage(name, arrives_as, version_types)
 
     def create(self, *stages: Stage, loading: Loading, keep: str | None = None) -> None:
-        """Create the stages in a transaction; of others, only that of a load which goes on later is left."""
+        """Create the stages in a transaction. Of other stages, keep only that of a load which resumes later."""
         shortcut = loading.shortcut
         # Who fills a stage from within Postgres: the reader, which may do nothing else there.
         role = shortcut.role if isinstance(shortcut, PostgresShortcut) and loading.route == "pushdown" else None
@@ -183,7 +183,7 @@ class MartTarget(BaseTarget):
         self.session.execute("SET CONSTRAINTS ALL IMMEDIATE")
 
     def remember(self, found: Checkpoint, rows: int) -> dict[str, object]:
-        """Say what the checkpoint shall know the mart by."""
+        """Describe the mart for the checkpoint, so that a later run recognises it."""
         return {
             "mart": self.writer.remembered(found.identity.get("mart"), rows),
             "columns": left_columns.written(found, self.writer),
@@ -227,7 +227,7 @@ class StageLoad(BaseLoad):
         return self._target.stager(self.stages)
 
     def commit(self, part: Part, fence: Fence) -> None:
-        """Let the staged batch count: checkpoint and fence, nothing else."""
+        """Let the staged batch count: move the checkpoint and check the fence, nothing else."""
         with self._target.transaction("counting a batch"):
             fence.inside(self._target.session)
 
@@ -283,13 +283,13 @@ class MergeLoad(BaseLoad):
         return counts
 
     def _refuse_emptied(self, found: Checkpoint) -> None:
-        """Refuse to merge where earlier batches were removed: nothing would show it once this one is merged."""
+        """Refuse to merge where earlier batches were removed; once this one is merged, nothing would show it."""
         known = None if self._target.is_backfill else found.identity.get("mart")
         if (found.rows or known) and self._writer.was_emptied(known):
             raise TransientError(say("run.target_replaced", target=self._target.opening.name))
 
     def _remember(self, found: Checkpoint, counts: Counts) -> dict[str, object]:
-        """Say what the checkpoint knows the mart by. A backfill says nothing: rows may have been lost before."""
+        """Describe the mart for the checkpoint. A backfill does not, because rows may have been lost before."""
         if self._target.is_backfill:
             return {"columns": left_columns.written(found, self._writer)}
         known = found.identity.get("mart")

@@ -30,7 +30,7 @@ class MartComparison:
         self._refuse_what_a_run_would_change()
 
     def _refuse_what_a_run_would_change(self) -> None:
-        """Change nothing, and say what the next run would have to change."""
+        """Refuse a mart that the next run would have to change, and say how; change nothing."""
         writer, name = self._writer, self._looked.definition.final_target
         if not writer.exists:
             raise FatalError(f"{name} does not exist yet: run the pipeline first")

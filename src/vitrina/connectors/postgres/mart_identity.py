@@ -1,7 +1,8 @@
-"""Whether a mart is still the table that a pipeline filled: what is remembered of it, and how that is looked at again.
+"""Whether a mart is still the table that a pipeline filled: what is remembered of it, and how that is checked.
 
-TRUNCATE, and a table made anew, show in the oid or the file. A file also changes for harmless reasons (VACUUM FULL,
-CLUSTER, pg_repack, ALTER TABLE): then the rows decide. Those that were written last are in no older copy.
+TRUNCATE, and a table that was recreated, show in the oid or the file. A file also changes for harmless reasons
+(VACUUM FULL, CLUSTER, pg_repack, ALTER TABLE): then the rows decide. Those that were written last are in no older
+copy.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ WITNESSES = 2
 
 
 def remember(table: Table, rows: int, before: dict[str, Any] | None) -> dict[str, Any]:
-    """What to keep with the checkpoint when nothing was written: at least `rows` rows are in these files."""
+    """Describe the table for the checkpoint when nothing was written: at least `rows` rows are in these files."""
     known = before or {"key": [], "columns": [], "witnesses": []}
     return known | {"name": f"{table.schema}.{table.name}", "files": table.files, "rows": rows}
 
@@ -28,7 +29,7 @@ def remember(table: Table, rows: int, before: dict[str, Any] | None) -> dict[str
 def witnesses(
     connection: Connection, table: Table, key: Sequence[str], columns: Sequence[str], written: Composable
 ) -> dict[str, Any]:
-    """Some of the rows that a merge wrote: those that meet the condition, on the alias `t`."""
+    """Sample the rows that a merge wrote, which are those that meet the condition on the alias `t`."""
     rows = connection.execute(
         SQL(
             "SELECT {key} AS key, {digest} AS digest, ARRAY[{values}] AS values FROM {table} AS t WHERE {written}"
@@ -52,7 +53,7 @@ def witnesses(
 
 
 def is_same(connection: Connection, target: PostgresTarget, known: dict[str, Any]) -> bool:
-    """Whether the table of that name holds what was remembered of it."""
+    """Tell whether the table of that name holds what was remembered of it."""
     files = catalog.files_of(connection, target)
     if files == known["files"]:
         return _has_one(connection, target, known)
@@ -66,10 +67,10 @@ def is_same(connection: Connection, target: PostgresTarget, known: dict[str, Any
 
 
 def _has_one(connection: Connection, target: PostgresTarget, known: dict[str, Any]) -> bool:
-    """Whether one of the rows written last is still there, whatever has become of it.
+    """Tell whether one of the rows written last is still there, whatever its other columns hold now.
 
-    DELETE, and a crash that empties an unlogged table, leave the file as it was; and who fills the mart again first
-    leaves nothing to see for the other pipelines of it.
+    DELETE, and a crash that empties an unlogged table, leave the file as it was. A pipeline that fills the mart again
+    first leaves no other sign for the other pipelines of that mart.
     """
     rows = [values for _, _, *more in known["witnesses"] for values in more if None not in values]
     if len(rows) < len(known["witnesses"]) or not rows:
@@ -95,7 +96,7 @@ def _has_one(connection: Connection, target: PostgresTarget, known: dict[str, An
 
 
 def _count_known(target: PostgresTarget, known: dict[str, Any]) -> Composed:
-    """In one read of the table, once for each time that its file has changed."""
+    """Count rows and witnesses in one read of the table, which happens once for each change of its file."""
     found = [
         SQL("CASE WHEN {} = {} THEN {} = {} ELSE false END").format(
             _as_text(known["key"]), Literal(key), _digest(known["columns"]), Literal(digest)

@@ -20,7 +20,7 @@ from vitrina.store.database import Connection
 def staged(
     writer: PostgresWriter, url: str, looked: Looked, found: Checkpoint
 ) -> Iterator[tuple[Connection, Composable]]:
-    """Put the rows into a table of its own beside the mart, for as long as the block; `IS_YOUNG` is about its rows."""
+    """Write the rows into a table of its own beside the mart, dropped with the block; `IS_YOUNG` is about its rows."""
     name = f"r_{looked.pipeline_id.hex}_{uuid4().hex[:12]}"
     stage = writer.stage(name, dict(looked.arrives_as or {}))
     session = f"vitrina:reconcile:{looked.pipeline_id}"
@@ -44,7 +44,7 @@ LATEST = (SQL("q.{}").format(Identifier(BATCH)),)
 
 
 def _drop_leftovers(connection: Connection, pipeline_id: UUID) -> None:
-    """Remove those of a reconciliation whose runner died: nobody else has this lock now."""
+    """Remove tables of a reconciliation whose runner died; the lock shows that no other one is running."""
     row = connection.execute(
         "SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended(%s, 0)) AS ours",
         [f"vitrina:reconcile:{pipeline_id}"],

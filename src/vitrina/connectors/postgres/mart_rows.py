@@ -14,7 +14,7 @@ from vitrina.store import database
 
 
 def have_keys(writer: PostgresWriter, keys: Sequence[Key]) -> Composable:
-    """Give the condition on `q` that is true of these rows alone."""
+    """Build the condition on `q` that is true of these rows alone."""
     fields = tuple(Field(name, SQL("q.{}").format(Identifier(name)), kind_of(writer, name)) for name in writer.key)
     side = TableSide(writer.connection, SQL(""), writer.table.identifier, fields, (), translate)
     return side.has_key(keys)

@@ -41,7 +41,7 @@ class Merge:
 
     @property
     def touched(self) -> tuple[str, ...]:
-        """Bookkeeping columns that the query does not give: written anew whenever their row is."""
+        """Bookkeeping columns that the query does not give. They are written again whenever their row is."""
         return tuple(
             column.name
             for column in self.target.columns
@@ -50,7 +50,7 @@ class Merge:
 
 
 def upsert(merge: Merge) -> Composed:
-    """All in one statement, which tells how many rows it inserted and updated: for a target that has no other key."""
+    """Merge in one statement that tells how many rows it inserted and updated; for a target that has no other key."""
     matched = SQL("WHEN MATCHED AND {} THEN UPDATE SET {}").format(_differs(merge), _comma(_assignments(merge, "s")))
     return SQL(
         """
@@ -77,7 +77,7 @@ def upsert(merge: Merge) -> Composed:
 
 
 def create_diff(merge: Merge, *, deletes: bool) -> Composed:
-    """One join of stage and target into a temporary table: op I, U or D, with the rows themselves.
+    """Join stage and target once into a temporary table: op I, U or D, with the rows themselves.
 
     A row differs when its binary image does: IS DISTINCT would call 1.0 and 1.00 equal, and fails on json.
     """
@@ -117,7 +117,7 @@ def count_diff() -> Composed:
 
 
 def is_in_diff(merge: Merge) -> Composed:
-    """A condition on rows `t` of the target: this merge wrote them."""
+    """Build a condition that is true for rows `t` of the target that this merge wrote."""
     return SQL("EXISTS (SELECT FROM {} AS d WHERE d.\"_op\" <> 'D' AND {})").format(
         DIFF, _all(_same_value(merge.target, name) for name in merge.key)
     )
@@ -130,7 +130,7 @@ def delete_rows(merge: Merge) -> Composed:
 
 
 def update_rows(merge: Merge) -> Composed | None:
-    """None when a row is nothing but its key: there is nothing to update."""
+    """Update rows that differ. Return None when a row is nothing but its key, because there is nothing to update."""
     if not merge.written:
         return None
     return SQL("UPDATE {} AS t SET {} FROM {} AS d WHERE d.\"_op\" = 'U' AND {}").format(
@@ -149,7 +149,10 @@ def _assignments(merge: Merge, alias: str) -> Iterator[Composed]:
 
 
 def _same_row(merge: Merge) -> Composable:
-    """By position it costs one page, no index. If somebody else moved the row, the counts will not agree."""
+    """Match by position, which costs one page and no index.
+
+    If another session moved the row, the counts will not agree.
+    """
     if merge.finds_by_position:
         return SQL("t.ctid = d.{}").format(Identifier(POSITION))
     return _all(_same_value(merge.target, name) for name in merge.key)
@@ -173,7 +176,7 @@ def insert_rows(merge: Merge) -> Composed:
 
 
 def insert_all(merge: Merge, *, in_order: bool) -> Composed:
-    """For an empty target: straight from the stage, no comparison."""
+    """Insert straight from the stage, without a comparison; for an empty target."""
     return SQL("INSERT INTO {} ({}){} SELECT {} FROM {} AS s{}").format(
         merge.target.identifier,
         _comma(map(Identifier, merge.columns)),
@@ -185,14 +188,14 @@ def insert_all(merge: Merge, *, in_order: bool) -> Composed:
 
 
 def count_staged(merge: Merge) -> Composed:
-    """How many rows, and how many keys: fewer keys than rows means that a key comes twice."""
+    """Count rows and distinct keys. Fewer keys than rows means that a key comes twice."""
     return SQL("SELECT count(*) AS rows, count(DISTINCT ({})) AS keys FROM {} AS s").format(
         _prefixed("s", merge.key), merge.staged
     )
 
 
 def find_duplicates(merge: Merge) -> Composed:
-    """How many keys come more than once, and one of them."""
+    """Count the keys that come more than once, and name one of them."""
     keys = _prefixed("s", merge.key)
     return SQL(
         """

@@ -9,9 +9,10 @@ from vitrina.store.database import Connection
 
 
 def refuse_unlike(source: Connection, target: Connection, columns: Sequence[Column]) -> None:
-    """Refuse money of databases that count other than two digits after the point; else all sessions write it alike.
+    """Refuse money between databases that write it differently.
 
-    Such a one keeps its own locale, because queries that cast its amounts would get others in any other locale.
+    That happens where one counts other than two digits after the point. Such a database keeps its own locale, because
+    queries that cast its amounts would get other values in any other locale.
     """
     # Types of a schema's own may be made of it.
     suspects = [column for column in columns if "money" in column.type or "." in column.type]

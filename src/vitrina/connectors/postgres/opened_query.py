@@ -59,7 +59,7 @@ class OpenedQuery:
 
     @cached_property
     def reads_metastore(self) -> bool:
-        """Tell whether the source is the metastore's own database: the reader's login may point to a copy of it."""
+        """Tell whether the source is the metastore's own database; the reader's login may point to a copy of it."""
         if self.definition.source_connection != DEFAULT_CONNECTION:
             return False
         return database.place(self.reader.connection) == database.place(self._metastore)
@@ -77,7 +77,7 @@ class OpenedQuery:
 
     @property
     def identity(self) -> str:
-        """Identify what the values of a checkpoint are values of: the key's, a slash, the id's."""
+        """Identify the columns that the values of a checkpoint are of: the key's digest, a slash, the id's."""
         cursor = self._required_cursor
         parts = (
             self.definition.source_connection,

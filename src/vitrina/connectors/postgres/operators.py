@@ -18,7 +18,7 @@ _END_OF_EXPRESSION = frozenset(
 
 
 def refuse_hidden(source: Connection, text: str, plan: object, relations: Iterable[tuple[str, str]]) -> None:
-    """Refuse a query that compares a column of such a type as if it were text: it would find other rows.
+    """Refuse a query that compares a column of such a type as if it were text; it would find other rows.
 
     Where the operators are found, the plan shows no cast, and there is nothing to refuse.
     """
@@ -51,7 +51,7 @@ _BEFORE = re.compile(rf"(?:(?<= )({_OPERATOR}) (?:ANY |ALL )?\(?|(NULLIF)\(|(\w+
 
 
 def _hidden(plan: object, name: str, column: dict[str, Any]) -> str | None:
-    """The operator or function that the plan gives the column to as another type, and the type has of its own."""
+    """Find an operator of the column's own type that the plan replaces by one of another type, after a cast."""
     shown = rf'(?:[\w"$]+\.)?{re.escape(_as_shown(name))}'
     mentioned = re.compile(rf'(?<![\w"$.]){shown}(?!["\w$(])(?!\)::)')
     # Its comparison is not shown, but what it compares with is: of the same type where the operator was found.
@@ -66,7 +66,7 @@ def _hidden(plan: object, name: str, column: dict[str, Any]) -> str | None:
 
 
 def _given_to(text: str, mentioned: re.Pattern[str]) -> Iterator[str]:
-    """Operators and functions that stand beside a cast of something that mentions the column."""
+    """Find operators and functions that stand beside a cast of something that mentions the column."""
     for cast in _CAST.finditer(text):
         start = _opening(text, cast.start())
         if not mentioned.search(text, start + 1, cast.start()):
@@ -79,7 +79,7 @@ def _given_to(text: str, mentioned: re.Pattern[str]) -> Iterator[str]:
 
 
 def _opening(text: str, closing: int) -> int:
-    """Where the parenthesis begins that ends there."""
+    """Find the parenthesis that the one at `closing` closes."""
     depth = 0
     for place in range(closing, -1, -1):
         depth += {")": 1, "(": -1}.get(text[place], 0)
@@ -93,7 +93,7 @@ def _as_shown(name: str) -> str:
 
 
 def _names(words: list[Token], column: str) -> set[str]:
-    """The column's, and those that the query gives it where it passes it on."""
+    """Collect the column's name and those that the query gives it where it passes it on."""
     names = {column}
     while True:
         found = {label for place in _places(words, names) if (label := _label(words, place))}
@@ -103,7 +103,7 @@ def _names(words: list[Token], column: str) -> set[str]:
 
 
 def _places(words: list[Token], names: set[str]) -> Iterator[tuple[int, int]]:
-    """First and last token of each mention, the table's name before it included."""
+    """Find the first and last token of each mention, including the table's name before it."""
     for place, word in enumerate(words):
         if word.kind not in (Kind.WORD, Kind.NAME) or word.value not in names or _value(words, place + 1) == ".":
             continue
@@ -125,7 +125,10 @@ def _label(words: list[Token], place: tuple[int, int]) -> str | None:
 
 
 def _is_used(words: list[Token], place: tuple[int, int]) -> bool:
-    """In anything but a list of outputs, groups or an order, and not as another type that the author names."""
+    """Tell whether the column is used in an expression.
+
+    Lists of outputs, groups or an order do not count, and neither does a cast that the author wrote.
+    """
     first, last = place
     after = _value(words, last + 1)
     if after == "::" or (_value(words, first - 1) == "(" and _value(words, first - 2) == "cast"):
@@ -144,7 +147,7 @@ def _is_name(words: list[Token], place: int) -> bool:
 
 
 def _value(words: list[Token], place: int) -> str:
-    """Of a keyword, sign or operator; a quoted name is none of them."""
+    """Return the text of a keyword, sign or operator; a quoted name is none of them."""
     if not 0 <= place < len(words) or words[place].kind in (Kind.NAME, Kind.STRING):
         return "" if place >= len(words) else "\0"
     return words[place].value
@@ -161,7 +164,7 @@ _HAS_FOREIGN_TYPES = """
 
 
 def _columns(source: Connection, relations: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Of these relations, whose type has operators outside of pg_catalog, and becomes one inside without being told."""
+    """List columns whose type has operators outside pg_catalog and casts implicitly to a type inside it."""
     listed = list(relations)
     wanted = [[schema for schema, _ in listed], [name for _, name in listed]]
     # Asked first: most queries read no such type, and the question below takes longer to plan than to answer.

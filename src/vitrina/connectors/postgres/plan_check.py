@@ -47,7 +47,10 @@ def admit(
     statement: Composed | None = None,
     max_cost: float | None = None,
 ) -> Admitted:
-    """Explain a query, or a statement made of it; `SourceQueryFailed` names what it must not read, call or cost."""
+    """Explain a query, or a statement made of it.
+
+    Raise `SourceQueryFailed` that names what it must not read, call or cost.
+    """
     found = reader.explain(statement or query.select([SQL("q.*")], Bounds()))
     reached = reach(
         reader.connection,
@@ -67,7 +70,7 @@ def admit(
 
 
 def functions_of_unknown_effect(plan: Plan) -> set[str]:
-    """The part of them that the plan shows."""
+    """Find the functions of unknown effect that the plan shows."""
     found = explain.explain_functions_outside_catalog(plan) | (
         explain.explain_functions_of_catalog(plan) - vocabulary.FUNCTIONS
     )
@@ -79,7 +82,7 @@ def functions_of_unknown_effect(plan: Plan) -> set[str]:
 
 
 def _functions(query: Query, plan: Plan) -> set[Name]:
-    """Those with a schema, as the guard read them in the text and as the plan names them."""
+    """Collect functions with a schema, as the guard read them in the text and as the plan names them."""
     called = query.judged.functions | {
         name.replace('"', "") for name in explain.explain_functions_outside_catalog(plan)
     }
@@ -88,7 +91,7 @@ def _functions(query: Query, plan: Plan) -> set[Name]:
 
 
 def _refuse_strangers(plan: Plan, reached: Reach, settings: Settings, what: str) -> None:
-    """A view may lead where its text does not."""
+    """Refuse relations outside the allowed schemas; a view may lead where the query's text does not."""
     strangers = sorted(
         name for name in explain.explain_relations(plan) | reached.relations if not settings.may_be_reached(*name)
     )
@@ -112,7 +115,7 @@ def _remedy(name: Name) -> str:
 
 
 def _refuse_effects(plan: Plan, reached: Reach, reader: SqlReader, settings: Settings, what: str) -> None:
-    """Functions of the server that do more than compute: files, locks, settings, tables read by their name."""
+    """Refuse functions of the server that do more than compute: files, locks, settings, tables read by their name."""
     if explain.touches_rows(plan):
         raise SourceQueryFailed(say("run.query_changes", what=what))
     known = vocabulary.FUNCTIONS | settings.extra_functions

@@ -14,7 +14,7 @@ BYTES_AHEAD = 16 << 20
 
 
 def prefetched(pieces: Iterator[T], size_of: Callable[[T], int] = lambda _: 0) -> Generator[T, None, None]:
-    """The same pieces in the same order. Errors of the source are raised where the piece would have come."""
+    """Yield the same pieces in the same order. Errors of the source are raised where the piece would have come."""
     ready: queue.Queue[T | _End] = queue.Queue(PIECES_AHEAD)
     closing = threading.Event()
     under_way = _UnderWay(closing)
@@ -53,7 +53,7 @@ class _End:
 
 
 class _UnderWay:
-    """How many bytes have been read and are not done with."""
+    """Count the bytes that have been read and that the consumer is not done with."""
 
     def __init__(self, closing: threading.Event) -> None:
         self._closing = closing
@@ -66,14 +66,14 @@ class _UnderWay:
             self._changed.notify_all()
 
     def waits_for_room(self) -> bool:
-        """False when nobody wants more."""
+        """Wait until there is room for more. Return False when the consumer has stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._closing.is_set() or self._bytes < BYTES_AHEAD)
         return not self._closing.is_set()
 
 
 def _put(ready: "queue.Queue[T | _End]", item: "T | _End", closing: threading.Event) -> bool:
-    """False when nobody waits for it any more."""
+    """Put the item into the queue. Return False when the consumer has stopped."""
     while not closing.is_set():
         try:
             ready.put(item, timeout=0.1)

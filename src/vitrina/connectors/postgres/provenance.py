@@ -23,7 +23,7 @@ class Provenance:
 
 
 def of_cursor(reader: SqlReader, cursor: Cursor, origin: tuple[int, int] | None) -> Provenance:
-    """What the source's catalog tells of a cursor."""
+    """Find out what the source's catalog tells about a cursor."""
     origin = _behind_views(reader, origin)
     tables = _tables(reader.connection, origin) if origin else []
     if not tables or any(table["is_generated"] for table in tables):
@@ -34,7 +34,7 @@ def of_cursor(reader: SqlReader, cursor: Cursor, origin: tuple[int, int] | None)
 
 
 def _behind_views(reader: SqlReader, origin: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The column that a view's column is; None when it is computed somewhere on the way, or cannot be seen."""
+    """Follow a view's column to the table's. Return None when a view computes it or cannot be described."""
     for _ in range(_MAX_DEPTH):
         if origin is None:
             return None
@@ -74,7 +74,7 @@ def _doubts_of_numbers(cursor: Cursor, tables: list[dict[str, Any]]) -> Iterator
 
 
 def _doubts_of_defaults(cursor: Cursor, tables: list[dict[str, Any]]) -> Iterator[str]:
-    """A clock that is cut to seconds is within the margin; one that is cut to hours, or moved, is not."""
+    """Doubt a default that cuts the clock to hours or moves it. One that is cut to seconds is within the margin."""
     for table in tables:
         default = table["default"]
         if default and _CLOCK.search(default) and not _PLAIN_CLOCK.fullmatch(default):
@@ -91,7 +91,7 @@ _PLAIN_CLOCK = re.compile(
 
 
 def _tables(source: Connection, origin: tuple[int, int]) -> list[dict[str, Any]]:
-    """The table, its partitions and what inherits from it, each with its column of that name."""
+    """List the table, its partitions and the tables that inherit from it, each with its column of that name."""
     return source.execute(
         """
         WITH RECURSIVE tree AS (

@@ -1,4 +1,4 @@
-"""Rows that nobody has to look at: the reader's own session fills the stage, inside Postgres."""
+"""Rows that no step changes: the reader's own session fills the stage, inside Postgres."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ class Paging:
 
 
 class PushdownSource:
-    """Fills stages by SQL. `stages` alternate, so that one can be filled while the other is merged and emptied."""
+    """Fill stages by SQL. `stages` alternate, so that one can be filled while the other is merged and emptied."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class PushdownSource:
             raise translate_read(exc) from exc
 
     def _fill_isolated(self, stage: Stage, number: int, select: Composed) -> int:
-        """The query runs while the transaction is read-only; Postgres lifts that when the savepoint is released."""
+        """Run the query while the transaction is read-only; Postgres lifts that when the savepoint is released."""
         connection = self._reader.connection
         types = [(c.name, c.type) for c in stage.columns] + list(
             zip(stage.cursor_columns, stage.cursor_types, strict=True)
@@ -137,7 +137,7 @@ class PushdownSource:
         return [cursor.key, *([cursor.id] if cursor.id else [])]
 
     def _last(self, stage: Stage, number: int) -> Position | None:
-        """Where this batch ended, read back from the stage: the reader itself may only insert there."""
+        """Read from the stage where this batch ended, on another session: the reader itself may only insert there."""
         if not self._paging.staged_as:
             return None
         names = [Identifier(name) for name in self._paging.staged_as]
@@ -161,7 +161,10 @@ class PushdownSource:
 
 
 class SharedSnapshot:
-    """What all chunks of a load see, exported by a session that stays open; a new one when it has grown too old."""
+    """Share one snapshot between all chunks of a load.
+
+    A session that stays open exports it. The snapshot is replaced when it has grown too old.
+    """
 
     def __init__(self, holder: Connection, max_seconds: float | None) -> None:
         self._holder = holder
@@ -170,7 +173,10 @@ class SharedSnapshot:
         self.name = ""
 
     def renew(self) -> bool:
-        """Whether an earlier one had to be given up. Called between chunks only."""
+        """Replace a snapshot that is too old, and tell whether an earlier one was given up.
+
+        Call it between chunks only.
+        """
         if self._age and not self._age.is_over:
             return False
         is_first, self._age = self._age is None, Age(self._max_seconds)

@@ -37,7 +37,7 @@ class QueryPass:
         self._upto = self._begin(found)
 
     def _begin(self, found: Checkpoint) -> Watermark:
-        """Begin, or go on with the watermark that an interrupted pass began with."""
+        """Begin, or resume with the watermark that an interrupted pass began with."""
         source = self._source
         if found.last_key is not None and not source.backfill:
             return Watermark.recalled(found.held_upto)
@@ -49,7 +49,7 @@ class QueryPass:
         return Watermark.recalled(self.checkpoint.held_upto)
 
     def _begun(self, found: Checkpoint, upto: Watermark) -> Checkpoint:
-        """Begin at the safe point, or behind the rows there when they are as they were."""
+        """Begin at the safe point, or after the rows there when they have not changed."""
         if found.identity.get(_AHEAD):
             newest = cursor_facts.newest_cursor(self._source, self._cursor, from_the_future=False)
             upto = replace(upto, newest=newest)
@@ -64,7 +64,7 @@ class QueryPass:
         return found.identified(**{_TIES: seen})
 
     def windows(self) -> Iterator[QueryWindow]:
-        """Give what is new, and after it what does not say whether it is."""
+        """Yield the window of new rows, then, if the option asks for them, that of rows without a cursor value."""
         yield QueryWindow(bounds=self._bounds(), by_cursor=True, after=self._position())
         if self._source.definition.options.null_cursor == "read" and not self._source.backfill:
             # Steps take no rows without a position: theirs are one batch.
@@ -113,7 +113,7 @@ class QueryPass:
         )
 
     def _highest(self, last: str | None) -> tuple[str | None, bool]:
-        """Find the highest value seen, and whether one from the future had to be left aside for it."""
+        """Find the highest value seen, and whether one from the future was ignored for it."""
         if last is None or not self._cursor.is_clock:
             return last, False
         is_ahead = cursors.is_ahead(self._source.statistics, self._cursor, last)
@@ -121,7 +121,7 @@ class QueryPass:
 
 
 def watermark_of_load(source: OpenedQuery, cursor: Cursor, found: Checkpoint) -> tuple[Watermark, tuple[str, ...]]:
-    """Ask beforehand how far a load will come, which reads in another order than that of the cursor."""
+    """Compute beforehand how far a load will come; it reads in another order than the cursor's."""
     newest = cursor_facts.newest_cursor(source, cursor, from_the_future=False) if cursor.is_clock else None
     upto, warnings = _watermark(source, cursor, found)
     return replace(upto, newest=newest), warnings
@@ -157,7 +157,7 @@ def _watermark(source: OpenedQuery, cursor: Cursor, found: Checkpoint) -> tuple[
 
 
 def _lower_numbers(source: OpenedQuery, cursor: Cursor, safe: str | None, newest: str | None) -> str | None:
-    """Warn of lower numbers: a sequence that began again looks like rows that were deleted at its end."""
+    """Warn of lower numbers. A sequence that was restarted looks like rows deleted at its end."""
     if not cursor.is_number or newest is None or safe is None:
         return None
     highest, reached = Decimal(newest), Decimal(safe)
@@ -175,7 +175,7 @@ def _of_source(source: OpenedQuery) -> dict[str, Any]:
 
 
 def _ties_at(safe: str | None, found: Checkpoint, rows_read: int) -> dict[str, Any] | None:
-    """Keep what the next pass should know of the rows that it would read again."""
+    """Keep for the next pass what it should know of the rows that it would read again."""
     known = found.identity.get(_TIES)
     if known and known["value"] == safe and "rows" in known:
         return known if known["rows"] >= WORTH_A_DIGEST_ROWS else None

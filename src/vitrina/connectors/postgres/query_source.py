@@ -71,7 +71,7 @@ class QuerySource(OpenedQuery):
         return frozenset(self._admitted.functions_of_unknown_effect if self._admitted else ())
 
     def sample(self, rows: int, max_bytes: int, max_row_bytes: int) -> "pa.Table":
-        """Read enough rows to find out what the steps make of them."""
+        """Read enough rows to learn what the steps make of them."""
         from vitrina.connectors.postgres import sampling
 
         return sampling.read_few(self, rows, max_bytes, max_row_bytes)
@@ -79,11 +79,11 @@ class QuerySource(OpenedQuery):
     # --- where it stands -------------------------------------------------------------------------------------------
 
     def mark(self, last: Mark | None) -> Marked:
-        """Say what holds a pass back; how far it comes, only the pass itself can tell."""
+        """Report what holds a pass back; only the pass itself can tell how far it comes."""
         return Marked(None)
 
     def _refuse_unreadable(self, cursor: Cursor) -> None:
-        """Refuse values that no cursor has: the checkpoint that `reset-state` set, or the ends of a range."""
+        """Refuse values that no cursor can have, in a checkpoint set by `reset-state` or in the ends of a range."""
         found = self._found
         if self._cursor_was_another(found):
             return
@@ -99,7 +99,7 @@ class QuerySource(OpenedQuery):
                 ) from exc
 
     def disowned(self, found: Checkpoint) -> str | None:
-        """Say why the checkpoint says nothing about this cursor: believed, it would pass rows by."""
+        """Say why the checkpoint is not of this cursor; resuming from it would skip rows."""
         if self.cursor is None or found.stage is not None:
             return None
         if self._cursor_was_another(found):
@@ -109,13 +109,16 @@ class QuerySource(OpenedQuery):
         return None
 
     def fitting(self, found: Checkpoint) -> Checkpoint:
-        """Forget where a pass was interrupted, if the id is another one now: it begins again at what is safe."""
+        """Forget where a pass was interrupted if the id column has changed. It begins again at the safe point."""
         if self.cursor is None or found.stage is not None or found.fingerprint in (None, self.identity):
             return found
         return replace(found, last_key=None, last_id=None)
 
     def _cursor_was_another(self, found: Checkpoint) -> bool:
-        """Compare the cursor with a checkpoint's. One that was reset, or of an earlier version, does not say."""
+        """Compare the cursor with a checkpoint's.
+
+        A checkpoint that was reset, or of an earlier version, does not say.
+        """
         if found.stage is not None or found.fingerprint is None:
             return False
         return found.fingerprint.partition("/")[0] != self.identity.partition("/")[0]
@@ -182,7 +185,7 @@ class QuerySource(OpenedQuery):
         return cursor_facts.all_rows(self)
 
     def order_of(self, window: Window) -> Order:
-        """Order rows by their key, or the cursor: reading can go on after any of them."""
+        """Order rows by their key, or the cursor, so that reading can resume after any of them."""
         if isinstance(window, QueryWindow):
             return self.cursor_order() if window.by_cursor else NO_ORDER
         if window.keys is not None:
@@ -201,11 +204,11 @@ class QuerySource(OpenedQuery):
         return Order(tuple(cursor.columns("q")), cursor.types, nullable, cursor.collations)
 
     def max_snapshot_seconds(self, window: Window) -> float | None:
-        """Limit the age of a snapshot; a load that promises one keeps it, however long that takes."""
+        """Limit the age of a snapshot; a load that promises one snapshot keeps it for its whole time."""
         return None if window.one_snapshot else self.definition.options.max_snapshot_seconds
 
     def admit_window(self, bounds: Bounds) -> None:
-        """Ask again about what is about to be read: `:since` and `:until` may change what a query reads."""
+        """Check the window that is about to be read: `:since` and `:until` may change what a query reads."""
         if self._admitted is not None and bounds == Bounds():
             return  # this very statement was admitted when it was described
         plan_check.admit(
@@ -217,7 +220,7 @@ class QuerySource(OpenedQuery):
         )
 
     def collation(self, name: str) -> str | None:
-        """Find the order in which the query gives a column of text: not always that of the mart's own column."""
+        """Find the order in which the query returns a column of text; it may differ from that of the mart's column."""
         if not self.types[name].startswith(("text", "character", "name")):
             return None
         head, source = self.query.wrapped(Bounds())
@@ -229,7 +232,7 @@ class QuerySource(OpenedQuery):
         return None if found is None else str(found)
 
     def may_be_null(self, name: str) -> bool:
-        """Tell whether a column of the query's result can be NULL, for all that is known."""
+        """Tell whether a column of the query's result can be NULL, as far as is known."""
         origin = next((column.origin for column in self.result if column.name == name), None)
         return origin is None or not advice.is_never_null(self.reader.connection, origin, self.judged.text)
 

@@ -1,8 +1,8 @@
 """What a query reaches by way of the catalog: views, rules, partitions and SQL functions, however it is planned.
 
 A planner leaves out what it can prove to be empty, and a bound that is filled in later changes what it can prove. The
-catalog says where a view may lead whatever the bounds are. It is asked anew for every run: for plain tables that is two
-short statements, for views two more for each level of them.
+catalog says where a view may lead whatever the bounds are. It is asked again for every run: for plain tables that is
+two short statements, for views two more for each level of them.
 """
 
 import re
@@ -29,7 +29,7 @@ class Reach:
     ways: dict[Name, Name] = field(default_factory=dict)
 
     def way_to(self, name: Name) -> str:
-        """` by way of content.leak`, or nothing where the query itself names it."""
+        """Return ` by way of content.leak`, or nothing where the query itself names it."""
         steps: list[str] = []
         via = self.ways.get(name)
         while via is not None and len(steps) < 5:
@@ -57,9 +57,9 @@ def reach(
     functions: Iterable[Name] = (),
     trusted_extensions: Iterable[str] = (),
 ) -> Reach:
-    """Follow the catalog from relations (by oid or name) and functions (by name) to whatever they use.
+    """Follow the catalog from relations (by oid or name) and functions (by name) to everything that they use.
 
-    Into functions of trusted extensions it does not look: the operator has.
+    Functions of trusted extensions are not followed, because the operator has vouched for them.
     """
     found, said = Reach(), set(tables)
     named: Names = {("relation", *name) for name in said} | {("function", *name) for name in functions}
@@ -186,7 +186,7 @@ _NAMES_IN_TEXT = re.compile(rf"{_PART}(?:\s*\.\s*{_PART})?(\s*\()?")
 
 
 def _in_text(body: str | None, settings: list[str] | None) -> Names:
-    """Every name in the text that could be one of a relation or function, wherever it stands: more is not less safe."""
+    """Collect every name in the text that could be a relation's or function's; only too few would be unsafe."""
     if not body:
         return set()
     found: Names = set()
@@ -197,7 +197,10 @@ def _in_text(body: str | None, settings: list[str] | None) -> Names:
 
 
 def _path(settings: list[str] | None) -> list[str]:
-    """Where the function looks for names without a schema: ours is empty, its own may not be."""
+    """List the schemas in which the function looks up names.
+
+    Our search_path is empty, but a function may set its own.
+    """
     said = [text.partition("=")[2] for text in settings or () if text.startswith("search_path=")]
     return ["pg_catalog", *(part.strip().strip('"') for text in said for part in text.split(","))]
 
@@ -207,7 +210,7 @@ def _folded(name: str) -> str:
 
 
 def _resolved(connection: Connection, names: Iterable[tuple[Kind, str, str]]) -> list[Key]:
-    """The oids of those that exist; all functions of a name."""
+    """Resolve the names that exist to oids, including all functions of a name."""
     listed = list(names)
     if not listed:
         return []

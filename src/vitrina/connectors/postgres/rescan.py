@@ -20,7 +20,7 @@ _YOUNG = "_young"
 
 
 def is_read(source: OpenedQuery) -> Composable:
-    """Leave out rows that do not say when they changed, as every run does unless it is told to read them."""
+    """Leave out rows that do not say when they changed, as every run does unless an option says otherwise."""
     cursor = source.cursor
     if cursor is None or source.definition.options.null_cursor == "read":
         return SQL("true")
@@ -44,14 +44,14 @@ def young(source: OpenedQuery, found: Checkpoint) -> Composable:
 
 
 def latest(source: OpenedQuery) -> tuple[Composable, ...]:
-    """Give the order in which the last of several rows with one key is the one that counts."""
+    """Build the order in which the last of several rows with one key is the one that counts."""
     return tuple(source.cursor.columns("q")) if source.cursor else ()
 
 
 def rows_by_age(
     source: OpenedQuery, found: Checkpoint, *, in_order: bool, sample: int | None, natural: bool, batch_rows: int
 ) -> "Iterator[tuple[int, pa.Table, bool]]":
-    """Read the query once more. Rows are told apart by age here: steps may leave out when those before them changed."""
+    """Read the query once more. Rows are divided by age here, because steps may drop the column that tells it."""
     # Imported here: comparisons within Postgres need neither pyarrow nor its half second.
     from vitrina.connectors.postgres.stream import cut, outputs_of, read_ahead
     from vitrina.transforms.outputs import outputs as natural_outputs

@@ -23,13 +23,13 @@ MAX_REFERENCE_BYTES = 256 << 20
 
 
 def read_first(reader: SqlReader, query: Query, outputs: Sequence[Composable], rows: int, limit_bytes: int) -> pa.Table:
-    """Read the first rows for somebody to look at, or refuse them as too large."""
+    """Read the first rows for a person to look at, or refuse them as too large."""
     statement = sample_of(query, outputs, limit=rows, largest=limit_bytes)
     return _read(reader, statement, limit_bytes=limit_bytes, what=f"the first {rows} rows are", advice=ASK_FOR_LESS)
 
 
 def read_few(source: OpenedQuery, rows: int, max_bytes: int, max_row_bytes: int) -> pa.Table:
-    """Read enough rows to find out what the steps make of them. Large ones tell no more, and are left out."""
+    """Read enough rows to learn what the steps make of them. Large ones tell no more, and are left out."""
     few = _read_fitting(source, rows, max_bytes)
     if few.rows.num_rows or not few.left_out:
         return few.rows
@@ -70,9 +70,10 @@ def sample_of(query: Query, outputs: Sequence[Composable] = (SQL("q.*"),), *, li
 
 
 def _fitting(query: Query, outputs: Sequence[Composable], limit: Composable, largest: int) -> Composed:
-    """`outputs` of each row, NULL where it has more than `largest` bytes; the last column says how many such a row has.
+    """Select `outputs` of each row, or NULL and the row's size where it has more than `largest` bytes.
 
-    The server looks at the length: a row that has come is in the runner's memory already, several times.
+    The last column has the size, in bytes. The server checks it: a row that has arrived is in the runner's memory
+    already, several times.
     """
     head, source = query.wrapped(Bounds())
     return SQL(
@@ -85,7 +86,7 @@ def _fitting(query: Query, outputs: Sequence[Composable], limit: Composable, lar
 
 
 def _told_apart(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-    """Divide the rows that the server sent from the others, of which the largest size is told."""
+    """Separate the rows that the server sent from the others, and find the largest size of those."""
     sizes = batch.column(batch.num_columns - 1)
     sent = batch.select(range(batch.num_columns - 1))
     if sizes.null_count == batch.num_rows:
@@ -106,7 +107,7 @@ def _read(reader: SqlReader, statement: Composed, *, limit_bytes: int, what: str
 
 
 def load_reference(reader: SqlReader, settings: Settings, query: str) -> pa.Table:
-    """Run a reference query of a step: judged like the source query, and with its rights."""
+    """Run a reference query of a step. It is judged like the source query, and has its rights."""
     try:
         judged = sqlguard.judge(query, settings.sql_policy)
     except InvalidQuery as exc:

@@ -40,7 +40,7 @@ class QueryReader(SqlReader):
 
 @contextmanager
 def waited_for(connection: str | None, settings: Settings, session_name: str) -> Iterator[QueryReader]:
-    """Open a reader on the named connection for somebody who waits for the answer."""
+    """Open a reader on the named connection for a caller that waits for the answer."""
     url = database.reader_url(settings, connection)
     seconds = min(WAITED_FOR_SECONDS, settings.statement_timeout_on(connection))
     limits = _WAITED_FOR_LIMITS | {"statement_timeout": str(int(seconds * 1000))} | database.READ_ONLY
@@ -55,8 +55,8 @@ def waited_for(connection: str | None, settings: Settings, session_name: str) ->
 def with_extensions(settings: Settings, connected: Callable[[Mapping[str, str]], Connection]) -> Connection:
     """Open a reader's session in which operators and types of trusted extensions are found, wherever they are.
 
-    Only schemas in which PUBLIC may create nothing enter the search_path: anybody else could put a function there that
-    fits a call better than the one that was meant. Settings come with the login, so that nothing resets them.
+    Only schemas in which PUBLIC may create nothing enter the search_path. In others any role could put a function
+    that fits a call better than the intended one. Settings come with the login, so that nothing resets them.
     """
     connection = connected({})
     schemas = catalog.schemas_of_extensions(connection, settings.extensions) if settings.extensions else []

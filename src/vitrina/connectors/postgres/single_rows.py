@@ -11,7 +11,7 @@ from vitrina.ports.batch import Key
 
 
 def refuse_strange(source: OpenedQuery, names: Sequence[str]) -> None:
-    """Refuse a key whose equal values have several texts, none of which can be called the one."""
+    """Refuse a key whose equal values have several texts, because none of them is canonical."""
     enums = source.reader.connection.execute(
         "SELECT pg_catalog.format_type(oid, NULL) AS name FROM pg_catalog.pg_type WHERE typtype = 'e'"
     ).fetchall()
@@ -19,7 +19,7 @@ def refuse_strange(source: OpenedQuery, names: Sequence[str]) -> None:
 
 
 def have_keys(source: OpenedQuery, names: Sequence[str], keys: Sequence[Key]) -> Composable:
-    """Give the condition that is true of these rows alone."""
+    """Build the condition that is true of these rows alone."""
     head, rows = source.query.wrapped(Bounds())
     side = TableSide(source.reader.connection, head, rows, _fields(source, names), (), translate_read)
     return side.has_key(sorted(set(keys)))

@@ -102,7 +102,10 @@ class Order:
         ]
 
     def behind(self, after: Position) -> Composable:
-        """The rows that come later. NULL comes last, and Postgres calls it neither greater nor smaller."""
+        """Build the condition for rows that come after this position.
+
+        NULL comes last, and Postgres calls it neither greater nor smaller.
+        """
         if None not in after:
             return self._greater(after)
         # Behind what comes before the first NULL; or there, and also NULL, and behind the rest.
@@ -128,7 +131,7 @@ class Order:
         return SQL("{}({}) IS NOT FALSE").format(first, later)
 
     def _pairs(self, after: Position) -> list[tuple[Composable, Composable]]:
-        """Each column with the value of a place, in its type."""
+        """Pair each column with its value of a position, in the column's type."""
         values = (SQL("{}::{}").format(Value(value), SQL(kind)) for value, kind in zip(after, self.types, strict=True))
         return list(zip(self.columns, values, strict=True))
 
@@ -140,7 +143,7 @@ NO_ORDER = Order()
 
 
 class Age:
-    """How long a snapshot has been held: a source cannot clean up behind it, nor a standby replay past it."""
+    """How long a snapshot has been held. Meanwhile a source cannot clean up rows, nor a standby replay past it."""
 
     def __init__(self, limit_seconds: float | None) -> None:
         self.limit_seconds = limit_seconds
@@ -159,7 +162,10 @@ class Query:
     cursor: Cursor | None = None
 
     def wrapped(self, bounds: Bounds) -> tuple[Composed, Composed]:
-        """The WITH clause and the query as a FROM item: inside the wrapper a CTE would be an optimisation fence."""
+        """Split the query into its WITH clause and a FROM item.
+
+        Inside the wrapper a CTE would be an optimisation fence.
+        """
         values = {}
         for name, value, default in (
             ("since", bounds.since, self.cursor.lowest if self.cursor else None),
@@ -178,7 +184,7 @@ class Query:
         order: Order = NO_ORDER,
         limit: int | None = None,
     ) -> Composed:
-        """`outputs` of the rows within the bounds, in order. Ties of the last row are never cut off."""
+        """Select `outputs` of the rows within the bounds, in order. Ties of the last row are never cut off."""
         head, source = self.wrapped(bounds)
         conditions = [*self._range(bounds), *([bounds.only] if bounds.only else [])]
         if bounds.after is not None:
@@ -211,7 +217,10 @@ def _quoted(value: str | None) -> str:
 
 
 class SqlReader:
-    """A session logged in as the reader. Users' SQL goes over the extended protocol only: one statement, never two."""
+    """Read through a session logged in as the reader.
+
+    Users' SQL goes over the extended protocol only: one statement, never two.
+    """
 
     def __init__(self, connection: Connection, url: str, application_name: str) -> None:
         self.connection = connection
@@ -223,7 +232,7 @@ class SqlReader:
 
     @contextmanager
     def reading(self, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[None]:
-        """A transaction that reads and is never committed: settings that a query changes in it are undone too."""
+        """Open a transaction that reads and is never committed. Settings that a query changes in it are undone too."""
         with self.connection.transaction(force_rollback=True):
             self.connection.execute("SET TRANSACTION READ ONLY")
             for name, value in settings.items():
@@ -231,7 +240,7 @@ class SqlReader:
             yield
 
     def describe(self, judged: Judged) -> list[Column]:
-        """Names and types of the result, without running the query."""
+        """Describe names and types of the result without running the query."""
         raw = self.connection.pgconn
         with self.reading():
             # Both ask the server, which may be gone by the second question.
@@ -249,7 +258,7 @@ class SqlReader:
         ]
 
     def find_origins(self, view: str) -> list[tuple[int, int] | None]:
-        """Which columns of tables the columns of a view's own query are; none when it may not be looked at."""
+        """Find which table columns the columns of a view's query are; empty when the reader may not describe it."""
         raw = self.connection.pgconn
         with self.reading():
             if raw.prepare(b"", view.encode()).status != psycopg.pq.ExecStatus.COMMAND_OK:
@@ -296,10 +305,10 @@ class SqlReader:
         return [Column(name, row["type"]) for (name, _, _), row in zip(columns, rows, strict=True)]
 
     def explain(self, statement: Composed) -> "Explained":
-        """EXPLAIN (VERBOSE, FORMAT JSON) of a statement that may itself hold the user's query, and what it opened.
+        """Run EXPLAIN (VERBOSE, FORMAT JSON) on a statement that may hold the user's query, and list what it opened.
 
-        The server locks each relation that it reads a statement to name, those behind views included, before it plans:
-        what the planner leaves out has been opened all the same.
+        The server locks each relation that a statement names, including those that views name, before it plans. What
+        the planner leaves out has been opened all the same.
         """
         text = SQL("EXPLAIN (VERBOSE, FORMAT JSON) {}").format(statement).as_string(self.connection)
         try:
@@ -319,7 +328,7 @@ class SqlReader:
         return Explained(_parsed(row["plan"]), tuple(row["opened"]))
 
     def volatile_functions_of_catalog(self, names: Collection[str]) -> set[str]:
-        """Which of these names the server has a volatile function for."""
+        """Find those of the names for which the server has a volatile function."""
         rows = self.connection.execute(
             """
             SELECT DISTINCT proname FROM pg_catalog.pg_proc
@@ -330,7 +339,7 @@ class SqlReader:
         return {row["proname"] for row in rows}
 
     def value(self, statement: Composed) -> Any:
-        """The single value of a statement that holds the user's query."""
+        """Return the single value of a statement that holds the user's query."""
         try:
             with self.reading():
                 row = self.connection.execute(statement, prepare=True).fetchone()
@@ -342,7 +351,7 @@ class SqlReader:
     def stream(
         self, statement: Composable, settings: Mapping[str, str] = NO_SETTINGS
     ) -> Iterator["Iterator[pa.RecordBatch]"]:
-        """The rows as Arrow, streamed by a session of its own that ends with the block."""
+        """Stream the rows as Arrow over a session of its own that ends with the block."""
         # Imported here: the driver and pyarrow are the runner's alone and cost half a second.
         import adbc_driver_manager
         import adbc_driver_postgresql.dbapi as adbc
@@ -374,7 +383,7 @@ class SqlReader:
             self._streaming = None
 
     def cancel_stream(self) -> None:
-        """From another thread: a query that nobody waits for any more ends now, not when it has its first row."""
+        """Cancel the query from another thread, so that an abandoned one ends now and not at its first row."""
         import adbc_driver_manager
 
         streaming = self._streaming
@@ -383,9 +392,10 @@ class SqlReader:
                 streaming.adbc_cancel()
 
     def _arrow_url(self, settings: Mapping[str, str]) -> str:
-        """The same login with the settings of our own session, read-only: ADBC takes them in the URL only.
+        """Build a URL of the same login with the settings of our own session, read-only.
 
-        One user's statement is all that such a session ever runs, so nothing that it changes outlives it.
+        ADBC takes settings in the URL only. One user's statement is all that such a session ever runs, so nothing
+        that it changes outlives it.
         """
         return arrow_url(self._url, self._application_name, self._arrow_options(settings))
 
@@ -417,7 +427,7 @@ def _origins(described: "psycopg.pq.abc.PGresult") -> list[tuple[int, int] | Non
 
 
 def _placeholders(judged: Judged) -> dict[str, str]:
-    """How a query is written to be described: parameters whose types the server finds out."""
+    """Write parameters as placeholders whose types the server infers; for describing a query."""
     return {"since": "$1", "until": "$2" if "since" in judged.parameters else "$1"}
 
 
@@ -442,7 +452,7 @@ def _translating(batches: "pa.RecordBatchReader") -> "Iterator[pa.RecordBatch]":
 
 
 def translate_read(exc: psycopg.Error) -> Exception:
-    """A driver's error while a user's query ran."""
+    """Translate a driver's error raised while a user's query ran."""
     message = say("run.query_failed", message=database.sql_message(exc))
     if database.is_disconnect(exc):
         return Disconnected(message)
@@ -452,7 +462,7 @@ def translate_read(exc: psycopg.Error) -> Exception:
 
 
 def translate_arrow(exc: Any) -> Exception:
-    """The same for ADBC, whose errors carry the SQLSTATE."""
+    """Translate an error of ADBC by its SQLSTATE; one without it counts as a lost connection."""
     state = exc.sqlstate if isinstance(exc.sqlstate, str) and exc.sqlstate != "\0\0\0\0\0" else None
     said = " ".join(str(exc)[: database.MAX_MESSAGE].split())
     message = say("run.query_failed", message=said + (f" (SQLSTATE {state})" if state else ""))
@@ -462,6 +472,6 @@ def translate_arrow(exc: Any) -> Exception:
 
 
 def column(name: str, cast: str | None = None) -> Composed:
-    """`q."name"`, optionally cast."""
+    """Write `q."name"`, optionally cast."""
     reference = SQL("q.{}").format(Identifier(name))
     return SQL("{}::{} AS {}").format(reference, SQL(cast), Identifier(name)) if cast else reference

@@ -44,7 +44,10 @@ class Stage:
         return list(zip(self.cursor_columns, self.cursor_types, strict=True))
 
     def create(self, connection: Connection, *, fillable_by: str | None) -> None:
-        """Key columns refuse NULL, so that a row without a key is named when it is read, not lost when it is merged."""
+        """Create the table. Its key columns refuse NULL, so that the error names a row without a key when it is read.
+
+        Otherwise the merge would lose that row without a message.
+        """
         types = [(column.name, column.type) for column in self.columns]
         types += [(name, "text" if self.cursor_as_text else kind) for name, kind in self._cursor()]
         definitions = [
@@ -65,17 +68,17 @@ class Stage:
             connection.execute(SQL("GRANT INSERT ON {} TO {}").format(self.identifier, Identifier(fillable_by)))
 
     def counted(self, accepted: Accepted) -> Composed:
-        """FROM item with exactly the rows that count, in the target's types."""
+        """Build a FROM item with exactly the rows that count, in the target's types."""
         return self._rows(self._is_accepted(accepted))
 
     def of_batch(self, epoch: int, number: int) -> Composed:
-        """FROM item with the rows of one batch, cursor included."""
+        """Build a FROM item with the rows of one batch, cursor included."""
         return self._rows(
             SQL("{} = {} AND {} = {}").format(Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(number))
         )
 
     def in_batches(self) -> Composed:
-        """FROM item with all rows, each with the number of its batch."""
+        """Build a FROM item with all rows, each with the number of its batch."""
         return self._rows(SQL("{}").format(Literal(True)), Identifier(BATCH))
 
     def _rows(self, condition: Composed, *others: Identifier) -> Composed:
@@ -100,7 +103,7 @@ class Stage:
         )
 
     def discard_uncounted(self, connection: Connection, accepted: Accepted) -> None:
-        """Rows of an attempt that ended between filling and counting: their batch number is about to be used again."""
+        """Discard rows that were filled but not counted before an attempt ended; their batch number is used again."""
         connection.execute(SQL("DELETE FROM {} WHERE NOT ({})").format(self.identifier, self._is_accepted(accepted)))
 
     def count(self, connection: Connection, accepted: Accepted) -> int:
@@ -110,7 +113,10 @@ class Stage:
         return int(row["rows"]) if row else 0
 
     def analyze(self, connection: Connection) -> None:
-        """The planner needs the number of rows and the key; statistics of other columns cost more than they help."""
+        """Analyze the key columns only: the planner needs the number of rows and the key.
+
+        Statistics of other columns cost more than they help.
+        """
         keys = SQL(", ").join(map(Identifier, self.key))
         connection.execute(SQL("ANALYZE {} ({})").format(self.identifier, keys))
 
@@ -132,5 +138,5 @@ class Stage:
 
 
 def stage_name(pipeline_id: str, suffix: str) -> str:
-    """`p_<pipeline>_<suffix>`: people can tell whose it is, and cleaning up can tell whether it is needed."""
+    """Build `p_<pipeline>_<suffix>`: an operator sees whose table it is, and cleaning up sees whether it is needed."""
     return f"p_{pipeline_id.replace('-', '')}_{suffix}"

@@ -94,7 +94,7 @@ class ArrowReader:
         return cut(read_ahead(self._bounded(stream)), self._batch_size, ordered_by=self._position_names())
 
     def _bounded(self, stream: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Refuses a value that is too large, as soon as it has come."""
+        """Refuse a value above the limit as soon as it arrives."""
         for batch in stream:
             if batch.nbytes > self._max_value_bytes:
                 _refuse_large(batch, self._max_value_bytes, self._position_names())
@@ -138,7 +138,7 @@ def _refuse_large(batch: pa.RecordBatch, limit: int, position: list[str]) -> Non
 
 
 def outputs_of(result: Sequence[Column]) -> list[Composable]:
-    """How columns are selected that travel through Arrow and pass no step."""
+    """Write how to select columns that travel through Arrow and pass no step."""
     return [column(c.name, None if travels_natively(c.type) else "text") for c in result]
 
 
@@ -149,7 +149,10 @@ def read_ahead(stream: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch, No
 def cut(
     stream: Iterator[pa.RecordBatch], batch_size: Callable[[], int], *, ordered_by: list[str]
 ) -> Generator[pa.Table, None, None]:
-    """Tables of `batch_size` rows. Rows of one position stay together: a checkpoint cannot point between them."""
+    """Cut the stream into tables of `batch_size` rows.
+
+    Rows of one position stay together, because a checkpoint cannot point between them.
+    """
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in stream:
@@ -171,7 +174,7 @@ def cut(
 
 
 def _boundary(table: pa.Table, wanted: int, ordered_by: list[str]) -> int | None:
-    """The first row at or after `wanted` whose position differs from the one before it; None: not in sight yet."""
+    """Find the first row at or after `wanted` with another position than the row before; None if not read yet."""
     if not ordered_by:
         return min(wanted, int(table.num_rows))
     columns = [table.column(name) for name in ordered_by]
@@ -182,7 +185,10 @@ def _boundary(table: pa.Table, wanted: int, ordered_by: list[str]) -> int | None
 
 
 class Stager:
-    """Copies Arrow tables into a stage, tagged, outside of the merge's transaction: untagged rows never count."""
+    """Copy Arrow tables into a stage, tagged, outside the merge's transaction.
+
+    Rows without an accepted tag never count.
+    """
 
     timed_as = "stage"
     ahead = 0  # the stages take turns: one is filled while the other is merged, and there is no third
@@ -236,7 +242,7 @@ class Stager:
             raise self._translate(exc) from exc
 
     def _copy_wide(self, stage: Stage, tagged: pa.Table) -> None:
-        """On a session of its own, for as long as it takes: few loads have such rows."""
+        """Copy over a session of its own that ends with the table; few loads have such rows."""
         with self._in_use, closing(self._connect()) as connection:
             self._copying = connection
             try:

@@ -67,7 +67,7 @@ class PostgresWriter:
         stamps: frozenset[str],
         create: bool = True,
     ) -> tuple[str, ...]:
-        """Find or create the target, settle the key and the columns that will be written; returns the key."""
+        """Find or create the target, settle the key and the columns that will be written; return the key."""
         _refuse_reserved(result)
         table = catalog.find_table(self.connection, self._target)
         if table is None:
@@ -160,7 +160,7 @@ class PostgresWriter:
         return bool(row and row["empty"])
 
     def was_emptied(self, known: dict[str, Any] | None = None) -> bool:
-        """Whether somebody has truncated the table or made it anew since the run, or the checkpoint, knew it."""
+        """Tell whether the table was truncated or recreated since the run, or the checkpoint, knew it."""
         # Held until the transaction ends, so that it cannot happen between this look and the merge.
         self.connection.execute(SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self.table.identifier))
         files = catalog.files_of(self.connection, self._target)
@@ -170,11 +170,14 @@ class PostgresWriter:
         return self.is_empty() or (known is not None and not self.is_same(known))
 
     def is_same(self, known: dict[str, Any]) -> bool:
-        """Whether the table still holds what `remembered` said of it."""
+        """Tell whether the table still holds what `remembered` said of it."""
         return known["name"] != str(self._target) or mart_identity.is_same(self.connection, self._target, known)
 
     def remembered(self, before: dict[str, Any] | None, rows: int) -> dict[str, Any]:
-        """What to know the table by, behind a merge and in its transaction; `rows` of it are ours at least."""
+        """Describe the table after a merge, in its transaction, so that a later run recognises it.
+
+        At least `rows` of its rows are the pipeline's.
+        """
         if before and before["name"] != str(self._target):
             before = None
         known = mart_identity.remember(self.table, rows, before)
@@ -196,7 +199,7 @@ class PostgresWriter:
     # --- the stage -------------------------------------------------------------------------------------------
 
     def stage(self, name: str, staged_types: dict[str, str] | None = None, cursor_types: tuple[str, ...] = ()) -> Stage:
-        """A stage of the target's exact types; `staged_types` names the columns that travel as something else."""
+        """Build a stage of the target's exact types; `staged_types` names the columns that travel as another type."""
         columns = []
         by_name = {column.name: column for column in self.table.columns}
         for column in (by_name[name] for name in self._columns):
@@ -209,7 +212,7 @@ class PostgresWriter:
         return stage_name(str(self._claim.pipeline_id), uuid4().hex[:12])
 
     def drop_other_stages(self, keep: Sequence[str]) -> None:
-        """Stages of this pipeline that no checkpoint names any more."""
+        """Drop stages of this pipeline that no checkpoint names any more."""
         rows = self.connection.execute(
             """
             SELECT c.relname AS name FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -236,7 +239,7 @@ class PostgresWriter:
         return replace(counts, unchanged=staged["keys"] - counts.inserted - counts.updated)
 
     def _upsert(self, batch: Merge) -> Counts:
-        """In one statement where the server can say what it did, and rows of the target get in nobody's way."""
+        """Merge in one statement where the server can count what it did and the target has one key only."""
         if self.table.has_one_key and self.connection.info.server_version >= COUNTS_MERGED_ROWS:
             row = database.one(self.connection.execute(merge.upsert(batch)))
             places = [place for place in row["places"] if place]
@@ -246,17 +249,20 @@ class PostgresWriter:
         return self._apply(batch)
 
     def delete_rows(self, condition: Composable) -> int:
-        """Rows that left the source and that the condition names, under the alias `q`."""
+        """Delete rows that left the source and that the condition names, under the alias `q`."""
         return self.connection.execute(
             SQL("DELETE FROM {} AS q WHERE {}").format(self.table.identifier, condition)
         ).rowcount
 
     def refuse_shrinking(self, removed: int) -> None:
-        """The guard of a publish, for whoever deletes rows in another way."""
+        """Apply the guard of a publish for a caller that deletes rows in another way."""
         self._refuse_shrinking(removed, self._rows_in_target())
 
     def _prepare_merge(self) -> None:
-        """Memory enough to join in one go; unique values may pass from row to row until the end."""
+        """Give the merge enough memory to join in one pass, and defer constraints.
+
+        Unique values may then pass from one row to another until the transaction ends.
+        """
         settings = {
             "work_mem": f"{self._memory_mb}MB",
             "maintenance_work_mem": f"{2 * self._memory_mb}MB",
@@ -269,7 +275,7 @@ class PostgresWriter:
         self.connection.execute(SQL("; ").join([*local, SQL("SET CONSTRAINTS ALL DEFERRED")]))
 
     def _latest_rows(self, merging: Merge, stage: Stage) -> Merge:
-        """Several versions of one row in a batch: keep the latest; two that cannot be told apart are an error."""
+        """Keep the latest of several versions of one row in a batch. Two that cannot be told apart are an error."""
         order = [column for column in (CURSOR_KEY, CURSOR_ID) if column in stage.cursor_columns]
         if not order:
             self._refuse_duplicates(merging)
@@ -335,7 +341,10 @@ class PostgresWriter:
         return Counts(inserted=inserted)
 
     def _indexes_to_detach(self, rows: int) -> bulk_load.DetachedIndexes | None:
-        """None where it does not pay, or where somebody may read the mart: they would wait for the whole publish."""
+        """Plan to detach indexes from a large new table.
+
+        Return None where it does not pay, or where the mart may have readers: they would wait for the whole publish.
+        """
         if not self._made_table or rows < bulk_load.WORTHWHILE_ROWS:
             return None
         return bulk_load.plan_detachment(self.connection, self.table)
@@ -352,7 +361,7 @@ class PostgresWriter:
             raise StageLost(f"the stage has {staged_rows} of {counted_rows} rows: the database lost it in a crash")
 
     def _apply(self, merging: Merge) -> Counts:
-        """Delete, update, insert: in this order a value of a second unique key can move from row to row."""
+        """Delete, update, insert. In this order a value of a second unique key can move from row to row."""
         self.connection.execute(SQL('ANALYZE {} ("_op")').format(merge.DIFF))
         planned = self._planned()
         deleted = self.connection.execute(merge.delete_rows(merging)).rowcount
@@ -366,7 +375,11 @@ class PostgresWriter:
         return done
 
     def _refuse_partial(self, planned: Counts, done: Counts) -> None:
-        """Nobody can take back a row that we have just inserted. A row to update or delete may have been moved."""
+        """Raise when fewer rows were written than planned.
+
+        No other session can remove a row that this transaction has just inserted, so a trigger or rule left it out. A
+        row to update or delete may have been moved by another session.
+        """
         if done.inserted != planned.inserted:
             raise self._skipped(planned.inserted - done.inserted, planned.inserted, "INSERT")
         event = "UPDATE" if done.updated != planned.updated else "DELETE"

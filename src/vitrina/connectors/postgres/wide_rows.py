@@ -31,7 +31,7 @@ Encoder = Callable[[pa.Array, int], memoryview | bytes]
 
 
 def is_wide(table: pa.Table) -> bool:
-    """Whether its rows are worth it, and of types that are written here; all others are the driver's."""
+    """Tell whether rows are large enough for this path and of types written here; the driver copies all others."""
     size = table.nbytes
     return (
         size > _MIN_TABLE_BYTES
@@ -77,7 +77,7 @@ def _storage(kind: pa.DataType) -> pa.DataType:
 
 
 def _as_it_lies(form: str) -> Encoder:
-    """The bytes between two offsets: a scalar of Arrow would be a copy."""
+    """Encode a value as the bytes between two offsets; a scalar of Arrow would be a copy."""
     offsets = struct.Struct(f"={form}{form}")
 
     def encode(column: pa.Array, row: int) -> memoryview:

@@ -36,14 +36,14 @@ class PythonSource(BaseSource):
         return say("plan.python_source", name=self._opened.name)
 
     def describe(self, window: Window) -> Description:
-        """Look into the source as far as its first batch, which is kept for the read."""
+        """Read the source as far as its first batch, which is kept for the load."""
         schema = self._opened.peek(_checkpoint_of(window))
         if schema is None and window.after and self._definition.mode == "full":
             schema = self._opened.peek(None)  # an interrupted load that lacks nothing but being published
         return Description(schema=schema, digest=self._opened.digest)
 
     def sample(self, rows: int, max_bytes: int, max_row_bytes: int) -> pa.Table:
-        """Give the first rows again, which were looked at already: a source is not asked twice."""
+        """Return the first rows, which were read already; a source is not asked twice."""
         return self._opened.peeked(rows)
 
     def read(self, window: Window, form: Form) -> Generator[Batch, None, None]:
@@ -69,7 +69,7 @@ class PythonSource(BaseSource):
         return []
 
     def disowned(self, found: Checkpoint) -> str | None:
-        """Say whether it is another's. A checkpoint of an earlier version only says which mart it filled."""
+        """Tell whether the checkpoint is another source's. One of an earlier version only says which mart it filled."""
         known = found.identity.get("mart")
         if found.fingerprint is not None:
             is_anothers = found.fingerprint != self._identity
@@ -82,7 +82,7 @@ class PythonSource(BaseSource):
 
     @property
     def _identity(self) -> str:
-        """Identify whose a stored checkpoint is, and what was filled with what it passed by: a source, and a target."""
+        """Identify the source of a stored checkpoint, and the target that was filled up to it."""
         parts = ["source", self._definition.python_source, self._definition.placed_target]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -90,7 +90,7 @@ class PythonSource(BaseSource):
         return Unseen()
 
     def begin_pass(self, found: Checkpoint) -> Pass:
-        """Begin a pass. A range says nothing of how far the source was followed."""
+        """Begin a pass. A backfill does not say how far the source was followed."""
         begun = found if self._is_backfill else replace(found, fingerprint=self._identity)
         return PythonPass(begun, is_backfill=self._is_backfill)
 

@@ -29,7 +29,7 @@ def _check(url: str, settings: "Settings") -> Iterator[Finding]:
 
 
 def _dataset(url: str | None, index: str) -> tuple[str, str]:
-    """Namespace is the address of the cluster's first server, without the login."""
+    """Name the index for lineage. The namespace is the address of the cluster's first server, without the login."""
     first = (urls.parse(url).addresses if url and urls.is_of_cluster(url) else url or "").split(",")[0]
     server = urlsplit(first)
     return f"elasticsearch://{server.hostname or 'localhost'}:{server.port or 9200}", index

@@ -8,10 +8,11 @@ from vitrina.connectors.search.mapping import noted
 
 
 def remove(client: SearchClient, generation: str, pipeline: str) -> bool:
-    """Whether nothing is left to be done: it is gone, was completed, or is not this pipeline's.
+    """Remove the generation. Return whether it is settled: removed, completed, or another pipeline's.
 
-    The caller's metastore has said that nobody works on it. A runner that is late all the same can show it only in one
-    step that takes its write alias away, so whoever takes that away first decides; nothing that has another alias goes.
+    The caller's metastore has said that no run works on it. A late runner could still show it, but only in a step
+    that removes its write alias. Whichever side removes that alias first decides. A generation with another alias is
+    kept.
     """
     entry = (client.find_index(generation) or {}).get(generation)
     if entry is None:

@@ -21,7 +21,7 @@ class Actions:
         return frozenset(self.ids)
 
     def document(self, position: int) -> bytes:
-        """What follows the action line; empty for a delete."""
+        """Return what follows the action line; empty for a delete."""
         return self.lines[position].partition(b"\n")[2].rstrip(b"\n")
 
 
@@ -50,7 +50,7 @@ class Outcome:
     cleared: int = 0
 
     def add(self, results: Mapping[str, int]) -> None:
-        """Count results in the servers' words; `not_found` is a delete of what was not there."""
+        """Count results in the servers' terms; `not_found` is a delete of a document that did not exist."""
         self.created += results.get("created", 0)
         self.updated += results.get("updated", 0)
         self.deleted += results.get("deleted", 0)

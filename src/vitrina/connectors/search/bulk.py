@@ -53,7 +53,7 @@ class Limits:
     fence_grace_seconds: float = 2.0
 
     def circuit(self) -> Circuit:
-        """A new one, closed."""
+        """Create a circuit, closed, with these limits."""
         return Circuit(
             first_delay_seconds=self.first_delay_seconds,
             longest_delay_seconds=self.longest_delay_seconds,
@@ -84,11 +84,12 @@ class _Request:
 
 
 class BulkEngine:
-    """Keeps several requests in flight and answers for every document.
+    """Keep several requests in flight and account for every document.
 
-    `target` is the write alias. `renew_target` moves it: after a reply was lost, the server may still be about to apply
-    that request, and an `update` carries no version, so the old alias must go before newer documents may follow.
-    `on_wait` hears why nothing moves, and None when it moves again. `should_stop` is asked several times a second.
+    `target` is the write alias. `renew_target` moves it: after a reply was lost, the server may still be about to
+    apply that request, and an `update` carries no version, so the old alias must go before newer documents may
+    follow. `on_wait` hears why nothing moves, and None when it moves again. `should_stop` is asked several times a
+    second.
     """
 
     def __init__(
@@ -121,26 +122,27 @@ class BulkEngine:
             thread.start()
 
     def close(self) -> None:
-        """From any thread: a delivery under way ends with `BulkInterrupted`."""
+        """Close from any thread. A delivery under way ends with `BulkInterrupted`."""
         self.closed = True
         for _ in self._threads:
             self.jobs.put(None)
 
     def drain(self) -> None:
-        """Behind `close`: requests that are being answered just now come to their end, or have had time to."""
+        """Wait after `close` for requests in flight, for `fence_grace_seconds` at most."""
         deadline = time.monotonic() + self.limits.fence_grace_seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def send(self, actions: Actions) -> Outcome:
-        """Returns when every document is acknowledged or rejected; raises `RunError` when that cannot be had."""
+        """Send a batch and return when every document is acknowledged or rejected. Raise `RunError` when that fails."""
         return self.start(actions).finish()
 
     def start(self, actions: Actions) -> "Delivery":
-        """Put the first requests on their way and return, so that the caller can prepare the next batch meanwhile.
+        """Send the first requests and return, so that the caller can prepare the next batch meanwhile.
 
-        Several may be under way, to be finished in the order in which they were started. One that writes a document
-        which an earlier one still writes waits for it here: `update` carries no version, so none may overtake another.
+        Several may be under way, to be finished in the order in which they were started. A batch that writes a
+        document which an earlier one still writes waits for it here: `update` carries no version, so none may
+        overtake another.
         """
         for earlier in list(self._unfinished):
             if not earlier.actions.id_set.isdisjoint(actions.id_set):
@@ -192,7 +194,10 @@ class Delivery:
         self._failure: errors.RunError | None = None
 
     def finish(self) -> Outcome:
-        """Every document acknowledged or rejected, or `RunError`; asked again, the same answer."""
+        """Wait until every document is acknowledged or rejected, or raise `RunError`.
+
+        A second call gives the same answer.
+        """
         if self._failure:
             raise self._failure
         if not self._finished:
@@ -228,7 +233,7 @@ class Delivery:
             self._engine.jobs.put(_Request(chunk, self._engine.target, self.actions, self._clearings, self._answers))
 
     def _cut(self, positions: Sequence[int]) -> list[Sequence[int]]:
-        """Pieces of about the same size within the limits, enough to occupy all connections when there is enough."""
+        """Cut into pieces of about the same size within the limits, enough to occupy all connections if possible."""
         sizes = [len(self.actions.lines[position]) for position in positions]
         total = sum(sizes)
         busy = total // self._limits.in_flight + 1
@@ -256,7 +261,7 @@ class Delivery:
     # --- answers ---
 
     def _settle_answers(self) -> None:
-        """Wait a moment for answers, then deal with all that are there."""
+        """Wait briefly for answers, then handle all that have arrived."""
         if not self._in_flight:
             time.sleep(min(0.05, self._circuit.seconds_to_wait))
             return
@@ -313,7 +318,7 @@ class Delivery:
         self._settle_each(request, self._words_on(positions, [Item.parse(entry) for entry in entries]))
 
     def _words_on(self, positions: Sequence[int], items: Sequence[Item]) -> list[Item]:
-        """One for each document: of a pair the second, unless the first says that it was not done."""
+        """Give one answer for each document: of a pair the second, unless the first says that it failed."""
         if len(items) == len(positions):
             return list(items)
         words, rest = [], iter(items)
@@ -359,7 +364,7 @@ class Delivery:
             self._fenced(request, fenced)
 
     def _left_something(self, position: int, item: Item) -> bool:
-        """Whether the document holds more than was sent, because objects were merged into those that were there."""
+        """Tell whether the document holds more than was sent, because objects were merged into existing ones."""
         if not self.actions.objects or item.action != "update" or item.result == "created":
             return False
         if position in self._clearings:
@@ -376,9 +381,11 @@ class Delivery:
         return verdict in (Verdict.RETRY, Verdict.BLOCKED, Verdict.SUPERSEDED)
 
     def _beaten_by_later_claim(self, position: int) -> bool:
-        """A version that another writer's update has lifted past our batch says nothing about who is newer.
+        """Tell whether a later claim has written the document.
 
-        What is sent again with the highest version of our claim, and is refused still, has met a later claim's.
+        Another writer's update may have raised the version past our batch, which does not say which document is
+        newer. The document is therefore sent again with the highest version of our claim. If it is still refused, a
+        later claim wrote it.
         """
         line = self.actions.lines[position]
         higher = versions.raised(line)
@@ -396,7 +403,7 @@ class Delivery:
         self._send_again(positions, chunk.attempt + 1, halves=none_taken)
 
     def _split(self, chunk: _Chunk, reply: Reply) -> None:
-        """413 and requests spoilt by one of their documents: halves, until the culprit stands alone."""
+        """Split a request that is too large, or that one of its documents spoils, until that document is alone."""
         if len(chunk.positions) > 1:
             if reply.status == 413:
                 size = sum(len(self.actions.lines[i]) for i in chunk.positions)
@@ -435,7 +442,7 @@ class Delivery:
     # --- waiting ---
 
     def _wait_for_server(self, problem: errors.RunError, attempt: int | None = None) -> None:
-        """Leave the server alone for a while; `attempt` is given when other documents of the request were taken."""
+        """Wait before the next request; `attempt` is given when the server took other documents of the request."""
         self._circuit.fail(problem, attempt)
         if attempt is None or self._circuit.is_open:
             self._told_to_wait = True
@@ -453,7 +460,10 @@ class Delivery:
         self._circuit.check_patience()
 
     def _move_target_after_lost_reply(self) -> None:
-        """The lost request may still be waiting somewhere; without its alias the server will refuse it."""
+        """Move the alias after a lost reply.
+
+        The lost request may still wait in the server, which refuses it without the alias.
+        """
         if not self._reply_lost or self._circuit.must_wait:
             return
         if self._engine.renew_target is None:
@@ -468,7 +478,10 @@ class Delivery:
         self._grace_until = time.monotonic() + self._limits.fence_grace_seconds
 
     def _wait_out_grace(self) -> None:
-        """Sending the same documents again is harmless; newer ones must not be overtaken by the lost request."""
+        """Wait before sending newer documents, which the lost request must not overtake.
+
+        Repeating the same ones is harmless.
+        """
         while time.monotonic() < self._grace_until:
             self._check_patience()
             time.sleep(0.05)

@@ -7,7 +7,7 @@ from vitrina import errors
 
 
 class Circuit:
-    """How often in a row the server failed us, and until when we leave it alone.
+    """Count how often in a row the server failed, and tell until when to leave it alone.
 
     Open, it lets one request at a time through; the first success closes it.
     """
@@ -37,7 +37,7 @@ class Circuit:
         return max(0.0, self._not_before - time.monotonic())
 
     def fail(self, problem: errors.RunError, attempt: int | None = None) -> None:
-        """Wait longer each time; `attempt` counts for one request when the server is otherwise well."""
+        """Wait longer after each failure; `attempt` counts for one request while the server otherwise works."""
         exponent = self._failures_in_a_row if attempt is None else attempt
         self._failures_in_a_row += 1
         self._latest = problem
@@ -51,7 +51,7 @@ class Circuit:
         self._last_success = time.monotonic()
 
     def check_patience(self) -> None:
-        """Raises the latest problem once nothing has moved for too long."""
+        """Raise the latest problem once nothing has moved for `patience_seconds`."""
         waited = time.monotonic() - self._last_success
         if self._latest is None or waited < self._patience_seconds:
             return

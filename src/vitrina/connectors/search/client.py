@@ -73,7 +73,7 @@ class ReplyLost(errors.Disconnected):
 
 
 class Blocked(errors.TransientError):
-    """The index or the cluster refuses writes, or new indexes, until somebody or something lifts the block."""
+    """The index or the cluster refuses writes, or new indexes, until an operator or the server lifts the block."""
 
 
 class Missing(errors.FatalError):
@@ -105,7 +105,7 @@ class Reply:
 
 
 class SearchClient:
-    """One client serves many threads; each request takes a connection of its own from the pool."""
+    """Serve many threads with one client; each request takes a connection of its own from the pool."""
 
     def __init__(self, options: ConnectionOptions) -> None:
         self.options = options
@@ -124,35 +124,35 @@ class SearchClient:
     # --- server ---
 
     def health(self, *, timeout_seconds: float | None = None) -> Json:
-        """The cluster's health; raises when the server does not answer."""
+        """Return the cluster's health. Raise when the server does not answer."""
         return self._get("/_cluster/health", timeout_seconds=timeout_seconds)
 
     # --- indexes ---
 
     def create_index(self, name: str, body: Json) -> None:
-        """Make it and wait for its first copies only: replicas may find no node, and cost the reply its time."""
+        """Create it and wait for its primary shards only; replicas may find no node, and would delay the reply."""
         reply = self.request("PUT", _path(name), {"wait_for_active_shards": "1"}, body=body)
         self._expect("create index", name, reply)
 
     def find_index(self, name: str) -> Json | None:
-        """Aliases, mappings and settings by concrete index behind the name, or None when nothing has it."""
+        """Return aliases, mappings and settings by concrete index of this name, or None when nothing has the name."""
         reply = self.request("GET", _path(name))
         if reply.status == 404:
             return None
         return self._expect("read index", name, reply)
 
     def list_indexes(self, pattern: str) -> Json:
-        """Aliases, mappings and settings of every concrete index whose name fits the pattern."""
+        """List aliases, mappings and settings of every concrete index whose name fits the pattern."""
         return self._get(_path(pattern), {"expand_wildcards": "open,closed,hidden"})
 
     def delete_index(self, name: str) -> None:
-        """By concrete name; an index that is already gone is fine."""
+        """Delete an index by its concrete name; one that does not exist is no error."""
         reply = self.request("DELETE", _path(name))
         if reply.status != 404:
             self._expect("delete index", name, reply)
 
     def get_mapping(self, name: str) -> Json:
-        """The mapping of the one concrete index behind the name."""
+        """Return the mapping of the one concrete index that the name stands for."""
         mappings = self._get(_path(name, "_mapping"))
         if len(mappings) != 1:
             raise errors.FatalError(
@@ -165,13 +165,13 @@ class SearchClient:
         self._expect("extend mapping of", name, self.request("PUT", _path(name, "_mapping"), body=mapping))
 
     def get_settings(self, name: str) -> Json:
-        """Settings that were set, flat (`index.number_of_replicas`), of the one concrete index behind the name."""
+        """Return the settings that were set, flat (`index.number_of_replicas`), of the one index of this name."""
         settings = self._get(_path(name, "_settings"), {"flat_settings": "true"})
         flat: Json = next(iter(settings.values()))["settings"]
         return flat
 
     def put_settings(self, name: str, settings: Json) -> None:
-        """Change settings; None brings back the server's default."""
+        """Change settings; None restores the server's default."""
         self._expect("change settings of", name, self.request("PUT", _path(name, "_settings"), body=settings))
 
     def refresh(self, name: str) -> None:
@@ -185,7 +185,7 @@ class SearchClient:
     # --- aliases ---
 
     def list_aliases(self, pattern: str) -> dict[str, set[str]]:
-        """Concrete indexes by alias, for every alias that fits the pattern."""
+        """List concrete indexes by alias, for every alias that fits the pattern."""
         reply = self.request("GET", _path("_alias", pattern))
         if reply.status == 404:
             return {}
@@ -196,7 +196,7 @@ class SearchClient:
         return found
 
     def update_aliases(self, actions: Sequence[Json]) -> None:
-        """All of the actions or none, in one step that no searcher can see half of."""
+        """Apply all of the actions or none, in one step that no searcher can see half of."""
         reply = self.request("POST", "/_aliases", body={"actions": list(actions)})
         self._expect("change aliases", "", reply)
 
@@ -209,7 +209,7 @@ class SearchClient:
         return _whole(name, self._expect("search", name, self.request("POST", _path(name, "_search"), body=body)))
 
     def scroll(self, name: str, body: Json) -> Iterator[list[Json]]:
-        """Every document as of now, page by page, in no order: the way that all servers have in common."""
+        """Yield every document as of now, page by page, without an order; all servers support this way."""
         page = self._expect(
             "read documents of",
             name,
@@ -227,7 +227,7 @@ class SearchClient:
                 self.request("DELETE", "/_search/scroll", body={"scroll_id": scroll_id})
 
     def bulk(self, target: str, body: bytes, returned: Sequence[str] = ()) -> Reply:
-        """Send NDJSON action lines to an alias. Whatever status comes back is the caller's to judge, item by item.
+        """Send NDJSON action lines to an alias. The caller judges the status, item by item.
 
         `returned` names fields that each updated document is asked for.
         """
@@ -258,7 +258,7 @@ class SearchClient:
         content_type: str = JSON_TYPE,
         timeout_seconds: float | None = None,
     ) -> Reply:
-        """One HTTP request, seen by one server at most once; connection failures become `Disconnected`."""
+        """Send one HTTP request, which a server sees at most once. Connection failures become `Disconnected`."""
         headers = {"accept": JSON_TYPE, **self._headers}
         payload = orjson.dumps(body) if isinstance(body, dict) else body
         if payload is not None:
@@ -276,7 +276,7 @@ class SearchClient:
         return Reply(response.meta.status, _decoded(response.body, frugally=content_type == NDJSON_TYPE))
 
     def _ask_a_host(self, method: str, target: str, **request: Any) -> elastic_transport.TransportApiResponse:
-        """A host that cannot be reached has not seen the request: the next one is asked, each at most once."""
+        """Ask the hosts in turn, each at most once; one that cannot be reached has not seen the request."""
         left = len(self.options.hosts)
         while True:
             try:
@@ -299,7 +299,7 @@ class SearchClient:
 
 
 def _disconnected(exc: elastic_transport.TransportError) -> errors.RunError:
-    """In our own words: the transport's repeat the server's address."""
+    """Translate the error into our own words; the transport's words repeat the server's address."""
     if isinstance(exc, elastic_transport.TlsError):
         problem = _tls_problem(exc)
         advice = "check ELASTICSEARCH_CA_FILE or ELASTICSEARCH_FINGERPRINT"
@@ -314,7 +314,7 @@ def _disconnected(exc: elastic_transport.TransportError) -> errors.RunError:
 
 
 def _tls_problem(exc: BaseException) -> str:
-    """What OpenSSL calls it."""
+    """Find OpenSSL's name for the problem."""
     cause: BaseException | None = exc
     while cause is not None:
         found = cause if isinstance(cause, ssl.SSLError) else next(_tls_errors_in(cause), None)
@@ -325,7 +325,7 @@ def _tls_problem(exc: BaseException) -> str:
 
 
 def _tls_errors_in(exc: BaseException) -> Iterator[ssl.SSLError]:
-    """urllib3 hands the original on as an argument."""
+    """Find TLS errors among the arguments, where urllib3 puts the original error."""
     return (argument for argument in exc.args if isinstance(argument, ssl.SSLError))
 
 
@@ -335,7 +335,7 @@ def _whole_page(name: str, page: Json) -> list[Json]:
 
 
 def _whole(name: str, answer: Json) -> Json:
-    """A part that did not answer must not look like documents that are missing."""
+    """Refuse a partial answer, in which the documents of a silent shard would look missing."""
     shards = answer.get("_shards", {})
     # One that is on no node has not failed: it was not asked.
     silent = shards.get("total", 0) - shards.get("successful", 0)
@@ -349,7 +349,7 @@ def _not_whole(name: str, shards: int) -> errors.TransientError:
 
 
 def translate(what: str, reply: Reply) -> errors.RunError:
-    """The error for a whole request that the server refused, sorted by what to do next."""
+    """Translate a refusal of a whole request into the error that says what to do next."""
     message = f"{what}: {reply.reason}"
     if reply.error_type in BLOCK_TYPES:
         return Blocked("; ".join(filter(None, [message.rstrip("; "), _about_block(message)])))
@@ -371,12 +371,12 @@ def translate(what: str, reply: Reply) -> errors.RunError:
 
 
 def _about_block(message: str) -> str:
-    """Nothing while a server starts, when it takes nothing either."""
+    """Explain how to lift the block; empty while a server starts, when it takes no writes either."""
     return next((help_.format(setting) for words, setting, help_ in _BLOCKS if words in message), "")
 
 
 def describe_error(error: Mapping[str, Any]) -> str:
-    """The reason and the causes below it, outermost first, each said once."""
+    """Describe the reason and the causes below it, outermost first, each once."""
     reasons: list[str] = []
     level: Any = error
     while isinstance(level, Mapping):
@@ -405,7 +405,7 @@ def _gzip(payload: bytes) -> bytes:
 
 
 def _decoded(body: Any, *, frugally: bool) -> Any:
-    """Documents that come back may be as strange and as deep as somebody could write them."""
+    """Decode a reply. Documents that come back may be as strange and as deep as their writers made them."""
     if not body:
         return None
     with suppress(ValueError):

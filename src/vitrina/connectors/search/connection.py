@@ -38,7 +38,7 @@ class ConnectionOptions:
         ca_file: Path | None = None,
         fingerprint: str | None = None,
     ) -> "ConnectionOptions":
-        """From `ELASTICSEARCH_URL`: one address or several with commas between, user and password in one of them."""
+        """Parse `ELASTICSEARCH_URL`: one address or several with commas between, user and password in one of them."""
         addresses = [part.strip() for part in url.split(",") if part.strip()]
         if not addresses:
             raise errors.ConfigError(
@@ -56,7 +56,7 @@ class ConnectionOptions:
 
     @classmethod
     def of_cluster(cls, url: str) -> "ConnectionOptions":
-        """From the URL of a named connection, which says everything itself."""
+        """Parse the URL of a named connection, which holds all options itself."""
         problem = urls.problem(url)
         if problem:
             raise errors.ConfigError(problem)
@@ -121,7 +121,7 @@ def _with_scheme(address: str) -> str:
 
 
 def _login_of(addresses: Sequence[str]) -> tuple[str | None, str | None]:
-    """One for all of the servers; it may stand in any of the addresses."""
+    """Find the one login for all servers, which may stand in any of the addresses."""
     found: set[tuple[str, str | None]] = set()
     for number, address in enumerate(addresses, start=1):
         parts = _split(address, number)

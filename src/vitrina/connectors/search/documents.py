@@ -37,7 +37,7 @@ class Prepared:
 
 
 class DocumentEncoder:
-    """Turns batches of one query into bulk actions for one index.
+    """Turn batches of one query into bulk actions for one index.
 
     `types` are the columns' Postgres types as `format_type` writes them, `field_types` those of the index mapping.
     `delete_when` names a boolean column: where it is true the document is deleted; it is not part of the document.
@@ -59,7 +59,7 @@ class DocumentEncoder:
         self._delete_when = delete_when
 
     def encode(self, batch: pa.RecordBatch, *, version: int | None = None) -> Prepared:
-        """`version` is needed for `index`: the server refuses a document older than the one that is there."""
+        """Encode a batch. `index` needs `version`: the server refuses a document older than the one that is there."""
         missing = [name for name in self._key if name not in batch.schema.names]
         if missing:
             raise errors.BadKey(f"the query's result has no column {', '.join(missing)} for target_key")
@@ -95,7 +95,7 @@ class DocumentEncoder:
         return [id_texts[position] for position in kept], [lines[position] for position in kept]
 
     def _ids(self, encoded: Mapping[str, encoding.Texts], prepared: Prepared) -> tuple[pa.StringArray, dict[int, str]]:
-        """The document ids, and rows that cannot have one."""
+        """Compute the document ids, and find rows that cannot have one."""
         parts = [_id_text(encoded[name], self._types.get(name, "")) for name in self._key]
         ids = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*[_escaped(part) for part in parts], "|")
         problems = {
@@ -106,7 +106,7 @@ class DocumentEncoder:
         return self._hash_long(ids, prepared), problems
 
     def ids_of(self, batch: pa.RecordBatch) -> list[str | None]:
-        """The ids of the documents that rows become; None of one that cannot have any."""
+        """Compute the ids of the documents that rows become; None for a row that cannot have one."""
         found: list[str | None] = []
         for part in _slices(batch):
             encoded = {
@@ -118,7 +118,7 @@ class DocumentEncoder:
         return found
 
     def _hash_long(self, ids: pa.StringArray, prepared: Prepared) -> pa.StringArray:
-        """Ids that look like a hash are hashed too, so that no key can pass for another."""
+        """Hash long ids, and also those that look like a hash, so that no key can pass for another."""
         mask = pc.or_(pc.greater(pc.binary_length(ids), LONGEST_ID_BYTES), pc.starts_with(ids, HASH_PREFIX))
         mask = pc.fill_null(mask, False)
         if not pc.any(mask, min_count=0).as_py():
@@ -128,7 +128,7 @@ class DocumentEncoder:
         return pc.replace_with_mask(ids, mask, pa.array(hashed, pa.string()))
 
     def without_deleted(self, table: pa.Table) -> pa.Table:
-        """For an index that is made anew, in which there is nothing to delete."""
+        """Leave out deleted rows, for a new index that has nothing to delete."""
         deleted = self._deleted(table)
         return table if deleted is None else table.filter(pc.invert(deleted))
 
@@ -143,11 +143,11 @@ class DocumentEncoder:
         return pc.fill_null(column, False)
 
     def deletion(self, document_id: str, *, version: int | None = None) -> bytes:
-        """The action that deletes one document, whatever row it came from."""
+        """Build the action that deletes one document, whatever row it came from."""
         return b'{"delete":{"_id":%s%s}}\n' % (orjson.dumps(document_id), self._versioned(version).encode())
 
     def _versioned(self, version: int | None) -> str:
-        """Not beside `update`, which carries none and lifts the document's own past that of any batch."""
+        """Write the version, except for `update`, which carries none and raises the document's own past any batch's."""
         if version is None or self._action == "update":
             return ""
         return f',"version":{version},"version_type":"external_gte"'
@@ -197,7 +197,7 @@ def _slices(batch: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
 
 
 def _id_text(encoded: encoding.Texts, pg_type: str) -> pa.StringArray:
-    """1.0 and 1.00 are one key in Postgres, and so are 12:00:00 and 12:00:00.000000 however they travel."""
+    """Strip zeros from fractions: 1.0 and 1.00 are one key in Postgres, and so are 12:00:00 and 12:00:00.000000."""
     texts = encoded.texts if encoded.in_id is None else encoded.in_id
     if not pg_type.startswith(("numeric", "time")):
         return texts
@@ -210,7 +210,7 @@ def _escaped(texts: pa.StringArray) -> pa.StringArray:
 
 
 def _letter(batch: pa.RecordBatch, position: int) -> bytes:
-    """A rejected row as JSON for people to read, with whatever JSON lacks as text."""
+    """Write a rejected row as JSON for people to read, with text for values that JSON lacks."""
     row = {name: column[position] for name, column in zip(batch.schema.names, batch.columns, strict=True)}
     return orjson.dumps({name: _readable(value) for name, value in row.items()}, default=_as_text)
 

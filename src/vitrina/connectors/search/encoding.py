@@ -42,7 +42,7 @@ class Texts:
     in_id: pa.StringArray | None = None
 
     def tokens(self) -> pa.StringArray:
-        """JSON, with NULL where the column has NULL."""
+        """Write JSON tokens, with NULL where the column has NULL."""
         return json_strings(self.texts, plain=self.plain) if self.quoted else self.texts
 
     def has_objects(self) -> bool:
@@ -50,7 +50,10 @@ class Texts:
 
 
 def encode(column: pa.Array, pg_type: str, field_type: str) -> Texts:
-    """One column; `pg_type` as `format_type` writes it (empty when unknown), `field_type` from the index mapping."""
+    """Encode one column.
+
+    `pg_type` is as `format_type` writes it (empty when unknown), `field_type` is from the index mapping.
+    """
     if isinstance(column.type, pa.BaseExtensionType):
         if column.type.extension_name == "arrow.uuid":
             return _uuids(column.storage)
@@ -67,7 +70,7 @@ def encode(column: pa.Array, pg_type: str, field_type: str) -> Texts:
 
 
 def json_strings(texts: pa.StringArray, *, plain: bool) -> pa.StringArray:
-    """Quoted and, where needed, escaped."""
+    """Quote the texts and escape them where needed."""
     tokens = _join('"', texts, '"')
     if plain or _all_plain(texts):
         return tokens
@@ -81,7 +84,7 @@ def _join(*parts: str | pa.Array) -> pa.StringArray:
 
 
 def _all_plain(texts: pa.StringArray) -> bool:
-    """One pass over the characters of the whole column, a good deal cheaper than matching row by row."""
+    """Check the characters of the whole column in one pass, which is much cheaper than matching row by row."""
     _, offsets, characters = texts.buffers()
     if characters is None or not len(texts):
         return True
@@ -128,7 +131,10 @@ def _strings(column: pa.Array, pg_type: str, field_type: str) -> Texts:
 
 
 def _numerics(texts: pa.StringArray, field_type: str) -> Texts:
-    """Checked, since a transform may have made other text of them, and a wrong token would spoil the whole request."""
+    """Check numbers, since a transform may have made other text of them.
+
+    A wrong token would spoil the whole request.
+    """
     wrong = pc.invert(pc.match_substring_regex(texts, values.NUMBER))
     problems = {}
     if _any(wrong):
@@ -137,14 +143,14 @@ def _numerics(texts: pa.StringArray, field_type: str) -> Texts:
 
 
 def _without_line_breaks(texts: pa.StringArray) -> pa.StringArray:
-    """Line breaks can only stand between JSON's tokens, and would end the line of the bulk request."""
+    """Replace line breaks, which can only stand between JSON's tokens and would end the line of the bulk request."""
     if not _any(pc.match_substring_regex(texts, r"[\r\n]")):
         return texts
     return pc.replace_substring_regex(texts, r"[\r\n]", " ")
 
 
 def _too_deep(texts: pa.StringArray) -> dict[int, str]:
-    """A server takes it, and runs out of stack, as a process, when somebody asks for a part of the document."""
+    """Find JSON that is too deep. A server accepts it, then crashes when a search asks for a part of the document."""
     brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
     candidates = pc.greater(brackets, DEEPEST)
     if not _any(candidates):
@@ -160,7 +166,7 @@ _ARRAY_WITH_BOUNDS = r"^\[-?\d+:"
 
 
 def _arrays_from_text(texts: pa.StringArray, pg_type: str, field_type: str) -> Texts:
-    """Postgres's `{a,b}`, or JSON when the query made it with `to_jsonb`."""
+    """Encode Postgres's `{a,b}`, or JSON when the query made it with `to_jsonb`."""
     if _all(pc.starts_with(texts, "[")) and not _any(pc.match_substring_regex(texts, _ARRAY_WITH_BOUNDS)):
         return Texts(_without_line_breaks(texts), in_id=texts)
     token = values.text_token(pg_type, field_type)
@@ -215,7 +221,7 @@ _TO_THE_END = 2**31 - 1
 
 
 def _one_by_one(texts: pa.StringArray, convert: Callable[[str], str], *, quoted: bool = False) -> Texts:
-    """Into text when `quoted`, else into JSON."""
+    """Convert value by value, into text when `quoted`, else into JSON."""
     problems: dict[int, str] = {}
     converted: list[str | None] = []
     for position, text in enumerate(texts.to_pylist()):
@@ -251,7 +257,7 @@ def _dates(column: pa.Array, pg_type: str, field_type: str) -> Texts:
 def _repair_far(
     result: Texts, numbers: pa.Array, plain: tuple[int, int], finite: tuple[int, int], printed: Callable[[int], str]
 ) -> Texts:
-    """Print the few values far from today ourselves, and name the infinite ones."""
+    """Print values far from today, which Arrow cannot, and report the infinite ones."""
     extremes = pc.min_max(numbers).as_py()
     if extremes["min"] is None or (extremes["min"] >= plain[0] and extremes["max"] <= plain[1]):
         return result
@@ -298,7 +304,7 @@ def _fixed_binaries(column: pa.Array, pg_type: str, field_type: str) -> Texts:
 
 
 def _uuids(column: pa.FixedSizeBinaryArray) -> Texts:
-    """Hexadecimal digits of the whole column at once, then cut into the five groups."""
+    """Write the hexadecimal digits of the whole column at once, then cut them into the five groups."""
     characters = memoryview(column.buffers()[1])[column.offset * 16 : (column.offset + len(column)) * 16]
     digits = bytes(characters).hex().encode()
     offsets = array("i", range(0, 32 * len(column) + 1, 32))
@@ -331,7 +337,7 @@ def _structs(column: pa.StructArray, pg_type: str, field_type: str) -> Texts:
 
 
 def objects(members: Mapping[str, Texts]) -> pa.StringArray:
-    """JSON objects from columns of equal length."""
+    """Build JSON objects from columns of equal length."""
     parts: list[str | pa.Array] = []
     for number, (name, member) in enumerate(members.items()):
         parts += [("," if number else "{") + orjson.dumps(name).decode() + ":", member.tokens()]

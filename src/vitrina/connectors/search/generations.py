@@ -1,4 +1,4 @@
-"""The indexes behind a search target: generations built aside and swapped in, and aliases that fence writers."""
+"""The indexes of a search target: generations built aside and swapped in, and aliases that fence writers."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -110,12 +110,12 @@ class Generations:
         epoch: int = 0,
         now: datetime | None = None,
     ) -> str:
-        """A new, empty generation that nobody sees yet, set up for being filled."""
+        """Create an empty generation that no alias shows yet, set up for being filled."""
         flat = _flat_settings(settings or {})
         return self._create(pipeline, mappings, flat, filling=True, epoch=epoch, now=now)
 
     def ensure_current(self, pipeline: str, mappings: Json, settings: Mapping[str, Any] | None = None) -> str:
-        """The index that has the target's name, made on the spot when there is none: for pipelines that only add."""
+        """Find the index that has the target's name, or create it; for pipelines that only add."""
         standing = self.standing()
         if standing.concrete:
             return standing.concrete
@@ -129,36 +129,36 @@ class Generations:
             return made
 
     def is_resumable(self, name: str, pipeline: str) -> bool:
-        """Whether the generation that an interrupted load left is still there.
+        """Tell whether the generation that an interrupted load left is still there.
 
-        Also when it is complete: the load may have been interrupted just before, or behind, the swap.
+        A complete one counts too: the load may have been interrupted just before, or after, the swap.
         """
         found = self._client.find_index(name)
         return bool(found and name in found and _ours(found[name]).get("pipeline") == pipeline)
 
     def is_published(self, name: str) -> bool:
-        """Whether the target's name shows the generation since it was complete; a person may show any index."""
+        """Tell whether the target's name shows the generation and it is complete; a person may show any index."""
         if self.standing() != Standing(name, is_alias=True):
             return False
         return bool(_ours(self._get_index(name)).get("complete"))
 
     def was_written_by(self, pipeline: str) -> bool:
-        """Whether the index that has the target's name is one that this pipeline has written to before."""
+        """Tell whether this pipeline has written to the index that has the target's name."""
         (entry,) = (self._client.find_index(self.index) or {"": {}}).values()
         aliases = (WriteAlias.parse(self.index, name) for name in entry.get("aliases", {}))
         return _ours(entry).get("pipeline") == pipeline or any(a and a.pipeline == pipeline for a in aliases)
 
     def identity(self, name: str | None = None) -> str | None:
-        """The uuid of the index behind the name, the target's unless another is given; None when nothing has it."""
+        """Return the uuid of the index of this name, or of the target's; None when there is none."""
         concrete = name or self.standing().concrete
         if concrete is None or not (found := self._client.find_index(concrete)):
             return None
         return str(found[concrete]["settings"]["index"]["uuid"])
 
     def uncounted(self, name: str, accepted: Accepted) -> list[str]:
-        """Ids of documents that are not of the parts that count.
+        """List ids of documents outside the parts that count.
 
-        Their versions tell; no query can ask for them.
+        The documents' versions tell them apart; no query can select by version.
         """
         pages = self._client.scroll(name, {"size": 10_000, "_source": False, "version": True})
         hits = (hit for page in pages for hit in page)
@@ -196,10 +196,10 @@ class Generations:
         *,
         on_concrete_index: OnConcreteIndex = "take_over",
     ) -> str:
-        """Let the target's name show the new generation, in one step; says what it did.
+        """Let the target's name show the new generation, in one step; return what was done.
 
-        Only if the name still shows what was `seen` when the load began and our write alias is still there:
-        a runner that lost its lease meanwhile publishes nothing. Asking again after a lost reply is safe.
+        Only if the name still shows what was `seen` when the load began and our write alias is still there: a runner
+        that lost its lease meanwhile publishes nothing. Asking again after a lost reply is safe.
         """
         if self.standing() == Standing(name, is_alias=True):
             if write_alias:
@@ -226,8 +226,9 @@ class Generations:
         return f"es:{self.index} shows {name} instead of {seen.concrete or 'nothing'}{along}"
 
     def _aliases_for(self, name: str, seen: Standing) -> dict[str, Json]:
-        """What shows the generation from now on, each with its filter and routing: the target's name, the aliases that
-        people gave to what is shown so far, and those of a template.
+        """Collect the aliases that will show the generation, each with its filter and routing.
+
+        They are the target's name, the aliases that people gave to the index shown now, and those of a template.
         """
         given: dict[str, Json] = dict(_ours(self._get_index(name)).get("aliases", {}))
         shown = (self._client.find_index(seen.concrete) or {}).get(seen.concrete, {}) if seen.concrete else {}
@@ -245,7 +246,7 @@ class Generations:
         return [{"remove_index": {"index": seen.concrete}}]
 
     def refuse_concrete(self, seen: Standing, on_concrete_index: OnConcreteIndex) -> None:
-        """To be asked before a load begins, so that nobody waits an hour for the answer."""
+        """Refuse a concrete index before the load begins, so that no operator waits an hour for the answer."""
         if on_concrete_index == "refuse" and seen.concrete and not seen.is_alias:
             raise errors.TargetMismatch(
                 f"{self.index} is an index of its own, and a full load replaces it by an alias of a new generation. "
@@ -256,10 +257,10 @@ class Generations:
     # --- cleaning ---
 
     def discard_unfinished(self, generation: str, alias: WriteAlias, *, still_held: Callable[[], object]) -> list[str]:
-        """Remove what loads of this pipeline left that were given up: each would keep its disk space for good.
+        """Remove what abandoned loads of this pipeline left; otherwise it would occupy disk space for good.
 
-        `generation` is what this claim fills under `alias`. With that name a later claim takes away the right to
-        remove anything.
+        `generation` is what this claim fills under `alias`. By removing that alias, a later claim takes away the
+        right to remove anything.
         """
         left = [
             one.name
@@ -285,9 +286,9 @@ class Generations:
         return self._remove_while(_stays(concrete, str(alias)), [generation], still_held)
 
     def remove_old(self, current: str, epoch: int, keep: int, *, still_held: Callable[[], object]) -> list[str]:
-        """Delete generations of ours past the `keep` newest ones that were shown before, and what failed loads left.
+        """Delete generations past the `keep` newest ones that were shown before, and what failed loads left.
 
-        `current` is what the claim with this `epoch` has published. Once the name shows something else, also by hand,
+        `current` is what the claim with this `epoch` has published. Once the name shows another index, also by hand,
         nothing is deleted.
         """
         entry = (self._client.find_index(current) or {}).get(current, {})
@@ -302,7 +303,10 @@ class Generations:
         return self._remove_while(shown, complete[keep:] + unfinished, still_held)
 
     def _unseen(self, epoch: int, *, but: str) -> list[_Generation]:
-        """Generations that no alias shows and no later claim made; those of this claim are of its earlier tries."""
+        """List generations that no alias shows and no later claim made.
+
+        Those of this claim are of its earlier tries.
+        """
         return [
             one
             for one in self._generations()
@@ -312,9 +316,9 @@ class Generations:
         ]
 
     def _remove_while(self, stays: Sequence[Json], names: Sequence[str], still_held: Callable[[], object]) -> list[str]:
-        """Delete each in one step with a look at what must not have changed; `still_held` asks the metastore first.
+        """Delete each in one step that also checks what must not have changed; `still_held` asks the metastore first.
 
-        A runner may be stopped behind any question that it asks: only the server can look and delete at once.
+        A runner may be suspended after any question that it asks. Only the server can check and delete at once.
         """
         removed = []
         for name in names:
@@ -328,7 +332,7 @@ class Generations:
         return removed
 
     def _generations(self) -> list[_Generation]:
-        """Those that we made for this target, each with what we noted in it."""
+        """List the generations that Vitrina made for this target, each with its notes."""
         found = self._client.list_indexes(f"{self.index}-*").items()
         made = (_Generation(name, _ours(entry), frozenset(entry.get("aliases", {}))) for name, entry in found)
         return [one for one in made if one.notes.get("index") == self.index]
@@ -362,12 +366,12 @@ class Generations:
             raise
 
     def next_alias(self, pipeline: str, epoch: int) -> WriteAlias:
-        """The claim's name to write under: a new one for each try, so that what an earlier one sent is fenced too."""
+        """Build the claim's write alias. Each try gets a new one, so that requests of an earlier try are fenced too."""
         ours = [a.renewal for a, _ in self._write_aliases() if (a.pipeline, a.epoch) == (pipeline, epoch)]
         return WriteAlias(self.index, pipeline, epoch, renewal=max(ours) + 1 if ours else 0)
 
     def release_writes(self, alias: WriteAlias) -> None:
-        """Remove the write alias by its name; fine when it is gone already."""
+        """Remove the write alias by its name; one that does not exist is no error."""
         for index in self._client.list_aliases(str(alias)).get(str(alias), ()):
             try:
                 self._client.update_aliases([_remove(index, str(alias))])
@@ -375,7 +379,7 @@ class Generations:
                 continue
 
     def _write_aliases(self) -> list[tuple[WriteAlias, str]]:
-        """Listed by pattern and removed by name: OpenSearch does not take a wildcard when removing."""
+        """List write aliases by pattern, to be removed by name; OpenSearch does not take a wildcard when removing."""
         listed = self._client.list_aliases(f"{self.index}.w.*")
         parsed = ((WriteAlias.parse(self.index, name), indexes) for name, indexes in listed.items())
         return [(alias, index) for alias, indexes in parsed if alias for index in indexes]
@@ -418,7 +422,7 @@ class Generations:
         return name
 
     def _set_up_for_filling(self, name: str) -> None:
-        """What a template has given it, nobody else can tell: that is noted, and comes back when it is complete."""
+        """Set up the index for filling. Note what a template gave it, which is restored when the index is complete."""
         entry, found = self._get_index(name), self._client.get_settings(name)
         meta = entry["mappings"]["_meta"]
         meta[NOTES] |= {
@@ -450,7 +454,7 @@ def _remove(index: str, alias: str) -> Json:
 
 
 def _stays(index: str, alias: str, properties: Mapping[str, Any] | None = None) -> list[Json]:
-    """Changes nothing, and is refused, with all that comes along with it, when the index does not have the alias."""
+    """Build actions that change nothing, but are refused with all others when the index does not have the alias."""
     return [_remove(index, alias), {"add": {"index": index, "alias": alias, **(properties or {})}}]
 
 
@@ -463,7 +467,7 @@ def _timestamp(now: datetime) -> str:
 
 
 def _flat_settings(settings: Mapping[str, Any], path: Sequence[str] = ()) -> Json:
-    """`{"index": {"number_of_replicas": 2}}` and `{"number_of_replicas": 2}` as `index.number_of_replicas`."""
+    """Write `{"index": {"number_of_replicas": 2}}` and `{"number_of_replicas": 2}` as `index.number_of_replicas`."""
     flat: Json = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):

@@ -18,7 +18,7 @@ TIMEOUT_SECONDS = 10.0
 
 
 def cluster_of(settings: "Settings", connection: str | None) -> str | None:
-    """Return the uuid that the servers of a cluster share; None when it does not tell."""
+    """Return the uuid that the servers of a cluster share; None when they do not tell it."""
     client = SearchClient(replace(connection_options(settings, connection), timeout_seconds=TIMEOUT_SECONDS))
     try:
         # A login may be allowed one of these and not the other.
@@ -45,7 +45,7 @@ def check(url: str, settings: "Settings") -> Iterator[Finding]:
 
 
 def _make(client: SearchClient) -> str | None:
-    """Make and version, where the login may ask for them."""
+    """Find out make and version of the server, where the login may ask for them."""
     answer = client.request("GET", "/").body
     version = answer.get("version") if isinstance(answer, dict) else None
     if not isinstance(version, dict) or not version.get("number"):

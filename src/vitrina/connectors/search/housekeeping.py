@@ -25,14 +25,14 @@ def clusters(settings: Settings) -> list[str | None]:
 
 
 def remove_left_generations(metastore: Connection, settings: Settings) -> None:
-    """One look at each; a server that does not answer is asked again in the next round."""
+    """Try to remove each left generation once. A server that does not answer is asked again in the next round."""
     if not clusters(settings):
         return
     with ExitStack() as opened:
         clients = [_client(settings, name, opened) for name in clusters(settings)]
 
         def remove(generation: str, pipeline: str) -> bool:
-            """Which cluster it was left on, nobody has noted: it is settled when all of them say so."""
+            """Settle it when all clusters say so, because the record does not name the cluster."""
             settled = [client is not None and _removed(client, generation, pipeline) for client in clients]
             return all(settled)
 

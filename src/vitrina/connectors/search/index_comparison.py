@@ -1,6 +1,7 @@
 """A search index and its source as the two sides of a comparison: rows become documents as the writer makes them.
 
-The source is read as a whole for every question: behind steps, and behind an id, nobody can ask for single rows.
+The source is read as a whole for every question, because a query cannot select single rows by what steps or ids make
+of them.
 """
 
 import secrets
@@ -107,7 +108,7 @@ class IndexComparison:
         index.refuse_shrinking(deletes, index.client.count(concrete))
 
     def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:
-        """Read the source once: it gives what it has now; what was not met in it has left."""
+        """Read the source once for the rows that it has now. A wanted key that is not among them has left it."""
         return corrections.of_reading(self._batches(), {one.key for one in wanted}, batch_rows)
 
     def _batches(self) -> "Iterator[tuple[pa.RecordBatch, list[Key | None]]]":
@@ -118,7 +119,7 @@ class IndexComparison:
 
 
 def _asked(looked: Looked) -> Rescans | None:
-    """Return the source where it can be asked for what it holds; what steps make has to be counted."""
+    """Return the source if SQL can count what it holds; otherwise the rows that steps make have to be counted."""
     return looked.source if isinstance(looked.source, Rescans) and not looked.has_steps else None
 
 
@@ -145,7 +146,7 @@ class SourceShelf:
         return self._ends.as_documents(asked.extent(self._found, self._looked.key, unless=gone))
 
     def _counted(self) -> Extent:
-        """Count what Python makes, which no SQL can."""
+        """Count rows in Python where SQL cannot."""
         ages: dict[int, bool] = {}
         for document in self.documents(in_order=True):
             place = place_of(document.id)
@@ -201,7 +202,7 @@ class IndexShelf:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Open a block that finds what was acknowledged before; no new generation comes between."""
+        """Open a block that finds what was acknowledged before it; no new generation appears meanwhile."""
         generations = self._index.generations
         self._concrete = generations.standing().concrete or generations.index
         self._client.refresh(self._concrete)
@@ -209,7 +210,7 @@ class IndexShelf:
         yield
 
     def _fitting_page(self) -> int:
-        """Choose the size of a page by a look at some documents: only reading the others would tell their size."""
+        """Choose the size of a page by reading some documents, because the server does not tell their size."""
         score = {"function_score": {"random_score": {}, "boost_mode": "replace"}}
         hits = self._client.search(self._concrete, {"size": PROBED_DOCUMENTS, "query": score})["hits"]["hits"]
         size = sum(len(deep_json.dumps(hit["_source"])) for hit in hits)
@@ -312,7 +313,7 @@ class _Ends:
 
 
 def _as_text(value: Any) -> str | None:
-    """Write a value as text: 7.0 and 7 are one number, however it travelled."""
+    """Write a value as text. 7.0 and 7 are one number, however it travelled."""
     if value is None:
         return None
     if isinstance(value, float) and value.is_integer():

@@ -47,13 +47,13 @@ class IndexTarget(BaseTarget):
         return Prepared(self.key, self.writer.exists, self.writer.is_empty(), tuple(self.writer.columns))
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
-        """Prepare for a source without rows, which empties the index, if it may: it has no columns for a mapping."""
+        """Prepare to empty the index for a source without rows, if it may; there are no columns for a mapping."""
         if not replaces or self.definition.options.shared_target or not self.writer.prepare_nothing():
             return None
         return Prepared((), exists=True, is_empty=False)
 
     def fingerprint(self) -> Sequence[object]:
-        """Give what decides which documents there are, where they go, and how they are indexed."""
+        """List what decides which documents there are, where they go, and how they are indexed."""
         options = self.definition.options
         return (options.shared_target, options.delete_when, options.index)
 
@@ -69,7 +69,7 @@ class IndexTarget(BaseTarget):
         return IndexComparison(self.writer, looked, self.patiently)
 
     def close(self) -> None:
-        """Wait until nothing that was sent is on its way: another try may begin then."""
+        """Wait until nothing that was sent is still on its way, so that another try can begin."""
         for sender in self._senders:
             sender.drain()
         self.writer.close()
@@ -77,7 +77,7 @@ class IndexTarget(BaseTarget):
     # --- for the loads ---------------------------------------------------------------------------------------------
 
     def patiently(self, move: Callable[[], T], *, may_pause: bool = True) -> T:
-        """Retry while the server is blocked. A pause is obeyed meanwhile, where the run can be continued from."""
+        """Retry while the server is blocked. Meanwhile a pause is obeyed, if the run can be resumed from here."""
 
         def tell(reason: str | None) -> None:
             self.context.tell(reason)
@@ -86,7 +86,7 @@ class IndexTarget(BaseTarget):
         return patiently(move, tell, lambda seconds: self.context.wait(seconds, may_pause=may_pause))
 
     def claim_writes(self, concrete: str, *, goes_on_later: bool = False) -> WriteAlias:
-        """Claim the index for writing, and remove what other definitions or loads that were given up left."""
+        """Claim the index for writing, and remove what other definitions or abandoned loads left."""
         held = self.context.require_held
         alias = self.patiently(lambda: self.writer.claim_writes(concrete, held))
         if goes_on_later:  # a repair beside a load that was paused
@@ -95,7 +95,10 @@ class IndexTarget(BaseTarget):
         return alias
 
     def clean(self, clean: Callable[[], object]) -> None:
-        """Remove what can be removed now; the rest, as while a snapshot of it is taken, is left to a later load."""
+        """Remove what can be removed now.
+
+        The rest, such as an index of which a snapshot is taken, waits for a later load.
+        """
         try:
             clean()
         except LeaseLost:
@@ -121,7 +124,7 @@ class IndexTarget(BaseTarget):
         return False
 
     def count(self, sender: DocumentSender, part: Part, loading: Loading, fence: Fence) -> None:
-        """Move the checkpoint: every document of the batch is acknowledged or on record as a dead letter."""
+        """Move the checkpoint: every document of the batch is acknowledged or recorded as a dead letter."""
         if sender.duplicates and loading.refuses_repeats:
             raise BadKey(
                 f"{sender.duplicates} row(s) share their key ({', '.join(self.key)}) with another one, and an"
@@ -165,7 +168,10 @@ class GenerationLoad(BaseLoad):
         return True
 
     def _discard_uncounted(self, found: Checkpoint) -> None:
-        """Delete what was sent and not counted: it is read again, and what left the source must not be shown."""
+        """Delete documents that were sent and not counted.
+
+        Their rows are read again, and a row that left the source meanwhile must not be shown.
+        """
         generation = self._required
         if self._index.count(generation) == found.rows:
             return
@@ -239,7 +245,7 @@ class IndexLoad(BaseLoad):
         return None
 
     def _is_another(self, found: Checkpoint, shown: str | None) -> bool:
-        """Tell whether it was deleted, made again, or is a generation that the name was moved back to."""
+        """Tell whether it was deleted, recreated, or is a generation that the name was moved back to."""
         known = found.identity.get("index")
         # A checkpoint that was reset, or that an earlier version of the platform wrote, does not say.
         return known != shown if known else self._index.is_new_here()
@@ -278,7 +284,7 @@ class IndexLoad(BaseLoad):
         return counts
 
     def publish(self, fence: Fence) -> Counts:
-        """Refresh, so that searches after the run find what it delivered, also what a lost try of it had."""
+        """Refresh, so that searches after the run find what it delivered, including what a lost try delivered."""
         concrete = self._opened_sender.concrete
         self._target.patiently(lambda: self._index.refresh(concrete), may_pause=False)
         fence.after()

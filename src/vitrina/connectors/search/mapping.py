@@ -77,7 +77,7 @@ class Difference:
 
 
 def derive(schema: pa.Schema, types: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Json:
-    """The mapping for a result whose Postgres types are `types`, written as `format_type` writes them.
+    """Derive the mapping for a result whose Postgres types are `types`, written as `format_type` writes them.
 
     `overrides` is `options.index.mappings`: a field under its `properties` replaces the derived one as a whole.
     """
@@ -88,7 +88,7 @@ def derive(schema: pa.Schema, types: Mapping[str, str], overrides: Mapping[str, 
 
 
 def compare(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Difference]:
-    """Field by field; fields that only the index has are nobody's fault: other pipelines may fill them."""
+    """Compare field by field. Fields that only the index has are no difference: other pipelines may fill them."""
     existing = dict(_flatten(found.get("properties", {})))
     asked = dict(_flatten(noted(found).get("fields", {})))
     return [
@@ -99,7 +99,7 @@ def compare(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Differe
 
 
 def additions(wanted: Mapping[str, Any], found: Mapping[str, Any], differences: Sequence[Difference]) -> Json:
-    """The mapping to put so that missing fields come to be; the existing ones cannot be changed."""
+    """Build the mapping that adds the missing fields; existing ones cannot be changed."""
     missing = {item.field for item in differences if item.found is None}
     properties = _only(wanted.get("properties", {}), missing)
     notes = noted(found)
@@ -111,7 +111,7 @@ def additions(wanted: Mapping[str, Any], found: Mapping[str, Any], differences: 
 
 
 def field_types(mapping: Mapping[str, Any]) -> dict[str, str]:
-    """The field type of each column, as the encoding of values needs it."""
+    """Return the field type of each column, as the encoding of values needs it."""
     return {name: field.get("type", "object") for name, field in mapping.get("properties", {}).items()}
 
 
@@ -148,7 +148,7 @@ def _timestamp_field(pg_type: str) -> Json:
 
 
 def _field_by_arrow_type(arrow_type: pa.DataType, *, known: bool) -> Json:
-    """For what a transform made, which has no Postgres type, and for types of the user's own (enums, domains)."""
+    """Choose a field for a transform's column, which has no Postgres type, or a user's own type (enum, domain)."""
     checks = (
         (pa.types.is_boolean, {"type": "boolean"}),
         (pa.types.is_integer, LONG),
@@ -167,13 +167,13 @@ def _field_by_arrow_type(arrow_type: pa.DataType, *, known: bool) -> Json:
 
 
 def noted(mapping: Mapping[str, Any]) -> Json:
-    """What we noted in an index when we made it; empty for indexes that are not ours."""
+    """Return the notes that Vitrina left in an index when it made it; empty for other indexes."""
     notes = mapping.get("_meta", {}).get(NOTES, {})
     return notes if isinstance(notes, dict) else {}
 
 
 def _flatten(properties: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Json]]:
-    """Every field by its path; an object, or nested, comes before its members and without them."""
+    """Yield every field by its path. An object, or nested, comes before its members and without them."""
     for name, field in properties.items():
         path = f"{prefix}{name}"
         yield path, {"type": "object", **{key: value for key, value in field.items() if key != "properties"}}
@@ -181,7 +181,7 @@ def _flatten(properties: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def _is_as_wanted(wanted: Json, found: Json | None, asked: Json | None) -> bool:
-    """Servers show parameters in a form of their own and leave defaults out: what an index was made with counts too."""
+    """Compare a field also with what the index was created with; servers rewrite parameters and leave defaults out."""
     if found is None:
         return False
     if asked == wanted and found["type"] == wanted["type"]:
@@ -192,7 +192,7 @@ def _is_as_wanted(wanted: Json, found: Json | None, asked: Json | None) -> bool:
 
 
 def _only(properties: Mapping[str, Any], missing: Collection[str], prefix: str = "") -> Json:
-    """The fields at these paths, each inside of the objects that it is a member of."""
+    """Keep the fields at these paths, each inside the objects that it is a member of."""
     kept: Json = {}
     for name, field in properties.items():
         path = f"{prefix}{name}"

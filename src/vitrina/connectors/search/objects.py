@@ -9,7 +9,7 @@ from vitrina import deep_json
 
 
 def leftovers(document: bytes, found: Mapping[str, Any] | None) -> list[str]:
-    """Fields that hold members which were not sent, or of which nobody can tell; `found` is what is there now."""
+    """Find fields that hold, or may hold, members that were not sent; `found` is what is there now."""
     sent: Mapping[str, Any] = parsed(document)["doc"]
     found = found or {}
     return [
@@ -20,7 +20,7 @@ def leftovers(document: bytes, found: Mapping[str, Any] | None) -> list[str]:
 
 
 def clearing(document_id: str, names: Sequence[str]) -> bytes:
-    """The action to send right before an update, so that its objects are taken as they are."""
+    """Build the action to send right before an update, so that its objects replace the existing ones."""
     action = {"update": {"_id": document_id}}
     return orjson.dumps(action) + b"\n" + orjson.dumps({"doc": dict.fromkeys(names), "doc_as_upsert": True}) + b"\n"
 
@@ -31,7 +31,7 @@ def parsed(document: bytes) -> dict[str, Any]:
 
 
 def _has_more(found: Any, sent: Any) -> bool:
-    """Only objects within objects are merged: anything else was replaced. Not by recursion: json may be deep."""
+    """Compare objects within objects, which alone are merged. Do so without recursion, because json may be deep."""
     pairs = [(found, sent)]
     while pairs:
         there, wanted = pairs.pop()

@@ -92,7 +92,7 @@ class ElasticsearchWriter:
         return self._key
 
     def prepare_nothing(self) -> bool:
-        """For a source without rows, which cannot tell its columns: what is shown keeps its mapping, if it exists."""
+        """Keep the mapping of what is shown, if it exists, for a source without rows, which has no columns to tell."""
         self.seen = self._look()
         if self.seen.concrete is None:
             return False
@@ -100,7 +100,7 @@ class ElasticsearchWriter:
         return True
 
     def _look(self) -> Standing:
-        """As long as nothing is written, an outage costs nobody anything: the run waits and tries again."""
+        """Turn an outage into `CannotConnect`: nothing is written yet, so the run can wait and try again."""
         try:
             return self.generations.standing()
         except (Disconnected, Blocked) as exc:  # blocked: as while a server starts
@@ -133,7 +133,7 @@ class ElasticsearchWriter:
         return self._mappings
 
     def current_index(self) -> str:
-        """The index that incremental pipelines add to, created when missing, its mapping compared field by field."""
+        """Find the index that incremental pipelines add to, or create it, and compare its mapping field by field."""
         name = self.generations.ensure_current(self._pipeline, self._mappings, self._options.index.get("settings"))
         found = self._client.get_mapping(name)
         differences = mapping.compare(self._mappings, found)
@@ -150,15 +150,15 @@ class ElasticsearchWriter:
         return name
 
     def is_new_here(self) -> bool:
-        """Whether the index is not the one that this pipeline has filled so far, if it exists at all."""
+        """Tell whether this pipeline has never filled the index, or there is none."""
         return not self.generations.was_written_by(self._pipeline)
 
     def identity(self, concrete: str | None = None) -> str | None:
-        """What no other index has, also not one of the same name: of this one, or of what the target shows, if any."""
+        """Return what tells the index from any other, even of the same name; None when there is none."""
         return self.generations.identity(concrete)
 
     def count(self, concrete: str) -> int:
-        """Documents that were acknowledged, whether searches see them yet or not."""
+        """Count acknowledged documents, including those that searches do not see yet."""
         self._client.refresh(concrete)
         return self._client.count(concrete)
 
@@ -174,7 +174,7 @@ class ElasticsearchWriter:
         return self.generations.is_resumable(generation, self._pipeline)
 
     def shows(self, generation: str) -> bool:
-        """Whether a load was interrupted behind its swap."""
+        """Tell whether a load was interrupted after its swap."""
         return self.generations.is_published(generation)
 
     def publish(self, generation: str, documents: int, alias: WriteAlias) -> str:
@@ -193,7 +193,7 @@ class ElasticsearchWriter:
         return self.generations.remove_old(current, self._claim.epoch, keep, still_held=still_held)
 
     def refuse_shrinking(self, deletes: int, before: int) -> None:
-        """The guard of a publish, for whoever deletes documents in another way."""
+        """Apply the guard of a publish for a caller that deletes documents in another way."""
         self._refuse_shrinking(before - deletes, before)
 
     def _refuse_shrinking(self, documents: int, before: int) -> None:
@@ -215,10 +215,10 @@ class ElasticsearchWriter:
     # --- sending -----------------------------------------------------------------------------------------------
 
     def claim_writes(self, concrete: str, still_held: Callable[[], object]) -> WriteAlias:
-        """From here on a bulk of an older claim is refused by the server, and so is one of an earlier try of ours.
+        """Take the write alias. The server then refuses a bulk request of an older claim or of an earlier try.
 
-        In this order: a runner that comes late takes the name, and leaves it when `still_held` tells it to. The other
-        way round it could be stopped behind the question and write to what its successor has published.
+        The order matters. A late runner takes the alias, and gives it up when `still_held` tells it to. Asked first,
+        it could be suspended after the question and write to what its successor has published.
         """
         alias = self.generations.next_alias(self._pipeline, self._claim.epoch)
         self.generations.claim_writes(concrete, alias, shared=self._options.shared_target)
@@ -232,19 +232,19 @@ class ElasticsearchWriter:
     def discard_unfinished(
         self, concrete: str, alias: WriteAlias, still_held: Callable[[], object], *, left: str | None = None
     ) -> None:
-        """What loads of this pipeline were building when they were given up; `left` may be of another target."""
+        """Discard what abandoned loads of this pipeline were building; `left` may be of another target."""
         self.generations.discard_unfinished(concrete, alias, still_held=still_held)
         if left and left != concrete:
             self.generations.discard_elsewhere(left, concrete, alias, still_held=still_held)
 
     def refresh(self, concrete: str) -> None:
-        """From here on searches find whatever was acknowledged."""
+        """Refresh, so that searches find all acknowledged documents."""
         self._client.refresh(concrete)
 
     def sender(
         self, concrete: str, alias: WriteAlias, waiting: Waiting, *, made_anew: bool = False
     ) -> "DocumentSender":
-        """In an index made anew there is nothing to be updated, and whole documents cost the server less."""
+        """Create a sender. A new index has nothing to update, and whole documents cost the server less."""
         encoder = self.encoder("index" if made_anew else self._options.action)
         return DocumentSender(
             self._client,
@@ -259,7 +259,7 @@ class ElasticsearchWriter:
         )
 
     def encoder(self, action: Action) -> DocumentEncoder:
-        """How rows become documents of this index."""
+        """Create the encoder that turns rows into documents of this index."""
         return DocumentEncoder(
             types=self._types,
             field_types=mapping.field_types(self._mappings),
@@ -273,7 +273,7 @@ class ElasticsearchWriter:
 
 
 class DocumentSender:
-    """Sends batches and answers for every document of them: acknowledged, or a dead letter."""
+    """Send batches and account for every document: acknowledged, or a dead letter."""
 
     timed_as = "index"
     # Further batches are on their way before the last one is acknowledged: the server does not wait for us, and one
@@ -316,7 +316,7 @@ class DocumentSender:
         )
 
     def write(self, rows: pa.Table, part: PartId) -> Receipt:
-        """What is returned waits until every document of the batch is acknowledged or rejected."""
+        """Send a batch. The returned receipt waits until every document of it is acknowledged or rejected."""
         under_way = [(prepared, self._engine.start(prepared.actions)) for prepared in self.prepare(rows, part.number)]
         self._count_ids([prepared for prepared, _ in under_way])
         return partial(self._arrive, under_way)
@@ -335,7 +335,7 @@ class DocumentSender:
         return Written(outcome.acknowledged, tuple(letters), frozenset(delivered), Counts(**counts_of(outcome)))
 
     def prepare(self, table: pa.Table, number: int) -> Iterator[Prepared]:
-        """The actions that write these rows as a part of batch `number`."""
+        """Prepare the actions that write these rows as a part of batch `number`."""
         if not table.num_rows:  # it may come without its columns
             return
         if self._made_anew:
@@ -352,11 +352,11 @@ class DocumentSender:
         return self._engine.send(actions)
 
     def close(self) -> None:
-        """From any thread: whoever waits for documents to be settled is interrupted."""
+        """Close from any thread. Callers that wait for documents are interrupted."""
         self._engine.close()
 
     def drain(self) -> None:
-        """Nothing that was sent is still on its way when another try begins, unless the server hangs."""
+        """Wait until nothing that was sent is still on its way, unless the server hangs. Another try can then begin."""
         self._engine.close()
         self._engine.drain()
 
@@ -376,7 +376,7 @@ def letters_of(refused: Sequence[Rejected]) -> list[DeadLetter]:
 
 
 def counts_of(outcome: Outcome) -> Mapping[str, int]:
-    """In the words of a merge."""
+    """Count an outcome in the terms of a merge."""
     return {
         "inserted": outcome.created,
         "updated": outcome.updated,

@@ -21,7 +21,7 @@ class ClusterUrl:
 
 
 def parse(url: str) -> ClusterUrl:
-    """Take a URL apart that `problem` has nothing against."""
+    """Parse a URL that `problem` accepts."""
     scheme, _, rest = url.partition("://")
     rest, _, query = rest.partition("?")
     protocol = scheme.lower().partition("+")[2]
@@ -38,7 +38,7 @@ def is_of_cluster(url: str) -> bool:
 
 
 def problem(url: str) -> str | None:
-    """Say why the URL is not taken, without repeating any of its values; None when it is."""
+    """Say why the URL is refused, without repeating any of its values; None when it is accepted."""
     rest = url.partition("://")[2]
     if not is_of_cluster(url) or not url.isprintable():
         return f"it is not the URL of a search cluster: write {EXAMPLE}"
@@ -55,7 +55,7 @@ def problem(url: str) -> str | None:
 
 
 def kept_problem(url: str) -> str | None:
-    """Say why a URL that a user sends is not kept: it must name no file of the runner's machine."""
+    """Say why a URL that a user sends is refused; it must name no file of the runner's machine."""
     found = problem(url)
     refused = [] if found else sorted(parse(url).parameters.keys() & OF_THE_MACHINE)
     if refused:

@@ -48,7 +48,7 @@ class NotJson(ValueError):
 
 
 def base_type(pg_type: str) -> str:
-    """`numeric(10,2)[]` is `numeric`, `timestamp(3) with time zone` is `timestamp with time zone`."""
+    """Strip array and precision: `numeric(10,2)[]` is `numeric`, `timestamp(3) with time zone` loses `(3)`."""
     return re.sub(r"\(\d+(?:,-?\d+)?\)", "", pg_type.removesuffix("[]"))
 
 
@@ -61,12 +61,12 @@ def is_range(pg_type: str) -> bool:
 
 
 def range_type(pg_type: str) -> str:
-    """The range of which a multirange is made, or the type itself."""
+    """Return the range type of which a multirange is made, or the type itself."""
     return base_type(pg_type).replace("multirange", "range")
 
 
 def travels_as(pg_type: str) -> Literal["native", "text", "json"]:
-    """How a reader should select a column for documents: as it is, cast to text, or through `to_jsonb(...)::text`.
+    """Choose how a reader selects a column for documents: as it is, cast to text, or by `to_jsonb(...)::text`.
 
     JSON only where it says the same: it has hexadecimal digits for bytea, and numbers without their last zeros.
     """
@@ -77,7 +77,7 @@ def travels_as(pg_type: str) -> Literal["native", "text", "json"]:
 
 
 def text_token(pg_type: str, field_type: str) -> TextToken:
-    """How the text form of a Postgres type becomes JSON in a field of that type."""
+    """Choose how the text form of a Postgres type becomes JSON in a field of that type."""
     if is_array(pg_type):
         return _array_token(text_token(pg_type.removesuffix("[]"), field_type))
     base = base_type(pg_type)
@@ -95,7 +95,10 @@ def quoted(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """JSON as it came; line breaks can only stand between its tokens, and would end the line of the bulk request."""
+    """Replace line breaks in JSON.
+
+    They can only stand between its tokens and would end the line of the bulk request.
+    """
     return text.replace("\n", " ").replace("\r", " ")
 
 
@@ -122,13 +125,13 @@ def _bytes(text: str) -> str:
 
 
 def _address(text: str) -> str:
-    """Casting inet to text adds the mask of a single host, which an `ip` field does not take."""
+    """Strip the mask of a single host, which a cast of inet to text adds and an `ip` field does not take."""
     address, _, bits = text.partition("/")
     return quoted(address if bits == ("128" if ":" in address else "32") else text)
 
 
 def iso_timestamp(text: str) -> str:
-    """From Postgres's ISO style to ISO 8601, which also has years before 1 and after 9999."""
+    """Convert Postgres's ISO style to ISO 8601, which also has years before 1 and after 9999."""
     found = _TIMESTAMP.fullmatch(text)
     if not found:
         raise NotJson(f"{text} is not a date that a document can hold: turn it into NULL in the query")
@@ -153,7 +156,7 @@ def _date(text: str) -> str:
 
 
 def far_date(days: int) -> str:
-    """Days since 1970 as ISO 8601, for years that Python's and Arrow's own printing cannot do."""
+    """Write days since 1970 as ISO 8601, for years that Python's and Arrow's own printing cannot do."""
     # Civil calendar from days, in eras of 400 years that begin on 1 March.
     shifted = days + 719_468
     era, day_of_era = divmod(shifted, 146_097)
@@ -172,13 +175,13 @@ def far_timestamp(microseconds: int) -> str:
 
 
 def clock_time(microseconds: int) -> str:
-    """Time of day; Postgres has 24:00:00 as well."""
+    """Write a time of day; Postgres has 24:00:00 as well."""
     seconds, fraction = divmod(microseconds, 1_000_000)
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}.{fraction:06d}"
 
 
 def iso_interval(months: int, days: int, nanoseconds: int) -> str:
-    """ISO 8601 with a sign on each part, as Postgres's own iso_8601 style: months, days and time stay apart."""
+    """Write ISO 8601 with a sign on each part, as Postgres's iso_8601 style; months, days and time stay apart."""
     sign = -1 if months < 0 else 1
     years, months = sign * (abs(months) // 12), sign * (abs(months) % 12)
     date = _parts((years, "Y"), (months, "M"), (days, "D"))
@@ -189,7 +192,7 @@ def iso_interval(months: int, days: int, nanoseconds: int) -> str:
 
 
 def interval_from_text(text: str) -> str:
-    """Postgres's own style, `-1 mons +2 days 00:00:03.5`, as ISO 8601; text that already is passes as it is."""
+    """Convert Postgres's own style, `-1 mons +2 days 00:00:03.5`, to ISO 8601; other text passes unchanged."""
     found = _INTERVAL.fullmatch(text)
     if not found:
         return text
@@ -256,7 +259,7 @@ def _array_token(element_token: TextToken) -> TextToken:
 
 
 def _parse_array(text: str) -> Any:
-    """Postgres's `{{1,2},{3,NULL}}` as nested lists of texts."""
+    """Parse Postgres's `{{1,2},{3,NULL}}` into nested lists of texts."""
     stack: list[list[Any]] = [[]]
     for part in _ARRAY_PART.finditer(text):
         if part[0] == "{":

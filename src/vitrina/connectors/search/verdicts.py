@@ -50,7 +50,7 @@ class Item(NamedTuple):
 
 
 def all_results(entries: Sequence[Mapping[str, Any]]) -> Counter[str] | None:
-    """How often each result came if every single item was applied, else None: the common case, made fast."""
+    """Count each result if every item was applied, else return None. This is the common case, made fast."""
     answers = [answer for entry in entries for answer in entry.values()]
     if any([answer["status"] >= 300 for answer in answers]):  # noqa: C419  a list is twice as fast here
         return None
@@ -58,7 +58,7 @@ def all_results(entries: Sequence[Mapping[str, Any]]) -> Counter[str] | None:
 
 
 def judge_item(item: Item) -> Verdict:
-    """Every item is judged on its own: a reply of 200 says nothing about them."""
+    """Judge an item on its own, because a reply of 200 says nothing about its items."""
     if item.status < 300 or (item.status == 404 and item.error is None):  # the latter: delete of what is not there
         return Verdict.DONE
     if item.status == 409 and item.action != "update":
@@ -78,7 +78,7 @@ _LIMITS = (
 
 
 def is_past_limit(reason: str) -> bool:
-    """Whether a server that says it is busy would say so to the same request when it had nothing else to do."""
+    """Tell whether a server that reports itself busy would refuse the same request even when idle."""
     for pattern in _LIMITS:
         if found := pattern.search(reason):
             named = found.groupdict()
@@ -88,7 +88,7 @@ def is_past_limit(reason: str) -> bool:
 
 
 def judge_request(reply: Reply) -> Verdict:
-    """For a request that was answered as a whole; DONE means: look at the items."""
+    """Judge a request that was answered as a whole. DONE means that the caller has to judge the items."""
     if reply.status == 200:
         return Verdict.DONE
     if reply.status == 429 and is_past_limit(reply.reason):

@@ -13,7 +13,7 @@ _VERSION = re.compile(rb'"version": ?(\d+)(?=, ?"version_type")')
 
 
 def write_version(epoch: int, batch: int) -> int:
-    """The external version of documents written by `index`: grows with the claim, then with the batch."""
+    """Compute the external version of documents written by `index`. It grows with the claim, then with the batch."""
     if not 0 <= batch < _BATCHES:
         raise errors.FatalError(f"batch {batch:,} does not fit a document version: raise batch_size")
     return epoch << _BATCH_BITS | batch
@@ -25,7 +25,7 @@ def is_counted(version: int, accepted: Accepted) -> bool:
 
 
 def raised(line: bytes) -> bytes | None:
-    """The action with the highest version that its claim has; None when it carries that already, or none at all."""
+    """Return the action with the highest version of its claim; None when it has that already, or no version."""
     action, newline, document = line.partition(b"\n")
     found = _VERSION.search(action)
     if found is None or int(found[1]) % _BATCHES == _BATCHES - 1:

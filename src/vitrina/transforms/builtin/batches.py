@@ -25,7 +25,7 @@ def field_of(batch: pa.RecordBatch, name: str) -> pa.Field:
 
 
 def with_column(batch: pa.RecordBatch, field: pa.Field, column: pa.Array) -> pa.RecordBatch:
-    """Replaced where it stands, or added at the end."""
+    """Replace the column where it stands, or add it at the end."""
     position = batch.schema.get_field_index(field.name)
     if position < 0:
         return batch.append_column(field, column)
@@ -33,12 +33,12 @@ def with_column(batch: pa.RecordBatch, field: pa.Field, column: pa.Array) -> pa.
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """Arrow's own functions take what an extension type is stored as, not the extension."""
+    """Return the storage of an extension type, because Arrow's own functions do not take the extension."""
     return column.storage if isinstance(column.type, pa.BaseExtensionType) else column
 
 
 def constant(value: Any, field: pa.Field) -> pa.Array:
-    """A value from params as a column of one row, in the type of a field; raises when it has no form there."""
+    """Convert a value from params to a column of one row, in the type of a field. Raise when it does not fit."""
     try:
         column, found = python_values.column_of([in_type(value, field.type)], field.name, field)
     except (ValueError, InvalidOperation) as exc:
@@ -55,7 +55,7 @@ def _not_of_type(value: Any, field: pa.Field) -> FatalError:
 
 
 def in_type(value: Any, kind: pa.DataType) -> Any:
-    """JSON has fewer types than Postgres: a text may be a date, and a number a decimal."""
+    """Convert a value of JSON, which has fewer types than Postgres: a text may be a date, and a number a decimal."""
     if isinstance(value, float) and pa.types.is_decimal(kind):
         return Decimal(repr(value))
     if not isinstance(value, str):

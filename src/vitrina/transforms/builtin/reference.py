@@ -51,7 +51,7 @@ def lookup(batch: pa.RecordBatch, params: Lookup, context: StepContext) -> pa.Re
 
 
 def _matches(batch: pa.RecordBatch, found: pa.RecordBatch, on: dict[str, str]) -> pa.Array:
-    """For each row the position of its match, or NULL."""
+    """Find for each row the position of its match, or NULL."""
     _require_same_types(batch, found, on)
     if len(on) == 1:
         [(ours, theirs)] = on.items()

@@ -130,7 +130,7 @@ def _compared(batch: pa.RecordBatch, wanted: Comparison) -> pa.Array:
 
 
 def _comparable(column: pa.Array, field: pa.Field, op: str) -> tuple[pa.Array, pa.Field]:
-    """A plain numeric travels as text, whose order is another; so do the types that Arrow does not know."""
+    """Convert a numeric, which travels as text of another order, and refuse to order other types that Arrow lacks."""
     tag = natural.tag_of(field) or "text"
     if not pa.types.is_string(column.type) or natural.bare_type(tag) in _TEXTS:
         return column, field

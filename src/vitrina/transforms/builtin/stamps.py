@@ -24,7 +24,7 @@ class AddColumns(Strict):
 def add_columns(batch: pa.RecordBatch, params: AddColumns, context: StepContext) -> pa.RecordBatch:
     """Add columns with a constant, the moment of the run, its id, or the pipeline's name.
 
-    The moment and the id differ in every run, so rows are not written anew because of them alone.
+    The moment and the id differ in every run, so rows are not rewritten because of them alone.
 
     Example: `{"constants": {"country": "NL"}, "now": "loaded_at", "run_id": "run_id"}`
     """

@@ -66,7 +66,7 @@ def _statements(connection: Connection) -> Iterator[Composed]:
 
 
 def find_version(connection: Connection) -> int | None:
-    """None where nothing was made yet, or where it was made before versions were counted."""
+    """Find the version of the ledger. Return None where there is none yet, or one from before versions were counted."""
     try:
         row = connection.execute("SELECT max(version) AS version FROM etl_stage.ledger_version").fetchone()
     except (
@@ -79,7 +79,7 @@ def find_version(connection: Connection) -> int | None:
 
 
 def missing_rights(connection: Connection) -> Iterator[str]:
-    """The statements, for an administrator of that database, without which this login cannot prepare it."""
+    """Yield the statements that an administrator of that database must run before this login can prepare it."""
     login = Identifier(connection.info.user).as_string(connection)
     row = database.one(
         connection.execute(

@@ -23,7 +23,7 @@ from vitrina.store.session_pool import SessionPool
 
 
 class PipelineExecutor:
-    """Runs one claim once. Raises what `dispatcher` sorts into retry, failure, loss."""
+    """Run one claim once. It raises what `dispatcher` sorts into retry, failure and loss."""
 
     def __init__(self, settings: Settings, pool: SessionPool | None = None) -> None:
         self._settings = settings

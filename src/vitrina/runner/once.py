@@ -40,7 +40,7 @@ class OnceRunner(PipelineManager):
     exit_code_left_behind = 1
 
     def __init__(self, settings: Settings, pipeline: str | None = None) -> None:
-        """`pipeline`: run this one, asked for unless it is already; otherwise whichever waits longest."""
+        """Run `pipeline`, requested unless it is already. Without one, run the pipeline that waits longest."""
         super().__init__(settings.model_copy(update={"concurrency": 1}))
         self._wanted = pipeline
         self._pipeline_id: UUID | None = None
@@ -141,9 +141,10 @@ class OnceRunner(PipelineManager):
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _see_to_the_end(self, connection: Connection, pipeline_id: UUID) -> None:
-        """Until nothing of the pipeline is asked for: what a lost connection interrupts is taken up again, and a run
-        that continued an older load is followed by the one that was asked for. If another runner takes it up, its
-        outcome is ours.
+        """Work until nothing more is requested of the pipeline.
+
+        What a lost connection interrupts is taken up again. A run that continued an older load is followed by the one
+        that was requested. If another runner takes it up, its outcome is ours.
         """
         while not self._shutdown.is_set():
             self._lookout.looked_around()

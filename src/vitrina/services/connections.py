@@ -22,7 +22,7 @@ MAKE_A_KEY = say("connection.make_a_key")
 
 
 def names(connection: Connection, settings: Settings) -> list[str]:
-    """All that pipelines may name."""
+    """List the connections that pipelines may name."""
     return sorted({DEFAULT_CONNECTION, *settings.connections, *kept_connections.list_names(connection)})
 
 
@@ -61,7 +61,7 @@ def connector_of(connection: Connection | None, settings: Settings, name: str) -
 
 
 def require(connection: Connection, settings: Settings, name: str) -> str:
-    """The name as it is written; `NotFound` when there is no such connection."""
+    """Return the name in lower case. Raise `NotFound` when there is no such connection."""
     known = names(connection, settings)
     if name.lower() not in known:
         raise NotFound(say("connection.none", name=name, known=", ".join(known)))
@@ -107,7 +107,7 @@ def remove(connection: Connection, settings: Settings, caller: Caller, name: str
 
 
 def sealing_key(connection: Connection, settings: Settings) -> bytes:
-    """The public key that runners want used: one that every live runner can open with, if there is such a one."""
+    """Choose the public key that most live runners can open, among the keys that they prefer."""
     alive = runners.list_sealing_keys(connection, stale_after_seconds=settings.lease_ttl_seconds)
     holders = [keys for keys in alive if keys]
     if not holders:

@@ -18,7 +18,7 @@ MAX_LABELS = 50
 
 
 def split(fields: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Part the labels of a body from its definition; None: it names none."""
+    """Split a body into its labels and its definition. The labels are None when it has none."""
     return fields.get("labels"), {name: value for name, value in fields.items() if name != "labels"}
 
 

@@ -240,7 +240,7 @@ def _as_typed() -> str:
 
 
 def _with_cinema(settings: "Settings") -> "Settings":
-    """Settings that let the demo's pipelines read their sources, unless somebody has chosen otherwise."""
+    """Let the demo's pipelines read their sources, unless the user has set which schemas may be read."""
     from vitrina.embedded import cinema
 
     if "allowed_source_schemas" in settings.model_fields_set:
@@ -251,7 +251,7 @@ def _with_cinema(settings: "Settings") -> "Settings":
 
 
 def _load_cinema(settings: "Settings", films: int | None, ratings: int | None, seed: int) -> None:
-    """As whoever migrates: the application itself may not create source schemas."""
+    """Load the cinema with the administrator's login: the application itself may not create source schemas."""
     from vitrina.embedded import cinema
     from vitrina.store import database
 
@@ -341,7 +341,7 @@ def _of_clickhouse(settings: "Settings", url: str | None) -> dict[str, str]:
 
 
 def _keep_quiet(name: str, line: str) -> None:
-    """The logs of API and runner are shown only if something goes wrong."""
+    """Hide the logs of API and runner, which are shown only if something goes wrong."""
 
 
 def _create_missing(client: "Client", others: list[dict[str, Any]], *, searchable: bool) -> None:
@@ -387,7 +387,7 @@ def _run_one(client: "Client", running: stack.Stack, watcher: Watcher, name: str
 
 
 def _search(settings: "Settings", url: str) -> list[dict[str, Any]]:
-    """What somebody who types into the cinema's search box would get."""
+    """Search as a user of the cinema's search box would."""
     from pydantic import SecretStr
 
     from vitrina.ports import registry

@@ -97,7 +97,7 @@ def _metastore() -> Iterator["Connection"]:
 
 
 def caller() -> "Caller":
-    """Whoever can reach the database with our login may do everything there; the audit names the shell's user."""
+    """Return the shell's user as an admin: with our login to the database, it may do everything there anyway."""
     from vitrina.services.callers import Caller, Role
 
     return Caller(f"shell:{getpass.getuser()}", Role.ADMIN)

@@ -209,7 +209,7 @@ class PipelineDispatcher:
     # --- the end -------------------------------------------------------------------------------------------------
 
     def _surrender(self, claim: Claim, control: RunControl, reason: str, log: structlog.stdlib.BoundLogger) -> None:
-        """Give up the claim. The next one reads from the checkpoint how far we came, even if a COMMIT's reply was lost."""
+        """Give up the claim. The checkpoint tells the next one how far we came, even if a COMMIT's reply was lost."""
         # The more losses, the longer: a line that flaps for a few seconds must not use up all the tries.
         wait = min(2 * self._backoff(claim.row["attempts"]), self._settings.lease_ttl_seconds / 3)
         with suppress(RunError):

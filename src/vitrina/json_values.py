@@ -30,7 +30,7 @@ def is_deeper(value: object, most: int) -> bool:
 
 
 def text_is_deeper(text: bytes, most: int) -> bool:
-    """Tell the same of a text; one that is no JSON is somebody else's to refuse."""
+    """Tell the same of a text. One that is not JSON is left for the parser to refuse."""
     if not may_be_deeper(text, most):
         return False
     try:

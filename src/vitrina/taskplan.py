@@ -113,7 +113,7 @@ def _overrides(tasks: Sequence[Task]) -> list[FieldError]:
 
 
 def target_violations(definition: Definition, policy: TargetPolicy) -> list[FieldError]:
-    """Check all targets. The pipeline's own counts even when the last step overrides it: the override may be removed."""
+    """Check all targets. The pipeline's own counts even if the last step overrides it: the override may be removed."""
     found = []
     for path, target in _targets(definition):
         try:

@@ -147,7 +147,7 @@ class Client:
         )
 
     def resume(self, pipeline: str | UUID) -> answers.RunAccepted:
-        """Let a paused pipeline go on where it stopped; nothing else is asked for."""
+        """Let a paused pipeline go on where it stopped; no other run is requested."""
         return self._ask(answers.RunAccepted, "POST", self._of(pipeline, "resume"))
 
     def pause(self, pipeline: str | UUID) -> answers.Accepted:

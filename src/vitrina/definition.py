@@ -201,7 +201,7 @@ class Options(OwnOptions):
     model_config = ConfigDict(extra="allow")
 
     def of(self, connector: str) -> BaseModel | None:
-        """Return what the author set under a connector's name, as the connector's own model; None: it has none."""
+        """Return what the author set under a connector's name, as that connector's model, or None if it has none."""
         model = _models_of_connectors().get(connector)
         return model.model_validate((self.model_extra or {}).get(connector, {})) if model else None
 
@@ -481,7 +481,7 @@ _TABLE = re.compile(rf"{_PART}\.{_PART}")
 
 
 def _quoted(table: str) -> str:
-    """Quote both parts, so that no word of SQL stands where a name is meant. Without quotes, letters are small."""
+    """Quote both parts, so that a keyword of SQL is read as a name. Unquoted parts become lower case."""
     parts = re.findall(_PART, table)
     return ".".join(part if part.startswith('"') else f'"{part.lower()}"' for part in parts)
 

@@ -108,7 +108,7 @@ def touches_rows(plan: object) -> bool:
 
 
 def outline(plan: object, *, limit: int = 100) -> dict[str, object]:
-    """Return what a person wants to see of it: what it costs, how many rows it gives, and its steps from the top."""
+    """Return what a person wants to see of a plan: its cost, its number of rows, and its steps from the top."""
     steps = [_step(node, depth) for node, depth in _deep_nodes(plan)]
     first = steps[0]
     return {"cost": first["cost"], "rows": first["rows"], "steps": steps[:limit], "complete": len(steps) <= limit}

@@ -17,7 +17,7 @@ class Sealed:
 
 
 def seal(public_key: bytes, name: str, url: str) -> Sealed:
-    """Encrypt with AES-GCM under a key that only the owner of `public_key` can work out; bound to the name."""
+    """Encrypt with AES-GCM under a key that only the owner of `public_key` can compute; bound to the name."""
     # Imported here: most processes never seal anything.
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -276,7 +276,7 @@ class Settings(BaseModel):
         return found.get_secret_value()
 
     def connector_of(self, name: str | None) -> str | None:
-        """Return the name of the connector that opens a connection; None when it is kept and cannot be opened here."""
+        """Return the name of the connector that opens a connection. None: it is kept and cannot be opened here."""
         if name is None or name.lower() == DEFAULT_CONNECTION:
             return registry.POSTGRES
         if name.lower() in self.shut_connections and name.lower() not in self.connections:
@@ -307,9 +307,9 @@ class Settings(BaseModel):
 
 
 def connection_problem(url: str) -> str | None:
-    """Say why the URL of a connection is not taken, in the words of the connector that opens it.
+    """Say why the URL of a connection is refused, in the words of the connector that opens it.
 
-    One that no connector opens is no problem of the settings: it is one when something uses it.
+    A URL that no connector opens is no problem of the settings; it becomes one when something uses it.
     """
     scheme, separator, _ = url.partition("://")
     if not separator or scheme.lower() in ("postgresql", "postgres"):

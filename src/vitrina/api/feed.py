@@ -48,7 +48,7 @@ class EventFeed:
             return len(self._listeners)
 
     def start(self) -> None:
-        """Follow the metastore from now on; `CannotConnect` when it cannot be reached."""
+        """Follow the metastore from now on. Raise `CannotConnect` when it cannot be reached."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="vitrina-events", daemon=True)

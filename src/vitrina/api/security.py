@@ -123,7 +123,7 @@ class FailedAttempts:
         self._lock = threading.Lock()
 
     def failed(self, address: str) -> bool:
-        """Note one more; True when there were too many of late."""
+        """Count one more. Return True when there were too many of late."""
         with self._lock:
             too_many = self._recent(address) >= self._limit
             self._failures.setdefault(address, deque(maxlen=self._limit)).append(time.monotonic())

@@ -31,7 +31,7 @@ _READ_INSTEAD = b"PROPFIND"
 def make_server(
     app: ASGIApp, listener: socket.socket, *, settings: Settings | None = None, access_log: bool = False
 ) -> uvicorn.Server:
-    """Run it with `server.run(sockets=[listener])`."""
+    """Make a server, which `server.run(sockets=[listener])` runs."""
     # An answer goes out in two parts. asyncio sets this only on sockets that were made with the protocol's number;
     # without it the second part waits 40 ms for the first one to be acknowledged.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

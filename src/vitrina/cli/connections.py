@@ -131,7 +131,7 @@ def try_connections(
     by_runner: Annotated[bool, typer.Option("--by-runner", help="Let a runner try it, from where it is.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Log in and look: what is wrong, and the statement that mends it.
+    """Log in and report what is wrong, with the statement that corrects it.
 
     From this machine, with its settings, unless --by-runner is given or the key of a kept connection is not here.
     Exit code 1 if a connection cannot be used.

@@ -274,7 +274,10 @@ def _load_cinema(settings: "Settings", films: int | None, ratings: int | None, s
 def _run_pipelines(
     settings: "Settings", search: bool | None, *, clickhouse: str | None = None
 ) -> "tuple[list[Run], list[dict[str, Any]] | None]":
-    """`search`: whether to start a search server. None: if there is nothing to be fetched, and if it starts."""
+    """Run the demo's pipelines. With `search`, start a search server.
+
+    None: only if there is nothing to fetch, and without it if it does not start.
+    """
     wanted = settings.elasticsearch_url is None and search_servers.is_at_hand() if search is None else search
     try:
         return _run_beside(settings, clickhouse, with_search=wanted, is_search_vital=search is not None)
@@ -284,7 +287,7 @@ def _run_pipelines(
 
 
 def _clickhouse() -> str:
-    """Say where the engine keeps its tables; `ConfigError` where it is not installed."""
+    """Say where the engine keeps its tables. Raise `ConfigError` where it is not installed."""
     from importlib.util import find_spec
 
     if not (find_spec("chdb") and find_spec("clickhouse_connect")):
@@ -297,7 +300,7 @@ def _clickhouse_directory() -> Path:
 
 
 def _clickhouse_rows() -> dict[str, list[dict[str, Any]]]:
-    """Read when the runner has ended: the engine's directory belongs to one process at a time."""
+    """Read rows after the runner has ended: the engine's directory belongs to one process at a time."""
     import clickhouse_connect
 
     client = clickhouse_connect.get_client(interface="chdb", path=str(_clickhouse_directory()))

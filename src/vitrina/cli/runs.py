@@ -140,7 +140,7 @@ def logs(
     level: Annotated[str, typer.Option(help="info, warning or error: this and more serious.")] = "info",
     output: Output = Format.TABLE,
 ) -> None:
-    """Show what a run told about itself."""
+    """Show what a run logged."""
     with remote.api() as client:
         found = find_run(client, pipeline, run_id)
         _await_last_lines(found)

@@ -75,7 +75,7 @@ def list_tokens(output: Output = Format.TABLE) -> None:
 
 @group.command()
 def revoke(name: TokenName) -> None:
-    """Make a token worthless, at once."""
+    """Make a token invalid, at once."""
     from vitrina.services import tokens
 
     with _metastore() as connection:

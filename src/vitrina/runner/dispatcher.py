@@ -228,7 +228,7 @@ class PipelineDispatcher:
     def _insist(
         self, action: Callable[[database.Connection], object], control: RunControl, log: structlog.stdlib.BoundLogger
     ) -> None:
-        """Put the end on record as long as the lease is ours; after that it expires, and recovery does the rest."""
+        """Record the end as long as the lease is ours. After that the lease expires, and recovery does the rest."""
         while True:
             try:
                 with self._metastore(control) as connection:

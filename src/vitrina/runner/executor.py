@@ -30,7 +30,7 @@ class PipelineExecutor:
         self._pool = pool
 
     def execute(self, claim: Claim, control: RunControl, meter: RunMeter) -> Status:
-        """Open, plan, move the data, conclude; returns the pipeline's status afterwards."""
+        """Open, plan, move the data and conclude. Return the pipeline's status afterwards."""
         log = structlog.get_logger().bind(
             pipeline=claim.name, pipeline_id=str(claim.pipeline_id), run_id=str(claim.run_id), epoch=claim.epoch
         )

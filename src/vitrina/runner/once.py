@@ -112,8 +112,9 @@ class OnceRunner(PipelineManager):
             self._start(claim, asked_at)
 
     def _await_silence(self, connection: Connection, pipeline_id: UUID) -> bool:
-        """Refuse a pipeline that another runner works on. One that was killed no longer extends its lease: wait for
-        the end of that, at most as long as a lease lasts. False when we are to stop.
+        """Refuse a pipeline that another runner works on. Return False when we are to stop.
+
+        A killed runner no longer extends its lease: wait for its end, at most as long as a lease lasts.
         """
         first = services.get(connection, pipeline_id)
         row = first

@@ -59,7 +59,7 @@ def say(code: str, /, **params: object) -> Sentence:
 
 
 def said(text: str | None) -> dict[str, Any] | None:
-    """Return code and parameters of a sentence, also of one that was kept as text; None: its words are all there is."""
+    """Return code and parameters of a sentence, also of one that was kept as text, or None for any other text."""
     if text is None:
         return None
     if isinstance(text, Sentence) and text.code:

@@ -52,7 +52,7 @@ def _answer(settings: Settings, name: str, row: Row | None, used_by: list[str]) 
 
 
 def connector_of(connection: Connection | None, settings: Settings, name: str) -> str | None:
-    """Return the name of the connector that opens a connection, wherever it is set; None when there is none here."""
+    """Return the name of the connector that opens a connection, wherever it is set, or None when there is none here."""
     if name in (DEFAULT_CONNECTION, *settings.connections) or connection is None:
         return settings.connector_of(name) if name in (DEFAULT_CONNECTION, *settings.connections) else None
     scheme = kept_connections.find_scheme(connection, name)
@@ -71,7 +71,7 @@ def require(connection: Connection, settings: Settings, name: str) -> str:
 def add(
     connection: Connection, settings: Settings, caller: Caller, name: str, url: str, *, key: bytes | None = None
 ) -> None:
-    """Keep a new one. `key`: the public key to seal it with; without one, that of the runners."""
+    """Keep a new connection. It is sealed with the public key `key`, or with that of the runners."""
     _check(settings, name, url)
     with connection.transaction():
         sealed = sealing.seal(key or sealing_key(connection, settings), name, url)
@@ -93,7 +93,7 @@ def replace(
 
 
 def remove(connection: Connection, settings: Settings, caller: Caller, name: str) -> None:
-    """Forget it, unless a pipeline uses it."""
+    """Forget a connection, unless a pipeline uses it."""
     with connection.transaction():
         if not kept_connections.lock(connection, name):
             if name in (DEFAULT_CONNECTION, *settings.connections):

@@ -105,7 +105,7 @@ class Found:
 
     @property
     def rest_statuses(self) -> Counter[str]:
-        """Read a moment after the rows: never less than none."""
+        """Count the others by status, never below zero: the totals are read a moment after the rows."""
         return self.statuses - Counter(row["status"] for row in self.rows)
 
 

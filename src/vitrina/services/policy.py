@@ -75,7 +75,7 @@ _PLACEHOLDERS = {"name": _NO_NAME, "target_table": _NO_TARGET, "source_query": "
 
 
 def check(definition: Definition, settings: Settings, metastore: Connection | None = None) -> None:
-    """Raise `Invalid` with everything that stands against the definition at once."""
+    """Raise `Invalid` with everything that is wrong with the definition at once."""
     found = problems(definition, settings, metastore)
     if found:
         raise invalid(found)

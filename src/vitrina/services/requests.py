@@ -149,7 +149,7 @@ _NOBODY_WORKS = say("warning.nobody_works")
 
 
 def what_to_ask(report: answers.ValidationReport, fields: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Return what a runner can say about a draft: all of it if it is complete, else its query; None: neither."""
+    """Choose what to ask a runner about a draft: all of it if it is complete, else its query, else nothing."""
     _, definition = labels.split(fields)
     if report.valid:
         return "validate", {"definition": policy.parse(definition).model_dump(mode="json", exclude_unset=True)}

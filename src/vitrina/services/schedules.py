@@ -27,7 +27,7 @@ def next_times(connection: Connection, interval: str, *, count: int) -> list[dat
 
 
 def renew(connection: Connection, pipeline_id: UUID) -> None:
-    """Set the next due time now, not when a runner looks: the first tick counts also while no runner is there."""
+    """Set the next due time now, not when a runner looks: the first tick counts also while no runner is alive."""
     schedules.set_due_time(connection, pipeline_id, None)
     found = schedules.find_scheduled(connection, pipeline_id)
     if found is None:

@@ -42,9 +42,9 @@ def kept_place(name: str) -> str:
 
 
 def examine(settings: Settings, name: str, *, with_rights: bool = True, place: str | None = None) -> Iterator[Verdict]:
-    """Log in as pipelines do and look round; nothing is written. `with_rights`: name grants that are missing.
+    """Log in as pipelines do and look round; nothing is written. `with_rights`: name the grants that are missing.
 
-    `place`: where its URL is corrected, if not in its variable.
+    `place` is where the URL is corrected, if not in its variable.
     """
     try:
         url = database.reader_url(settings, name)

@@ -53,7 +53,7 @@ def look(connection: Connection) -> Seen | None:
 
 
 def recognise(metastore: Connection, name: str, connection: Connection, reach: Reach) -> str:
-    """Put on record which database a connection leads to; returns the name that stands for it."""
+    """Record which database a connection leads to, and return the name that stands for it."""
     seen = look(connection)
     if name == DEFAULT_CONNECTION or seen is None:
         return name
@@ -66,9 +66,9 @@ def recognise(metastore: Connection, name: str, connection: Connection, reach: R
 
 
 def recognise_place(metastore: Connection, name: str, identity: str, *, is_default: bool) -> str:
-    """Put on record which place of another system a connection leads to; returns the name that stands for it.
+    """Record which place of another system a connection leads to, and return the name that stands for it.
 
-    A place says the same of itself by whatever name it is reached, so there is nothing to prove.
+    A place reports the same identity under every name, so there is nothing to prove.
     """
     twin = metastore.execute(
         "SELECT database FROM etl.etl_databases WHERE identity = %s AND connection <> %s ORDER BY connection LIMIT 1",

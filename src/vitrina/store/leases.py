@@ -267,7 +267,7 @@ def _take(
 
 
 def hold_database(connection: Connection, claim: Claim) -> None:
-    """Hold the target by what is known of its database now; at the claim that may have been no more than a name."""
+    """Hold the target by what is known of its database now. At the claim only its name may have been known."""
     try:
         row = connection.execute(
             sql.SQL(
@@ -397,9 +397,9 @@ def note_hold(connection: Connection, claim: Claim, hold: dict[str, Any] | None)
 
 
 def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False, answered: bool = True) -> Status:
-    """End of data, or (`boundary`) a batch boundary at which a pause was asked for: release the lease, move on.
+    """Release the lease at the end of the data, or (`boundary`) at a batch boundary at which a pause was requested.
 
-    Another run follows when one was asked for that this one did not answer. Requests are told apart by being the same
+    Another run follows when one was requested that this one did not answer. Requests are told apart by being the same
     or not, never by comparing times: a clock may step.
     """
     answers = answered and not boundary and not claim.is_backfill and not claim.is_repair

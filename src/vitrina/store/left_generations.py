@@ -16,7 +16,7 @@ def exist(metastore: Connection) -> bool:
 
 
 def settle(metastore: Connection, remove: Callable[[str, str], bool]) -> None:
-    """Show `remove` each generation, and its pipeline's id, that no runner works on; what it settles is forgotten."""
+    """Pass each generation that no runner works on, and its pipeline's id, to `remove`. Forget those it removes."""
     left = metastore.execute(
         "SELECT generation, pipeline_id FROM etl.etl_left_generations ORDER BY left_at LIMIT %s", [AT_ONCE]
     ).fetchall()

@@ -111,7 +111,7 @@ def put_back(connection: Connection, notification_id: UUID, channel: str) -> Non
 
 
 def conclude(connection: Connection, channels: Sequence[str]) -> int:
-    """Close the messages that no receiver waits for any more, and note what stands against the others; how many."""
+    """Close the messages that no receiver waits for any more, and return how many. Record the errors of the others."""
     with connection.transaction():
         connection.execute(
             """

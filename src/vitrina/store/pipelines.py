@@ -114,7 +114,7 @@ def find(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) 
 
 @cache
 def _find(by_id: bool, lock: bool) -> bytes:
-    """Put together once: every request for one pipeline begins with it."""
+    """Build the statement once, because every request for one pipeline begins with it."""
     return (
         sql.SQL(
             "SELECT p.*, {tasks} AS tasks, {run_after} AS run_after FROM etl.etl_pipelines p WHERE {condition} {lock}",
@@ -339,7 +339,7 @@ def request_backfill(
 
 
 def resume(connection: Connection, pipeline_id: UUID, *, trigger: Trigger, traceparent: str | None) -> Row | None:
-    """Let a paused pipeline go on; nothing is asked for beyond what was before. None unless it is paused."""
+    """Let a paused pipeline go on; no other run is requested. Return None unless it is paused."""
     return connection.execute(
         """
         UPDATE etl.etl_pipelines
@@ -353,7 +353,7 @@ def resume(connection: Connection, pipeline_id: UUID, *, trigger: Trigger, trace
 
 
 def request_pause(connection: Connection, pipeline_id: UUID) -> Row | None:
-    """Ask for a pause; asking twice is the same request. None from a status that cannot be paused."""
+    """Ask for a pause; asking twice is the same request. Return None from a status that cannot be paused."""
     return connection.execute(
         """
         UPDATE etl.etl_pipelines SET status = 'PAUSE_REQUESTED'

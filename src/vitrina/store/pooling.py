@@ -23,7 +23,7 @@ def is_pooled(connection: psycopg.Connection[DictRow]) -> bool:
 
 
 def settle(connection: psycopg.Connection[DictRow]) -> None:
-    """Refuse a session that is none; give one that is the settings that a pooler does not pass on."""
+    """Refuse a pooler that shares sessions between clients. Apply the settings that any pooler does not pass on."""
     info = connection.info
     place = (info.host, info.port, info.dbname, info.user)
     if place not in _proven:

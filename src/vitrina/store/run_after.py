@@ -48,7 +48,7 @@ _CHANGED = sql.SQL(
 
 
 def replace(connection: Connection, pipeline_id: UUID, definition: Definition) -> None:
-    """Make the edges be what the definition says. One that stays keeps what has arrived; a new one waits for news."""
+    """Make the edges match the definition. One that stays keeps what has arrived; a new one waits for the next run."""
     names = [edge.pipeline for edge in definition.run_after]
     found = connection.execute("SELECT id, name FROM etl.etl_pipelines WHERE name = ANY(%s)", [names])
     ids = {row["name"]: row["id"] for row in found}

@@ -33,7 +33,7 @@ class Counters:
 
 
 def find_rate(connection: Connection, pipeline_id: UUID) -> float | None:
-    """Return the rows a second of the pipeline's last successful large run."""
+    """Return the rows per second of the pipeline's last successful large run."""
     row = connection.execute(
         """
         SELECT (rows_read / greatest(extract(epoch FROM finished_at - started_at), 0.001))::float8 AS rate
@@ -281,8 +281,8 @@ def prune(
 ) -> Pruned:
     """Forget old finished runs, but never a pipeline's latest one, nor its latest success: lag is counted from it.
 
-    In slices, each committed by itself. Those that are kept are looked at again and again, so a walk is bounded, and
-    the next one goes on `after` its end.
+    Each slice is committed by itself. Runs that are kept are looked at again each time, so a walk is bounded, and the
+    next one continues `after` its end.
     """
     forgotten = 0
     for _ in range(slices):

@@ -96,7 +96,7 @@ def _refuse_unusable(connection: database.Connection) -> None:
 
 
 def inspect(connection: database.Connection, plan: Plan) -> Found:
-    """Look at the database, and refuse what no statement of ours can mend."""
+    """Look at the database, and refuse what no statement of ours can correct."""
     _refuse_missing_schemas(connection, plan)
     row = database.one(
         connection.execute(

@@ -117,7 +117,7 @@ def reset(connection: Connection, pipeline_id: UUID, *, cursor: str | None = Non
 
 
 def discard_load(connection: Connection, claim: Claim) -> bool:
-    """Give up this claim's unfinished load. Beside a remote target, the ledger is told so by the next claim."""
+    """Give up this claim's unfinished load. The next claim tells the ledger of a remote target."""
     return bool(
         connection.execute(
             sql.SQL(

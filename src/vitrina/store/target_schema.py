@@ -43,7 +43,7 @@ _LOCK = 0x5649_5452_4C45_44
 
 
 def prepare(connection: Connection) -> None:
-    """Make what is missing, or bring it up to date; with rights enough, or with the statements that give them."""
+    """Create the ledger or bring it up to date. If rights are missing, the error has the statements that grant them."""
     if (find_version(connection) or 0) >= VERSION:
         return
     try:
@@ -104,7 +104,7 @@ def missing_rights(connection: Connection) -> Iterator[str]:
 
 
 def refuse_unprepared(connection: Connection) -> None:
-    """Say what a run would fail for: it makes the rest itself."""
+    """Raise `FatalError` with the rights that a run would lack. It makes everything else itself."""
     statements = list(missing_rights(connection)) if (find_version(connection) or 0) < VERSION else []
     if statements:
         raise FatalError(

@@ -302,7 +302,7 @@ def _check_target(settings: "Settings", name: str) -> Iterator[Finding]:
 
 
 def _check_connections(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
-    """Check all configured connections, also unused ones. Rights are checked only for those that no pipeline uses."""
+    """Check all configured connections, also unused ones. Rights of those in use have been checked already."""
     from vitrina.store import connections, kept_connections, pipelines, stages
 
     used = {*pipelines.source_connections(connection), *stages.list_target_connections(connection)}

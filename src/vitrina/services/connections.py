@@ -107,7 +107,7 @@ def remove(connection: Connection, settings: Settings, caller: Caller, name: str
 
 
 def sealing_key(connection: Connection, settings: Settings) -> bytes:
-    """Choose the public key that most live runners can open, among the keys that they prefer."""
+    """Choose, among the public keys that live runners prefer, the one that most of them can open with."""
     alive = runners.list_sealing_keys(connection, stale_after_seconds=settings.lease_ttl_seconds)
     holders = [keys for keys in alive if keys]
     if not holders:

@@ -120,7 +120,7 @@ _SETTLE_AS = f"{SETTLE} UNION ALL SELECT pg_catalog.set_config('application_name
 
 
 def settle(connection: Connection, application_name: str | None = None) -> None:
-    """Apply settings that depend on the database, the server's version or the user, so cannot be sent on connecting."""
+    """Apply settings that depend on the database, the server's version or the run, so cannot be sent on connecting."""
     named = [application_name[:63]] if application_name else None
     row = one(connection.execute(_SETTLE_AS if named else SETTLE, named))
     if int(row["found"]) != connection.info.backend_pid:

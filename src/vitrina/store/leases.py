@@ -334,7 +334,7 @@ def still_held(connection: Connection, claim_ids: Sequence[UUID]) -> dict[UUID, 
 
 
 def touch(connection: Connection, claim: Claim, *, progressed: bool = False) -> Status:
-    """Check that our claim still stands, and return the pipeline's status. Raise `LeaseLost` when it does not."""
+    """Lock the pipeline's row as a fence, and return its status. Raise `LeaseLost` when the claim no longer stands."""
     row = connection.execute(
         """
         UPDATE etl.etl_pipelines SET attempts = CASE WHEN %s THEN 0 ELSE attempts END

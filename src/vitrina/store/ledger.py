@@ -72,7 +72,7 @@ class Ledger:
     def settle(
         self, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int, progressed: bool = True
     ) -> Status:
-        """Record progress after the commit, and return what was asked of the pipeline meanwhile."""
+        """Record a remote target's progress after the commit. Return what was asked of the pipeline in the meantime."""
         if self._remote:
             with self._metastore.transaction():
                 self._status = leases.touch(self._metastore, self._claim, progressed=progressed)

@@ -27,16 +27,17 @@ CYCLES_ALLOWED = ("vitrina.sqlguard",)
 # First words of docstrings that tell somebody to do something.
 VERBS = frozenset(
     """
-    accept acknowledge add admit advance allow answer append apply ask attach be begin bind block bound break bring
-    build call cancel carry change check choose claim clear close collect come commit compare complete compute connect
-    convert copy correct count cover create cut decide declare delete deliver describe detach discard divide do drain
-    drop encode encrypt end estimate examine execute expect explain extend fetch fill find finish fire fit follow forget
-    format get give go group guess hand handle hide hold insert inspect invite iterate join judge keep know learn leave
-    let limit list listen load lock log look lose make map mark mask measure merge mirror move name normalise note
-    notify number observe offer open order pack parse pass pause perform pick place plan prefer prepare print produce
-    promise prove publish pull push put quote raise read receive recognise record recover reduce refuse register
-    release remember remove rename render repair repeat replace report request require reset resolve restore resume
-    retry return revoke roll run save say scan search see seize select send serve set settle share show shut sign sleep
+    accept acknowledge add admit advance allow answer append apply ask attach authenticate be begin bind block bound
+    break bring build call cancel carry change check choose claim clear close collect come commit compare complete
+    compute connect continue convert copy correct count cover create cut decide declare decode delete deliver derive
+    describe detach discard divide do download drain drop enable encode encrypt end escape estimate examine execute
+    expect explain export extend fetch fill find finish fire fit follow forget format get give go group guess hand
+    handle hide hold identify insert inspect invite iterate join judge keep know learn leave let limit list listen load
+    lock log look lose make map mark mask match measure merge mirror move name normalise note notify number observe
+    offer open order pack pair parse pass pause perform pick place plan prefer prepare print produce promise prove
+    publish pull push put queue quote raise read receive recognise record recover reduce refuse register release
+    remember remove rename render repair repeat replace report request require reset resolve restore resume retry return
+    revoke roll run save say scan seal search see seize select send serve set settle share shorten show shut sign sleep
     sort split start state stop store stream strip suggest swap take tell test throw time touch translate trim try turn
     undo unpack update use validate verify wait wake walk warn watch withdraw work wrap write yield
     adopt analyze announce assume cast clean decode derive detect disable doubt draw extract generate guard hash

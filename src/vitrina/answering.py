@@ -11,7 +11,7 @@ Asked = Literal["run", "backfill", "resume"]
 
 
 def find_answer(runs: Sequence[Run], requested_at: datetime, asked: Asked) -> Run | None:
-    """Of the runs since the request, oldest first: the one that answers it, or went on with what that had begun."""
+    """Find the run that answers the request, or that went on with its work, among the runs since, oldest first."""
     # Repairs and replays correct some rows, and nobody who asked for a run is answered by one.
     found = [run for run in runs if not run.metrics.keys() & {"repair", "replay"}]
     place = _place_of_answer(found, requested_at, asked)
@@ -36,5 +36,8 @@ def _place_of_answer(runs: Sequence[Run], requested_at: datetime, asked: Asked) 
 
 
 def was_broken_off(run: Run) -> bool:
-    """Its runner went away or was in somebody's way, or it was paused: what it was to do is done by the next one."""
+    """Tell whether the next run does what this one was to do.
+
+    Its runner was lost or stopped, its target was taken, or it was paused.
+    """
     return run.status == RunStatus.PAUSED or run.error_code in ("lease_lost", "runner_stopped", "target_taken")

@@ -13,7 +13,7 @@ from vitrina.status import RunStatus, Status
 
 
 class Answer(BaseModel):
-    """Unknown fields are let through: a client may be older than its server."""
+    """Let unknown fields through: a client may be older than its server."""
 
     # A program uses few of these: each is built when it is first used.
     model_config = ConfigDict(extra="ignore", from_attributes=True, defer_build=True)
@@ -51,7 +51,7 @@ def _said(value: Any) -> Any:
 
 
 def _telling(value: Any) -> Any:
-    """What a runner left as JSON: beside its sentences, how they were made."""
+    """Add to the JSON of a runner, beside its sentences, how they were made."""
     if isinstance(value, list):
         return [_telling(part) for part in value]
     if not isinstance(value, dict):
@@ -66,7 +66,7 @@ TellingObject = Annotated[dict[str, Any], BeforeValidator(_telling)]
 
 
 def _as_object(value: object) -> object:
-    """A row may have been edited by hand: one odd value must not hide all the others of a list."""
+    """Wrap a value that is no object. A row may have been edited by hand, and one odd value must not hide the rest."""
     return value if value is None or isinstance(value, dict) else {NO_OBJECT: value}
 
 
@@ -85,7 +85,7 @@ Item = TypeVar("Item")
 
 
 class Page(Answer, Generic[Item]):
-    """A part of a list; `next_cursor` asks for the part behind it."""
+    """A part of a list; `next_cursor` asks for the part after it."""
 
     items: list[Item]
     next_cursor: str | None = Field(None, description="Send it as `cursor` for what follows; null at the end.")
@@ -293,7 +293,7 @@ class Workforce(Answer):
 
 
 class Home(Answer):
-    """What needs attention, what ran lately, what comes next, who works."""
+    """What needs attention, what ran lately, what comes next, and which runners are alive."""
 
     at: datetime = Field(description="Now, by the metastore's clock.")
     hours: int
@@ -339,7 +339,7 @@ class GraphEdge(Answer):
 
 
 class Graph(Answer):
-    """What reads what, by what queries really read, and who runs after whom."""
+    """What reads what, by what queries really read, and which pipeline runs after which."""
 
     nodes: list[GraphNode]
     edges: list[GraphEdge]
@@ -403,7 +403,7 @@ class RunAccepted(Accepted):
 
 
 class RunnerName(Answer):
-    """Who works on a pipeline."""
+    """The runner that works on a pipeline."""
 
     id: UUID
     host: str
@@ -413,7 +413,7 @@ class RunnerName(Answer):
 
 
 class Progress(Answer):
-    """How far the run at work has come."""
+    """How far the current run has come."""
 
     rows_read: int
     rows_written: int
@@ -544,7 +544,7 @@ class PipelineAlert(Alert):
 
 
 class Notifications(Answer):
-    """Who is told of failures, recoveries and drift, and what was told lately."""
+    """The receivers that are notified of failures, recoveries and drift, and the latest messages."""
 
     receivers: list[Receiver] | None = Field(None, description="As a runner has them; null: no runner has said.")
     latest: list[PipelineAlert]
@@ -630,7 +630,7 @@ class ValidationReport(Told):
 
 
 class Me(Answer):
-    """Who asks, as the audit names it."""
+    """The caller, as the audit names it."""
 
     name: str
     role: str = Field(description="viewer, operator or admin: each may do what the ones before it may.")
@@ -723,7 +723,7 @@ class LogLine(Event):
 
 
 class AuditEntry(Answer):
-    """Who changed what."""
+    """One change, and the caller who made it."""
 
     id: int
     at: datetime

@@ -31,11 +31,11 @@ class CallFailed(Exception):
 
 
 class NotConnected(CallFailed):
-    """Nobody listens there: nothing has been sent."""
+    """No server listens there, and nothing has been sent."""
 
 
 class ConnectTimedOut(CallFailed):
-    """Nobody answers there in time."""
+    """No server answers there in time."""
 
 
 class BadAddress(CallFailed):
@@ -85,12 +85,12 @@ def open_calls(
 
 
 def is_local(url: str) -> bool:
-    """Proxies of the environment are for the world outside, not for a server on this machine."""
+    """Tell whether a URL is of this machine: proxies of the environment are for servers outside."""
     return (urlsplit(url).hostname or "") in _LOCAL
 
 
 def is_plain(url: str) -> bool:
-    """Whether the standard library is enough."""
+    """Tell whether the standard library is enough."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -104,7 +104,7 @@ def is_plain(url: str) -> bool:
 
 
 class PlainCalls:
-    """Keeps the connections on which it was answered, for the next calls; may be shared by threads."""
+    """Keep the connections on which it was answered, for the next calls. Threads may share it."""
 
     def __init__(self, url: str, headers: Mapping[str, str], timeout_seconds: float) -> None:
         self._url = url
@@ -172,7 +172,7 @@ class PlainCalls:
 
 
 def _has_news(connection: http.client.HTTPConnection) -> bool:
-    """Nobody speaks unasked, except to say goodbye."""
+    """Tell whether there is something to read: a server sends nothing unasked, except when it closes the connection."""
     news = select.poll()
     news.register(connection.sock, select.POLLIN)
     return bool(news.poll(0))
@@ -184,7 +184,7 @@ def _query(params: Params) -> str:
 
 
 class HttpxCalls:
-    """The same with httpx, which also streams."""
+    """Make the same calls with httpx, which also streams."""
 
     def __init__(
         self,
@@ -212,7 +212,7 @@ class HttpxCalls:
 
     @contextmanager
     def lines(self, path: str, headers: Mapping[str, str]) -> Iterator[tuple[Reply, Iterator[str]]]:
-        """An answer without its content, whose lines come as they are sent; an error comes whole."""
+        """Yield an answer without its content, and its lines as they are sent; an error has its whole content."""
         patient = self._library.Timeout(10.0, read=_STREAM_SILENCE_SECONDS)
         with self._translated(), self._http.stream("GET", path, headers=dict(headers), timeout=patient) as found:
             content = found.read() if found.is_error else b""

@@ -35,7 +35,7 @@ _LOG_PAGE = 500
 
 
 class Client:
-    """Talks to one API. Use it as a context manager, or `close` it."""
+    """Talk to one API. Use it as a context manager, or `close` it."""
 
     def __init__(
         self,
@@ -80,22 +80,22 @@ class Client:
         sort: str | None = None,
         limit: int | None = None,
     ) -> list[answers.Pipeline]:
-        """All of them, or the first `limit`; `name` is a part of the name, a label is `key=value` or `key`."""
+        """List all pipelines, or the first `limit`; `name` is a part of the name, a label is `key=value` or `key`."""
         narrowed: dict[str, Any] = {"status": list(status), "enabled": enabled, "name": name, "target": target}
         narrowed |= {"sort": sort, "label": list(labels)}
         return list(self._pages("/pipelines", answers.Pipeline, narrowed, limit))
 
     def home(self, *, hours: int = 24) -> answers.Home:
-        """What needs attention, what ran lately, what comes next, who works."""
+        """Get what needs attention, what ran lately, what comes next, and which runners are alive."""
         return self._ask(answers.Home, "GET", "/home", params={"hours": hours})
 
     def schedule_times(self, interval: str, *, count: int = 5) -> list[datetime]:
-        """When a schedule would be due from now on."""
+        """List when a schedule would be due from now on."""
         asked = {"interval": interval, "count": count}
         return self._ask(answers.ScheduleTimes, "GET", "/schedule", params=asked).times
 
     def graph(self) -> answers.Graph:
-        """What reads what, and who runs after whom."""
+        """Get which pipeline reads what, and which runs after which."""
         return self._ask(answers.Graph, "GET", "/graph")
 
     def get_pipeline(self, pipeline: str | UUID) -> answers.Pipeline:
@@ -105,7 +105,7 @@ class Client:
         return self._ask(answers.Pipeline, "POST", "/pipelines", body=definition)
 
     def update_pipeline(self, pipeline: str | UUID, changes: Json, *, version: int | None = None) -> answers.Pipeline:
-        """Change the given fields; with `version`, only if nobody changed it since."""
+        """Change the given fields; with `version`, only if it is still the current one."""
         return self._ask(
             answers.Pipeline, "PATCH", self._of(pipeline), body=changes, headers=_if_match(version), repeatable=False
         )
@@ -147,14 +147,14 @@ class Client:
         )
 
     def resume(self, pipeline: str | UUID) -> answers.RunAccepted:
-        """Let a paused pipeline go on where it stopped; nothing else is asked for."""
+        """Let a paused pipeline go on where it stopped; no other run is requested."""
         return self._ask(answers.RunAccepted, "POST", self._of(pipeline, "resume"))
 
     def pause(self, pipeline: str | UUID) -> answers.Accepted:
         return self._ask(answers.Accepted, "POST", self._of(pipeline, "pause"))
 
     def cancel(self, pipeline: str | UUID, *, requested_at: datetime | None = None) -> answers.Accepted:
-        """Take back a run that waits, or end the one at work now; what it has committed stays.
+        """Take back a run that waits, or end the current one now; what it has committed stays.
 
         With `requested_at`, only the run of that request; `Conflict` when it is over or another was asked for since.
         """
@@ -194,7 +194,7 @@ class Client:
         labels: Sequence[str] = (),
         limit: int | None = 20,
     ) -> list[answers.Run]:
-        """Newest first; `labels` (`key=value`, or `key`) narrows those of all pipelines."""
+        """List runs, newest first; `labels` (`key=value`, or `key`) narrows those of all pipelines."""
         path = "/runs" if pipeline is None else self._of(pipeline, "runs")
         narrowed = {"status": list(status), "since": since.isoformat() if since else None, "label": list(labels)}
         return list(self._pages(path, answers.Run, narrowed, limit))
@@ -203,7 +203,7 @@ class Client:
         return self._ask(answers.Run, "GET", f"/runs/{_quoted(run_id)}")
 
     def run_log(self, run_id: str | UUID, *, after: int = 0, level: str = "info") -> list[answers.LogLine]:
-        """What the run told about itself, oldest first, behind line `after`, from `level` upward."""
+        """List what the run logged, oldest first, after line `after`, from `level` upward."""
         path, lines = f"/runs/{_quoted(run_id)}/logs", list[answers.LogLine]()
         while True:
             asked = {"after": after, "level": level, "limit": _LOG_PAGE}
@@ -223,7 +223,7 @@ class Client:
         timeout_seconds: float | None = None,
         poll_seconds: float = 0.5,
     ) -> answers.Run:
-        """The finished run that answers what was accepted (`RunAccepted.run_requested_at` and `.asked`).
+        """Wait for the finished run that answers what was accepted (`RunAccepted.run_requested_at` and `.asked`).
 
         A run whose runner was lost or stopped is continued by another one: that one is waited for.
         Raises `TransientError` when `timeout_seconds` pass first, `Conflict` when the request was taken back.
@@ -253,7 +253,7 @@ class Client:
             time.sleep(poll_seconds)
 
     def _answer_dated_back(self, pipeline: str | UUID, requested_at: datetime) -> answers.Run | None:
-        """An answer that began before it was asked for, because somebody set the database's clock back in between."""
+        """Find an answer that began before its request, because the database's clock was set back in between."""
         earlier = self.list_runs(pipeline, since=requested_at - _CLOCK_STEP, limit=None)
         return next((run for run in earlier if run.answers_request == requested_at), None)
 
@@ -271,7 +271,7 @@ class Client:
         return self._ask(answers.ValidationReport, "POST", "/explain", body=definition)
 
     def preview(self, pipeline: str | UUID, *, limit: int = 20) -> answers.Request:
-        """The first rows after the transforms. `result` is there once the request is DONE."""
+        """Get the first rows after the transforms. `result` is there once the request is DONE."""
         return self._ask(answers.Request, "POST", self._of(pipeline, "preview"), body={"limit": limit})
 
     def reconcile(
@@ -285,7 +285,7 @@ class Client:
         return self._ask(answers.Request, "GET", self._of(pipeline, "reconcile"))
 
     def differences(self, pipeline: str | UUID, file_format: Literal["csv", "json"]) -> bytes:
-        """The keys that the latest finished report lists, as a file."""
+        """Get the keys that the latest finished report lists, as a file."""
         return self._send("GET", self._of(pipeline, "reconcile", "differences"), params={"format": file_format}).content
 
     def get_request(self, request_id: str | UUID) -> answers.Request:
@@ -294,7 +294,7 @@ class Client:
     def wait_for_request(
         self, request: answers.Request, *, timeout_seconds: float = 60.0, poll_seconds: float = 0.5
     ) -> answers.Request:
-        """The same request once a runner is done with it; `TransientError` when none takes it up in time."""
+        """Wait until a runner is done with the request, and return it. Raise `TransientError` when none is in time."""
         deadline = time.monotonic() + timeout_seconds
         while not request.is_finished:
             if time.monotonic() >= deadline:
@@ -309,7 +309,7 @@ class Client:
     # --- versions ----------------------------------------------------------------------------------------------
 
     def list_versions(self, pipeline: str | UUID) -> list[answers.Version]:
-        """Newest first."""
+        """List versions of a definition, newest first."""
         return list(self._pages(self._of(pipeline, "versions"), answers.Version, {}, None))
 
     def compare_versions(self, pipeline: str | UUID, before: int, after: int) -> answers.VersionComparison:
@@ -342,11 +342,11 @@ class Client:
         return self._ask(answers.ApplyReport, "POST", "/apply", body=body)
 
     def export(self, pipelines: Sequence[str] = ()) -> str:
-        """The pipelines as YAML documents, byte for byte the same for the same definitions."""
+        """Get the pipelines as YAML documents, byte for byte the same for the same definitions."""
         return self._send("GET", "/export", params={"name": list(pipelines)}).text
 
     def pipeline_schema(self) -> dict[str, Any]:
-        """The JSON schema of such a document, for editors."""
+        """Get the JSON schema of such a document, for editors."""
         found: dict[str, Any] = self._send("GET", "/schema/pipeline.json").json()
         return found
 
@@ -378,7 +378,7 @@ class Client:
         return self._ask(answers.Targets, "GET", "/targets")
 
     def list_audit(self, *, object: str | None = None, limit: int | None = 50) -> list[answers.AuditEntry]:
-        """Newest first; `object` is `pipeline:<name>` or `token:<name>`."""
+        """List entries of the audit log, newest first; `object` is `pipeline:<name>` or `token:<name>`."""
         return list(self._pages("/audit", answers.AuditEntry, {"object": object}, limit))
 
     def list_dead_letters(
@@ -390,14 +390,14 @@ class Client:
     def list_dead_letter_groups(
         self, pipeline: str | UUID | None = None, *, resolved: bool = False
     ) -> list[answers.DeadLetterGroup]:
-        """One line for each pipeline and reason, the largest first."""
+        """List dead letters as one line for each pipeline and reason, the largest first."""
         narrowed = {"pipeline": str(pipeline) if pipeline else None, "resolved": resolved}
         return list(self._pages("/dead-letters/groups", answers.DeadLetterGroup, narrowed, None))
 
     def replay_dead_letters(
         self, pipeline: str | UUID, letters: Sequence[int] | None = None, *, reason: str | None = None
     ) -> answers.Request:
-        """Send the rows of open letters again, as the source has them now; `letters` or a `reason` narrow it."""
+        """Send the rows of open dead letters again, as the source has them now; `letters` or a `reason` narrow them."""
         body: dict[str, Any] = {"pipeline": str(pipeline)}
         if letters:
             body["letters"] = list(letters)
@@ -406,7 +406,7 @@ class Client:
         return self._ask(answers.Request, "POST", "/dead-letters/replay", body=body)
 
     def notifications(self) -> answers.Notifications:
-        """Where people are told of failures, and what was told lately."""
+        """Get the receivers that are notified of failures, and the latest messages."""
         return self._ask(answers.Notifications, "GET", "/notifications")
 
     def test_notifications(self) -> answers.Request:
@@ -414,7 +414,7 @@ class Client:
         return self._ask(answers.Request, "POST", "/notifications/test")
 
     def events(self, *, last_event_id: int | None = None) -> Generator[answers.Event, None, None]:
-        """Events as they happen, until you `close` it; with `last_event_id`, first what came after it."""
+        """Yield events as they happen, until you `close` it; with `last_event_id`, first what came after it."""
         headers = {"Accept": "text/event-stream"}
         if last_event_id is not None:
             headers["Last-Event-ID"] = str(last_event_id)
@@ -430,7 +430,7 @@ class Client:
             streams.close()
 
     def create_token(self, name: str, role: str, *, expires_in_days: int | None = None) -> answers.NewToken:
-        """The answer holds the secret, once."""
+        """Create a token. The answer is the only one with the secret."""
         body = {"name": name, "role": role, "expires_in_days": expires_in_days}
         return self._ask(answers.NewToken, "POST", "/tokens", body=body)
 
@@ -441,7 +441,7 @@ class Client:
         self._send("DELETE", f"/tokens/{_quoted(name)}")
 
     def health(self) -> answers.Health:
-        """Also when it is not well: look at `status`."""
+        """Get the health, also when it is bad: look at `status`."""
         response = self._request("GET", "/health", repeatable=True)
         return answers.Health.model_validate_json(response.content)
 
@@ -525,7 +525,7 @@ def _if_match(version: int | None) -> dict[str, str]:
 
 
 def _events(lines: Iterator[str]) -> Iterator[answers.Event]:
-    """Server-sent events: `data:` lines up to an empty one; comments and other fields do not matter here."""
+    """Parse server-sent events: `data:` lines up to an empty one. Comments and other fields do not matter here."""
     data: list[str] = []
     for line in lines:
         if line.startswith("data:"):
@@ -546,7 +546,7 @@ _BY_STATUS: dict[int, type[errors.RequestError]] = {
 
 
 def _error_of(response: Reply) -> errors.VitrinaError:
-    """The server's problem document as the error of the same meaning."""
+    """Turn the server's problem document into the error of the same meaning."""
     try:
         problem = answers.Problem.model_validate_json(response.content)
     except ValueError:

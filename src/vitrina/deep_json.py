@@ -34,7 +34,7 @@ def dumps(value: Any) -> bytes:
 
 
 def is_deeper(text: str, levels: int) -> bool:
-    """Whether more than so many objects and lists are within each other."""
+    """Tell whether more than `levels` objects and lists are nested."""
     depth = 0
     for found in _BRACKET.finditer(text):
         if found[0] in ("[", "{"):
@@ -47,7 +47,7 @@ def is_deeper(text: str, levels: int) -> bool:
 
 
 class _Tree:
-    """Values as they come, put into the innermost object or list that is still open."""
+    """Put values, as they come, into the innermost object or list that is still open."""
 
     def __init__(self) -> None:
         self._open: list[Any] = [[]]
@@ -98,7 +98,7 @@ def _scalar(token: bytes) -> Any:
 
 
 def _written(value: Any) -> Iterator[bytes]:
-    """The parts of the text, from a stack of what is still to be said."""
+    """Yield the parts of the text, from a stack of what is still to be written."""
     to_say: list[Any] = [value]
     while to_say:
         part = to_say.pop()
@@ -114,7 +114,7 @@ def _written(value: Any) -> Iterator[bytes]:
 
 
 def _enclosed(begin: bytes, members: list[list[Any]], end: bytes) -> list[Any]:
-    """In the order in which a stack gives them back: the last first."""
+    """Order parts for a stack, which returns the last one first."""
     parts: list[Any] = [begin]
     for number, member in enumerate(members):
         parts += ([b","] if number else []) + member

@@ -50,7 +50,7 @@ class Unfit(ValueError):
 
 
 class Strict(BaseModel):
-    """Unknown fields and silent conversions (`false` for 0) are refused: a typo must not pass as a setting."""
+    """Refuse unknown fields and silent conversions (`false` for 0): a typo must not pass as a setting."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -184,7 +184,7 @@ class OwnOptions(Strict):
     @field_validator("index")
     @classmethod
     def _index_has_parts(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """As far as we read it ourselves: the rest is the server's to judge."""
+        """Check the parts that we read ourselves; the server judges the rest."""
         unknown = sorted(value.keys() - {"settings", "mappings"})
         if unknown:
             raise ValueError(say("definition.index_parts", unknown=", ".join(unknown)))
@@ -201,7 +201,7 @@ class Options(OwnOptions):
     model_config = ConfigDict(extra="allow")
 
     def of(self, connector: str) -> BaseModel | None:
-        """Return what the author set under a connector's name, as the connector's own model; None: it has none."""
+        """Return what the author set under a connector's name, as that connector's model, or None if it has none."""
         model = _models_of_connectors().get(connector)
         return model.model_validate((self.model_extra or {}).get(connector, {})) if model else None
 
@@ -215,7 +215,7 @@ class Options(OwnOptions):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """With the options of the connectors that are installed here."""
+        """Add the options of the connectors that are installed here."""
         made = dict(handler(schema))
         whole = handler.resolve_ref_schema(made)
         whole["additionalProperties"] = False
@@ -225,7 +225,7 @@ class Options(OwnOptions):
 
 
 def _models_of_connectors() -> dict[str, type[BaseModel]]:
-    """The options of installed connectors, by name. One that has the name of an option of ours cannot be set."""
+    """List the options of installed connectors, by name. One that has the name of an option of ours cannot be set."""
     found = registry.installed().connectors.values()
     return {each.name: each.options for each in found if each.options and each.name not in OwnOptions.model_fields}
 
@@ -234,7 +234,7 @@ _ANY_OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(BoundedObject, config=Con
 
 
 def _with_connectors() -> type[OwnOptions]:
-    """Our options and those of connectors as one model, which knows no others."""
+    """Build one model of our options and those of connectors, which accepts no others."""
     bounded = BeforeValidator(_ANY_OBJECT.validate_python)
     fields: dict[str, Any] = {
         name: (Annotated[model, bounded], None) for name, model in _models_of_connectors().items()
@@ -244,7 +244,7 @@ def _with_connectors() -> type[OwnOptions]:
 
 
 def _inlined(model: type[BaseModel]) -> dict[str, Any]:
-    """A JSON Schema that refers to nothing outside itself: it is put into others."""
+    """Build a JSON Schema that refers to nothing outside itself, because it is put into others."""
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
 
@@ -296,7 +296,7 @@ class RunAfter(Strict):
 
 
 def _by_name(value: object) -> object:
-    """A name alone says all that most need to say."""
+    """Accept a name alone, which is all that most definitions need."""
     return {"pipeline": value} if isinstance(value, str) else value
 
 
@@ -418,7 +418,7 @@ class Definition(Strict):
 
     @property
     def python_source(self) -> str | None:
-        """The registered source that rows come from when there is no SQL to read; tasks are then steps after it."""
+        """Return the registered source of the rows when there is no SQL to read; tasks are then steps after it."""
         reads_sql = self.tasks and self.ordered_tasks[0].task_type == "SQL"
         is_source = self.type == "PYTHON" and not reads_sql and not self._says_what_to_read
         return self.python_task if is_source else None
@@ -429,7 +429,7 @@ class Definition(Strict):
 
     @property
     def source_connector(self) -> str:
-        """The connector that rows come from."""
+        """Return the connector that rows come from."""
         return registry.PYTHON if self.python_source else self.source_type
 
     @property
@@ -438,7 +438,7 @@ class Definition(Strict):
 
     @property
     def steps(self) -> list[Task]:
-        """What rows pass through behind the SQL, in order: the plan's Python tasks, or `python_task` alone."""
+        """List what rows pass through after the SQL, in order: the plan's Python tasks, or `python_task` alone."""
         if self.tasks:
             return self.ordered_tasks if self.python_source else self.ordered_tasks[1:]
         if self.type == "PYTHON" and self.python_task and self.python_source is None:
@@ -447,9 +447,9 @@ class Definition(Strict):
 
     @property
     def query(self) -> str | None:
-        """The SQL that is read: the first task's when there is a task plan, else `source_query` or all of a table.
+        """Return the SQL to read: the first task's when there is a task plan, else `source_query` or all of a table.
 
-        For another source than Postgres it is in the connector's own words; a table is then none of ours to spell.
+        For another source than Postgres it is in the connector's own language, and no SQL is made from a table.
         """
         if self.tasks and not self.python_source:
             return self.ordered_tasks[0].body
@@ -463,14 +463,14 @@ class Definition(Strict):
 
     @property
     def final_target(self) -> str:
-        """The last step may override the pipeline's target."""
+        """Return the target; the last step may override the pipeline's."""
         if self.tasks and self.ordered_tasks[-1].target_table:
             return self.ordered_tasks[-1].target_table
         return self.target_table
 
     @property
     def placed_target(self) -> str:
-        """The target with its place, where no database says so itself: in another place are other rows."""
+        """Return the target with its connection where no database tells places apart: another place has other rows."""
         place = self.options.target_connection
         return f"{self.final_target}@{place.lower()}" if place and ":" in self.final_target else self.final_target
 
@@ -481,7 +481,7 @@ _TABLE = re.compile(rf"{_PART}\.{_PART}")
 
 
 def _quoted(table: str) -> str:
-    """Quote both parts, so that no word of SQL stands where a name is meant. Without quotes, letters are small."""
+    """Quote both parts, so that a keyword of SQL is read as a name. Unquoted parts become lower case."""
     parts = re.findall(_PART, table)
     return ".".join(part if part.startswith('"') else f'"{part.lower()}"' for part in parts)
 
@@ -512,7 +512,7 @@ LOCKED_WHILE_RUNNING = frozenset(
 
 
 def fingerprint(definition: Definition, key: list[str], result_types: list[str]) -> str:
-    """Whether an interrupted load may be continued: same query, steps, key, target and types."""
+    """Compute a digest of query, steps, key, target and types. An interrupted load continues only if it is the same."""
     parts = [
         definition.query,
         definition.source_connection,

@@ -20,7 +20,7 @@ _PAIR = re.compile(r"([A-Za-z_]+)\s*=\s*(?:'(?:[^'\\]|\\.)*'|(?:[^\s\\]|\\.)*)")
 
 
 def problem(url: str) -> str | None:
-    """Why the URL is not taken, without repeating any of its values; None when it is."""
+    """Say why the URL is refused, without repeating any of its values. Return None when it is accepted."""
     try:
         names = _parameters(url)
     except ValueError:
@@ -41,7 +41,7 @@ NOT_VALID = "it is not a valid postgresql:// URL"
 
 
 def _parameters(url: str) -> set[str]:
-    """Names of the parameters of `postgresql://...?name=value` and of `name=value name=value`."""
+    """Return the names of the parameters of `postgresql://...?name=value` and of `name=value name=value`."""
     if "://" not in url:
         return set(_PAIR.findall(url))
     # libpq knows no fragment: what is behind a # is read on.

@@ -18,7 +18,7 @@ class VitrinaError(Exception):
 
 
 def _storable(message: str) -> str:
-    """Spell out what PostgreSQL or UTF-8 does not take: the end of a run must not fail on its reason."""
+    """Escape what PostgreSQL or UTF-8 does not accept: the end of a run must not fail on its reason."""
     return message.replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
 
 
@@ -56,7 +56,7 @@ class Conflict(RequestError):
 
 
 class PreconditionFailed(RequestError):
-    """Somebody else changed it since you read it."""
+    """Another caller changed it since you read it."""
 
     code = "precondition_failed"
 

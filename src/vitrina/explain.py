@@ -39,7 +39,7 @@ _NOT_EXPRESSIONS = frozenset({
 
 
 def explain_relations(plan: object) -> set[tuple[str, str]]:
-    """(schema, name) of every relation that the plan reads or writes; views appear as the tables behind them."""
+    """List (schema, name) of every relation that the plan reads or writes; views appear as the tables they read."""
     found: set[tuple[str, str]] = set()
     for node in _nodes(plan):
         if "Relation Name" in node:
@@ -50,7 +50,7 @@ def explain_relations(plan: object) -> set[tuple[str, str]]:
 
 
 def explain_functions_outside_catalog(plan: object) -> set[str]:
-    """`schema.name` of functions, operators and cast types outside of pg_catalog.
+    """List `schema.name` of functions, operators and cast types outside of pg_catalog.
 
     Types count because a cast may call a function that the plan does not show. An implicit cast of a user-defined type
     shows nothing at all.
@@ -68,7 +68,7 @@ def explain_functions_outside_catalog(plan: object) -> set[str]:
 
 
 def explain_functions_of_catalog(plan: object) -> set[str]:
-    """Names without a schema that the plan calls: functions of pg_catalog, as long as search_path is empty."""
+    """List names without a schema that the plan calls: functions of pg_catalog, as long as search_path is empty."""
     found: set[str] = set()
     for node in _nodes(plan):
         for expression in _expressions(node):
@@ -79,7 +79,7 @@ def explain_functions_of_catalog(plan: object) -> set[str]:
 
 
 def explain_from_functions(plan: object) -> set[str]:
-    """Functions of pg_catalog in FROM, those behind its views included."""
+    """List functions of pg_catalog in FROM, including those that its views call."""
     return {
         str(node["Function Name"])
         for node in _nodes(plan)
@@ -88,13 +88,13 @@ def explain_from_functions(plan: object) -> set[str]:
 
 
 def expressions(plan: object) -> Iterator[str]:
-    """Whatever the plan computes or compares, as the server writes it."""
+    """Yield whatever the plan computes or compares, as the server writes it."""
     for node in _nodes(plan):
         yield from _expressions(node)
 
 
 def hides_expressions(plan: object) -> bool:
-    """Whether expressions run that no EXPLAIN shows: in VALUES, LIMIT and OFFSET, before 18 also in window frames."""
+    """Tell whether expressions run that no EXPLAIN shows: in VALUES, LIMIT, OFFSET, and before 18 in window frames."""
     return any(
         node.get("Node Type") in ("Values Scan", "Limit")
         or (node.get("Node Type") == "WindowAgg" and "Window" not in node)
@@ -103,12 +103,12 @@ def hides_expressions(plan: object) -> bool:
 
 
 def touches_rows(plan: object) -> bool:
-    """Whether the plan locks, inserts, changes or deletes rows."""
+    """Tell whether the plan locks, inserts, changes or deletes rows."""
     return any(node.get("Node Type") in ("LockRows", "ModifyTable") for node in _nodes(plan))
 
 
 def outline(plan: object, *, limit: int = 100) -> dict[str, object]:
-    """Return what a person wants to see of it: what it costs, how many rows it gives, and its steps from the top."""
+    """Return what a person wants to see of a plan: its cost, its number of rows, and its steps from the top."""
     steps = [_step(node, depth) for node, depth in _deep_nodes(plan)]
     first = steps[0]
     return {"cost": first["cost"], "rows": first["rows"], "steps": steps[:limit], "complete": len(steps) <= limit}
@@ -127,7 +127,7 @@ def _step(node: Node, depth: int) -> dict[str, object]:
 
 
 def _deep_nodes(plan: object) -> Iterator[tuple[Node, int]]:
-    """All nodes from the top down, in the order in which EXPLAIN prints them, and how deep they stand."""
+    """Yield all nodes from the top down, in the order in which EXPLAIN prints them, and their depth."""
     waiting = [(next(_nodes(plan)), 0)]
     while waiting:
         node, depth = waiting.pop()
@@ -138,7 +138,7 @@ def _deep_nodes(plan: object) -> Iterator[tuple[Node, int]]:
 
 
 def is_pageable(plan: object) -> bool:
-    """Whether a page of rows costs about as much as the rows on it: nothing collects all rows first.
+    """Tell whether a page of rows costs about as much as the rows on it: nothing collects all rows first.
 
     Subqueries that are computed per row, or once, do not count.
     """
@@ -149,7 +149,7 @@ def is_pageable(plan: object) -> bool:
 
 
 def _nodes(plan: object, *, with_subplans: bool = True) -> Iterator[Node]:
-    """All nodes of the plan from the top down."""
+    """Yield all nodes of the plan from the top down."""
     if isinstance(plan, list) and len(plan) == 1:
         plan = plan[0]
     if not (isinstance(plan, Mapping) and isinstance(plan.get("Plan"), Mapping)):
@@ -184,7 +184,7 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def _pushed_down_relations(description: str) -> set[tuple[str, str]]:
-    """A join done by another server: `(public.a x) INNER JOIN (public.b y)`."""
+    """Parse a join done by another server: `(public.a x) INNER JOIN (public.b y)`."""
     found = {
         (_unquoted(match["schema"]), _unquoted(match["table"])) for match in _JOINED_RELATION.finditer(description)
     }

@@ -20,7 +20,7 @@ CUT = "(nested too deeply to be shown)"
 
 
 def is_deeper(value: object, most: int) -> bool:
-    """Tell whether objects and lists stand in each other deeper than that, without recursion."""
+    """Tell whether objects and lists are nested deeper than that, without recursion."""
     level = [value]
     for _ in range(most + 1):
         level = [inner for outer in level for inner in _inside(outer)]
@@ -30,7 +30,7 @@ def is_deeper(value: object, most: int) -> bool:
 
 
 def text_is_deeper(text: bytes, most: int) -> bool:
-    """Tell the same of a text; one that is no JSON is somebody else's to refuse."""
+    """Tell the same of a text. One that is not JSON is left for the parser to refuse."""
     if not may_be_deeper(text, most):
         return False
     try:
@@ -42,7 +42,7 @@ def text_is_deeper(text: bytes, most: int) -> bool:
 
 
 def may_be_deeper(text: bytes, most: int) -> bool:
-    """Tell at a glance: a text with few brackets cannot be."""
+    """Tell quickly whether a text may be deeper: one with few brackets cannot."""
     return text.count(b"[") + text.count(b"{") > most
 
 

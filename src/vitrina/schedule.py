@@ -33,7 +33,7 @@ def check(schedule: str) -> None:
 def next_after(
     schedule: str, moment: datetime, *, due: datetime | None = None, offset: timedelta = timedelta(0)
 ) -> datetime:
-    """The first due time after `moment`; missed ticks collapse because the past is never asked about.
+    """Compute the first due time after `moment`. Missed ticks collapse, because past ones are never computed.
 
     An interval keeps the rhythm of the last `due` time. `offset` moves every tick: it spreads pipelines that share one.
     """
@@ -59,7 +59,7 @@ def _refused(code: str, schedule: str) -> InvalidField:
 
 
 def offset_of(identity: str, jitter_seconds: float) -> timedelta:
-    """Where within the jitter a pipeline fires: always the same, so that the time between two runs stays the same."""
+    """Compute where within the jitter a pipeline fires: always the same, so that the time between runs stays equal."""
     digest = hashlib.sha256(identity.encode()).digest()
     return timedelta(seconds=int.from_bytes(digest[:8]) / 2**64 * jitter_seconds)
 
@@ -107,7 +107,7 @@ def _next_cron(schedule: str, moment: datetime) -> datetime:
 
 
 def _next_of_day(fields: list[str], zone: ZoneInfo, moment: datetime) -> datetime:
-    """Fixed times, as cron has always done: once where the hour is repeated, and once where it is missing."""
+    """Find the next fixed time as cron does: once where the hour is repeated, and once where it is missing."""
     for wall in _walls(fields, _wall(moment, zone)):
         due = wall.replace(tzinfo=zone).astimezone(UTC)
         if _wall(due, zone) != wall:
@@ -118,7 +118,7 @@ def _next_of_day(fields: list[str], zone: ZoneInfo, moment: datetime) -> datetim
 
 
 def _next_of_clock(fields: list[str], zone: ZoneInfo, moment: datetime) -> datetime:
-    """`*` among the minutes or hours: whenever the clock shows such a time, be it for the second time or never."""
+    """Find the next time for `*` among minutes or hours: each time that the clock shows it, be it twice or never."""
     # What the clock shows now may be shown again, if it goes back within a day.
     again = max(timedelta(0), _offset(moment, zone) - _offset(moment + timedelta(days=1), zone))
     best: datetime | None = None
@@ -132,7 +132,7 @@ def _next_of_clock(fields: list[str], zone: ZoneInfo, moment: datetime) -> datet
 
 
 def _walls(fields: list[str], after: datetime) -> Iterator[datetime]:
-    """The times that the expression means, by a clock that is never changed."""
+    """Yield the times that the expression means, by a clock that is never changed."""
     return CronSim(" ".join(fields), after)
 
 
@@ -145,7 +145,7 @@ def _offset(moment: datetime, zone: ZoneInfo) -> timedelta:
 
 
 def _end_of_gap(wall: datetime, zone: ZoneInfo) -> datetime:
-    """The moment at which the clock jumped over a time that it never showed."""
+    """Find the moment at which the clock jumped over a time that it never showed."""
     # By the offset of before the jump the time lies behind it, by that of after the jump before it.
     early, late = sorted(wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
     before = _offset(early, zone)

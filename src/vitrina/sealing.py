@@ -17,7 +17,7 @@ class Sealed:
 
 
 def seal(public_key: bytes, name: str, url: str) -> Sealed:
-    """Encrypt with AES-GCM under a key that only the owner of `public_key` can work out; bound to the name."""
+    """Encrypt with AES-GCM under a key that only the owner of `public_key` can compute; bound to the name."""
     # Imported here: most processes never seal anything.
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -30,12 +30,12 @@ def seal(public_key: bytes, name: str, url: str) -> Sealed:
 
 
 def key_id(public_key: bytes) -> str:
-    """Tells keys apart; says nothing about the secret half."""
+    """Identify a public key; this says nothing about the secret half."""
     return hashlib.sha256(public_key).hexdigest()[:16]
 
 
 def message_key(shared: bytes, own_public: bytes, public_key: bytes) -> bytes:
-    """From what both sides work out alike (X25519), by HKDF, bound to the two public keys."""
+    """Derive the key from what both sides compute alike (X25519), by HKDF, bound to the two public keys."""
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -43,5 +43,5 @@ def message_key(shared: bytes, own_public: bytes, public_key: bytes) -> bytes:
 
 
 def associated(name: str, identity: str) -> bytes:
-    """What a box belongs to: moved to another name, it does not open."""
+    """Name what a box belongs to: moved to another name, it does not open."""
     return f"vitrina connection {name} under {identity}".encode()

@@ -186,7 +186,7 @@ class Settings(BaseModel):
 
     @property
     def secret_keys(self) -> list[bytes]:
-        """The newest first."""
+        """List the secret keys, the newest first."""
         return [_decoded(part) for part in _listed(self.secret_key.get_secret_value())] if self.secret_key else []
 
     @cached_property
@@ -220,7 +220,7 @@ class Settings(BaseModel):
 
     @cached_property
     def sql_policy(self) -> "SqlPolicy":
-        """What users' SQL may use."""
+        """Return what users' SQL may use."""
         from vitrina.sqlguard import SqlPolicy  # most commands never read SQL
 
         return SqlPolicy(self.source_schemas, self.extra_functions, extensions=self.extensions)
@@ -238,11 +238,11 @@ class Settings(BaseModel):
 
     @staticmethod
     def is_never_reached(schema: str) -> bool:
-        """Whether no setting opens it: the server's catalogs, and what Vitrina itself keeps."""
+        """Tell whether no setting opens the schema: the server's catalogs, and what Vitrina itself keeps."""
         return schema.startswith("pg_") or schema in ("information_schema", "etl", "etl_stage", "")
 
     def may_be_reached(self, schema: str, name: str) -> bool:
-        """Whether a query may lead there, by itself or by way of views, partitions and SQL functions."""
+        """Tell whether a query may read it, directly or by way of views, partitions and SQL functions."""
         if schema in self.source_schemas:
             return True
         patterns = _listed(self.allowed_relations)
@@ -261,7 +261,7 @@ class Settings(BaseModel):
         return self.database_url.get_secret_value()
 
     def connection_url(self, name: str | None) -> str:
-        """The URL of a named connection; the metastore's database is called `default`."""
+        """Return the URL of a named connection; the metastore's database is called `default`."""
         if name is None or name == DEFAULT_CONNECTION:
             return self.require_database_url()
         found = self.connections.get(name.lower())
@@ -276,7 +276,7 @@ class Settings(BaseModel):
         return found.get_secret_value()
 
     def connector_of(self, name: str | None) -> str | None:
-        """Return the name of the connector that opens a connection; None when it is kept and cannot be opened here."""
+        """Return the name of the connector that opens a connection. None: it is kept and cannot be opened here."""
         if name is None or name.lower() == DEFAULT_CONNECTION:
             return registry.POSTGRES
         if name.lower() in self.shut_connections and name.lower() not in self.connections:
@@ -296,20 +296,20 @@ class Settings(BaseModel):
         return self.connection_url(name)
 
     def statement_timeout_on(self, connection: str | None) -> float:
-        """Longest single statement there, in seconds, for pipelines that do not say otherwise."""
+        """Return the longest single statement there, in seconds, for pipelines that do not say otherwise."""
         limits = self.connection_limits.get((connection or DEFAULT_CONNECTION).lower(), ConnectionLimits())
         return limits.statement_timeout_seconds or self.statement_timeout_seconds
 
     @property
     def max_connections(self) -> dict[str, int]:
-        """Sessions that runs may have open at a time, by connection; those that are not limited are left out."""
+        """Return how many sessions runs may have open at a time, by connection; unlimited ones are left out."""
         return {name: at.max_connections for name, at in self.connection_limits.items() if at.max_connections}
 
 
 def connection_problem(url: str) -> str | None:
-    """Say why the URL of a connection is not taken, in the words of the connector that opens it.
+    """Say why the URL of a connection is refused, in the words of the connector that opens it.
 
-    One that no connector opens is no problem of the settings: it is one when something uses it.
+    A URL that no connector opens is no problem of the settings; it becomes one when something uses it.
     """
     scheme, separator, _ = url.partition("://")
     if not separator or scheme.lower() in ("postgresql", "postgres"):
@@ -323,7 +323,7 @@ def limit_variable(connection: str, limit: str) -> str:
 
 
 def load(environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path(".env"), **overrides: Any) -> Settings:
-    """Settings from the environment, over `.env`, with `<VAR>_FILE` read from disk; `overrides` win."""
+    """Load settings from the environment, over `.env`, with `<VAR>_FILE` read from disk; `overrides` win."""
     variables = {name: value for name, value in dotenv_values(dotenv).items() if value} if dotenv else {}
     variables |= dict(os.environ if environ is None else environ)
     variables = _with_files(variables)
@@ -345,7 +345,7 @@ def load(environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path
 
 
 def _words(location: tuple[int | str, ...], message: str) -> str:
-    """A validator's own words name the variable where the field's name would not."""
+    """Name the variable in a validator's message, unless the message does so itself."""
     message = message.removeprefix("Value error, ")
     if location[:1] == ("connection_limits",):
         return f"{limit_variable(str(location[1]), str(location[2]))}: {message} (no connection's name ends like that)"
@@ -353,7 +353,7 @@ def _words(location: tuple[int | str, ...], message: str) -> str:
 
 
 def _with_files(variables: Mapping[str, str]) -> dict[str, str]:
-    """`FOO_FILE=/run/secrets/foo` gives FOO, unless FOO itself is set."""
+    """Read `FOO_FILE=/run/secrets/foo` as FOO, unless FOO itself is set."""
     merged = dict(variables)
     for name, path in variables.items():
         plain = name.removesuffix("_FILE")
@@ -368,7 +368,7 @@ def _with_files(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _connections(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """URLs by the names of connections, and their limits."""
+    """Return URLs by the names of connections, and their limits."""
     urls: dict[str, str] = {}
     limits: dict[str, dict[str, str]] = {}
     for variable, value in variables.items():
@@ -384,7 +384,7 @@ def _connections(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str
 
 
 def _decoded(key: str) -> bytes:
-    """Of either alphabet of base64; nothing of what is neither."""
+    """Decode base64 of either alphabet. Return nothing for a text that is neither."""
     try:
         return base64.b64decode(key.replace("-", "+").replace("_", "/"), validate=True)
     except (binascii.Error, ValueError):

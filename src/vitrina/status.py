@@ -107,12 +107,12 @@ MOVES: tuple[Move, ...] = (
 
 
 def can_move(name: str, source: Status) -> bool:
-    """Whether the move called `name` may start from `source`."""
+    """Tell whether the move called `name` may start from `source`."""
     return any(move.name == name and move.source == source for move in MOVES)
 
 
 def sources_of(name: str) -> list[Status]:
-    """The statuses from which the move called `name` may start: what goes into its WHERE."""
+    """List the statuses from which the move called `name` may start, for its WHERE."""
     return [status for status in Status if can_move(name, status)]
 
 

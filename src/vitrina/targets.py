@@ -48,7 +48,7 @@ class SearchTarget:
 
     @property
     def name(self) -> str:
-        """What follows the prefix."""
+        """Return what follows the prefix."""
         return self.index
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class TargetPolicy:
 
 
 def is_allowed_target(target: str, policy: TargetPolicy) -> bool:
-    """The only judge of where a pipeline may write."""
+    """Decide whether a pipeline may write there. No other function decides it."""
     parsed = _parse(target)
     if parsed is None or (isinstance(parsed, PostgresTarget) and parsed.schema in _RESERVED_SCHEMAS):
         return False
@@ -90,7 +90,7 @@ def is_allowed_target(target: str, policy: TargetPolicy) -> bool:
 
 
 def parse_target(target: str, policy: TargetPolicy) -> Target:
-    """The parsed target, or `ForbiddenTarget` with the reason and what is allowed."""
+    """Parse the target. Raise `ForbiddenTarget` with the reason and what is allowed."""
     parsed = _parse(target)
     if parsed is None:
         raise ForbiddenTarget(_malformed(target))
@@ -132,6 +132,6 @@ def _malformed(target: str) -> str:
 
 
 def _matches(target: str, pattern: str) -> bool:
-    """`*` stands for any run of characters, but never crosses from the schema into the table."""
+    """Match a pattern in which `*` is any run of characters, but never crosses from the schema into the table."""
     expression = re.escape(pattern).replace(r"\*", ".*" if ":" in pattern.partition("*")[0] else "[^.:]*")
     return re.fullmatch(expression, target) is not None

@@ -11,9 +11,9 @@ from vitrina.targets import TargetPolicy, parse_target
 
 
 def check(definition: Definition, policy: TargetPolicy | None) -> None:
-    """Raise `Invalid` with every violation; a pipeline without tasks has only its target to answer for.
+    """Raise `Invalid` with every violation. Of a pipeline without tasks, only the target is checked.
 
-    Without a policy, not even that: whoever only reads may not have chosen one yet.
+    Without a policy the target is not checked either: a caller that only reads may not have chosen one yet.
     """
     found = violations(definition.tasks, after_source=definition.python_source is not None)
     found += target_violations(definition, policy) if policy else []
@@ -23,13 +23,13 @@ def check(definition: Definition, policy: TargetPolicy | None) -> None:
 
 
 def violations(tasks: Sequence[Task], *, after_source: bool = False) -> list[FieldError]:
-    """What is wrong with the steps themselves, in the order in which people read them."""
+    """List what is wrong with the steps themselves, in the order in which people read them."""
     kinds = _kinds(tasks, after_source=after_source)
     return [*_order(tasks), *_contents(tasks), *kinds, *_names(tasks), *_overrides(tasks)]
 
 
 def _order(tasks: Sequence[Task]) -> list[FieldError]:
-    """Unique and gapless, from 0 or from 1."""
+    """Check that the order is unique and gapless, from 0 or from 1."""
     indexes = [task.order_index for task in tasks]
     repeated = sorted(index for index, count in Counter(indexes).items() if count > 1)
     if repeated:
@@ -79,7 +79,7 @@ def _contents(tasks: Sequence[Task]) -> list[FieldError]:
 
 
 def _kinds(tasks: Sequence[Task], *, after_source: bool) -> list[FieldError]:
-    """The first step reads with SQL, unless a Python source does; the others are registered Python steps."""
+    """Check that the first step reads with SQL, unless a Python source does, and that the others are Python steps."""
     found = []
     for step, (position, task) in enumerate(_ordered(tasks), start=int(after_source)):
         if step == 0 and task.task_type != "SQL":
@@ -92,7 +92,7 @@ def _kinds(tasks: Sequence[Task], *, after_source: bool) -> list[FieldError]:
 
 
 def _names(tasks: Sequence[Task]) -> list[FieldError]:
-    """What a Python step names is looked up among registered functions, never imported: dotted paths are no names."""
+    """Refuse dotted paths: a Python step is looked up among registered functions, never imported."""
     return [
         FieldError(f"tasks.{position}.body", not_a_step_name(f"step {task.order_index}", task.body), "step_name")
         for position, task in enumerate(tasks)
@@ -113,7 +113,7 @@ def _overrides(tasks: Sequence[Task]) -> list[FieldError]:
 
 
 def target_violations(definition: Definition, policy: TargetPolicy) -> list[FieldError]:
-    """The pipeline's own target must be allowed even when the last step overrides it: the override may be removed."""
+    """Check all targets. The pipeline's own counts even if the last step overrides it: the override may be removed."""
     found = []
     for path, target in _targets(definition):
         try:
@@ -133,5 +133,5 @@ def _targets(definition: Definition) -> list[tuple[str, str]]:
 
 
 def _ordered(tasks: Sequence[Task]) -> list[tuple[int, Task]]:
-    """Steps as they run, each with its position in what the author sent."""
+    """Sort steps as they run, each with its position in what the author sent."""
     return sorted(enumerate(tasks), key=lambda numbered: numbered[1].order_index)

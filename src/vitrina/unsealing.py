@@ -18,7 +18,7 @@ class Keyring:
         self._keys = {sealing.key_id(public): key for public, key in zip(self.public_keys, keys, strict=True)}
 
     def open(self, name: str, sealed: Sealed) -> str:
-        """Return the URL; `ConfigError` says what is wrong, never what was inside."""
+        """Return the URL. The message of a `ConfigError` says what is wrong, never what was inside."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM

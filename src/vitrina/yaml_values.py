@@ -27,7 +27,7 @@ _MAX_DIGITS = 300
 
 
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Composes nodes; a plain scalar is what YAML 1.2 says it is."""
+    """Compose nodes; a plain scalar is what YAML 1.2 says it is."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - as the base class has it
 
@@ -46,13 +46,13 @@ for _tag, _pattern, _first in resolvers():
 
 
 def construct(node: yaml.Node) -> Any:
-    """The value of a composed document; `ConstructorError` with its mark where it is none that we take."""
+    """Build the value of a composed document. Raise `ConstructorError` with its mark for one that we do not accept."""
     _refuse_foreign(node)
     return Constructor().construct_document(node)
 
 
 def load(text: str) -> Any:
-    """The only document of a text."""
+    """Load the only document of a text."""
     node = yaml.compose(text, Loader=Loader)
     return None if node is None else construct(node)
 

@@ -48,7 +48,7 @@ def create_app(
     pool_timeout_seconds: float = 5.0,
     wrong_tokens_a_minute: int = 10,
 ) -> FastAPI:
-    """The control plane. `bind_host` is where it will listen: auth may be off on loopback only."""
+    """Build the control plane. `bind_host` is the address it will listen on: auth may be off on loopback only."""
     security.require_auth_or_loopback(settings, bind_host)
     # Where one file serves API and runners, the key is in it; nothing here may have it.
     settings = settings.model_copy(update={"secret_key": None})

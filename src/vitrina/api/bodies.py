@@ -64,7 +64,7 @@ spec:
 
 
 def _whole(value: Any) -> Any:
-    """JSON has one kind of number: 20.0 is as whole as 20."""
+    """Convert a whole float to an integer: JSON has one kind of number, so 20.0 is as whole as 20."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -91,7 +91,7 @@ class NewPipeline(Definition):
 
 
 class TaskPlan(Strict):
-    """The whole plan: what it does not name is gone."""
+    """The whole plan. Steps that it does not name are removed."""
 
     items: list[Task] = Field(max_length=MAX_TASKS, examples=[TASKS])
 

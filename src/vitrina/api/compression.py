@@ -12,7 +12,7 @@ _LEVEL = 1
 
 
 class CompressedRoute(GuardedRoute):
-    """Compresses what is to be sent, at the very end: behind the place where viewers are not shown everything."""
+    """Compress an answer at the very end, after the values that viewers may not see are removed."""
 
     def finish(self, request: Request, response: Response) -> Response:
         response = super().finish(request, response)
@@ -30,7 +30,7 @@ def _compress(response: Response) -> Response:
 
 
 def _takes_gzip(accepted: str) -> bool:
-    """`gzip` by name, or by `*`; a weight of 0 is a no."""
+    """Tell whether the client accepts gzip, by name or by `*`; a weight of 0 means no."""
     weights: dict[str, str] = {}
     for choice in accepted.lower().split(","):
         name, _, parameter = choice.partition(";")

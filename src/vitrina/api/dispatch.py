@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 
 
 class ShortWay:
-    """The middleware that serves plain routes and hands everything else on."""
+    """Serve plain routes, and pass everything else on. This is a middleware."""
 
     def __init__(self, app: ASGIApp, routes: "Tree") -> None:
         self._app, self._routes = app, routes
@@ -59,7 +59,7 @@ class ShortWay:
 
 
 def is_plain(context: RouteContext) -> bool:
-    """Whether a route takes values, does its work at once and answers with a whole model."""
+    """Tell whether a route takes values, does its work at once and answers with a whole model."""
     if not isinstance(context.original_route, GuardedRoute) or asyncio.iscoroutinefunction(context.endpoint):
         return False
     return _answers_with_a_whole_model(context) and _takes_values_alone(context.dependant)
@@ -72,7 +72,7 @@ def _answers_with_a_whole_model(context: RouteContext) -> bool:
 
 
 def _takes_values_alone(dependant: Dependant) -> bool:
-    """Beside the caller and the state of the application, which every route is given."""
+    """Tell whether a route takes only values, besides the caller and the state that every route is given."""
     known = all(isinstance(part.call, Needs) or part.call is state.of_application for part in dependant.dependencies)
     return known and not any(getattr(dependant, part) for part in _NEVER_GIVEN)
 
@@ -106,7 +106,7 @@ class Tree:
 
     @classmethod
     def of(cls, application: FastAPI, threads: ThreadPoolExecutor) -> Self:
-        """The plain routes of an application that has all of its routes."""
+        """Collect the plain routes of an application that has all of its routes."""
         tree = cls()
         for context in iter_route_contexts(application.routes):
             if is_plain(context):
@@ -124,7 +124,7 @@ class Tree:
             node.routes.setdefault(method, route)
 
     def find(self, scope: Scope) -> "tuple[PlainRoute, dict[str, str]] | None":
-        """The route with the values of its path; None leaves it to FastAPI, which also says what is wrong."""
+        """Find the route and the values of its path. Return None to leave it to FastAPI, which also reports errors."""
         if scope.get("root_path"):
             return None
         node, values = self._root, []
@@ -185,7 +185,7 @@ class PlainRoute:
         return await self._in_thread(self._perform, request, values, problems)
 
     async def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Lines of the log that are written there belong to the same request."""
+        """Run work in a thread, with the context of the request, so that log lines there belong to the same request."""
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work, *arguments)
 
@@ -217,7 +217,7 @@ class PlainRoute:
         return self._finish(request, response)
 
     def _parameters(self, request: Request, problems: list[Any]) -> dict[str, Any]:
-        """In FastAPI's order: what stands in the address and the headers is complained of before the body."""
+        """Read parameters in FastAPI's order: errors in the address and the headers come before those in the body."""
         values, wrong = request_params_to_args(self._path_fields, request.path_params)
         for fields, given in ((self._query_fields, request.query_params), (self._header_fields, request.headers)):
             found, more = fields.read(given)
@@ -246,7 +246,7 @@ class _Fields:
 
 
 async def _body_of(request: Request) -> Any:
-    """JSON as FastAPI would read it: only what says that it is JSON is taken for it."""
+    """Read JSON as FastAPI does: only a body whose content type is JSON is parsed."""
     body = await request.body()
     if not body:
         return Undefined

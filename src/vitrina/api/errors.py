@@ -48,7 +48,7 @@ def install(app: FastAPI) -> None:
 
 
 def find_answer(request: Request, error: Exception) -> JSONResponse | None:
-    """The answer to an error that was to be expected; None for a surprise."""
+    """Find the answer to an expected error. Return None for a surprise."""
     handler = next((_HANDLERS[kind] for kind in type(error).__mro__ if kind in _HANDLERS), None)
     return handler(request, error) if handler else None
 
@@ -95,12 +95,12 @@ def _on_ours(request: Request, error: Exception) -> JSONResponse:
 
 
 def _code(error: errors.VitrinaError, fields: tuple[errors.FieldError, ...]) -> str:
-    """A single wrong field says more than the class: `forbidden_target`, `invalid_query`."""
+    """Choose the code of a single wrong field, which says more than the class: `forbidden_target`, `invalid_query`."""
     return fields[0].code if type(error) is errors.Invalid and len(fields) == 1 else error.code
 
 
 def _on_validation(request: Request, error: Exception) -> JSONResponse:
-    """What FastAPI itself refuses: broken JSON is 400, wrong values are 422, both in our words."""
+    """Answer what FastAPI itself refuses in our words: 400 for broken JSON, 422 for wrong values."""
     assert isinstance(error, RequestValidationError)
     details = [{**detail, "loc": _place(detail["loc"])} for detail in error.errors()]
     if any(detail["type"] == "json_invalid" for detail in details):
@@ -117,7 +117,7 @@ def _why_no_json(detail: Mapping[str, Any]) -> Sentence:
 
 
 def _place(location: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`batch_size` for the body's fields, nothing for the body itself, `query.limit` for the others."""
+    """Name the place: `batch_size` for the body's fields, nothing for the body itself, `query.limit` for the others."""
     return location[1:] if location[0] == "body" else location
 
 
@@ -132,7 +132,7 @@ def _on_http(request: Request, error: Exception) -> JSONResponse:
 
 
 def _allowed_methods(request: Request) -> str:
-    """Of every route on the path: the framework names those of the first one only."""
+    """List the methods of every route on the path: the framework names only those of the first one."""
     found: set[str] = set()
     for route in iter_route_contexts(request.app.routes):
         pattern = getattr(route, "path_regex", None)
@@ -151,7 +151,7 @@ _HTTP_CODES = {
 
 
 def _on_database(request: Request, error: Exception) -> JSONResponse:
-    """Postgres refused a value, is busy, or is away; its own words may name logins, so they go to the log only."""
+    """Answer when Postgres refused a value, is busy or is away. Only the log has its words, which may name logins."""
     if isinstance(error, psycopg.DataError):
         return answer(request, 422, "invalid", say("request.unstorable"))
     said = database.sql_message(error) if isinstance(error, psycopg.Error) else str(error)

@@ -8,7 +8,7 @@ _MOST_ADDRESSES = 10_000
 
 
 class FailedAttempts:
-    """Counts wrong tokens by address. A right one passes whatever others sent from the same address before."""
+    """Count wrong tokens by address. A right one passes, whatever others sent from the same address before."""
 
     def __init__(self, *, limit: int = 10, window_seconds: float = 60.0) -> None:
         self._limit, self._window = limit, window_seconds
@@ -16,7 +16,7 @@ class FailedAttempts:
         self._lock = threading.Lock()
 
     def failed(self, address: str) -> bool:
-        """Note one more; True when there were too many of late."""
+        """Count one more. Return True when there were too many of late."""
         with self._lock:
             too_many = self._recent(address) >= self._limit
             self._failures.setdefault(address, deque(maxlen=self._limit)).append(time.monotonic())

@@ -30,7 +30,7 @@ _START_SECONDS = 5.0
 
 
 class EventFeed:
-    """Follows the metastore once started; any number may `listen`."""
+    """Follow the metastore once started; any number of readers may `listen`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -48,7 +48,7 @@ class EventFeed:
             return len(self._listeners)
 
     def start(self) -> None:
-        """Follow the metastore from now on; `CannotConnect` when it cannot be reached."""
+        """Follow the metastore from now on. Raise `CannotConnect` when it cannot be reached."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="vitrina-events", daemon=True)
@@ -66,7 +66,7 @@ class EventFeed:
             self._thread.join(timeout=2 * _LOOK_SECONDS)
 
     async def listen(self, replay: Callable[[], list[Event]]) -> AsyncIterator[Event]:
-        """What `replay` gives, then everything new. Nothing is missed between the two, nothing comes twice."""
+        """Yield what `replay` gives, then everything new. Nothing is missed in between, and nothing comes twice."""
         listener = _Listener(asyncio.get_running_loop())
         with self._registered(listener):
             seen = set()
@@ -107,7 +107,7 @@ class EventFeed:
                 self._deliver_late(connection, notified & self._skipped)
 
     def _deliver_new(self, connection: database.Connection) -> bool:
-        """Everything up to the first gap that is still young; True when there is one."""
+        """Deliver everything up to the first gap that is still young. Return True when there is one."""
         for event in events.list_after(connection, self._newest):
             if event["id"] > self._newest + 1 and event["age"] < _GAP_SECONDS:
                 return True

@@ -118,7 +118,7 @@ class _Exchange:
         return message
 
     async def _receive_in_time(self) -> Message:
-        """Who waits behind the body waits for the end of the connection, and may do so for ever."""
+        """Receive the body within `BODY_SECONDS`. After it, wait for the end of the connection without a limit."""
         if self._is_whole:
             return await self._receive()
         # From when it is asked for: what happens before is not the client's doing.
@@ -132,7 +132,10 @@ class _Exchange:
         return message
 
     async def _let_it_finish(self, message: Message) -> None:
-        """A client that is still sending would not see the answer; one that never ends is cut off."""
+        """Read the rest of a body that is too long: a client that is still sending would not see the answer.
+
+        A client that sends more than `_DRAINED_BYTES` is cut off.
+        """
         while message.get("more_body") and self._received < _DRAINED_BYTES:
             message = await self._receive_in_time()
             self._received += len(message.get("body", b""))
@@ -144,7 +147,7 @@ class _Exchange:
         await self._send(message)
 
     def _completed(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """What the answer says itself goes before what all answers say."""
+        """Add the headers that all answers have, unless the answer has them itself."""
         said = {name.lower(): value for name, value in headers}
         found = [(name, value) for name, value in headers if name.lower() != b"x-request-id"]
         found.append((b"x-request-id", self._request_id.encode()))
@@ -165,6 +168,6 @@ def _end_span(span: OpenSpan, scope: Scope, status: int) -> None:
 
 
 def _request_id(headers: Headers) -> str:
-    """The caller's own, when it is a harmless one: it ends up in logs and audit rows."""
+    """Take the caller's own id when it is harmless, because it ends up in logs and audit rows; else make one."""
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid4().hex

@@ -71,7 +71,7 @@ def _complete(path: str, method: str, operation: dict[str, Any]) -> None:
 
 
 def _problems_of(path: str, method: str, operation: dict[str, Any], *, has_body: bool) -> list[int]:
-    """The errors that an operation can answer with."""
+    """List the errors that an operation can answer with."""
     named = {parameter["name"] for parameter in operation.get("parameters", [])}
     if "security" not in operation:
         return [422] if named else []
@@ -86,7 +86,7 @@ def _problems_of(path: str, method: str, operation: dict[str, Any], *, has_body:
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter that is not given is left out; there is no null in an address or a header."""
+    """Remove null from a parameter's schema: one that is not given is left out of an address or a header."""
     kinds = [kind for kind in schema.get("anyOf", []) if kind.get("type") != "null"]
     if len(kinds) != 1:
         return schema
@@ -94,7 +94,7 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _change_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same fields, none of them required, nothing assumed for what is left out."""
+    """Build the schema of a change: the same fields, none required, and no defaults for those left out."""
     properties = {
         name: {key: value for key, value in field.items() if key != "default"}
         for name, field in schema["properties"].items()
@@ -109,7 +109,7 @@ def _change_of(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _allow_null_values(schema: dict[str, Any]) -> None:
-    """Null takes a key away."""
+    """Allow null as a value, which removes the key."""
     for part in ("patternProperties", "additionalProperties"):
         values = schema.get(part)
         if part == "patternProperties" and values:

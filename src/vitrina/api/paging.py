@@ -23,7 +23,7 @@ Cursor = Annotated[
 
 
 def _not_a_number(value: Any) -> Any:
-    """Pydantic would take `0.5` for half a second after 1970."""
+    """Refuse a number: Pydantic would take `0.5` for half a second after 1970."""
     if isinstance(value, str) and value.replace(".", "", 1).lstrip("+-").isdigit():
         raise ValueError(say("request.moment"))
     return value
@@ -43,7 +43,7 @@ Item = TypeVar("Item")
 def page(
     rows: Sequence[Row], limit: int, build: Callable[[Row], Item], position: Callable[[Row], list[Any]]
 ) -> Page[Item]:
-    """`rows` is one longer than `limit` when there is more; `position` is what the next page starts behind."""
+    """Build a page. `rows` has one more than `limit` when there is more, and the next page starts after `position`."""
     shown = rows[:limit]
     more = len(rows) > limit
     return Page(items=[build(row) for row in shown], next_cursor=encode(position(shown[-1])) if more else None)
@@ -54,7 +54,7 @@ def encode(position: list[Any]) -> str:
 
 
 def decode(cursor: str | None, *kinds: Callable[[Any], Any]) -> list[Any] | None:
-    """The position, each part made by its kind; `InvalidField` for a cursor that we never gave out."""
+    """Decode a position, each part by its kind. Raise `InvalidField` for a cursor that we never gave out."""
     if cursor is None:
         return None
     try:

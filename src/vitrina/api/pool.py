@@ -25,7 +25,7 @@ class PooledConnection(Connection):
 
 
 def make_pool(settings: Settings, *, max_connections: int = 16, timeout_seconds: float = 5.0) -> Pool:
-    """Not open yet. A metastore that is away makes requests fail with 503, not the process."""
+    """Make a pool that is not open yet. When the metastore is away, requests fail with 503 and the process goes on."""
     session = database.SESSION | _LIMITS
     options = database.options_of(session)
     return ConnectionPool(
@@ -50,10 +50,10 @@ def make_pool(settings: Settings, *, max_connections: int = 16, timeout_seconds:
 
 
 def _check(connection: Connection) -> None:
-    """A session may have died while it lay in the pool. A server that ends one says so: there is something to read.
+    """Check a session that may have died in the pool. A server that ends one says so: there is something to read.
 
-    Nothing else comes unasked, so a quiet session that was in use a moment ago is taken as it is. Asking each one would
-    take as long as what it is wanted for.
+    Nothing else is sent unasked, so a quiet session that was in use a moment ago is used without a query. Querying each
+    one would take as long as the work it is needed for.
     """
     if not isinstance(connection, PooledConnection):
         raise TypeError(f"{connection} is not of this pool")

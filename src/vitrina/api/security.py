@@ -68,7 +68,7 @@ class Needs:
 
 
 class GuardedRoute(APIRoute):
-    """Asks who is there before it reads what they sent: a stranger's body is not even parsed."""
+    """Authenticate the caller before reading the body: a stranger's body is not even parsed."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -95,7 +95,7 @@ def is_viewer(request: Request) -> bool:
 
 
 async def refuse_deep_body(request: Request) -> None:
-    """Nothing behind the door recurses deeper than this; a text of a few kilobytes could exhaust the stack."""
+    """Refuse a body nested deeper than later code recurses: a text of a few kilobytes could exhaust the stack."""
     body = await request.body()
     # A thread only for what may take long: most bodies do not even have so many brackets.
     if json_values.may_be_deeper(body, json_values.MAX_DEPTH_WRAPPED) and await run_in_threadpool(
@@ -129,7 +129,7 @@ def _authenticated(request: Request, state: AppState) -> Caller:
 
 
 def _local(request: Request) -> Caller:
-    """Whoever reaches the port is let in, so pages from elsewhere in the same browser must not reach it."""
+    """Accept every caller on this machine. Pages of other sites in the same browser are refused."""
     server = (request.scope.get("server") or ("127.0.0.1", None))[0]
     if not is_loopback(server) or not is_loopback(request.url.hostname or ""):
         raise Forbidden(say("request.this_machine_only"))

@@ -31,7 +31,7 @@ _READ_INSTEAD = b"PROPFIND"
 def make_server(
     app: ASGIApp, listener: socket.socket, *, settings: Settings | None = None, access_log: bool = False
 ) -> uvicorn.Server:
-    """Run it with `server.run(sockets=[listener])`."""
+    """Make a server, which `server.run(sockets=[listener])` runs."""
     # An answer goes out in two parts. asyncio sets this only on sockets that were made with the protocol's number;
     # without it the second part waits 40 ms for the first one to be acknowledged.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -55,7 +55,7 @@ def make_server(
 
 
 def max_connections(settings: Settings) -> int:
-    """Descriptors are for the metastore, too: half of what the process may have open."""
+    """Limit connections to half of the descriptors that the process may open: the metastore needs some, too."""
     may_open, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return settings.api_max_connections if may_open < 0 else max(8, min(settings.api_max_connections, may_open // 2))
 
@@ -68,10 +68,10 @@ def _protocol(most: int) -> type[HttpToolsProtocol]:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections on which no request arrives, and keeps room for those on which one will.
+    """Close connections on which no request arrives, and keep room for those on which one will.
 
-    Who only opens connections, or keeps them behind an answer, takes neither descriptors nor places from others: when
-    all places are taken, the one on which nothing has been asked for longest goes.
+    A client that only opens connections, or keeps them open after an answer, takes neither descriptors nor places from
+    others. When all places are taken, the connection that has been without a request for longest is closed.
     """
 
     most_connections = 500
@@ -118,7 +118,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_headers()
 
     def _readable(self, data: bytes) -> bytes:
-        """Whether a method can be used is for the application to say, with what can be used instead."""
+        """Replace an unusual method for the parser, so that the application refuses it and names what can be used."""
         found = _METHOD.match(data) if self._is_between_messages else None
         self._is_between_messages = False
         if found is None or found[0] in _READ_AS_THEY_ARE:

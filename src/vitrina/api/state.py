@@ -36,7 +36,7 @@ class AppState:
 
     @contextmanager
     def changing(self) -> Iterator[Connection]:
-        """One transaction around a change and the building of its answer: see `sendable`."""
+        """Open one transaction around a change and the building of its answer: see `sendable`."""
         with self.pool.connection() as connection, connection.transaction():
             yield connection
 
@@ -53,7 +53,7 @@ def state_of(request: Request) -> AppState:
 
 
 async def of_application(request: Request) -> AppState:
-    """A coroutine, because a plain function would be sent through a thread only to read an attribute."""
+    """Return the application's state. This is a coroutine, because a plain function would be sent through a thread."""
     return state_of(request)
 
 

@@ -21,14 +21,14 @@ _VALUES = (
 
 
 def without_values(message: str) -> str:
-    """The message with every value that it quotes left out."""
+    """Remove every value that a message quotes."""
     for pattern, instead in _VALUES:
         message = pattern.sub(instead, message)
     return message
 
 
 def shown(value: Any, key: str = "", *, in_message: bool = False) -> Any:
-    """The same JSON without values of rows."""
+    """Return the same JSON without values of rows."""
     in_message = in_message or key in _MESSAGES
     if key in _ROWS:
         return SHOWN_INSTEAD
@@ -40,7 +40,7 @@ def shown(value: Any, key: str = "", *, in_message: bool = False) -> Any:
 
 
 def shown_to_viewers(response: Response) -> Response:
-    """An answer as a viewer gets it; what is no JSON holds no message."""
+    """Return an answer as a viewer gets it. An answer that is not JSON contains no message."""
     body = getattr(response, "body", b"")
     if _MAY_HOLD_VALUES.search(body) and response.headers.get("content-type", "").startswith("application/json"):
         response.body = json.dumps(shown(json.loads(body)), ensure_ascii=False, separators=(",", ":")).encode()

@@ -93,7 +93,7 @@ def make_app(entries: tuple[Entry, ...] = COMMANDS) -> typer.Typer:
 
 
 def called(words: list[str]) -> tuple[Entry, ...]:
-    """The one command that the first word names; all of them for help, for completion and for a word that is none."""
+    """Find the command that the first word names; all of them for help, for completion and for an unknown word."""
     named = tuple(entry for entry in COMMANDS if words and entry.name == words[0])
     return named or COMMANDS
 

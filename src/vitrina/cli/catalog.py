@@ -97,9 +97,9 @@ def replay(
     timeout: Timeout = RECONCILE_SECONDS,
     output: Output = Format.TABLE,
 ) -> None:
-    """Read refused rows anew and send them again.
+    """Read refused rows again and send them again.
 
-    Letters whose rows are taken are marked resolved. Exit code 1 if any was refused again.
+    Dead letters whose rows are accepted are marked resolved. Exit code 1 if any was refused again.
     """
     with remote.api() as client:
         result = result_of(client, client.replay_dead_letters(pipeline, numbers), timeout)

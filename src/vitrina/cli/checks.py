@@ -180,7 +180,7 @@ def _print_report(report: "ValidationReport") -> None:
 
 
 def _findings(result: dict[str, Any]) -> dict[str, object]:
-    """What the runner found out: the plan with its reasons, and the columns that the target gets."""
+    """Collect what the runner found out: the plan with its reasons, and the columns that the target gets."""
     plan = result.get("plan") or {}
     exists = result.get("target_exists")
     return {

@@ -49,7 +49,7 @@ def list_connections(output: Output = Format.TABLE) -> None:
 
 
 def _place(settings: "Settings", name: str) -> str:
-    """Where it leads, without the password; of another system, the host alone."""
+    """Describe the address without the password; for another system than Postgres, without the login."""
     from urllib.parse import urlsplit
 
     from vitrina.store import database
@@ -131,7 +131,7 @@ def try_connections(
     by_runner: Annotated[bool, typer.Option("--by-runner", help="Let a runner try it, from where it is.")] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Log in and look: what is wrong, and the statement that mends it.
+    """Log in and report what is wrong, with the statement that corrects it.
 
     From this machine, with its settings, unless --by-runner is given or the key of a kept connection is not here.
     Exit code 1 if a connection cannot be used.
@@ -189,7 +189,7 @@ def _ask_runner(settings: "Settings", metastore: "Connection", name: str) -> lis
 
 @contextmanager
 def _metastore() -> Iterator[tuple["Settings", "Connection | None"]]:
-    """Settings with the kept connections in them, and the metastore; None where it cannot be asked yet."""
+    """Yield settings with the kept connections in them, and the metastore. It is None where it cannot be asked yet."""
     from vitrina.store import database, migrate
 
     with local.database(local.load_settings(), migrated=False) as settings:
@@ -206,7 +206,7 @@ def _metastore() -> Iterator[tuple["Settings", "Connection | None"]]:
 
 
 def _kept(settings: "Settings", metastore: "Connection | None") -> dict[str, str]:
-    """Names of those that the metastore keeps and the environment does not have, with who entered them."""
+    """List connections that only the metastore keeps, with the name of the user who entered each."""
     from vitrina.store import kept_connections
 
     if metastore is None:
@@ -222,12 +222,12 @@ def _required(metastore: "Connection | None") -> "Connection":
 
 
 def _environment_only(settings: "Settings") -> "Settings":
-    """Without what the metastore keeps: services tell the two apart."""
+    """Load the settings without what the metastore keeps, because services tell the two apart."""
     return local.load_settings(database_url=settings.database_url)
 
 
 def _sealing_key(metastore: "Connection", settings: "Settings") -> bytes | None:
-    """The runners' own wish goes first; where none is alive, the key that is here."""
+    """Return None while a runner is alive, whose key is used then; otherwise the key that is here, if there is one."""
     from vitrina.store import runners
     from vitrina.unsealing import Keyring
 
@@ -238,7 +238,7 @@ def _sealing_key(metastore: "Connection", settings: "Settings") -> bytes | None:
 
 
 def _read_url(name: str) -> str:
-    """Never an argument: every user of the machine can read those."""
+    """Read the URL from the terminal or standard input. Every user of the machine could read an argument."""
     if sys.stdin.isatty():
         return str(typer.prompt(f"URL of {name}", hide_input=True, err=True)).strip()
     return sys.stdin.readline().strip()

@@ -240,7 +240,7 @@ def _as_typed() -> str:
 
 
 def _with_cinema(settings: "Settings") -> "Settings":
-    """Settings that let the demo's pipelines read their sources, unless somebody has chosen otherwise."""
+    """Let the demo's pipelines read their sources, unless the user has set which schemas may be read."""
     from vitrina.embedded import cinema
 
     if "allowed_source_schemas" in settings.model_fields_set:
@@ -251,7 +251,7 @@ def _with_cinema(settings: "Settings") -> "Settings":
 
 
 def _load_cinema(settings: "Settings", films: int | None, ratings: int | None, seed: int) -> None:
-    """As whoever migrates: the application itself may not create source schemas."""
+    """Load the cinema with the administrator's login: the application itself may not create source schemas."""
     from vitrina.embedded import cinema
     from vitrina.store import database
 
@@ -274,7 +274,10 @@ def _load_cinema(settings: "Settings", films: int | None, ratings: int | None, s
 def _run_pipelines(
     settings: "Settings", search: bool | None, *, clickhouse: str | None = None
 ) -> "tuple[list[Run], list[dict[str, Any]] | None]":
-    """`search`: whether to start a search server. None: if there is nothing to be fetched, and if it starts."""
+    """Run the demo's pipelines. With `search`, start a search server.
+
+    None: only if there is nothing to fetch, and without it if it does not start.
+    """
     wanted = settings.elasticsearch_url is None and search_servers.is_at_hand() if search is None else search
     try:
         return _run_beside(settings, clickhouse, with_search=wanted, is_search_vital=search is not None)
@@ -284,7 +287,7 @@ def _run_pipelines(
 
 
 def _clickhouse() -> str:
-    """Say where the engine keeps its tables; `ConfigError` where it is not installed."""
+    """Say where the engine keeps its tables. Raise `ConfigError` where it is not installed."""
     from importlib.util import find_spec
 
     if not (find_spec("chdb") and find_spec("clickhouse_connect")):
@@ -297,7 +300,7 @@ def _clickhouse_directory() -> Path:
 
 
 def _clickhouse_rows() -> dict[str, list[dict[str, Any]]]:
-    """Read when the runner has ended: the engine's directory belongs to one process at a time."""
+    """Read rows after the runner has ended: the engine's directory belongs to one process at a time."""
     import clickhouse_connect
 
     client = clickhouse_connect.get_client(interface="chdb", path=str(_clickhouse_directory()))
@@ -341,7 +344,7 @@ def _of_clickhouse(settings: "Settings", url: str | None) -> dict[str, str]:
 
 
 def _keep_quiet(name: str, line: str) -> None:
-    """The logs of API and runner are shown only if something goes wrong."""
+    """Hide the logs of API and runner, which are shown only if something goes wrong."""
 
 
 def _create_missing(client: "Client", others: list[dict[str, Any]], *, searchable: bool) -> None:
@@ -387,7 +390,7 @@ def _run_one(client: "Client", running: stack.Stack, watcher: Watcher, name: str
 
 
 def _search(settings: "Settings", url: str) -> list[dict[str, Any]]:
-    """What somebody who types into the cinema's search box would get."""
+    """Search as a user of the cinema's search box would."""
     from pydantic import SecretStr
 
     from vitrina.ports import registry

@@ -47,12 +47,12 @@ def doctor(output: Output = Format.TABLE) -> None:
 
 
 def problems(findings: list[Finding]) -> int:
-    """How many have to be corrected; a warning may be meant so."""
+    """Count what has to be corrected; a warning may be intended."""
     return sum(found.status == "PROBLEM" for found in findings)
 
 
 def examine() -> Iterator[Finding]:
-    """Every check in turn. What cannot be looked at because of an earlier problem is left out."""
+    """Run every check in turn. What an earlier problem keeps from being checked is left out."""
     try:
         settings = local.load_settings()
     except ConfigError as exc:
@@ -87,7 +87,7 @@ def warning(check: str, finding: str, next_step: str) -> Finding:
 
 
 def print_findings(findings: list[Finding]) -> None:
-    """Lines instead of a table: findings are sentences."""
+    """Print lines instead of a table, because findings are sentences."""
     from rich.text import Text
 
     screen = console(sys.stdout)
@@ -174,7 +174,7 @@ def _check_clock(connection: "Connection") -> Finding:
 
 
 def _check_log(connection: "Connection") -> Finding:
-    """What of the write-ahead log the promises need: that a commit stays one. Vitrina itself replicates nothing."""
+    """Check the settings of the write-ahead log that keep a commit after a crash. Vitrina itself replicates nothing."""
     names = ("wal_level", *_DURABLE)
     found = {name: _one(connection, f"SHOW {name}")[name] for name in names}
     weak = [f"{name} is {found[name]}" for name in _DURABLE if found[name] == "off"]
@@ -216,7 +216,7 @@ def _check_application_role(connection: "Connection", settings: "Settings") -> I
 
 
 def _check_readers(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
-    """The reader of the metastore's own database, and those of the databases that pipelines read from."""
+    """Check the reader of the metastore's own database and those of the databases that pipelines read from."""
     from vitrina.settings import DEFAULT_CONNECTION
     from vitrina.store import pipelines
 
@@ -227,7 +227,10 @@ def _check_readers(connection: "Connection", settings: "Settings") -> Iterator[F
 
 
 def _is_postgres(settings: "Settings", name: str) -> bool:
-    """Others are looked at by their connectors. One that is not configured is nobody's yet, and is said to be so."""
+    """Tell whether a connection is checked here as Postgres; connectors check the others.
+
+    One that is not configured counts as Postgres, so that its check reports it.
+    """
     try:
         return settings.connector_of(name) in ("postgres", None)
     except ConfigError:
@@ -235,7 +238,7 @@ def _is_postgres(settings: "Settings", name: str) -> bool:
 
 
 def _check_connectors() -> Iterator[Finding]:
-    """What is installed, and what is installed but left out."""
+    """Report which connectors are installed, and which are installed but left out."""
     from vitrina.definition import Options
     from vitrina.ports import registry
 
@@ -269,7 +272,7 @@ def _check_reader(settings: "Settings", name: str, check: str) -> Iterator[Findi
 
 
 def _check_targets(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
-    """The other databases that pipelines write to."""
+    """Check the other databases that pipelines write to."""
     from vitrina.settings import DEFAULT_CONNECTION
     from vitrina.store import stages
 
@@ -299,7 +302,7 @@ def _check_target(settings: "Settings", name: str) -> Iterator[Finding]:
 
 
 def _check_connections(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
-    """All that are configured, also those that no pipeline uses yet. Rights of those in use have been looked at."""
+    """Check all configured connections, also unused ones. Rights of those in use have been checked already."""
     from vitrina.store import connections, kept_connections, pipelines, stages
 
     used = {*pipelines.source_connections(connection), *stages.list_target_connections(connection)}
@@ -316,7 +319,7 @@ def _check_connections(connection: "Connection", settings: "Settings") -> Iterat
 
 
 def _check_source_schemas(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
-    """A schema that may be read and is nowhere is a typing error, or the default of the demo."""
+    """Warn of an allowed schema that exists nowhere: it is a typing error, or the default of the demo."""
     if settings.connections or settings.shut_connections:
         return  # it may be there
     from vitrina.store import tables
@@ -331,7 +334,7 @@ def _check_source_schemas(connection: "Connection", settings: "Settings") -> Ite
 
 
 def _rights_findings(check: str, faults: "list[Fault]") -> Iterator[Finding]:
-    """Each by its name; a database that is wide open need not fill the screen."""
+    """Name each fault, up to a limit, so that a database that is wide open does not fill the screen."""
     for fault in faults[:SHOWN_FAULTS]:
         yield problem(check, fault.finding, fault.remedy)
     if len(faults) > SHOWN_FAULTS:

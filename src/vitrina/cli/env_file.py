@@ -12,14 +12,14 @@ _LINE = re.compile(r"\s*(?:export\s+)?(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=")
 
 
 def read() -> dict[str, str]:
-    """Variables of the file; nothing where there is none."""
+    """Read the variables of the file. Return nothing where there is none."""
     from dotenv import dotenv_values
 
     return {name: value for name, value in dotenv_values(PATH).items() if value} if PATH.exists() else {}
 
 
 def check(values: Mapping[str, str], *, force: bool) -> bool:
-    """Whether it has to be written. `Conflict` if it says something else and may not be replaced."""
+    """Tell whether the file has to be written. Raise `Conflict` if it has other values and may not be replaced."""
     if not PATH.exists():
         return True
     there = read()
@@ -35,7 +35,7 @@ def check(values: Mapping[str, str], *, force: bool) -> bool:
 
 
 def write(values: Mapping[str, str]) -> None:
-    """Our lines after those of others. Never readable by others, not even for a moment; whole or not at all."""
+    """Write our lines after those of others, whole or not at all. The file is never readable by other users."""
     kept = _lines_of_others(values)
     text = "".join([*kept, *(f"{name}={_quoted(name, value)}\n" for name, value in values.items())])
     new = PATH.with_name(f".env.{os.getpid()}")
@@ -60,7 +60,7 @@ def _lines_of_others(values: Mapping[str, str]) -> list[str]:
 
 
 def _quoted(name: str, value: str) -> str:
-    """As python-dotenv and a shell both read it."""
+    """Quote a value so that python-dotenv and a shell both read it."""
     if "\n" in value or "${" in value:
         raise ConfigError(f"{name} cannot stand in {PATH}: it has a line break or ${{")
     if re.fullmatch(r"[\w.,:/@?=&%*+-]+", value, re.ASCII):

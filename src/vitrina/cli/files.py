@@ -26,7 +26,7 @@ def read(path: str) -> str:
 
 
 def read_definition(path: str, *, also_documents: bool = False) -> dict[str, Any]:
-    """A pipeline's definition, as YAML or JSON (which is YAML); on request also out of a document for `apply`."""
+    """Read a pipeline's definition from YAML or JSON (which is YAML). On request also from a document for `apply`."""
     import yaml
 
     from vitrina import yaml_values
@@ -45,7 +45,7 @@ def read_definition(path: str, *, also_documents: bool = False) -> dict[str, Any
 
 
 def read_all(path: str) -> dict[str, str]:
-    """Texts by file name: of a file, of a directory's files in the order of their names, or of standard input."""
+    """Read texts by file name: a file, the files of a directory in the order of their names, or standard input."""
     if path == STDIN:
         return {"standard input": read(path)}
     return {file: read(file) for file in (_files_in(Path(path)) if Path(path).is_dir() else [path])}

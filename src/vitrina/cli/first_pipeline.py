@@ -105,4 +105,4 @@ def _run(client: "Client", name: str) -> "Run":
 
 
 def _keep_quiet(name: str, line: str) -> None:
-    """The logs of API and runner are shown only if something goes wrong."""
+    """Hide the logs of API and runner, which are shown only if something goes wrong."""

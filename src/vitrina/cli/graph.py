@@ -48,7 +48,7 @@ def graph(
 
 
 def text(found: "Graph") -> Iterator[str]:
-    """A line for each pipeline, with what it waits for behind it."""
+    """Write a line for each pipeline, followed by what it reads, writes and waits for."""
     names = {node.id: _full_name(node) for node in found.nodes}
     reads, writes, after = (_ends(found, kind) for kind in ("reads", "writes", "run_after"))
     pipelines = sorted((node for node in found.nodes if node.kind == "pipeline"), key=lambda node: node.name)
@@ -98,7 +98,7 @@ def dot(found: "Graph") -> Iterator[str]:
 
 
 def _ends(found: "Graph", kind: str) -> "dict[str, list[GraphEdge]]":
-    """Edges by the pipeline whose they are."""
+    """Group edges by the pipeline that they belong to."""
     ends: dict[str, list[GraphEdge]] = defaultdict(list)
     for edge in found.edges:
         if edge.kind == kind:

@@ -6,7 +6,7 @@ from typer.core import TyperGroup
 
 
 class CommandsUnderHeadings(TyperGroup):
-    """Shows commands under the `rich_help_panel` they were registered with."""
+    """Show commands under the `rich_help_panel` they were registered with."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         shown = {name: command for name, command in self.commands.items() if not command.hidden}

@@ -100,7 +100,7 @@ def _may_ask(yes: bool) -> bool:
 
 
 def _refuse_other_settings() -> None:
-    """Variables go before the file, so what is written would not count."""
+    """Refuse variables of the environment that differ: they override the file, so what is written would not count."""
     known = env_file.read()
     for name in WRITTEN:
         if os.environ.get(name) and os.environ[name] != known.get(name):
@@ -116,7 +116,7 @@ def _answers(
     *,
     asks: bool,
 ) -> Answers:
-    """Flags first, then what .env says, then questions."""
+    """Take flags first, then what .env says, then ask."""
     known = env_file.read()
     url = database_url or known.get("VITRINA_DATABASE_URL")
     url = url or _ask("--database-url", "Your database (postgresql://LOGIN:PASSWORD@HOST:5432/NAME)", asks)
@@ -141,7 +141,7 @@ def _target_of(known: dict[str, str]) -> str | None:
 
 
 def _offered(url: str, target: str, asks: bool) -> str | None:
-    """Schemas with tables in them, for somebody to choose from."""
+    """Offer the schemas that have tables."""
     if not asks:
         return None
     from vitrina.store import setup, tables
@@ -170,7 +170,7 @@ def _check_url(flag: str, url: str) -> None:
 
 
 def _encoding_hint(url: str) -> str:
-    """Passwords may have any character, URLs may not."""
+    """Explain how to encode a password: it may have any character, a URL may not."""
     if url.count("@") < 2 and "@" not in url.partition("://")[2].partition("/")[2]:
         return ""
     return " (in a password write @ as %40, / as %2F, : as %3A, ? as %3F, # as %23, % as %25)"
@@ -194,7 +194,7 @@ def _check_schemas(sources: tuple[str, ...], target: str) -> None:
 
 
 def _plan(answers: Answers) -> "Plan":
-    """Passwords: those of .env, those of the environment, or new ones."""
+    """Plan the roles with the passwords of the environment, those of .env, or new ones."""
     from vitrina.settings import APP_ROLE, READER_ROLE
     from vitrina.store.setup import Plan
 
@@ -249,7 +249,7 @@ def _print_for_administrator(plan: "Plan", values: dict[str, str], must_write: b
 
 
 def _prepare(answers: Answers, plan: "Plan") -> None:
-    """Roles, schemas and grants, as the administrator."""
+    """Create roles, schemas and grants as the administrator."""
     from vitrina.store import database, setup
 
     try:
@@ -273,7 +273,7 @@ def _prepare(answers: Answers, plan: "Plan") -> None:
 
 
 def _refuse_unknown_passwords(answers: Answers, plan: "Plan", roles: frozenset[str]) -> None:
-    """A role that is there belongs to somebody: another installation on the same server, perhaps."""
+    """Refuse an existing role whose password is not known: it may belong to another installation on the same server."""
     from vitrina.settings import APP_ROLE, READER_ROLE
     from vitrina.store import database
 
@@ -303,7 +303,7 @@ def _write(values: dict[str, str], must_write: bool) -> None:
 
 
 def _settled() -> "Settings":
-    """The settings as every later command finds them, with a metastore that is up to date."""
+    """Load the settings as every later command finds them, and bring the metastore up to date."""
     from vitrina.store import database, migrate, setup
 
     # The passwords have been set: to set them again, a login would need the administrator's rights.
@@ -315,7 +315,7 @@ def _settled() -> "Settings":
 
 
 def _look() -> int:
-    """What `vitrina doctor` says, except that there is no runner yet; how much of it is wrong."""
+    """Print what `vitrina doctor` says, except that there is no runner yet. Return the number of problems."""
     findings = [found for found in doctor.examine() if found.check not in ("runners", "api")]
     doctor.print_findings(findings)
     return doctor.problems(findings)

@@ -18,7 +18,7 @@ HOME = Path(".vitrina")
 
 
 def say(message: str) -> None:
-    """For people: standard output is kept for data. A terminal that was closed must not keep us from cleaning up."""
+    """Write to standard error: standard output is for data. A closed terminal must not keep us from cleaning up."""
     with suppress(OSError):
         sys.stderr.write(f"{message}\n")
         sys.stderr.flush()
@@ -32,7 +32,7 @@ def load_settings(**overrides: Any) -> "Settings":
 
 @contextmanager
 def database(settings: "Settings", *, migrated: bool = True) -> Iterator["Settings"]:
-    """Settings with a database in them: the configured one as it is, or the embedded one of this directory."""
+    """Yield settings with a database: the configured one as it is, or the embedded one of this directory."""
     if settings.database_url is not None:
         yield settings
         return
@@ -46,7 +46,7 @@ def database(settings: "Settings", *, migrated: bool = True) -> Iterator["Settin
 
 @contextmanager
 def embedded(settings: "Settings") -> Iterator[tuple["EmbeddedPostgres", "Settings"]]:
-    """The embedded server of the current directory, shared with other commands there; as it is, not migrated."""
+    """Start the embedded server of this directory, or share it with other commands there. It is not migrated."""
     from pydantic import SecretStr
 
     from vitrina.embedded.postgres import EmbeddedPostgres
@@ -71,12 +71,12 @@ def embedded(settings: "Settings") -> Iterator[tuple["EmbeddedPostgres", "Settin
 
 
 def new_secret_key() -> str:
-    """As `openssl rand -base64 32` makes it."""
+    """Make a key as `openssl rand -base64 32` does."""
     return base64.b64encode(os.urandom(32)).decode()
 
 
 def _own_secret_key() -> str:
-    """The key of the connections that this directory's metastore keeps; made once, for its owner's eyes only."""
+    """Read the key of this directory's kept connections. It is made once, and only its owner can read it."""
     path = HOME / "secret-key"
     if not path.exists():
         made = path.with_name(f".{path.name}.{os.getpid()}")
@@ -89,12 +89,12 @@ def _own_secret_key() -> str:
 
 
 def key_environment(settings: "Settings") -> dict[str, str]:
-    """The key that opens connections, for a runner and nobody else."""
+    """Return the key that opens connections, as an environment for a runner only."""
     return {"VITRINA_SECRET_KEY": settings.secret_key.get_secret_value()} if settings.secret_key else {}
 
 
 def opened_to_the_cinema(settings: "Settings") -> "Settings":
-    """The settings under which the embedded server is used: the demo's services may be read unless others are named."""
+    """Let the embedded server read the demo's services, unless the user has named other schemas."""
     from vitrina.embedded import cinema
 
     if "allowed_source_schemas" in settings.model_fields_set:
@@ -103,7 +103,7 @@ def opened_to_the_cinema(settings: "Settings") -> "Settings":
 
 
 def database_environment(settings: "Settings") -> dict[str, str]:
-    """The same database for a child process. Variables, because arguments can be read by every user of the machine."""
+    """Pass the database to a child process in variables: every user of the machine can read arguments."""
     names = ("database_url", "admin_url", "reader_url", "app_password", "reader_password")
     values = {f"VITRINA_{name.upper()}": getattr(settings, name) for name in names}
     return {variable: value.get_secret_value() for variable, value in values.items() if value is not None} | {
@@ -112,7 +112,7 @@ def database_environment(settings: "Settings") -> dict[str, str]:
 
 
 def psql_command(server: "EmbeddedPostgres") -> str:
-    """How to look into the embedded database by hand. The password is in a file, not on the screen."""
+    """Build the command that opens the embedded database. The password is in a file, not on the screen."""
     from vitrina.embedded.cluster import DATABASE
     from vitrina.settings import APP_ROLE
 

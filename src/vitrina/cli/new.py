@@ -60,7 +60,7 @@ def check_mode(mode: str | None) -> None:
 
 
 def propose(settings: "Settings", source: str, target: str | None, wishes: "Wishes") -> "Suggestion":
-    """The pipeline that copies the table, accepted by this installation's rules."""
+    """Suggest the pipeline that copies the table, accepted by this installation's rules."""
     from vitrina.services import suggestions
     from vitrina.store import database
 
@@ -75,7 +75,7 @@ def propose(settings: "Settings", source: str, target: str | None, wishes: "Wish
 
 
 def parse_source(text: str) -> tuple[str, str, str]:
-    """`[connection.]schema.table`; a part with a dot stands in double quotes."""
+    """Parse `[connection.]schema.table`; a part with a dot is in double quotes."""
     parts = [quoted.replace('""', '"') or plain for quoted, plain in _PART.findall(text)]
     if len(parts) not in (2, 3) or _PART.sub("", text) != "." * (len(parts) - 1):
         raise ConfigError(f'{text!r} is not a table: write SCHEMA.TABLE or CONNECTION.SCHEMA.TABLE, parts as "a.b"')
@@ -86,7 +86,7 @@ def parse_source(text: str) -> tuple[str, str, str]:
 
 
 def told(made: "Suggestion") -> list[str]:
-    """Why it is made so, one reason a line."""
+    """Explain the suggestion, one reason a line."""
     return [*made.reasons, f"every {made.definition['schedule_interval']}: schedule_interval"]
 
 

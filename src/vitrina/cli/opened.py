@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def for_name(settings: "Settings", name: str) -> "Settings":
-    """The settings with the named connection in them, wherever it is kept."""
+    """Return the settings with the named connection in them, wherever it is kept."""
     from vitrina.settings import DEFAULT_CONNECTION
     from vitrina.store import database
 
@@ -22,7 +22,7 @@ def for_name(settings: "Settings", name: str) -> "Settings":
 
 
 def with_kept(settings: "Settings", metastore: "Connection") -> "Settings":
-    """All of them; the metastore may be older than they are."""
+    """Add all kept connections, unless the metastore has another version."""
     from vitrina.loads import kept_connections
     from vitrina.store import migrate
 

@@ -53,7 +53,7 @@ STATUS_STYLES = {
 
 
 def show_list(items: Sequence[Any], columns: Sequence[Column], output: Format, *, empty: str) -> None:
-    """Items as rows; `empty` is what to say, on standard error, when there are none."""
+    """Show items as rows; when there are none, say `empty` on standard error."""
     if output is not Format.TABLE:
         show_data(items, output)
     elif items:
@@ -63,7 +63,7 @@ def show_list(items: Sequence[Any], columns: Sequence[Column], output: Format, *
 
 
 def show_one(item: Any, fields: Mapping[str, object], output: Format) -> None:
-    """One thing as `field  value` lines; fields without a value are left out."""
+    """Show one thing as `field  value` lines; fields without a value are left out."""
     if output is not Format.TABLE:
         show_data(item, output)
         return
@@ -87,7 +87,7 @@ def show_data(data: Any, output: Format) -> None:
 
 
 def show_columns(items: Sequence[Any], columns: Sequence[Column], *, title: str | None = None) -> None:
-    """Items as rows. A terminal too narrow for all of it gets the columns that matter, with their names whole."""
+    """Show items as rows. A terminal too narrow for all of it gets the columns that matter, with their names whole."""
     if sys.stdout.isatty():
         columns = fitting(items, columns, console(sys.stdout).width)
     rows = [[column.value(item) for column in columns] for item in items]
@@ -95,7 +95,7 @@ def show_columns(items: Sequence[Any], columns: Sequence[Column], *, title: str 
 
 
 def fitting(items: Sequence[Any], columns: Sequence[Column], room: int) -> list[Column]:
-    """The columns that fit, when texts that are no names are cut to a few letters."""
+    """Choose the columns that fit when texts that are not names are cut to a few characters."""
     kept = list(columns)
     while sum(_least(items, column) + _GAP + 1 for column in kept) > room:
         leaving = max(kept, key=lambda column: column.leaves)
@@ -120,7 +120,10 @@ def show_table(
     are_data: bool = False,
     names: Sequence[bool] = (),
 ) -> None:
-    """`are_data`: numbers are values of somebody's rows, such as years, and not counts. `names`: columns to keep."""
+    """Show a table, with the columns `names` kept whole.
+
+    With `are_data`, numbers are values of rows, such as years, and not counts.
+    """
     if are_data:
         rows = [[_as_data(value) for value in row] for row in rows]
     if sys.stdout.isatty():
@@ -146,7 +149,7 @@ def _as_data(value: object) -> object:
 
 
 def as_plain(data: Any) -> Any:
-    """Answers of the API as what JSON can hold."""
+    """Convert answers of the API to what JSON can hold."""
     if hasattr(data, "model_dump"):
         return data.model_dump(mode="json")
     if isinstance(data, Mapping):
@@ -159,7 +162,7 @@ def as_plain(data: Any) -> Any:
 
 
 def text(value: object) -> str:
-    """A value as people read it."""
+    """Format a value for people."""
     match value:
         case None:
             return "-"
@@ -180,7 +183,7 @@ def text(value: object) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`0.42 s`, `75 s`, `12 min`, `30 h`, `2.1 d`: two digits that matter."""
+    """Format `0.42 s`, `75 s`, `12 min`, `30 h`, `2.1 d`: two digits that matter."""
     if seconds is None:
         return "-"
     for limit, unit, size, digits in ((10, "s", 1, 2), (120, "s", 1, 0), (7200, "min", 60, 0), (172_800, "h", 3600, 0)):
@@ -194,14 +197,14 @@ def ago(moment: datetime) -> str:
 
 
 def console(stream: IO[str] | None = None) -> "Console":
-    """rich's console; it honours NO_COLOR by itself. `stream` is standard error unless told otherwise."""
+    """Make rich's console, which honours NO_COLOR by itself. `stream` is standard error unless given."""
     from rich.console import Console
 
     return Console(file=stream or sys.stderr, highlight=False)
 
 
 def styled(value: object) -> "Text":
-    """A cell of a drawn table: statuses in their colour."""
+    """Make a cell of a drawn table, with statuses in their colour."""
     from rich.text import Text
 
     shown = _one_line(value)
@@ -213,7 +216,7 @@ def _is_number(value: object) -> bool:
 
 
 def _print_table(rows: Sequence[Sequence[object]], titles: Sequence[str], title: str | None) -> None:
-    """Aligned columns, whole values, nothing drawn: for files and pipes."""
+    """Print aligned columns with whole values and nothing drawn, for files and pipes."""
     lines = [[_one_line(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
     numeric = _numeric_columns(rows, len(titles))
@@ -256,7 +259,7 @@ _SHORTEST = 10
 
 
 def fit(widths: Sequence[int], room: int, whole: Sequence[bool] = ()) -> list[int]:
-    """Widths that fit: the widest columns give way first, those that should stay whole last of all."""
+    """Reduce widths until they fit: the widest columns first, those that should stay whole last."""
     fitted = list(widths)
     for kept, least in ((whole, _SHORTEST), ((), 1)):
         while sum(fitted) > room:
@@ -273,5 +276,5 @@ def _numeric_columns(rows: Sequence[Sequence[object]], count: int) -> list[bool]
 
 
 def _one_line(value: object) -> str:
-    """No line breaks, and no control characters: data must not steer somebody's terminal."""
+    """Remove line breaks and control characters: data must not control the user's terminal."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in " ".join(text(value).split()))

@@ -93,7 +93,7 @@ def pause(names: several.Names = None, labels: several.Labels = None, output: Ou
 
 
 def cancel(names: several.Names = None, labels: several.Labels = None, output: Output = Format.TABLE) -> None:
-    """Take back a run that waits, or end the one at work. What it has committed stays."""
+    """Take back a run that waits, or end the current one. What it has committed stays."""
     several.ask(names, labels, lambda client, name: client.cancel(name), output, show_accepted)
 
 
@@ -103,7 +103,7 @@ def enable(names: several.Names = None, labels: several.Labels = None, output: O
 
 
 def disable(names: several.Names = None, labels: several.Labels = None, output: Output = Format.TABLE) -> None:
-    """Let pipelines not run again until `enable`. A run at work is finished."""
+    """Let pipelines not run again until `enable`. A current run is finished."""
     several.ask(names, labels, lambda client, name: client.disable(name), output, show_accepted)
 
 

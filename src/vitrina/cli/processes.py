@@ -109,7 +109,7 @@ class Children:
         raise AssertionError("a child ended and cannot be found")
 
     def raise_if_ended(self) -> None:
-        """Whoever waits for the work of children must not wait for a dead one."""
+        """Raise an error when a child has ended: a caller must not wait for the work of a dead process."""
         if self._first_ended is not None:
             raise self._first_ended.ended()
 
@@ -146,13 +146,13 @@ class Children:
 
 @contextmanager
 def ending_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM and a closed terminal interrupt the main thread as Ctrl-C does, so that everything is cleaned up."""
+    """Let SIGTERM and a closed terminal interrupt the main thread as Ctrl-C does, so that everything is cleaned up."""
     with _on_signal(_interrupt, signal.SIGTERM, signal.SIGHUP):
         yield
 
 
 def end_with_stdin() -> None:
-    """Stop this process when its standard input is closed: whoever started it is gone."""
+    """Stop this process when its standard input is closed: the process that started it has ended."""
     threading.Thread(target=_await_end_of_stdin, name="waits for the end of stdin", daemon=True).start()
 
 

@@ -46,7 +46,7 @@ def watching() -> Iterator[Watcher]:
 
 
 class Lines:
-    """A line when the status changes, and now and then while rows move."""
+    """Print a line when the status changes, and from time to time while rows move."""
 
     def __init__(self) -> None:
         self._told: dict[str, tuple[str, int, float]] = {}
@@ -67,7 +67,7 @@ class Lines:
 
 
 class Bars:
-    """One bar for each pipeline: full when an estimate says so, moving when nobody knows how much there is."""
+    """Show one bar for each pipeline. It fills by an estimate, or only moves when the number of rows is unknown."""
 
     def __init__(self, bars: "Progress") -> None:
         self._bars = bars
@@ -107,6 +107,6 @@ class Bars:
 
 
 def _waiting(seen: "PipelineStatus") -> str:
-    """Why nothing moves just now: an unreachable server is waited for."""
+    """Say why nothing moves just now: the run waits for an unreachable server."""
     reason = seen.run.metrics.get("waiting") if seen.run and seen.progress else None
     return f", waiting: {reason}" if reason else ""

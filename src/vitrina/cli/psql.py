@@ -51,7 +51,7 @@ def _login(settings: "Settings", *, admin: bool) -> dict[str, str]:
 
 
 def _program() -> str:
-    """The installed one, else the one that comes with the embedded server."""
+    """Find the installed program, or else the one that comes with the embedded server."""
     installed = shutil.which("psql")
     if installed:
         return installed

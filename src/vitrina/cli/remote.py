@@ -20,7 +20,7 @@ ADDRESS = local.HOME / "api-url"
 
 @contextmanager
 def api() -> Iterator["Client"]:
-    """The client of VITRINA_API_URL, or of the `vitrina dev` of this directory, with VITRINA_TOKEN."""
+    """Open the client of VITRINA_API_URL, or of the `vitrina dev` of this directory, with VITRINA_TOKEN."""
     from vitrina.client import Client
 
     with Client.from_settings(_settings()) as client:
@@ -29,7 +29,7 @@ def api() -> Iterator["Client"]:
 
 @contextmanager
 def announced(url: str) -> Iterator[None]:
-    """Other commands of this directory find the API while the block lasts."""
+    """Let other commands of this directory find the API while the block lasts."""
     is_directory_ours = not ADDRESS.parent.exists()
     with suppress(OSError):  # in a directory where nothing can be written, VITRINA_API_URL says it
         _write(url)
@@ -44,7 +44,7 @@ def announced(url: str) -> Iterator[None]:
 
 
 def _write(url: str) -> None:
-    """Whole or not at all: another command may be reading it."""
+    """Write the address whole or not at all: another command may be reading it."""
     with suppress(FileExistsError):
         ADDRESS.parent.mkdir()
         # As the embedded PostgreSQL makes it, should it come later: root's runs under another account.
@@ -63,7 +63,7 @@ def _settings() -> "Settings":
 
 
 def complete_pipeline(incomplete: str) -> list[str]:
-    """Names that begin so. Silent when there is no API: a shell's line is no place for errors."""
+    """List names that begin so. Return none when there is no API: errors do not belong on a shell's line."""
     from vitrina.client import Client
     from vitrina.errors import VitrinaError
 

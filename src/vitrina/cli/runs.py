@@ -140,7 +140,7 @@ def logs(
     level: Annotated[str, typer.Option(help="info, warning or error: this and more serious.")] = "info",
     output: Output = Format.TABLE,
 ) -> None:
-    """Show what a run told about itself."""
+    """Show what a run logged."""
     with remote.api() as client:
         found = find_run(client, pipeline, run_id)
         _await_last_lines(found)
@@ -168,7 +168,7 @@ def _await_last_lines(run: "Run") -> None:
 
 
 def find_run(client: "Client", pipeline: str, run_id: str | None) -> "Run":
-    """The run with that id or beginning of an id, else the latest one."""
+    """Find the run with that id or beginning of an id, or else the latest one."""
     for found in client.list_runs(pipeline, limit=1 if run_id is None else RUNS_SEARCHED):
         if run_id is None or str(found.id).startswith(run_id.lower()):
             return found
@@ -215,7 +215,7 @@ def _outcome(run: "Run") -> str:
 
 
 def moment(since: str | None) -> datetime | None:
-    """`2h`, `7d` before now, or an ISO date or time (UTC unless it says otherwise)."""
+    """Parse `2h` or `7d` before now, or an ISO date or time (UTC unless it says otherwise)."""
     if since is None:
         return None
     units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}

@@ -109,7 +109,7 @@ def search_server(
 
 
 def _stay(server: "SearchServer") -> None:
-    """Somebody else may stop the server and start it again; looking at it is what lets its process go."""
+    """Watch the server, which another command may stop and start again. Looking at it is what lets its process go."""
     was_running = True
     while True:
         running = server.running
@@ -142,14 +142,14 @@ def start_beside(children: "Children") -> str:
 
 
 def is_at_hand() -> bool:
-    """Whether `start_beside` would have nothing to fetch."""
+    """Tell whether `start_beside` would have nothing to fetch."""
     from vitrina.embedded.search_server import is_installed
 
     return bool(_usable_kinds()) and is_installed(_kind_for_this_machine())
 
 
 def _kind_for_this_machine() -> str:
-    """The one that was used here before, else the first that the installed Java can run."""
+    """Choose the kind that was used here before, or else the first that the installed Java can run."""
     usable = _usable_kinds()
     if not usable:
         raise ConfigError("a search server needs Java 17 or later: apt-get install -y openjdk-17-jre-headless")

@@ -91,8 +91,9 @@ def _run_once(settings: "Settings", pipeline: str | None) -> None:
 
 
 def _collect_garbage_rarely() -> None:
-    """Batches are containers by the ten thousand, none in a cycle; with Python's own threshold of 700, looking through
-    them time and again took a fifth of a search load's CPU.
+    """Collect garbage rarely: batches are containers by the ten thousand, none in a cycle.
+
+    With Python's own threshold of 700, looking through them time and again took a fifth of a search load's CPU.
     """
     gc.freeze()
     gc.set_threshold(100_000, 20)
@@ -160,7 +161,7 @@ def _serve(settings: "Settings", host: str, listener: socket.socket) -> None:
 
 
 def _serve_with_workers(settings: "Settings", host: str, listener: socket.socket, workers: int) -> None:
-    """Each accepts from the same socket. When one ends they all do, so that whoever started us starts all anew."""
+    """Serve with workers that accept from the same socket. When one ends they all do, and are restarted together."""
     arguments = ["api", "--host", host, "--socket", str(listener.fileno())]
     with tempfile.TemporaryDirectory(prefix="vitrina-api-") as counted, processes.Children(_pass_on) as children:
         # One of them answers /metrics with what all have counted there.
@@ -172,7 +173,7 @@ def _serve_with_workers(settings: "Settings", host: str, listener: socket.socket
 
 
 def _pass_on(name: str, line: str) -> None:
-    """Lines of workers go where our own would."""
+    """Print lines of workers where our own would go."""
     print(line, flush=True)
 
 
@@ -182,4 +183,4 @@ def _url_of(listener: socket.socket) -> str:
 
 
 def _ignore(number: int, frame: object) -> None:
-    """Not SIG_IGN, which child processes would inherit."""
+    """Do nothing. SIG_IGN instead would be inherited by child processes."""

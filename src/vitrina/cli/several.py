@@ -37,7 +37,7 @@ ACCEPTED_COLUMNS = [
 
 
 def chosen(client: "Client", names: Sequence[str] | None, labels: Sequence[str] | None) -> list[str]:
-    """Names as they were given, then those that have every label."""
+    """List names as they were given, then those that have every label."""
     if not names and not labels:
         raise typer.BadParameter("name a pipeline, or a label with -l", param_hint="NAME")
     wanted = dict(_pair(label) for label in labels or ())
@@ -55,7 +55,7 @@ def _pair(label: str) -> tuple[str, str]:
 
 
 class Attempts:
-    """Each of several is tried. One alone fails as it always did; of more, each failure is said in its line."""
+    """Try each of several. One alone fails with its own error; of more, each failure is reported in its line."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
@@ -75,7 +75,7 @@ class Attempts:
             return []
 
     def end(self) -> None:
-        """With the exit code of the first that failed, once all were tried."""
+        """End with the exit code of the first that failed, once all were tried."""
         if self._first is not None:
             raise typer.Exit(exits.code_of(self._first))
 
@@ -83,7 +83,7 @@ class Attempts:
 def show(
     accepted: "Sequence[Accepted]", names: Sequence[str], output: Format, show_one: "Callable[[Accepted, Format], None]"
 ) -> None:
-    """One as ever, more as a list."""
+    """Show one as always, more as a list."""
     if len(names) == 1:
         show_one(accepted[0], output)
     elif output is not Format.TABLE:

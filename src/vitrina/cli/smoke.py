@@ -59,7 +59,7 @@ def smoke(
 
 
 def _try(client: "Client", target: str | None, timeout: float) -> Iterator[Finding]:
-    """Each step in turn, up to the first that does not work; the probe is deleted whatever happened."""
+    """Try each step in turn, up to the first that fails. The probe is deleted whatever happened."""
     try:
         yield _step("api", lambda: _check_api(client), "see the logs of `vitrina api`")
         yield _step("runners", lambda: _check_runners(client), "start a runner: `vitrina runner`")
@@ -109,7 +109,7 @@ def _check_runners(client: "Client") -> Finding:
 
 
 def _choose_target(client: "Client") -> str:
-    """The probe's own table in the first schema, or index, that the policy leaves open."""
+    """Choose the probe's own table in the first schema, or index, that the policy leaves open."""
     allowed = client.list_targets().allowed
     for pattern in allowed:
         if pattern.endswith("*"):

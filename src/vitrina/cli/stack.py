@@ -37,7 +37,7 @@ class Stack:
 
 @contextmanager
 def migrated_database(settings: "Settings") -> Iterator[tuple["Settings", "EmbeddedPostgres | None"]]:
-    """The configured database or the embedded one, brought up to date."""
+    """Yield the configured database or the embedded one, brought up to date."""
     from vitrina.store import database, migrate
 
     if settings.database_url is not None:
@@ -60,9 +60,9 @@ def running(
     is_search_vital: bool = True,
     more: Mapping[str, str] | None = None,
 ) -> Iterator[Stack]:
-    """A real API process and a real runner process, without auth, on loopback only.
+    """Start a real API process and a real runner process, without auth, on loopback only.
 
-    `more` is in the environment of both. A search server that is not vital and does not start makes it `NotStarted`,
+    `more` is in the environment of both. A search server that is not vital and does not start raises `NotStarted`,
     whatever the reason.
     """
     environment = {**local.database_environment(settings), "VITRINA_AUTH": "off", **(more or {})}

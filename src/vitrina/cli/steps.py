@@ -27,7 +27,7 @@ def try_step(
     """Show what a step makes of a pipeline's first rows. Nothing is written.
 
     Runs here, with the modules of VITRINA_TRANSFORMS, against the configured database. A step that the pipeline's plan
-    does not have is tried behind its last one.
+    does not have is tried after its last one.
     """
     with local.database(local.load_settings()) as settings:
         before, after = _before_and_after(_definition(settings, pipeline), settings, name, limit, _read_params(params))
@@ -91,7 +91,7 @@ def _before_and_after(
 
 
 def _key_of(before: "Stage", after: "Stage") -> str | None:
-    """A column by whose values rows can be told apart on both sides."""
+    """Find a column whose values tell rows apart on both sides."""
     for name in before.rows[0] if before.rows else []:
         if after.rows and name not in after.rows[0]:
             continue
@@ -102,7 +102,7 @@ def _key_of(before: "Stage", after: "Stage") -> str | None:
 
 
 def _show(before: Rows, after: Rows, key: str | None) -> None:
-    """Only what differs: unchanged columns would push the rest off the screen."""
+    """Show only what differs: unchanged columns would push the rest off the screen."""
     pairs = _paired(before, after, key)
     old, new = list(before[0]) if before else [], list(after[0]) if after else []
     titles, columns = ([key], [[_either(pair, key) for pair in pairs]]) if key else ([], [])
@@ -123,7 +123,7 @@ def _show(before: Rows, after: Rows, key: str | None) -> None:
 
 
 def _paired(before: Rows, after: Rows, key: str | None) -> list[tuple[dict[str, Any] | None, dict[str, Any] | None]]:
-    """Each row with what became of it: by the key, or by position when there is none."""
+    """Pair each row with what became of it, by the key, or by position when there is none."""
     if key is None:
         length = max(len(before), len(after))
         return [(_at(before, place), _at(after, place)) for place in range(length)]

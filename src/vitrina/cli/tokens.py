@@ -75,7 +75,7 @@ def list_tokens(output: Output = Format.TABLE) -> None:
 
 @group.command()
 def revoke(name: TokenName) -> None:
-    """Make a token worthless, at once."""
+    """Make a token invalid, at once."""
     from vitrina.services import tokens
 
     with _metastore() as connection:
@@ -97,7 +97,7 @@ def _metastore() -> Iterator["Connection"]:
 
 
 def caller() -> "Caller":
-    """Whoever can reach the database with our login may do everything there; the audit names the shell's user."""
+    """Return the shell's user as an admin: with our login to the database, it may do everything there anyway."""
     from vitrina.services.callers import Caller, Role
 
     return Caller(f"shell:{getpass.getuser()}", Role.ADMIN)

@@ -46,7 +46,7 @@ class PipelineGauge:
 
 
 class MetastoreCollector(Collector):
-    """Reads the figures when they are asked for."""
+    """Read the figures whenever they are scraped."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class MetastoreCollector(Collector):
         counted: Callable[[], Collection[str]] = tuple,
         on_pipelines: Callable[[Collection[str]], None] = lambda names: None,
     ) -> None:
-        """`on_pipelines` is told which of the `counted` names there still are."""
+        """Notify `on_pipelines` of those of the `counted` names that still exist."""
         self._connect, self._settings, self._max_pipelines = connect, settings, max_pipelines
         self._counted, self._on_pipelines = counted, on_pipelines
         self.rest = Rest()
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """Known without asking the database, so registering needs none."""
+        """Return nothing, so that registering needs no database."""
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -105,13 +105,15 @@ class Found:
 
     @property
     def rest_statuses(self) -> Counter[str]:
-        """Read a moment after the rows: never less than none."""
+        """Count the others by status, never below zero: the totals are read a moment after the rows."""
         return self.statuses - Counter(row["status"] for row in self.rows)
 
 
 class Rest:
-    """Sums up the pipelines behind those that have their own label; kept for a while when there are so many that it
-    takes time: the ages in it grow by themselves."""
+    """Sum up the pipelines after those that have their own label.
+
+    The sums are kept for a while when computing them takes long; the ages in them grow by themselves.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -120,7 +122,7 @@ class Rest:
         self.kept_seconds = 0.0
 
     def read(self, connection: Connection, last: Row) -> Row:
-        """Of the pipelines behind `last`."""
+        """Read the sums of the pipelines after `last`."""
         after = (last["created_at"], last["id"])
         # Two that ask at once: the second takes what the first has read.
         with self._lock:
@@ -187,7 +189,7 @@ def _statuses(found: Found) -> GaugeMetricFamily:
 
 
 def _failures(found: Found) -> GaugeMetricFamily:
-    """Why: by the error's code, of which there are few."""
+    """Show why pipelines fail, by the error's code; there are few codes."""
     family = GaugeMetricFamily(
         "vitrina_pipeline_failed", "1 while the pipeline is FAILED, with the error's code.", labels=["pipeline", "code"]
     )
@@ -215,13 +217,13 @@ def _gauge(gauge: PipelineGauge, found: Found) -> GaugeMetricFamily:
 
 
 def lag_seconds(row: Row) -> float | None:
-    """How old the mart's knowledge of its source is: since the safe cursor, else since the last success began."""
+    """Compute how old the mart's knowledge of its source is: since the safe cursor, or since the last success began."""
     upto = cursor_time(row["safe_upto"], row["options"]) if row["mode"] == "incremental" else None
     return _age(row, upto.timestamp() if upto else row["success_started"])
 
 
 def held_seconds(row: Row) -> float:
-    """How long somebody's open transaction has kept the checkpoint from moving."""
+    """Compute how long an open transaction of another session has kept the checkpoint from moving."""
     hold = row["hold"] if isinstance(row["hold"], dict) else {}
     since = cursor_time(hold.get("since"), {})
     if since is not None:
@@ -230,7 +232,7 @@ def held_seconds(row: Row) -> float:
 
 
 def cursor_time(cursor: Any, options: Any) -> datetime | None:
-    """Cursors are text; only one that is a point in time has an age."""
+    """Parse a cursor, which is text. Return None for one that is no point in time: it has no age."""
     try:
         moment = datetime.fromisoformat(str(cursor)) if cursor and "-" in str(cursor)[1:] else None
     except ValueError:

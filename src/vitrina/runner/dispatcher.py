@@ -36,7 +36,7 @@ OUTAGE_PATIENCE_SECONDS = 60.0
 
 
 class PipelineDispatcher:
-    """Performs one claim to its end. Everything that a run may raise is sorted here, and only here."""
+    """Perform one claim to its end. Everything that a run may raise is sorted here, and only here."""
 
     def __init__(
         self,
@@ -181,7 +181,10 @@ class PipelineDispatcher:
 
     @contextmanager
     def _pause_asked(self, claim: Claim, control: RunControl, meter: RunMeter) -> Iterator[Callable[[], bool]]:
-        """A question to the metastore, which is told why we wait; while it is out of reach, nobody can have asked."""
+        """Record in the metastore why the run waits, and yield a function that asks it for a pause.
+
+        While the metastore is out of reach, no pause can have been requested.
+        """
         try:
             connection = self._metastore(control)
         except CannotConnect:
@@ -206,7 +209,7 @@ class PipelineDispatcher:
     # --- the end -------------------------------------------------------------------------------------------------
 
     def _surrender(self, claim: Claim, control: RunControl, reason: str, log: structlog.stdlib.BoundLogger) -> None:
-        """The checkpoint row says how far we came, also when a COMMIT's reply was lost: the next claim reads it."""
+        """Give up the claim. The checkpoint tells the next one how far we came, even if a COMMIT's reply was lost."""
         # The more losses, the longer: a line that flaps for a few seconds must not use up all the tries.
         wait = min(2 * self._backoff(claim.row["attempts"]), self._settings.lease_ttl_seconds / 3)
         with suppress(RunError):
@@ -225,7 +228,7 @@ class PipelineDispatcher:
     def _insist(
         self, action: Callable[[database.Connection], object], control: RunControl, log: structlog.stdlib.BoundLogger
     ) -> None:
-        """Put the end on record as long as the lease is ours; after that it expires, and recovery does the rest."""
+        """Record the end as long as the lease is ours. After that the lease expires, and recovery does the rest."""
         while True:
             try:
                 with self._metastore(control) as connection:
@@ -249,7 +252,7 @@ class PipelineDispatcher:
 
 
 def _trace_id(claim: Claim, onlookers: Sequence[Onlooker]) -> str | None:
-    """Also where nobody here makes traces: whoever asked may."""
+    """Find the trace of a run, also when this runner makes no traces: the caller who requested the run may."""
     made = (onlooker.trace_id for onlooker in onlookers if onlooker.trace_id)
     return next(made, None) or tracing.trace_id_of(claim.row.get("traceparent"))
 

@@ -23,14 +23,14 @@ from vitrina.store.session_pool import SessionPool
 
 
 class PipelineExecutor:
-    """Runs one claim once. Raises what `dispatcher` sorts into retry, failure, loss."""
+    """Run one claim once. It raises what `dispatcher` sorts into retry, failure and loss."""
 
     def __init__(self, settings: Settings, pool: SessionPool | None = None) -> None:
         self._settings = settings
         self._pool = pool
 
     def execute(self, claim: Claim, control: RunControl, meter: RunMeter) -> Status:
-        """Open, plan, move the data, conclude; returns the pipeline's status afterwards."""
+        """Open, plan, move the data and conclude. Return the pipeline's status afterwards."""
         log = structlog.get_logger().bind(
             pipeline=claim.name, pipeline_id=str(claim.pipeline_id), run_id=str(claim.run_id), epoch=claim.epoch
         )

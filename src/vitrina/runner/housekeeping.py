@@ -41,7 +41,7 @@ _LOCK = 0x5649_5452_484B
 
 
 class Housekeeper:
-    """Works in a thread of its own, with patience for nobody: claims must not wait for it."""
+    """Tidy up in a thread of its own, so that claims never wait for it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -50,7 +50,7 @@ class Housekeeper:
         self._thread: threading.Thread | None = None
 
     def look(self, shutdown: threading.Event) -> None:
-        """Called often; does something once in a while."""
+        """Start a round when one is due. The runner calls this often."""
         if time.monotonic() < self._due_at or shutdown.is_set() or (self._thread and self._thread.is_alive()):
             return
         self._due_at = time.monotonic() + INTERVAL_SECONDS
@@ -67,7 +67,7 @@ class Housekeeper:
 
 
 class OldRuns:
-    """Forgets old runs, a part of them in each round; the next round goes on where the last one ended."""
+    """Forget old runs, some of them in each round; the next round continues where the last one ended."""
 
     def __init__(self) -> None:
         self._after: tuple[datetime, UUID] | None = None
@@ -79,7 +79,7 @@ class OldRuns:
 
 
 def tidy_up(settings: Settings, old_runs: OldRuns | None = None) -> None:
-    """One round, unless another runner is at it."""
+    """Run one round, unless another runner is running one."""
     old_runs = old_runs or OldRuns()
     with _session(settings.require_database_url()) as metastore:
         row = metastore.execute("SELECT pg_try_advisory_lock(%s) AS ours", [_LOCK]).fetchone()
@@ -109,7 +109,7 @@ def tidy_up(settings: Settings, old_runs: OldRuns | None = None) -> None:
 
 
 def _do(duty: str, perform: Callable[[], object], metastore: Connection) -> None:
-    """One duty. Whatever stands in a row, the others are done."""
+    """Perform one duty. Its failure, for example because of a bad row, does not keep the others from being done."""
     try:
         perform()
     except Exception as exc:

@@ -44,7 +44,7 @@ _KEPT_SESSIONS_PER_RUN = 5
 
 
 class PipelineManager:
-    """Runs until told to stop. Only infrastructure errors reach it; they are waited out."""
+    """Run until told to stop. Only infrastructure errors reach it, and it waits until they are over."""
 
     exit_code_left_behind = 0
 
@@ -99,7 +99,7 @@ class PipelineManager:
             self._drain(heartbeat)
 
     def stop(self) -> None:
-        """Ask for a drain; `run_forever` returns when the batches at work are done."""
+        """Ask for a drain; `run_forever` returns when the current batches are done."""
         self._shutdown.set()
         self._ring()
 
@@ -139,7 +139,7 @@ class PipelineManager:
                 self._await_bell()
 
     def _tick(self, connection: Connection) -> None:
-        """One look around: what was asked for at once, the rest once in a poll interval, however often it is woken."""
+        """Do what was requested at once, and the rest once in a poll interval, however often the runner is woken."""
         self._lookout.looked_around()
         # It may have been migrated since: what comes next is the work of a runner of its version.
         migrate.require_current(connection)
@@ -152,14 +152,14 @@ class PipelineManager:
         self._do(self._perform_requests, connection)
 
     def _look_for_work(self, connection: Connection) -> None:
-        """What nobody rings for: leases that are over, schedules that are due, rows that were locked, old rows."""
+        """Look for what no notification announces: expired leases, due schedules, rows that were locked, old rows."""
         for part in (self._recover, self._fire_schedules, self._request_ready, self._claim):
             self._do(part, connection)
         self._housekeeper.look(self._shutdown)
         self._pool.close_unused()
 
     def _do(self, part: Callable[[Connection], object], connection: Connection) -> None:
-        """One part of a look around. Whatever stands in a row, the other parts are done and the runner goes on."""
+        """Do one part of a look around. Whatever a row contains, the other parts are done and the runner goes on."""
         try:
             part(connection)
         except psycopg.Error as exc:
@@ -175,17 +175,17 @@ class PipelineManager:
         return scheduler.fire_due(connection)
 
     def _request_ready(self, connection: Connection) -> int:
-        """Most are requested when their last upstream ends: those are left whose row was locked, and the enabled."""
+        """Request pipelines whose row was locked when their last upstream ended, and those enabled since."""
         return run_after.request_ready(connection)
 
     def _sleep(self, connection: Connection) -> None:
-        """Until somebody asks for something, a slot is free, or the poll interval is over."""
+        """Wait until a request arrives, a slot is free, or the poll interval is over."""
         if list(connection.notifies(timeout=0)):
             return  # something was asked for while we looked around
         self._await_bell(connection.fileno())
 
     def _await_bell(self, *others: int) -> None:
-        """Not `_shutdown.wait`: a signal that comes while this thread holds the event's lock would never get it."""
+        """Wait without `_shutdown.wait`: a signal that comes while this thread holds its lock would never get it."""
         left = self._next_look - clock()
         seconds = left if left > 0 else self._settings.poll_seconds
         ready, _, _ = select.select([self._bell.fileno(), *others], [], [], seconds)
@@ -215,7 +215,7 @@ class PipelineManager:
             self._start(claim, asked_at)
 
     def _tell_waiting(self, connection: Connection) -> None:
-        """Once for each wait: why a slot is free and yet a pipeline is not taken up."""
+        """Log once for each wait why a pipeline is not taken although a slot is free."""
         limits = self._settings.max_connections
         waiting = {tuple(row.values()) for row in room.list_waiting(connection, limits)} if limits else set()
         for pipeline, full in sorted(waiting - self._waiting):
@@ -223,7 +223,7 @@ class PipelineManager:
         self._waiting = waiting
 
     def _leave_cancelled(self, connection: Connection) -> None:
-        """A claim that somebody voided is left now, not at the next heartbeat; a pause is passed on."""
+        """Leave voided claims now, not at the next heartbeat, and pass on requests to pause."""
         with self._claims_lock:
             claims = dict(self._claims)
         if claims:
@@ -279,7 +279,7 @@ class PipelineManager:
     # --- previews and the like -------------------------------------------------------------------------------------
 
     def _perform_requests(self, connection: Connection) -> None:
-        """One at a time, beside the runs and out of the way of claims."""
+        """Perform one request at a time, beside the runs and without delaying claims."""
         if self._shutdown.is_set() or not self._desk.acquire(blocking=False):
             return
         try:
@@ -311,7 +311,7 @@ class PipelineManager:
 
     @contextmanager
     def _hold(self, claim: Claim, claimed_at: float) -> Iterator[RunControl]:
-        """A lease that a request took: the heartbeat extends it like that of a run."""
+        """Keep a lease that a request took; the heartbeat extends it like that of a run."""
         control = RunControl(self._settings.lease_ttl_seconds, self._shutdown, claimed_at=claimed_at)
         with self._claims_lock:
             self._claims[claim.claim_id] = control
@@ -325,7 +325,7 @@ class PipelineManager:
     # --- heartbeat -------------------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """On its own connection and thread: a long merge must not look like a dead runner."""
+        """Extend leases on a connection and thread of its own: a long merge must not look like a dead runner."""
         interval = self._settings.lease_ttl_seconds / 3
         while not self._stopped.wait(interval):
             try:
@@ -373,7 +373,7 @@ class PipelineManager:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def _drain(self, heartbeat: threading.Thread) -> None:
-        """Batches at work finish or are dropped, leases are given back, then the runner signs off."""
+        """Finish or drop the current batches, release the leases, then remove the runner from the list."""
         self._log.info("runner.draining", running=len(self._claims))
         self._shutdown.set()
         self._watch.drain(DRAIN_SECONDS)

@@ -40,7 +40,7 @@ class OnceRunner(PipelineManager):
     exit_code_left_behind = 1
 
     def __init__(self, settings: Settings, pipeline: str | None = None) -> None:
-        """`pipeline`: run this one, asked for unless it is already; otherwise whichever waits longest."""
+        """Run `pipeline`, requested unless it is already. Without one, run the pipeline that waits longest."""
         super().__init__(settings.model_copy(update={"concurrency": 1}))
         self._wanted = pipeline
         self._pipeline_id: UUID | None = None
@@ -112,8 +112,9 @@ class OnceRunner(PipelineManager):
             self._start(claim, asked_at)
 
     def _await_silence(self, connection: Connection, pipeline_id: UUID) -> bool:
-        """Refuse a pipeline that another runner works on. One that was killed no longer extends its lease: wait for
-        the end of that, at most as long as a lease lasts. False when we are to stop.
+        """Refuse a pipeline that another runner works on. Return False when we are to stop.
+
+        A killed runner no longer extends its lease: wait for its end, at most as long as a lease lasts.
         """
         first = services.get(connection, pipeline_id)
         row = first
@@ -141,9 +142,10 @@ class OnceRunner(PipelineManager):
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def _see_to_the_end(self, connection: Connection, pipeline_id: UUID) -> None:
-        """Until nothing of the pipeline is asked for: what a lost connection interrupts is taken up again, and a run
-        that continued an older load is followed by the one that was asked for. If another runner takes it up, its
-        outcome is ours.
+        """Work until nothing more is requested of the pipeline.
+
+        What a lost connection interrupts is taken up again. A run that continued an older load is followed by the one
+        that was requested. If another runner takes it up, its outcome is ours.
         """
         while not self._shutdown.is_set():
             self._lookout.looked_around()

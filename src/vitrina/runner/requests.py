@@ -35,7 +35,10 @@ Answer = tuple[dict[str, Any] | None, dict[str, Any] | None]
 
 
 def perform(request: dict[str, Any], metastore: Connection, settings: Settings, hold: Hold) -> Answer:
-    """The result, or the error as the API shows it. `hold` keeps a lease alive that a request needs."""
+    """Perform a request, and return the result or the error as the API shows it.
+
+    `hold` keeps a lease alive that a request needs.
+    """
     handlers: dict[str, Handler] = {
         "validate": validate,
         "preview": preview,
@@ -61,13 +64,13 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
 
 
 def _place(exc: VitrinaError) -> dict[str, int]:
-    """Where in the query, if the sentence says it."""
+    """Return the place in the query, if the sentence names one."""
     told = exc.message.params if isinstance(exc.message, Sentence) else {}
     return {name: int(str(told[name])) for name in ("line", "column") if {"line", "column"} <= told.keys()}
 
 
 def validate(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """Everything short of running: the query is described and explained, the plan chosen."""
+    """Check everything short of running: describe and explain the query, choose the plan."""
     with ExitStack() as sessions:
         opened = opening.open_for_inspection(_row_to_inspect(request, metastore), settings, metastore, sessions)
         job = inspection.inspect(opened, create_target=False)
@@ -82,7 +85,7 @@ def validate(request: dict[str, Any], metastore: Connection, settings: Settings)
 
 
 def _row_to_inspect(request: dict[str, Any], metastore: Connection) -> dict[str, Any]:
-    """The pipeline's, with the definition that came along in its place when that is not saved yet."""
+    """Return the pipeline's row, with the definition of the request in place of its own when that is not saved yet."""
     unsaved = request["payload"].get("definition")
     if unsaved is None:
         return _row(metastore, request["pipeline_id"])
@@ -92,13 +95,13 @@ def _row_to_inspect(request: dict[str, Any], metastore: Connection) -> dict[str,
 
 
 def explain_query(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """What a query alone gives and how the server would run it; nothing is read."""
+    """Describe what a query alone gives and how the server would run it; no rows are read."""
     asked = request["payload"]
     return queries.installed().explain(asked["source_connection"], asked["source_query"], settings)
 
 
 def preview(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """The first rows behind the last step, as JSON; nothing is written."""
+    """Return the first rows after the last step, as JSON; nothing is written."""
     definition = _definition(request, metastore)
     limit = min(int(request["payload"].get("limit", PREVIEW_ROWS)), 1000)
     judged = judging.judge_reading(definition, settings)
@@ -110,7 +113,7 @@ def preview(request: dict[str, Any], metastore: Connection, settings: Settings) 
 
 
 def list_tables(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """What queries on a connection may read: tables of the allowed schemas that the reader may select from."""
+    """List what queries on a connection may read: tables of the allowed schemas that the reader may select from."""
     name = request["payload"]["connection"]
     _require_tables(name, settings)
     tables = queries.installed().list_tables(name, settings, limit=MAX_TABLES + 1)
@@ -118,7 +121,7 @@ def list_tables(request: dict[str, Any], metastore: Connection, settings: Settin
 
 
 def suggest_copy(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """The definition that copies a table, and why it is made so."""
+    """Suggest the definition that copies a table, and say why."""
     asked = request["payload"]
     if asked["schema"] not in settings.source_schemas:
         raise NotFound(
@@ -140,7 +143,7 @@ def suggest_copy(request: dict[str, Any], metastore: Connection, settings: Setti
 
 
 def try_connection(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """What stands in the way of using a connection from here, and what to do about it."""
+    """Report what keeps a connection from being used from here, and what to do about it."""
     name = request["payload"]["connection"]
     kept = name in kept_rows.list_names(metastore)
     found = list(connections.examine(settings, name, place=connections.kept_place(name) if kept else None))
@@ -149,7 +152,7 @@ def try_connection(request: dict[str, Any], metastore: Connection, settings: Set
 
 
 def list_receivers(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
-    """Which receivers of messages have an address here; the addresses are secrets."""
+    """List which receivers of messages have an address here, without the addresses, which are secrets."""
     found = notifications.senders(settings)
     names = notifications.SETTINGS.items()
     return {"receivers": [{"name": name, "is_set": name in found, "setting": setting} for name, setting in names]}
@@ -168,7 +171,7 @@ def _require_tables(name: str, settings: Settings) -> None:
 
 
 def _definition(request: dict[str, Any], metastore: Connection) -> Definition:
-    """The one that came along when it is not saved yet, else the pipeline's."""
+    """Return the definition of the request when it is not saved yet, or else the pipeline's."""
     unsaved = request["payload"].get("definition")
     if unsaved is not None:
         return Definition.model_validate(unsaved)

@@ -17,7 +17,7 @@ PORTION, PORTIONS = 100, 20
 
 
 def fire_due(connection: Connection, *, now: datetime | None = None) -> int:
-    """Request the runs that are due by the database's clock (or at `now`); how many."""
+    """Request the runs that are due by the database's clock (or at `now`). Return how many."""
     fired = 0
     for _ in range(PORTIONS):
         found = schedules.list_due(connection, limit=PORTION, now=now)

@@ -20,12 +20,12 @@ SILENCE_SECONDS = 10.0
 
 
 def silence_limit(statement_timeout_seconds: float) -> float:
-    """How long a source or target may leave a statement without an answer: its own clock has ended it long before."""
+    """Compute how many seconds a source or target may leave a statement unanswered; its own timeout is much shorter."""
     return 2 * statement_timeout_seconds + SILENCE_SECONDS
 
 
 class Watch:
-    """One thread for a whole runner. `runs` says which are at work."""
+    """Watch over the sessions of a runner in one thread. `runs` returns the current ones."""
 
     def __init__(self, runs: Callable[[], Iterable[RunControl]]) -> None:
         self._runs = runs
@@ -46,7 +46,7 @@ class Watch:
         self._thread.join(timeout=5)
 
     def drain(self, seconds: float) -> None:
-        """What is still at work after this long is given up: a long publish must not keep a runner from leaving."""
+        """Give up what is still running after so many seconds: a long publish must not keep a runner from stopping."""
         self._drain_until = clock() + seconds
 
     @contextmanager

@@ -59,7 +59,7 @@ def say(code: str, /, **params: object) -> Sentence:
 
 
 def said(text: str | None) -> dict[str, Any] | None:
-    """Return code and parameters of a sentence, also of one that was kept as text; None: its words are all there is."""
+    """Return code and parameters of a sentence, also of one that was kept as text, or None for any other text."""
     if text is None:
         return None
     if isinstance(text, Sentence) and text.code:
@@ -68,7 +68,7 @@ def said(text: str | None) -> dict[str, Any] | None:
 
 
 def said_again(text: str, **params: object) -> str:
-    """Make the sentence anew with other parameters; a text that is none stays as it is."""
+    """Make the sentence again with other parameters; a text that is no sentence stays as it is."""
     return say(text.code, **{**text.params, **params}) if isinstance(text, Sentence) and text.code else text
 
 
@@ -88,7 +88,7 @@ def _shown(value: object) -> object:
 
 
 def _sendable(value: object) -> object:
-    """As JSON has it; a sentence within another brings its own words along."""
+    """Convert a value to JSON; a sentence within another brings its own words along."""
     if isinstance(value, Sentence):
         return {"text": str(value)} | (said(value) or {})
     if isinstance(value, str):
@@ -151,7 +151,7 @@ def _within(value: str) -> object:
 
 @lru_cache(maxsize=1)
 def _templates() -> list[_Template]:
-    """The most telling first: a text may fit a short one by chance."""
+    """Order templates by the length of their own text, longest first: a text may match a short one by chance."""
     kept = [_template(code, text) for code, text in CATALOG.items() if code.partition(".")[0] in KEPT_AREAS]
     told = [template for template in kept if not template.names or template.letters >= _FEWEST_LETTERS]
     return sorted(told, key=lambda template: -template.letters)

@@ -22,7 +22,7 @@ def record(
     before: dict[str, Any] | None = None,
     after: dict[str, Any] | None = None,
 ) -> None:
-    """In the transaction of the change: both happen or neither."""
+    """Record a change in its own transaction, so that both are committed or neither."""
     audit.record(
         connection,
         who=caller.name,
@@ -35,7 +35,7 @@ def record(
 
 
 def masked(value: Any, key: str = "") -> Any:
-    """Steps have parameters, and people put passwords into them whatever the manual says."""
+    """Mask passwords: users put them into the parameters of steps, whatever the manual says."""
     if isinstance(value, dict):
         return {name: masked(part, str(name)) for name, part in value.items()}
     if isinstance(value, list):

@@ -18,7 +18,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class Caller:
-    """The person or program behind a request, as the audit names it."""
+    """The person or program that makes a request, as the audit names it."""
 
     name: str
     role: Role

@@ -22,7 +22,7 @@ MAKE_A_KEY = say("connection.make_a_key")
 
 
 def names(connection: Connection, settings: Settings) -> list[str]:
-    """All that pipelines may name."""
+    """List the connections that pipelines may name."""
     return sorted({DEFAULT_CONNECTION, *settings.connections, *kept_connections.list_names(connection)})
 
 
@@ -52,7 +52,7 @@ def _answer(settings: Settings, name: str, row: Row | None, used_by: list[str]) 
 
 
 def connector_of(connection: Connection | None, settings: Settings, name: str) -> str | None:
-    """Return the name of the connector that opens a connection, wherever it is set; None when there is none here."""
+    """Return the name of the connector that opens a connection, wherever it is set, or None when there is none here."""
     if name in (DEFAULT_CONNECTION, *settings.connections) or connection is None:
         return settings.connector_of(name) if name in (DEFAULT_CONNECTION, *settings.connections) else None
     scheme = kept_connections.find_scheme(connection, name)
@@ -61,7 +61,7 @@ def connector_of(connection: Connection | None, settings: Settings, name: str) -
 
 
 def require(connection: Connection, settings: Settings, name: str) -> str:
-    """The name as it is written; `NotFound` when there is no such connection."""
+    """Return the name in lower case. Raise `NotFound` when there is no such connection."""
     known = names(connection, settings)
     if name.lower() not in known:
         raise NotFound(say("connection.none", name=name, known=", ".join(known)))
@@ -71,7 +71,7 @@ def require(connection: Connection, settings: Settings, name: str) -> str:
 def add(
     connection: Connection, settings: Settings, caller: Caller, name: str, url: str, *, key: bytes | None = None
 ) -> None:
-    """Keep a new one. `key`: the public key to seal it with; without one, that of the runners."""
+    """Keep a new connection. It is sealed with the public key `key`, or with that of the runners."""
     _check(settings, name, url)
     with connection.transaction():
         sealed = sealing.seal(key or sealing_key(connection, settings), name, url)
@@ -93,7 +93,7 @@ def replace(
 
 
 def remove(connection: Connection, settings: Settings, caller: Caller, name: str) -> None:
-    """Forget it, unless a pipeline uses it."""
+    """Forget a connection, unless a pipeline uses it."""
     with connection.transaction():
         if not kept_connections.lock(connection, name):
             if name in (DEFAULT_CONNECTION, *settings.connections):
@@ -107,7 +107,7 @@ def remove(connection: Connection, settings: Settings, caller: Caller, name: str
 
 
 def sealing_key(connection: Connection, settings: Settings) -> bytes:
-    """The public key that runners want used: one that every live runner can open with, if there is such a one."""
+    """Choose, among the public keys that live runners prefer, the one that most of them can open with."""
     alive = runners.list_sealing_keys(connection, stale_after_seconds=settings.lease_ttl_seconds)
     holders = [keys for keys in alive if keys]
     if not holders:

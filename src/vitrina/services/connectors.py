@@ -13,7 +13,7 @@ from vitrina.store.database import Connection
 
 
 def list_all(connection: Connection, settings: Settings) -> list[answers.Connector]:
-    """Those installed here and those that live runners report, by name; a runner's own words count."""
+    """List the connectors installed here and those that live runners report, by name. A runner's description wins."""
     found: dict[str, dict[str, Any]] = {
         name: {**connector.describe(), "runners": 0} for name, connector in registry.installed().connectors.items()
     }

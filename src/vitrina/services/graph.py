@@ -17,7 +17,7 @@ from vitrina.store.pipelines import Row
 
 
 def graph(connection: Connection, settings: Settings) -> Graph:
-    """Every pipeline with its tables. A mart that another pipeline reads is one node: it joins the two."""
+    """Show every pipeline with its tables. A mart that another pipeline reads is one node, which joins the two."""
     found = pipelines.list_by_name(connection, None)
     fresh = runs.list_data_as_of(connection)
     drawing = _Drawing(connection, settings)
@@ -38,7 +38,7 @@ def graph(connection: Connection, settings: Settings) -> Graph:
 
 
 class _Drawing:
-    """Nodes and edges as they are found."""
+    """Collect nodes and edges as they are found."""
 
     def __init__(self, connection: Connection, settings: Settings) -> None:
         self._connection = connection
@@ -95,7 +95,7 @@ class _Drawing:
 
 @lru_cache(maxsize=2_000)
 def _tables(query: str, policy: SqlPolicy) -> tuple[tuple[str, str], ...]:
-    """What the query really reads; a query that may not run reads nothing."""
+    """List the tables that the query really reads. A query that may not run reads none."""
     try:
         return tuple(dict.fromkeys(sqlguard.judge(query, policy).tables))
     except InvalidQuery:

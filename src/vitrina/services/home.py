@@ -43,7 +43,7 @@ def home(connection: Connection, settings: Settings, *, hours: int) -> answers.H
 
 
 def _stale(connection: Connection) -> Iterator[Row]:
-    """Marts that are older than their `options.max_lag_seconds` allow, the latest first."""
+    """Find marts that are older than their `options.max_lag_seconds` allows, the most overdue first."""
     found = []
     for row in figures.list_oldest(connection, only_limited=True):
         seconds, limit = monitoring.lag_seconds(row), monitoring.lag_limit_seconds(row)
@@ -59,7 +59,7 @@ def _worst_first(rows: Iterable[Row]) -> list[Row]:
 
 
 def _by_pipeline(newest_first: Iterable[Row]) -> list[answers.Activity]:
-    """One line a pipeline, the one that ran last first, its runs from left to right."""
+    """Group runs into one line per pipeline, the one that ran last first, with the oldest run of a line first."""
     runs: dict[str, list[Row]] = {}
     for row in newest_first:
         runs.setdefault(row["pipeline"], []).append(row)

@@ -30,9 +30,9 @@ def once(
     *,
     asked: Mapping[str, Any],
 ) -> tuple[dict[str, Any], bool]:
-    """The answer, and whether it is a replay. The key, the change and the answer are one transaction.
+    """Return the answer and whether it is a replay. The key, the change and the answer are one transaction.
 
-    `asked` is what the request says: a key that comes back with another request is a mistake of the caller's.
+    `asked` is the content of the request: a key that is sent again with another content is a mistake of the caller.
     """
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
     # Two callers may think of the same key.

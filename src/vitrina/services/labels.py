@@ -18,12 +18,12 @@ MAX_LABELS = 50
 
 
 def split(fields: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Part the labels of a body from its definition; None: it names none."""
+    """Split a body into its labels and its definition. The labels are None when it has none."""
     return fields.get("labels"), {name: value for name, value in fields.items() if name != "labels"}
 
 
 def problems(labels: Any) -> list[FieldError]:
-    """Say what stands against them; null takes a label away, so it is no problem."""
+    """List what is wrong with labels. Null removes a label, so it is valid."""
     if not isinstance(labels, Mapping):
         return [FieldError("labels", say("definition.labels"), "invalid")]
     if len(labels) > MAX_LABELS:
@@ -47,7 +47,7 @@ def check(labels: Any) -> None:
 
 
 def change(connection: Connection, caller: Caller, row: Row, labels: Mapping[str, str | None]) -> Row:
-    """Set them key by key; null takes one away. The caller holds the row."""
+    """Set labels key by key; null removes one. The caller holds the row."""
     check(labels)
     wanted = {key: value for key, value in (row["labels"] | dict(labels)).items() if value is not None}
     if wanted == row["labels"]:

@@ -38,14 +38,14 @@ class Document:
     places: Mapping[Path, Place] = field(repr=False)
 
     def place_of(self, path: Path) -> Place:
-        """Of the value, or of the nearest thing around it: a missing field has no place of its own."""
+        """Find the place of a value, or of the nearest value around it: a missing field has no place of its own."""
         while path not in self.places:
             path = path[:-1]
         return self.places[path]
 
 
 def read(text: str, file: str | None = None) -> list[Document]:
-    """The documents of a text; `Invalid` with line and column when it is not the YAML that we take."""
+    """Read the documents of a text. Raise `Invalid` with line and column when it is not the YAML that we accept."""
     if len(text) > MAX_LENGTH:
         raise Invalid(f"{file or 'the text'} is longer than {MAX_LENGTH // 1024 // 1024} MiB; apply less at once")
     try:
@@ -66,7 +66,7 @@ def too_many() -> Invalid:
 
 
 def write(documents: list[dict[str, Any]]) -> str:
-    """Fields in their order, long texts as blocks, one document after another."""
+    """Write documents one after another, with fields in their order and long texts as blocks."""
     return "---\n".join(
         yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10_000, line_break="\n")
         for document in documents
@@ -77,7 +77,7 @@ _Loader: Any = yaml_values.Loader
 
 
 def _refuse_traps(text: str, file: str | None) -> None:
-    """Before anything recurses: aliases can make a small text huge, and depth can exhaust the stack."""
+    """Refuse traps before parsing recurses: aliases can make a small text huge, and depth can exhaust the stack."""
     depth = documents = 0
     for event in yaml.parse(text, Loader=_Loader):
         place = Place(file, event.start_mark.line + 1, event.start_mark.column + 1)
@@ -141,7 +141,7 @@ def _wrong(place: Place, message: str, code: str) -> Invalid:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Queries are read by people: text of several lines stands as a block."""
+    """Write text of several lines as a block, because people read queries."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

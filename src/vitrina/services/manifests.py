@@ -45,7 +45,7 @@ def apply(
     prune: bool = False,
     dry_run: bool = False,
 ) -> ApplyReport:
-    """Every document in one transaction. A dry run does the same work and takes it back."""
+    """Apply every document in one transaction. A dry run does the same work and rolls it back."""
     manifests = _read(files, settings, connection)
     try:
         with connection.transaction(force_rollback=dry_run):
@@ -76,7 +76,7 @@ def apply(
 
 
 def export(connection: Connection, names: Sequence[str]) -> str:
-    """The named pipelines, or all, as YAML documents in the order of their names."""
+    """Write the named pipelines, or all, as YAML documents in the order of their names."""
     # Postgres has no such character, so nothing can have such a name.
     possible = [name for name in names if "\x00" not in name]
     found = rows.list_by_name(connection, possible if names else None)
@@ -87,7 +87,7 @@ def export(connection: Connection, names: Sequence[str]) -> str:
 
 
 def manifest_of(row: Row) -> dict[str, Any]:
-    """What differs from the defaults, in the order in which people read it."""
+    """Describe what differs from the defaults, in the order in which people read it."""
     fields = versions.snapshot(row)
     spec = {
         name: _shown(name, fields[name])
@@ -99,7 +99,7 @@ def manifest_of(row: Row) -> dict[str, Any]:
 
 
 def json_schema() -> dict[str, Any]:
-    """Of one document, for editors."""
+    """Build the JSON Schema of one document, for editors."""
     spec = Definition.model_json_schema(ref_template="#/$defs/{model}")
     definitions = spec.pop("$defs", {})
     name = spec["properties"].pop("name")
@@ -135,7 +135,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _read(files: Files, settings: Settings, connection: Connection) -> list[Manifest]:
-    """Every document of every file; everything that is wrong anywhere is said at once."""
+    """Read every document of every file, and report everything that is wrong at once."""
     manifests: dict[str, Manifest] = {}
     found: list[FieldError] = []
     documents = [document for file, text in files for document in manifest_files.read(text, file)]
@@ -233,7 +233,7 @@ def _metadata_errors(document: Document, metadata: dict[str, Any]) -> list[Field
 
 
 def _located(document: Document, error: FieldError) -> FieldError:
-    """A definition's error at the place in the file where the field stands."""
+    """Move a definition's error to the place in the file where the field is."""
     parts: Path = tuple(int(part) if part.isdigit() else part for part in error.path.split(".") if part)
     inside: Path = ("metadata", "name") if parts == ("name",) else ("spec", *parts)
     return _at(document, inside, error.message, error.code)
@@ -301,7 +301,7 @@ def _shown(name: str, value: Any) -> Any:
 
 
 def _step(task: dict[str, Any]) -> dict[str, Any]:
-    """Without what a step does not say; parameters sorted, because Postgres keeps no order of theirs."""
+    """Leave out the empty fields of a step and sort its parameters, because Postgres keeps no order of theirs."""
     said = {name: value for name, value in task.items() if value not in (None, {})}
     if "params" in said:
         said["params"] = _sorted(said["params"])

@@ -16,7 +16,7 @@ _SHOWN_CHOICES = 12
 
 
 def problems(params: Mapping[str, Any], schema: Schema, path: str, *, strict: bool) -> list[FieldError]:
-    """Everything that is wrong, each with its place below `path`."""
+    """List everything that is wrong, each with its place below `path`."""
     return list(_Judge(schema, strict=strict).judge(dict(params), schema, path))
 
 
@@ -45,7 +45,7 @@ class _Judge:
             yield from _range(value, schema, path)
 
     def _resolved(self, schema: Schema) -> Schema:
-        """Behind its references; one that leads nowhere allows anything."""
+        """Follow the references of a schema; one that leads nowhere allows anything."""
         for _ in range(10):
             if "$ref" not in schema:
                 return schema
@@ -139,13 +139,13 @@ def _described(schema: Schema) -> str:
 
 
 def _kind(value: Any) -> str:
-    """What was given, by its kind alone: values of params may be secrets."""
+    """Describe a value by its kind alone, because values of params may be secrets."""
     kinds = [name for name, types in _TYPES.items() if isinstance(value, types)]
     return _WORDS["boolean" if isinstance(value, bool) else kinds[0]] if kinds else type(value).__name__
 
 
 def _name(path: str) -> str:
-    """From `params` on: what comes before it, the message's reader knows."""
+    """Shorten a path to start at `params`: the reader of the message knows what comes before it."""
     return path[path.index("params") :] if "params" in path else path
 
 

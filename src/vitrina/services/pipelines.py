@@ -78,7 +78,7 @@ def insert(
     managed_by: str | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> Row:
-    """A new row, judged. The caller looks at second writers when all is written."""
+    """Insert a new row after checking it. The caller looks for second writers when all is written."""
     policy.check(definition, settings, connection)
     steps.check(connection, settings, definition)
     pipeline_id = pipelines.insert(connection, definition, pipeline_id=None, managed_by=managed_by)
@@ -155,7 +155,7 @@ def replace_tasks(
     *,
     expected_version: int | None = None,
 ) -> Row:
-    """The task plan as a whole; an empty one gives the word back to `source_query`."""
+    """Replace the task plan as a whole; with an empty one, `source_query` counts again."""
     return change(
         connection,
         settings,
@@ -198,7 +198,7 @@ def remove(
     expected_version: int | None = None,
     also_removed: Collection[UUID] = (),
 ) -> None:
-    """`also_removed`: pipelines that go in the same transaction, and wait for nobody any more."""
+    """Delete a pipeline. `also_removed` are pipelines of the same transaction, which wait for none any more."""
     with connection.transaction():
         pipelines.lock_targets(connection)
         row = get(connection, id_or_name, lock=True)
@@ -221,7 +221,7 @@ def request_run(
     since: str | None = None,
     until: str | None = None,
 ) -> Row:
-    """Ask for a run. Asking twice is the same request; while one works, the wish for another is remembered.
+    """Ask for a run. Asking twice is the same request; during a run, a request for another is remembered.
 
     With a range it is a backfill: those rows are read again, and the checkpoint stays where it is.
     """
@@ -244,7 +244,7 @@ def request_run(
 
 
 def resume(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:
-    """Let a paused pipeline go on where it stopped: one run, and none behind it that nobody asked for."""
+    """Let a paused pipeline go on where it stopped: with one run, and none after it that was not requested."""
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
         if not row["enabled"]:
@@ -274,9 +274,9 @@ def request_pause(connection: Connection, caller: Caller, id_or_name: str | UUID
 def cancel(
     connection: Connection, caller: Caller, id_or_name: str | UUID, *, requested_at: datetime | None = None
 ) -> Row:
-    """Take back a run that was asked for, or end the one at work now: what it has committed stays.
+    """Take back a requested run, or end the current one now; what it has committed stays.
 
-    With `requested_at`, only the run that answers that request: nobody else's is touched.
+    With `requested_at`, cancel only the run that answers that request, and no other caller's.
     """
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
@@ -295,7 +295,7 @@ def cancel(
 
 
 def _answers_only(connection: Connection, row: Row, requested_at: datetime) -> bool:
-    """Whether what waits or works now is for this request and for no later one."""
+    """Tell whether what waits or runs now is for this request and for no later one."""
     asked = {row["run_requested_at"], row["range_requested_at"]} - {None}
     if not asked:
         # At work, or interrupted and waiting for another runner; a repair answers nobody.
@@ -310,14 +310,14 @@ def enable(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Ro
 
 
 def disable(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:
-    """Nothing starts it any more; a request that nobody took up is taken back, a run at work goes on to its end."""
+    """Stop starting a pipeline. An unclaimed request is withdrawn; a current run goes on to its end."""
     return _set_enabled(connection, caller, id_or_name, enabled=False)
 
 
 def reload_config(connection: Connection, settings: Settings, caller: Caller, id_or_name: str | UUID) -> Row:
     """Take the row as it stands now: judged, numbered as a version if it was edited by hand, its schedule renewed.
 
-    A run at work goes on with this version; what may change under a run applies from its next batch.
+    A current run goes on with this version; what may change under a run applies from its next batch.
     """
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
@@ -347,7 +347,7 @@ def reload_config(connection: Connection, settings: Settings, caller: Caller, id
 def reset_state(
     connection: Connection, caller: Caller, id_or_name: str | UUID, *, cursor: str | None = None
 ) -> Row | None:
-    """Forget the checkpoint, or put it at a cursor value, while nobody works on the pipeline."""
+    """Forget the checkpoint, or put it at a cursor value, while no runner works on the pipeline."""
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
         _refuse_reset(row, cursor)
@@ -365,13 +365,13 @@ def reset_state(
 
 
 def find_current_run(connection: Connection, row: Row) -> Row | None:
-    """The run at work, if one is."""
+    """Find the current run, if there is one."""
     run = runs.find_current(connection, row["id"]) if row["status"] in status.ACTIVE else None
     return run if run and run["finished_at"] is None else None
 
 
 def refuse_second_writer(connection: Connection, row: Row) -> None:
-    """A full load deletes what its source does not have: it would delete what another pipeline wrote."""
+    """Refuse a second writer: a full load deletes what its source lacks, and so what another pipeline wrote."""
     definition = pipelines.definition_of(row)
     other = pipelines.find_rival(connection, row["id"], definition)
     if other:

@@ -39,7 +39,7 @@ JUDGED_FIELDS = frozenset(
 
 
 def parse(fields: Mapping[str, Any]) -> Definition:
-    """A definition from plain fields; `Invalid` names each field that is wrong."""
+    """Parse a definition from plain fields. Raise `Invalid`, which names each field that is wrong."""
     try:
         return Definition.model_validate(dict(fields))
     except ValidationError as exc:
@@ -47,12 +47,12 @@ def parse(fields: Mapping[str, Any]) -> Definition:
 
 
 def parse_for_reading(fields: Mapping[str, Any]) -> Definition:
-    """A definition of which only what it reads matters: it may still lack a name and a target."""
+    """Parse a definition of which only the reading matters: it may still lack a name and a target."""
     return parse({"name": _NO_NAME, "target_table": _NO_TARGET, **fields})
 
 
 def parse_piecemeal(fields: Mapping[str, Any]) -> tuple[Definition | None, list[FieldError]]:
-    """What can be made of the fields without the wrong ones, and everything that is wrong about those."""
+    """Parse what can be made of the fields without the wrong ones, and list everything that is wrong about those."""
     rest, found = dict(fields), list[FieldError]()
     while True:
         try:
@@ -75,14 +75,14 @@ _PLACEHOLDERS = {"name": _NO_NAME, "target_table": _NO_TARGET, "source_query": "
 
 
 def check(definition: Definition, settings: Settings, metastore: Connection | None = None) -> None:
-    """Raise `Invalid` with everything that stands against the definition at once."""
+    """Raise `Invalid` with everything that is wrong with the definition at once."""
     found = problems(definition, settings, metastore)
     if found:
         raise invalid(found)
 
 
 def problems(definition: Definition, settings: Settings, metastore: Connection | None = None) -> list[FieldError]:
-    """Without the metastore, only the environment's connections are known."""
+    """List what is wrong with a definition. Without the metastore, only the environment's connections are known."""
     return [
         *taskplan.target_violations(definition, settings.target_policy),
         *problems_of_reading(definition, settings, metastore),
@@ -92,7 +92,7 @@ def problems(definition: Definition, settings: Settings, metastore: Connection |
 def problems_of_reading(
     definition: Definition, settings: Settings, metastore: Connection | None = None
 ) -> list[FieldError]:
-    """What stands against reading with it, wherever it would write."""
+    """List what keeps a definition from reading, wherever it would write."""
     return [
         *taskplan.violations(definition.tasks, after_source=definition.python_source is not None),
         *_query_problems(definition, settings),
@@ -102,7 +102,7 @@ def problems_of_reading(
 
 
 def invalid(found: Sequence[FieldError]) -> Invalid:
-    """One error that says everything: a single problem keeps its own words."""
+    """Make one error that says everything; a single problem keeps its own words."""
     if len(found) == 1:
         return Invalid(found[0].message, tuple(found))
     listed = found[:MAX_PROBLEMS]
@@ -112,7 +112,7 @@ def invalid(found: Sequence[FieldError]) -> Invalid:
 
 
 def field_errors(details: Iterable[Mapping[str, Any]]) -> list[FieldError]:
-    """Pydantic's findings in our words; texts stay out of them, they may be secret."""
+    """Translate Pydantic's findings into our words, without the texts that were given: they may be secret."""
     found = []
     for detail in details:
         broken = detail.get("ctx", {}).get("error")
@@ -170,7 +170,7 @@ def _of_pydantic(path: str, detail: Mapping[str, Any]) -> Sentence:
 
 
 def _unknown(path: str) -> Sentence:
-    """With a field of the same part of a definition whose name is nearly this one."""
+    """Say that a field is unknown, and suggest a field of the same part whose name is similar."""
     outer, _, name = path.rpartition(".")
     parts: dict[str, type[BaseModel]] = {"options": Options, "tasks": Task}
     model = parts.get(outer.partition(".")[0], Definition)
@@ -181,7 +181,7 @@ def _unknown(path: str) -> Sentence:
 
 
 def _given(value: object) -> str:
-    """Numbers and flags help to see the mistake; texts may hold anything."""
+    """Quote a number or a flag, which helps to see the mistake. Texts are left out: they may contain anything."""
     if not isinstance(value, int | float):
         return ""
     return say("definition.given", value=str(value).lower() if isinstance(value, bool) else value)
@@ -234,7 +234,7 @@ def _timeout_problems(definition: Definition, settings: Settings) -> list[FieldE
 
 
 def _connector_problems(definition: Definition, settings: Settings, metastore: Connection | None) -> list[FieldError]:
-    """A connection leads to one system: it is no use to the connectors of others."""
+    """Refuse a connection to another system than the connector's."""
     named = [("source_connection", definition.source_connection, definition.source_type)]
     target = targets.connector_of(definition.final_target)
     if definition.options.target_connection is not None and target is not None:
@@ -251,7 +251,7 @@ def _connector_problems(definition: Definition, settings: Settings, metastore: C
 
 
 def _unplaced_problems(definition: Definition, target: str | None) -> list[FieldError]:
-    """Only Postgres and search have a default place; for other systems a connection has to be named."""
+    """Require a target connection, except for Postgres and search, which have a default place."""
     found = []
     connector = registry.installed().connectors.get(target or "")
     has_default = target in (None, registry.POSTGRES, registry.SEARCH) or not (connector and connector.schemes)

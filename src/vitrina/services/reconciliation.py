@@ -19,7 +19,7 @@ def refuse_beside_a_run(row: Row, why: str = "pipeline.no_repair_now") -> None:
 
 
 def letters_of_group(connection: Connection, row: Row, reason: str, only: list[int] | None) -> list[int]:
-    """Return the open letters of one reason, oldest last; `only` narrows them."""
+    """Return the open dead letters of one reason, oldest last; `only` narrows them."""
     found = dead_letters.list_page(
         connection, pipeline_id=row["id"], resolved=False, reason=reason, before_id=None, limit=MOST_LETTERS
     )
@@ -38,7 +38,7 @@ def listed_differences(connection: Connection, row: Row) -> list[dict[str, Any]]
 
 
 def as_csv(keys: list[dict[str, Any]]) -> str:
-    """One line per key and differing column; NULL is an empty field, text is quoted."""
+    """Write one line per key and differing column; NULL is an empty field, text is quoted."""
     names = list(keys[0]["key"]) if keys else []
     lines = [["kind", *names, "column", "source", "target"]]
     for one in keys:

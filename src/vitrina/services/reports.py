@@ -53,7 +53,7 @@ def lag(connection: Connection, row: Row) -> answers.Lag:
 
 
 def checkpoint(connection: Connection, row: Row) -> answers.Checkpoint:
-    """A pipeline that never ran has an empty one."""
+    """Return the checkpoint, which is empty for a pipeline that never ran."""
     return answers.Checkpoint.model_validate(state.find(connection, row["id"]) or {"pipeline_id": row["id"]})
 
 
@@ -140,7 +140,7 @@ def _age(now: datetime, moment: datetime | None) -> float | None:
 
 
 def _as_time(cursor: Any) -> datetime | None:
-    """Cursors are text; only one that is a point in time has an age."""
+    """Parse a cursor, which is text. Return None for one that is no point in time: it has no age."""
     try:
         moment = datetime.fromisoformat(str(cursor)) if cursor and "-" in str(cursor)[1:] else None
     except ValueError:

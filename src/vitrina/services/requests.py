@@ -40,7 +40,7 @@ def ask(connection: Connection, caller: Caller, kind: str, row: Row, payload: di
 
 
 def ask_about_draft(connection: Connection, caller: Caller, kind: str, payload: dict[str, Any]) -> Row:
-    """About a definition that travels with the request: no pipeline has it yet."""
+    """Ask about a definition that is sent with the request: no pipeline has it yet."""
     with connection.transaction():
         requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
         request_id = requests.insert(connection, kind, None, payload, caller.name)
@@ -50,7 +50,7 @@ def ask_about_draft(connection: Connection, caller: Caller, kind: str, payload: 
 
 
 def ask_about_typing(connection: Connection, caller: Caller, kind: str, payload: dict[str, Any]) -> Row:
-    """About a draft. Editors ask while people type, so it is not put on record in the audit."""
+    """Ask about a draft. Editors ask while users type, so the audit does not record it."""
     with connection.transaction():
         requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
         error = {"code": SUPERSEDED, "message": say("request.superseded")}
@@ -59,7 +59,7 @@ def ask_about_typing(connection: Connection, caller: Caller, kind: str, payload:
 
 
 def ask_for_tables(connection: Connection, caller: Caller, source_connection: str) -> Row:
-    """What queries on the connection may read. Whoever asks within a minute is given the same answer."""
+    """Ask what queries on the connection may read. Callers within one minute are given the same answer."""
     payload = {"connection": source_connection}
     with connection.transaction():
         requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
@@ -70,7 +70,7 @@ def ask_for_tables(connection: Connection, caller: Caller, source_connection: st
 
 
 def ask_for_receivers(connection: Connection, caller: Caller) -> Row:
-    """Who is told of failures. Whoever asks within a minute is given the same answer."""
+    """Ask which receivers are notified of failures. Callers within one minute are given the same answer."""
     with connection.transaction():
         requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
         fresh = requests.find_shared(connection, "receivers", {}, younger_than_seconds=TABLES_FRESH_SECONDS)
@@ -78,7 +78,7 @@ def ask_for_receivers(connection: Connection, caller: Caller) -> Row:
 
 
 def ask_to_notify(connection: Connection, caller: Caller) -> Row:
-    """Whether a message arrives, as a runner finds it."""
+    """Ask a runner to find out whether a message arrives."""
     with connection.transaction():
         requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
         request_id = requests.insert(connection, "test_notifications", None, {}, caller.name)
@@ -87,7 +87,7 @@ def ask_to_notify(connection: Connection, caller: Caller) -> Row:
 
 
 def ask_to_try(connection: Connection, caller: Caller, name: str) -> Row:
-    """Whether a connection can be used, as a runner finds it."""
+    """Ask a runner to find out whether a connection can be used."""
     with connection.transaction():
         requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
         request_id = requests.insert(connection, TEST_CONNECTION, None, {"connection": name}, caller.name)
@@ -96,7 +96,7 @@ def ask_to_try(connection: Connection, caller: Caller, name: str) -> Row:
 
 
 def ask_for_copy(connection: Connection, caller: Caller, payload: dict[str, Any]) -> Row:
-    """How to copy a table, as its catalog speaks for it."""
+    """Ask how to copy a table, as its catalog suggests."""
     with connection.transaction():
         requests.expire(connection, older_than_seconds=EXPIRES_SECONDS)
         return get(connection, requests.insert(connection, "suggest", None, payload, caller.name))
@@ -117,7 +117,7 @@ def get_latest(connection: Connection, row: Row, kind: str) -> Row:
 
 
 def wait_for(connect: Connect, asked: Row, *, seconds: float) -> Row:
-    """The request once it is finished, or as it stands when the time is over. Holds no connection while waiting."""
+    """Wait until the request is finished or the time is over, and return it. Hold no connection while waiting."""
     deadline = time.monotonic() + seconds
     while asked["finished_at"] is None and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -131,7 +131,7 @@ def somebody_works(connection: Connection, settings: Settings) -> bool:
 
 
 def static_report(connection: Connection, settings: Settings, fields: dict[str, Any]) -> answers.ValidationReport:
-    """What can be said without a source: form, target, query, connections, and whether the steps are known."""
+    """Report what can be said without a source: form, target, query, connections, and whether the steps are known."""
     wanted_labels, fields = labels.split(fields)
     definition, found = policy.parse_piecemeal(fields)
     found += labels.problems(wanted_labels) if wanted_labels is not None else []
@@ -149,7 +149,7 @@ _NOBODY_WORKS = say("warning.nobody_works")
 
 
 def what_to_ask(report: answers.ValidationReport, fields: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Return what a runner can say about a draft: all of it if it is complete, else its query; None: neither."""
+    """Choose what to ask a runner about a draft: all of it if it is complete, else its query, else nothing."""
     _, definition = labels.split(fields)
     if report.valid:
         return "validate", {"definition": policy.parse(definition).model_dump(mode="json", exclude_unset=True)}
@@ -162,7 +162,7 @@ def what_to_ask(report: answers.ValidationReport, fields: dict[str, Any]) -> tup
 
 
 def _query_of(fields: dict[str, Any]) -> tuple[str, Any]:
-    """Where the query of a definition stands, as far as that is written, and the query."""
+    """Find where the query of a definition is, as far as it is written, and the query."""
     tasks = fields.get("tasks")
     if isinstance(tasks, list) and tasks and all(isinstance(task, dict) for task in tasks):
         orders = [task.get("order_index") for task in tasks]
@@ -172,7 +172,7 @@ def _query_of(fields: dict[str, Any]) -> tuple[str, Any]:
 
 
 def with_findings(report: answers.ValidationReport, fields: dict[str, Any] | None = None) -> answers.ValidationReport:
-    """The runner's error counts like ours. `fields`: the draft that it is about."""
+    """Add the runner's error to ours. `fields` is the draft that it is about."""
     if report.deep is None or report.deep.error is None:
         return report
     code = str(report.deep.error.get("code", "error"))

@@ -16,7 +16,7 @@ from vitrina.store.pipelines import Row
 
 
 def refuse_circles(connection: Connection, names: Iterable[str]) -> None:
-    """No pipeline may run after itself, by whatever way. The caller holds the lock under which edges are written."""
+    """Refuse a pipeline that runs after itself by any path. The caller holds the lock under which edges are written."""
     upstreams: dict[str, list[str]] = defaultdict(list)
     for edge in run_after.list_edges(connection):
         upstreams[edge["downstream"]].append(edge["upstream"])
@@ -27,7 +27,7 @@ def refuse_circles(connection: Connection, names: Iterable[str]) -> None:
 
 
 def find_circle(name: str, upstreams: Mapping[str, Collection[str]]) -> list[str] | None:
-    """The shortest way from a pipeline over those that it runs after back to itself."""
+    """Find the shortest path from a pipeline over those that it runs after back to itself."""
     ways = {upstream: [name, upstream] for upstream in upstreams.get(name, ())}
     waiting = deque(ways)
     while waiting:
@@ -42,7 +42,7 @@ def find_circle(name: str, upstreams: Mapping[str, Collection[str]]) -> list[str
 
 
 def upstreams_first(definitions: Collection[Definition]) -> list[str]:
-    """Names in an order in which each pipeline can be written: those that it runs after are there already."""
+    """Order names so that each pipeline is written after those that it runs after."""
     declared = {definition.name for definition in definitions}
     wanted = {
         definition.name: [edge.pipeline for edge in definition.run_after if edge.pipeline in declared]
@@ -61,7 +61,7 @@ def refuse_removal(connection: Connection, row: Row, *, also_removed: Collection
 
 
 def waits_for(connection: Connection, row: Row) -> list[answers.WaitsFor]:
-    """One line for each pipeline that this one runs after."""
+    """List each pipeline that this one runs after."""
     return [
         answers.WaitsFor.model_validate(edge | {"arrived": edge["arrived_run_id"] is not None, "message": _said(edge)})
         for edge in run_after.list_upstreams(connection, row["id"])

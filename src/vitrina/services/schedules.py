@@ -13,13 +13,13 @@ from vitrina.store.database import Connection
 
 
 def moves_ticks(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether two snapshots of a definition are due at other times."""
+    """Tell whether two snapshots of a definition are due at different times."""
     changed = {change.path for change in versions.compare(before, after)}
     return bool(changed & {"schedule_interval", "enabled", "options.schedule_jitter_seconds"})
 
 
 def next_times(connection: Connection, interval: str, *, count: int) -> list[datetime]:
-    """The first due times of a schedule that begins now."""
+    """List the first due times of a schedule that begins now."""
     due = [schedule.next_after(interval, database.now(connection))]
     while len(due) < count:
         due.append(schedule.next_after(interval, due[-1], due=due[-1]))
@@ -27,7 +27,7 @@ def next_times(connection: Connection, interval: str, *, count: int) -> list[dat
 
 
 def renew(connection: Connection, pipeline_id: UUID) -> None:
-    """Set the next due time now, not when a runner looks: the first tick counts also while no runner is there."""
+    """Set the next due time now, not when a runner looks: the first tick counts also while no runner is alive."""
     schedules.set_due_time(connection, pipeline_id, None)
     found = schedules.find_scheduled(connection, pipeline_id)
     if found is None:

@@ -15,7 +15,7 @@ from vitrina.store.database import Connection
 
 
 def check(connection: Connection, settings: Settings, definition: Definition) -> None:
-    """Raise `Invalid` for what no live runner could perform. Without a live runner nobody can tell: it passes."""
+    """Raise `Invalid` for what no live runner could perform. Without a live runner that is unknown, and it passes."""
     found = problems(connection, settings, definition)
     if found:
         raise policy.invalid(found)

@@ -45,7 +45,7 @@ class Suggestion:
 
     @property
     def document(self) -> dict[str, Any]:
-        """As `vitrina apply` takes it."""
+        """Return the document that `vitrina apply` takes."""
         spec = {name: value for name, value in self.definition.items() if name != "name"}
         return {
             "apiVersion": "vitrina/v1",
@@ -78,7 +78,7 @@ def find_table(connection: Connection, schema: str, name: str) -> Table:
 
 
 def propose(session: Connection, settings: Settings, source: Source, target: str | None, wishes: Wishes) -> Suggestion:
-    """The pipeline that copies the table, accepted by this installation's rules."""
+    """Suggest the pipeline that copies the table, and check it against this installation's rules."""
     connection, schema, name = source
     table = find_table(session, schema, name)
     made = suggest(table, target or target_for(table, default_schema(settings)), wishes, connection)
@@ -87,7 +87,7 @@ def propose(session: Connection, settings: Settings, source: Source, target: str
 
 
 def default_schema(settings: Settings) -> str:
-    """The first schema of marts that the operator has opened as a whole."""
+    """Return the first schema of marts that the operator has allowed as a whole."""
     for pattern in settings.target_policy.patterns:
         schema, _, table = pattern.partition(".")
         if table == "*" and "*" not in schema:
@@ -96,7 +96,7 @@ def default_schema(settings: Settings) -> str:
 
 
 def suggest(table: Table, target: str, wishes: Wishes, connection: str = DEFAULT_CONNECTION) -> Suggestion:
-    """A pipeline that fills `target` with a copy of the table."""
+    """Make a pipeline that fills `target` with a copy of the table."""
     key, reasons = _key(table, wishes.key)
     cursor = _cursor(table, wishes)
     mode = "incremental" if cursor else "full"
@@ -122,18 +122,18 @@ def suggest(table: Table, target: str, wishes: Wishes, connection: str = DEFAULT
 
 
 def query_of(table: Table) -> str:
-    """Every column by its name: one that is added later is a decision, not an accident."""
+    """Select every column by its name, so that a column that is added later does not slip in."""
     columns = ", ".join(_written(column.name) for column in table.columns)
     return f"SELECT {columns} FROM {_written(table.schema)}.{_written(table.name)}"  # noqa: S608 - quoted where needed
 
 
 def name_for(target: str) -> str:
-    """A pipeline is called like what it fills."""
+    """Name a pipeline after what it fills."""
     return target.rpartition(".")[2].rpartition(":")[2]
 
 
 def target_for(table: Table, schema: str) -> str:
-    """Marts have lower-case names, whatever the table is called."""
+    """Name the mart in lower case, whatever the table is called."""
     plain = re.sub(r"[^a-z0-9_]+", "_", table.name.lower()).strip("_")
     if not plain:
         raise ConfigError(f"{table} has no name that a mart may have: name the target with --to {schema}.NAME")
@@ -146,7 +146,7 @@ def _written(name: str) -> str:
 
 
 def _key(table: Table, wanted: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """The key, and why that one."""
+    """Choose the key, and say why."""
     if wanted:
         for name in wanted:
             _require_column(table, name, "--key")
@@ -163,7 +163,7 @@ def _key(table: Table, wanted: Sequence[str]) -> tuple[tuple[str, ...], str]:
 
 
 def _cursor(table: Table, wishes: Wishes) -> Column | None:
-    """The column that says when a row was last changed; None: read everything each time."""
+    """Choose the column with the time of a row's last change. Return None when everything has to be read each time."""
     if wishes.cursor:
         return _require_column(table, wishes.cursor, "--cursor")
     if wishes.mode == "full":
@@ -186,7 +186,7 @@ def _candidates(table: Table) -> list[Column]:
 
 
 def _rank(table: Table, column: Column) -> tuple[bool, bool, int, bool]:
-    """Best first: what a trigger moves cannot be forgotten, a zone cannot be misread, names tell the rest."""
+    """Order candidates, best first: a trigger sets the column, it has a time zone, then by name and index."""
     named = CHANGED.fullmatch(column.name)
     telling = next((place for place, name in enumerate(TELLING) if named and named[name]), len(TELLING))
     return not table.is_moved_by_trigger(column.name), column.type != CLOCKS[0], telling, not column.is_indexed
@@ -217,7 +217,7 @@ def _why_this_cursor(table: Table, cursor: Column) -> tuple[str, ...]:
 
 
 def _care(table: Table, cursor: Column) -> tuple[dict[str, Any], str, tuple[str, ...]]:
-    """Options that go with the cursor, the promise that they make, and why."""
+    """Choose the options that go with the cursor, and return them with the guarantee that they give and the reasons."""
     options: dict[str, Any] = {"reconcile": {"interval": "1d", "level": "full"}}
     reasons = [say("suggestion.daily")]
     if not cursor.not_null:
@@ -235,7 +235,7 @@ def _care(table: Table, cursor: Column) -> tuple[dict[str, Any], str, tuple[str,
 
 
 def _identity(table: Table, key: Sequence[str]) -> str | None:
-    """Orders rows whose cursors are equal; one column can."""
+    """Choose the column that orders rows with equal cursors; only a key of one column can."""
     if len(key) != 1:
         return None
     column = table.find(key[0])

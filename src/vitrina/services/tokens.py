@@ -27,7 +27,7 @@ MAX_EXPIRY_DAYS = 3650
 def create(
     connection: Connection, caller: Caller, *, name: str, role: Role, expires_in_days: int | None = None
 ) -> tuple[Row, str]:
-    """The token's row, and the secret, which nobody can read again."""
+    """Create a token. Return its row and the secret, which cannot be read again."""
     if not re.match(NAME, name) or name.endswith("\n"):
         raise InvalidField("name", say("token.bad_name", name=name))
     if expires_in_days is not None and not 1 <= expires_in_days <= MAX_EXPIRY_DAYS:
@@ -54,7 +54,7 @@ def revoke(connection: Connection, caller: Caller, name: str) -> Row:
 
 
 def authenticate(connection: Connection, secret: str, *, request_id: str | None) -> Caller | None:
-    """Who the token belongs to; None when it is unknown, revoked or expired."""
+    """Find the caller that the token belongs to. Return None when it is unknown, revoked or expired."""
     if not secret.startswith(PREFIX) or len(secret) > _LONGEST:
         return None
     expected = hash_of(secret)
@@ -67,5 +67,5 @@ def authenticate(connection: Connection, secret: str, *, request_id: str | None)
 
 
 def hash_of(secret: str) -> bytes:
-    """A plain hash is enough: the secret has 256 random bits, so there is nothing to guess."""
+    """Compute a plain hash, which is enough: the secret has 256 random bits, so it cannot be guessed."""
     return hashlib.sha256(secret.encode()).digest()

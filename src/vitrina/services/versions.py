@@ -31,7 +31,7 @@ def get(connection: Connection, row: Row, version: int) -> Row:
 def record(
     connection: Connection, caller: Caller, row: Row, *, action: str, before: Fields | None, summary: str
 ) -> None:
-    """Version and audit row of a change that was just made, in its transaction."""
+    """Record version and audit entry of a change that was just made, in its transaction."""
     after = snapshot(row)
     records.add_version(connection, row["id"], row["version"], after, who=caller.name, summary=summary)
     changed = sorted(changed_fields(before or {}, after))
@@ -46,14 +46,14 @@ def record(
 
 
 def keep_baseline(connection: Connection, row: Row) -> None:
-    """A row that was inserted with psql has no version of its own yet; what it said must not be lost."""
+    """Record the first version of a row that was inserted with psql, so that its content is not lost."""
     records.add_version(
         connection, row["id"], row["version"], snapshot(row), who="unknown", summary=say("version.found")
     )
 
 
 def snapshot(row: Row) -> Fields:
-    """The author's part of a row, as versions keep it."""
+    """Return the author's part of a row, as versions keep it."""
     return _normal(fields_of(row))
 
 
@@ -70,7 +70,7 @@ def changed_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[s
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> list[FieldChange]:
-    """Every difference by its path; lists are compared place by place."""
+    """List every difference by its path; lists are compared position by position."""
     found: list[FieldChange] = []
     for name in sorted({*before, *after}):
         found += _differences(f"{path}{name}", before.get(name), after.get(name))
@@ -78,7 +78,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "")
 
 
 def same(one: Any, other: Any) -> bool:
-    """As JSON means it: 1 is 1.0, but Python's equality also takes false for 0."""
+    """Compare values as JSON does: 1 is 1.0, but false is not 0 as it is for Python."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -92,7 +92,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def object_name(row: Row) -> str:
-    """How the audit calls a pipeline."""
+    """Return the audit's name for a pipeline."""
     return f"pipeline:{row['name']}"
 
 
@@ -107,7 +107,7 @@ def _differences(path: str, before: Any, after: Any) -> list[FieldChange]:
 
 
 def _normal(fields: Fields) -> Fields:
-    """Options that say the default say nothing, and steps stand in their order."""
+    """Leave out options that have their default, and sort steps by their order."""
     options = {
         name: value
         for name, value in (fields["options"] if isinstance(fields["options"], dict) else {}).items()

@@ -37,7 +37,7 @@ def list_page(
     before_id: int | None = None,
     limit: int,
 ) -> list[Row]:
-    """Newest first."""
+    """List entries of the audit log that match the filters, newest first."""
     return connection.execute(
         """
         SELECT * FROM etl.etl_audit
@@ -67,7 +67,7 @@ def add_version(
 def list_versions(
     connection: Connection, pipeline_id: UUID, *, limit: int, before_version: int | None = None
 ) -> list[Row]:
-    """Newest first."""
+    """List saved versions of a pipeline, newest first."""
     return connection.execute(
         """
         SELECT * FROM etl.etl_pipeline_versions

@@ -37,14 +37,14 @@ def variable(name: str) -> str:
 
 
 def kept_place(name: str) -> str:
-    """Where a connection that the metastore keeps is corrected."""
+    """Name the command that corrects a connection kept in the metastore."""
     return f"its URL (`vitrina connections add {name} --replace`)"
 
 
 def examine(settings: Settings, name: str, *, with_rights: bool = True, place: str | None = None) -> Iterator[Verdict]:
-    """Log in as pipelines do and look round; nothing is written. `with_rights`: name grants that are missing.
+    """Log in as pipelines do and look round; nothing is written. `with_rights`: name the grants that are missing.
 
-    `place`: where its URL is corrected, if not in its variable.
+    `place` is where the URL is corrected, if not in its variable.
     """
     try:
         url = database.reader_url(settings, name)
@@ -73,7 +73,7 @@ def examine(settings: Settings, name: str, *, with_rights: bool = True, place: s
 
 
 def _examine_other(connector: Connector | None, url: str, settings: Settings) -> Iterator[Verdict]:
-    """What the connector of another system says of its place."""
+    """Yield what the connector of another system reports about the URL."""
     scheme = registry.scheme_of(url)
     if connector is None:
         known = ", ".join(sorted(registry.installed().connectors))
@@ -92,7 +92,7 @@ def _examine_other(connector: Connector | None, url: str, settings: Settings) ->
 
 
 def _remedy(message: str, place: str) -> str:
-    """By what servers and libpq say; the words have not changed for many versions."""
+    """Choose the advice by the words of the server or libpq; these have not changed for many versions."""
     for words, remedy in {
         "password authentication failed": say("connection.wrong_password", place=place),
         "no password supplied": say("connection.no_password", place=place),
@@ -143,7 +143,7 @@ def _login(session: database.Connection, name: str) -> Iterator[Verdict]:
 
 
 def _schemas(session: database.Connection, settings: Settings) -> Iterator[Verdict]:
-    """One of the source schemas has to be there; which of them, only pipelines know."""
+    """Warn when none of the source schemas exists. Only the pipelines know which of them are needed."""
     row = database.one(
         session.execute(
             "SELECT count(*) AS count FROM pg_catalog.pg_namespace WHERE nspname = ANY(%s)",

@@ -62,7 +62,7 @@ def list_waiting(
 ) -> dict[UUID, list[str]]:
     """Find requested pipelines that no live runner covers, with what is missing.
 
-    While no runner is alive at all, nothing is missing in particular.
+    While no runner is alive at all, list none.
     """
     rows = connection.execute(
         sql.SQL(

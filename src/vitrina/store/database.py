@@ -78,7 +78,7 @@ def connect(
     settings: dict[str, str] | None = None,
     autocommit: bool = True,
 ) -> Connection:
-    """A fresh session with our settings; `CannotConnect` (without the password) when there is none to be had."""
+    """Open a session with our settings. Raise `CannotConnect`, without the password, when that fails."""
     with translated_connect(url):
         connection = psycopg.connect(
             url,
@@ -96,7 +96,7 @@ def connect(
 
 @contextmanager
 def translated_connect(url: str) -> Iterator[None]:
-    """Driver errors inside the block come out as `CannotConnect`, without the password."""
+    """Turn driver errors inside the block into `CannotConnect`, without the password."""
     try:
         yield
     except (psycopg.OperationalError, psycopg.ProgrammingError) as exc:
@@ -120,7 +120,7 @@ _SETTLE_AS = f"{SETTLE} UNION ALL SELECT pg_catalog.set_config('application_name
 
 
 def settle(connection: Connection, application_name: str | None = None) -> None:
-    """What cannot be said when a session begins: it depends on the database, the server's version, or who has it."""
+    """Apply settings that depend on the database, the server's version or the run, so cannot be sent on connecting."""
     named = [application_name[:63]] if application_name else None
     row = one(connection.execute(_SETTLE_AS if named else SETTLE, named))
     if int(row["found"]) != connection.info.backend_pid:
@@ -128,25 +128,25 @@ def settle(connection: Connection, application_name: str | None = None) -> None:
 
 
 def settled(connection: Connection) -> dict[str, str]:
-    """The same as settings of a further session on this database, of a driver that takes them when it connects."""
+    """Return these settings for another session on this database, for a driver that takes them when it connects."""
     row = one(connection.execute("SELECT pg_catalog.current_setting('lc_monetary') AS lc_monetary"))
     has_timeout = connection.info.server_version >= _TRANSACTION_TIMEOUT
     return {"lc_monetary": row["lc_monetary"], **({"transaction_timeout": "0"} if has_timeout else {})}
 
 
 def reset(connection: Connection) -> None:
-    """Back to the settings that the session began with, whatever a query has set since."""
+    """Restore the settings that the session began with, whatever a query has set since."""
     connection.execute("RESET ALL")
     settle(connection)
 
 
 def read_json_cut(connection: Connection) -> None:
-    """For sessions on the metastore: what was stored nested too deeply is cut, so that no reader breaks on it."""
+    """Cut JSON that was stored too deeply nested, so that no reader breaks on it. For sessions on the metastore."""
     set_json_loads(json_values.loads_cut, connection)
 
 
 def read_any_time(connection: Connection) -> None:
-    """For sessions that only show rows: a time that no calendar has is shown as the first or the last one."""
+    """Read a time outside the calendar as the first or the last one. For sessions that only show rows."""
     connection.adapters.register_loader("timestamptz", _AnyTimeLoader)
 
 
@@ -170,7 +170,7 @@ class _AnyTimeLoader(Loader):
 
 
 def find_timezone(url: str, application_name: str, *, connect_timeout_seconds: int = 10) -> str:
-    """The zone that the login has where nobody sets one, in a session without our settings."""
+    """Find the time zone that the login has by default, in a session without our settings."""
     with translated_connect(url):
         plain = psycopg.connect(
             url,
@@ -185,7 +185,7 @@ def find_timezone(url: str, application_name: str, *, connect_timeout_seconds: i
 
 
 def place(connection: Connection) -> tuple[object, ...]:
-    """Of the database that a session is on: a copy of it has been started at another time."""
+    """Identify the database of a session. A copy of it differs, because its server was started at another time."""
     row = one(
         connection.execute(
             """
@@ -198,7 +198,7 @@ def place(connection: Connection) -> tuple[object, ...]:
 
 
 def one(found: psycopg.Cursor[Found]) -> Found:
-    """The row of a statement that always gives one."""
+    """Return the row of a statement that always gives one."""
     row = found.fetchone()
     if row is None:
         raise RuntimeError("a statement that always gives a row gave none")
@@ -206,14 +206,14 @@ def one(found: psycopg.Cursor[Found]) -> Found:
 
 
 def now(connection: Connection) -> datetime:
-    """The server's clock, which rows are dated by."""
+    """Return the time of the server's clock, by which rows are dated."""
     row = one(connection.execute("SELECT clock_timestamp() AS now"))
     moment: datetime = row["now"]
     return moment
 
 
 def describe(url: str) -> str:
-    """`user@host:port/database` of a URL: enough to find the mistake, nothing to steal."""
+    """Describe a URL as `user@host:port/database`, which is enough to find the mistake and contains no password."""
     try:
         parts = conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError:
@@ -223,7 +223,7 @@ def describe(url: str) -> str:
 
 
 def reason(exc: Exception, url: str) -> str:
-    """The driver's own words, less the password should a driver ever repeat it."""
+    """Return the driver's own words, with the password masked in case a driver repeats it."""
     text = " ".join(str(exc).split())
     try:
         password = conninfo.conninfo_to_dict(url).get("password")
@@ -233,7 +233,7 @@ def reason(exc: Exception, url: str) -> str:
 
 
 def reader_url(settings: Settings, connection: str | None) -> str:
-    """The login under which users' SQL runs. There is no fallback to the application's own rights."""
+    """Return the URL of the login that runs users' SQL. It never falls back to the application's own rights."""
     if connection not in (None, "default"):
         return settings.connection_url(connection)
     if settings.reader_url is not None:
@@ -247,7 +247,7 @@ def reader_url(settings: Settings, connection: str | None) -> str:
 
 
 def with_login(url: str, user: str, password: str | None) -> str:
-    """The same database under another login."""
+    """Return the URL of the same database with another login."""
     if "://" not in url:
         return conninfo.make_conninfo(url, user=user, password=password)
     parts = urlsplit(url)
@@ -258,7 +258,7 @@ def with_login(url: str, user: str, password: str | None) -> str:
 
 @contextmanager
 def translated(what: str) -> Iterator[None]:
-    """Driver errors inside the block come out as `RunError`s that say whether trying again may help."""
+    """Turn driver errors inside the block into `RunError`s that say whether trying again may help."""
     try:
         yield
     except psycopg.Error as exc:
@@ -275,7 +275,7 @@ def raise_translated(what: str, exc: psycopg.Error) -> NoReturn:
 
 
 def sql_message(exc: psycopg.Error) -> str:
-    """What Postgres said, with SQLSTATE, detail and hint: the next step usually stands in the hint."""
+    """Return what Postgres said, with SQLSTATE, detail and hint. The hint usually contains the next step."""
     diagnostics = exc.diag
     primary = diagnostics.message_primary or " ".join(str(exc).split())
     extra = " ".join(part for part in (diagnostics.message_detail, diagnostics.message_hint) if part)
@@ -284,12 +284,12 @@ def sql_message(exc: psycopg.Error) -> str:
 
 
 def _cut(text: str) -> str:
-    """A failing cast repeats the value it failed on, however long that is."""
+    """Cut a long message: a failing cast repeats the value it failed on, however long that is."""
     return text if len(text) <= MAX_MESSAGE else f"{text[:MAX_MESSAGE]}... ({len(text) - MAX_MESSAGE} more characters)"
 
 
 def sqlstate_of(error: BaseException | None) -> str | None:
-    """The SQLSTATE behind an error of ours: drivers' errors are its causes."""
+    """Find the SQLSTATE of the driver's error that caused an error of ours."""
     while error is not None:
         state = getattr(error, "sqlstate", None)
         if isinstance(state, str) and state:
@@ -307,14 +307,14 @@ _MOMENTARY_STATES = ("55", "57", "58", "25006", "42501")
 
 
 def is_disconnect(exc: psycopg.Error) -> bool:
-    """A connection without SQLSTATE in its error is a broken one."""
+    """Tell whether the connection is broken. An operational error without SQLSTATE means that it is."""
     if exc.sqlstate is None:
         return isinstance(exc, psycopg.OperationalError)
     return is_disconnect_state(exc.sqlstate)
 
 
 def is_passing(exc: psycopg.Error) -> bool:
-    """It says something about the server or the moment, not about the row that was being handled."""
+    """Tell whether the error is about the server or the moment, not about the row that was being handled."""
     return is_disconnect(exc) or is_transient(exc) or (exc.sqlstate or "").startswith(_MOMENTARY_STATES)
 
 
@@ -332,7 +332,7 @@ def is_transient_state(state: str) -> bool:
 
 
 def options_of(settings: Mapping[str, str]) -> str:
-    """Session settings as libpq's `options`, which it splits at spaces."""
+    """Format session settings as libpq's `options`, which it splits at spaces."""
     return " ".join(f"-c {name}={_escaped(value)}" for name, value in settings.items())
 
 

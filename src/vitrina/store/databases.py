@@ -36,7 +36,7 @@ class Seen:
 
 
 def look(connection: Connection) -> Seen | None:
-    """None where the administrator has taken the right from PUBLIC: then names are all there is."""
+    """Read the identity of a session's database. Return None when PUBLIC lacks the right; then only names are known."""
     try:
         row = connection.execute(
             """
@@ -53,7 +53,7 @@ def look(connection: Connection) -> Seen | None:
 
 
 def recognise(metastore: Connection, name: str, connection: Connection, reach: Reach) -> str:
-    """Put on record which database a connection leads to; returns the name that stands for it."""
+    """Record which database a connection leads to, and return the name that stands for it."""
     seen = look(connection)
     if name == DEFAULT_CONNECTION or seen is None:
         return name
@@ -66,9 +66,9 @@ def recognise(metastore: Connection, name: str, connection: Connection, reach: R
 
 
 def recognise_place(metastore: Connection, name: str, identity: str, *, is_default: bool) -> str:
-    """Put on record which place of another system a connection leads to; returns the name that stands for it.
+    """Record which place of another system a connection leads to, and return the name that stands for it.
 
-    A place says the same of itself by whatever name it is reached, so there is nothing to prove.
+    A place reports the same identity under every name, so there is nothing to prove.
     """
     twin = metastore.execute(
         "SELECT database FROM etl.etl_databases WHERE identity = %s AND connection <> %s ORDER BY connection LIMIT 1",
@@ -80,13 +80,13 @@ def recognise_place(metastore: Connection, name: str, identity: str, *, is_defau
 
 
 def resolve(metastore: Connection, name: str | None) -> str:
-    """The name that stands for a connection's database, as far as is known."""
+    """Return the name that stands for a connection's database, as far as is known."""
     known = _find(metastore, (name or DEFAULT_CONNECTION).lower())
     return str(known["database"]) if known else (name or DEFAULT_CONNECTION).lower()
 
 
 def are_one(first: Connection, second: Connection) -> bool:
-    """Whether two sessions are in one database: a lock that one of them holds is seen by the other."""
+    """Tell whether two sessions are in one database: a lock that one of them holds is then seen by the other."""
     key = randbits(63)
     take = "SELECT pg_catalog.pg_try_advisory_xact_lock(%s) AS taken"
     with first.transaction():
@@ -97,7 +97,7 @@ def are_one(first: Connection, second: Connection) -> bool:
 
 
 def _find_same(metastore: Connection, name: str, connection: Connection, seen: Seen, reach: Reach) -> tuple[str, bool]:
-    """The name that stands for the same database, and whether that was proven."""
+    """Find the name that stands for the same database, and tell whether that was proven."""
     own = look(metastore)
     if own and own.identity == seen.identity and are_one(connection, metastore):
         return DEFAULT_CONNECTION, True

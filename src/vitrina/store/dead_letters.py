@@ -42,7 +42,7 @@ def list_page(
     before_id: int | None,
     limit: int,
 ) -> list[Row]:
-    """Newest first; `reason` narrows it to a group."""
+    """List dead letters, newest first; `reason` narrows the list to one group."""
     return connection.execute(
         SQL(
             """
@@ -60,7 +60,7 @@ def list_page(
 
 
 def list_groups(connection: Connection, *, pipeline_id: UUID | None, resolved: bool, limit: int) -> list[Row]:
-    """Letters of one pipeline and one reason as one line, the largest group first."""
+    """Group dead letters by pipeline and reason, the largest group first."""
     return connection.execute(
         SQL(
             """
@@ -81,7 +81,7 @@ def list_groups(connection: Connection, *, pipeline_id: UUID | None, resolved: b
 def list_open(
     connection: Connection, pipeline_id: UUID, *, numbers: Sequence[int] | None = None, limit: int | None = None
 ) -> list[Row]:
-    """Oldest first; `numbers` narrows it to some of them."""
+    """List open dead letters of a pipeline, oldest first; `numbers` narrows the list to some of them."""
     return connection.execute(
         """
         SELECT * FROM etl.etl_dead_letters
@@ -106,7 +106,7 @@ def count_open(connection: Connection, pipeline_id: UUID, *, since: datetime | N
 
 
 def open_ids(connection: Connection, pipeline_id: UUID) -> set[str]:
-    """The rows and documents that open letters are about."""
+    """Return the ids of the rows and documents that open dead letters are about."""
     rows = connection.execute(
         "SELECT DISTINCT document_id FROM etl.etl_dead_letters WHERE pipeline_id = %s AND resolved_at IS NULL",
         [pipeline_id],
@@ -115,7 +115,7 @@ def open_ids(connection: Connection, pipeline_id: UUID) -> set[str]:
 
 
 def record(connection: Connection, pipeline_id: UUID, run_id: UUID, letters: Sequence[DeadLetter]) -> None:
-    """One open letter for each document and reason: a run that meets it again renews it."""
+    """Keep one open dead letter for each document and reason; a run that rejects the document again renews it."""
     rows = [
         {
             "pipeline": pipeline_id,
@@ -146,7 +146,7 @@ def _keep_as_it_can_be(connection: Connection, row: Row) -> None:
 
 
 def _keep(connection: Connection, rows: Sequence[Row]) -> None:
-    """All of them or none."""
+    """Store all of the dead letters or none."""
     with connection.transaction(), connection.cursor() as cursor:
         cursor.executemany(
             """
@@ -166,28 +166,28 @@ def _keep(connection: Connection, rows: Sequence[Row]) -> None:
 
 
 def sayable(error: str) -> str:
-    """A reason may quote the whole of a value, and in it what Postgres's text cannot hold."""
+    """Shorten a reason and escape what Postgres's text cannot hold: it may quote the whole of a value."""
     shown = error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR]}..."
     return shown.replace("\0", "\\u0000").encode(errors="backslashreplace").decode()
 
 
 def without_numbers(error: str) -> str:
-    """What makes two reasons one: places and sizes that a reason quotes move when the row changes."""
+    """Replace numbers in a reason, so that two reasons count as one: positions and sizes change when the row does."""
     return re.sub("[0-9]+", "#", error)
 
 
 def as_kept(document: str) -> Any:
-    """The document as it is read from its letter."""
+    """Return the document in the form in which it is read from its dead letter."""
     return document if _is_deep(document) else json.loads(document)
 
 
 def _is_deep(document: str) -> bool:
-    """Postgres would take it and print it, but whoever reads the letter would run out of stack."""
+    """Tell whether a reader of the dead letter would run out of stack, although Postgres would take the document."""
     return deep_json.is_deeper(document, DEEPEST)
 
 
 def resolve(connection: Connection, numbers: Sequence[int], how: Resolution) -> None:
-    """Letters stay on record with what became of them."""
+    """Close dead letters and record what became of them; they are not deleted."""
     connection.execute(
         """
         UPDATE etl.etl_dead_letters SET resolved_at = clock_timestamp(), resolution = %s
@@ -198,7 +198,7 @@ def resolve(connection: Connection, numbers: Sequence[int], how: Resolution) -> 
 
 
 def resolve_rebuilt(connection: Connection, pipeline_id: UUID, *, before: datetime) -> None:
-    """What was refused before a full load began is in what the load shows, or is a letter of that load."""
+    """Close dead letters older than a full load: the load has written their rows, or has rejected them again."""
     connection.execute(
         """
         UPDATE etl.etl_dead_letters SET resolved_at = clock_timestamp(), resolution = 'rebuilt'
@@ -209,7 +209,7 @@ def resolve_rebuilt(connection: Connection, pipeline_id: UUID, *, before: dateti
 
 
 def resolve_delivered(connection: Connection, pipeline_id: UUID, document_ids: Iterable[str]) -> None:
-    """What was left behind came through in a later batch."""
+    """Close dead letters of rows that a later batch has delivered."""
     connection.execute(
         """
         UPDATE etl.etl_dead_letters SET resolved_at = clock_timestamp(), resolution = 'delivered'

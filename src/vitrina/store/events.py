@@ -12,7 +12,7 @@ def publish(connection: Connection, topic: str, payload: dict[str, Any]) -> None
 
 
 def list_after(connection: Connection, event_id: int, *, limit: int = 500) -> list[dict[str, Any]]:
-    """With `age`, in seconds by the database's clock."""
+    """List events after an id, with their `age` in seconds by the database's clock."""
     return connection.execute(
         """
         SELECT id, at, topic, payload, extract(epoch FROM clock_timestamp() - at)::float8 AS age

@@ -19,9 +19,9 @@ Place = tuple[datetime, UUID]
 
 
 def list_oldest(connection: Connection, *, limit: int | None = None, only_limited: bool = False) -> list[Row]:
-    """Oldest first, so that a new pipeline does not take an old one's place where only some can be shown.
+    """List pipelines, oldest first, so that a new one does not displace an old one where only some can be shown.
 
-    With `only_limited`, those alone that say how old their mart may be.
+    With `only_limited`, list only the enabled ones that limit the age of their mart.
     """
     return connection.execute(
         sql.SQL(
@@ -105,7 +105,10 @@ _OF_CHECK = sql.SQL(
 
 
 def sum_up_rest(connection: Connection, after: Place) -> Row:
-    """The oldest or the sum of each figure. `success_started` leaves out those of `list_oldest_cursors`."""
+    """Compute the oldest value or the sum of each figure over the pipelines created after `after`.
+
+    `success_started` leaves out the pipelines of `list_oldest_cursors`.
+    """
     return database.one(
         connection.execute(
             sql.SQL(
@@ -160,9 +163,9 @@ _IS_BEHIND = sql.SQL("(p.created_at, p.id) > (%(created_at)s, %(id)s)")
 
 
 def list_oldest_cursors(connection: Connection, after: Place) -> list[Row]:
-    """The oldest safe cursors, of each way to write a time: text of one form is in the order of time.
+    """List the oldest safe cursors of each way to write a time: only text of one form sorts in the order of time.
 
-    A few of each: one that was edited by hand may be no time after all.
+    List a few of each, because one that was edited by hand may not be a time.
     """
     return connection.execute(
         sql.SQL(
@@ -192,7 +195,7 @@ _OFFSET = sql.SQL("ltrim(substr(s.safe_upto, 12), '0123456789:.')")
 
 
 def list_held(connection: Connection, after: Place) -> list[Row]:
-    """What is needed to tell since when each is held that is held."""
+    """List what is needed to tell since when each held pipeline has been held."""
     return connection.execute(
         sql.SQL(
             """
@@ -206,7 +209,7 @@ def list_held(connection: Connection, after: Place) -> list[Row]:
 
 
 def count_failures(connection: Connection, after: Place) -> dict[str | None, int]:
-    """How many are FAILED, by the code of the error."""
+    """Count the pipelines that are FAILED, by error code."""
     rows = connection.execute(
         sql.SQL(
             """
@@ -230,7 +233,7 @@ def count_statuses(connection: Connection) -> dict[str, int]:
 
 
 def find_existing(connection: Connection, names: Collection[str]) -> set[str]:
-    """Those of the names that pipelines have."""
+    """Return those of the names that belong to pipelines."""
     rows = connection.execute("SELECT name FROM etl.etl_pipelines WHERE name = ANY(%s)", [list(names)])
     return {row["name"] for row in rows}
 

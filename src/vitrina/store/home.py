@@ -14,7 +14,7 @@ QUEUED_SECONDS = 300
 
 
 def list_attention(connection: Connection, *, limit: int) -> list[Row]:
-    """Pipelines that somebody should look at, the newest of each kind first; `total` is how many the kind has."""
+    """List pipelines that need attention, the newest of each kind first; `total` is the number of the kind."""
     return connection.execute(
         """
         WITH found AS (
@@ -66,7 +66,7 @@ def list_attention(connection: Connection, *, limit: int) -> list[Row]:
 
 
 def list_activity(connection: Connection, *, hours: int, limit: int) -> list[Row]:
-    """The latest runs of these hours, and those that are still at work, newest first."""
+    """List the latest runs of these hours and those that are still running, newest first."""
     return connection.execute(
         """
         SELECT r.id, r.pipeline_id, p.name AS pipeline, r.status, r.trigger, r.started_at,
@@ -87,7 +87,7 @@ def list_activity(connection: Connection, *, hours: int, limit: int) -> list[Row
 
 
 def list_upcoming(connection: Connection, *, limit: int) -> list[Row]:
-    """What the schedule asks for next; it rests for what is paused, and for what failed unless told otherwise."""
+    """List the next scheduled runs. Paused pipelines have none, nor have failed ones unless their options say so."""
     return connection.execute(
         """
         SELECT id AS pipeline_id, name AS pipeline, next_run_at, schedule_interval

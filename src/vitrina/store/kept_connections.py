@@ -27,9 +27,9 @@ def problem(url: str) -> str | None:
 
 
 def postgres_problem(url: str) -> str | None:
-    """Why a URL that somebody sends us is not kept, in libpq's own reading of it; nothing of its values is repeated.
+    """Say why a URL that a caller sends is not kept, as libpq reads it. The answer repeats none of its values.
 
-    It says everything itself, so that nothing of the runner's surroundings takes its place.
+    A kept URL names everything itself, so that libpq takes nothing from the runner's environment instead.
     """
     if not url.startswith(("postgresql://", "postgres://")) or not url.isprintable():
         return dsn.NOT_VALID
@@ -58,7 +58,7 @@ def list_names(connection: Connection) -> list[str]:
 
 
 def list_all(connection: Connection) -> list[Row]:
-    """Everything but what is sealed."""
+    """List the kept connections, without their sealed URLs."""
     return connection.execute(
         "SELECT name, key_id, scheme, created_at, updated_at, updated_by FROM etl.etl_connections ORDER BY name"
     ).fetchall()
@@ -75,7 +75,7 @@ def list_sealed(connection: Connection) -> dict[str, Sealed]:
 
 
 def insert(connection: Connection, name: str, sealed: Sealed, *, by: str, scheme: str = "postgresql") -> bool:
-    """False when the name is taken."""
+    """Insert a connection. Return False when the name is taken."""
     return bool(
         connection.execute(
             """
@@ -88,7 +88,7 @@ def insert(connection: Connection, name: str, sealed: Sealed, *, by: str, scheme
 
 
 def replace(connection: Connection, name: str, sealed: Sealed, *, by: str, scheme: str = "postgresql") -> bool:
-    """False when there is none of that name."""
+    """Replace a connection. Return False when there is none of that name."""
     return bool(
         connection.execute(
             """
@@ -101,7 +101,7 @@ def replace(connection: Connection, name: str, sealed: Sealed, *, by: str, schem
 
 
 def seal_anew(connection: Connection, name: str, before: Sealed, after: Sealed) -> bool:
-    """Under another key. False when somebody entered or removed it meanwhile."""
+    """Store the URL sealed under another key. Return False when the connection was changed or removed meanwhile."""
     return bool(
         connection.execute(
             "UPDATE etl.etl_connections SET key_id = %s, sealed = %s WHERE name = %s AND sealed = %s",
@@ -111,12 +111,18 @@ def seal_anew(connection: Connection, name: str, before: Sealed, after: Sealed) 
 
 
 def lock(connection: Connection, name: str) -> bool:
-    """Until the end of the transaction nobody changes it, or saves a pipeline that names it. False: there is none."""
+    """Lock a connection until the transaction ends: no other session changes it or saves a pipeline that names it.
+
+    Return False when there is none.
+    """
     return bool(connection.execute("SELECT FROM etl.etl_connections WHERE name = %s FOR UPDATE", [name]).rowcount)
 
 
 def hold(connection: Connection, name: str) -> bool:
-    """Until the end of the transaction it is not removed: a pipeline is about to name it. False: there is none."""
+    """Keep a connection from being removed until the transaction ends: a pipeline is about to name it.
+
+    Return False when there is none.
+    """
     return bool(connection.execute("SELECT FROM etl.etl_connections WHERE name = %s FOR KEY SHARE", [name]).rowcount)
 
 
@@ -125,7 +131,7 @@ def delete(connection: Connection, name: str) -> bool:
 
 
 def list_users(connection: Connection) -> dict[str, list[str]]:
-    """The pipelines that read from a connection or write to it, by its name."""
+    """List the pipelines that read from a connection or write to it, by the connection's name."""
     rows = connection.execute(
         """
         SELECT used.connection, array_agg(DISTINCT p.name::text ORDER BY p.name::text) AS pipelines

@@ -42,12 +42,12 @@ class Claim:
 
     @property
     def is_backfill(self) -> bool:
-        """Reads a range again: no answer to whoever asked for a run."""
+        """Tell whether the run reads a range again. A backfill does not answer a request for a run."""
         return self.row.get("requested_range") is not None and self.row.get("mode") == "incremental"
 
     @property
     def is_repair(self) -> bool:
-        """Corrects some rows of the target: leaves all requests to the runs they were made for."""
+        """Tell whether the run only corrects some rows of the target, and so leaves all requests to other runs."""
         return self.row.get("claim_returns") is not None
 
 
@@ -64,10 +64,10 @@ def claim_next(
     max_connections: Mapping[str, int] | None = None,
     covers: Sequence[str] | None = None,
 ) -> Claim | None:
-    """Take the longest-waiting requested pipeline whose target nobody holds, and open its run.
+    """Take the longest-waiting requested pipeline whose target is free, and open its run.
 
     `only`: this pipeline or none. `per_source`: pipelines of a connection that so many runs read from already wait.
-    `max_connections`: so do those that need more sessions on a connection than the runs at work leave free there.
+    `max_connections`: so do those that need more sessions on a connection than the current runs leave free there.
     `covers`: what this runner can do (`coverage.covered`); pipelines that need more are left to others.
     """
     skipped: list[UUID] = []
@@ -164,7 +164,7 @@ def _lock_next(
 
 
 def claim_idle(connection: Connection, pipeline_id: UUID, runner_id: UUID, ttl_seconds: float) -> Claim:
-    """Take a pipeline that nobody works on, to repair its target. A paused one stays on its way to PAUSED."""
+    """Take a pipeline that no runner works on, to repair its target. A paused one stays on its way to PAUSED."""
     try:
         with connection.transaction():
             found = connection.execute(
@@ -194,7 +194,7 @@ def _take(
     becomes: Status = Status.RUNNING,
     returns: Status | None = None,
 ) -> Claim:
-    """In a statement of its own: the definition may have changed until the moment in which its row was locked."""
+    """Claim the row in a statement of its own: its definition may have changed until the row was locked."""
     connection.execute(
         sql.SQL(
             """
@@ -267,7 +267,7 @@ def _take(
 
 
 def hold_database(connection: Connection, claim: Claim) -> None:
-    """Hold the target by what is known of its database now; at the claim that may have been no more than a name."""
+    """Hold the target by what is known of its database now. At the claim only its name may have been known."""
     try:
         row = connection.execute(
             sql.SQL(
@@ -298,7 +298,7 @@ class Heartbeat:
 
 
 def extend(connection: Connection, claim_ids: Sequence[UUID], ttl_seconds: float) -> Heartbeat:
-    """Heartbeat of all claims of a runner. A row that somebody has locked must not keep the others waiting."""
+    """Extend the leases of all claims of a runner. A row that another session has locked must not delay the others."""
     rows = connection.execute(
         """
         WITH held AS (
@@ -326,7 +326,7 @@ def extend(connection: Connection, claim_ids: Sequence[UUID], ttl_seconds: float
 
 
 def still_held(connection: Connection, claim_ids: Sequence[UUID]) -> dict[UUID, Status]:
-    """Return those of a runner's claims that nobody has voided, with the status of their pipelines."""
+    """Return those of a runner's claims that are not voided, with the status of their pipelines."""
     rows = connection.execute(
         "SELECT claim_id, status FROM etl.etl_pipelines WHERE claim_id = ANY(%s)", [list(claim_ids)]
     ).fetchall()
@@ -334,7 +334,7 @@ def still_held(connection: Connection, claim_ids: Sequence[UUID]) -> dict[UUID, 
 
 
 def touch(connection: Connection, claim: Claim, *, progressed: bool = False) -> Status:
-    """The fence on the pipeline's row: our claim still stands, and this is what was asked for meanwhile."""
+    """Lock the pipeline's row as a fence, and return its status. Raise `LeaseLost` when the claim no longer stands."""
     row = connection.execute(
         """
         UPDATE etl.etl_pipelines SET attempts = CASE WHEN %s THEN 0 ELSE attempts END
@@ -349,7 +349,7 @@ def touch(connection: Connection, claim: Claim, *, progressed: bool = False) -> 
 
 
 def find_status(connection: Connection, claim: Claim) -> Status | None:
-    """What is asked of the pipeline now; None when the claim is no longer ours."""
+    """Return what is asked of the pipeline now, or None when the claim is no longer ours."""
     row = connection.execute(
         "SELECT status FROM etl.etl_pipelines WHERE id = %s AND claim_id = %s AND epoch = %s",
         [claim.pipeline_id, claim.claim_id, claim.epoch],
@@ -358,16 +358,16 @@ def find_status(connection: Connection, claim: Claim) -> Status | None:
 
 
 def require_held(connection: Connection, claim: Claim) -> None:
-    """For what no transaction can carry: asked right before it is done."""
+    """Check the claim right before an action that no transaction can cover. Raise `LeaseLost` when it is lost."""
     if find_status(connection, claim) is None:
         raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
 
 
 def answer_request(connection: Connection, claim: Claim) -> None:
-    """Before the first read of a load or pass: it will see everything that was committed before the request.
+    """Mark the request as answered before the first read, which sees all that was committed before the request.
 
     A request that comes later stays on record, and so does one that a continued load was too early for. A backfill
-    answers nobody who asked for a run: it reads a range, not what is new.
+    answers no request for a run: it reads a range, not what is new.
     """
     if claim.is_backfill:
         return
@@ -386,7 +386,7 @@ def answer_request(connection: Connection, claim: Claim) -> None:
 
 
 def note_hold(connection: Connection, claim: Claim, hold: dict[str, Any] | None) -> None:
-    """Who holds the checkpoint back (pid, user, since), for status and metrics."""
+    """Record which session holds the checkpoint back (pid, user, since), for status and metrics."""
     connection.execute(
         "UPDATE etl.etl_pipelines SET hold = %s WHERE id = %s AND claim_id = %s",
         [Jsonb(hold) if hold else None, claim.pipeline_id, claim.claim_id],
@@ -397,9 +397,9 @@ def note_hold(connection: Connection, claim: Claim, hold: dict[str, Any] | None)
 
 
 def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False, answered: bool = True) -> Status:
-    """End of data, or (`boundary`) a batch boundary at which a pause was asked for: release the lease, move on.
+    """Release the lease at the end of the data, or (`boundary`) at a batch boundary at which a pause was requested.
 
-    Another run follows when one was asked for that this one did not answer. Requests are told apart by being the same
+    Another run follows when one was requested that this one did not answer. Requests are told apart by being the same
     or not, never by comparing times: a clock may step.
     """
     answers = answered and not boundary and not claim.is_backfill and not claim.is_repair
@@ -462,9 +462,9 @@ _ANOTHER_RUN = sql.SQL(
 
 
 def fail_run(connection: Connection, claim: Claim, code: str, message: str) -> bool:
-    """An error that retries did not cure: FAILED until a person acts. A lost lease leaves everything alone.
+    """Mark the pipeline FAILED until an operator acts: retries did not help. Change nothing when the lease is lost.
 
-    A backfill that failed stops nothing but itself: the pipeline is what it was before.
+    A failed backfill fails alone: the pipeline returns to the status it had before.
     """
     text = cut(say("run.backfill_failed", message=message) if claim.is_backfill else message)
     with connection.transaction():
@@ -522,7 +522,7 @@ AFTER_FAILED_BACKFILL = sql.SQL(
 def give_back(
     connection: Connection, claim: Claim, code: str = "runner_stopped", message: str = say("run.runner_stopped")
 ) -> bool:
-    """The runner is leaving: whoever comes next continues from the checkpoint, at once, and it counts as no loss."""
+    """Release the claim of a runner that stops. The next runner continues at once, and it does not count as a loss."""
     with connection.transaction():
         changed = connection.execute(
             """
@@ -540,7 +540,7 @@ def give_back(
 
 
 def cancel_run(connection: Connection, pipeline_id: UUID, message: str) -> bool:
-    """End the run at work now: its claim is void, so nothing more of it commits; what has committed stays."""
+    """End the current run now. Its claim is void, so nothing more of it commits; what has committed stays."""
     with connection.transaction():
         row = connection.execute(
             """

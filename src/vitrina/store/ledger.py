@@ -27,7 +27,7 @@ class Ledger:
         self.batch_size: int | None = None
 
     def seize(self) -> Checkpoint:
-        """Before the first read: older epochs cannot commit from here on."""
+        """Take the checkpoint before the first read. From then on older epochs cannot commit."""
         if not self._remote:
             with self._home.transaction():
                 self._begin_in_metastore()
@@ -62,7 +62,7 @@ class Ledger:
         state.discard_loads_of_others(self._metastore, self._claim)
 
     def fence(self, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int, progressed: bool = True) -> None:
-        """The last statements of the transaction that carries the data. Raises `LeaseLost` when it must not commit."""
+        """Run the last statements of the transaction with the data. Raise `LeaseLost` when it must not commit."""
         if not self._remote:
             # The pipeline's row first, as whoever cancels or ends the run does: the other order is a deadlock.
             self._status = leases.touch(self._home, self._claim, progressed=progressed)
@@ -72,7 +72,7 @@ class Ledger:
     def settle(
         self, checkpoint: Checkpoint, counters: runs.Counters, *, attempt: int, progressed: bool = True
     ) -> Status:
-        """After the commit: what was asked of the pipeline meanwhile."""
+        """Record a remote target's progress after the commit. Return what was asked of the pipeline in the meantime."""
         if self._remote:
             with self._metastore.transaction():
                 self._status = leases.touch(self._metastore, self._claim, progressed=progressed)

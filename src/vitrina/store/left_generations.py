@@ -16,7 +16,7 @@ def exist(metastore: Connection) -> bool:
 
 
 def settle(metastore: Connection, remove: Callable[[str, str], bool]) -> None:
-    """Show `remove` each generation, and its pipeline's id, that no runner works on; what it settles is forgotten."""
+    """Pass each generation that no runner works on, and its pipeline's id, to `remove`. Forget those it removes."""
     left = metastore.execute(
         "SELECT generation, pipeline_id FROM etl.etl_left_generations ORDER BY left_at LIMIT %s", [AT_ONCE]
     ).fetchall()
@@ -28,7 +28,7 @@ def settle(metastore: Connection, remove: Callable[[str, str], bool]) -> None:
 
 
 def _settle(metastore: Connection, row: dict[str, Any], remove: Callable[[str, str], bool]) -> None:
-    """Nobody can claim the pipeline between our look and the removal: its row is locked."""
+    """Remove a generation that is no longer needed. The pipeline's row is locked, so no runner claims it meanwhile."""
     with metastore.transaction():
         if _is_needed(metastore, row) or not remove(row["generation"], str(row["pipeline_id"])):
             return

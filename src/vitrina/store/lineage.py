@@ -22,15 +22,15 @@ def note_begun(connection: Connection, run_id: UUID | str) -> None:
 
 
 def take_end(connection: Connection, run_id: UUID | str) -> bool:
-    """Whether the end of the run is still to be told; from here on it is the caller's to tell."""
+    """Tell whether the end of the run is still to be reported. From then on the caller has to report it."""
     deleted = connection.execute("DELETE FROM etl.etl_lineage_begun WHERE run_id = %s", [run_id])
     return deleted.rowcount == 1
 
 
 def take_left_behind(connection: Connection, *, after_seconds: float, limit: int) -> list[Row]:
-    """Runs that are over, and whose own runner has not told so; from here on they are the caller's to tell.
+    """Take runs that are over and whose runner has not reported it. From then on the caller has to report them.
 
-    Who lost its lease is not waited for: the run was taken away from it because it is silent.
+    A runner that lost its lease is not waited for: the run was taken from it because it is silent.
     """
     forget_old(connection)
     return connection.execute(

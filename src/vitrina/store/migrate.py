@@ -19,7 +19,7 @@ _SCRIPTS = resources.files("vitrina.store") / "migrations"
 
 
 def migrate(settings: Settings) -> str:
-    """Migrate the metastore's database and return the version that it has now."""
+    """Update the metastore's database to the newest version, and return that version."""
     url = settings.admin_url.get_secret_value() if settings.admin_url else settings.require_database_url()
     with database.connect(url, "vitrina:migrate") as connection:
         connection.execute("SELECT pg_advisory_lock(%s)", [_LOCK])
@@ -38,7 +38,7 @@ def migrate(settings: Settings) -> str:
 
 
 def current_version(connection: database.Connection) -> str | None:
-    """The migration that this database is at, or None when it was never migrated."""
+    """Return the version that this database is at, or None when it was never migrated."""
     try:
         row = connection.execute("SELECT version_num FROM etl.alembic_version").fetchone()
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
@@ -48,9 +48,9 @@ def current_version(connection: database.Connection) -> str | None:
 
 @cache
 def newest_version() -> str:
-    """As the names of the files say it: each process asks when it starts, and Alembic would be long in coming.
+    """Read the newest version from the names of the files: every process asks at start, and Alembic loads slowly.
 
-    Once: the files may be those of the next version while the program is still at work.
+    Read them once: an upgrade may replace the files while the program is running.
     """
     names = (file.name for file in (_SCRIPTS / "versions").iterdir())
     return max(name.partition("_")[0] for name in names if name[0].isdigit())
@@ -66,7 +66,7 @@ def require_current(connection: database.Connection) -> None:
 
 
 def advice(found: str | None) -> str:
-    """What to do about a metastore of another version than this program's."""
+    """Say what to do about a metastore of another version than this program's."""
     if is_newer(found):
         return f"this metastore is of version {found}, upgrade Vitrina"
     return "run `vitrina migrate`"
@@ -77,7 +77,7 @@ def is_newer(found: str | None) -> bool:
 
 
 def _upgrade(url: str) -> str:
-    """Alembic speaks SQLAlchemy; it gets one connection, already in the role that shall own the tables."""
+    """Run Alembic on one SQLAlchemy connection that is already in the role which will own the tables."""
     # Imported here: API and runner never migrate, and the two are a quarter of what they would load.
     import sqlalchemy
     from alembic import command
@@ -101,7 +101,7 @@ def _upgrade(url: str) -> str:
 
 
 def _refuse_foreign_schema(connection: database.Connection) -> None:
-    """A schema of our name that somebody else made: creating tables in it would fail, or meet theirs."""
+    """Refuse a schema `etl` that is not ours: creating tables in it would fail or collide with its own."""
     if current_version(connection) is not None:
         return
     row = connection.execute(
@@ -125,7 +125,7 @@ def _refuse_foreign_schema(connection: database.Connection) -> None:
 
 
 def _create_roles(connection: database.Connection, settings: Settings) -> None:
-    """Both roles, with the passwords that are configured; told in SQL when we may not."""
+    """Create both roles with the configured passwords. Raise an error with the SQL when the login may not."""
     statements = [
         *_role(connection, APP_ROLE, settings.app_password),
         *_role(connection, READER_ROLE, settings.reader_password),
@@ -149,7 +149,7 @@ def _role(connection: database.Connection, role: str, password: SecretStr | None
 
 
 def _role_defaults(connection: database.Connection) -> Iterable[sql.Composed]:
-    """What the roles need once; nothing is said again that already holds, so that a plain owner can migrate again."""
+    """Yield what the roles still lack. What already holds is left out, so that a plain owner can migrate again."""
     defaults = READER_DEFAULTS | (RESERVED_READER_DEFAULTS if _is_superuser(connection) else {})
     missing = missing_reader_defaults(connection, defaults)
     for name, value in defaults.items():
@@ -165,7 +165,7 @@ def _role_defaults(connection: database.Connection) -> Iterable[sql.Composed]:
 
 
 def missing_reader_defaults(connection: database.Connection, wanted: Iterable[str] | None = None) -> frozenset[str]:
-    """Names of settings that the reader's role does not have yet."""
+    """List the settings that the reader's role does not have yet."""
     configured = connection.execute(
         """
         SELECT entry FROM pg_catalog.pg_db_role_setting s
@@ -221,7 +221,7 @@ def _create_schemas(connection: database.Connection) -> None:
 
 
 def _grant(connection: database.Connection, source_schemas: Iterable[str]) -> None:
-    """The reader reads the source schemas and reaches its stages; the application writes the marts."""
+    """Let the reader read the source schemas and reach its stages, and let the application write the marts."""
     app, reader = sql.Identifier(APP_ROLE), sql.Identifier(READER_ROLE)
     connection.execute(sql.SQL("GRANT USAGE ON SCHEMA etl_stage TO {}").format(reader))
     for schema in sorted(source_schemas):
@@ -248,7 +248,7 @@ def _grant(connection: database.Connection, source_schemas: Iterable[str]) -> No
 
 
 def reads_everything(connection: database.Connection, schema: str) -> bool:
-    """Whether the reader may read each table that the schema has now."""
+    """Tell whether the reader may read each table that the schema has now."""
     row = connection.execute(
         """
         SELECT pg_catalog.has_schema_privilege(%(reader)s, n.oid, 'USAGE') AND NOT EXISTS (
@@ -263,7 +263,7 @@ def reads_everything(connection: database.Connection, schema: str) -> bool:
 
 
 def _ask_administrator(connection: database.Connection, statements: Iterable[sql.Composable]) -> ConfigError:
-    """The exact statements for somebody with more rights; passwords are left for them to fill in."""
+    """Make an error with the exact statements for an administrator, who fills in the passwords."""
     script = "\n".join(f"  {_without_password(statement.as_string(connection))};" for statement in statements)
     return ConfigError(
         f"{connection.info.user} may not prepare the database {connection.info.dbname}; set VITRINA_ADMIN_URL to a"

@@ -35,7 +35,7 @@ def connect(
     *,
     pool: SessionPool | None = None,
 ) -> Connection:
-    """A session on the named connection. Authors see its errors, so they say which it is, not where it is."""
+    """Open a session on the named connection. Authors see its errors, so these give its name and not its address."""
     with _named(name):
         return (pool.connect if pool else database.connect)(
             url,
@@ -46,7 +46,7 @@ def connect(
 
 
 def find_timezone(settings: Settings, url: str, name: str | None, application_name: str) -> str:
-    """The zone in which sessions of the named connection write times, unless they say otherwise."""
+    """Find the time zone in which sessions of the named connection write times by default."""
     with _named(name):
         return database.find_timezone(url, application_name, connect_timeout_seconds=settings.connect_timeout_seconds)
 

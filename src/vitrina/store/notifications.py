@@ -53,7 +53,7 @@ _WANTED = sql.SQL("(jsonb_typeof(p.options -> 'notify') IS DISTINCT FROM 'array'
 
 
 def tell_failed(connection: Connection, pipeline_id: UUID, run_id: UUID, error: str) -> None:
-    """Of a run whose pipeline goes on; what becomes FAILED is told by a trigger."""
+    """Queue a message about a failed run whose pipeline goes on. A trigger does it for pipelines that become FAILED."""
     connection.execute(
         """
         INSERT INTO etl.etl_notifications (kind, pipeline_id, run_id, payload)
@@ -79,7 +79,7 @@ def mark_delivered(connection: Connection, notification_id: UUID, channel: str) 
 
 
 def give_up(connection: Connection, notification_id: UUID, channel: str, *, error: str) -> None:
-    """Of this receiver only: the others are tried as before."""
+    """Stop trying this receiver; the others are tried as before."""
     connection.execute(
         """
         UPDATE etl.etl_deliveries SET ended_at = clock_timestamp(), last_error = %s
@@ -100,7 +100,7 @@ def postpone(connection: Connection, notification_id: UUID, channel: str, *, sec
 
 
 def put_back(connection: Connection, notification_id: UUID, channel: str) -> None:
-    """As if it had not been taken: it was not tried."""
+    """Return a message to the queue as if it had not been taken, because it was not tried."""
     connection.execute(
         """
         UPDATE etl.etl_deliveries SET next_try_at = clock_timestamp(), attempts = greatest(attempts - 1, 0)
@@ -111,7 +111,7 @@ def put_back(connection: Connection, notification_id: UUID, channel: str) -> Non
 
 
 def conclude(connection: Connection, channels: Sequence[str]) -> int:
-    """Close the messages that no receiver waits for any more, and note what stands against the others; how many."""
+    """Close the messages that no receiver waits for any more, and return how many. Record the errors of the others."""
     with connection.transaction():
         connection.execute(
             """
@@ -144,7 +144,7 @@ def conclude(connection: Connection, channels: Sequence[str]) -> int:
 
 
 def list_of_pipeline(connection: Connection, pipeline_id: UUID, kinds: Sequence[str] = ()) -> list[Row]:
-    """Oldest first."""
+    """List notifications of a pipeline, oldest first."""
     return connection.execute(
         """
         SELECT * FROM etl.etl_notifications
@@ -155,7 +155,7 @@ def list_of_pipeline(connection: Connection, pipeline_id: UUID, kinds: Sequence[
 
 
 def list_newest(connection: Connection, pipeline_id: UUID, *, limit: int) -> list[Row]:
-    """Newest first, with the error of the run that they are about."""
+    """List notifications of a pipeline, newest first, with the error of the run that they are about."""
     return connection.execute(
         """
         SELECT n.id, n.kind, n.created_at AS at, n.run_id, n.delivered, n.last_error AS delivery_error,
@@ -170,7 +170,7 @@ def list_newest(connection: Connection, pipeline_id: UUID, *, limit: int) -> lis
 
 
 def list_latest(connection: Connection, *, limit: int) -> list[Row]:
-    """Of every pipeline, newest first."""
+    """List notifications of all pipelines, newest first."""
     return connection.execute(
         """
         SELECT n.id, n.kind, n.created_at AS at, n.run_id, n.delivered, n.last_error AS delivery_error,

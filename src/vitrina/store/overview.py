@@ -14,7 +14,7 @@ RECENT_RUNS = 10
 
 
 def list_page(connection: Connection, *, only: Sequence[UUID], after_name: str | None, limit: int) -> list[Row]:
-    """By name, behind `after_name`; `only` narrows it to these pipelines."""
+    """List pipelines by name, after `after_name`; `only` narrows the list to these pipelines."""
     # A condition that may be none would keep the plan from using an index.
     wanted = [sql.SQL("p.id = ANY(%(only)s)")] if only else []
     wanted += [sql.SQL("p.name > %(after)s")] if after_name is not None else []

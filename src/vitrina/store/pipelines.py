@@ -69,7 +69,7 @@ def insert(connection: Connection, definition: Definition, *, pipeline_id: UUID 
 
 
 def update(connection: Connection, pipeline_id: UUID, definition: Definition, *, version: int) -> bool:
-    """Write the whole definition over version `version`; False when somebody else changed it first."""
+    """Write the whole definition over version `version`. Return False when another session changed it first."""
     assignments = sql.SQL(", ").join(
         sql.SQL("{} = {}").format(sql.Identifier(column), sql.Placeholder()) for column in DEFINITION_COLUMNS
     )
@@ -107,14 +107,14 @@ def replace_tasks(connection: Connection, pipeline_id: UUID, definition: Definit
 
 
 def find(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) -> Row | None:
-    """The row with its task plan (`tasks`), by uuid or by name."""
+    """Find a row with its task plan (`tasks`), by uuid or by name."""
     by_id = _as_uuid(id_or_name)
     return connection.execute(_find(by_id is not None, lock), [by_id or str(id_or_name)]).fetchone()
 
 
 @cache
 def _find(by_id: bool, lock: bool) -> bytes:
-    """Put together once: every request for one pipeline begins with it."""
+    """Build the statement once, because every request for one pipeline begins with it."""
     return (
         sql.SQL(
             "SELECT p.*, {tasks} AS tasks, {run_after} AS run_after FROM etl.etl_pipelines p WHERE {condition} {lock}",
@@ -143,9 +143,10 @@ def list_page(
     descending: bool = False,
     after: tuple[Any, UUID] | None = None,
 ) -> list[Row]:
-    """Pipelines in the order of a column of `SORTABLE`, behind the (value, id) pair of the last one seen.
+    """List pipelines in the order of a column of `SORTABLE`, after the (value, id) pair of the last one seen.
 
-    Conditions that nobody asked for are left out: with all of them in it, one plan for every wish could use no index.
+    Conditions that the caller did not ask for are left out: with all of them, one plan for every filter could use no
+    index.
     """
     column = sql.Identifier("p", sort)
     wanted = _conditions(narrowed)
@@ -185,7 +186,7 @@ def list_page(
 
 
 def _conditions(narrowed: Filter) -> list[sql.Composable]:
-    """What the filter asks for; the parameters have the names of its fields."""
+    """Build the conditions of the filter; the parameters have the names of its fields."""
     asked: dict[LiteralString, bool] = {
         "p.status = ANY(%(status)s)": bool(narrowed.status),
         "p.enabled = %(enabled)s": narrowed.enabled is not None,
@@ -213,7 +214,7 @@ def label_values(labels: Sequence[str]) -> dict[str, Any]:
 def list_by_name(
     connection: Connection, names: Collection[str] | None, *, or_managed_by: str | None = None, lock: bool = False
 ) -> list[Row]:
-    """The named pipelines, or all; locked in one order everywhere, so that two callers cannot block each other."""
+    """List the named pipelines, or all. Every caller locks them in one order, so that two cannot deadlock."""
     named = sql.SQL("p.name = ANY(%(names)s)")
     owned = sql.SQL("p.managed_by = %(managed_by)s")
     wanted = [named, owned] if or_managed_by is not None else [named]
@@ -234,12 +235,12 @@ def list_by_name(
 
 
 def lock_targets(connection: Connection) -> None:
-    """Until the end of the transaction nobody else may decide who writes where."""
+    """Keep other sessions from deciding who writes where until the end of the transaction."""
     connection.execute("SELECT pg_advisory_xact_lock(%s)", [_TARGETS_LOCK])
 
 
 def list_on_target(connection: Connection, target: str, target_connection: str | None) -> list[Row]:
-    """The pipelines that write to a target, whether by their own setting or by their last step's."""
+    """List the pipelines that write to a target, by their own setting or by that of their last step."""
     return connection.execute(
         sql.SQL(
             """
@@ -255,7 +256,7 @@ def list_on_target(connection: Connection, target: str, target_connection: str |
 
 
 def find_rival(connection: Connection, pipeline_id: UUID, definition: Definition) -> Row | None:
-    """Another pipeline on the target that may not be there beside this one: a full load deletes what others wrote."""
+    """Find another pipeline that may not share the target with this one: a full load deletes what others wrote."""
     for other in list_on_target(connection, definition.final_target, definition.options.target_connection):
         nobody_deletes = definition.mode == other["mode"] == "incremental"
         both_share = definition.options.shared_target and other["shared"]
@@ -265,7 +266,7 @@ def find_rival(connection: Connection, pipeline_id: UUID, definition: Definition
 
 
 def list_targets(connection: Connection) -> list[Row]:
-    """Every target in use, with the names of the pipelines that write to it."""
+    """List every target in use, with the names of the pipelines that write to it."""
     return connection.execute(
         sql.SQL(
             """
@@ -277,7 +278,7 @@ def list_targets(connection: Connection) -> list[Row]:
 
 
 def delete(connection: Connection, pipeline_id: UUID) -> bool:
-    """False while a runner works on it."""
+    """Delete a pipeline. Return False while a runner works on it."""
     return bool(
         connection.execute(
             "DELETE FROM etl.etl_pipelines WHERE id = %s AND status <> ALL(%s)", [pipeline_id, list(status.ACTIVE)]
@@ -288,7 +289,7 @@ def delete(connection: Connection, pipeline_id: UUID) -> bool:
 def request_run(
     connection: Connection, pipeline_id: UUID, *, trigger: Trigger, traceparent: str | None = None
 ) -> Row | None:
-    """Ask for a run. While one works, the wish is remembered; None when the pipeline is disabled or pausing."""
+    """Ask for a run. During a run the request is remembered. Return None when the pipeline is disabled or pausing."""
     return connection.execute(
         """
         UPDATE etl.etl_pipelines
@@ -338,7 +339,7 @@ def request_backfill(
 
 
 def resume(connection: Connection, pipeline_id: UUID, *, trigger: Trigger, traceparent: str | None) -> Row | None:
-    """Let a paused pipeline go on; nothing is asked for beyond what was before. None unless it is paused."""
+    """Let a paused pipeline go on; no other run is requested. Return None unless it is paused."""
     return connection.execute(
         """
         UPDATE etl.etl_pipelines
@@ -352,7 +353,7 @@ def resume(connection: Connection, pipeline_id: UUID, *, trigger: Trigger, trace
 
 
 def request_pause(connection: Connection, pipeline_id: UUID) -> Row | None:
-    """Ask for a pause; asking twice is the same request. None from a status that cannot be paused."""
+    """Ask for a pause; asking twice is the same request. Return None from a status that cannot be paused."""
     return connection.execute(
         """
         UPDATE etl.etl_pipelines SET status = 'PAUSE_REQUESTED'
@@ -364,7 +365,7 @@ def request_pause(connection: Connection, pipeline_id: UUID) -> Row | None:
 
 
 def set_enabled(connection: Connection, pipeline_id: UUID, enabled: bool) -> Row | None:
-    """Disabling also takes back a request that nobody has taken up yet."""
+    """Enable or disable a pipeline. Disabling also withdraws a request that no runner has claimed yet."""
     return connection.execute(
         """
         UPDATE etl.etl_pipelines
@@ -384,7 +385,7 @@ def set_enabled(connection: Connection, pipeline_id: UUID, enabled: bool) -> Row
 
 
 def withdraw_request(connection: Connection, pipeline_id: UUID, move: str) -> bool:
-    """Take back a run that nobody has started; `move` is the arrow of the status machine: `cancel` or `disable`."""
+    """Take back a run that no runner has started; `move` is the arrow of the status machine: `cancel` or `disable`."""
     return bool(
         connection.execute(
             """
@@ -399,7 +400,7 @@ def withdraw_request(connection: Connection, pipeline_id: UUID, move: str) -> bo
 
 
 def bump_version(connection: Connection, pipeline_id: UUID) -> int:
-    """The row was edited by other means: give what stands there now a number of its own."""
+    """Give the row a new version, because it was edited by other means."""
     row = database.one(
         connection.execute(
             "UPDATE etl.etl_pipelines SET version = version + 1, updated_at = now() WHERE id = %s RETURNING version",
@@ -421,19 +422,19 @@ def set_labels(connection: Connection, pipeline_id: UUID, labels: dict[str, str]
 
 
 def source_connections(connection: Connection) -> list[str]:
-    """The names of the databases that pipelines read from."""
+    """List the names of the databases that pipelines read from."""
     rows = connection.execute("SELECT DISTINCT source_connection AS name FROM etl.etl_pipelines ORDER BY name")
     return [row["name"] for row in rows]
 
 
 def definition_of(row: Row) -> Definition:
-    """The author's part of a row, validated again: a row may have been written with psql."""
+    """Validate the author's part of a row again, because it may have been written with psql."""
     fields = {name: row[name] for name in DEFINITION_COLUMNS}
     return Definition.model_validate(fields | {name: row[name] for name in DEFINITION_PARTS})
 
 
 def final_target(row: str) -> sql.Composed:
-    """Where a row of etl_pipelines writes: the last step may override the pipeline's target."""
+    """Build the expression for where a row of etl_pipelines writes: its last step may override its target."""
     return sql.SQL(
         """
         coalesce((SELECT t.target_table FROM etl.etl_pipeline_tasks t

@@ -17,13 +17,13 @@ _proven: set[tuple[Any, ...]] = set()
 
 
 def is_pooled(connection: psycopg.Connection[DictRow]) -> bool:
-    """A pooler invents the number that it gives to its clients; the server's own is another."""
+    """Tell whether a pooler is in between: it gives its clients a process id that is not the server's."""
     row = connection.execute("SELECT pg_catalog.pg_backend_pid() AS pid").fetchone()
     return bool(row and row["pid"] != connection.info.backend_pid)
 
 
 def settle(connection: psycopg.Connection[DictRow]) -> None:
-    """Refuse a session that is none; give one that is the settings that a pooler does not pass on."""
+    """Refuse a pooler that shares sessions between clients. Apply the settings that any pooler does not pass on."""
     info = connection.info
     place = (info.host, info.port, info.dbname, info.user)
     if place not in _proven:
@@ -33,7 +33,7 @@ def settle(connection: psycopg.Connection[DictRow]) -> None:
 
 
 def statement_of(options: str) -> str:
-    """Session settings as libpq's `options`, as one statement."""
+    """Turn session settings, as libpq's `options` has them, into one statement."""
     pairs = (setting.partition("=") for setting in _settings(options))
     calls = (f"pg_catalog.set_config({_quoted(name)}, {_quoted(value)}, false)" for name, _, value in pairs)
     return f"SELECT {', '.join(calls)}"
@@ -50,7 +50,7 @@ def _quoted(value: str) -> str:
 
 
 def _refuse_transaction_mode(connection: psycopg.Connection[DictRow]) -> None:
-    """What one client leaves in its session, another must not find in its own."""
+    """Refuse a pooler that shares sessions: what one client leaves in its session, another would find in its own."""
     ours = uuid4().hex
     connection.execute(_MARK, [ours])
     login = conninfo.make_conninfo(**connection.info.get_parameters(), password=connection.info.password)

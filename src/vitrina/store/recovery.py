@@ -37,7 +37,7 @@ def recover_expired(connection: Connection, *, max_attempts: int) -> list[dict[s
 
 
 def _take_one_away(connection: Connection, pipeline_id: UUID, max_attempts: int, reason: str) -> list[dict[str, Any]]:
-    """One by one: a row that cannot be handled must not keep the others with a runner that is gone."""
+    """Take one claim away in its own transaction: a row that fails must not leave the others with a dead runner."""
     try:
         with connection.transaction():
             return _take_away(connection, [pipeline_id], max_attempts, reason)
@@ -70,9 +70,9 @@ def _note_unrecoverable(connection: Connection, pipeline_id: UUID, problem: psyc
 
 
 def surrender(connection: Connection, claim: Claim, *, max_attempts: int, reason: str) -> Status | None:
-    """The runner lost a connection in the middle of a run: the same as losing the runner, only without the wait.
+    """Give up a claim whose run lost a connection: as when the runner is lost, but without waiting for the lease.
 
-    None when the claim was no longer ours: the outcome of the last COMMIT is then on record, or somebody took over.
+    Return None when the claim was no longer ours. Then the last COMMIT is on record, or another runner took over.
     """
     with connection.transaction():
         ours = connection.execute(
@@ -86,7 +86,7 @@ def surrender(connection: Connection, claim: Claim, *, max_attempts: int, reason
 
 
 def _take_away(connection: Connection, ids: list[UUID], max_attempts: int, reason: str) -> list[dict[str, Any]]:
-    """The rows are locked. Losses are counted from one committed batch to the next."""
+    """Take claims away whose rows are locked. Losses are counted from one committed batch to the next."""
     rows = connection.execute(
         sql.SQL(
             """
@@ -159,7 +159,7 @@ def _close_lost_runs(connection: Connection, taken: dict[str, Any], reason: str)
 
 
 def pause_unclaimed(connection: Connection) -> int:
-    """A pause that nobody is there to perform, because nobody works on the pipeline."""
+    """Complete pauses of pipelines that no runner works on: no runner would perform them."""
     return connection.execute(
         """
         UPDATE etl.etl_pipelines SET status = 'PAUSED', lease_until = NULL, holds_target = NULL
@@ -169,7 +169,7 @@ def pause_unclaimed(connection: Connection) -> int:
 
 
 def close_abandoned_runs(connection: Connection) -> int:
-    """Runs and targets that a status edited by hand has cut off from their claim: nobody else would ever end them."""
+    """Close runs and release targets that a status edited by hand has cut off from their claim; nothing else would."""
     released = connection.execute(
         """
         UPDATE etl.etl_pipelines SET claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL

@@ -32,7 +32,7 @@ def insert(
 
 
 def withdraw_typing(connection: Connection, kinds: Sequence[str], requested_by: str, error: dict[str, Any]) -> None:
-    """Close what somebody asked about a draft and no runner has begun: the draft has moved on."""
+    """Close requests about a draft that no runner has begun: the draft has changed since."""
     connection.execute(
         """
         UPDATE etl.etl_requests SET status = 'FAILED', finished_at = clock_timestamp(), error = %s
@@ -54,7 +54,7 @@ def find_latest(connection: Connection, pipeline_id: UUID, kind: str) -> Row | N
 
 
 def find_latest_result(connection: Connection, pipeline_id: UUID, kind: str) -> Row | None:
-    """The latest that came to an end with a result."""
+    """Find the latest request of a kind that ended with a result."""
     return connection.execute(
         """
         SELECT * FROM etl.etl_requests WHERE pipeline_id = %s AND kind = %s AND status = 'DONE'
@@ -67,7 +67,7 @@ def find_latest_result(connection: Connection, pipeline_id: UUID, kind: str) -> 
 def find_shared(
     connection: Connection, kind: str, payload: dict[str, Any], *, younger_than_seconds: float
 ) -> Row | None:
-    """The latest of the same wish about no pipeline that is answered, or still may be."""
+    """Find the latest request with the same payload and without a pipeline that is answered, or still may be."""
     return connection.execute(
         """
         SELECT * FROM etl.etl_requests
@@ -80,7 +80,7 @@ def find_shared(
 
 
 def list_reconciles(connection: Connection, pipeline_id: UUID, *, limit: int) -> list[Row]:
-    """Newest first, without the keys that they list."""
+    """List comparisons of a pipeline, newest first, without the keys that they list."""
     return connection.execute(
         """
         SELECT id, created_at, finished_at, status, requested_by, error ->> 'message' AS error,
@@ -94,7 +94,10 @@ def list_reconciles(connection: Connection, pipeline_id: UUID, *, limit: int) ->
 
 
 def list_reconcile_schedules(connection: Connection) -> list[Row]:
-    """Enabled pipelines that are to be compared regularly, with the time of the latest comparison, and none waiting."""
+    """List enabled pipelines that are compared regularly, with the time of the latest comparison.
+
+    Those with a comparison that waits or runs are left out.
+    """
     return connection.execute(
         """
         SELECT p.id, p.name, p.options -> 'reconcile' AS wish, coalesce(latest.created_at, p.created_at) AS last_at,
@@ -110,7 +113,7 @@ def list_reconcile_schedules(connection: Connection) -> list[Row]:
 
 
 def expire(connection: Connection, *, older_than_seconds: float) -> int:
-    """Give up on what no runner took up: nobody waits for its answer any more. And on what no runner survived."""
+    """Give up on requests that no runner took up in time, and on those whose runners were all lost."""
     return connection.execute(
         """
         UPDATE etl.etl_requests
@@ -150,7 +153,7 @@ def prune(connection: Connection, *, older_than_days: int) -> int:
 
 
 def reserve_key(connection: Connection, key: str, pipeline_id: UUID) -> Row | None:
-    """Whoever inserts the key does the work; a second caller waits here for the first, then gets what it answered."""
+    """Insert the key and return None: the caller does the work. A second caller waits, then gets the first's answer."""
     reserved = connection.execute(
         """
         INSERT INTO etl.etl_idempotency_keys (key, pipeline_id, response) VALUES (%s, %s, '{}')
@@ -212,7 +215,7 @@ def claim_next(
 
 
 def extend(connection: Connection, request_ids: Sequence[UUID], runner_id: UUID, ttl_seconds: float) -> None:
-    """A runner's heartbeat for what it is performing."""
+    """Extend the leases of the requests that a runner performs."""
     connection.execute(
         """
         UPDATE etl.etl_requests SET lease_until = clock_timestamp() + make_interval(secs => %s)
@@ -223,7 +226,7 @@ def extend(connection: Connection, request_ids: Sequence[UUID], runner_id: UUID,
 
 
 def _dumps_in_pieces(value: Any) -> str:
-    """As `json.dumps`, which lets no other thread run before its end; lists, which may be long, item by item."""
+    """Encode as `json.dumps` does, but lists item by item: it lets no other thread run, and lists may be long."""
     if isinstance(value, dict):
         parts = [f"{json.dumps(name)}: {_dumps_in_pieces(item)}" for name, item in value.items()]
         return "{" + ", ".join(parts) + "}"

@@ -22,7 +22,7 @@ class Fault:
 
 
 def faults_of_reader(connection: Connection, role: str, source_schemas: frozenset[str]) -> Iterator[Fault]:
-    """Everything about the login of users' SQL that the four layers do not expect, in this database."""
+    """Find everything about the login of users' SQL that the four layers do not expect in this database."""
     yield from _role_attributes(connection, role)
     yield from _memberships(connection, role)
     yield from _session_defaults(connection, role)
@@ -34,7 +34,7 @@ def faults_of_reader(connection: Connection, role: str, source_schemas: frozense
 
 
 def faults_of_application(connection: Connection, source_schemas: frozenset[str]) -> Iterator[Fault]:
-    """What the platform's own role needs, and what it must not be."""
+    """Find what the platform's own role lacks and what it must not be."""
     name = Identifier(APP_ROLE).as_string(connection)
     row = database.one(
         connection.execute(
@@ -78,7 +78,7 @@ def _role_attributes(connection: Connection, role: str) -> Iterator[Fault]:
 
 
 def _memberships(connection: Connection, role: str) -> Iterator[Fault]:
-    """A member may become the other role with SET ROLE, or inherits from it. Seeing statistics harms nobody."""
+    """Find roles that the reader may become with SET ROLE or inherits from. Reading statistics does no harm."""
     rows = connection.execute(
         """
         SELECT r.rolname AS name FROM pg_catalog.pg_roles r
@@ -97,7 +97,7 @@ def _memberships(connection: Connection, role: str) -> Iterator[Fault]:
 
 
 def _session_defaults(connection: Connection, role: str) -> Iterator[Fault]:
-    """Sessions of ours say it themselves; this is for whoever uses the login without us."""
+    """Check that sessions are read-only by default. Ours set it themselves; other users of the login may not."""
     row = connection.execute(
         """
         SELECT coalesce(bool_or(entry = 'default_transaction_read_only=on'), false) AS read_only
@@ -136,7 +136,7 @@ def _schemas(connection: Connection, role: str, source_schemas: frozenset[str]) 
 
 
 def _tables(connection: Connection, role: str, source_schemas: frozenset[str]) -> Iterator[Fault]:
-    """Reading what is not a source, writing anything but a stage, and not reading a source."""
+    """Find readable tables that are no source, writable ones that are no stage, and sources that cannot be read."""
     rows = connection.execute(
         """
         SELECT n.nspname AS schema, c.relname AS name,
@@ -192,7 +192,7 @@ def _sequences(connection: Connection, role: str) -> Iterator[Fault]:
 
 
 def _functions_of_owners(connection: Connection, role: str) -> Iterator[Fault]:
-    """SECURITY DEFINER runs with its owner's rights, whatever the caller's are; PUBLIC may execute it by default."""
+    """Find SECURITY DEFINER functions: they run with their owner's rights, and PUBLIC may execute them by default."""
     rows = connection.execute(
         """
         SELECT p.oid::pg_catalog.regprocedure::text AS signature
@@ -212,7 +212,7 @@ def _functions_of_owners(connection: Connection, role: str) -> Iterator[Fault]:
 
 
 def _casts_and_domains_of_owners(connection: Connection, role: str, schemas: list[str]) -> Iterator[Fault]:
-    """A cast calls its function without a word in the query, a domain its checks, wherever these functions stand."""
+    """Find casts and domains that call SECURITY DEFINER functions: a query calls these without naming them."""
     rows = connection.execute(
         """
         WITH definers AS (

@@ -16,7 +16,7 @@ from vitrina.store.database import Connection
 
 
 def require_room(definition: Definition, settings: Settings) -> None:
-    """What needs more than there can ever be is not left to wait: it says so."""
+    """Refuse a pipeline that needs more sessions than a connection can ever have, instead of letting it wait."""
     for name, most in settings.max_connections.items():
         needed = _sessions_needed(definition, name)
         if needed > most:
@@ -27,7 +27,7 @@ def require_room(definition: Definition, settings: Settings) -> None:
 
 
 def _sessions_needed(definition: Definition, connection: str) -> int:
-    """All at once: a run begins only when there is room for all of them, so none waits for one in the middle."""
+    """Count the sessions of a run on a connection. It begins only when all are free, so it never waits halfway."""
     installed = registry.installed().connectors
     source = installed.get(definition.source_type)
     target = installed.get(targets.connector_of(definition.final_target) or "")
@@ -39,7 +39,7 @@ def _sessions_needed(definition: Definition, connection: str) -> int:
 
 
 def sessions() -> dict[str, dict[str, int]]:
-    """Sessions that a run opens at once, by `source_type` and by the prefix of its target."""
+    """Count the sessions that a run opens at once, by `source_type` and by the prefix of its target."""
     installed = registry.installed().connectors.values()
     return {
         "source": {each.name: each.source_sessions for each in installed if each.is_source},
@@ -48,7 +48,7 @@ def sessions() -> dict[str, dict[str, int]]:
 
 
 def _sessions_of(pipeline: str) -> Composed:
-    """The same of a row of etl_pipelines, on the connection `l.name`."""
+    """Build the expression for the sessions of a row of etl_pipelines on the connection `l.name`."""
     return SQL(
         """
         (coalesce((%(sessions)s::jsonb -> 'source' ->> {row}.source_type)::integer, 0)
@@ -74,7 +74,7 @@ FULL_CONNECTIONS = SQL(
 
 
 def list_waiting(connection: Connection, max_connections: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Requested pipelines, each with a connection that has no room for its run."""
+    """List requested pipelines, each with a connection that has no room for its run."""
     return connection.execute(
         SQL(
             """

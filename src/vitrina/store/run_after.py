@@ -48,7 +48,7 @@ _CHANGED = sql.SQL(
 
 
 def replace(connection: Connection, pipeline_id: UUID, definition: Definition) -> None:
-    """Make the edges be what the definition says. One that stays keeps what has arrived; a new one waits for news."""
+    """Make the edges match the definition. One that stays keeps what has arrived; a new one waits for the next run."""
     names = [edge.pipeline for edge in definition.run_after]
     found = connection.execute("SELECT id, name FROM etl.etl_pipelines WHERE name = ANY(%s)", [names])
     ids = {row["name"]: row["id"] for row in found}
@@ -76,7 +76,7 @@ def replace(connection: Connection, pipeline_id: UUID, definition: Definition) -
 
 
 def list_edges(connection: Connection) -> list[Row]:
-    """Every edge by the names of its ends."""
+    """List every edge by the names of its ends."""
     return connection.execute(
         """
         SELECT d.name AS downstream, u.name AS upstream, e.only_if_changed, e.arrived_run_id IS NOT NULL AS arrived
@@ -89,7 +89,7 @@ def list_edges(connection: Connection) -> list[Row]:
 
 
 def list_upstreams(connection: Connection, pipeline_id: UUID) -> list[Row]:
-    """What a pipeline waits for, with what its people want to know when it does not come."""
+    """List what a pipeline waits for, with what an operator needs to know when it does not arrive."""
     return connection.execute(
         """
         SELECT u.name AS pipeline, u.status, u.enabled, e.only_if_changed, e.arrived_run_id, e.used_run_id
@@ -114,7 +114,7 @@ def list_downstreams(connection: Connection, pipeline_id: UUID) -> list[Row]:
 
 
 def pass_on(connection: Connection, pipeline_id: UUID, run_id: UUID) -> None:
-    """A run has succeeded, in this transaction: note it on the edges that lead away, request what waited for it."""
+    """Note a successful run on the edges that lead away, in its transaction, and request the pipelines that waited."""
     downstreams = [row["id"] for row in list_downstreams(connection, pipeline_id)]
     # Two upstreams that end at the same moment: the second sees what the first noted.
     lock_edges(connection, downstreams)
@@ -158,7 +158,7 @@ def request_ready(connection: Connection, among: Sequence[UUID] | None = None) -
 
 
 def _request(connection: Connection, ids: Sequence[UUID]) -> int:
-    """The rows and their edges are locked: whoever was first has used up what another saw as well."""
+    """Request runs while the rows and their edges are locked: an earlier caller may have used up the same arrivals."""
     return connection.execute(
         sql.SQL(
             """
@@ -187,7 +187,7 @@ def _request(connection: Connection, ids: Sequence[UUID]) -> int:
 
 
 def use_up(connection: Connection, pipeline_id: UUID) -> None:
-    """A run was asked for otherwise, and will see everything: what has arrived for it asks for no second one."""
+    """Use up what has arrived for a pipeline: a run that was requested otherwise will read all of it."""
     lock_edges(connection, [pipeline_id])
     connection.execute(sql.SQL("WITH {used} SELECT FROM used").format(used=_USED), {"ids": [pipeline_id]})
 
@@ -207,7 +207,7 @@ _USED = sql.SQL(
 
 
 def lock_edges(connection: Connection, downstreams: Sequence[UUID]) -> None:
-    """Lock what leads to these pipelines. Who needs several asks for all of them at once: that is the order."""
+    """Lock the edges that lead to these pipelines. Pass all of them at once, so that all callers lock in one order."""
     connection.execute(
         """
         SELECT FROM etl.etl_run_after WHERE downstream_id = ANY(%s)

@@ -23,7 +23,7 @@ class Line:
 
 
 def insert(connection: Connection, lines: Sequence[Line]) -> None:
-    """Lines of runs that are gone meanwhile are gone with them."""
+    """Insert log lines; those of runs that were removed meanwhile are dropped."""
     connection.execute(
         """
         INSERT INTO etl.etl_run_logs (run_id, at, level, event, fields)
@@ -44,7 +44,7 @@ def insert(connection: Connection, lines: Sequence[Line]) -> None:
 
 
 def trim(connection: Connection, run_ids: Iterable[UUID], *, keep: int = MAX_LINES_OF_A_RUN) -> int:
-    """Only the newest lines of a run with very many stay."""
+    """Delete all but the newest lines of runs with very many."""
     return sum(
         connection.execute(
             """
@@ -62,7 +62,7 @@ def trim(connection: Connection, run_ids: Iterable[UUID], *, keep: int = MAX_LIN
 def list_of_run(
     connection: Connection, run_id: UUID, *, levels: Sequence[str], after_id: int, limit: int
 ) -> list[dict[str, Any]]:
-    """Oldest first, behind line `after_id`."""
+    """List log lines of a run, oldest first, after line `after_id`."""
     return connection.execute(
         """
         SELECT id, at, level, event AS topic, fields AS payload FROM etl.etl_run_logs

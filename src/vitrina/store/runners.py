@@ -47,7 +47,7 @@ def heartbeat(
 
 
 def list_all(connection: Connection, *, stale_after_seconds: float) -> list[dict[str, Any]]:
-    """Runners with what they work on; `alive` is judged by the database's clock."""
+    """List runners with the pipelines they work on; `alive` is judged by the database's clock."""
     return connection.execute(
         """
         SELECT r.*, r.heartbeat_at > clock_timestamp() - make_interval(secs => %s) AS alive,
@@ -81,7 +81,7 @@ def count_alive(connection: Connection, *, stale_after_seconds: float) -> int:
 
 
 def list_sealing_keys(connection: Connection, *, stale_after_seconds: float) -> list[list[bytes]]:
-    """The public keys of each live runner, the one that it wants used first."""
+    """List the public keys of each live runner, its preferred key first."""
     rows = connection.execute(
         """
         SELECT sealing_keys AS keys FROM etl.etl_runners
@@ -93,7 +93,7 @@ def list_sealing_keys(connection: Connection, *, stale_after_seconds: float) -> 
 
 
 def list_transforms(connection: Connection, *, stale_after_seconds: float) -> list[dict[str, Any]]:
-    """Each registered step once, as a live runner describes it, with the number of live runners that have it."""
+    """List each registered step once, as a live runner describes it, with the number of live runners that have it."""
     return connection.execute(
         """
         SELECT t ->> 'name' AS name, (array_agg(t ORDER BY r.started_at DESC))[1] AS described, count(*) AS runners
@@ -106,7 +106,7 @@ def list_transforms(connection: Connection, *, stale_after_seconds: float) -> li
 
 
 def list_connectors(connection: Connection, *, stale_after_seconds: float) -> list[dict[str, Any]]:
-    """Each connector once, as a live runner describes it, with the number of live runners that have it."""
+    """List each connector once, as a live runner describes it, with the number of live runners that have it."""
     return connection.execute(
         """
         SELECT c ->> 'name' AS name, (array_agg(c ORDER BY r.started_at DESC))[1] AS described, count(*) AS runners

@@ -33,7 +33,7 @@ class Counters:
 
 
 def find_rate(connection: Connection, pipeline_id: UUID) -> float | None:
-    """Return the rows a second of the pipeline's last successful large run."""
+    """Return the rows per second of the pipeline's last successful large run."""
     row = connection.execute(
         """
         SELECT (rows_read / greatest(extract(epoch FROM finished_at - started_at), 0.001))::float8 AS rate
@@ -47,7 +47,7 @@ def find_rate(connection: Connection, pipeline_id: UUID) -> float | None:
 
 
 def record_progress(connection: Connection, run_id: UUID, counters: Counters, *, attempts: int) -> int | None:
-    """The batch size of the version that the run is on, while that is the pipeline's current version."""
+    """Record a run's counters. Return the batch size of its version, while that is the pipeline's current version."""
     row = connection.execute(
         """
         UPDATE etl.etl_runs
@@ -74,7 +74,7 @@ def record_progress(connection: Connection, run_id: UUID, counters: Counters, *,
 
 
 def move_to_version(connection: Connection, pipeline_id: UUID, version: int) -> None:
-    """The run at work goes on with another version of its pipeline, from its next batch."""
+    """Move the current run to another version of its pipeline, from its next batch."""
     connection.execute(
         "UPDATE etl.etl_runs SET pipeline_version = %s WHERE pipeline_id = %s AND status = 'RUNNING'",
         [version, pipeline_id],
@@ -86,7 +86,7 @@ def find(connection: Connection, run_id: UUID) -> Row | None:
 
 
 def find_latest_answer(connection: Connection, pipeline_id: UUID) -> datetime | None:
-    """Which request the newest run answers, of those that answer one."""
+    """Find the request that the newest run answers, among the runs that answer one."""
     row = connection.execute(
         """
         SELECT answers_request FROM etl.etl_runs WHERE pipeline_id = %s AND answers_request IS NOT NULL
@@ -98,7 +98,7 @@ def find_latest_answer(connection: Connection, pipeline_id: UUID) -> datetime | 
 
 
 def find_current(connection: Connection, pipeline_id: UUID) -> Row | None:
-    """The run at work, else the latest one."""
+    """Find the current run, or else the latest one."""
     return connection.execute(
         sql.SQL("{} WHERE r.pipeline_id = %s ORDER BY r.started_at DESC, r.id DESC LIMIT 1").format(_SELECT),
         [pipeline_id],
@@ -106,7 +106,7 @@ def find_current(connection: Connection, pipeline_id: UUID) -> Row | None:
 
 
 def find_latest_load(connection: Connection, pipeline_id: UUID) -> Row | None:
-    """The run at work or the latest one, of those that read the source. Repairs and replays correct some rows only."""
+    """Find the current or latest run that reads the source. Repairs and replays only correct some rows."""
     return connection.execute(
         sql.SQL(
             """
@@ -119,7 +119,7 @@ def find_latest_load(connection: Connection, pipeline_id: UUID) -> Row | None:
 
 
 def find_cursor_type(connection: Connection, pipeline_id: UUID, key: str | None) -> str | None:
-    """The type of the cursor column, as the latest run that looked found it."""
+    """Find the type of the cursor column, as recorded by the latest run that looked."""
     row = connection.execute(
         """
         SELECT metrics -> 'cursor' ->> 'type' AS type FROM etl.etl_runs
@@ -131,7 +131,7 @@ def find_cursor_type(connection: Connection, pipeline_id: UUID, key: str | None)
 
 
 def find_last_success(connection: Connection, pipeline_id: UUID) -> Row | None:
-    """The latest run that brought the target up to date. Repairs and replays do not: they correct some rows only."""
+    """Find the latest run that brought the target up to date. Repairs and replays only correct some rows."""
     return connection.execute(
         sql.SQL(
             """
@@ -144,7 +144,7 @@ def find_last_success(connection: Connection, pipeline_id: UUID) -> Row | None:
 
 
 def list_data_as_of(connection: Connection) -> dict[UUID, datetime]:
-    """How fresh each pipeline's target is: when the oldest run began that its latest success is built on."""
+    """List how fresh each target is: when the oldest run began that its pipeline's latest success is built on."""
     found = connection.execute(
         """
         SELECT p.id, least(done.started_at, done.data_as_of) AS data_as_of
@@ -170,9 +170,10 @@ def list_page(
     oldest_first: bool = False,
     limit: int,
 ) -> list[Row]:
-    """Runs, newest first unless asked otherwise, behind the given one.
+    """List runs after the given one, newest first unless asked otherwise.
 
-    Conditions that nobody asked for are left out: with all of them in it, one plan for every wish could use no index.
+    Conditions that the caller did not ask for are left out: with all of them, one plan for every filter could use no
+    index.
     """
     each_status = bool(status) and pipeline_id is None
     wanted = {
@@ -222,7 +223,7 @@ _OF_EACH_STATUS = sql.SQL("unnest(%(status)s::text[]) AS s (status) CROSS JOIN L
 
 
 def _all_of(conditions: Mapping[LiteralString, bool]) -> sql.Composable:
-    """Those that were asked for."""
+    """Join the conditions that were asked for."""
     return sql.SQL(" AND ").join([sql.SQL(text) for text, asked in conditions.items() if asked] or [sql.SQL("true")])
 
 
@@ -237,7 +238,7 @@ _SELECT = sql.SQL("SELECT {} FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.i
 
 
 def summarise(connection: Connection, pipeline_id: UUID, *, last: int = 50) -> Row:
-    """Success rate, durations and rows over the latest finished runs; repairs and replays are no loads."""
+    """Compute success rate, durations in seconds and rows of the latest finished runs, without repairs and replays."""
     return database.one(
         connection.execute(
             """
@@ -280,8 +281,8 @@ def prune(
 ) -> Pruned:
     """Forget old finished runs, but never a pipeline's latest one, nor its latest success: lag is counted from it.
 
-    In slices, each committed by itself. Those that are kept are looked at again and again, so a walk is bounded, and
-    the next one goes on `after` its end.
+    Each slice is committed by itself. Runs that are kept are looked at again each time, so a walk is bounded, and the
+    next one continues `after` its end.
     """
     forgotten = 0
     for _ in range(slices):

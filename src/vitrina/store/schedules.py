@@ -16,9 +16,9 @@ LOOK_AGAIN_SECONDS = 600
 
 
 def list_due(connection: Connection, *, limit: int = 100, now: datetime | None = None) -> list[Row]:
-    """Scheduled pipelines that are due or have no due time yet.
+    """List scheduled pipelines that are due or have no due time yet.
 
-    `next_run_at` is None for those without one that counts; `seen` is what stands in the row, whatever it is.
+    `next_run_at` is None for those without a valid one; `seen` is the value in the row, whatever it is.
     """
     return connection.execute(
         sql.SQL(
@@ -94,7 +94,7 @@ def fire(connection: Connection, due: Row, next_run_at: datetime) -> bool:
 
 
 def set_aside(connection: Connection, due: Row, reason: str) -> None:
-    """Leave a schedule alone that is not understood, and say so; the others must not queue behind it."""
+    """Leave a schedule alone that is not understood, and say so; the others must not wait for it."""
     connection.execute(
         """
         UPDATE etl.etl_pipelines
@@ -107,7 +107,7 @@ def set_aside(connection: Connection, due: Row, reason: str) -> None:
 
 
 def find_scheduled(connection: Connection, pipeline_id: UUID) -> Row | None:
-    """What a due time is computed from; None for a pipeline that nothing starts by itself."""
+    """Find what a due time is computed from. None for a pipeline that has no schedule or is disabled."""
     return connection.execute(
         sql.SQL(
             "SELECT {} FROM etl.etl_pipelines p WHERE p.id = %(id)s AND p.enabled AND p.schedule_interval IS NOT NULL"
@@ -117,7 +117,7 @@ def find_scheduled(connection: Connection, pipeline_id: UUID) -> Row | None:
 
 
 def set_due_time(connection: Connection, pipeline_id: UUID, next_run_at: datetime | None) -> None:
-    """After the schedule changed. None: the next runner that looks computes it."""
+    """Set the due time after the schedule changed. With None, the next runner that looks computes it."""
     connection.execute(
         "UPDATE etl.etl_pipelines SET next_run_at = %s, needs_attention = needs_attention - 'schedule' WHERE id = %s",
         [next_run_at, pipeline_id],

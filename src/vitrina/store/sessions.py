@@ -12,9 +12,9 @@ from vitrina.store.leases import Claim
 
 
 def end_older(connection: Connection, claim: Claim) -> int:
-    """Whatever older epochs of this pipeline still have open under our login can only be in the way.
+    """End the sessions that older epochs of this pipeline still have open under our login: they could only block us.
 
-    Never a newer one: a runner that was stopped and woke up must not end the sessions of its successor.
+    Never end a newer one: a runner that was suspended and resumed must not end the sessions of its successor.
     """
     return connection.execute(
         """
@@ -30,7 +30,7 @@ def end_older(connection: Connection, claim: Claim) -> int:
 
 
 def cut(connection: Connection) -> None:
-    """Break a connection from another thread: whoever waits for it is woken with an error, at once."""
+    """Break a connection from another thread: the thread that waits for it is woken with an error at once."""
     with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
         line.shutdown(socket.SHUT_RDWR)
 
@@ -50,11 +50,11 @@ class Line:
 
     @property
     def is_busy(self) -> bool:
-        """A statement was sent and its answer is not complete."""
+        """Tell whether a statement was sent whose answer is not complete."""
         return self.connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE
 
     def cancel(self, timeout_seconds: float) -> None:
-        """Ask the server to give up the statement at work; one that does not listen is cut off."""
+        """Ask the server to give up the running statement. The watchdog cuts a connection that stays busy."""
         with self._lock:
             if self._socket is None or not self.is_busy:
                 return

@@ -35,7 +35,7 @@ class Plan:
 
     @property
     def own_schemas(self) -> tuple[str, ...]:
-        """`migrate` wants analytics even where marts go elsewhere."""
+        """List the schemas of Vitrina. `migrate` needs analytics even where marts go elsewhere."""
         return tuple(dict.fromkeys(("etl", "etl_stage", "analytics", self.target_schema)))
 
 
@@ -60,7 +60,7 @@ class Found:
 
 
 def connect(url: str) -> database.Connection:
-    """The administrator's session, on the server itself."""
+    """Open the administrator's session on the server itself."""
     connection = database.connect(url, "vitrina:init")
     try:
         _refuse_unusable(connection)
@@ -96,7 +96,7 @@ def _refuse_unusable(connection: database.Connection) -> None:
 
 
 def inspect(connection: database.Connection, plan: Plan) -> Found:
-    """Look at the database, and refuse what no statement of ours can mend."""
+    """Look at the database, and refuse what no statement of ours can correct."""
     _refuse_missing_schemas(connection, plan)
     row = database.one(
         connection.execute(
@@ -142,7 +142,7 @@ def _unreadable(connection: database.Connection, schemas: Sequence[str], roles: 
 
 
 def _unprepared_owners(connection: database.Connection, schemas: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Schema and owner of tables there, if we may speak for the owner and have not done so yet."""
+    """Yield schema and owner of tables there, if we may act for the owner and have not done so yet."""
     rows = connection.execute(
         """
         SELECT DISTINCT n.nspname AS schema, r.rolname AS owner
@@ -163,7 +163,7 @@ def _unprepared_owners(connection: database.Connection, schemas: Sequence[str]) 
 
 
 def statements(plan: Plan, found: Found | None = None) -> list[Composed]:
-    """What is left to do; without a look at the database, everything."""
+    """List the statements that are left to run; all of them without a look at the database."""
     app, reader = Identifier(APP_ROLE), Identifier(READER_ROLE)
     return [
         *_roles(plan, found),
@@ -210,7 +210,7 @@ def _grants(plan: Plan, found: Found | None, reader: Identifier) -> Iterator[Com
 
 
 def missing_rights(plan: Plan, found: Found) -> list[str]:
-    """What the login would need for the statements, in words."""
+    """List the rights that the login lacks for the statements, in words."""
     makes_roles = found.roles < {APP_ROLE, READER_ROLE} or plan.resets_passwords
     makes_schemas = not found.schemas.issuperset(plan.own_schemas)
     return [
@@ -225,7 +225,7 @@ def missing_rights(plan: Plan, found: Found) -> list[str]:
 
 
 def perform(connection: database.Connection, wanted: Sequence[Composed]) -> None:
-    """All of it or nothing."""
+    """Run all of the statements or none."""
     statement = SQL("").format()
     try:
         with connection.transaction():
@@ -243,13 +243,13 @@ def perform(connection: database.Connection, wanted: Sequence[Composed]) -> None
 
 
 def shown(statement: Composed) -> str:
-    """A statement for people, without the digest of a password."""
+    """Format a statement for people, without the digest of a password."""
     head, found, _ = statement.as_string().partition(" PASSWORD ")
     return f"{head}{found}'...'" if found else head
 
 
 def verifier(password: str) -> str:
-    """What the server keeps of a password, so that the password itself never stands in a statement or a log."""
+    """Compute what the server keeps of a password, so that the password itself is never in a statement or a log."""
     salt = secrets.token_bytes(16)
     prepared = unicodedata.normalize("NFKC", password).encode()
     salted = hashlib.pbkdf2_hmac("sha256", prepared, salt, _ITERATIONS)
@@ -260,6 +260,6 @@ def verifier(password: str) -> str:
 
 
 def check_logins(settings: Settings) -> None:
-    """Both logins work, by the passwords that were written down."""
+    """Check that both logins work with the passwords that were written down."""
     for url in (settings.require_database_url(), database.reader_url(settings, None)):
         database.connect(url, "vitrina:init", connect_timeout_seconds=settings.connect_timeout_seconds).close()

@@ -11,7 +11,7 @@ from vitrina.store.database import Connection
 
 
 def drop_orphans(metastore: Connection, target: Connection, *, remote: bool = False) -> list[str]:
-    """Drop stages whose pipeline is gone, and those that no checkpoint names and no runner works on.
+    """Drop stages whose pipeline was removed, and those that no checkpoint names and no runner works on.
 
     In another database than the metastore's, only those of pipelines that we know: it may serve several metastores.
     """
@@ -28,7 +28,7 @@ def drop_orphans(metastore: Connection, target: Connection, *, remote: bool = Fa
 
 
 def list_all(target: Connection) -> list[dict[str, Any]]:
-    """Every stage with its pipeline's id and its size."""
+    """List every stage with its pipeline's id and its size in bytes."""
     rows = target.execute(
         """
         SELECT c.relname AS name, substr(c.relname, 3, 32)::uuid AS pipeline_id,
@@ -42,7 +42,7 @@ def list_all(target: Connection) -> list[dict[str, Any]]:
 
 
 def list_orphans(metastore: Connection) -> list[str]:
-    """Names of the stages in the metastore's own database that the next round of housekeeping will drop."""
+    """List the stages in the metastore's own database that the next round of housekeeping will drop."""
     return [
         stage["name"]
         for stage in list_all(metastore)
@@ -51,7 +51,7 @@ def list_orphans(metastore: Connection) -> list[str]:
 
 
 def list_target_connections(metastore: Connection) -> list[str]:
-    """The named databases that pipelines write to."""
+    """List the named databases that pipelines write to."""
     rows = metastore.execute(
         """
         SELECT DISTINCT lower(options ->> 'target_connection') AS name FROM etl.etl_pipelines
@@ -62,7 +62,7 @@ def list_target_connections(metastore: Connection) -> list[str]:
 
 
 def _drop_if_orphan(metastore: Connection, target: Connection, stage: dict[str, Any], *, remote: bool) -> bool:
-    """Nobody can claim the pipeline between our second look and the drop: its row is locked."""
+    """Drop an orphan. The pipeline's row is locked, so no runner claims it between the second look and the drop."""
     if not _is_orphan(metastore, target, stage, remote=remote, lock=False):
         return False
     with metastore.transaction():

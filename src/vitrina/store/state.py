@@ -41,7 +41,10 @@ def seize(connection: Connection, claim: Claim, table: sql.Identifier = METASTOR
 def advance(
     connection: Connection, claim: Claim, checkpoint: Checkpoint, table: sql.Identifier = METASTORE_TABLE
 ) -> None:
-    """The fence: the last statement of a transaction that changes target or checkpoint. Zero rows: roll back, leave."""
+    """Move the checkpoint. This fence is the last statement of a transaction that changes target or checkpoint.
+
+    Raise `LeaseLost` when it changes no row: a newer claim holds the checkpoint, and the transaction rolls back.
+    """
     changed = connection.execute(
         sql.SQL(
             """
@@ -78,26 +81,26 @@ def mirror(connection: Connection, claim: Claim, checkpoint: Checkpoint, of: str
 
 
 def find(connection: Connection, pipeline_id: UUID) -> dict[str, Any] | None:
-    """The row as people see it."""
+    """Find the checkpoint row as people see it."""
     return connection.execute("SELECT * FROM etl.etl_state WHERE pipeline_id = %s", [pipeline_id]).fetchone()
 
 
 def peek(connection: Connection, pipeline_id: UUID) -> Checkpoint:
-    """The checkpoint as it stands, without taking it."""
+    """Read the checkpoint without taking it."""
     row = find(connection, pipeline_id)
     return _checkpoint(row) if row else Checkpoint()
 
 
 def find_reset(connection: Connection, pipeline_id: UUID) -> Checkpoint | None:
-    """What the checkpoint was reset to since the latest claim, if it was."""
+    """Find what the checkpoint was reset to since the latest claim, if it was."""
     row = find(connection, pipeline_id)
     return _checkpoint(row) if row and row["claim_id"] is None else None
 
 
 def reset(connection: Connection, pipeline_id: UUID, *, cursor: str | None = None) -> None:
-    """Start from the beginning, or from a cursor value. The caller has made sure that nobody is at work.
+    """Start from the beginning, or from a cursor value. The caller has made sure that no runner is active.
 
-    The row belongs to no claim from here on: a ledger beside a remote target takes it over with the next claim.
+    From then on the row belongs to no claim: a ledger beside a remote target takes it over with the next claim.
     """
     connection.execute(
         """
@@ -114,7 +117,7 @@ def reset(connection: Connection, pipeline_id: UUID, *, cursor: str | None = Non
 
 
 def discard_load(connection: Connection, claim: Claim) -> bool:
-    """Give up this claim's unfinished load. Beside a remote target, the ledger is told so by the next claim."""
+    """Give up this claim's unfinished load. The next claim tells the ledger of a remote target."""
     return bool(
         connection.execute(
             sql.SQL(
@@ -126,7 +129,7 @@ def discard_load(connection: Connection, claim: Claim) -> bool:
 
 
 def discard_loads_of_others(connection: Connection, claim: Claim) -> int:
-    """Unfinished loads of other pipelines on this target are older than what we are about to write."""
+    """Discard unfinished loads of other pipelines on this target: they are older than what we are about to write."""
     return connection.execute(
         sql.SQL(
             """

@@ -51,11 +51,11 @@ class Table:
         return next((column for column in self.columns if column.name == name), None)
 
     def is_moved_by_trigger(self, column: str) -> bool:
-        """Whether an UPDATE sets it, whatever the application says."""
+        """Tell whether a trigger sets the column on UPDATE, whatever the application writes."""
         return any(_sets(column, text) for text in self.before_update)
 
     def is_stamped_by_trigger(self, column: str) -> bool:
-        """Whether INSERT and UPDATE both set it to the database's own time."""
+        """Tell whether triggers on INSERT and UPDATE both set the column to the database's own time."""
         return all(any(_stamps(column, text) for text in texts) for texts in (self.before_insert, self.before_update))
 
 
@@ -68,7 +68,7 @@ def _stamps(column: str, function: str) -> bool:
 
 
 def list_schemas(connection: Connection) -> list[str]:
-    """Those that somebody made, or that hold tables: neither the server's nor Vitrina's own."""
+    """List the schemas that are neither the server's nor Vitrina's own."""
     rows = connection.execute(
         """
         SELECT nspname AS name FROM pg_catalog.pg_namespace
@@ -79,7 +79,7 @@ def list_schemas(connection: Connection) -> list[str]:
 
 
 def list_names(connection: Connection, schemas: list[str]) -> list[tuple[str, str]]:
-    """Schema and name of everything that can be read there; a partition is part of its table."""
+    """List schema and name of everything that can be read there; a partition is part of its table."""
     rows = connection.execute(
         """
         SELECT n.nspname AS schema, c.relname AS name
@@ -138,7 +138,7 @@ def _columns(connection: Connection, oid: int) -> tuple[Column, ...]:
 
 
 def _keys(connection: Connection, oid: int) -> list[dict[str, Any]]:
-    """Unique indexes that tell every row from every other: no expressions, no conditions, no NULL. Short ones first."""
+    """List unique indexes that identify every row, short ones first: no expressions, no conditions, no NULL."""
     return connection.execute(
         """
         SELECT i.indisprimary AS primary,
@@ -157,7 +157,10 @@ def _keys(connection: Connection, oid: int) -> list[dict[str, Any]]:
 
 
 def _trigger_functions(connection: Connection, oid: int, event: int) -> tuple[str, ...]:
-    """Of row triggers BEFORE an event, for all rows and columns. `event`: its bit, 4 for INSERT, 16 for UPDATE."""
+    """List the texts of row triggers BEFORE an event, for all rows and columns.
+
+    `event` is its bit: 4 for INSERT, 16 for UPDATE.
+    """
     rows = connection.execute(
         """
         SELECT p.prosrc AS text

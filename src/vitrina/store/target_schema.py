@@ -43,7 +43,7 @@ _LOCK = 0x5649_5452_4C45_44
 
 
 def prepare(connection: Connection) -> None:
-    """Make what is missing, or bring it up to date; with rights enough, or with the statements that give them."""
+    """Create the ledger or bring it up to date. If rights are missing, the error has the statements that grant them."""
     if (find_version(connection) or 0) >= VERSION:
         return
     try:
@@ -66,7 +66,7 @@ def _statements(connection: Connection) -> Iterator[Composed]:
 
 
 def find_version(connection: Connection) -> int | None:
-    """None where nothing was made yet, or where it was made before versions were counted."""
+    """Find the version of the ledger. Return None where there is none yet, or one from before versions were counted."""
     try:
         row = connection.execute("SELECT max(version) AS version FROM etl_stage.ledger_version").fetchone()
     except (
@@ -79,7 +79,7 @@ def find_version(connection: Connection) -> int | None:
 
 
 def missing_rights(connection: Connection) -> Iterator[str]:
-    """The statements, for an administrator of that database, without which this login cannot prepare it."""
+    """Yield the statements that an administrator of that database must run before this login can prepare it."""
     login = Identifier(connection.info.user).as_string(connection)
     row = database.one(
         connection.execute(
@@ -104,7 +104,7 @@ def missing_rights(connection: Connection) -> Iterator[str]:
 
 
 def refuse_unprepared(connection: Connection) -> None:
-    """Say what a run would fail for: it makes the rest itself."""
+    """Raise `FatalError` with the rights that a run would lack. It makes everything else itself."""
     statements = list(missing_rights(connection)) if (find_version(connection) or 0) < VERSION else []
     if statements:
         raise FatalError(

@@ -30,7 +30,7 @@ def insert(connection: Connection, *, name: str, role: str, token_hash: bytes, e
 
 
 def find_by_hash(connection: Connection, token_hash: bytes) -> Row | None:
-    """With `usable`: neither revoked nor expired, by the database's clock."""
+    """Find a token with `usable`: neither revoked nor expired, by the database's clock."""
     return connection.execute(
         """
         SELECT id, name, role, token_hash,
@@ -43,7 +43,7 @@ def find_by_hash(connection: Connection, token_hash: bytes) -> Row | None:
 
 
 def touch(connection: Connection, token_id: UUID) -> None:
-    """To the minute: a write for every request would cost more than the request."""
+    """Record the last use to the minute: a write for every request would cost more than the request."""
     connection.execute(
         """
         UPDATE etl.etl_api_tokens SET last_used_at = clock_timestamp()
@@ -60,7 +60,7 @@ def list_all(connection: Connection) -> list[Row]:
 
 
 def revoke(connection: Connection, name: str) -> Row | None:
-    """None when there is no such token; revoking twice is the same."""
+    """Revoke a token. Return None when there is none; revoking it twice changes nothing."""
     return connection.execute(
         sql.SQL(
             """

@@ -36,14 +36,14 @@ class NewConnection(ConnectionUrl):
 
 @router.get("/connections")
 def list_connections(state: State, caller: Viewer) -> Page[answers.Connection]:
-    """Names, and who set them: where they lead is the operator's knowledge."""
+    """List connections by name, with who set them. Their URLs are not shown: only the operator knows them."""
     with state.pool.connection() as connection:
         return Page(items=connections.list_all(connection, state.settings), next_cursor=None)
 
 
 @router.post("/connections", status_code=201)
 def add_connection(state: State, caller: Admin, wish: NewConnection) -> answers.Connection:
-    """Keeps a new one in the metastore, sealed with a runner's public key: no process of the API can open it."""
+    """Keep a new connection in the metastore, sealed with a runner's public key: no process of the API can open it."""
     with state.changing() as connection:
         connections.add(connection, state.settings, caller, wish.name, wish.url.get_secret_value())
         return connections.get(connection, state.settings, wish.name)
@@ -51,7 +51,7 @@ def add_connection(state: State, caller: Admin, wish: NewConnection) -> answers.
 
 @router.put("/connections/{name}")
 def replace_connection(state: State, caller: Admin, name: Name, wish: ConnectionUrl) -> answers.Connection:
-    """Keeps another URL under the name; runs that begin from now on use it."""
+    """Keep another URL under the name; runs that begin from now on use it."""
     with state.changing() as connection:
         connections.replace(connection, state.settings, caller, name, wish.url.get_secret_value())
         return connections.get(connection, state.settings, name)
@@ -59,14 +59,14 @@ def replace_connection(state: State, caller: Admin, name: Name, wish: Connection
 
 @router.delete("/connections/{name}", status_code=204)
 def remove_connection(state: State, caller: Admin, name: Name) -> None:
-    """Forgets one that is kept in the metastore. 409 while pipelines use it."""
+    """Forget a connection that is kept in the metastore. 409 while pipelines use it."""
     with state.changing() as connection:
         connections.remove(connection, state.settings, caller, name)
 
 
 @router.get("/connections/{name}/tables", responses={202: {"model": answers.Request}})
 def list_tables(state: State, caller: Viewer, response: Response, name: Name) -> answers.Request:
-    """The tables and columns that queries on this connection may read. Performed by a runner."""
+    """List the tables and columns that queries on this connection may read. Performed by a runner."""
     with state.pool.connection() as connection:
         asked = requests.ask_for_tables(connection, caller, connections.require(connection, state.settings, name))
     return verbs.wait_for_runner(state, response, asked)
@@ -74,9 +74,9 @@ def list_tables(state: State, caller: Viewer, response: Response, name: Name) ->
 
 @router.post("/connections/{name}/test", responses={202: {"model": answers.Request}})
 def try_connection(state: State, caller: Admin, response: Response, name: Name) -> answers.Request:
-    """Logs in and looks round: what is wrong, and the statement that mends it. Performed by a runner.
+    """Log in and report what is wrong, with the statement that corrects it. Performed by a runner.
 
-    The answer says where the connection leads and under which login, so that it is for admins only.
+    The answer contains the address and the login of the connection, so it is for admins only.
     """
     with state.pool.connection() as connection:
         asked = requests.ask_to_try(connection, caller, connections.require(connection, state.settings, name))
@@ -95,9 +95,9 @@ class CopyWish(Strict):
 
 @router.post("/connections/{name}/copy", responses={202: {"model": answers.Request}})
 def suggest_copy(state: State, caller: Operator, response: Response, name: Name, wish: CopyWish) -> answers.Request:
-    """The definition that copies a table, with key, cursor, mode and guarantee, and why. Performed by a runner.
+    """Suggest the definition that copies a table, with key, cursor, mode and guarantee. Performed by a runner.
 
-    Nothing is created: send `result.definition` to `POST /pipelines`.
+    `result.reasons` says why. Nothing is created: send `result.definition` to `POST /pipelines`.
     """
     with state.pool.connection() as connection:
         known = connections.require(connection, state.settings, name)

@@ -23,9 +23,9 @@ class DraftPreviewWish(bodies.PreviewWish):
 
 @router.post("/preview", responses={202: {"model": answers.Request}})
 def preview_draft(state: State, caller: Operator, response: Response, wish: DraftPreviewWish) -> answers.Request:
-    """The first rows of a definition that is not saved; nothing is written. Performed by a runner.
+    """Show the first rows of a definition that is not saved; nothing is written. Performed by a runner.
 
-    `name` and `target_table` may be left out: what is read needs neither.
+    `name` and `target_table` may be left out: reading needs neither.
     """
     definition = policy.parse_for_reading(labels.split(wish.definition)[1])
     payload = {"definition": definition.model_dump(mode="json", exclude_unset=True), "limit": wish.limit}
@@ -45,7 +45,7 @@ def explain_draft(
     response: Response,
     definition: Annotated[dict[str, Any], Body(openapi_examples=bodies.DEFINITION_EXAMPLES)],
 ) -> answers.ValidationReport:
-    """What stands against a definition that is not saved, and how its query would be run; nothing is read.
+    """Report what is wrong with a definition that is not saved, and how its query would be run; no rows are read.
 
     A runner plans it against its source and target. While the definition is not complete, it looks at the query alone.
     `deep.result` has the columns and, in `explain`, what the server expects of the query.

@@ -20,7 +20,7 @@ YAML = "application/yaml"
 
 @router.post("/apply")
 def apply(state: State, caller: Operator, wish: bodies.ApplyWish) -> answers.ApplyReport:
-    """Makes the pipelines be what the documents say: all of it or nothing."""
+    """Make the pipelines match the documents: all of them or none."""
     files: list[tuple[str | None, str]] = [(file.path, file.text) for file in wish.files]
     if wish.documents is not None:
         files.append((None, wish.documents))
@@ -48,7 +48,7 @@ def export(
     caller: Viewer,
     name: Annotated[list[str], Query(max_length=1000, description="These pipelines; all when none is given.")] = [],  # noqa: B006
 ) -> Response:
-    """The same bytes for the same definitions; `apply` takes them back."""
+    """Export definitions as YAML, which `apply` accepts. The same definitions always give the same bytes."""
     with state.pool.connection() as connection:
         return Response(manifests.export(connection, name), media_type=YAML)
 
@@ -59,12 +59,12 @@ def validate_definition(
     caller: Viewer,
     definition: Annotated[dict[str, Any], Body(openapi_examples=bodies.DEFINITION_EXAMPLES)],
 ) -> answers.ValidationReport:
-    """What stands against a definition that is not saved, as far as it can be said without its source."""
+    """Report what is wrong with a definition that is not saved, as far as that is known without its source."""
     with state.pool.connection() as connection:
         return requests.static_report(connection, state.settings, definition)
 
 
 @schema_router.get("/schema/pipeline.json")
 def pipeline_schema() -> dict[str, Any]:
-    """JSON Schema of a pipeline document, for editors."""
+    """Return the JSON Schema of a pipeline document, for editors."""
     return manifests.json_schema()

@@ -30,7 +30,7 @@ def list_runners(state: State, caller: Viewer) -> Page[answers.Runner]:
 
 @router.get("/transforms")
 def list_transforms(state: State, caller: Viewer) -> Page[answers.Transform]:
-    """The Python steps that live runners have registered."""
+    """List the Python steps that live runners have registered."""
     with state.pool.connection() as connection:
         found = runners.list_transforms(connection, stale_after_seconds=state.settings.lease_ttl_seconds)
     items = [answers.Transform.model_validate({**row["described"], "runners": row["runners"]}) for row in found]
@@ -39,14 +39,14 @@ def list_transforms(state: State, caller: Viewer) -> Page[answers.Transform]:
 
 @router.get("/connectors")
 def list_connectors(state: State, caller: Viewer) -> Page[answers.Connector]:
-    """The kinds of sources and targets: those installed here, and those that live runners have."""
+    """List the kinds of sources and targets: those installed here, and those that live runners have."""
     with state.pool.connection() as connection:
         return Page(items=connectors.list_all(connection, state.settings), next_cursor=None)
 
 
 @router.get("/targets")
 def list_targets(state: State, caller: Viewer) -> answers.Targets:
-    """Where pipelines may write, and where they do."""
+    """List where pipelines may write, and where they do."""
     with state.pool.connection() as connection:
         found = pipeline_rows.list_targets(connection)
     items = [answers.Target.model_validate(row) for row in found]
@@ -65,7 +65,7 @@ def list_audit(
     limit: paging.Limit = paging.DEFAULT_LIMIT,
     cursor: paging.Cursor = None,
 ) -> Page[answers.AuditEntry]:
-    """Newest first."""
+    """List entries of the audit log, newest first."""
     before = paging.decode(cursor, int)
     with state.pool.connection() as connection:
         found = audit.list_page(
@@ -93,7 +93,7 @@ def list_dead_letters(
     limit: paging.Limit = paging.DEFAULT_LIMIT,
     cursor: paging.Cursor = None,
 ) -> Page[answers.DeadLetter]:
-    """Documents that a target refused, newest first."""
+    """List documents that a target refused, newest first."""
     before = paging.decode(cursor, int)
     with state.pool.connection() as connection:
         found = dead_letters.list_page(
@@ -116,7 +116,7 @@ def list_dead_letter_groups(
     resolved: bool = False,
     limit: paging.Limit = paging.DEFAULT_LIMIT,
 ) -> Page[answers.DeadLetterGroup]:
-    """Dead letters by pipeline and reason, the largest group first: many of them usually have one cause."""
+    """List dead letters by pipeline and reason, the largest group first: many of them usually have one cause."""
     with state.pool.connection() as connection:
         found = dead_letters.list_groups(
             connection,
@@ -129,10 +129,10 @@ def list_dead_letter_groups(
 
 @router.post("/dead-letters/replay", responses={202: {"model": answers.Request}})
 def replay_dead_letters(state: State, caller: Operator, response: Response, wish: bodies.ReplayWish) -> answers.Request:
-    """Reads the rows of a pipeline's dead letters anew, by their keys, and sends them again. Performed by a runner.
+    """Read the rows of a pipeline's dead letters again, by their keys, and send them again. Performed by a runner.
 
-    A letter whose row is taken, or is gone from the source, is marked resolved; one that is refused again stays open.
-    Not beside a run: 409 unless the pipeline is IDLE or PAUSED.
+    A dead letter is marked resolved when its row is accepted, or is no longer in the source. It stays open when the row
+    is refused again. 409 unless the pipeline is IDLE or PAUSED, because a replay cannot run beside a run.
     """
     payload = wish.model_dump(include={"letters"}, exclude_none=True)
     with state.pool.connection() as connection:
@@ -152,7 +152,7 @@ def list_tokens(state: State, caller: Admin) -> Page[answers.Token]:
 
 @router.post("/tokens", status_code=201)
 def create_token(state: State, caller: Admin, wish: bodies.NewTokenWish) -> answers.NewToken:
-    """The answer is the only place where the token is ever shown."""
+    """Create a token. It is shown in this answer and never again."""
     with state.pool.connection() as connection:
         row, secret = tokens.create(
             connection, caller, name=wish.name, role=Role(wish.role), expires_in_days=wish.expires_in_days

@@ -16,7 +16,7 @@ LATEST = 20
 
 @router.get("/notifications")
 def get_notifications(state: State, caller: Viewer, response: Response) -> answers.Notifications:
-    """Which receivers runners have, and the latest messages of all pipelines; addresses are never shown."""
+    """List the receivers that runners have, and the latest messages of all pipelines; addresses are never shown."""
     with state.pool.connection() as connection:
         latest = notifications.list_latest(connection, limit=LATEST)
         asked = requests.ask_for_receivers(connection, caller)
@@ -26,7 +26,7 @@ def get_notifications(state: State, caller: Viewer, response: Response) -> answe
 
 @router.post("/notifications/test", responses={202: {"model": answers.Request}})
 def test_notifications(state: State, caller: Admin, response: Response) -> answers.Request:
-    """Sends a test message to every receiver, from a runner. `result.receivers` says what each of them answered."""
+    """Send a test message to every receiver, from a runner. `result.receivers` says what each of them answered."""
     with state.pool.connection() as connection:
         asked = requests.ask_to_notify(connection, caller)
     return verbs.wait_for_runner(state, response, asked)

@@ -21,7 +21,7 @@ MAX_ROWS = 2000
 
 @router.get("/me")
 def who_am_i(state: State, caller: Viewer) -> answers.Me:
-    """The caller as the audit names it, and what it may do."""
+    """Name the caller as the audit does, and its role."""
     return answers.Me(name=caller.name, role=caller.role, auth=state.settings.auth)
 
 
@@ -31,7 +31,7 @@ def get_home(
     caller: Viewer,
     hours: Annotated[int, Query(ge=1, le=168, description="How far to look back for runs.")] = 24,
 ) -> answers.Home:
-    """What needs attention, what ran lately, what comes next, who works."""
+    """Show what needs attention, what ran lately, what comes next, and which runners are alive."""
     with state.pool.connection() as connection:
         return home.home(connection, state.settings, hours=hours)
 
@@ -43,7 +43,7 @@ def list_schedule_times(
     interval: Annotated[str, Query(min_length=1, max_length=200, description="As in `schedule_interval`.")],
     count: Annotated[int, Query(ge=1, le=20, description="How many times to tell.")] = 5,
 ) -> answers.ScheduleTimes:
-    """When a schedule would be due from now on; 422 says what is wrong with it."""
+    """List when a schedule would be due from now on; 422 says what is wrong with it."""
     with state.pool.connection() as connection:
         return answers.ScheduleTimes(times=schedules.next_times(connection, interval, count=count))
 
@@ -57,7 +57,7 @@ def list_overview(
     limit: Annotated[int, Query(ge=1, le=MAX_ROWS, description="Pipelines in one answer.")] = MAX_ROWS,
     cursor: paging.Cursor = None,
 ) -> Page[answers.PipelineOverview]:
-    """Every pipeline with its latest runs, by name; compressed for whoever accepts gzip."""
+    """List every pipeline with its latest runs, by name; compressed for clients that accept gzip."""
     after = paging.decode(cursor, str)
     with state.pool.connection() as connection:
         found = overview.list_page(connection, only=pipeline, after_name=after[0] if after else None, limit=limit + 1)
@@ -68,6 +68,6 @@ def list_overview(
 
 @router.get("/graph")
 def draw_graph(state: State, caller: Viewer) -> answers.Graph:
-    """Tables, pipelines and targets with the edges between them, and who runs after whom."""
+    """Show tables, pipelines and targets with the edges between them, and which pipeline runs after which."""
     with state.pool.connection() as connection:
         return graph.graph(connection, state.settings)

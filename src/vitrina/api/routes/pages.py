@@ -29,7 +29,7 @@ def ui() -> RedirectResponse:
 
 @router.get("/ui/{path:path}")
 def console(path: str) -> Response:
-    """A file of the console; its own addresses all open the same page."""
+    """Serve a file of the console; its own addresses all open the same page."""
     if not (CONSOLE / "index.html").is_file():
         return HTMLResponse(_page("Vitrina", _WELCOME))
     file = (CONSOLE / path).resolve()
@@ -44,7 +44,7 @@ def console(path: str) -> Response:
 
 @router.get("/docs")
 def docs(request: Request) -> HTMLResponse:
-    """The reference, made from the OpenAPI document; nothing is loaded from elsewhere."""
+    """Serve the reference, made from the OpenAPI document; nothing is loaded from elsewhere."""
     return HTMLResponse(_page("Vitrina API", _reference(request.app.openapi())))
 
 

@@ -110,7 +110,7 @@ def update_pipeline(
     changes: Annotated[dict[str, Any], Body(openapi_examples=bodies.CHANGE_EXAMPLES)],
     if_match: IfMatch = None,
 ) -> answers.Pipeline:
-    """Sets the given fields; `options` and `labels` are merged key by key, null takes one back to its default.
+    """Set the given fields; `options` and `labels` are merged key by key, null resets one to its default.
 
     Labels are no part of the definition: a change of them alone makes no version.
     """
@@ -131,7 +131,7 @@ def update_config(
     changes: Annotated[dict[str, Any], Body(openapi_examples=bodies.CHANGE_EXAMPLES)],
     if_match: IfMatch = None,
 ) -> answers.Pipeline:
-    """The same as PATCH."""
+    """Do the same as PATCH."""
     return update_pipeline(
         state=state, caller=caller, response=response, pipeline=pipeline, changes=changes, if_match=if_match
     )
@@ -139,7 +139,7 @@ def update_config(
 
 @router.delete("/pipelines/{pipeline}", status_code=204)
 def delete_pipeline(state: State, caller: Operator, pipeline: PipelineId, if_match: IfMatch = None) -> None:
-    """With its history and checkpoint; the target table stays."""
+    """Delete a pipeline with its history and checkpoint; the target table stays."""
     with state.pool.connection() as connection:
         pipelines.remove(connection, caller, pipeline, expected_version=version_in(if_match))
 
@@ -160,7 +160,7 @@ def replace_tasks(
     plan: bodies.TaskPlan,
     if_match: IfMatch = None,
 ) -> answers.TaskPlan:
-    """An empty plan gives the word back to `source_query`."""
+    """Replace the task plan. With an empty plan, `source_query` counts again."""
     tasks = [task.model_dump() for task in plan.items]
     with state.changing() as connection:
         row = pipelines.replace_tasks(
@@ -178,7 +178,7 @@ def list_versions(
     limit: paging.Limit = paging.DEFAULT_LIMIT,
     cursor: paging.Cursor = None,
 ) -> Page[answers.Version]:
-    """Newest first."""
+    """List versions of the definition, newest first."""
     before = paging.decode(cursor, int)
     with state.pool.connection() as connection:
         row = pipelines.get(connection, pipeline)
@@ -226,7 +226,7 @@ def roll_back(
     version: VersionNumber,
     if_match: IfMatch = None,
 ) -> answers.Pipeline:
-    """Makes the definition of an older version the newest one."""
+    """Make the definition of an older version the newest one."""
     with state.changing() as connection:
         row = pipelines.roll_back(
             connection, state.settings, caller, pipeline, version, expected_version=version_in(if_match)
@@ -235,7 +235,7 @@ def roll_back(
 
 
 def version_in(if_match: str | None) -> int | None:
-    """The version of an `If-Match` header; `*` means any."""
+    """Parse the version of an `If-Match` header; `*` means any."""
     return int(if_match.removeprefix("W/").strip('"')) if if_match and if_match != "*" else None
 
 

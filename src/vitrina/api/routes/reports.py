@@ -34,7 +34,7 @@ Until = Annotated[paging.Moment | None, Query(description="Started before this m
 
 @of_pipeline.get("/pipelines/{pipeline}/status")
 def get_status(state: State, caller: Viewer, pipeline: PipelineId) -> answers.PipelineStatus:
-    """Status and since when, who runs it, progress, checkpoint, lag, last error and its next step, recent runs."""
+    """Show status and since when, the runner, progress, checkpoint, lag, last error and its next step, recent runs."""
     with state.pool.connection() as connection:
         row = pipelines.get(connection, pipeline)
         return reports.pipeline_status(connection, state.settings, row)
@@ -42,7 +42,7 @@ def get_status(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Pi
 
 @of_pipeline.get("/pipelines/{pipeline}/state")
 def get_state(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Checkpoint:
-    """The checkpoint: where the next batch starts."""
+    """Show the checkpoint, which says where the next batch starts."""
     with state.pool.connection() as connection:
         return reports.checkpoint(connection, pipelines.get(connection, pipeline))
 
@@ -57,7 +57,7 @@ def get_lag(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Lag:
 def list_alerts(
     state: State, caller: Viewer, pipeline: PipelineId, limit: paging.Limit = paging.DEFAULT_LIMIT
 ) -> Page[answers.Alert]:
-    """Failures, recoveries and drift that people were told of, newest first; kept as long as the lines of runs."""
+    """List failures, recoveries and drift that receivers were notified of, newest first; kept as long as run logs."""
     with state.pool.connection() as connection:
         found = notifications.list_newest(connection, pipelines.get(connection, pipeline)["id"], limit=limit)
     return Page(items=[answers.Alert.model_validate(row) for row in found], next_cursor=None)
@@ -67,7 +67,7 @@ def list_alerts(
 def list_reconciles(
     state: State, caller: Viewer, pipeline: PipelineId, limit: paging.Limit = paging.DEFAULT_LIMIT
 ) -> Page[answers.Reconciliation]:
-    """Comparisons of source and target, newest first, without the keys that they list."""
+    """List comparisons of source and target, newest first, without the keys that they list."""
     with state.pool.connection() as connection:
         found = request_rows.list_reconciles(connection, pipelines.get(connection, pipeline)["id"], limit=limit)
     return Page(items=[answers.Reconciliation.model_validate(row) for row in found], next_cursor=None)
@@ -86,7 +86,7 @@ def list_runs_of_pipeline(
     limit: paging.Limit = paging.DEFAULT_LIMIT,
     cursor: paging.Cursor = None,
 ) -> Page[answers.Run]:
-    """Newest first."""
+    """List runs of a pipeline, newest first."""
     with state.pool.connection() as connection:
         pipeline_id = pipelines.get(connection, pipeline)["id"]
     narrowed: dict[str, Any] = {"status": status, "trigger": trigger, "since": since, "until": until}
@@ -107,7 +107,7 @@ def list_runs(
     limit: paging.Limit = paging.DEFAULT_LIMIT,
     cursor: paging.Cursor = None,
 ) -> Page[answers.Run]:
-    """Newest first."""
+    """List runs, newest first."""
     pipeline_id = None
     if pipeline is not None:
         with state.pool.connection() as connection:
@@ -135,7 +135,7 @@ def get_run_log(
     after: Annotated[int, Query(ge=0, le=2**63 - 1, description="Only what came behind this line.")] = 0,
     limit: paging.Limit = paging.MAX_LIMIT,
 ) -> Page[answers.LogLine]:
-    """What the run told about itself, oldest first. To follow it, ask again with `after` the last line's id.
+    """Show what the run logged, oldest first. To follow it, ask again with `after` the last line's id.
 
     Kept for the operator's `VITRINA_LOGS_RETENTION_DAYS`; of a very long log the newest lines stay.
     """
@@ -149,7 +149,7 @@ def get_run_log(
 
 @router.get("/requests/{request_id}")
 def get_request(state: State, caller: Viewer, request_id: UUID) -> answers.Request:
-    """How far a runner is with what it was asked for."""
+    """Show how far a runner is with a request."""
     with state.pool.connection() as connection:
         found = requests.get(connection, request_id)
     if found["kind"] == requests.TEST_CONNECTION and not caller.role.includes(Role.ADMIN):

@@ -36,7 +36,10 @@ async def follow_events(
     last_event_id: Annotated[int | None, Header(alias="Last-Event-ID", ge=0, le=2**63 - 1)] = None,
     after: Annotated[int | None, Query(ge=0, le=2**63 - 1, description="The same as Last-Event-ID.")] = None,
 ) -> EventSourceResponse:
-    """Status moves, progress, runners coming and going. `Last-Event-ID` first replays what came behind it."""
+    """Stream status changes, progress, and starts and stops of runners.
+
+    `Last-Event-ID` first replays what came after it.
+    """
     most = max_connections(state.settings) // 2
     if state.feed.listeners >= most:
         raise TooManyRequests(say("request.too_many_streams", most=most))

@@ -31,7 +31,7 @@ def health(
         Literal["optional", "required"], Query(description="`required`: 503 also while nobody runs anything.")
     ] = "optional",
 ) -> answers.Health:
-    """503 when the metastore cannot be used; with `runners=required`, also when no runner is alive."""
+    """Report health: 503 when the metastore cannot be used; with `runners=required`, also when no runner is alive."""
     found = _health(state, response)
     if runners == "required" and found.runners == 0:
         response.status_code, found.status = 503, "unavailable"
@@ -44,7 +44,7 @@ def readyz(
     response: Response,
     verbose: Annotated[str | None, Query(max_length=10, description="Tell each check.")] = None,
 ) -> answers.Health:
-    """Whether requests can be served."""
+    """Tell whether requests can be served."""
     found = _health(state, response)
     if verbose is not None:
         found.checks = {"metastore": found.database}
@@ -53,7 +53,7 @@ def readyz(
 
 @router.get("/livez")
 async def livez() -> answers.Health:
-    """Whether the process lives; says nothing about the database."""
+    """Tell whether the process is alive; says nothing about the database."""
     return answers.Health(status="ok", version=__version__, database="not asked", runners=None)
 
 
@@ -69,12 +69,12 @@ def version(state: State) -> answers.VersionInfo:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 def metrics(state: State) -> Response:
-    """Prometheus text format."""
+    """Return the metrics in the Prometheus text format."""
     return Response(generate_latest(state.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def registry_of_counters(shown: CollectorRegistry) -> CollectorRegistry | None:
-    """Where this process counts. Beside other workers in files, which whoever is asked adds up."""
+    """Choose where this process counts. Beside other workers it counts in files, which the scraped worker adds up."""
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return shown
     MultiProcessCollector(shown)  # type: ignore[no-untyped-call]

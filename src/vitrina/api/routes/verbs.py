@@ -40,7 +40,7 @@ def run(
     wish: Annotated[bodies.RunWish | None, Body()] = None,
     key: IdempotencyKey = None,
 ) -> answers.RunAccepted:
-    """Asks for a run. Asking twice is the same request; while one works, the wish for another is remembered."""
+    """Ask for a run. Asking twice is the same request; during a run, a request for another is remembered."""
     wish = wish or bodies.RunWish()
     with state.changing() as connection:
         if key is None:
@@ -61,7 +61,7 @@ def run(
 
 @router.post("/pipelines/{pipeline}/pause", status_code=202)
 def pause(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
-    """Asks for a pause at the next batch boundary; the schedule stops too."""
+    """Ask for a pause at the next batch boundary; the schedule stops too."""
     with state.changing() as connection:
         row = pipelines.request_pause(connection, caller, pipeline)
         done = "pipeline.paused" if row["status"] == Status.PAUSED else "pipeline.will_pause"
@@ -70,7 +70,7 @@ def pause(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accep
 
 @router.post("/pipelines/{pipeline}/resume", status_code=202)
 def resume(state: State, caller: Operator, pipeline: PipelineId) -> answers.RunAccepted:
-    """Lets a paused pipeline go on where it stopped. Asks for nothing else: one run; 409 unless it is PAUSED."""
+    """Let a paused pipeline go on where it stopped, with one run and no more. 409 unless it is PAUSED."""
     with state.changing() as connection:
         row = pipelines.resume(connection, caller, pipeline)
         message = say("pipeline.goes_on", name=row["name"])
@@ -86,7 +86,7 @@ def resume(state: State, caller: Operator, pipeline: PipelineId) -> answers.RunA
 def cancel(
     *, state: State, caller: Operator, pipeline: PipelineId, wish: Annotated[bodies.CancelWish | None, Body()] = None
 ) -> answers.Accepted:
-    """Takes back a run that waits, or ends the one at work without waiting for its batch: what is committed stays."""
+    """Take back a run that waits, or end the current one without waiting for its batch; what is committed stays."""
     with state.changing() as connection:
         row = pipelines.cancel(connection, caller, pipeline, requested_at=wish.run_requested_at if wish else None)
         return _accepted(row, say("pipeline.cancelled", name=row["name"]))
@@ -101,7 +101,7 @@ def enable(state: State, caller: Operator, pipeline: PipelineId) -> answers.Acce
 
 @router.post("/pipelines/{pipeline}/disable")
 def disable(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
-    """Nothing starts it any more; a run at work goes on to its end."""
+    """Stop starting the pipeline; a current run goes on to its end."""
     with state.changing() as connection:
         row = pipelines.disable(connection, caller, pipeline)
         return _accepted(row, say("pipeline.disabled", name=row["name"]))
@@ -109,7 +109,7 @@ def disable(state: State, caller: Operator, pipeline: PipelineId) -> answers.Acc
 
 @router.post("/pipelines/{pipeline}/reload-config")
 def reload_config(state: State, caller: Operator, pipeline: PipelineId) -> answers.Accepted:
-    """Takes the pipeline as it stands in the metastore, also when it was edited there by hand."""
+    """Take the pipeline as it is in the metastore, also when it was edited there by hand."""
     with state.changing() as connection:
         row = pipelines.reload_config(connection, state.settings, caller, pipeline)
         when = "pipeline.from_next_batch" if row["status"] == Status.RUNNING else "pipeline.from_next_run"
@@ -120,7 +120,7 @@ def reload_config(state: State, caller: Operator, pipeline: PipelineId) -> answe
 def reset_state(
     *, state: State, caller: Operator, pipeline: PipelineId, wish: Annotated[bodies.NewState | None, Body()] = None
 ) -> answers.Checkpoint:
-    """Forgets the checkpoint, so that the next run starts over, or starts at a cursor value."""
+    """Forget the checkpoint, so that the next run starts over, or starts at a cursor value."""
     with state.changing() as connection:
         row = pipelines.reset_state(connection, caller, pipeline, cursor=wish.cursor if wish else None)
         return answers.Checkpoint.model_validate(row)
@@ -128,7 +128,7 @@ def reset_state(
 
 @router.post("/pipelines/{pipeline}/validate", responses={202: {"model": answers.ValidationReport}})
 def validate(state: State, caller: Viewer, response: Response, pipeline: PipelineId) -> answers.ValidationReport:
-    """What stands against running it. A runner, if one is there, also plans the query against the real source."""
+    """Report what keeps it from running. A live runner also plans the query against the real source."""
     with state.pool.connection() as connection:
         row = pipelines.get(connection, pipeline)
         report = requests.static_report(connection, state.settings, versions.fields_of(row))
@@ -147,7 +147,7 @@ def preview(
     pipeline: PipelineId,
     wish: Annotated[bodies.PreviewWish | None, Body()] = None,
 ) -> answers.Request:
-    """The first rows after the transforms; nothing is written. Performed by a runner."""
+    """Show the first rows after the transforms; nothing is written. Performed by a runner."""
     payload = {"limit": (wish or bodies.PreviewWish()).limit}
     return ask_runner(state, caller, response, kind="preview", pipeline=pipeline, payload=payload)
 
@@ -161,7 +161,7 @@ def reconcile(
     pipeline: PipelineId,
     wish: Annotated[bodies.ReconcileWish | None, Body()] = None,
 ) -> answers.Request:
-    """Compares source and target; with `repair`, corrects what differs. Performed by a runner.
+    """Compare source and target; with `repair`, correct what differs. Performed by a runner.
 
     Nothing is repaired beside a run: 409 unless the pipeline is IDLE or PAUSED.
     """
@@ -174,7 +174,7 @@ def reconcile(
 
 @router.get("/pipelines/{pipeline}/reconcile")
 def last_reconcile(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Request:
-    """The latest report."""
+    """Show the latest report."""
     with state.pool.connection() as connection:
         found = requests.get_latest(connection, pipelines.get(connection, pipeline), "reconcile")
     return answers.Request.model_validate(found)
@@ -190,7 +190,7 @@ def differences(
     pipeline: PipelineId,
     format: Annotated[Literal["json", "csv"], Query(description="A list, or one line per key and column.")] = "json",
 ) -> Response:
-    """The keys that the latest finished report lists, as a file."""
+    """Download the keys that the latest finished report lists, as a file."""
     with state.pool.connection() as connection:
         row = pipelines.get(connection, pipeline)
         keys = reconciliation.listed_differences(connection, row)
@@ -232,7 +232,7 @@ def _accepted(row: Row, message: str) -> answers.Accepted:
 def ask_runner(
     state: AppState, caller: Caller, response: Response, *, kind: str, pipeline: str, payload: dict[str, Any]
 ) -> answers.Request:
-    """Waits a moment for the answer; after that, 202 and the place to look."""
+    """Wait a moment for a runner's answer; after that, answer 202 with the place to look."""
     with state.pool.connection() as connection:
         asked = requests.ask(connection, caller, kind, pipelines.get(connection, pipeline), payload)
     return wait_for_runner(state, response, asked)

@@ -1,25 +1,19 @@
 /** Events of the platform as they happen, over one stream; who listens is told whether it holds. */
 import { useSyncExternalStore } from "react";
 import { headers } from "./client";
+import { isLost, setConnection } from "./connection";
 import { queryClient, refreshOverview } from "./queries";
 import type { LiveEvent } from "./types";
-
-export type Connection = "connecting" | "live" | "lost";
 
 const RETRY_MS = [500, 1_000, 2_000, 5_000];
 const GATHER_MS = 250;
 const SAMPLES = 40;
 
-let connection: Connection = "connecting";
 let lastId: string | null = null;
 const listeners = new Set<() => void>();
 const rates = new Map<string, number[]>();
 const changedPipelines = new Map<string, string>();
 let gathering: ReturnType<typeof setTimeout> | undefined;
-
-export function useConnection(): Connection {
-  return useSyncExternalStore(subscribe, () => connection);
-}
 
 const NOTHING: number[] = [];
 
@@ -37,12 +31,6 @@ function tell(): void {
   for (const listener of listeners) listener();
 }
 
-function setConnection(next: Connection): void {
-  if (next === connection) return;
-  connection = next;
-  tell();
-}
-
 /** Follows the events until `signal` ends it. */
 export async function follow(signal: AbortSignal): Promise<void> {
   let failures = 0;
@@ -50,7 +38,7 @@ export async function follow(signal: AbortSignal): Promise<void> {
     try {
       await readStream(signal, () => {
         failures = 0;
-        if (connection === "lost") void queryClient.invalidateQueries();
+        if (isLost()) void queryClient.invalidateQueries();
         setConnection("live");
       });
     } catch {

@@ -1,10 +1,10 @@
 /** What the pages read: one hook a question, refreshed by events and, while those are away, by asking often. */
 import { QueryClient, useInfiniteQuery, useQuery, useQueryClient } from "@tanstack/react-query";
 import { ApiError, get, post } from "./client";
+import { useConnection } from "./connection";
 import { merged } from "./lines";
 import type { Schema } from "../ui/schema";
 import { t } from "../words/language";
-import { useConnection } from "./live";
 import type {
   Alert,
   AuditEntry,

@@ -1,7 +1,8 @@
 /** What the connectors of a definition's source and target ask for: a connection, and a form made of their schema. */
 import { useConnections, useConnectors } from "../api/queries";
 import type { Connector } from "../api/types";
-import { cx, inputLook } from "../ui/basics";
+import { inputLook } from "../ui/basics";
+import { cx } from "../ui/classes";
 import { t } from "../words/language";
 import type { DraftPart } from "./draft";
 import { fieldsOf, parsedOptions, prefixOf, read, shown, withOption, withPlainOption, type SchemaField } from "./schema";

@@ -2,7 +2,8 @@
 import { useState, type ReactNode } from "react";
 import { useConnections, useConnectors, useOptionsSchema, useTargets } from "../api/queries";
 import type { Column, FieldProblem } from "../api/types";
-import { Button, Switch, cx, inputLook } from "../ui/basics";
+import { Button, Switch, inputLook } from "../ui/basics";
+import { cx } from "../ui/classes";
 import { Problems } from "../ui/problems";
 import { ScheduleBuilder } from "../ui/schedule-builder";
 import { SchemaForm } from "../ui/schema-form";

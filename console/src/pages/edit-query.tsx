@@ -2,7 +2,8 @@
 import { Suspense, lazy, useState } from "react";
 import { useNames } from "../api/queries";
 import type { Table, Task } from "../api/types";
-import { Button, Loading, Tag, cx, inputLook } from "../ui/basics";
+import { Button, Loading, Tag, inputLook } from "../ui/basics";
+import { cx } from "../ui/classes";
 import { formatSql } from "../ui/format-sql";
 import { Icon } from "../ui/icons";
 import { marksOf } from "../ui/marks";

@@ -3,7 +3,8 @@ import { Link } from "@tanstack/react-router";
 import { useMemo } from "react";
 import { useGraph } from "../api/queries";
 import type { GraphEdge, GraphNode } from "../api/types";
-import { Ago, Empty, Failure, Loading, PageHead, StatusChip, cx, fillOf } from "../ui/basics";
+import { Ago, Empty, Failure, Loading, PageHead, StatusChip, fillOf } from "../ui/basics";
+import { cx } from "../ui/classes";
 import { NODE, layOut, type Layout, type Placed } from "../ui/layers";
 import { t } from "../words/language";
 

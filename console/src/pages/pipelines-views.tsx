@@ -2,7 +2,8 @@
 import { useNavigate, useSearch } from "@tanstack/react-router";
 import { useEffect, useMemo, useRef, useState, type FormEvent, type ReactNode } from "react";
 import type { PipelineOverview } from "../api/types";
-import { Button, Dialog, cx, inputLook } from "../ui/basics";
+import { Button, Dialog, inputLook } from "../ui/basics";
+import { cx } from "../ui/classes";
 import { Icon } from "../ui/icons";
 import { isTyping } from "../ui/shortcuts";
 import { count } from "../words/format";

@@ -5,7 +5,8 @@ import { memo, useCallback, useDeferredValue, useEffect, useMemo, useRef, useSta
 import { useRates } from "../api/live";
 import { useMay, useOverview, useRefresh, verb } from "../api/queries";
 import type { PipelineOverview } from "../api/types";
-import { Ago, Button, Empty, Failure, Loading, PageHead, StatusChip, Switch, Tag, cx, useMedia } from "../ui/basics";
+import { Ago, Button, Empty, Failure, Loading, PageHead, StatusChip, Switch, Tag, useMedia } from "../ui/basics";
+import { cx } from "../ui/classes";
 import { RunBars, Sparkline } from "../ui/charts";
 import { Icon } from "../ui/icons";
 import { labelTexts } from "../ui/label-words";

@@ -1,7 +1,8 @@
 /** The processes that do the work. */
 import { useRunners } from "../api/queries";
 import type { Runner } from "../api/types";
-import { Ago, Empty, Failure, Loading, PageHead, PipelineLink, Tag, cx, tableLook } from "../ui/basics";
+import { Ago, Empty, Failure, Loading, PageHead, PipelineLink, Tag, tableLook } from "../ui/basics";
+import { cx } from "../ui/classes";
 import { t } from "../words/language";
 
 export function RunnersPage() {

@@ -8,9 +8,8 @@ import type { RunStatus, Status } from "../api/types";
 import { age, ago, clock } from "../words/format";
 import { t } from "../words/language";
 import { Icon, type IconName } from "./icons";
+import { cx } from "./classes";
 import { toast } from "./toasts";
-
-export const cx = (...names: (string | false | null | undefined)[]): string => names.filter(Boolean).join(" ");
 
 const LOOKS = {
   primary: "bg-accent-solid text-white border-transparent hover:brightness-110",

@@ -2,7 +2,7 @@
 import type { FieldChange } from "../api/types";
 import { t } from "../words/language";
 import { lineDiff } from "../words/lines";
-import { cx } from "./basics";
+import { cx } from "./classes";
 
 export function Changes({ changes }: { changes: FieldChange[] }) {
   if (changes.length === 0) return <p className="py-2 text-muted">{t("Nothing differs.")}</p>;

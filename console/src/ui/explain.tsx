@@ -2,7 +2,7 @@
 import type { Outline, Plan } from "../api/types";
 import { compact } from "../words/format";
 import { t } from "../words/language";
-import { cx } from "./basics";
+import { cx } from "./classes";
 import { Icon } from "./icons";
 
 export function Explain({ outline, plan, waiting }: { outline: Outline | null; plan: Plan | null; waiting: boolean }) {

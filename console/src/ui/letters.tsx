@@ -6,7 +6,8 @@ import { awaitRequest, useDeadLetterGroups, useDeadLetters, useMay, useRefresh }
 import type { DeadLetter, DeadLetterGroup, RunnerRequest } from "../api/types";
 import { count } from "../words/format";
 import { t } from "../words/language";
-import { Ago, Button, Empty, Failure, Loading, PipelineLink, Tag, cx } from "./basics";
+import { Ago, Button, Empty, Failure, Loading, PipelineLink, Tag } from "./basics";
+import { cx } from "./classes";
 import { Icon } from "./icons";
 import { Json } from "./sql";
 import { toast, toastError } from "./toasts";

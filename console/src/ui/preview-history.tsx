@@ -1,7 +1,8 @@
 /** Earlier previews of this editing: what the query was, what it gave, and taking it back. */
 import type { Preview } from "../api/types";
 import { t } from "../words/language";
-import { Ago, Button, cx } from "./basics";
+import { Ago, Button } from "./basics";
+import { cx } from "./classes";
 
 const KEPT = 10;
 

@@ -4,7 +4,8 @@ import { post } from "../api/client";
 import { awaitRequest } from "../api/queries";
 import type { Preview, Rows, RunnerRequest } from "../api/types";
 import { t } from "../words/language";
-import { Button, cx } from "./basics";
+import { Button } from "./basics";
+import { cx } from "./classes";
 import { Icon } from "./icons";
 
 const PREVIEW_ROWS = 20;

@@ -6,7 +6,8 @@ import { dayAndTime, zone } from "../words/format";
 import { t } from "../words/language";
 import { dayName } from "../words/schedule";
 import { changedKind, partsOf, textOf, type Parts, type PartsKind } from "../words/schedule-parts";
-import { cx, inputLook } from "./basics";
+import { inputLook } from "./basics";
+import { cx } from "./classes";
 
 const KINDS: { kind: PartsKind; words: string }[] = [
   { kind: "manual", words: "Only when asked" },

@@ -1,7 +1,8 @@
 /** A form that is made from a JSON Schema: what is set stands there, the rest can be added, everything can be JSON. */
 import { useId, useState } from "react";
 import { t } from "../words/language";
-import { Button, cx, inputLook } from "./basics";
+import { Button, inputLook } from "./basics";
+import { cx } from "./classes";
 import { firstValue, humanName, kindOf, numberOr, type Kind, type Schema } from "./schema";
 
 type Values = Record<string, unknown>;

@@ -1,7 +1,7 @@
 /** Short notes at the edge of the page: what was done, or why it was not. */
 import { useSyncExternalStore } from "react";
 import { ApiError } from "../api/client";
-import { cx } from "./basics";
+import { cx } from "./classes";
 import { Icon } from "./icons";
 
 interface Toast {

@@ -333,12 +333,15 @@ class Arena:
         """Of runners that are dead: nobody has to wait until time takes them away."""
         self.sql("UPDATE etl.etl_pipelines SET lease_until = clock_timestamp() WHERE claim_id IS NOT NULL")
 
+    def has_fired(self, kind: str) -> bool:
+        return self.fired
+
     def strike(self, kind: str, point: str, action: str, count: int = 1, *, patience: float = PATIENCE_SECONDS) -> None:
         """One fault in one run, then everything comes to rest by itself."""
         self.change_source()
         self.arm(point, action, count)
         self.request(kind)
-        self.await_true(lambda: self.fired, patience, f"{kind} reached {point}")
+        self.await_true(lambda: self.has_fired(kind), patience, f"{kind} reached {point}")
         if action == "stop":
             epoch = self.epoch(kind)
             self.await_true(lambda: any(r.is_stopped for r in self.runners), patience, "a runner stopped")

@@ -1,0 +1,103 @@
+"""What live mode asks of a source: which rows changed, and which keys of the target are stale because of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+from vitrina.ports.batch import Key
+
+if TYPE_CHECKING:
+    import psycopg
+
+# Values of one row as Postgres writes them. A column that is missing is unknown: it is not in the replica identity, or
+# it is a large value that did not change.
+Image = Mapping[str, str | None]
+
+ChangeKind = Literal["insert", "update", "delete", "truncate"]
+
+
+class Change(NamedTuple):
+    """One changed row of one followed table, as a committed transaction left it."""
+
+    # The end of the commit record in the source's log; all changes of one transaction share it.
+    lsn: int
+    # The place within the transaction, from 0.
+    number: int
+    # 32 bits, as the log carries it: compare with a snapshot modulo 2^32.
+    xid: int
+    # `schema.table` of the table that queries name: a leaf of a partitioned table is mapped to its root.
+    relation: str
+    kind: ChangeKind
+    old: Image | None = None
+    new: Image | None = None
+
+
+@dataclass(frozen=True)
+class FollowedTable:
+    """How changes of one base table lead to keys of the target."""
+
+    relation: str
+    # The columns whose values, old and new, the derivation reads.
+    columns: tuple[str, ...]
+    # Whether old values outside the primary key are needed: then the table needs REPLICA IDENTITY FULL, or an index
+    # identity that covers `old_columns`.
+    old_columns: tuple[str, ...] = ()
+    # For people who read a plan: `id`, `film_work_id of content.person_film_work`, `every key`.
+    leads_to: str = ""
+    # A change may concern every key: the target is loaded again, at most every so often.
+    every_key: bool = False
+
+
+@dataclass(frozen=True)
+class Stale:
+    """The keys that a batch of changes made stale."""
+
+    # The columns of the target's key that could be derived: at least one of them, unless everything is stale.
+    columns: tuple[str, ...] = ()
+    keys: Sequence[Key] = ()
+    everything: bool = False
+    why: str = ""
+
+
+class Derivation(Protocol):
+    """From changed rows of base tables to stale keys of one query."""
+
+    @property
+    def tables(self) -> Sequence[FollowedTable]: ...
+
+    @property
+    def warnings(self) -> Sequence[str]: ...
+
+    def stale(self, session: "psycopg.Connection[Any]", changes: Sequence[Change]) -> Stale:
+        """Compute the stale keys in the session's open snapshot, from current rows and the old images of the batch."""
+        ...
+
+
+@runtime_checkable
+class Derives(Protocol):
+    """A source whose query can be followed."""
+
+    def derive(self, key: Sequence[str]) -> Derivation:
+        """Say how changes lead to keys; raises with the reason when the query cannot be followed."""
+        ...
+
+
+class Transaction(NamedTuple):
+    """The changes of one committed transaction, in pieces when there are many; `last` ends it."""
+
+    lsn: int
+    xid: int
+    changes: Sequence[Change]
+    last: bool
+
+
+class Feed(Protocol):
+    """The log of one source database, read by one process at a time."""
+
+    def follow(self, after: int | None) -> Iterator[Transaction]:
+        """Give committed transactions in the order of their commits, after the position that was confirmed."""
+        ...
+
+    def confirm(self, upto: int) -> None:
+        """Let the source forget what was stored up to here."""
+        ...

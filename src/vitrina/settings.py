@@ -97,6 +97,9 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="This and more serious.")
 
     concurrency: int = Field(4, ge=1, le=64, description="Pipelines that one runner works on at a time.")
+    followers: int = Field(
+        64, ge=1, le=1000, description="Live pipelines that one runner follows at a time, beside VITRINA_CONCURRENCY."
+    )
     source_concurrency: int | None = Field(
         None, ge=1, description="Runs of all runners that may read from one connection at a time."
     )

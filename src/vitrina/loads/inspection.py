@@ -60,7 +60,7 @@ def _without_rows(opened: Opened, described: Description, prepared: Prepared | N
 
 
 def _prepared_for_nothing(opened: Opened) -> Prepared | None:
-    return opened.target.prepare_nothing(replaces=opened.definition.mode == "full")
+    return opened.target.prepare_nothing(replaces=opened.definition.mode != "incremental")
 
 
 def _job(opened: Opened, **found: Any) -> Job:

@@ -85,7 +85,7 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
     route = _route(definition, known, reasons)
     at_once = _loads_at_once(definition, known, reasons)
     paging, page_rows = _paging(definition, known, route, at_once, reasons)
-    full = definition.mode == "full"
+    full = definition.mode != "incremental"
     deletes = full and not definition.options.shared_target
     if full and definition.options.shared_target:
         reasons.append(say("plan.shared_target"))
@@ -99,11 +99,17 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
         deletes=deletes,
         isolate=isolate,
         key=known.key,
-        guarantee="exact" if full else known.guarantee or "bounded-lag",
+        guarantee=_guarantee(definition, known),
         reasons=tuple(reasons),
         warnings=known.warnings,
         page_rows=page_rows,
     )
+
+
+def _guarantee(definition: Definition, known: Capabilities) -> str:
+    if definition.mode == "incremental":
+        return known.guarantee or "bounded-lag"
+    return "exact"
 
 
 def _stream(definition: Definition, known: Capabilities, reasons: list[str]) -> Plan:
@@ -145,7 +151,7 @@ def _route(definition: Definition, known: Capabilities, reasons: list[str]) -> R
 
 
 def _loads_at_once(definition: Definition, known: Capabilities, reasons: list[str]) -> bool:
-    if definition.mode == "full":
+    if definition.mode != "incremental":
         return True
     if not known.loads_first_pass or known.has_steps:
         return False

@@ -20,7 +20,7 @@ T = TypeVar("T")
 # A load that would show fewer than this part of the rows is refused.
 SHRINK_LIMIT = 0.5
 # Rows may be refused by what a type holds: none of a full load, some of a long-running flow.
-DEFAULT_BUDGET = {"full": 0, "incremental": 100}
+DEFAULT_BUDGET = {"full": 0, "incremental": 100, "live": 100}
 
 
 def open_target(opening: Opening) -> "ClickHouseTarget":

@@ -21,7 +21,7 @@ from vitrina.sentences import say
 T = TypeVar("T")
 
 # How many rows may be left behind before a run is stopped: none of a rebuild, some of a long-running flow.
-DEFAULT_BUDGET = {"full": 0, "incremental": 100}
+DEFAULT_BUDGET = {"full": 0, "incremental": 100, "live": 100}
 
 
 class IndexTarget(BaseTarget):

@@ -454,6 +454,13 @@ class Lag(Answer):
     )
 
 
+class Following(Answer):
+    """Where a live pipeline stands: its target is the query's result at `as_of`."""
+
+    as_of: datetime
+    lag_seconds: float
+
+
 class LastError(Told):
     """The error that a person should look at."""
 
@@ -505,6 +512,7 @@ class PipelineStatus(Told):
     run: Run | None = Field(None, description="The run at work, else the latest one.")
     last_load: Run | None = Field(None, description="The same, without repairs and replays: they correct some rows.")
     progress: Progress | None
+    following: Following | None = Field(None, description="Of a live pipeline that follows its source.")
     checkpoint: Checkpoint | None
     lag: Lag
     waits_for: list[WaitsFor] = Field(default_factory=list, description="The pipelines that it runs after.")

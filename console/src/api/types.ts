@@ -37,7 +37,7 @@ export interface PipelineOverview {
   name: string;
   description: string;
   type: string;
-  mode: "full" | "incremental";
+  mode: Mode;
   source_connection: string;
   target_table: string;
   enabled: boolean;
@@ -148,7 +148,7 @@ export interface Definition {
   python_task: string | null;
   target_table: string;
   target_key: string[] | null;
-  mode: "full" | "incremental";
+  mode: Mode;
   incremental_key: string | null;
   incremental_id_key: string | null;
   batch_size: number;
@@ -238,6 +238,14 @@ export interface Progress {
   eta_seconds: number | null;
 }
 
+export type Mode = "full" | "incremental" | "live";
+
+/** Where a live pipeline stands: its target is the query's result at that moment. */
+export interface Following {
+  as_of: string;
+  lag_seconds: number;
+}
+
 export interface Lag {
   last_success_at: string | null;
   seconds_since_success: number | null;
@@ -259,6 +267,7 @@ export interface PipelineStatus {
   /** The same without repairs and replays, which correct some rows only. */
   last_load: Run | null;
   progress: Progress | null;
+  following: Following | null;
   checkpoint: {
     last_processed_key: string | null;
     last_processed_id: string | null;

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitrina.definition import Definition
+from vitrina.ports.live import FollowedTable
 from vitrina.sentences import say
 
 # pushdown: Postgres fills its own stage. copy: rows pass through the runner unopened. arrow: somebody looks at them.
@@ -44,6 +45,8 @@ class Capabilities:
     rows_per_second: float | None = None
     guarantee: str | None = None
     warnings: tuple[str, ...] = ()
+    # Of a live pipeline: its tables, and how their rows lead to keys.
+    followed: tuple[FollowedTable, ...] = ()
     starts_over_because: str | None = None
 
 
@@ -92,6 +95,7 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
     isolate = route == "pushdown" and bool(known.foreign_functions)
     if isolate:
         reasons.append(say("plan.read_only_first", functions=", ".join(sorted(known.foreign_functions))))
+    reasons += map(_followed, known.followed)
     return Plan(
         route=route,
         paging=paging,
@@ -104,6 +108,15 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
         warnings=known.warnings,
         page_rows=page_rows,
     )
+
+
+def _followed(table: FollowedTable) -> str:
+    if table.every_key:
+        return say("plan.live_every_key", table=table.relation)
+    if table.old_columns:
+        columns = ", ".join(table.old_columns)
+        return say("plan.live_table_full", table=table.relation, leads_to=table.leads_to, columns=columns)
+    return say("plan.live_table", table=table.relation, leads_to=table.leads_to)
 
 
 def _guarantee(definition: Definition, known: Capabilities) -> str:

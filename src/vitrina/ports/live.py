@@ -1,13 +1,18 @@
 """What live mode asks of a source: which rows changed, and which keys of the target are stale because of them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from vitrina.ports.batch import Key
+from vitrina.ports.batch import Batch, Counts, Key, Part
 
 if TYPE_CHECKING:
     import psycopg
+
+    from vitrina.ports.source import Form
+    from vitrina.ports.target import Fence, Load
 
 # Values of one row as Postgres writes them. A column that is missing is unknown: it is not in the replica identity, or
 # it is a large value that did not change.
@@ -80,6 +85,87 @@ class Derives(Protocol):
     def derive(self, key: Sequence[str]) -> Derivation:
         """Say how changes lead to keys; raises with the reason when the query cannot be followed."""
         ...
+
+
+class Moment(Protocol):
+    """One state of the source: everything is read in one snapshot."""
+
+    # The end of the source's log when the snapshot had been taken: what it shows was written before.
+    @property
+    def lsn(self) -> int: ...
+
+    # When the snapshot was taken, by the source's clock.
+    @property
+    def at(self) -> datetime: ...
+
+    # Differs when anything changed about the followed tables that their log does not say.
+    @property
+    def catalog(self) -> str: ...
+
+    def sees(self, xid: int) -> bool:
+        """Tell whether a committed transaction, known by the 32 bits that the log carries, is in the snapshot."""
+        ...
+
+    def stale(self, changes: Sequence[Change]) -> Stale: ...
+
+    def ask(self, stale: Stale, form: "Form") -> "Asked":
+        """Ask the query again for the stale keys."""
+        ...
+
+
+class Asked(Protocol):
+    """What the query gives for stale keys."""
+
+    # The whole keys of the rows that came so far, as texts.
+    @property
+    def keys(self) -> Sequence[Key]: ...
+
+    def batches(self) -> Generator[Batch, None, None]: ...
+
+
+class Following(Protocol):
+    """A query whose source is followed, through one session."""
+
+    # What the source's database says of itself, by whatever name it is reached.
+    @property
+    def database(self) -> str: ...
+
+    def moment(self) -> AbstractContextManager[Moment]:
+        """Take a snapshot, and hold it until the block ends."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Followable(Protocol):
+    """A source that can be followed once its query is derived."""
+
+    def follow(self, derivation: Derivation) -> Following: ...
+
+
+@runtime_checkable
+class Corrects(Protocol):
+    """A load that makes the rows of given keys equal to what the query gives now."""
+
+    def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: "Fence") -> Counts:
+        """Show the part's rows and delete those of the stale keys that are not among `read`, in one step.
+
+        `read` are whole keys as the source gave them, before any step: a row that a step or the target rejects has
+        not left the source.
+        """
+        ...
+
+    def count_rows(self) -> int:
+        """Count the rows that the target shows."""
+        ...
+
+
+@runtime_checkable
+class CorrectsUnopened(Protocol):
+    """A shortcut that brings the rows of given keys from the source to a load without the runner looking at them."""
+
+    def correct(self, load: "Load", moment: Moment, stale: Stale, number: int, fence: "Fence") -> Counts: ...
 
 
 class Transaction(NamedTuple):

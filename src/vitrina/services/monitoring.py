@@ -215,8 +215,12 @@ def _gauge(gauge: PipelineGauge, found: Found) -> GaugeMetricFamily:
 
 
 def lag_seconds(row: Row) -> float | None:
-    """How old the mart's knowledge of its source is: since the safe cursor, else since the last success began."""
-    upto = cursor_time(row["safe_upto"], row["options"]) if row["mode"] == "incremental" else None
+    """How old the mart's knowledge of its source is: since the safe cursor, else since the last success began.
+
+    A live mart knows the moment that it shows.
+    """
+    modes = {"incremental": row["safe_upto"], "live": row["live_as_of"]}
+    upto = cursor_time(modes.get(row["mode"]), row["options"])
     return _age(row, upto.timestamp() if upto else row["success_started"])
 
 

@@ -310,7 +310,10 @@ def enable(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Ro
 
 
 def disable(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:
-    """Nothing starts it any more; a request that nobody took up is taken back, a run at work goes on to its end."""
+    """Nothing starts it any more; a request that nobody took up is taken back, a run at work goes on to its end.
+
+    A live pipeline has no end: it is no longer followed.
+    """
     return _set_enabled(connection, caller, id_or_name, enabled=False)
 
 
@@ -390,6 +393,8 @@ def _require_version(row: Row, expected: int | None) -> None:
 
 def _refuse_locked(row: Row, changed: Iterable[str]) -> None:
     locked = sorted(LOCKED_WHILE_RUNNING.intersection(changed))
+    if row["mode"] == "live":
+        return  # it runs all the time: its runner takes up the new version within a second
     if locked and row["status"] in status.ACTIVE:
         raise Conflict(say("pipeline.locked", name=row["name"], status=row["status"], fields=", ".join(locked)))
 

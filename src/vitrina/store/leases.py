@@ -46,6 +46,11 @@ class Claim:
         return self.row.get("requested_range") is not None and self.row.get("mode") == "incremental"
 
     @property
+    def is_live(self) -> bool:
+        """Follows its source: an outage is waited out, however long it takes."""
+        return self.row.get("mode") == "live" and not self.is_repair
+
+    @property
     def is_repair(self) -> bool:
         """Corrects some rows of the target: leaves all requests to the runs they were made for."""
         return self.row.get("claim_returns") is not None

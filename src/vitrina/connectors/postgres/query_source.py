@@ -22,6 +22,7 @@ from vitrina.errors import FatalError, SourceQueryFailed
 from vitrina.ports.batch import Batch, Key
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Extent
+from vitrina.ports.live import Derivation
 from vitrina.ports.schema import Column
 from vitrina.ports.source import Description, Form, Mark, Marked, Pass, Unseen, Window
 from vitrina.sentences import say
@@ -32,6 +33,8 @@ from vitrina.store.database import Connection
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from vitrina.connectors.postgres.following import QueryFollowing
 
 
 class QuerySource:
@@ -223,6 +226,21 @@ class QuerySource:
 
     def loaded(self, done: Checkpoint, held: Mark | None, rows: int) -> Checkpoint:
         return query_pass.loaded(self, self._required_cursor, done, held, rows)
+
+    # --- following -------------------------------------------------------------------------------------------------
+
+    def derive(self, key: Sequence[str]) -> Derivation:
+        """Say how changes of the query's tables lead to keys."""
+        # Imported here: only live pipelines need the parser.
+        from vitrina.connectors.postgres import derive
+
+        return derive.derive(self, key)
+
+    def follow(self, derivation: Derivation) -> "QueryFollowing":
+        from vitrina.connectors.postgres.following import QueryFollowing
+        from vitrina.connectors.postgres.keyed import KeyedQuery
+
+        return QueryFollowing(self, derivation, KeyedQuery.plan(self, derivation))
 
     # --- rows ------------------------------------------------------------------------------------------------------
 

@@ -198,7 +198,7 @@ class Follower:
             return say("plan.definition_changed")
         if self._renewed_because:
             return self._renewed_because
-        if place.feed != self._feed_name or place.lsn + 1 < self._ready:
+        if place.feed != self._feed_name or place.lsn < self._ready:
             return say("run.live_feed_renewed")
         return self._run.job.target.lost(found)
 
@@ -227,7 +227,7 @@ class Follower:
         fresh = self._fresh_place()
         if run.checkpoint.stage is None:
             return fresh
-        if begun and replace(begun, lsn=fresh.lsn) == fresh and begun.lsn + 1 >= self._ready:
+        if begun and replace(begun, lsn=fresh.lsn) == fresh and begun.lsn >= self._ready:
             return begun
         run.say_started_over(say("run.live_feed_renewed"))
         run.checkpoint = run.checkpoint.without_cursor()
@@ -334,7 +334,7 @@ class Follower:
         while True:
             portion = feeds.read(self._metastore, self._feed, after, _PORTION, relations=self._tables)
             gathered.add(portion)
-            if len(portion) < _PORTION or portion[-1].lsn >= moment.lsn:
+            if not portion or portion[-1].lsn > moment.lsn:
                 return gathered
             if len(gathered.changes) > _MOST_CHANGES and self._load is not None:
                 raise Again(say("run.live_many_changes", changes=len(gathered.changes)), loads=True)
@@ -470,7 +470,7 @@ class Gathered:
 
     def add(self, portion: Sequence[Change]) -> None:
         for change in portion:
-            if change.lsn >= self._moment.lsn or change.relation not in self._tables:
+            if change.lsn > self._moment.lsn or change.relation not in self._tables:
                 continue
             if self._moment.sees(change.xid):
                 self.changes.append(change)
@@ -480,7 +480,7 @@ class Gathered:
     @property
     def upto(self) -> int:
         """Stop before the first transaction that is left: those after it that were taken are taken once more."""
-        return (self._moment.lsn if self._first_left is None else self._first_left) - 1
+        return self._moment.lsn if self._first_left is None else self._first_left - 1
 
 
 class ShrinkGuard:

@@ -85,7 +85,9 @@ def claim_next(
                 if per_source is not None or max_connections:
                     # Two runners that count at the same time would both find room for the last one.
                     connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", [_COUNTING])
-                found = _lock_next(connection, only, per_source, max_connections or {}, skipped, covers=covers, follows=follows)
+                found = _lock_next(
+                    connection, only, per_source, max_connections or {}, skipped, covers=covers, follows=follows
+                )
                 return _take(connection, found, runner_id, ttl_seconds) if found else None
         except psycopg.errors.UniqueViolation:
             # Another runner took the same target in the same instant, and has committed: the next look sees it.

@@ -1,4 +1,4 @@
-"""Rows of stale keys on their way into a mart: one temporary stage for a session, no change of a catalog for a batch."""
+"""Rows of stale keys on their way into a mart: one temporary stage for a session, no catalog changes for a batch."""
 
 from collections.abc import Iterator, Sequence
 
@@ -109,9 +109,7 @@ def delete_absent(connection: Connection, writer: PostgresWriter, stale: Stale, 
     ).rowcount
 
 
-def keys_as_rows(
-    writer: PostgresWriter, names: Sequence[str], keys: Sequence[Key]
-) -> tuple[Composed, list[list[str]]]:
+def keys_as_rows(writer: PostgresWriter, names: Sequence[str], keys: Sequence[Key]) -> tuple[Composed, list[list[str]]]:
     """Give keys as a FROM item in the mart's types, and the values that it is executed with."""
     kinds = {found.name: found.base_type for found in writer.table.columns}
     typed = SQL(", ").join(SQL("u.{0}::{1} AS {0}").format(Identifier(name), SQL(kinds[name])) for name in names)
@@ -124,4 +122,3 @@ def keys_as_rows(
 def is_rewritten(connection: Connection, writer: PostgresWriter) -> bool:
     """Tell whether the mart was truncated or made again by hand since it was prepared."""
     return catalog.files_of(connection, writer.target) != writer.table.files
-

@@ -11,6 +11,9 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
+from uuid import UUID
+
+from psycopg.sql import SQL, Identifier
 
 from vitrina import failpoints, schedule
 from vitrina.definition import Definition
@@ -125,10 +128,9 @@ class Follower:
         self._following = _following(run, self._derivation)
         self._tables = frozenset(table.relation for table in self._derivation.tables)
         self._guard = ShrinkGuard()
-        self._feed = 0
+        self._feed = UUID(int=0)
         self._ready = 0
         self._renewed_because: str | None = None
-        self._seen = 0
         self._load: Load | None = None
         self._ends = time.monotonic() + _LONGEST_RUN.total_seconds()
         self._reloads = _reload_interval(run.job.definition)
@@ -258,6 +260,7 @@ class Follower:
         begin(run, self._load)
         run.letters.watch_steps()
         self._guard.rows = self._load.count_rows()
+        self._metastore.execute(SQL("LISTEN {}").format(Identifier(feeds.STORED)))
         run.meter.note("following", True)
         run.log.info("live.following", tables=sorted(self._tables))
         while True:
@@ -317,8 +320,6 @@ class Follower:
     def _is_stored(self, moment: Moment) -> bool:
         """Wait until the feed has what the snapshot shows. If it is late, the next snapshot is waited for."""
         is_there = feeds.wait_stored(self._metastore, self._feed, moment.lsn, _STORED_SECONDS)
-        if is_there:
-            self._seen = moment.lsn
         self._show_wait(None if is_there else say("run.live_awaits_feed"))
         return is_there
 
@@ -373,13 +374,11 @@ class Follower:
         feeds.passed(self._metastore, self._feed, self._pipeline, place.lsn)
 
     def _await_changes(self) -> None:
-        """Return when one of the followed tables has changed, or requests have to be looked at."""
-        if not feeds.wait_stored(self._metastore, self._feed, self._seen + 1, _LOOK_SECONDS):
-            return
-        until = min(self._recorded + _IDLE_SECONDS, time.monotonic() + _LOOK_SECONDS)
-        while time.monotonic() < until and not self._has_changes():
-            self._seen = feeds.stored_upto(self._metastore, self._feed)
-            feeds.wait_stored(self._metastore, self._feed, self._seen + 1, max(0.0, until - time.monotonic()))
+        """Return when one of the followed tables has changed, or when it is time to say that none has."""
+        while time.monotonic() < self._recorded + _IDLE_SECONDS and not self._has_changes():
+            self._look()
+            for _ in self._metastore.notifies(timeout=_LOOK_SECONDS, stop_after=1):
+                """Changes were stored, of this source or of another."""
 
     def _has_changes(self) -> bool:
         return bool(feeds.read(self._metastore, self._feed, self._place.lsn, 1, relations=self._tables))

@@ -1,6 +1,6 @@
 """What live mode asks of a source: which rows changed, and which keys of the target are stale because of them."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,8 +11,11 @@ from vitrina.ports.batch import Batch, Counts, Key, Part
 if TYPE_CHECKING:
     import psycopg
 
+    from vitrina.ports.connector import Finding
     from vitrina.ports.source import Form
     from vitrina.ports.target import Fence, Load
+    from vitrina.settings import Settings
+    from vitrina.store.database import Connection
 
 # Values of one row as Postgres writes them. A column that is missing is unknown: it is not in the replica identity, or
 # it is a large value that did not change.
@@ -24,7 +27,8 @@ ChangeKind = Literal["insert", "update", "delete", "truncate"]
 class Change(NamedTuple):
     """One changed row of one followed table, as a committed transaction left it."""
 
-    # The end of the commit record in the source's log; all changes of one transaction share it.
+    # A place within the commit record in the source's log, after its start; all changes of one transaction share it.
+    # So a transaction counts as stored, or passed, up to a place P exactly when its `lsn <= P`.
     lsn: int
     # The place within the transaction, from 0.
     number: int
@@ -175,15 +179,155 @@ class Transaction(NamedTuple):
     xid: int
     changes: Sequence[Change]
     last: bool
+    # Of the last piece: the end of the commit record, and when it was committed, in seconds since 1970.
+    upto: int = 0
+    committed_at: float = 0.0
 
 
 class Feed(Protocol):
     """The log of one source database, read by one process at a time."""
 
-    def follow(self, after: int | None) -> Iterator[Transaction]:
-        """Give committed transactions in the order of their commits, after the position that was confirmed."""
+    @property
+    def position(self) -> int:
+        """Everything that was committed before this place has been given by `receive`."""
+        ...
+
+    def start(self, after: int) -> None:
+        """Begin after what was stored."""
+        ...
+
+    def receive(self, seconds: float, wake: int | None = None) -> Transaction | None:
+        """Give the next piece in the order of commits; None when there is none within so many seconds.
+
+        `wake`: a descriptor; None is given as well when there is something to read from it.
+        """
         ...
 
     def confirm(self, upto: int) -> None:
         """Let the source forget what was stored up to here."""
+        ...
+
+    def refresh(self) -> None:
+        """Ask again which columns of which tables are wanted; between transactions only."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """What the source has of a feed's slot."""
+
+    # The slot was made, or made again: nothing before `confirmed` can be had.
+    is_new: bool
+    confirmed: int
+    timeline: int
+    # Why a slot that was there could not be used any more.
+    lost: str | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """Which of the wanted tables are in the publication, and why others are not."""
+
+    # By the name that queries use: the object ids of the tables whose rows it has, its partitions among them.
+    tables: Mapping[str, frozenset[int]]
+    problems: Mapping[str, str]
+    # Those of which a table was added just now: what it was changed by before is not in the log.
+    added: frozenset[str]
+    # Whether anything was added or taken out just now.
+    changed: bool
+
+    def relation_of(self, oid: int) -> str | None:
+        return next((name for name, oids in self.tables.items() if oid in oids), None)
+
+
+@dataclass(frozen=True)
+class FeedFigures:
+    """How far a feed is behind, and what that costs the source, in bytes."""
+
+    written_upto: int
+    retained_bytes: int | None
+    wal_status: str | None
+    # How much the source may keep for a slot before it is lost; None: without limit.
+    keep_bytes: int | None
+
+
+class FollowedDatabase(Protocol):
+    """The owner's view of one source database: slot, publication, catalog. Nothing of users runs in it."""
+
+    @property
+    def session(self) -> "Connection":
+        """The session for statements, to be watched over and ended from another thread."""
+        ...
+
+    def identity(self) -> str | None:
+        """Say which database this is, as `store.databases` does."""
+        ...
+
+    def require_fit(self) -> None:
+        """Raise with the statements to run when the database cannot be followed."""
+        ...
+
+    def end_other_owners(self) -> None:
+        """End what an owner before us left open, and wait until the slot is free."""
+        ...
+
+    def ensure_slot(self, timeline: int | None) -> SlotState:
+        """Find the slot or make it. `timeline`: that of the source when the slot was made, None before the first."""
+        ...
+
+    def drop_slot(self) -> None: ...
+
+    def publish(self, tables: Sequence[str]) -> Published:
+        """Have these tables in the publication and no others. A table without a replica identity is never added."""
+        ...
+
+    def started_before(self) -> int:
+        """Give the first transaction id that is not handed out yet."""
+        ...
+
+    def oldest_running(self) -> int:
+        """Give the lowest transaction id that is still at work."""
+        ...
+
+    def oldest_transaction(self) -> str | None:
+        """Describe it for people."""
+        ...
+
+    def written_upto(self) -> int: ...
+
+    def block_bytes(self) -> int: ...
+
+    def write_out(self) -> None:
+        """Have what was written so far sent, although nothing else commits."""
+        ...
+
+    def figures(self) -> FeedFigures: ...
+
+    def open(self, published: Callable[[], Published], columns: Callable[[], Mapping[str, frozenset[str]]]) -> Feed: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class FeedNames:
+    """What a feed is called at the source. Two installations that follow one database have different names."""
+
+    slot: str
+    publication: str
+    session: str
+
+
+class Feeds(Protocol):
+    """What a connector offers to those who follow its databases."""
+
+    def open(self, url: str, names: FeedNames, settings: "Settings") -> FollowedDatabase: ...
+
+    def drop(self, url: str, names: FeedNames, settings: "Settings") -> Sequence[str]:
+        """Drop slot and publication; returns what was there."""
+        ...
+
+    def check(self, url: str, settings: "Settings") -> "Iterator[Finding]":
+        """Say what the database lacks to be followed; nothing is written."""
         ...

@@ -12,6 +12,7 @@ from vitrina.ports.connector import Connector
 if TYPE_CHECKING:
     from importlib import metadata
 
+    from vitrina.ports.live import Feeds
     from vitrina.ports.queries import Queries
 
 GROUP = "vitrina.connectors"
@@ -75,6 +76,14 @@ def queries() -> "Queries":
     found = get(POSTGRES).queries
     if found is None:
         raise ConfigError("the connector for PostgreSQL answers no queries")
+    return found()
+
+
+def feeds() -> "Feeds":
+    """Return what follows the logs of source databases here."""
+    found = get(POSTGRES).feeds
+    if found is None:
+        raise ConfigError("the connector for PostgreSQL follows no log")
     return found()
 
 

@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0020"
-down_revision = "0018"
+down_revision = "0019"
 
 LIVE = """
 DO $$

@@ -41,6 +41,8 @@ CLICKHOUSE_POINTS = ("clickhouse.inserted", "clickhouse.checked", "clickhouse.vi
 # Steps of the owner of a feed.
 FEED_POINTS = ("feed.claimed", "feed.started", "feed.copied", "feed.stored", "feed.confirmed", "feed.published")
 # And what is done beside runs.
+LIVE_POINTS = ("live.gathered",)
+
 OTHER_POINTS = ("schedule.fired",)
 
 _lock = threading.Lock()

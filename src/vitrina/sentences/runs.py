@@ -85,6 +85,10 @@ SENTENCES = {
         "use mode full or incremental"
     ),
     "run.live_reload": "options.live.reload asks for a full load",
+    "run.live_standby": (
+        "the connection {connection} leads to a standby, and only a primary's log can be followed: let it lead to the"
+        " primary"
+    ),
     "run.live_target": "{target} cannot delete single rows, so it cannot be live: use mode full or incremental",
     "run.needs_key": "the target table does not exist yet: set target_key, the columns that identify a row",
     "run.never_reached": "no setting allows it: the server's catalogs and the metastore are not for queries",

@@ -1,14 +1,15 @@
 """Following a query: snapshots of its source, which transactions they show, and the rows of stale keys in them."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
-from psycopg.sql import SQL, Composable, Composed, Identifier
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
+from vitrina.connectors.postgres.source import Bounds, Query
 from vitrina.errors import FatalError
 from vitrina.ports.batch import Batch, Key
 from vitrina.ports.live import Change, Derivation, Stale
@@ -56,6 +57,35 @@ class Keyed(Protocol):
     def key(self) -> tuple[str, ...]: ...
 
     def select(self, outputs: Sequence[Composable], stale: Stale) -> Composed: ...
+
+
+class LateralQuery:
+    """A query that is asked once for each key: so the planner looks rows up instead of computing all of them."""
+
+    def __init__(self, query: Query, key: tuple[str, ...], types: Mapping[str, str]) -> None:
+        self._query = query
+        self.key = key
+        self._types = types
+
+    def select(self, outputs: Sequence[Composable], stale: Stale) -> Composed:
+        head, source = self._query.wrapped(Bounds())
+        names = [Identifier(name) for name in stale.columns]
+        typed = [
+            SQL("u.{0}::{1} AS {0}").format(Identifier(name), SQL(self._types[name])) for name in stale.columns
+        ]
+        arrays = [SQL("{}::text[]").format(Literal(list(values))) for values in zip(*stale.keys, strict=True)]
+        return SQL(
+            "{head} SELECT {outputs} FROM (SELECT DISTINCT {typed} FROM unnest({arrays}) AS u({names})) AS k"
+            " CROSS JOIN LATERAL (SELECT * FROM {source} AS i WHERE {same} OFFSET 0) AS q"
+        ).format(
+            head=head,
+            outputs=SQL(", ").join(outputs),
+            typed=SQL(", ").join(typed),
+            arrays=SQL(", ").join(arrays),
+            names=SQL(", ").join(names),
+            source=source,
+            same=SQL(" AND ").join(SQL("i.{0} = k.{0}").format(name) for name in names),
+        )
 
 
 class QueryFollowing:

@@ -68,6 +68,7 @@ class QuerySource:
         self.cursor: Cursor | None = None
         self.provenance = Provenance()
         self.on_standby = False
+        self._key: tuple[str, ...] = ()
         self._admitted: plan_check.Admitted | None = None
 
     # --- what it is ------------------------------------------------------------------------------------------------
@@ -232,15 +233,28 @@ class QuerySource:
     def derive(self, key: Sequence[str]) -> Derivation:
         """Say how changes of the query's tables lead to keys."""
         # Imported here: only live pipelines need the parser.
-        from vitrina.connectors.postgres import derive
+        from vitrina.connectors.postgres.derive.derivation import derive
 
-        return derive.derive(self, key)
+        if self.on_recovery:
+            raise FatalError(say("run.live_standby", connection=self.definition.source_connection))
+        self._key = tuple(key)
+        return derive(
+            self.reader.connection,
+            self.judged.text,
+            [(name, self.types[name]) for name in key],
+            stamps=self.judged.volatile_columns,
+            affects=self.definition.options.live.affects,
+        )
 
     def follow(self, derivation: Derivation) -> "QueryFollowing":
-        from vitrina.connectors.postgres.following import QueryFollowing
-        from vitrina.connectors.postgres.keyed import KeyedQuery
+        from vitrina.connectors.postgres.following import LateralQuery, QueryFollowing
 
-        return QueryFollowing(self, derivation, KeyedQuery.plan(self, derivation))
+        return QueryFollowing(self, derivation, LateralQuery(self.query, self._key, self.types))
+
+    @cached_property
+    def on_recovery(self) -> bool:
+        """Tell whether the server that is read is a standby, of which no log can be followed."""
+        return bool(self.reader.value(SQL("SELECT pg_catalog.pg_is_in_recovery()").format()))
 
     # --- rows ------------------------------------------------------------------------------------------------------
 

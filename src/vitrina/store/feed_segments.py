@@ -1,7 +1,7 @@
 """Stored changes of a feed, in numbered tables that only grow and are dropped whole."""
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID
 
 import orjson
@@ -105,7 +105,7 @@ def _read_segment(
     connection: Connection, number: int, after: int, limit: int, relations: Collection[str] | None
 ) -> list[Change]:
     try:
-        rows = _select(connection, number, sql.SQL("lsn > %(after)s"), after, limit + 1, relations)
+        rows = _select(connection, number, "lsn > %(after)s", after, limit=limit + 1, relations=relations)
         if len(rows) <= limit:
             return [_change(row) for row in rows]
         # The last transaction may go on: it is left for the next call, or read whole when it is the only one.
@@ -116,10 +116,8 @@ def _read_segment(
         raise TransientError("stored changes were dropped while they were read: the pipeline must reload") from exc
 
 
-def _read_transaction(
-    connection: Connection, number: int, lsn: int, relations: Collection[str] | None
-) -> list[Change]:
-    rows = _select(connection, number, sql.SQL("lsn = %(after)s"), lsn, MOST_OF_TRANSACTION + 1, relations)
+def _read_transaction(connection: Connection, number: int, lsn: int, relations: Collection[str] | None) -> list[Change]:
+    rows = _select(connection, number, "lsn = %(after)s", lsn, limit=MOST_OF_TRANSACTION + 1, relations=relations)
     if len(rows) <= MOST_OF_TRANSACTION:
         return [_change(row) for row in rows]
     named = connection.execute(
@@ -135,7 +133,13 @@ def _read_transaction(
 
 
 def _select(
-    connection: Connection, number: int, which: sql.SQL, after: int, limit: int, relations: Collection[str] | None
+    connection: Connection,
+    number: int,
+    which: LiteralString,
+    after: int,
+    *,
+    limit: int,
+    relations: Collection[str] | None,
 ) -> list[dict[str, Any]]:
     return connection.execute(
         sql.SQL(
@@ -144,14 +148,16 @@ def _select(
             WHERE {} AND (%(relations)s::text[] IS NULL OR relation = ANY(%(relations)s))
             ORDER BY lsn, number LIMIT %(limit)s
             """
-        ).format(table(number), which),
+        ).format(table(number), sql.SQL(which)),
         {"after": after, "limit": limit, "relations": None if relations is None else list(relations)},
     ).fetchall()
 
 
 def _change(row: dict[str, Any]) -> Change:
     kind = _KIND_NAMES[row["kind"]]
-    return Change(row["lsn"], row["number"], row["xid"], row["relation"], kind, _loaded(row["old"]), _loaded(row["new"]))
+    return Change(
+        row["lsn"], row["number"], row["xid"], row["relation"], kind, _loaded(row["old"]), _loaded(row["new"])
+    )
 
 
 def _loaded(text: str | None) -> Image | None:

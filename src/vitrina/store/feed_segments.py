@@ -84,12 +84,18 @@ def _dumped(image: Image | None) -> str | None:
 def read(
     connection: Connection, feed_id: UUID, after: int, limit: int, relations: Collection[str] | None = None
 ) -> list[Change]:
-    """Read whole transactions after a place, in the order of their commits, until there are `limit` changes."""
+    """Read whole transactions after a place, in the order of their commits, until there are `limit` changes.
+
+    Fewer than `limit` are all that there is.
+    """
     found: list[Change] = []
     for number in _list_after(connection, feed_id, after):
-        found += _read_segment(connection, number, after, limit - len(found), relations)
-        if len(found) >= limit:
-            break
+        while len(found) < limit:
+            page = _read_page(connection, number, after, limit - len(found), relations)
+            if not page:
+                break
+            found += page
+            after = page[-1].lsn
     return found
 
 
@@ -101,17 +107,17 @@ def _list_after(connection: Connection, feed_id: UUID, after: int) -> list[int]:
     return [row["number"] for row in rows]
 
 
-def _read_segment(
+def _read_page(
     connection: Connection, number: int, after: int, limit: int, relations: Collection[str] | None
 ) -> list[Change]:
     try:
         rows = _select(connection, number, "lsn > %(after)s", after, limit=limit + 1, relations=relations)
         if len(rows) <= limit:
             return [_change(row) for row in rows]
-        # The last transaction may go on: it is left for the next call, or read whole when it is the only one.
+        # The last transaction may go on.
         last = rows[-1]["lsn"]
         whole = [_change(row) for row in rows if row["lsn"] < last]
-        return whole or _read_transaction(connection, number, last, relations)
+        return whole + _read_transaction(connection, number, last, relations)
     except psycopg.errors.UndefinedTable as exc:
         raise TransientError("stored changes were dropped while they were read: the pipeline must reload") from exc
 

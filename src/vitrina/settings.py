@@ -26,7 +26,9 @@ APP_ROLE = "vitrina_app"
 DEFAULT_CONNECTION = "default"
 SECRET_KEY_BYTES = 32
 
-_CONNECTION_VARIABLE = re.compile(r"VITRINA_CONN_([A-Z0-9_]+?)(_MAX_CONNECTIONS|_STATEMENT_TIMEOUT_SECONDS|_FEED)?(_FILE)?")
+_CONNECTION_VARIABLE = re.compile(
+    r"VITRINA_CONN_([A-Z0-9_]+?)(_MAX_CONNECTIONS|_STATEMENT_TIMEOUT_SECONDS|_FEED)?(_FILE)?"
+)
 
 
 class ConnectionLimits(BaseModel):
@@ -300,7 +302,7 @@ class Settings(BaseModel):
         return found.get_secret_value()
 
     def find_feed_url(self, name: str | None) -> str | None:
-        """Find the login that follows a database's log. REPLICATION can copy a whole cluster: no users' SQL runs as it."""
+        """Find the login that follows a database's log. It can copy a whole cluster, so no users' SQL runs under it."""
         found = self.feed_url if name in (None, DEFAULT_CONNECTION) else self.feeds.get(str(name).lower())
         return found.get_secret_value() if found else None
 
@@ -354,7 +356,11 @@ def connection_problem(url: str) -> str | None:
 
 def feed_variable(connection: str | None) -> str:
     """Name the variable that holds the login of a feed."""
-    return f"VITRINA_CONN_{connection.upper()}_FEED" if connection not in (None, DEFAULT_CONNECTION) else "VITRINA_FEED_URL"
+    return (
+        f"VITRINA_CONN_{connection.upper()}_FEED"
+        if connection not in (None, DEFAULT_CONNECTION)
+        else "VITRINA_FEED_URL"
+    )
 
 
 def limit_variable(connection: str, limit: str) -> str:

@@ -80,4 +80,3 @@ def transactions(feed: Replication, count: int, *, seconds: float = 20.0) -> Ite
 
 def short(change: Change) -> tuple[Any, ...]:
     return change.relation, change.kind, change.old, change.new
-

@@ -43,7 +43,8 @@ def test_full_identity_gives_old_values_of_every_wanted_column(source: Source) -
 
 def test_an_index_identity_gives_its_columns(source: Source) -> None:
     source.sql(
-        f"{FILM}; ALTER TABLE content.film ALTER title SET NOT NULL; CREATE UNIQUE INDEX by_title ON content.film (title);"
+        f"{FILM}; ALTER TABLE content.film ALTER title SET NOT NULL;"
+        " CREATE UNIQUE INDEX by_title ON content.film (title);"
         " ALTER TABLE content.film REPLICA IDENTITY USING INDEX by_title"
     )
     source.publish(film="id title")

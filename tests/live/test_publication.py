@@ -12,6 +12,7 @@ from vitrina.connectors.postgres.feeds import FollowedPostgres
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.errors import ConfigError, TransientError
 from vitrina.settings import Settings
+from vitrina.store.database import Connection
 
 FILM = "CREATE TABLE content.film (id int PRIMARY KEY, title text)"
 
@@ -33,7 +34,7 @@ def test_a_table_without_identity_is_never_published(source: Source, made: str, 
     assert members(source) == (["content.film"] if allowed else [])
     assert ("content.film" in published.tables) is allowed
     if not allowed:
-        assert "ALTER TABLE \"content\".\"film\" REPLICA IDENTITY FULL" in published.problems["content.film"]
+        assert 'ALTER TABLE "content"."film" REPLICA IDENTITY FULL' in published.problems["content.film"]
     # Whatever it is, the application goes on.
     source.sql("INSERT INTO content.film VALUES (1); UPDATE content.film SET id = 2; DELETE FROM content.film")
 
@@ -52,7 +53,7 @@ def test_an_identity_that_goes_between_look_and_addition_is_noticed(
     source.sql(FILM)
     looked = publication._problem
 
-    def look_and_lose(session: publication.Connection, relation: str, rows: list[dict[str, object]]) -> str | None:
+    def look_and_lose(session: Connection, relation: str, rows: list[dict[str, object]]) -> str | None:
         found = looked(session, relation, rows)
         source.sql("ALTER TABLE content.film REPLICA IDENTITY NOTHING")
         return found
@@ -70,7 +71,9 @@ def test_a_partition_is_published_when_it_was_looked_at_and_not_by_its_root(sour
     )
     assert source.publish(seen="id").problems == {}
     assert members(source) == ["content.seen_25"]
-    source.sql("CREATE TABLE content.seen_26 PARTITION OF content.seen FOR VALUES FROM ('2026-01-01') TO ('2027-01-01')")
+    source.sql(
+        "CREATE TABLE content.seen_26 PARTITION OF content.seen FOR VALUES FROM ('2026-01-01') TO ('2027-01-01')"
+    )
     source.sql("INSERT INTO content.seen VALUES (1, '2026-05-05'); UPDATE content.seen SET id = 2")
     assert "content.seen_26" in source.publish(seen="id").problems["content.seen"]
     source.sql("UPDATE content.seen SET id = 3; ALTER TABLE content.seen_26 REPLICA IDENTITY FULL")

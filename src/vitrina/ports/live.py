@@ -279,6 +279,10 @@ class FollowedDatabase(Protocol):
 
     def drop_slot(self) -> None: ...
 
+    def drop(self) -> None:
+        """Drop slot and publication."""
+        ...
+
     def publish(self, tables: Sequence[str]) -> Published:
         """Have these tables in the publication and no others. A table without a replica identity is never added."""
         ...

@@ -26,6 +26,7 @@ from vitrina.ports import registry
 from vitrina.runner import housekeeping, scheduler
 from vitrina.runner import requests as runner_requests
 from vitrina.runner.dispatcher import PipelineDispatcher
+from vitrina.runner.feeds import FeedKeeper
 from vitrina.runner.watchdog import SILENCE_SECONDS, Watch, silence_limit
 from vitrina.settings import Settings
 from vitrina.status import Status
@@ -78,6 +79,7 @@ class PipelineManager:
         self._housekeeper = housekeeping.Housekeeper(settings)
         self._next_look = 0.0
         self._watch = Watch(self._runs_at_work)
+        self._feeds = FeedKeeper(settings, self.runner_id, self._watch)
         # Wakes the loop from our own threads and from signals: a byte, not a session.
         self._bell, self._ringer = socket.socketpair()
         self._ringer.setblocking(False)
@@ -158,7 +160,8 @@ class PipelineManager:
 
     def _look_for_work(self, connection: Connection) -> None:
         """What nobody rings for: leases that are over, schedules that are due, rows that were locked, old rows."""
-        for part in (self._recover, self._fire_schedules, self._request_ready, self._claim, self._claim_live):
+        regular = (self._recover, self._fire_schedules, self._request_ready, self._feeds.look)
+        for part in (*regular, self._claim, self._claim_live):
             self._do(part, connection)
         self._housekeeper.look(self._shutdown)
         self._pool.close_unused()
@@ -375,6 +378,7 @@ class PipelineManager:
                     control.lose()  # or its run has just ended: then nobody looks any more
         if asked_for:
             requests.extend(connection, asked_for, self.runner_id, self._settings.lease_ttl_seconds)
+        self._feeds.beat(connection)
         self._register(connection)
 
     def _register(self, connection: Connection) -> None:
@@ -405,6 +409,7 @@ class PipelineManager:
         end = time.monotonic() + DRAIN_SECONDS + LEAVE_SECONDS
         while self._claims and time.monotonic() < end:
             time.sleep(0.02)
+        self._feeds.stop()
         self._stopped.set()
         heartbeat.join(timeout=5)
         try:

@@ -43,9 +43,7 @@ class FeedClaim:
 # --- the lease -----------------------------------------------------------------------------------------------------
 
 
-def claim_free(
-    connection: Connection, runner_id: UUID, ttl_seconds: float, names: Sequence[str]
-) -> list[FeedClaim]:
+def claim_free(connection: Connection, runner_id: UUID, ttl_seconds: float, names: Sequence[str]) -> list[FeedClaim]:
     """Take the feeds of these connections that no runner has, or whose runner has been silent for too long."""
     rows = connection.execute(
         """
@@ -270,9 +268,7 @@ class Storage:
         return self._segment
 
 
-def advance(
-    connection: Connection, claim: FeedClaim, upto: int, changes: int = 0, committed_at: float = 0.0
-) -> None:
+def advance(connection: Connection, claim: FeedClaim, upto: int, changes: int = 0, committed_at: float = 0.0) -> None:
     """Move the place up to which everything is stored: the guard of claim and epoch."""
     moved = connection.execute(
         """
@@ -336,9 +332,7 @@ def reload_those_behind(
     return marked
 
 
-def note_figures(
-    connection: Connection, claim: FeedClaim, figures: Mapping[str, Any], problem: str | None
-) -> None:
+def note_figures(connection: Connection, claim: FeedClaim, figures: Mapping[str, Any], problem: str | None) -> None:
     """Write down how the feed stands, for people and monitoring."""
     connection.execute(
         """

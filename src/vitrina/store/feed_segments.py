@@ -1,7 +1,7 @@
 """Stored changes of a feed, in numbered tables that only grow and are dropped whole."""
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID
 
 import orjson
@@ -84,12 +84,18 @@ def _dumped(image: Image | None) -> str | None:
 def read(
     connection: Connection, feed_id: UUID, after: int, limit: int, relations: Collection[str] | None = None
 ) -> list[Change]:
-    """Read whole transactions after a place, in the order of their commits, until there are `limit` changes."""
+    """Read whole transactions after a place, in the order of their commits, until there are `limit` changes.
+
+    Fewer than `limit` are all that there is.
+    """
     found: list[Change] = []
     for number in _list_after(connection, feed_id, after):
-        found += _read_segment(connection, number, after, limit - len(found), relations)
-        if len(found) >= limit:
-            break
+        while len(found) < limit:
+            page = _read_page(connection, number, after, limit - len(found), relations)
+            if not page:
+                break
+            found += page
+            after = page[-1].lsn
     return found
 
 
@@ -101,25 +107,23 @@ def _list_after(connection: Connection, feed_id: UUID, after: int) -> list[int]:
     return [row["number"] for row in rows]
 
 
-def _read_segment(
+def _read_page(
     connection: Connection, number: int, after: int, limit: int, relations: Collection[str] | None
 ) -> list[Change]:
     try:
-        rows = _select(connection, number, sql.SQL("lsn > %(after)s"), after, limit + 1, relations)
+        rows = _select(connection, number, "lsn > %(after)s", after, limit=limit + 1, relations=relations)
         if len(rows) <= limit:
             return [_change(row) for row in rows]
-        # The last transaction may go on: it is left for the next call, or read whole when it is the only one.
+        # The last transaction may go on.
         last = rows[-1]["lsn"]
         whole = [_change(row) for row in rows if row["lsn"] < last]
-        return whole or _read_transaction(connection, number, last, relations)
+        return whole + _read_transaction(connection, number, last, relations)
     except psycopg.errors.UndefinedTable as exc:
         raise TransientError("stored changes were dropped while they were read: the pipeline must reload") from exc
 
 
-def _read_transaction(
-    connection: Connection, number: int, lsn: int, relations: Collection[str] | None
-) -> list[Change]:
-    rows = _select(connection, number, sql.SQL("lsn = %(after)s"), lsn, MOST_OF_TRANSACTION + 1, relations)
+def _read_transaction(connection: Connection, number: int, lsn: int, relations: Collection[str] | None) -> list[Change]:
+    rows = _select(connection, number, "lsn = %(after)s", lsn, limit=MOST_OF_TRANSACTION + 1, relations=relations)
     if len(rows) <= MOST_OF_TRANSACTION:
         return [_change(row) for row in rows]
     named = connection.execute(
@@ -135,7 +139,13 @@ def _read_transaction(
 
 
 def _select(
-    connection: Connection, number: int, which: sql.SQL, after: int, limit: int, relations: Collection[str] | None
+    connection: Connection,
+    number: int,
+    which: LiteralString,
+    after: int,
+    *,
+    limit: int,
+    relations: Collection[str] | None,
 ) -> list[dict[str, Any]]:
     return connection.execute(
         sql.SQL(
@@ -144,14 +154,16 @@ def _select(
             WHERE {} AND (%(relations)s::text[] IS NULL OR relation = ANY(%(relations)s))
             ORDER BY lsn, number LIMIT %(limit)s
             """
-        ).format(table(number), which),
+        ).format(table(number), sql.SQL(which)),
         {"after": after, "limit": limit, "relations": None if relations is None else list(relations)},
     ).fetchall()
 
 
 def _change(row: dict[str, Any]) -> Change:
     kind = _KIND_NAMES[row["kind"]]
-    return Change(row["lsn"], row["number"], row["xid"], row["relation"], kind, _loaded(row["old"]), _loaded(row["new"]))
+    return Change(
+        row["lsn"], row["number"], row["xid"], row["relation"], kind, _loaded(row["old"]), _loaded(row["new"])
+    )
 
 
 def _loaded(text: str | None) -> Image | None:

@@ -156,7 +156,8 @@ def problem(connection: Connection, feed_id: UUID, pipeline_id: UUID) -> str | N
     if not feed["is_owned"]:
         variable = feed_variable(feed["connection"])
         return f"no runner follows the source's log: set {variable} where runners are, a login with REPLICATION"
-    return row["problem"]
+    waits_for: str | None = row["problem"]
+    return waits_for
 
 
 def must_reload(connection: Connection, feed_id: UUID, pipeline_id: UUID) -> str | None:

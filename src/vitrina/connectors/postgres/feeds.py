@@ -17,7 +17,7 @@ from vitrina.store.database import Connection
 _STATEMENT_TIMEOUT = {"statement_timeout": "30000"}
 
 
-def open(url: str, names: FeedNames, settings: Settings) -> "FollowedPostgres":  # noqa: A001 - as the port calls it
+def open(url: str, names: FeedNames, settings: Settings) -> "FollowedPostgres":
     return FollowedPostgres(url, names, settings)
 
 
@@ -74,6 +74,10 @@ class FollowedPostgres:
     def drop_slot(self) -> None:
         slots.drop(self._session, self._names)
 
+    def drop(self) -> None:
+        slots.drop(self._session, self._names)
+        slots.drop_publication(self._session, self._names)
+
     def publish(self, tables: Sequence[str]) -> Published:
         publication.ensure(self._session, self._names)
         return publication.publish(self._session, self._names, tables)
@@ -122,7 +126,8 @@ class FollowedPostgres:
     ) -> Replication:
         def want(found: Relation) -> Wanted | None:
             relation = published().relation_of(found.oid)
-            return Wanted(relation, columns()[relation]) if relation in columns() else None
+            wanted = columns().get(relation) if relation else None
+            return Wanted(relation, wanted) if relation and wanted is not None else None
 
         return Replication(self._url, self._names, self._settings, Decoder(want))
 
@@ -130,7 +135,7 @@ class FollowedPostgres:
         self._session.close()
 
     def _number(self, expression: str) -> int:
-        row = database.one(self._session.execute(f"SELECT {expression} AS number"))  # noqa: S608 - constants above
+        row = database.one(self._session.execute(f"SELECT {expression} AS number"))
         return int(row["number"])
 
 
@@ -180,9 +185,7 @@ def _login(session: Connection) -> Iterator[Finding]:
     login = sql.Identifier(session.info.user).as_string(session)
     place = sql.Identifier(session.info.dbname).as_string(session)
     if not row["replicates"]:
-        yield Finding(
-            "PROBLEM", f"{session.info.user} may not read the log", f"ALTER ROLE {login} REPLICATION"
-        )
+        yield Finding("PROBLEM", f"{session.info.user} may not read the log", f"ALTER ROLE {login} REPLICATION")
     if not row["creates"]:
         yield Finding(
             "PROBLEM",

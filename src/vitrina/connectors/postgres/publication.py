@@ -43,9 +43,7 @@ def ensure(session: Connection, names: FeedNames) -> None:
 
 
 def _make(session: Connection, names: FeedNames) -> None:
-    statement = sql.SQL("CREATE PUBLICATION {} WITH ({})").format(
-        sql.Identifier(names.publication), sql.SQL(_OPTIONS)
-    )
+    statement = sql.SQL("CREATE PUBLICATION {} WITH ({})").format(sql.Identifier(names.publication), sql.SQL(_OPTIONS))
     try:
         session.execute(statement)
     except psycopg.errors.InsufficientPrivilege as exc:
@@ -72,7 +70,9 @@ def publish(session: Connection, names: FeedNames, wanted: Sequence[str]) -> Pub
         if reasons:
             problems[name] = "; ".join(dict.fromkeys(reasons))
     tables = {name: frozenset(row["oid"] for row in rows) for name, rows in found.items() if name not in problems}
-    added = frozenset(name for name, rows in found.items() if any(row["oid"] in missing - refused.keys() for row in rows))
+    added = frozenset(
+        name for name, rows in found.items() if any(row["oid"] in missing - refused.keys() for row in rows)
+    )
     return Published(tables, problems, added, changed=bool(added or surplus))
 
 

@@ -6,6 +6,7 @@ from struct import Struct
 
 import psycopg
 from psycopg import conninfo, pq
+from psycopg.pq import abc
 
 from vitrina.connectors.postgres.pgoutput import Begin, Commit, Decoder
 from vitrina.errors import CannotConnect, Disconnected, FatalError, FeedLost, TransientError
@@ -144,7 +145,7 @@ class Replication:
         self._connection.flush()
 
 
-def _connect(url: str, names: FeedNames, settings: Settings) -> pq.PGconn:
+def _connect(url: str, names: FeedNames, settings: Settings) -> abc.PGconn:
     """Log in to the walsender of one database, with the settings that values are written by in all our sessions."""
     parameters = {
         **database.TRANSPORT,
@@ -166,7 +167,7 @@ def _connect(url: str, names: FeedNames, settings: Settings) -> pq.PGconn:
 _LOST_STATES = (psycopg.errors.UndefinedObject.sqlstate, psycopg.errors.ObjectNotInPrerequisiteState.sqlstate)
 
 
-def _failure(what: str, result: "pq.abc.PGresult | None") -> TransientError:
+def _failure(what: str, result: abc.PGresult | None) -> TransientError:
     said = " ".join(result.error_message.decode(errors="replace").split()) if result else "the connection is closed"
     state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode() if result else ""
     return FeedLost(f"{what}: {said}") if state in _LOST_STATES else Disconnected(f"{what}: {said}")

@@ -1,6 +1,10 @@
-"""The slot of a feed: making it, finding out that it is lost, dropping it. The source keeps its log until a slot is confirmed."""
+"""The slot of a feed: making it, finding out that it is lost, dropping it.
+
+A source keeps its log until the slot has confirmed it.
+"""
 
 import time
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -27,7 +31,7 @@ def ensure(session: Connection, names: FeedNames, timeline: int | None) -> SlotS
     return SlotState(is_new=True, confirmed=_make(session, names), timeline=now_on, lost=lost)
 
 
-def _why_lost(found: dict[str, object] | None, names: FeedNames, timeline: int | None, now_on: int) -> str | None:
+def _why_lost(found: dict[str, Any] | None, names: FeedNames, timeline: int | None, now_on: int) -> str | None:
     if timeline is None:
         return None
     if found is None:
@@ -39,7 +43,7 @@ def _why_lost(found: dict[str, object] | None, names: FeedNames, timeline: int |
     return None
 
 
-def _find(session: Connection, slot: str) -> dict[str, object] | None:
+def _find(session: Connection, slot: str) -> dict[str, Any] | None:
     found = session.execute(
         """
         SELECT s.plugin, s.database = pg_catalog.current_database() AS is_here, s.wal_status,

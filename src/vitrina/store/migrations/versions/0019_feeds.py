@@ -63,7 +63,7 @@ CREATE TABLE etl.etl_feed_segments (
     created_at timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (fillfactor = 50);
 CREATE INDEX etl_feed_segments_feed_idx ON etl.etl_feed_segments (feed_id, number);
-COMMENT ON TABLE etl.etl_feed_segments IS 'tables etl.feed_segment_<number>: stored changes, dropped when all have passed';
+COMMENT ON TABLE etl.etl_feed_segments IS 'tables etl.feed_segment_<number>; dropped when all have passed them';
 """
 
 

@@ -1,0 +1,278 @@
+"""The derivation of one query: which tables it follows, and the stale keys of a batch of changes."""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from vitrina.connectors.postgres.derive import paths, reading, warnings
+from vitrina.connectors.postgres.derive.affects import Affects
+from vitrina.connectors.postgres.derive.graph import Graph
+from vitrina.connectors.postgres.derive.paths import Path, Search
+from vitrina.connectors.postgres.derive.statements import Statement, parameter, statement
+from vitrina.connectors.postgres.derive.tables import SourceCatalog, Table
+from vitrina.errors import SourceQueryFailed
+from vitrina.ports.batch import Key
+from vitrina.ports.live import Change, FollowedTable, Image, Stale
+from vitrina.sentences import say
+from vitrina.store.database import Connection
+
+# Subsets of a longer key are not tried: the whole of it, or one column.
+_MOST_KEY_COLUMNS = 6
+
+
+@dataclass(frozen=True)
+class Step:
+    """How changes of one occurrence of a table lead to keys; no statement: to every key."""
+
+    table: Table
+    statement: Statement | None
+    leads_to: str
+
+
+class QueryDerivation:
+    """Computes stale keys with one statement for each occurrence of a changed table."""
+
+    def __init__(
+        self, columns: Sequence[str], steps: Sequence[Step], stated: Mapping[str, Affects], warned: Sequence[str] = ()
+    ) -> None:
+        self._columns = tuple(columns)
+        self._steps = [step for step in steps if step.table.followed_as not in stated]
+        self._stated = stated
+        self._tables = {step.table.followed_as: step.table for step in steps}
+        self.warnings: Sequence[str] = tuple(warned)
+
+    @property
+    def tables(self) -> Sequence[FollowedTable]:
+        return [self._followed(name) for name in self._tables]
+
+    def _followed(self, name: str) -> FollowedTable:
+        if name in self._stated:
+            columns = self._stated[name].columns
+            return FollowedTable(name, columns, columns, leads_to=say("derive.as_stated"))
+        own = [step for step in self._steps if step.table.followed_as == name]
+        columns = self._image_columns(name)
+        every_key = any(step.statement is None for step in own)
+        return FollowedTable(
+            name,
+            columns,
+            columns,
+            leads_to=", ".join(dict.fromkeys(step.leads_to for step in own)),
+            every_key=every_key,
+        )
+
+    def _image_columns(self, name: str) -> tuple[str, ...]:
+        """Return the columns whose images any statement reads."""
+        made = (step.statement.images.get(name, ()) for step in self._steps if step.statement)
+        return tuple(sorted(set(itertools.chain.from_iterable(made))))
+
+    def stale(self, session: "psycopg.Connection[Any]", changes: Sequence[Change]) -> Stale:
+        """Compute the stale keys in the session's open snapshot."""
+        changed = {change.relation for change in changes} & self._tables.keys()
+        why = self._everything(changed, changes)
+        if why is not None:
+            return Stale(self._columns, everything=True, why=why)
+        images = _Images(self._tables, changes)
+        keys: set[Key] = set()
+        for step in self._steps:
+            if step.statement is not None and step.table.followed_as in changed:
+                values = images.parameters(step.statement)
+                if values is None:
+                    return Stale(self._columns, everything=True, why=say("derive.value_missing", table=images.lacking))
+                keys |= _asked(session, step.statement.text, values)
+        for name in changed & self._stated.keys():
+            keys |= self._stated[name].keys(session, [change for change in changes if change.relation == name])
+        return Stale(self._columns, sorted(keys))
+
+    def _everything(self, changed: Iterable[str], changes: Sequence[Change]) -> str | None:
+        """Say why a batch may concern every key."""
+        truncated = next((each.relation for each in changes if each.kind == "truncate"), None)
+        if truncated is not None:
+            return say("derive.truncated", table=truncated)
+        open_ended = {step.table.followed_as for step in self._steps if step.statement is None} & set(changed)
+        return say("derive.every_key_of", table=min(open_ended)) if open_ended else None
+
+
+class _Images:
+    """Values of changed rows as arrays, one for each column that a statement reads."""
+
+    def __init__(self, tables: Mapping[str, Table], changes: Sequence[Change]) -> None:
+        self._tables = tables
+        self._changes: dict[str, list[Change]] = {}
+        for change in changes:
+            self._changes.setdefault(change.relation, []).append(change)
+        self.lacking = ""
+
+    def parameters(self, made: Statement) -> dict[str, list[str | None]] | None:
+        """Return the arrays of a statement; None when the log did not carry a value that is needed."""
+        found: dict[str, list[str | None]] = {}
+        for relation, columns in made.images.items():
+            for age in ("old", "new"):
+                rows = set(self._rows(relation, columns, age))
+                if None in rows:
+                    self.lacking = relation
+                    return None
+                values = list(zip(*(row for row in rows if row is not None), strict=True)) or [() for _ in columns]
+                for column, value in zip(columns, values, strict=True):
+                    found[parameter(age, relation, column)] = list(value)
+        return found
+
+    def _rows(self, relation: str, columns: Sequence[str], age: str) -> Iterator[tuple[str | None, ...] | None]:
+        for change in self._changes.get(relation, ()):
+            image, other = (change.old, change.new) if age == "old" else (change.new, change.old)
+            if change.kind == ("insert" if age == "old" else "delete"):
+                continue
+            yield self._values(relation, columns, image or {}, other or {}, age)
+
+    def _values(
+        self, relation: str, columns: Sequence[str], image: Image, other: Image, age: str
+    ) -> tuple[str | None, ...] | None:
+        """Read a row's values: what one image lacks did not change, as far as the log would have said so."""
+        values = []
+        for column in columns:
+            # A large value that did not change is missing in the new image; the old one has it if anything has. An
+            # old image comes only when one of its columns changed.
+            carried = age == "new" or column in self._tables[relation].identity
+            source = image if column in image else other if carried else {}
+            if column not in source:
+                return None
+            values.append(source[column])
+        return tuple(values)
+
+
+def _asked(session: "psycopg.Connection[Any]", text: str, values: Mapping[str, Any]) -> set[Key]:
+    with session.cursor(row_factory=tuple_row) as cursor:
+        cursor.execute(text.encode(), values)
+        return set(cursor.fetchall())
+
+
+# --- from the query --------------------------------------------------------------------------------------------------
+
+
+def derive(
+    connection: Connection,
+    text: str,
+    key: Sequence[tuple[str, str]],
+    *,
+    stamps: frozenset[str] = frozenset(),
+    affects: Mapping[str, str] | None = None,
+) -> QueryDerivation:
+    """Derive how changes of its tables lead to the keys of a query that the server accepts.
+
+    `key` names columns of the result with their types. Raises with the reason when the query cannot be followed.
+    """
+    catalog = SourceCatalog(connection)
+    graph = reading.read(text, catalog, stamps)
+    if not graph.leaves:
+        raise SourceQueryFailed(say("derive.no_tables"))
+    searches = [paths.search(graph, start) for start in graph.leaves]
+    stated = frozenset(affects or {})
+    columns = _best_columns([each for each in searches if _name(each) not in stated], [name for name, _ in key])
+    types = dict(key)
+    steps = [_step(found, [(name, types[name]) for name in columns]) for found in searches]
+    _refuse_hopeless(steps, stated)
+    _refuse_without_images(steps, stated)
+    _refuse_unreadable(steps, stated)
+    made = {
+        name: Affects.made(connection, name, query, [(column, types[column]) for column in columns], _table(graph, name))
+        for name, query in (affects or {}).items()
+    }
+    return QueryDerivation(columns, steps, made, warnings.of(text, graph, catalog))
+
+
+def _name(found: Search) -> str:
+    return found.graph.leaves[found.start].table.followed_as
+
+
+def _table(graph: Graph, name: str) -> Table:
+    found = next((leaf.table for leaf in graph.leaves.values() if leaf.table.followed_as == name), None)
+    if found is None:
+        raise SourceQueryFailed(say("derive.affects_unknown", table=name))
+    return found
+
+
+def _best_columns(searches: Sequence[Search], key: Sequence[str]) -> list[str]:
+    """Choose the columns of the key to re-ask by: reached from most occurrences, with old values that the log has."""
+    return list(max(_subsets(key), key=lambda columns: _worth(searches, columns)))
+
+
+def _subsets(key: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    sizes = range(len(key), 0, -1) if len(key) <= _MOST_KEY_COLUMNS else (len(key), 1)
+    for size in sizes:
+        yield from itertools.combinations(key, size)
+
+
+def _worth(searches: Sequence[Search], columns: Sequence[str]) -> tuple[int, int, int]:
+    found = [path for each in searches if (path := each.path(columns))]
+    unlogged = {
+        (table.followed_as, column)
+        for path in found
+        for table, columns in _used(path)
+        for column in columns
+        if column not in table.identity
+    }
+    return len(found), -len(unlogged), len(columns)
+
+
+def _used(path: Path) -> list[tuple[Table, tuple[str, ...]]]:
+    made = statement(path, [(name, "text") for name in path.values])
+    tables = {leaf.table.followed_as: leaf.table for leaf in path.graph.leaves.values()}
+    return [(tables[name], columns) for name, columns in made.images.items()]
+
+
+def _step(found: Search, columns: Sequence[tuple[str, str]]) -> Step:
+    table = found.graph.leaves[found.start].table
+    path = found.path([name for name, _ in columns])
+    if path is None:
+        return Step(table, None, say("derive.every_key"))
+    return Step(table, statement(path, columns), _shown(path))
+
+
+def _shown(path: Path) -> str:
+    """Write the way for people: the key's columns, and by which tables they are found."""
+    names = ", ".join(path.values)
+    by = list(dict.fromkeys(path.graph.leaves[lookup.leaf].table.followed_as for lookup in path.lookups))
+    return say("derive.by_way_of", columns=names, tables=", ".join(by)) if by else names
+
+
+def _refuse_hopeless(steps: Sequence[Step], stated: frozenset[str]) -> None:
+    """Refuse a query none of whose tables leads to keys."""
+    if all(step.statement is None and step.table.followed_as not in stated for step in steps):
+        names = list(dict.fromkeys(step.table.followed_as for step in steps))
+        raise SourceQueryFailed(say("derive.nothing_derived", tables=names))
+
+
+def _refuse_without_images(steps: Sequence[Step], stated: frozenset[str]) -> None:
+    """Refuse a table whose old values the log does not carry although keys depend on them."""
+    tables = {step.table.followed_as: step.table for step in steps}
+    needed: dict[str, set[str]] = {}
+    for step in steps:
+        if step.table.followed_as in stated or step.statement is None:
+            continue
+        for name, columns in step.statement.images.items():
+            needed.setdefault(name, set()).update(set(columns) - tables[name].identity)
+    lacking = {name: sorted(columns) for name, columns in needed.items() if columns}
+    if lacking:
+        name, columns = next(iter(lacking.items()))
+        raise SourceQueryFailed(
+            say("derive.no_old_values", table=name, columns=columns, statements="; ".join(_remedies(tables, lacking)))
+        )
+
+
+def _remedies(tables: Mapping[str, Table], lacking: Iterable[str]) -> list[str]:
+    return [f"ALTER TABLE {part} REPLICA IDENTITY FULL" for name in lacking for part in tables[name].without_identity]
+
+
+def _refuse_unreadable(steps: Sequence[Step], stated: frozenset[str]) -> None:
+    """Refuse look-ups in a table that only the owner of a view may read."""
+    for step in steps:
+        if step.statement is None or step.table.followed_as in stated:
+            continue
+        for table in step.statement.reads:
+            if not table.readable:
+                raise SourceQueryFailed(say("derive.not_readable", table=f"{table.schema}.{table.name}"))
+
+

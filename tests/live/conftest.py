@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from tests.live.followed import Source, names
+from tests.live.platform import SOURCE, Platform
 from vitrina.connectors.postgres import feeds
 from vitrina.settings import Settings
+from vitrina.store import database as postgres
 
 
 @pytest.fixture
@@ -18,3 +21,15 @@ def source(database: Settings) -> Iterator[Source]:
     yield made
     with suppress(psycopg.Error):
         feeds.drop(made.url, made.names, made.settings)
+
+
+@pytest.fixture
+def platform(database: Settings, metastore: postgres.Connection, tmp_path: Path) -> Iterator[Platform]:
+    """A source with a few tables; runners are started by the test, and ended with it."""
+    assert database.admin_url
+    with postgres.connect(database.admin_url.get_secret_value(), "vitrina:test-admin") as admin:
+        made = Platform(database, admin, metastore, tmp_path)
+        made.sql(SOURCE)
+        yield made
+        made.stop()
+        made.drop_feeds()

@@ -107,9 +107,15 @@ class Platform:
 
     def await_true(self, what: str, true: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
         try:
-            until(true, seconds=seconds)
-        except AssertionError:
-            raise AssertionError(f"{what}: it did not come to that; {self.told()}") from None
+            until(lambda: self._is_well() and true(), seconds=seconds)
+        except AssertionError as exc:
+            raise AssertionError(f"{what}: {exc}; {self.told()}") from None
+
+    def _is_well(self) -> bool:
+        """Refuse to wait for what will not come: a pipeline that failed waits for a person."""
+        failed = self.sql("SELECT name, last_error FROM etl.etl_pipelines WHERE status = 'FAILED'")
+        assert not failed, failed
+        return True
 
     def await_following(self, *names: str) -> None:
         for name in names:

@@ -141,10 +141,7 @@ class QueryMoment:
 
     @cached_property
     def catalog(self) -> str:
-        from vitrina.connectors.postgres import followed_catalog
-
-        names = sorted({table.relation for table in self._following.derivation.tables})
-        return followed_catalog.fingerprint(self._session, names)
+        return ""
 
     def sees(self, xid: int) -> bool:
         return self._snapshot.shows(xid)

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from tests.support.waiting import until
+from vitrina.checks import reconcile
 from vitrina.definition import Definition
 from vitrina.services import pipelines as services
 from vitrina.services.callers import Caller, Role
@@ -138,6 +139,13 @@ class Platform:
         logs = sorted(self.directory.glob("runner-*.log"))
         return "\n".join(f"{log.name}: " + "\n".join(log.read_text().splitlines()[-12:]) for log in logs)
 
+    def slots(self) -> list[dict[str, Any]]:
+        return self.sql("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()")
+
+    def reconcile(self, name: str) -> dict[str, Any]:
+        request = {"pipeline_id": self.row(name)["id"], "runner_id": uuid4(), "payload": {}}
+        return reconcile.reconcile(request, self.metastore, self.settings, _no_hold)
+
     # --- processes -------------------------------------------------------------------------------------------------
 
     def start_runner(self) -> "subprocess.Popen[bytes]":
@@ -194,3 +202,7 @@ class Platform:
         except database.psycopg.Error:
             return not self.sql(f"SELECT FROM pg_replication_slots WHERE slot_name = '{slot}'")  # noqa: S608
         return True
+
+
+def _no_hold(*_: Any) -> Any:
+    raise AssertionError("nothing is repaired here")

@@ -18,7 +18,7 @@ from vitrina.services import labels as labels_of
 from vitrina.services.callers import Caller
 from vitrina.settings import Settings
 from vitrina.status import Status, Trigger
-from vitrina.store import leases, pipelines, runs, state
+from vitrina.store import feeds, leases, pipelines, runs, state
 from vitrina.store import run_after as edges
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
@@ -140,6 +140,8 @@ def redefine(
     if _STEP_FIELDS & changed or ("options" in changed and definition.options.params):
         steps.check(connection, settings, definition)
     _write(connection, row, definition)
+    if row["mode"] == "live" and definition.mode != "live":
+        feeds.unregister(connection, row["id"])
     after = get(connection, row["id"])
     said = summary or say("version.changed", fields=sorted(changed))
     versions.record(connection, caller, after, action=action, before=before, summary=said)

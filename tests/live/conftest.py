@@ -7,7 +7,10 @@ import psycopg
 import pytest
 
 from tests.live.followed import Source, names
+from tests.live.platform import Platform
+from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import feeds
+from vitrina.runner import feeds as runner_feeds
 from vitrina.settings import Settings
 
 
@@ -18,3 +21,15 @@ def source(database: Settings) -> Iterator[Source]:
     yield made
     with suppress(psycopg.Error):
         feeds.drop(made.url, made.names, made.settings)
+
+
+@pytest.fixture
+def platform(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
+    monkeypatch.setattr(runner_feeds, "FIGURES_SECONDS", 0.2)
+    monkeypatch.setattr(runner_feeds, "CATALOG_SECONDS", 0.3)
+    monkeypatch.setattr(runner_feeds, "BACKOFF_SECONDS", (0.2,))
+    made = Platform(workbench)
+    try:
+        yield made
+    finally:
+        made.close()

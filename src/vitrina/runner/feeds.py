@@ -123,7 +123,6 @@ class _Known:
     # Followers that wait until transactions that began before their tables were published have ended.
     settling: dict[UUID, tuple[Follower, int]] = field(default_factory=dict)
     wish: _Wish = field(default_factory=_Wish)
-    last_commit_at: float | None = None
 
 
 class FeedOwner:
@@ -313,6 +312,8 @@ class _Pump:
         self._claim, self._settings, self._check, self._log = claim, settings, check, log
         self._metastore, self._source, self._feed, self._known = metastore, source, feed, known
         self._storage = Storage(metastore, claim)
+        # Places that the source had reached, and when, which are not received yet.
+        self._marks: list[tuple[int, float]] = []
         self._look_due = _Due(1.0)
         self._catalog_due = _Due(CATALOG_SECONDS)
         self._figures_due = _Due(FIGURES_SECONDS)
@@ -350,7 +351,6 @@ class _Pump:
             if not piece.last:
                 piece = self._await_piece()
                 continue
-            self._known.last_commit_at = piece.committed_at
             is_full = self._storage.changes >= BATCH_CHANGES or time.monotonic() > end
             piece = None if is_full else self._feed.receive(0.0)
         self._advance()
@@ -482,11 +482,13 @@ class _Pump:
 
     def _measure(self) -> None:
         found = self._source.figures()
-        behind = max(0, found.written_upto - max(self._feed.position, self._known.stored_upto))
+        received = max(self._feed.position, self._known.stored_upto)
+        behind = max(0, found.written_upto - received)
         feed_owner.note_figures(
             self._metastore,
             self._claim,
             {
+                "lag_seconds": self._lag(found.written_upto, received),
                 "behind_bytes": behind,
                 "retained_bytes": found.retained_bytes,
                 "keep_bytes": found.keep_bytes,
@@ -494,3 +496,11 @@ class _Pump:
             },
             problem=None,
         )
+
+    def _lag(self, written: int, received: int) -> float:
+        """How long ago the source had written no more than what is received; zero when that is so now."""
+        now = time.monotonic()
+        self._marks = [mark for mark in self._marks if mark[0] > received]
+        if written > received:
+            self._marks.append((written, now))
+        return round(now - self._marks[0][1], 3) if self._marks else 0.0

@@ -189,7 +189,10 @@ def count_after(connection: Connection, feed_id: UUID, after: int) -> int:
 
 def _count_in(connection: Connection, number: int, after: int) -> int:
     statement = sql.SQL("SELECT count(*) AS count FROM {} WHERE lsn > %s").format(table(number))
-    return int(database.one(connection.execute(statement, [after]))["count"])
+    try:
+        return int(database.one(connection.execute(statement, [after]))["count"])
+    except psycopg.errors.UndefinedTable:
+        return 0  # it was dropped a moment ago, so it is needed by no follower
 
 
 def drop(connection: Connection, numbers: Collection[int]) -> list[int]:

@@ -82,7 +82,7 @@ def change_at_random(session: Connection, chance: random.Random, transactions: i
     session.execute("DELETE FROM content.changes")
     for _ in range(chance.randint(1, transactions)):
         with session.transaction():
-            for _ in range(chance.randint(1, 4)):
+            for _ in range(chance.randint(1, 5)):
                 change_one(session, chance)
     return changes(session)
 
@@ -99,7 +99,7 @@ def _image(row: dict[str, Any] | None) -> dict[str, str | None] | None:
 
 def change_one(session: Connection, chance: random.Random) -> None:
     table = chance.choice(list(TABLES))
-    verb = chance.choices(("insert", "update", "delete", "key"), (5, 6, 2, 1))[0]
+    verb = chance.choices(("insert", "update", "delete", "key"), (8, 6, 1, 1))[0]
     try:
         with session.transaction():
             getattr(Dml, verb)(session, chance, table)
@@ -335,4 +335,15 @@ QUERIES = [
              " JOIN content.person n ON n.id = v.person_id", ("id",)),
     Followed("distinct", "SELECT DISTINCT f.kind, s.country FROM content.film f JOIN content.studio s ON s.id = f.studio_id", ("kind", "country")),
     Followed("semi-join by two columns", "SELECT id, film_id FROM content.vote WHERE (film_id, person_id) IN (SELECT film_id, person_id FROM content.part)", ("id",)),
+    Followed("first of two columns", "SELECT coalesce(s.name, f.title) AS label, f.kind FROM content.film f LEFT JOIN content.studio s ON s.id = f.studio_id", ("label",)),
+    Followed("label of grouping sets", "SELECT f.kind, concat(f.kind, f.studio_id) AS label, count(*) AS n FROM content.film f"
+             " GROUP BY GROUPING SETS ((f.kind, f.studio_id), (f.kind))", ("kind", "label")),
+    Followed("not exists between two tables", "SELECT v.id, f.id AS film FROM content.film f JOIN content.vote v ON v.at < 9 WHERE NOT EXISTS"
+             " (SELECT FROM content.part p WHERE p.film_id = f.id AND p.person_id = v.person_id)", ("id",), frozenset({"content.film"})),
+    Followed("window over the nullable side", "SELECT g.id, w.n FROM content.genre g LEFT JOIN (SELECT f.id, count(*) OVER (PARTITION BY s.country) AS n"
+             " FROM content.film f LEFT JOIN content.studio s ON s.id = f.studio_id) w ON w.id = g.film_id",
+             ("id",), frozenset({"content.film", "content.studio"})),
+    Followed("lateral union of columns", "SELECT f.id, u.k FROM content.film f CROSS JOIN LATERAL (SELECT f.id AS k UNION ALL SELECT f.rating) u", ("id", "k")),
+    Followed("join by a default", "SELECT f.id, g.id AS genre FROM content.film f LEFT JOIN content.studio s ON s.id = f.studio_id"
+             " JOIN content.genre g ON g.name = coalesce(s.name, 'g')", ("id",), frozenset({"content.genre"})),
 ]  # fmt: skip

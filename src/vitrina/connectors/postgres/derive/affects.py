@@ -66,6 +66,7 @@ class Affects:
 
 def _per_image(query: str, columns: Sequence[str], key: Sequence[tuple[str, str]], table: Table) -> str:
     """Ask the query for each image; its columns are the key's, in that order."""
+
     def written(match: "re.Match[str]") -> str:
         return f"i.p{columns.index(match[1])}" if match[1] else match[0].replace("%", "%%")
 

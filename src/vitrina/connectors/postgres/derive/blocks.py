@@ -11,7 +11,9 @@ from vitrina.connectors.postgres.derive.scopes import Column, Columns, Scope
 from vitrina.connectors.postgres.derive.tables import SourceCatalog
 from vitrina.connectors.postgres.derive.terms import Terms
 
-_EXPRESSIONS = "targetList groupClause havingClause windowClause distinctClause sortClause limitCount limitOffset".split()
+_EXPRESSIONS = (
+    "targetList groupClause havingClause windowClause distinctClause sortClause limitCount limitOffset"
+).split()
 
 
 def other_expressions(tree: Node) -> list[Any]:
@@ -52,9 +54,7 @@ def tested(node: Node) -> Sequence[Node]:
 class Shape:
     """Grouping, windows, DISTINCT ON and LIMIT of one SELECT."""
 
-    def __init__(
-        self, tree: Node, scope: Scope, outputs: Columns, terms: Terms, catalog: SourceCatalog
-    ) -> None:
+    def __init__(self, tree: Node, scope: Scope, outputs: Columns, terms: Terms, catalog: SourceCatalog) -> None:
         self._tree = tree
         self._scope = scope
         self._outputs = outputs
@@ -67,9 +67,7 @@ class Shape:
         if self._groups is None:
             return self._outputs
         groups = self._groups
-        kept = (
-            Column(name, tuple(term for term in value if term in groups)) for name, value in self._outputs.known
-        )
+        kept = (Column(name, tuple(term for term in value if term in groups)) for name, value in self._outputs.known)
         return Columns(tuple(kept), self._outputs.complete)
 
     def stable(self, graph: Graph, block: Block) -> list[Term] | None:
@@ -91,7 +89,7 @@ class Shape:
         if distinct and distinct != [{}]:
             yield list(self._listed(distinct, names_first=True))
 
-    # --- grouping ------------------------------------------------------------------------------------------------------
+    # --- grouping ----------------------------------------------------------------------------------------------------
 
     def _find_groups(self) -> list[Term] | None:
         """Return what each row of the result has one value of; None when it is not grouped."""
@@ -131,7 +129,7 @@ class Shape:
         names = nodes.strings(node["funcname"])
         return self._catalog.function(names[0] if len(names) == 2 else None, names[-1]).aggregate
 
-    # --- windows -------------------------------------------------------------------------------------------------------
+    # --- windows -----------------------------------------------------------------------------------------------------
 
     def _windows(self) -> list[list[Term]]:
         """Return the PARTITION BY of each window that a function is called over."""
@@ -142,15 +140,18 @@ class Shape:
     def _partition(self, over: Node) -> Sequence[Node]:
         """Return the PARTITION BY of a window, which may be another window's."""
         base = over.get("refname") or (over.get("name") if not over.get("partitionClause") else None)
-        if over.get("partitionClause") or not base:
-            return over.get("partitionClause", [])
+        own: Sequence[Node] = over.get("partitionClause", [])
+        if own or not base:
+            return own
         defined = (each["WindowDef"] for each in self._tree.get("windowClause", []))
         named = next((each for each in defined if each.get("name") == base), None)
-        if named is None:
-            return []
-        return named.get("partitionClause") or (self._partition({"refname": named["refname"]}) if "refname" in named else [])
+        return (
+            self._partition({key: named[key] for key in ("partitionClause", "refname") if key in named})
+            if named
+            else []
+        )
 
-    # --- names and numbers in these clauses ----------------------------------------------------------------------------
+    # --- names and numbers in these clauses --------------------------------------------------------------------------
 
     def _listed(self, items: Iterable[Node], *, names_first: bool | None) -> Iterator[Term]:
         """Give the terms of a clause; None: it knows no output columns by name or number."""

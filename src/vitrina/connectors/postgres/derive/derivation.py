@@ -37,9 +37,19 @@ class QueryDerivation:
     """Computes stale keys with one statement for each occurrence of a changed table."""
 
     def __init__(
-        self, columns: Sequence[str], steps: Sequence[Step], stated: Mapping[str, Affects], warned: Sequence[str] = ()
+        self,
+        key: Sequence[str],
+        columns: Sequence[str],
+        steps: Sequence[Step],
+        stated: Mapping[str, Affects],
+        names: Sequence[str],
+        warned: Sequence[str] = (),
     ) -> None:
-        self._columns = tuple(columns)
+        self.key = tuple(key)
+        # Those of the key that every batch's stale keys are given by.
+        self.columns = tuple(columns)
+        # Every relation that the query names or a view leads to, written as SQL writes it.
+        self.names = tuple(names)
         self._steps = [step for step in steps if step.table.followed_as not in stated]
         self._stated = stated
         self._tables = {step.table.followed_as: step.table for step in steps}
@@ -74,18 +84,18 @@ class QueryDerivation:
         changed = {change.relation for change in changes} & self._tables.keys()
         why = self._everything(changed, changes)
         if why is not None:
-            return Stale(self._columns, everything=True, why=why)
+            return Stale(self.columns, everything=True, why=why)
         images = _Images(self._tables, changes)
         keys: set[Key] = set()
         for step in self._steps:
             if step.statement is not None and step.table.followed_as in changed:
                 values = images.parameters(step.statement)
                 if values is None:
-                    return Stale(self._columns, everything=True, why=say("derive.value_missing", table=images.lacking))
+                    return Stale(self.columns, everything=True, why=say("derive.value_missing", table=images.lacking))
                 keys |= _asked(session, step.statement.text, values)
         for name in changed & self._stated.keys():
             keys |= self._stated[name].keys(session, [change for change in changes if change.relation == name])
-        return Stale(self._columns, sorted(keys))
+        return Stale(self.columns, sorted(keys))
 
     def _everything(self, changed: Iterable[str], changes: Sequence[Change]) -> str | None:
         """Say why a batch may concern every key."""
@@ -176,11 +186,12 @@ def derive(
     _refuse_hopeless(steps, stated)
     _refuse_without_images(steps, stated)
     _refuse_unreadable(steps, stated)
+    asked = [(column, types[column]) for column in columns]
     made = {
-        name: Affects.made(connection, name, query, [(column, types[column]) for column in columns], _table(graph, name))
+        name: Affects.made(connection, name, query, asked, _table(graph, name))
         for name, query in (affects or {}).items()
     }
-    return QueryDerivation(columns, steps, made, warnings.of(text, graph, catalog))
+    return QueryDerivation([name for name, _ in key], columns, steps, made, catalog.names(), warnings.of(text, graph))
 
 
 def _name(found: Search) -> str:
@@ -194,9 +205,9 @@ def _table(graph: Graph, name: str) -> Table:
     return found
 
 
-def _best_columns(searches: Sequence[Search], key: Sequence[str]) -> list[str]:
+def _best_columns(searches: Sequence[Search], key: Sequence[str]) -> Sequence[str]:
     """Choose the columns of the key to re-ask by: reached from most occurrences, with old values that the log has."""
-    return list(max(_subsets(key), key=lambda columns: _worth(searches, columns)))
+    return max(_subsets(key), key=lambda columns: _worth(searches, columns))
 
 
 def _subsets(key: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -210,8 +221,8 @@ def _worth(searches: Sequence[Search], columns: Sequence[str]) -> tuple[int, int
     unlogged = {
         (table.followed_as, column)
         for path in found
-        for table, columns in _used(path)
-        for column in columns
+        for table, used in _used(path)
+        for column in used
         if column not in table.identity
     }
     return len(found), -len(unlogged), len(columns)
@@ -256,9 +267,9 @@ def _refuse_without_images(steps: Sequence[Step], stated: frozenset[str]) -> Non
             needed.setdefault(name, set()).update(set(columns) - tables[name].identity)
     lacking = {name: sorted(columns) for name, columns in needed.items() if columns}
     if lacking:
-        name, columns = next(iter(lacking.items()))
+        name, lacked = next(iter(lacking.items()))
         raise SourceQueryFailed(
-            say("derive.no_old_values", table=name, columns=columns, statements="; ".join(_remedies(tables, lacking)))
+            say("derive.no_old_values", table=name, columns=lacked, statements="; ".join(_remedies(tables, lacking)))
         )
 
 
@@ -274,5 +285,3 @@ def _refuse_unreadable(steps: Sequence[Step], stated: frozenset[str]) -> None:
         for table in step.statement.reads:
             if not table.readable:
                 raise SourceQueryFailed(say("derive.not_readable", table=f"{table.schema}.{table.name}"))
-
-

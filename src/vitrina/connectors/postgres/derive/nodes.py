@@ -97,7 +97,7 @@ def _own_name(node: Node) -> str | None:
     kind = kind_of(node) if node else ""
     inner = node.get(kind, {})
     if kind == "ColumnRef":
-        return (strings(inner["fields"]) or [None])[-1] if "String" in inner["fields"][-1] else None
+        return strings(inner["fields"])[-1] if "String" in inner["fields"][-1] else None
     if kind == "FuncCall":
         return strings(inner["funcname"])[-1]
     if kind == "TypeCast":

@@ -102,8 +102,10 @@ class Search:
 
     def _pass_values_on(self) -> None:
         """Bind columns that equal a known value, without reading their rows."""
-        while any([self._bind(*step) for step in self._steps()]):
-            pass
+        found = True
+        while found:
+            # All of them, not up to the first: each pass asks every equality.
+            found = sum(self._bind(*step) for step in self._steps()) > 0
 
     def _bind(self, edge: Edge, one: Term, two: Term, known: Bound, maybe_null: frozenset[int]) -> bool:
         atom, source = two.atom, one.atom
@@ -161,7 +163,7 @@ class Search:
         needed = self._needed(values)
         return len(needed), sum(len(parts) for parts in values)
 
-    # --- what of it is needed ------------------------------------------------------------------------------------------
+    # --- what of it is needed ----------------------------------------------------------------------------------------
 
     def path(self, columns: Sequence[str]) -> Path | None:
         """Return the way to these columns of the key, without look-ups that it does not need."""

@@ -215,8 +215,8 @@ class _Reading:
         """Read a WHERE or ON clause, whose conjuncts hold in every row unless one of these sides is NULL."""
         for condition in nodes.conjuncts(tree):
             for left, right in nodes.equality(condition):
-                values = (self.terms.value(side, scope.resolve) for side in (left, right))
-                self._equal(*values, block, unless)
+                one, two = (self.terms.value(side, scope.resolve) for side in (left, right))
+                self._equal(one, two, block, unless)
             if "SubLink" in condition:
                 self._sublink(condition["SubLink"], scope, block, unless, ctes, positive=True)
             else:
@@ -227,9 +227,7 @@ class _Reading:
         for link in nodes.sublinks(tree):
             self._sublink(link, scope, block, unless, ctes, positive=False)
 
-    def _sublink(
-        self, node: Node, scope: Scope, block: Block, unless: Nulls, ctes: Ctes, *, positive: bool
-    ) -> None:
+    def _sublink(self, node: Node, scope: Scope, block: Block, unless: Nulls, ctes: Ctes, *, positive: bool) -> None:
         inner = self.open_block(block, unless, enterable=False)
         columns = self.query(node["subselect"]["SelectStmt"], inner, scope, ctes)
         if positive and "testexpr" in node:

@@ -30,7 +30,7 @@ def never_null(graph: Graph, term: Term) -> bool:
 
 
 def may_identify_group(graph: Graph, block: Block, term: Term) -> bool:
-    """Refuse a group by columns that an outer join of the same SELECT may replace by NULL: the row changes its group."""
+    """Refuse a group by columns that an outer join of the same SELECT may replace by NULL: rows change their group."""
     return bool(term.atoms) and graph.nulled_by(term.leaves) <= block.nulled_by
 
 
@@ -67,9 +67,7 @@ def may_leave(graph: Graph, block: int, term: Term) -> bool:
     return stable is None or term in stable
 
 
-def maybe_null(
-    graph: Graph, edge: Edge, one: Term, two: Term, maybe: frozenset[int]
-) -> frozenset[int] | None:
+def maybe_null(graph: Graph, edge: Edge, one: Term, two: Term, maybe: frozenset[int]) -> frozenset[int] | None:
     """Return the outer joins that may have replaced `two` by NULL although `one` was reached; None: no way there.
 
     `maybe` says the same of `one`. An equality that holds cancels outer joins below it, for NULL satisfies none. One

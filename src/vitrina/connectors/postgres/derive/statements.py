@@ -18,7 +18,7 @@ from vitrina.connectors.postgres.derive.tables import Table
 
 @dataclass(frozen=True)
 class Statement:
-    """SQL with parameters `<old or new>_<table>_<column>`, each an array of texts, for the tables it needs images of."""
+    """SQL with parameters named by age, table and column of images, each an array of texts."""
 
     text: str
     # The columns of each table whose images it reads, by the name under which its changes come.
@@ -147,7 +147,7 @@ def _rendered(parts: Parts, write: Callable[[Atom], str]) -> str:
 
 
 def _text(value: str, kind: str) -> str:
-    return f"({_safe(one_form(Field('', SQL(value), kind)).as_string(None))})::text"  # type: ignore[arg-type]
+    return f"({_safe(one_form(Field('', SQL(value), kind)).as_string(None))})::text"
 
 
 def _slot(atom: Atom) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from psycopg.rows import dict_row
+from psycopg.sql import Identifier
 
 from vitrina.errors import SourceQueryFailed
 from vitrina.sentences import say
@@ -111,6 +112,10 @@ class SourceCatalog:
         self._operators: dict[str, bool] = {}
         self._schemas: list[str] | None = None
 
+    def names(self) -> list[str]:
+        """Return the relations that were asked for, as SQL writes them."""
+        return [Identifier(*name).as_string(None) for name in self._tables]
+
     def table(self, schema: str, name: str) -> Table:
         if (schema, name) not in self._tables:
             self._tables[schema, name] = self._find_table(schema, name)
@@ -158,7 +163,8 @@ class SourceCatalog:
             kind = "an unlogged table" if row["persistence"] == "u" else "a temporary table"
             raise SourceQueryFailed(say("derive.refused_relation", name=name, kind=kind))
         if row["inherits"]:
-            raise SourceQueryFailed(say("derive.refused_relation", name=name, kind="a table that inherits or is inherited"))
+            kind = "a table that inherits or is inherited"
+            raise SourceQueryFailed(say("derive.refused_relation", name=name, kind=kind))
 
     def _identity(
         self, row: Mapping[str, Any], columns: Mapping[str, TableColumn]

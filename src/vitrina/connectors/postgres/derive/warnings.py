@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from vitrina.connectors.postgres.derive import nodes
 from vitrina.connectors.postgres.derive.graph import Graph
 from vitrina.connectors.postgres.derive.nodes import Node
-from vitrina.connectors.postgres.derive.tables import SourceCatalog
 from vitrina.sentences import say
 
 _LISTS = frozenset("array_agg string_agg json_agg jsonb_agg json_object_agg jsonb_object_agg xmlagg".split())
@@ -13,7 +12,7 @@ _SUMS = frozenset("sum avg stddev stddev_pop stddev_samp variance var_pop var_sa
 _FLOATS = ("double precision", "real")
 
 
-def of(text: str, graph: Graph, catalog: SourceCatalog) -> list[str]:
+def of(text: str, graph: Graph) -> list[str]:
     """Return the warnings, each once."""
     calls = [node for kind, node in nodes.every({"SelectStmt": nodes.parsed(text)}) if kind == "FuncCall"]
     return list(dict.fromkeys(warning for call in calls for warning in _of_call(call, graph)))
@@ -29,6 +28,7 @@ def _of_call(call: Node, graph: Graph) -> Iterator[str]:
 
 def _has_floats(call: Node, graph: Graph) -> bool:
     """Tell whether a column of the arguments has the name of a column of floats somewhere in the query."""
-    names = {nodes.strings(node["fields"])[-1:][0] for kind, node in nodes.every(call) if kind == "ColumnRef" and nodes.strings(node["fields"])}
+    fields = (nodes.strings(node["fields"]) for kind, node in nodes.every(call) if kind == "ColumnRef")
+    names = {each[-1] for each in fields if each}
     tables = (leaf.table for leaf in graph.leaves.values())
     return any(table.columns[name].type in _FLOATS for table in tables for name in names & table.columns.keys())

@@ -1,18 +1,18 @@
 """Following a query: snapshots of its source, which transactions they show, and the rows of stale keys in them."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+from psycopg.sql import SQL, Composable, Composed, Identifier
 
-from vitrina.connectors.postgres.source import Bounds, Query
+from vitrina.connectors.postgres import followed_catalog
 from vitrina.errors import FatalError
 from vitrina.ports.batch import Batch, Key
-from vitrina.ports.live import Change, Derivation, Stale
+from vitrina.ports.live import Change, Stale
 from vitrina.ports.source import Form
 from vitrina.sentences import say
 from vitrina.store import databases
@@ -21,6 +21,8 @@ from vitrina.store.database import Connection
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from vitrina.connectors.postgres.derive.derivation import QueryDerivation
+    from vitrina.connectors.postgres.keyed import KeyedQuery
     from vitrina.connectors.postgres.query_source import QuerySource
 
 _XIDS = 1 << 32
@@ -50,48 +52,10 @@ class Snapshot:
         return self.xmax + (ahead if ahead < _XIDS // 2 else ahead - _XIDS)
 
 
-class Keyed(Protocol):
-    """A query that can be asked for the rows of some keys."""
-
-    @property
-    def key(self) -> tuple[str, ...]: ...
-
-    def select(self, outputs: Sequence[Composable], stale: Stale) -> Composed: ...
-
-
-class LateralQuery:
-    """A query that is asked once for each key: so the planner looks rows up instead of computing all of them."""
-
-    def __init__(self, query: Query, key: tuple[str, ...], types: Mapping[str, str]) -> None:
-        self._query = query
-        self.key = key
-        self._types = types
-
-    def select(self, outputs: Sequence[Composable], stale: Stale) -> Composed:
-        head, source = self._query.wrapped(Bounds())
-        names = [Identifier(name) for name in stale.columns]
-        typed = [
-            SQL("u.{0}::{1} AS {0}").format(Identifier(name), SQL(self._types[name])) for name in stale.columns
-        ]
-        arrays = [SQL("{}::text[]").format(Literal(list(values))) for values in zip(*stale.keys, strict=True)]
-        return SQL(
-            "{head} SELECT {outputs} FROM (SELECT DISTINCT {typed} FROM unnest({arrays}) AS u({names})) AS k"
-            " CROSS JOIN LATERAL (SELECT * FROM {source} AS i WHERE {same} OFFSET 0) AS q"
-        ).format(
-            head=head,
-            outputs=SQL(", ").join(outputs),
-            typed=SQL(", ").join(typed),
-            arrays=SQL(", ").join(arrays),
-            names=SQL(", ").join(names),
-            source=source,
-            same=SQL(" AND ").join(SQL("i.{0} = k.{0}").format(name) for name in names),
-        )
-
-
 class QueryFollowing:
     """A query that is followed through the reader's session."""
 
-    def __init__(self, source: "QuerySource", derivation: Derivation, keyed: "Keyed") -> None:
+    def __init__(self, source: "QuerySource", derivation: "QueryDerivation", keyed: "KeyedQuery") -> None:
         self.source = source
         self.keyed = keyed
         self.derivation = derivation
@@ -141,7 +105,7 @@ class QueryMoment:
 
     @cached_property
     def catalog(self) -> str:
-        return ""
+        return followed_catalog.fingerprint(self._session, self._following.derivation.names)
 
     def sees(self, xid: int) -> bool:
         return self._snapshot.shows(xid)

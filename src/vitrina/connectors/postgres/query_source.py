@@ -68,7 +68,6 @@ class QuerySource:
         self.cursor: Cursor | None = None
         self.provenance = Provenance()
         self.on_standby = False
-        self._key: tuple[str, ...] = ()
         self._admitted: plan_check.Admitted | None = None
 
     # --- what it is ------------------------------------------------------------------------------------------------
@@ -237,7 +236,6 @@ class QuerySource:
 
         if self.on_recovery:
             raise FatalError(say("run.live_standby", connection=self.definition.source_connection))
-        self._key = tuple(key)
         return derive(
             self.reader.connection,
             self.judged.text,
@@ -247,9 +245,13 @@ class QuerySource:
         )
 
     def follow(self, derivation: Derivation) -> "QueryFollowing":
-        from vitrina.connectors.postgres.following import LateralQuery, QueryFollowing
+        from vitrina.connectors.postgres.derive.derivation import QueryDerivation
+        from vitrina.connectors.postgres.following import QueryFollowing
+        from vitrina.connectors.postgres.keyed import KeyedQuery
 
-        return QueryFollowing(self, derivation, LateralQuery(self.query, self._key, self.types))
+        if not isinstance(derivation, QueryDerivation):
+            raise TypeError(f"a query is followed by its own derivation, not by {derivation}")
+        return QueryFollowing(self, derivation, KeyedQuery.plan(self, derivation))
 
     @cached_property
     def on_recovery(self) -> bool:

@@ -129,6 +129,11 @@ class Marts:
     def await_equal(self, name: str, query: str = FILMS, seconds: float = PATIENCE_SECONDS) -> None:
         self.await_true(f"{name} equals its query", lambda: not self.differences(name, query), seconds)
 
+    def settle(self, name: str) -> None:
+        """Wait until the follower says that it has passed everything that was committed before."""
+        [end] = self.sql("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::int8 AS lsn")
+        self.await_true(f"{name} passes {end['lsn']}", lambda: (self.place(name) or {"lsn": 0})["lsn"] >= end["lsn"])
+
     def differences(self, name: str, query: str = FILMS) -> list[dict[str, Any]]:
         return self.sql(
             f"(({query}) EXCEPT ALL TABLE analytics.{name}) UNION ALL (TABLE analytics.{name} EXCEPT ALL ({query}))"  # noqa: S608

@@ -3,7 +3,8 @@
 SENTENCES = {
     "derive.affects_failed": "options.live.affects for {table} cannot run: {message}",
     "derive.affects_parameter": (
-        "options.live.affects for {table} must use columns of that table as parameters, such as :id; found {parameter!r}"
+        "options.live.affects for {table} must use columns of that table as parameters, such as :id;"
+        " found {parameter!r}"
     ),
     "derive.affects_unknown": "options.live.affects names {table}, which the query does not read",
     "derive.as_stated": "as options.live.affects says",

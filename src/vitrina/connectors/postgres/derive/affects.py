@@ -1,7 +1,7 @@
 """What the author states instead of a derivation: a query that gives the keys which one changed row affects."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,15 @@ class Affects:
 
     @classmethod
     def made(
-        cls, connection: Connection, name: str, query: str, key: Sequence[tuple[str, str]], table: Table
+        cls,
+        connection: Connection,
+        query: str,
+        key: Sequence[tuple[str, str]],
+        table: Table,
+        admit: Callable[[str], object] | None,
     ) -> "Affects":
-        """Check the statement's parameters, and that the server takes it."""
+        """Check the statement's parameters, that the author may run it, and that the server takes it."""
+        name = table.followed_as
         columns = tuple(dict.fromkeys(match[1] for match in _PARAMETER.finditer(query) if match[1]))
         strange = [column for column in columns if column not in table.columns]
         if strange or not columns:
@@ -40,12 +46,18 @@ class Affects:
         if lacking:
             statements = "; ".join(f"ALTER TABLE {part} REPLICA IDENTITY FULL" for part in table.without_identity)
             raise SourceQueryFailed(say("derive.no_old_values", table=name, columns=lacking, statements=statements))
+        if admit is None:
+            raise RuntimeError("what an author states is admitted before it runs")
+        admit(_PARAMETER.sub(lambda match: f"NULL::{table.columns[match[1]].type}" if match[1] else match[0], query))
         found = cls(name, columns, _per_image(query, columns, key, table))
         found._refuse_failing(connection)
         return found
 
     def keys(self, session: "psycopg.Connection[Any]", changes: Sequence[Change]) -> set[Key]:
         images = {self._values(image) for change in changes for image in (change.old, change.new) if image}
+        return self._asked(session, list(images))
+
+    def _asked(self, session: "psycopg.Connection[Any]", images: Sequence[tuple[str | None, ...]]) -> set[Key]:
         arrays = list(zip(*images, strict=True)) or [() for _ in self.columns]
         with session.cursor(row_factory=tuple_row) as cursor:
             cursor.execute(self.text.encode(), {f"p{n}": list(values) for n, values in enumerate(arrays)})
@@ -58,7 +70,7 @@ class Affects:
         try:
             with connection.transaction(force_rollback=True):
                 connection.execute("SET TRANSACTION READ ONLY")
-                self.keys(connection, [])
+                self._asked(connection, [])
         except psycopg.Error as exc:
             said = " ".join(str(exc).split())
             raise SourceQueryFailed(say("derive.affects_failed", table=self.table, message=said)) from exc

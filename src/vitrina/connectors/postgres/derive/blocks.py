@@ -117,15 +117,13 @@ class Shape:
         return list(self._listed(inner, names_first=False))
 
     def _has_aggregate(self) -> bool:
-        looked_at = [self._tree.get("targetList"), self._tree.get("sortClause")]
-        calls = (
-            node
-            for kind, node in nodes.every([each for each in looked_at if each], into_selects=False)
-            if kind == "FuncCall" and "over" not in node
-        )
-        return any(self._is_aggregate(node) for node in calls)
+        looked_at = [self._tree[name] for name in ("targetList", "sortClause") if name in self._tree]
+        return any(self._is_aggregate(kind, node) for kind, node in nodes.every(looked_at, into_selects=False))
 
-    def _is_aggregate(self, node: Node) -> bool:
+    def _is_aggregate(self, kind: str, node: Node) -> bool:
+        """Tell whether a node makes one value of many rows; those of SQL/JSON are no function calls."""
+        if kind != "FuncCall" or "over" in node:
+            return kind in ("JsonArrayAgg", "JsonObjectAgg")
         names = nodes.strings(node["funcname"])
         return self._catalog.function(names[0] if len(names) == 2 else None, names[-1]).aggregate
 

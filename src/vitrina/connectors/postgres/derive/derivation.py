@@ -1,7 +1,7 @@
 """The derivation of one query: which tables it follows, and the stale keys of a batch of changes."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from vitrina.connectors.postgres.derive import paths, reading, warnings
 from vitrina.connectors.postgres.derive.affects import Affects
 from vitrina.connectors.postgres.derive.graph import Graph
 from vitrina.connectors.postgres.derive.paths import Path, Search
+from vitrina.connectors.postgres.derive.refusals import Allowed
 from vitrina.connectors.postgres.derive.statements import Statement, parameter, statement
 from vitrina.connectors.postgres.derive.tables import SourceCatalog, Table
 from vitrina.errors import SourceQueryFailed
@@ -38,6 +39,7 @@ class QueryDerivation:
 
     def __init__(
         self,
+        *,
         key: Sequence[str],
         columns: Sequence[str],
         steps: Sequence[Step],
@@ -169,13 +171,17 @@ def derive(
     *,
     stamps: frozenset[str] = frozenset(),
     affects: Mapping[str, str] | None = None,
+    admit: Callable[[str], object] | None = None,
+    reloads: bool = False,
 ) -> QueryDerivation:
     """Derive how changes of its tables lead to the keys of a query that the server accepts.
 
-    `key` names columns of the result with their types. Raises with the reason when the query cannot be followed.
+    `key` names columns of the result with their types. `admit` raises for a text that the author may not run: what
+    `affects` states is held against it. `reloads` says that the target is loaded again regularly, so that the query
+    may depend on the clock. Raises with the reason when the query cannot be followed.
     """
     catalog = SourceCatalog(connection)
-    graph = reading.read(text, catalog, stamps)
+    graph = reading.read(text, catalog, Allowed(stamps, clock=reloads))
     if not graph.leaves:
         raise SourceQueryFailed(say("derive.no_tables"))
     searches = [paths.search(graph, start) for start in graph.leaves]
@@ -188,10 +194,17 @@ def derive(
     _refuse_unreadable(steps, stated)
     asked = [(column, types[column]) for column in columns]
     made = {
-        name: Affects.made(connection, name, query, asked, _table(graph, name))
+        name: Affects.made(connection, query, asked, _table(graph, name), admit)
         for name, query in (affects or {}).items()
     }
-    return QueryDerivation([name for name, _ in key], columns, steps, made, catalog.names(), warnings.of(text, graph))
+    return QueryDerivation(
+        key=[name for name, _ in key],
+        columns=columns,
+        steps=steps,
+        stated=made,
+        names=catalog.names(),
+        warned=warnings.of(text, graph),
+    )
 
 
 def _name(found: Search) -> str:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from vitrina.connectors.postgres.derive import rules
 from vitrina.connectors.postgres.derive.graph import Atom, Edge, Graph, Parts, Term
+from vitrina.connectors.postgres.derive.tables import TableColumn
 
 # A chain longer than this costs more than it saves.
 MOST_LOOKUPS = 8
@@ -111,16 +112,22 @@ class Search:
         atom, source = two.atom, one.atom
         if atom is None or source is None or edge.null_safe or atom.leaf in self.read:
             return False
-        given, wanted = self._type(source), self._type(atom)
         before = self.bound.get(atom)
-        if (given != wanted and (given, wanted) not in _WIDENING) or (before and not maybe_null < before.maybe_null):
+        if not self._can_stand_for(source, atom) or (before and not maybe_null < before.maybe_null):
             return False
+        given, wanted = self._column(source).type, self._column(atom).type
         parts = known.parts if given == wanted else ("CAST(", *known.parts, f" AS {wanted})")
         self.bound[atom] = Bound(parts, maybe_null)
         return True
 
-    def _type(self, atom: Atom) -> str:
-        return self.graph.leaves[atom.leaf].table.columns[atom.column].type
+    def _can_stand_for(self, source: Atom, atom: Atom) -> bool:
+        """Tell whether a value that equals a column's is that column's value, text and all."""
+        given, wanted = self._column(source), self._column(atom)
+        same = given.type == wanted.type or (given.type, wanted.type) in _WIDENING
+        return same and given.exact and wanted.exact
+
+    def _column(self, atom: Atom) -> TableColumn:
+        return self.graph.leaves[atom.leaf].table.columns[atom.column]
 
     def _candidates(self) -> Iterator[tuple[Lookup, frozenset[int]]]:
         """Give occurrences that can be read next, in the order in which they were reached."""

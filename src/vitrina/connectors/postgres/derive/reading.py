@@ -6,6 +6,7 @@ from typing import Any
 from vitrina.connectors.postgres.derive import blocks, nodes, refusals, rules
 from vitrina.connectors.postgres.derive.graph import OPAQUE, Atom, Block, Edge, Graph, Leaf, Term, Value
 from vitrina.connectors.postgres.derive.nodes import Node
+from vitrina.connectors.postgres.derive.refusals import Allowed
 from vitrina.connectors.postgres.derive.scopes import Column, Columns, Cte, Ctes, Item, Scope
 from vitrina.connectors.postgres.derive.tables import SourceCatalog, Table
 from vitrina.connectors.postgres.derive.terms import Terms
@@ -17,11 +18,11 @@ MOST_OCCURRENCES = 200
 Nulls = frozenset[int]
 
 
-def read(text: str, catalog: SourceCatalog, stamps: frozenset[str] = frozenset()) -> Graph:
+def read(text: str, catalog: SourceCatalog, allowed: Allowed) -> Graph:
     """Read a query that the server has accepted; raises for what cannot be followed."""
     tree = nodes.parsed(text)
-    refusals.refuse(tree, catalog, stamps)
-    reading = _Reading(catalog)
+    refusals.refuse(tree, catalog, allowed)
+    reading = _Reading(catalog, allowed)
     top = reading.open_block(None, frozenset(), enterable=True)
     columns = reading.query(tree, top, None, {})
     reading.graph.outputs = {column.name: column.value for column in columns.known if column.name is not None}
@@ -29,12 +30,12 @@ def read(text: str, catalog: SourceCatalog, stamps: frozenset[str] = frozenset()
 
 
 class _Reading:
-    def __init__(self, catalog: SourceCatalog) -> None:
+    def __init__(self, catalog: SourceCatalog, allowed: Allowed) -> None:
         self.graph = Graph()
         self.catalog = catalog
+        self._allowed = allowed
         self.terms = Terms(catalog)
         self._outer_joins = 0
-        self._views: list[int] = []
 
     def open_block(self, parent: Block | None, nulled_by: Nulls, *, enterable: bool) -> Block:
         block = Block(len(self.graph.blocks), parent.number if parent else None, enterable, nulled_by)
@@ -162,7 +163,7 @@ class _Reading:
 
     def _view(self, view: Table, block: Block, nulled_by: Nulls) -> Columns:
         tree = nodes.parsed(str(view.view))
-        refusals.refuse_inside(tree, self.catalog)
+        refusals.refuse_inside(tree, self.catalog, self._allowed)
         inner = self.open_block(block, nulled_by, enterable=True)
         return self.query(tree, inner, None, {}).renamed(tuple(view.columns))
 

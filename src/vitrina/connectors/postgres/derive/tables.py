@@ -19,6 +19,8 @@ class TableColumn:
     not_null: bool
     # Neither the log nor an old image has it.
     generated: bool
+    # Equal values have equal texts, so that one can stand for the other.
+    exact: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +71,14 @@ WHERE n.nspname = %s AND c.relname = %s
 """
 _COLUMNS = """
 SELECT a.attname AS name, pg_catalog.format_type(a.atttypid, -1) AS type, a.attnotnull AS not_null,
-       a.attgenerated <> '' AS generated
-FROM pg_catalog.pg_attribute a WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+       a.attgenerated <> '' AS generated,
+       (t.typtype = 'e' OR t.typnamespace = 'pg_catalog'::pg_catalog.regnamespace AND t.typname IN (
+           'bool', 'bpchar', 'date', 'int2', 'int4', 'int8', 'name', 'numeric', 'oid', 'text', 'timestamp',
+           'timestamptz', 'uuid', 'varchar')) AND (
+           a.attcollation = 0 OR (SELECT l.collisdeterministic FROM pg_catalog.pg_collation l
+                                  WHERE l.oid = a.attcollation)) AS exact
+FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 # Of a partitioned table the leaves alone have rows, and each has an identity of its own.
 _IDENTITY = """

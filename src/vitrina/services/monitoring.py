@@ -125,9 +125,6 @@ FEED_GAUGES: dict[str, tuple[str, Callable[[Row], float | None]]] = {
 
 
 def _feeds(feeds: list[Row], max_pipelines: int) -> Iterator[GaugeMetricFamily]:
-    """Nothing where no pipeline is live."""
-    if not feeds:
-        return
     for name, (text, value) in FEED_GAUGES.items():
         family = GaugeMetricFamily(f"vitrina_{name}", text, labels=["connection"])
         for feed in feeds:

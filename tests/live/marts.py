@@ -7,9 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
+
+import psycopg
 
 from tests.support.waiting import until
 from vitrina.checks import reconcile
@@ -18,7 +21,7 @@ from vitrina.services import pipelines as services
 from vitrina.services.callers import Caller, Role
 from vitrina.settings import Settings
 from vitrina.status import Trigger
-from vitrina.store import database, pipelines, runs
+from vitrina.store import pipelines, runs
 from vitrina.store.database import Connection
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +123,7 @@ class Marts:
 
     def await_following(self, *names: str) -> None:
         for name in names:
-            self.await_true(f"{name} follows", lambda name=name: self.is_following(name))
+            self.await_true(f"{name} follows", partial(self.is_following, name))
 
     def is_following(self, name: str) -> bool:
         row = self.row(name)
@@ -199,12 +202,12 @@ class Marts:
         for row in self.sql("SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = current_database()"):
             if row["active_pid"]:
                 self.sql(f"SELECT pg_terminate_backend({row['active_pid']})")
-            self.await_true("the slot is free", lambda row=row: self._dropped(row["slot_name"]))
+            self.await_true("the slot is free", partial(self._dropped, row["slot_name"]))
 
     def _dropped(self, slot: str) -> bool:
         try:
             self.sql(f"SELECT pg_drop_replication_slot('{slot}')")
-        except database.psycopg.Error:
+        except psycopg.Error:
             return not self.sql(f"SELECT FROM pg_replication_slots WHERE slot_name = '{slot}'")  # noqa: S608
         return True
 

@@ -54,7 +54,7 @@ def _absent_after_steps() -> None:
             source._asked.keys = []
         return part
 
-    live.Follower._written = rows  # type: ignore[method-assign]
+    live.Follower._written = rows  # type: ignore[method-assign, assignment]
 
 
 def _catalog_unseen() -> None:

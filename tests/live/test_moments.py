@@ -16,7 +16,7 @@ from vitrina.store import database as postgres
 Scenario = Callable[[Marts], None]
 SUM = 200 * 100
 # While these are merged, a reader looks at the sum all the time.
-BATCHES = 60
+BATCHES = 40
 
 
 # --- what must hold --------------------------------------------------------------------------------------------------
@@ -142,6 +142,8 @@ def _move(marts: Marts, stop: threading.Event, seed: int) -> None:
             session.execute("UPDATE content.account SET balance = balance - 1 WHERE id = %s", [giver])
             session.execute("UPDATE content.account SET balance = balance + 1 WHERE id = %s", [taker])
             session.commit()
+            # As many as a source has, not as many as a machine can: its readers have to keep up.
+            stop.wait(0.01)
 
 
 def commits_wait_for_nobody(marts: Marts) -> None:
@@ -161,7 +163,7 @@ def waiting_commit(marts: Marts, statement: str) -> Iterator[None]:
     try:
         with psycopg.connect(url, application_name="waiting-commit") as session:
             session.execute("SET synchronous_commit = on")
-            session.execute(statement)  # type: ignore[arg-type]
+            session.execute(statement)
             committing = threading.Thread(target=session.commit)
             committing.start()
             marts.await_true("it waits", lambda: bool(_waiting(marts)))

@@ -53,8 +53,9 @@ _MOST_CHANGES = 200_000
 # Of the rows of the target, no larger part is asked for key by key. Few keys always are.
 _SHARE_OF_TARGET = 1 / 3
 _FEW_KEYS = 10_000
-# How long a batch waits until the feed has stored what its snapshot shows.
+# How long a batch waits until the feed has stored what its snapshot shows, at first and at most.
 _STORED_SECONDS = 2.0
+_MOST_STORED_SECONDS = 60.0
 # How often requests are looked at while nothing changes, and how often an idle follower says that it is up to date.
 _LOOK_SECONDS = 0.5
 _IDLE_SECONDS = 5.0
@@ -136,6 +137,7 @@ class Follower:
         self._reloads = _reload_interval(run.job.definition)
         self._loaded = time.monotonic()
         self._recorded = 0.0
+        self._stored_seconds = _STORED_SECONDS
 
     def close(self) -> None:
         self._following.close()
@@ -145,7 +147,9 @@ class Follower:
     def register(self) -> None:
         """Say to the feed which tables and columns are needed, and wait until all of them are in the log."""
         connection = self._run.job.definition.source_connection
-        self._feed = feeds.ensure(self._metastore, self._following.database, connection).id
+        feed = feeds.ensure(self._metastore, self._following.database, connection)
+        self._feed = feed.id
+        self._following.watch(feed.publication)
         other_catalog = self._other_catalog()
         self._renewed_because = self._must_reload() or other_catalog
         afresh = other_catalog is not None
@@ -318,10 +322,22 @@ class Follower:
         return place
 
     def _is_stored(self, moment: Moment) -> bool:
-        """Wait until the feed has what the snapshot shows. If it is late, the next snapshot is waited for."""
-        is_there = feeds.wait_stored(self._metastore, self._feed, moment.lsn, _STORED_SECONDS)
-        self._show_wait(None if is_there else say("run.live_awaits_feed"))
-        return is_there
+        """Wait until the feed has what the snapshot shows; False: a later snapshot is to be taken.
+
+        A snapshot that is held keeps the source from cleaning up. But where the feed is always late by more than the
+        wait, no snapshot would ever be reached: each time it is waited for twice as long.
+        """
+        end = time.monotonic() + self._stored_seconds
+        while not feeds.wait_stored(self._metastore, self._feed, moment.lsn, _LOOK_SECONDS):
+            if time.monotonic() > end:
+                self._stored_seconds = min(2 * self._stored_seconds, _MOST_STORED_SECONDS)
+                self._show_wait(say("run.live_awaits_feed"))
+                return False
+            self._look(ends_at_request=self._load is not None)
+            moment.keep()
+        self._stored_seconds = _STORED_SECONDS
+        self._show_wait(None)
+        return True
 
     def _refuse_unlogged(self, moment: Moment) -> None:
         reason = self._must_reload()

@@ -106,6 +106,10 @@ class Moment(Protocol):
     @property
     def catalog(self) -> str: ...
 
+    def keep(self) -> None:
+        """Let the source know that the snapshot is still needed: a session that says nothing for long is ended."""
+        ...
+
     def sees(self, xid: int) -> bool:
         """Tell whether a committed transaction, known by the 32 bits that the log carries, is in the snapshot."""
         ...
@@ -133,6 +137,10 @@ class Following(Protocol):
     # What the source's database says of itself, by whatever name it is reached.
     @property
     def database(self) -> str: ...
+
+    def watch(self, publication: str) -> None:
+        """Let the members of this publication count as a part of the catalog."""
+        ...
 
     def moment(self) -> AbstractContextManager[Moment]:
         """Take a snapshot, and hold it until the block ends."""

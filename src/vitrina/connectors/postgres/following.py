@@ -59,6 +59,7 @@ class QueryFollowing:
         self.source = source
         self.keyed = keyed
         self.derivation = derivation
+        self.publications: list[str] | None = None
         self._connection: Connection = source.reader.connection
 
     @property
@@ -71,6 +72,9 @@ class QueryFollowing:
         if seen is None:
             raise FatalError(say("run.live_no_identity", connection=self.source.definition.source_connection))
         return seen.identity
+
+    def watch(self, publication: str) -> None:
+        self.publications = [publication]
 
     @contextmanager
     def moment(self) -> Iterator["QueryMoment"]:
@@ -105,7 +109,11 @@ class QueryMoment:
 
     @cached_property
     def catalog(self) -> str:
-        return followed_catalog.fingerprint(self._session, self._following.derivation.names)
+        following = self._following
+        return followed_catalog.fingerprint(self._session, following.derivation.names, following.publications)
+
+    def keep(self) -> None:
+        self._session.execute("SELECT")
 
     def sees(self, xid: int) -> bool:
         return self._snapshot.shows(xid)

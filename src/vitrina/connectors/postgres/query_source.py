@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.sql import SQL, Identifier
 
-from vitrina import explain
+from vitrina import explain, sqlguard
 from vitrina.connectors.postgres import advice, cursor_facts, plan_check, query_pass, rescan, single_rows
 from vitrina.connectors.postgres.cursor import Cursor
 from vitrina.connectors.postgres.provenance import Provenance
@@ -242,7 +242,14 @@ class QuerySource:
             [(name, self.types[name]) for name in key],
             stamps=self.judged.volatile_columns,
             affects=self.definition.options.live.affects,
+            admit=self._admit_affects,
+            reloads=self.definition.options.live.reload is not None,
         )
+
+    def _admit_affects(self, text: str) -> None:
+        """Judge a query that says which keys a change concerns: its author may read no more than by the pipeline."""
+        judged = sqlguard.judge(text, self.settings.sql_policy)
+        plan_check.admit(self.reader, Query(judged), self.settings, "options.live.affects")
 
     def follow(self, derivation: Derivation) -> "QueryFollowing":
         from vitrina.connectors.postgres.derive.derivation import QueryDerivation

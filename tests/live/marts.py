@@ -98,12 +98,12 @@ class Marts:
         return found
 
     def count_runs(self, name: str) -> int:
-        [row] = self.sql(f"SELECT count(*) AS n FROM etl.etl_runs WHERE pipeline_id = '{self.row(name)['id']}'")  # noqa: S608
+        [row] = self.sql(f"SELECT count(*) AS n FROM etl.etl_runs WHERE pipeline_id = '{self.row(name)['id']}'")
         return int(row["n"])
 
     def place(self, name: str) -> dict[str, Any] | None:
         [*found] = self.sql(
-            f"SELECT identity -> 'live' AS place FROM etl.etl_state WHERE pipeline_id = '{self.row(name)['id']}'"  # noqa: S608
+            f"SELECT identity -> 'live' AS place FROM etl.etl_state WHERE pipeline_id = '{self.row(name)['id']}'"
         )
         return found[0]["place"] if found else None
 
@@ -139,7 +139,7 @@ class Marts:
 
     def differences(self, name: str, query: str = FILMS) -> list[dict[str, Any]]:
         return self.sql(
-            f"(({query}) EXCEPT ALL TABLE analytics.{name}) UNION ALL (TABLE analytics.{name} EXCEPT ALL ({query}))"  # noqa: S608
+            f"(({query}) EXCEPT ALL TABLE analytics.{name}) UNION ALL (TABLE analytics.{name} EXCEPT ALL ({query}))"
         )
 
     def told(self) -> str:
@@ -171,7 +171,8 @@ class Marts:
         return process
 
     def environment(self) -> dict[str, str]:
-        assert self.settings.reader_url and self.settings.admin_url
+        assert self.settings.reader_url
+        assert self.settings.admin_url
         return {
             "VITRINA_DATABASE_URL": self.settings.require_database_url(),
             "VITRINA_READER_URL": self.settings.reader_url.get_secret_value(),
@@ -199,7 +200,8 @@ class Marts:
 
     def drop_feeds(self) -> None:
         """Remove slots that a test left, so that the server's next test has room."""
-        for row in self.sql("SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = current_database()"):
+        slots = "SELECT slot_name, active_pid FROM pg_replication_slots WHERE database = current_database()"
+        for row in self.sql(slots):
             if row["active_pid"]:
                 self.sql(f"SELECT pg_terminate_backend({row['active_pid']})")
             self.await_true("the slot is free", partial(self._dropped, row["slot_name"]))
@@ -208,7 +210,7 @@ class Marts:
         try:
             self.sql(f"SELECT pg_drop_replication_slot('{slot}')")
         except psycopg.Error:
-            return not self.sql(f"SELECT FROM pg_replication_slots WHERE slot_name = '{slot}'")  # noqa: S608
+            return not self.sql(f"SELECT FROM pg_replication_slots WHERE slot_name = '{slot}'")
         return True
 
 

@@ -87,7 +87,8 @@ def test_truncate_is_followed_by_a_full_load(followed: Marts) -> None:
 
 def test_another_runner_takes_over_after_a_kill(followed: Marts) -> None:
     followed.kill(followed.runners[0])
-    followed.sql("UPDATE content.rating SET score = score + 1 WHERE film_id < 20; DELETE FROM content.film WHERE id = 30")
+    followed.sql("UPDATE content.rating SET score = score + 1 WHERE film_id < 20")
+    followed.sql("DELETE FROM content.film WHERE id = 30")
     followed.start_runner()
     followed.await_equal("films")
     followed.await_following("films")
@@ -97,7 +98,7 @@ def test_another_runner_takes_over_after_a_kill(followed: Marts) -> None:
 @pytest.mark.parametrize("point", ["live.gathered", "batch.filled", "batch.fenced", "batch.committed"])
 def test_a_batch_that_is_killed_is_done_by_the_next_runner(followed: Marts, point: str) -> None:
     followed.plan(f"{point}:kill:1")
-    followed.sql("UPDATE content.film SET title = 'x' || title WHERE id % 2 = 0; DELETE FROM content.film WHERE id = 31")
+    followed.sql("UPDATE content.film SET title = 'x' || title WHERE id < 9; DELETE FROM content.film WHERE id = 31")
     followed.runners[0].wait(timeout=60)
     followed.start_runner()
     followed.await_equal("films")

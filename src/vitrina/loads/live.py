@@ -153,7 +153,10 @@ class Follower:
         other_catalog = self._other_catalog()
         self._renewed_because = self._must_reload() or other_catalog
         afresh = other_catalog is not None
-        feeds.register(self._metastore, self._feed, self._pipeline, self._columns(), afresh=afresh)
+        try:
+            feeds.register(self._metastore, self._feed, self._pipeline, self._columns(), afresh=afresh)
+        except LookupError as exc:  # somebody has just dropped it: the next try makes another
+            raise TransientError(str(exc)) from exc
         self._ready = self._await_ready()
 
     def _columns(self) -> dict[str, Sequence[str]]:
@@ -353,7 +356,9 @@ class Follower:
             gathered.add(portion)
             if not portion or portion[-1].lsn > moment.lsn:
                 return gathered
-            if len(gathered.changes) > _MOST_CHANGES and self._load is not None:
+            if self._load is None:
+                gathered.changes.clear()  # before a full load it matters how far they are, not what they are
+            elif len(gathered.changes) > _MOST_CHANGES:
                 raise Again(say("run.live_many_changes", changes=len(gathered.changes)), loads=True)
             after = portion[-1].lsn
 

@@ -25,12 +25,10 @@ class LiveStage:
     def __init__(self, connection: Connection, writer: PostgresWriter) -> None:
         self._connection = connection
         self._writer = writer
-        self._is_made = False
+        self.is_made = False
 
     def make(self) -> None:
         """Create the stage once, in a transaction of its own: one that is rolled back would take it away."""
-        if self._is_made:
-            return
         kinds = {found.name: found.type for found in self._writer.table.columns}
         columns = [SQL("{} {}").format(Identifier(name), SQL(kinds[name])) for name in self._writer.columns]
         key = SQL(", ").join(map(Identifier, self._writer.key))
@@ -40,7 +38,7 @@ class LiveStage:
                 SQL(", ").join(columns), key
             )
         )
-        self._is_made = True
+        self.is_made = True
 
     def fill(self, moment: QueryMoment, stale: Stale) -> int:
         """Copy the rows of the stale keys, as COPY writes them, from the snapshot into the stage."""

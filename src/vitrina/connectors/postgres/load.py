@@ -393,8 +393,9 @@ class PostgresShortcut:
         if not isinstance(load, MergeLoad) or not isinstance(moment, QueryMoment):
             raise TypeError(f"a mart is corrected from a snapshot of a query, not {load} from {moment}")
         target = self._target
-        with target.transaction("preparing the stage"):
-            load.live_stage.make()
+        if not load.live_stage.is_made:
+            with target.transaction("preparing the stage"):
+                load.live_stage.make()
         with target.transaction(f"correcting {target.opening.name}"):
             read = load.live_stage.fill(moment, stale)
             failpoints.hit("batch.filled")

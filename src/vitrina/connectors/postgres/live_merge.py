@@ -49,8 +49,7 @@ class LiveStage:
             with self._connection.cursor() as cursor, cursor.copy(statement) as sink:
                 for piece in self._lines(moment, stale):
                     rows += len(piece)
-                    for line in piece:
-                        sink.write(line)
+                    sink.write(b"".join(piece))
         except psycopg.errors.NotNullViolation as exc:
             raise null_key_error(exc.diag.column_name, self._writer.target) from exc
         except psycopg.errors.UniqueViolation as exc:

@@ -31,7 +31,6 @@ SENTENCES = {
     "derive.nothing_derived": (
         "no change of {tables} leads to keys of the query: state it in options.live.affects, or load it on a schedule"
     ),
-    "derive.parameters": "a live query has no :since and :until",
     "derive.refused": "a query with {what} cannot be followed: load it on a schedule instead",
     "derive.refused_relation": "{name} is {kind}, whose changes are not in the log: it cannot be followed",
     "derive.too_many_tables": "the query reads more than {most} tables, views and WITH queries counted each time",

@@ -1,5 +1,6 @@
 /** How changes of source tables lead to keys, by the codes of `src/vitrina/sentences/derivations.py`. */
 const sentences: Record<string, string> = {
+  "derive.affects_columns": "options.live.affects для {table} должен давать {columns} в этом порядке, а столбцов {count}",
   "derive.affects_failed": "options.live.affects для {table} не выполняется: {message}",
   "derive.affects_parameter":
     "в options.live.affects для {table} параметрами служат столбцы этой таблицы, например :id; найдено {parameter}",

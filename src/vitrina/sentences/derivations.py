@@ -1,6 +1,7 @@
 """How changes of source tables lead to keys of a live pipeline, and why a query cannot be followed."""
 
 SENTENCES = {
+    "derive.affects_columns": "options.live.affects for {table} must give {columns} in this order, not {count} columns",
     "derive.affects_failed": "options.live.affects for {table} cannot run: {message}",
     "derive.affects_parameter": (
         "options.live.affects for {table} must use columns of that table as parameters, such as :id;"

@@ -1,6 +1,7 @@
 """How changes of source tables lead to keys of a live pipeline, and why a query cannot be followed."""
 
 SENTENCES = {
+    "derive.affects_columns": "options.live.affects for {table} must give {columns} in this order, not {count} columns",
     "derive.affects_failed": "options.live.affects for {table} cannot run: {message}",
     "derive.affects_parameter": (
         "options.live.affects for {table} must use columns of that table as parameters, such as :id;"
@@ -31,7 +32,6 @@ SENTENCES = {
     "derive.nothing_derived": (
         "no change of {tables} leads to keys of the query: state it in options.live.affects, or load it on a schedule"
     ),
-    "derive.parameters": "a live query has no :since and :until",
     "derive.refused": "a query with {what} cannot be followed: load it on a schedule instead",
     "derive.refused_relation": "{name} is {kind}, whose changes are not in the log: it cannot be followed",
     "derive.too_many_tables": "the query reads more than {most} tables, views and WITH queries counted each time",

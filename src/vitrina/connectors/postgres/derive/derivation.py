@@ -11,13 +11,14 @@ from psycopg.rows import tuple_row
 from vitrina.connectors.postgres.derive import paths, reading, warnings
 from vitrina.connectors.postgres.derive.affects import Affects
 from vitrina.connectors.postgres.derive.graph import Graph
+from vitrina.connectors.postgres.derive.images import Images, ValueMissing
 from vitrina.connectors.postgres.derive.paths import Path, Search
 from vitrina.connectors.postgres.derive.refusals import Allowed
-from vitrina.connectors.postgres.derive.statements import Statement, parameter, statement
+from vitrina.connectors.postgres.derive.statements import Statement, statement
 from vitrina.connectors.postgres.derive.tables import SourceCatalog, Table
 from vitrina.errors import SourceQueryFailed
 from vitrina.ports.batch import Key
-from vitrina.ports.live import Change, FollowedTable, Image, Stale
+from vitrina.ports.live import Change, FollowedTable, Stale
 from vitrina.sentences import say
 from vitrina.store.database import Connection
 
@@ -87,16 +88,16 @@ class QueryDerivation:
         why = self._everything(changed, changes)
         if why is not None:
             return Stale(self.columns, everything=True, why=why)
-        images = _Images(self._tables, changes)
+        images = Images(self._tables, changes)
         keys: set[Key] = set()
-        for step in self._steps:
-            if step.statement is not None and step.table.followed_as in changed:
-                values = images.parameters(step.statement)
-                if values is None:
-                    return Stale(self.columns, everything=True, why=say("derive.value_missing", table=images.lacking))
-                keys |= _asked(session, step.statement.text, values)
-        for name in changed & self._stated.keys():
-            keys |= self._stated[name].keys(session, [change for change in changes if change.relation == name])
+        try:
+            for step in self._steps:
+                if step.statement is not None and step.table.followed_as in changed:
+                    keys |= _asked(session, step.statement.text, images.parameters(step.statement.images))
+            for name in changed & self._stated.keys():
+                keys |= self._stated[name].keys(session, images)
+        except ValueMissing as exc:
+            return Stale(self.columns, everything=True, why=say("derive.value_missing", table=exc.table))
         return Stale(self.columns, sorted(keys))
 
     def _everything(self, changed: Iterable[str], changes: Sequence[Change]) -> str | None:
@@ -106,53 +107,6 @@ class QueryDerivation:
             return say("derive.truncated", table=truncated)
         open_ended = {step.table.followed_as for step in self._steps if step.statement is None} & set(changed)
         return say("derive.every_key_of", table=min(open_ended)) if open_ended else None
-
-
-class _Images:
-    """Values of changed rows as arrays, one for each column that a statement reads."""
-
-    def __init__(self, tables: Mapping[str, Table], changes: Sequence[Change]) -> None:
-        self._tables = tables
-        self._changes: dict[str, list[Change]] = {}
-        for change in changes:
-            self._changes.setdefault(change.relation, []).append(change)
-        self.lacking = ""
-
-    def parameters(self, made: Statement) -> dict[str, list[str | None]] | None:
-        """Return the arrays of a statement; None when the log did not carry a value that is needed."""
-        found: dict[str, list[str | None]] = {}
-        for relation, columns in made.images.items():
-            for age in ("old", "new"):
-                rows = set(self._rows(relation, columns, age))
-                if None in rows:
-                    self.lacking = relation
-                    return None
-                values = list(zip(*(row for row in rows if row is not None), strict=True)) or [() for _ in columns]
-                for column, value in zip(columns, values, strict=True):
-                    found[parameter(age, relation, column)] = list(value)
-        return found
-
-    def _rows(self, relation: str, columns: Sequence[str], age: str) -> Iterator[tuple[str | None, ...] | None]:
-        for change in self._changes.get(relation, ()):
-            image, other = (change.old, change.new) if age == "old" else (change.new, change.old)
-            if change.kind == ("insert" if age == "old" else "delete"):
-                continue
-            yield self._values(relation, columns, image or {}, other or {}, age)
-
-    def _values(
-        self, relation: str, columns: Sequence[str], image: Image, other: Image, age: str
-    ) -> tuple[str | None, ...] | None:
-        """Read a row's values: what one image lacks did not change, as far as the log would have said so."""
-        values = []
-        for column in columns:
-            # A large value that did not change is missing in the new image; the old one has it if anything has. An
-            # old image comes only when one of its columns changed.
-            carried = age == "new" or column in self._tables[relation].identity
-            source = image if column in image else other if carried else {}
-            if column not in source:
-                return None
-            values.append(source[column])
-        return tuple(values)
 
 
 def _asked(session: "psycopg.Connection[Any]", text: str, values: Mapping[str, Any]) -> set[Key]:

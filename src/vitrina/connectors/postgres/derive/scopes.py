@@ -26,10 +26,11 @@ class Columns:
         found = [column.value for column in self.known if column.name == name]
         if len(found) == 1:
             return found[0]
-        return OPAQUE if found or not self._is_sure else None
+        return OPAQUE if found or not self.is_sure else None
 
     @property
-    def _is_sure(self) -> bool:
+    def is_sure(self) -> bool:
+        """Tell whether all columns are known by name."""
         return self.complete and all(column.name is not None for column in self.known)
 
     def renamed(self, names: Sequence[str]) -> "Columns":
@@ -66,9 +67,12 @@ class Scope:
         return self._unqualified(names[0]) if len(names) == 1 else self._qualified(names[:-1], names[-1])
 
     def _unqualified(self, name: str) -> Value:
-        found = [value for columns in self.visible if (value := columns.find(name)) is not None]
+        found = [column.value for columns in self.visible for column in columns.known if column.name == name]
         if found:
+            # The server refuses a name that two items have, so no item with unknown columns has it as well.
             return found[0] if len(found) == 1 else OPAQUE
+        if not all(columns.is_sure for columns in self.visible):
+            return OPAQUE
         if any(item.alias == name for item in self.items):
             return OPAQUE  # a whole row
         return self.outer._unqualified(name) if self.outer else OPAQUE

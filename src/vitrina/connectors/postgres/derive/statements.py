@@ -12,6 +12,7 @@ from psycopg.sql import SQL, Identifier
 
 from vitrina.connectors.postgres.compare import Field, one_form
 from vitrina.connectors.postgres.derive.graph import Atom, Graph, Parts
+from vitrina.connectors.postgres.derive.images import parameter
 from vitrina.connectors.postgres.derive.paths import Condition, Lookup, Path
 from vitrina.connectors.postgres.derive.tables import Table
 
@@ -114,7 +115,7 @@ class _Writer:
             source += f" CROSS JOIN LATERAL (VALUES {', '.join(f'({value})' for value in values)}) AS k{place}(v)"
             named.append(f"k{place}.v")
         present = " AND ".join(f"{name} IS NOT NULL" for name in named)
-        texts = ", ".join(_text(name, kind) for name, (_, kind) in zip(named, columns, strict=True))
+        texts = ", ".join(key_text(name, kind) for name, (_, kind) in zip(named, columns, strict=True))
         return f"SELECT DISTINCT {texts} FROM {source} WHERE {present}"
 
     def _value(self, parts: Parts) -> str:
@@ -127,10 +128,6 @@ class _Writer:
     def _carried(self, place: int) -> list[Atom]:
         earlier = [self._path.start, *(lookup.leaf for lookup in self._path.lookups[: place - 1])]
         return [atom for leaf in earlier for atom in self._of(leaf)]
-
-
-def parameter(age: str, relation: str, column: str) -> str:
-    return "_".join(["".join(c if c.isalnum() else f"x{ord(c):x}" for c in part) for part in (age, relation, column)])
 
 
 def _atoms(path: Path) -> list[Atom]:
@@ -146,7 +143,7 @@ def _rendered(parts: Parts, write: Callable[[Atom], str]) -> str:
     return "".join(write(part) if isinstance(part, Atom) else _safe(part) for part in parts)
 
 
-def _text(value: str, kind: str) -> str:
+def key_text(value: str, kind: str) -> str:
     return f"({_safe(one_form(Field('', SQL(value), kind)).as_string(None))})::text"
 
 

@@ -39,7 +39,18 @@ class Terms:
             return self._operator(inner, resolve)
         if kind == "CoalesceExpr":
             return self._coalesce(inner, resolve)
+        if kind == "MinMaxExpr":
+            name = "GREATEST" if inner["op"] == "IS_GREATEST" else "LEAST"
+            return self._listed(name, inner["args"], resolve, strict=False)
+        if kind == "A_Expr" and inner["kind"] == "AEXPR_NULLIF":
+            return self._listed("NULLIF", [inner["lexpr"], inner["rexpr"]], resolve, strict=False)
         return OPAQUE
+
+    def _listed(self, name: str, arguments: Sequence[Node], resolve: Resolve, *, strict: bool) -> Value:
+        parts: list[str | int] = [f"{name}("]
+        for place in range(len(arguments)):
+            parts += [", "] * (place > 0) + [place]
+        return self._made([*parts, ")"], arguments, resolve, strict=strict)
 
     def _cast(self, node: Node, resolve: Resolve) -> Value:
         name = _type(node["typeName"])
@@ -55,10 +66,7 @@ class Terms:
         found = self._catalog.function(names[0] if len(names) == 2 else None, names[-1])
         if found.aggregate or found.returns_set or found.volatility == "v" or refusals.tells_time(names, arguments):
             return OPAQUE
-        parts: list[str | int] = [".".join(map(_quoted, names)) + "("]
-        for place in range(len(arguments)):
-            parts += [", "] * (place > 0) + [place]
-        return self._made([*parts, ")"], arguments, resolve, strict=found.strict)
+        return self._listed(".".join(map(_quoted, names)), arguments, resolve, strict=found.strict)
 
     def _operator(self, node: Node, resolve: Resolve) -> Value:
         *schema, name = strings(node["name"])

@@ -19,7 +19,7 @@ from tests.live.platform import Platform, until
 from tests.support.processes import environment_of
 from vitrina import failpoints
 from vitrina.ports.live import Change
-from vitrina.store import feeds
+from vitrina.store import feed_segments, feeds
 
 LEASE_SECONDS = "2"
 # Passed with every commit; the others are passed once, when an owner begins.
@@ -133,9 +133,18 @@ def violations(platform: Platform, pipeline_id: UUID) -> list[str]:
     mirrored = found[-1] if found and isinstance(found[-1], dict) else {}
     return [
         *problems[:3],
+        *stored_twice(platform),
         *([f"must reload: {lost}"] if lost else []),
         *([f"{len(mirrored)} rows instead of {len(expected)}, or others"] if mirrored != expected else []),
     ]
+
+
+def stored_twice(platform: Platform) -> list[str]:
+    """Reading would not show it: what was read once is passed over."""
+    numbers = list(feed_segments.list_all(platform.bench.metastore, platform.feed.id))
+    every = " UNION ALL ".join(f"SELECT lsn, number FROM etl.feed_segment_{number}" for number in numbers)
+    rows = platform.bench.sql(f"SELECT lsn FROM ({every}) every GROUP BY lsn, number HAVING count(*) > 1")
+    return [f"{len(rows)} changes are stored twice"] if rows else []
 
 
 def all_changes(platform: Platform, after: int) -> Iterator[Change]:

@@ -6,6 +6,7 @@ from vitrina import failpoints
 from vitrina.cli import main
 from vitrina.runner import feeds
 from vitrina.store import feed_owner
+from vitrina.store.database import Connection
 
 
 def confirmed_before_stored() -> None:
@@ -24,7 +25,7 @@ def unguarded() -> None:
     """Commits whoever owns the feed now. Its session is not ended by the successor either, as if it could not be."""
 
     def advance(
-        connection: feed_owner.Connection,
+        connection: Connection,
         claim: feed_owner.FeedClaim,
         upto: int,
         changes: int = 0,

@@ -72,9 +72,14 @@ class Platform:
         for keeper in self.keepers:
             keeper.stop()
         self._watch.stop()
-        self.bench.sql(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
-        )
+        until(self._drop_slots)
+
+    def _drop_slots(self) -> bool:
+        """A walsender notices the end of its process a moment later."""
+        ours = "FROM pg_replication_slots WHERE database = current_database()"
+        self.bench.sql(f"SELECT pg_terminate_backend(active_pid) {ours} AND active")
+        self.bench.sql(f"SELECT pg_drop_replication_slot(slot_name) {ours} AND NOT active")
+        return not self.bench.sql(f"SELECT 1 AS found {ours}")
 
 
 def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:

@@ -444,6 +444,39 @@ export interface Runner {
   pipelines: Record<string, unknown>[];
 }
 
+/** A live pipeline and how far it is behind its feed. */
+export interface FeedFollower {
+  pipeline: string;
+  tables: string[];
+  is_ready: boolean;
+  backlog_changes: number | null;
+  must_reload: string | null;
+  problem: string | null;
+}
+
+/** The log of a source database, read by one runner for all live pipelines. */
+export interface Feed {
+  id: string;
+  connection: string;
+  slot: string;
+  publication: string;
+  is_owned: boolean;
+  host: string | null;
+  problem: string | null;
+  problem_since: string | null;
+  lag_seconds: number | null;
+  behind_bytes: number | null;
+  retained_bytes: number | null;
+  keep_bytes: number | null;
+  wal_status: string | null;
+  stored_changes: number;
+  kept_changes: number;
+  segments: number;
+  stored_commit_at: string | null;
+  measured_at: string | null;
+  followers: FeedFollower[];
+}
+
 export interface LiveEvent {
   id: number;
   at: string;

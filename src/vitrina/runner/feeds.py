@@ -419,7 +419,7 @@ class _Pump:
 
     def _publish(self, followers: list[Follower]) -> None:
         columns = feed_owner.wanted_columns(followers)
-        published = self._source.publish(sorted(columns))
+        published = self._source.publish(columns)
         failpoints.hit("feed.published")
         self._known.columns, self._known.published = columns, published
         self._feed.refresh()

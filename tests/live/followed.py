@@ -33,7 +33,7 @@ class Source:
         self.columns = {f"content.{name}": frozenset(text.split()) for name, text in columns.items()}
         with opened(self) as followed:
             followed.require_fit()
-            self.published = followed.publish(list(self.columns))
+            self.published = followed.publish(self.columns)
         return self.published
 
     @contextmanager

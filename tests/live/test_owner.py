@@ -1,7 +1,11 @@
 """A feed with its owner: registered, ready, stored, confirmed, taken over, lost and found again."""
 
+import os
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import psycopg
@@ -11,10 +15,14 @@ from psycopg import sql
 from tests.conftest import admin, settings_for
 from tests.live.platform import Platform, until
 from tests.support.ahead import Ahead
+from tests.support.workbench import Workbench
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.errors import LeaseLost
+from vitrina.ports.live import Transaction
+from vitrina.runner import feeds as runner_feeds
 from vitrina.settings import Settings
-from vitrina.store import feed_owner, feed_segments, feeds
+from vitrina.store import database, feed_owner, feed_segments, feeds
+from vitrina.store.migrate import migrate
 
 FILM = "CREATE TABLE content.film (id int PRIMARY KEY, title text)"
 
@@ -395,3 +403,68 @@ def settings_elsewhere(copies: Ahead[str], server: TemporaryServer) -> Iterator[
     name = copies.take()
     yield settings_for(server, name)
     admin(server, sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def test_a_server_that_crashes_under_everybody_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Source and metastore are restarted at once, without a shutdown: the owner goes on by itself."""
+    monkeypatch.setattr(runner_feeds, "BACKOFF_SECONDS", (0.2,))
+    bindir = os.environ.get("VITRINA_TEST_PG_BINDIR")
+    with TemporaryServer(Path(bindir) if bindir else None) as server, ExitStack() as sessions:
+        settings = settings_for(server, "postgres")
+        assert settings.admin_url
+        with psycopg.connect(settings.admin_url.get_secret_value(), autocommit=True) as session:
+            session.execute("CREATE SCHEMA content; CREATE SCHEMA ugc")
+        migrate(settings)
+        platform = Platform(opened_bench(settings, sessions))
+        try:
+            platform.sql(FILM)
+            films = platform.follow("films", film="id")
+            platform.start()
+            ready = platform.ready(films)
+            for number in range(3):
+                platform.sql(f"INSERT INTO content.film VALUES ({number})")
+                server.restart("immediate")
+                platform.bench = opened_bench(settings, sessions)
+            platform.sql("INSERT INTO content.film VALUES (3)")
+            assert [change.new for change in platform.changes(ready)] == [{"id": str(number)} for number in range(4)]
+            assert platform.must_reload(films) is None
+        finally:
+            platform.close()
+
+
+def opened_bench(settings: Settings, sessions: ExitStack) -> Workbench:
+    assert settings.admin_url
+    admin_session = database.connect(settings.admin_url.get_secret_value(), "vitrina:test-admin")
+    metastore = database.connect(settings.require_database_url(), "vitrina:test")
+    sessions.callback(admin_session.close)
+    sessions.callback(metastore.close)
+    return Workbench(settings, admin_session, metastore)
+
+
+def test_an_identity_that_is_lost_during_a_large_transaction_spares_the_application(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The large one is held up in the middle; the table leaves the publication all the same."""
+    platform.sql(f"{FILM}; CREATE TABLE content.person (id int PRIMARY KEY)")
+    films, persons = platform.follow("films", film="id"), platform.follow("persons", person="id")
+    platform.start()
+    platform.ready(films)
+    platform.ready(persons)
+    held, stored = threading.Event(), feed_owner.Storage.add
+
+    def add_slowly(self: feed_owner.Storage, piece: Transaction) -> None:
+        stored(self, piece)
+        if not piece.last:
+            held.set()
+            time.sleep(0.3)
+
+    monkeypatch.setattr(feed_owner.Storage, "add", add_slowly)
+    platform.sql("INSERT INTO content.person VALUES (1); INSERT INTO content.film SELECT generate_series(1, 60000)")
+    assert held.wait(30)
+    platform.sql("ALTER TABLE content.person DROP CONSTRAINT person_pkey")
+    until(lambda: not platform.bench.sql("SELECT 1 AS found FROM pg_publication_tables WHERE tablename = 'person'"), 5)
+    platform.sql("UPDATE content.person SET id = 2")
+    assert platform.bench.sql("SELECT 1 AS found FROM etl.etl_feeds WHERE stored_changes < 60000")
+    monkeypatch.setattr(feed_owner.Storage, "add", stored)
+    until(lambda: platform.must_reload(persons) is not None)
+    assert platform.must_reload(films) is None

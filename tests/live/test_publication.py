@@ -53,8 +53,10 @@ def test_an_identity_that_goes_between_look_and_addition_is_noticed(
     source.sql(FILM)
     looked = publication._problem
 
-    def look_and_lose(session: Connection, relation: str, rows: list[dict[str, object]]) -> str | None:
-        found = looked(session, relation, rows)
+    def look_and_lose(
+        session: Connection, relation: str, rows: list[dict[str, object]], columns: frozenset[str]
+    ) -> str | None:
+        found = looked(session, relation, rows, columns)
         source.sql("ALTER TABLE content.film REPLICA IDENTITY NOTHING")
         return found
 
@@ -104,6 +106,10 @@ def test_a_table_that_was_swapped_by_name_is_published_in_its_place(source: Sour
     ("made", "reason"),
     [
         ("CREATE VIEW content.film AS SELECT 1 AS id", "is a view"),
+        (
+            "CREATE TABLE content.film (n int PRIMARY KEY, id int GENERATED ALWAYS AS (n + 1) STORED)",
+            "generated column",
+        ),
         ("CREATE UNLOGGED TABLE content.film (id int PRIMARY KEY)", "is unlogged"),
         ("SELECT 1", "there is no table content.film"),
     ],

@@ -291,8 +291,11 @@ class FollowedDatabase(Protocol):
         """Drop slot and publication."""
         ...
 
-    def publish(self, tables: Sequence[str]) -> Published:
-        """Have these tables in the publication and no others. A table without a replica identity is never added."""
+    def publish(self, wanted: Mapping[str, frozenset[str]]) -> Published:
+        """Have these tables in the publication and no others; the columns are those that followers need.
+
+        A table without a replica identity is never added.
+        """
         ...
 
     def started_before(self) -> int:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -118,6 +118,8 @@ class _Known:
 
     columns: dict[str, frozenset[str]] = field(default_factory=dict)
     published: Published = field(default_factory=lambda: Published({}, {}, frozenset(), changed=False))
+    # Of which a table was added in the middle of a transaction, when nothing else could be done about it.
+    added: frozenset[str] = frozenset()
     revision: int = -1
     stored_upto: int = 0
     # Followers that wait until transactions that began before their tables were published have ended.
@@ -349,6 +351,7 @@ class _Pump:
         while piece is not None:
             self._storage.add(piece)
             if not piece.last:
+                self._spare_application()
                 piece = self._await_piece()
                 continue
             is_full = self._storage.changes >= BATCH_CHANGES or time.monotonic() > end
@@ -362,6 +365,12 @@ class _Pump:
             piece = self._feed.receive(IDLE_SECONDS)
             if piece is not None:
                 return piece
+
+    def _spare_application(self) -> None:
+        """Compare catalog and publication also while a large transaction is stored, which may take minutes."""
+        if self._catalog_due.now():
+            self._known.added |= self._source.publish(self._known.columns).added
+            self._known.revision = -1  # followers are told when the transaction is over
 
     def _advance(self) -> None:
         """Commit what was received, and only then let the source forget it."""
@@ -419,7 +428,9 @@ class _Pump:
 
     def _publish(self, followers: list[Follower]) -> None:
         columns = feed_owner.wanted_columns(followers)
-        published = self._source.publish(sorted(columns))
+        published = self._source.publish(columns)
+        published = replace(published, added=published.added | self._known.added)
+        self._known.added = frozenset()
         failpoints.hit("feed.published")
         self._known.columns, self._known.published = columns, published
         self._feed.refresh()

@@ -78,9 +78,9 @@ class FollowedPostgres:
         slots.drop(self._session, self._names)
         slots.drop_publication(self._session, self._names)
 
-    def publish(self, tables: Sequence[str]) -> Published:
+    def publish(self, wanted: Mapping[str, frozenset[str]]) -> Published:
         publication.ensure(self._session, self._names)
-        return publication.publish(self._session, self._names, tables)
+        return publication.publish(self._session, self._names, wanted)
 
     def started_before(self) -> int:
         return self._number("pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint")

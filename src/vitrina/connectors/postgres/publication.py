@@ -54,10 +54,12 @@ def _make(session: Connection, names: FeedNames) -> None:
         ) from exc
 
 
-def publish(session: Connection, names: FeedNames, wanted: Sequence[str]) -> Published:
+def publish(session: Connection, names: FeedNames, wanted: Mapping[str, frozenset[str]]) -> Published:
     """Have these tables in the publication and no others, as far as they may be in it."""
-    found = _find(session, wanted)
-    problems = {name: problem for name, rows in found.items() if (problem := _problem(session, name, rows))}
+    found = _find(session, sorted(wanted))
+    problems = {
+        name: problem for name, rows in found.items() if (problem := _problem(session, name, rows, wanted[name]))
+    }
     usable = {row["oid"]: row for name, rows in found.items() if name not in problems for row in rows}
     members = _members(session, names)
     surplus = members.keys() - usable.keys()
@@ -90,6 +92,8 @@ def _find(session: Connection, relations: Sequence[str]) -> dict[str, list[dict[
         )
         SELECT f.relation, c.oid, n.nspname AS schema, c.relname AS name, c.relkind AS kind,
                c.relpersistence AS persistence,
+               ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
+                     WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped) AS generated,
                CASE c.relreplident
                    WHEN 'f' THEN true
                    WHEN 'd' THEN EXISTS (SELECT FROM pg_catalog.pg_index x WHERE x.indrelid = c.oid
@@ -116,7 +120,9 @@ def _parts(relation: str) -> tuple[str, str]:
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "i": "an index"}
 
 
-def _problem(session: Connection, relation: str, rows: Sequence[Mapping[str, Any]]) -> str | None:
+def _problem(
+    session: Connection, relation: str, rows: Sequence[Mapping[str, Any]], columns: frozenset[str]
+) -> str | None:
     """Say why a table cannot be followed, with the statements that make it possible."""
     if not rows and not _exists(session, relation):
         return f"there is no table {relation}"
@@ -126,6 +132,8 @@ def _problem(session: Connection, relation: str, rows: Sequence[Mapping[str, Any
             return f"{shown} is {_KINDS.get(row['kind'], 'not a table')}, whose changes are not in the log"
         if row["persistence"] != "p":
             return f"{shown} is unlogged: its changes are not in the log"
+        if computed := sorted(columns & {*row["generated"]}):
+            return f"{shown}.{computed[0]} is a generated column, whose values are not in the log"
     lacking = [row for row in rows if not row["has_identity"]]
     return _identity_wanted(session, lacking) if lacking else None
 

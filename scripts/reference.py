@@ -309,9 +309,10 @@ def _of_metastore() -> Iterator[tuple[str, str, str, str]]:
     from vitrina.observe import monitoring
 
     totals = {"queue_depth": 0, "queue_oldest": 0, "runners_alive": 0, "notifications_waiting": 0}
-    nothing = monitoring.Found(rows=[], totals=totals, statuses=Counter(), rest=None)
+    nothing = monitoring.Found(rows=[], totals=totals, statuses=Counter(), rest=None, feeds=[])
     families = [*monitoring._totals(nothing), monitoring._statuses(nothing), monitoring._failures(nothing)]
     families += [monitoring._gauge(gauge, nothing) for gauge in monitoring.PIPELINE_GAUGES]
+    families += monitoring._feeds([], monitoring.MAX_PIPELINES)
     yield "vitrina_metastore_up", "gauge", "", "Whether the metastore answers."
     for family in families:
         yield family.name, family.type, ", ".join(f"`{label}`" for label in family._labelnames), family.documentation

@@ -73,6 +73,31 @@ class ReconcileSchedule(Strict):
         return value
 
 
+class LiveOptions(Strict):
+    """How a live pipeline follows its source, where that cannot be derived from the query."""
+
+    affects: dict[str, str] = Field(
+        default_factory=dict,
+        max_length=100,
+        description="For a source table, `schema.table`: a query that gives the target keys which a changed row of it"
+        " concerns; `:column` is a value of that row.",
+    )
+    reload: str | None = Field(
+        None,
+        max_length=200,
+        description="Load everything this often beside following, such as `15m`: for queries whose result changes with"
+        " time, and at most this often for changes that concern every key.",
+        examples=["15m"],
+    )
+
+    @field_validator("reload")
+    @classmethod
+    def _reload_is_an_interval(cls, value: str | None) -> str | None:
+        if value is not None and schedule.interval_of(value) is None:
+            raise ValueError(say("definition.live_reload", reload=value))
+        return value
+
+
 class OwnOptions(Strict):
     """Rarely needed switches of one pipeline."""
 
@@ -164,6 +189,7 @@ class OwnOptions(Strict):
     )
     step_memory_mb: int = Field(2_048, ge=128, description="Resident memory of a worker process, in MB.")
     reconcile: ReconcileSchedule | None = Field(None, description="Compare mart and source regularly.")
+    live: LiveOptions = Field(default_factory=LiveOptions, description="How a live pipeline follows its source.")
     # search targets
     action: Literal["update", "index"] = Field(
         "update", description="`update` merges into a document, `index` replaces it unless a newer version is there."
@@ -338,7 +364,9 @@ class Definition(Strict):
     target_key: list[ColumnName] | None = Field(
         None, min_length=1, max_length=32, description="Key of the target; by default its existing primary key."
     )
-    mode: Literal["full", "incremental"] = Field("full", description="Everything each time, or what is new.")
+    mode: Literal["full", "incremental", "live"] = Field(
+        "full", description="Everything each time, what is new, or (`live`) what changed, within a second."
+    )
     incremental_key: ColumnName | None = Field(None, description="Result column that says what is new.")
     incremental_id_key: ColumnName | None = Field(None, description="Result column that orders equal cursors.")
     batch_size: int = Field(DEFAULT_BATCH_SIZE, ge=1, le=MAX_BATCH_SIZE, description="Rows of a batch, at most.")
@@ -404,6 +432,18 @@ class Definition(Strict):
             raise Unfit("source_table", say("definition.table_and_query", other=other))
         if self.source_table and self.reads_postgres and not _TABLE.fullmatch(self.source_table):
             raise Unfit("source_table", say("definition.not_a_table", table=self.source_table[:80]))
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_followed(self) -> Self:
+        if self.mode != "live":
+            return self
+        if self.python_source or not self.reads_postgres:
+            raise Unfit("mode", say("definition.live_needs_query"))
+        if self.options.shared_target:
+            raise Unfit("options.shared_target", say("definition.live_shared"))
+        if self.options.delete_when:
+            raise Unfit("options.delete_when", say("definition.live_delete_when"))
         return self
 
     @model_validator(mode="after")

@@ -19,6 +19,12 @@ const sentences: Record<string, string> = {
   "definition.label": "значение метки {key} — текст до {most} символов",
   "definition.label_key": "метка «{key}» не подходит: латинские буквы, цифры и _ . / -, первой — буква или цифра",
   "definition.labels": "labels — объект с текстами, например {\"team\": \"core\"}",
+  "definition.live_delete_when":
+    "options.delete_when не сочетается с режимом live, который удаляет строки, исчезнувшие из запроса: отберите их в WHERE запроса",
+  "definition.live_needs_query": "режим live требует запроса к источнику PostgreSQL: изменения читаются из его журнала",
+  "definition.live_reload": "options.live.reload {reload} — не промежуток времени: напишите 30s, 15m, 1h или PT15M",
+  "definition.live_shared":
+    "режим live удаляет строки, исчезнувшие из запроса, а options.shared_target говорит, что в приёмник пишут и другие: выберите отдельный приёмник",
   "definition.missing": "нужно заполнить {path}",
   "definition.more": "и ещё {count}",
   "definition.must": "{path}: {message}{given}",

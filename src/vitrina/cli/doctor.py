@@ -139,6 +139,7 @@ def _check_database(settings: "Settings") -> Iterator[Finding]:
         yield from _check_targets(connection, settings)
         yield from _check_connections(connection, settings)
         yield from _check_source_schemas(connection, settings)
+        yield from _check_feeds(connection, settings)
         yield _check_runners(connection, settings)
         yield from _check_pipelines(connection, settings)
         yield _check_stages(connection)
@@ -316,6 +317,40 @@ def _check_connections(connection: "Connection", settings: "Settings") -> Iterat
             continue
         for verdict in found:
             yield Finding(f"connection {name}", verdict.status, verdict.finding, verdict.next_step)
+
+
+def _check_feeds(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
+    """What databases lack that are to be followed, and how the feeds stand that there are."""
+    from vitrina.ports import registry
+    from vitrina.store import feed_reports
+
+    for name in settings.feed_connections:
+        url = settings.find_feed_url(name)
+        for found in registry.feeds().check(url, settings) if url else ():
+            yield Finding(f"feed login of {name}", found.status, found.finding, found.next_step)
+    for feed in feed_reports.list_all(connection):
+        yield from _feed_findings(feed, settings)
+
+
+def _feed_findings(feed: dict[str, Any], settings: "Settings") -> Iterator[Finding]:
+    from vitrina.settings import feed_variable
+
+    check = f"feed {feed['connection']}"
+    if feed["problem"]:
+        yield problem(check, feed["problem"], "the statement stands there; `vitrina feeds list` shows when it is over")
+    elif not feed["is_owned"]:
+        variable = feed_variable(feed["connection"])
+        yield problem(check, "no runner reads it, and its source keeps its log", f"set {variable} where a runner is")
+    elif feed["wal_status"] not in (None, "reserved", "extended"):
+        yield problem(
+            check, f"its slot is {feed['wal_status']}: the source is about to give it up", "see why its runner is slow"
+        )
+    else:
+        yield ok(check, f"{feed['lag_seconds'] or 0:.0f} s behind, {len(feed['followers'])} pipelines follow")
+    for follower in feed["followers"]:
+        reason = follower["problem"] or follower["must_reload"]
+        if reason:
+            yield warning(f"pipeline {follower['pipeline']}", reason, "it is followed once that is put right")
 
 
 def _check_source_schemas(connection: "Connection", settings: "Settings") -> Iterator[Finding]:

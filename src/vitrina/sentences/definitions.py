@@ -29,6 +29,18 @@ SENTENCES = {
         "label {key!r} is not acceptable: letters, digits and _ . / -, the first a letter or a digit"
     ),
     "definition.labels": 'labels must be an object of texts, such as {{"team": "core"}}',
+    "definition.live_delete_when": (
+        "options.delete_when does not go with mode 'live', which deletes the rows that leave the query: filter them out"
+        " in the query's WHERE"
+    ),
+    "definition.live_needs_query": (
+        "mode 'live' needs a query over a PostgreSQL source: what changed there is read from its log"
+    ),
+    "definition.live_reload": "options.live.reload {reload!r} is not a span of time: write 30s, 15m, 1h or PT15M",
+    "definition.live_shared": (
+        "mode 'live' deletes the rows that leave the query, and options.shared_target says that others write to the"
+        " target as well: choose a target of its own"
+    ),
     "definition.missing": "{path} is required",
     "definition.more": "and {count} more",
     "definition.must": "{path} must {message}{given}",

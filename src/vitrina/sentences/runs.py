@@ -58,6 +58,38 @@ SENTENCES = {
         "{keys} key(s) come more than once in the source, for example ({columns}) = ({example}); {target} needs one row"
         " per key: aggregate or deduplicate in the query, or change target_key"
     ),
+    "run.live_awaits_feed": "waiting for the source's log, which another part of the platform reads",
+    "run.live_awaits_load": "waiting until it may be loaded again, because {reason}",
+    "run.live_catalog_changed": "a followed table, view or partition was changed in a way that the log does not say",
+    "run.live_day": "a run of a live pipeline lasts a day at most; the next one goes on from here",
+    "run.live_feed_renewed": "the source's log was not kept since the last batch",
+    "run.live_first_load": "nothing was loaded yet that could be followed",
+    "run.live_key_type": (
+        "the key column {column!r} has the type {type}, of which a search index cannot delete single documents in "
+        "mode live: cast it to text in the query"
+    ),
+    "run.live_load_asked": "a full load was asked for",
+    "run.live_made_key": (
+        "Python steps make the key column {column!r}, so a changed row of the source does not say which rows of "
+        "the target are stale: use mode full or incremental"
+    ),
+    "run.live_many_changes": "{changes} changes at once: a full load is quicker",
+    "run.live_many_keys": "{keys} stale keys at once: a full load is quicker",
+    "run.live_no_identity": (
+        "the connection {connection} may not call pg_control_system(), by which a database that is followed is "
+        "known: GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() to its reader"
+    ),
+    "run.live_not_ready": "the source cannot be followed: {problem}",
+    "run.live_part_of_key": (
+        "only {columns} of the key can be derived from changed rows, and a search index deletes by the whole key: "
+        "use mode full or incremental"
+    ),
+    "run.live_reload": "options.live.reload asks for a full load",
+    "run.live_standby": (
+        "the connection {connection} leads to a standby, and only a primary's log can be followed: let it lead to the"
+        " primary"
+    ),
+    "run.live_target": "{target} cannot delete single rows, so it cannot be live: use mode full or incremental",
     "run.needs_key": "the target table does not exist yet: set target_key, the columns that identify a row",
     "run.never_reached": "no setting allows it: the server's catalogs and the metastore are not for queries",
     "run.no_columns": "the source query has no columns: select what the target shall hold",

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
+from psycopg.sql import SQL, Identifier, Literal
 
 from vitrina import failpoints
-from vitrina.connectors.postgres import catalog, left_columns, mart_rows, money
+from vitrina.connectors.postgres import catalog, left_columns, live_merge, mart_identity, mart_rows, money
 from vitrina.connectors.postgres.copy import CopySource
+from vitrina.connectors.postgres.following import QueryMoment
 from vitrina.connectors.postgres.mart_comparison import MartComparison
 from vitrina.connectors.postgres.pushdown import Paging, PushdownSource, SharedSnapshot
 from vitrina.connectors.postgres.query_source import QuerySource
@@ -21,6 +23,7 @@ from vitrina.errors import TransientError
 from vitrina.ports.batch import Counts, Filling, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Comparison, Looked
+from vitrina.ports.live import Moment, Stale
 from vitrina.ports.schema import Column, Known
 from vitrina.ports.source import Form, Source, Window
 from vitrina.ports.target import (
@@ -65,6 +68,7 @@ class MartTarget(BaseTarget):
 
     form: Form = "exact"
     loads_first_pass = True
+    corrects = True
 
     def __init__(self, opening: MartOpening) -> None:
         self.opening = opening
@@ -254,6 +258,7 @@ class MergeLoad(BaseLoad):
         self.stages = tuple(
             target.stage(stage_name(pipeline, suffix), loading, loading.version_types) for suffix in ("a", "b")
         )
+        self.live_stage = live_merge.LiveStage(target.session, target.writer)
 
     def begin(self, fence: Fence) -> None:
         with self._target.transaction("preparing the stages"):
@@ -281,6 +286,47 @@ class MergeLoad(BaseLoad):
             target.check_constraints()
             fence.inside(target.session, Done(counts))
         return counts
+
+    def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence) -> Counts:
+        """Merge the part and delete what is absent in one transaction: the mart passes from one moment to another."""
+        target, writer = self._target, self._writer
+        stage = self.stages[part.number % len(self.stages)]
+        with target.transaction(f"correcting {target.opening.name}"):
+            counts = writer.merge_batch(stage, part.number) if part.staged_rows else Counts()
+            stage.truncate(target.session)
+            deleted = self._delete_absent(stale, read)
+            return self.finish(replace(counts, deleted=counts.deleted + deleted), fence)
+
+    def _delete_absent(self, stale: Stale, read: Sequence[Key]) -> int:
+        session, writer = self._target.session, self._writer
+        if not read:
+            return live_merge.delete_absent(session, writer, stale, SQL("false"))
+        session.execute("CREATE TEMPORARY TABLE IF NOT EXISTS vitrina_read (key text[]) ON COMMIT DELETE ROWS")
+        with session.cursor() as cursor, cursor.copy("COPY pg_temp.vitrina_read FROM STDIN") as rows:
+            for key in read:
+                rows.write_row([list(key)])
+        kinds = {column.name: column.base_type for column in writer.table.columns}
+        same = SQL(" AND ").join(
+            SQL("t.{} = r.key[{}]::{}").format(Identifier(name), Literal(place), SQL(kinds[name]))
+            for place, name in enumerate(writer.key, 1)
+        )
+        is_read = SQL("EXISTS (SELECT FROM pg_temp.vitrina_read AS r WHERE {})").format(same)
+        return live_merge.delete_absent(session, writer, stale, is_read)
+
+    def finish(self, counts: Counts, fence: Fence) -> Counts:
+        """Check what is left to check, and pass the fence."""
+        target, writer = self._target, self._writer
+        if counts.deleted:
+            writer.refuse_cascading()
+        target.check_constraints()
+        # The merge holds a lock by now under which nobody truncates the mart.
+        if live_merge.is_rewritten(target.session, writer):
+            raise TransientError(say("run.target_replaced", target=target.opening.name))
+        fence.inside(target.session, Done(counts, {"mart": mart_identity.followed(writer.table)}))
+        return counts
+
+    def count_rows(self) -> int:
+        return self._writer.count_rows()
 
     def _refuse_emptied(self, found: Checkpoint) -> None:
         """Refuse to merge where earlier batches were removed; once this one is merged, nothing would show it."""
@@ -341,6 +387,21 @@ class PostgresShortcut:
             else:
                 snapshot = self._snapshot(window, route, sessions)
                 yield self._by_postgres(load.stages, window, route, second, snapshot)
+
+    def correct(self, load: Load, moment: Moment, stale: Stale, number: int, fence: Fence) -> Counts:
+        """Pass the rows of stale keys on as COPY writes them, and show them in one transaction."""
+        if not isinstance(load, MergeLoad) or not isinstance(moment, QueryMoment):
+            raise TypeError(f"a mart is corrected from a snapshot of a query, not {load} from {moment}")
+        target = self._target
+        if not load.live_stage.is_made:
+            with target.transaction("preparing the stage"):
+                load.live_stage.make()
+        with target.transaction(f"correcting {target.opening.name}"):
+            read = load.live_stage.fill(moment, stale)
+            failpoints.hit("batch.filled")
+            counts = load.live_stage.apply(stale)
+            unchanged = read - counts.inserted - counts.updated
+            return load.finish(replace(counts, unchanged=unchanged), fence)
 
     def _by_postgres(
         self,

@@ -76,6 +76,34 @@ def upsert(merge: Merge) -> Composed:
     )
 
 
+def update_staged(merge: Merge) -> Composed | None:
+    """Update what differs, straight from the stage; None when a row is nothing but its key."""
+    if not merge.compared:
+        return None
+    return SQL("UPDATE {} AS t SET {} FROM {} AS s WHERE {} AND {}").format(
+        merge.target.identifier, _comma(_assignments(merge, "s")), merge.staged, _same_key(merge), _differs(merge)
+    )
+
+
+def insert_staged(merge: Merge) -> Composed:
+    """Insert what is new, straight from the stage."""
+    return SQL(
+        "INSERT INTO {target} ({columns}){overriding} SELECT {values} FROM {staged} AS s"
+        " WHERE NOT EXISTS (SELECT FROM {target} AS t WHERE {same})"
+    ).format(
+        target=merge.target.identifier,
+        columns=_comma(map(Identifier, merge.columns)),
+        overriding=_overriding(merge.target, merge.columns),
+        values=_prefixed("s", merge.columns),
+        staged=merge.staged,
+        same=_same_key(merge),
+    )
+
+
+def _same_key(merge: Merge) -> Composed:
+    return _all(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merge.key)
+
+
 def create_diff(merge: Merge, *, deletes: bool) -> Composed:
     """Join stage and target once into a temporary table: op I, U or D, with the rows themselves.
 

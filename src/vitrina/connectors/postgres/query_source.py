@@ -2,27 +2,31 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg.sql import SQL, Identifier
 
-from vitrina import explain
+from vitrina import explain, sqlguard
 from vitrina.connectors.postgres import advice, cursor_facts, plan_check, query_pass, rescan, single_rows
 from vitrina.connectors.postgres.cursor import Cursor
 from vitrina.connectors.postgres.opened_query import OpenedQuery
 from vitrina.connectors.postgres.query_pass import QueryPass
 from vitrina.connectors.postgres.query_window import QueryWindow
-from vitrina.connectors.postgres.source import NO_ORDER, Bounds, Order
+from vitrina.connectors.postgres.source import NO_ORDER, Bounds, Order, Query
 from vitrina.errors import FatalError, SourceQueryFailed
 from vitrina.ports.batch import Batch, Key
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Extent
+from vitrina.ports.live import Derivation
 from vitrina.ports.source import Description, Form, Mark, Marked, Pass, Unseen, Window
 from vitrina.sentences import say
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from vitrina.connectors.postgres.following import QueryFollowing
 
 
 class QuerySource(OpenedQuery):
@@ -151,6 +155,44 @@ class QuerySource(OpenedQuery):
 
     def loaded(self, done: Checkpoint, held: Mark | None, rows: int) -> Checkpoint:
         return query_pass.loaded(self, self._required_cursor, done, held, rows)
+
+    # --- following -------------------------------------------------------------------------------------------------
+
+    def derive(self, key: Sequence[str]) -> Derivation:
+        """Say how changes of the query's tables lead to keys."""
+        # Imported here: only live pipelines need the parser.
+        from vitrina.connectors.postgres.derive.derivation import derive
+
+        if self.on_recovery:
+            raise FatalError(say("run.live_standby", connection=self.definition.source_connection))
+        return derive(
+            self.reader.connection,
+            self.judged.text,
+            [(name, self.types[name]) for name in key],
+            stamps=self.judged.volatile_columns,
+            affects=self.definition.options.live.affects,
+            admit=self._admit_affects,
+            reloads=self.definition.options.live.reload is not None,
+        )
+
+    def _admit_affects(self, text: str) -> None:
+        """Judge a query that says which keys a change concerns: its author may read no more than by the pipeline."""
+        judged = sqlguard.judge(text, self.settings.sql_policy)
+        plan_check.admit(self.reader, Query(judged), self.settings, "options.live.affects")
+
+    def follow(self, derivation: Derivation) -> "QueryFollowing":
+        from vitrina.connectors.postgres.derive.derivation import QueryDerivation
+        from vitrina.connectors.postgres.following import QueryFollowing
+        from vitrina.connectors.postgres.keyed import KeyedQuery
+
+        if not isinstance(derivation, QueryDerivation):
+            raise TypeError(f"a query is followed by its own derivation, not by {derivation}")
+        return QueryFollowing(self, derivation, KeyedQuery.plan(self, derivation))
+
+    @cached_property
+    def on_recovery(self) -> bool:
+        """Tell whether the server that is read is a standby, of which no log can be followed."""
+        return bool(self.reader.value(SQL("SELECT pg_catalog.pg_is_in_recovery()").format()))
 
     # --- rows ------------------------------------------------------------------------------------------------------
 

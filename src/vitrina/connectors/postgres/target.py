@@ -391,6 +391,21 @@ class PostgresWriter:
         rows = {row["op"]: row["rows"] for row in self.connection.execute(merge.count_diff()).fetchall()}
         return Counts(inserted=rows.get("I", 0), updated=rows.get("U", 0), deleted=rows.get("D", 0))
 
+    def merging(self, staged: Composable) -> Merge:
+        """Say how staged rows relate to the target's; memory and constraints are prepared for it."""
+        self._prepare_merge()
+        return self._merge_of(staged)
+
+    def count_rows(self) -> int:
+        return self._rows_in_target()
+
+    def refuse_cascading(self) -> None:
+        """Refuse deletes that would go on through foreign keys."""
+        if self.table.cascading and not self._options.allow_cascade:
+            raise ShrinkRefused(
+                say("run.would_cascade", rows=1, target=self._target, tables=", ".join(self.table.cascading))
+            )
+
     def _merge_of(self, staged: Composable) -> Merge:
         return Merge(self.table, self._key, self._columns, self._not_compared, staged)
 

@@ -13,9 +13,9 @@ from tests.lake.conftest import Lake
 from vitrina.connectors.files import connector, groups, load, manifest, writer
 from vitrina.connectors.files.manifest import Ledger, Manifest
 from vitrina.definition import Definition
-from vitrina.errors import VitrinaError
+from vitrina.errors import DuplicateKeys, VitrinaError
 from vitrina.ports.batch import Part, PartId
-from vitrina.ports.target import Target
+from vitrina.ports.target import Loading, Target
 from vitrina.testing import TargetContract
 from vitrina.testing.contracts import FIRST, table
 from vitrina.testing.openings import opening_of
@@ -79,6 +79,14 @@ class TestFiles(TargetContract):
         assert self.visible() == FIRST | {8: "counted"}
         assert self.lake.manifest("films")["rows"] == 4
         assert self.lake.stored("films") == self.lake.named("films")
+
+    def test_a_key_that_comes_again_in_a_later_piece_is_refused(self) -> None:
+        attempt = self.attempt(self.ledger(), 1)
+        attempt._load = attempt.target.open_load(Loading("replace", deletes=True, refuses_repeats=True))
+        attempt.passing(attempt.load.begin, lambda _: replace(attempt.ledger.checkpoint, stage=attempt.load.name))
+        attempt.commit(attempt.write(1, {1: "Alien", 2: "Brazil"}, {2: "Brazil", 3: "Casablanca"}))
+        with pytest.raises(DuplicateKeys, match="id = 2"):
+            attempt.publish()
 
 
 class TestPartitions(TestFiles):

@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vitrina.definition import Definition
 from vitrina.ports import registry
-from vitrina.ports.batch import Counts
-from vitrina.ports.source import Source
+from vitrina.ports.batch import Counts, Written
+from vitrina.ports.source import Marked, Source
 from vitrina.ports.target import Done, Target
 from vitrina.testing import SourceContract, TargetContract
 from vitrina.testing.openings import opening_of
@@ -28,12 +30,12 @@ class TestParquet(TargetContract):
         assert self.connector.open_target
         return self.connector.open_target(opening_of(self.connector, "films", self.url, epoch=epoch))
 
-    def visible(self) -> dict[int, str]:
+    def visible(self) -> list[tuple[int, str]]:
         from vitrina_parquet.target import read
 
         manifest = self.folder / "manifest.json"
         found = read(self.folder, json.loads(manifest.read_text())) if manifest.exists() else None
-        return {row["id"]: row["title"] for row in found.to_pylist()} if found else {}
+        return [(row["id"], row["title"]) for row in found.to_pylist()] if found else []
 
 
 class TestCsv(SourceContract):
@@ -51,6 +53,22 @@ class TestCsv(SourceContract):
 
     def expected(self) -> list[dict[str, Any]]:
         return [{"id": i, "title": f"Film {i}"} for i in range(1, 8)]
+
+
+class TestCsvPasses(TestCsv):
+    """The same, read by what is new."""
+
+    def open_source(self) -> Source:
+        assert self.connector.open_source
+        opening = opening_of(self.connector, "films.csv", self.url, options={"delimiter": ";"})
+        assert isinstance(opening.definition, Definition)
+        passes = opening.definition.model_copy(update={"mode": "incremental", "incremental_key": "id"})
+        return self.connector.open_source(replace(opening, definition=passes))
+
+    def add_row(self) -> dict[str, Any] | None:
+        file = Path(self.url.removeprefix("csv://")) / "films.csv"
+        file.write_text(file.read_text() + "8;Film 8\n")
+        return {"id": 8, "title": "Film 8"}
 
 
 # --- a contract that cannot be broken says nothing ------------------------------------------------------------------
@@ -88,6 +106,47 @@ def removes_nothing(load: Any, keys: Any, number: int, fence: Any) -> Counts:
     return counts
 
 
+def counts_first(load: Any, part: Any, fence: Any) -> None:
+    """A runner that dies after the fence loses the part."""
+    fence.after(Done(part.counts))
+    load.target.show([*load.target.files(), f"parts/{load.target.epoch}-{part.number}.parquet"], None)
+
+
+def published_first(load: Any, fence: Any) -> Counts:
+    files = load._counted(fence.found)
+    fence.after()
+    load.target.show(files, load.name)
+    return Counts()
+
+
+def keeps_the_last_piece(load: Any, rows: Any, part: Any) -> Any:
+    import pyarrow.parquet as pq
+
+    pq.write_table(rows, load.target.place / f"parts/{part.epoch}-{part.number}.parquet")
+    return lambda: Written(rows.num_rows)
+
+
+def makes_counts_up(load: Any, fence: Any) -> Counts:
+    load.target.show(load._counted(fence.found), load.name)
+    fence.after(Done(Counts(inserted=1_000)))
+    return Counts()
+
+
+def passes_inside(load: Any, part: Any, fence: Any) -> None:
+    fence.inside(object(), Done(part.counts))
+
+
+def seizes_anyway(target: Any) -> None:
+    (target.place / "parts").mkdir(parents=True, exist_ok=True)
+    (target.place / ".lock").write_text(f"{target.epoch}")
+
+
+def merges_whatever_is_there(load: Any, part: Any, fence: Any) -> None:
+    files = [f"parts/{file.name}" for file in sorted(load.target.place.glob("parts/*.parquet"))]
+    load.target.show(files, None)
+    fence.after(Done(part.counts))
+
+
 def passes_no_fence(load: Any, part: Any, fence: Any) -> None:
     """The checkpoint stays where it is."""
 
@@ -115,6 +174,28 @@ MUTANTS: dict[str, tuple[str, str, Callable[..., Any], str]] = {
         "test_a_runner_that_was_left_behind_merges_nothing",
     ),
     "stays": ("ParquetLoad", "remove", removes_nothing, "test_rows_of_given_keys_are_removed"),
+    "fence first": ("ParquetLoad", "commit", counts_first, "test_a_part_is_merged_before_its_fence_is_passed"),
+    "publish last": (
+        "ParquetLoad",
+        "publish",
+        published_first,
+        "test_a_load_is_published_before_its_fence_is_passed",
+    ),
+    "last piece": ("ParquetLoad", "write", keeps_the_last_piece, "test_a_part_may_come_in_several_pieces"),
+    "made up": ("ParquetLoad", "publish", makes_counts_up, "test_no_more_is_counted_than_was_written"),
+    "inside": ("ParquetLoad", "commit", passes_inside, "test_a_merge_adds_and_changes_rows_part_by_part"),
+    "seizes back": (
+        "ParquetTarget",
+        "seize",
+        seizes_anyway,
+        "test_a_runner_that_was_left_behind_seizes_nothing_back",
+    ),
+    "merges all": (
+        "ParquetLoad",
+        "commit",
+        merges_whatever_is_there,
+        "test_what_was_written_and_not_counted_is_not_merged",
+    ),
     "no fence": ("ParquetLoad", "commit", passes_no_fence, "test_a_merge_adds_and_changes_rows_part_by_part"),
 }
 
@@ -132,6 +213,57 @@ def test_a_protection_that_is_taken_away_is_noticed(
     monkeypatch.setattr(getattr(module, kind), method, replacement)
     # A zombie may also show files that were removed: then nobody can read at all.
     with pytest.raises((AssertionError, FileNotFoundError)):
+        getattr(suite, noticed_by)()
+
+
+class Doubled(TestParquet):
+    """A target in which a row comes twice."""
+
+    __test__ = False
+
+    def visible(self) -> list[tuple[int, str]]:
+        return super().visible() * 2
+
+
+def test_a_row_that_is_there_twice_is_noticed(tmp_path: Path, installed: registry.Installed) -> None:
+    suite = Doubled()
+    suite.url, suite.folder = f"parquet://{tmp_path}", tmp_path / "films"
+    suite.connector = installed.connectors["parquet"]
+    with pytest.raises(AssertionError, match="rows are doubled"):
+        suite.test_a_load_is_seen_when_it_is_published_and_not_before()
+
+
+def marks_too_far(source: Any, last: Any) -> Marked:
+    return Marked("1000")
+
+
+def says_all_are_there(source: Any, names: Any, keys: Any) -> set[Any]:
+    return set(keys)
+
+
+def reads_all_keys(read: Any) -> Any:
+    return lambda source, window, form: read(source, replace(window, keys=None), form)
+
+
+SOURCE_MUTANTS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "too far": ("mark", lambda _: marks_too_far, "test_passes_miss_nothing"),
+    "all there": ("present", lambda _: says_all_are_there, "test_rows_of_given_keys_are_read_again"),
+    "all keys": ("read", reads_all_keys, "test_rows_of_given_keys_are_read_again"),
+}
+
+
+@pytest.mark.parametrize("mutant", SOURCE_MUTANTS)
+def test_a_source_that_breaks_a_promise_is_noticed(
+    mutant: str, tmp_path: Path, installed: registry.Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitrina_csv.source import CsvSource
+
+    method, wrong, noticed_by = SOURCE_MUTANTS[mutant]
+    (tmp_path / "films.csv").write_text("id;title\n" + "".join(f"{i};Film {i}\n" for i in range(1, 8)))
+    suite = TestCsvPasses()
+    suite.url, suite.connector = f"csv://{tmp_path}", installed.connectors["csv"]
+    monkeypatch.setattr(CsvSource, method, wrong(getattr(CsvSource, method)))
+    with pytest.raises(AssertionError):
         getattr(suite, noticed_by)()
 
 

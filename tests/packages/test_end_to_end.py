@@ -1,6 +1,7 @@
 """Two installed packages, used through API and runner: nothing of Vitrina knows their names."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from vitrina.store.database import Connection
 
 pytestmark = pytest.mark.timeout(600)
 
+PASSPHRASE = "never-shown-to-anybody"
 CSV = "id,title\n" + "".join(f"{i},Film {i}\n" for i in range(1, 26))
 FILMS: dict[str, Any] = {
     "name": "films",
@@ -84,7 +86,7 @@ def platform(database: Settings, metastore: Connection, tmp_path: Path, site: Pa
     _, secret = tokens.create(metastore, Caller("setup", Role.ADMIN), name="admin", role=Role.ADMIN)
     environment = {
         "PYTHONPATH": str(site),
-        "VITRINA_CONN_DROP": f"csv://{tmp_path / 'drop'}",
+        "VITRINA_CONN_DROP": f"csv://{tmp_path / 'drop'}?passphrase={PASSPHRASE}",
         "VITRINA_CONN_LAKE": f"parquet://{tmp_path / 'lake'}",
         "VITRINA_ALLOWED_TARGETS": "analytics.*,parquet:*",
     }
@@ -203,6 +205,68 @@ def test_incremental_passes_are_merged(platform: Platform) -> None:
         admin.execute("UPDATE content.film SET title = 'Alien', changed = clock_timestamp() WHERE id = 3")
         platform.run("passes")
     assert platform.parquet("passes") == {i: f"Film {i}" for i in range(1, 31)} | {3: "Alien"}
+
+
+def test_a_pass_over_another_file_begins_at_its_beginning(platform: Platform) -> None:
+    """A mark of one file says nothing of another, nor of a target that was removed."""
+    platform.start_runner()
+    following = FILMS | {"mode": "incremental", "incremental_key": "id", "incremental_id_key": "id"}
+    platform.client.create_pipeline(following)
+    assert platform.run("films").rows_read == 25
+    (platform.place / "drop" / "films.csv").write_text(CSV + "26,Film 26\n")
+    assert platform.run("films").rows_read == 1
+
+    (platform.place / "drop" / "old.csv").write_text("id,title\n1,Alien\n2,Brazil\n")
+    platform.client.update_pipeline("films", {"source_table": "old.csv"})
+    assert platform.run("films").rows_read == 2
+    assert platform.parquet() == {i: f"Film {i}" for i in range(1, 27)} | {1: "Alien", 2: "Brazil"}
+    assert platform.run("films").rows_read == 0
+
+    shutil.rmtree(platform.place / "lake" / "films")
+    assert platform.run("films").rows_read == 2
+    assert platform.parquet() == {1: "Alien", 2: "Brazil"}
+
+
+def test_rejected_rows_are_read_again_by_their_keys(platform: Platform) -> None:
+    platform.start_runner()
+    file = platform.place / "drop" / "films.csv"
+    file.write_text("id,title,year\n1,Alien,1979\n2,Brazil,soon\n3,Casablanca,later\n")
+    read = {"order_index": 0, "task_type": "SQL", "body": "films.csv"}
+    params = {"types": {"year": "integer"}, "on_error": "dead_letter"}
+    step = {"order_index": 1, "task_type": "PYTHON", "body": "cast_columns", "params": params}
+    platform.client.create_pipeline(FILMS | {"source_table": None, "tasks": [read, step]})
+    platform.run("films")
+    assert set(platform.parquet()) == {1}
+
+    file.write_text("id,title,year\n1,Alien,1979\n2,Brazil,1985\n3,Casablanca,later\n")
+    asked = platform.client.wait_for_request(platform.client.replay_dead_letters("films"), timeout_seconds=240)
+    assert asked.error is None
+    assert asked.result
+    assert (asked.result["sent"], asked.result["refused"], asked.result["remaining"]) == (1, 1, 1)
+    assert set(platform.parquet()) == {1, 2}
+
+
+def test_secrets_of_a_url_are_shown_to_nobody(platform: Platform, metastore: Connection) -> None:
+    """The package quotes its URL wherever it can: in errors of runs and previews, and in what its check says."""
+    platform.start_runner()
+    platform.client.create_pipeline(FILMS | {"source_table": "../films.csv"})
+    accepted = platform.client.run("films")
+    done = platform.client.wait_for_run("films", requested_at=accepted.run_requested_at, timeout_seconds=240)
+    shown = platform.client.wait_for_request(platform.client.preview("films", limit=2), timeout_seconds=240)
+    environment = environment_of(platform.settings) | platform.environment
+    shut = {"VITRINA_CONN_SHUT": f"csv:///nowhere?passphrase={PASSPHRASE}"}
+    said = command(platform.place, environment | shut, "doctor")
+    tried = command(platform.place, environment | shut, "connections", "test", "drop")
+
+    assert done.error_message
+    assert "passphrase=***" in done.error_message
+    assert "passphrase=***" in str(shown.error)
+    assert "passphrase=***" in tried
+    assert "the check of the connector csv failed: NotADirectoryError" in said
+    assert "Traceback" not in said
+    kept = metastore.execute("SELECT error_message FROM etl.etl_runs").fetchall()
+    for text in (done.error_message, str(shown.error), said, tried, str(kept)):
+        assert PASSPHRASE not in text
 
 
 def test_what_no_runner_covers_waits_until_one_does(platform: Platform) -> None:

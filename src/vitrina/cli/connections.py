@@ -167,7 +167,7 @@ def _try(
             yield doctor.Finding(name, found["status"], found["finding"], found["next_step"])
         return
     for verdict in connections.examine(settings, name, place=connections.kept_place(name) if kept else None):
-        yield doctor.Finding(name, verdict.status, verdict.finding, verdict.next_step)
+        yield doctor.told(name, verdict, settings)
 
 
 def _ask_runner(settings: "Settings", metastore: "Connection", name: str) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from vitrina.errors import ConfigError, VitrinaError
 
 if TYPE_CHECKING:
     from vitrina.settings import Settings
+    from vitrina.store.connections import Verdict
     from vitrina.store.database import Connection
     from vitrina.store.rights import Fault
 
@@ -316,7 +317,15 @@ def _check_connections(connection: "Connection", settings: "Settings") -> Iterat
             yield problem(f"connection {name}", exc.message, f"`vitrina connections test {name}`")
             continue
         for verdict in found:
-            yield Finding(f"connection {name}", verdict.status, verdict.finding, verdict.next_step)
+            yield told(f"connection {name}", verdict, settings)
+
+
+def told(check: str, verdict: "Verdict", settings: "Settings") -> Finding:
+    """Make a line of what a connector found out. It may have quoted its URL, whose secrets are masked."""
+    from vitrina.observe import logs
+
+    finding, next_step = (logs.masked(text, settings) for text in (verdict.finding, verdict.next_step))
+    return Finding(check, verdict.status, finding, next_step)
 
 
 def _check_feeds(connection: "Connection", settings: "Settings") -> Iterator[Finding]:

@@ -113,7 +113,7 @@ def _following(run: Run) -> Pass:
         return source.begin_pass(run.checkpoint)
     if run.job.backfill:
         raise FatalError(say("run.no_range", source=source.name))
-    return MarkedPass(source, run.checkpoint)
+    return MarkedPass(source, run.job.definition, run.checkpoint)
 
 
 def _end_pass(run: Run, load: Load, following: Pass) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from vitrina.errors import FatalError
 from vitrina.loads import steps
 from vitrina.loads.job import Job, Opened, resume_point
+from vitrina.loads.passes import disowned
 from vitrina.loads.plan import Capabilities, plan
 from vitrina.loads.steps import Fitted
 from vitrina.ports.checkpoint import Checkpoint
@@ -95,6 +96,8 @@ def _job(opened: Opened, **found: Any) -> Job:
 def _next_window(opened: Opened) -> Window:
     """Build the window that comes next: within an interrupted load, or after the last pass."""
     found = opened.checkpoint
+    if opened.definition.mode == "incremental" and not isinstance(opened.source, Passes):
+        return Window(since=found.safe_upto)
     if opened.definition.mode == "incremental":
         return Window(after=(found.safe_upto,) if found.safe_upto else None)
     return Window(after=resume_point(found) if found.stage else None)
@@ -115,16 +118,17 @@ def _wanted(opened: Opened, described: Description, fitted: Fitted) -> Wanted:
 def _believing(opened: Opened) -> Opened:
     """Forget a checkpoint written for another source or target; resuming from it would skip rows."""
     found, source = opened.checkpoint, opened.source
-    if opened.definition.mode != "incremental" or opened.backfill or not isinstance(source, Passes):
+    if opened.definition.mode != "incremental" or opened.backfill:
         return opened
     if found.stage is not None and not opened.target.loads_first_pass:
         return opened  # the run itself gives the unfinished load up
-    reason = source.disowned(found) or _lost(opened)
+    passes = source if isinstance(source, Passes) else None
+    reason = (passes.disowned(found) if passes else disowned(opened.definition, found)) or _lost(opened)
     if reason:
         return replace(opened, checkpoint=found.blank(), starts_over_because=reason)
     if opened.starts_over_because:
         return replace(opened, checkpoint=found.blank())
-    return replace(opened, checkpoint=source.fitting(found))
+    return replace(opened, checkpoint=passes.fitting(found)) if passes else opened
 
 
 def _lost(opened: Opened) -> str | None:
@@ -132,14 +136,19 @@ def _lost(opened: Opened) -> str | None:
 
 
 def _noticing_emptied(opened: Opened, prepared: Prepared) -> Opened:
-    """Start over, batch by batch, where the target was emptied; with steps, a first pass is not loaded at once."""
+    """Start over, batch by batch, where the target was emptied and a first pass is not loaded at once."""
     found = opened.checkpoint
     if opened.definition.mode != "incremental" or opened.backfill or found.stage is not None:
         return opened
-    if not (opened.steps and found.rows and opened.target.loads_first_pass and prepared.is_empty):
+    if not (found.rows and prepared.is_empty) or not _is_read_in_passes(opened):
         return opened
     reason = say("plan.recreated", target=opened.definition.final_target)
     return replace(opened, checkpoint=found.blank(), starts_over_because=reason)
+
+
+def _is_read_in_passes(opened: Opened) -> bool:
+    """Tell whether no plan would load what is missing at once: steps, and sources that know only marks, need passes."""
+    return (bool(opened.steps) and opened.target.loads_first_pass) or not isinstance(opened.source, Passes)
 
 
 def _capabilities(

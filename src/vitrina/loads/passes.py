@@ -1,21 +1,39 @@
 """A pass over a source that knows nothing but marks: what is safe when it is done is asked before it begins."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 
+from vitrina.definition import Definition
 from vitrina.ports.batch import Part
 from vitrina.ports.checkpoint import Accepted, Checkpoint
 from vitrina.ports.source import Source, Window
+from vitrina.sentences import say
+
+
+def identity_of(definition: Definition) -> str:
+    """Identify what marks were taken of, and the target that was filled up to them."""
+    read = definition.source_table or definition.query
+    cursor = [definition.incremental_key, definition.incremental_id_key]
+    parts = [definition.source_type, definition.source_connection, read, *cursor, definition.placed_target]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def disowned(definition: Definition, found: Checkpoint) -> str | None:
+    """Say why a mark is not of this source, or what it counts not in this target; resuming would skip rows."""
+    if found.stage is not None or found.fingerprint in (None, identity_of(definition)):
+        return None
+    return say("plan.other_source")
 
 
 class MarkedPass:
     """A pass whose mark waits in the checkpoint until it is done; when interrupted, it resumes with the same mark."""
 
-    def __init__(self, source: Source, found: Checkpoint) -> None:
+    def __init__(self, source: Source, definition: Definition, found: Checkpoint) -> None:
         self.warnings: tuple[str, ...] = ()
         self.hold = None
-        self.checkpoint = found
+        found = self.checkpoint = replace(found, fingerprint=identity_of(definition))
         if found.last_key is None:
             marked = source.mark(found.safe_upto)
             self.hold, self.warnings = marked.hold, marked.warnings

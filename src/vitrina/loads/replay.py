@@ -134,7 +134,7 @@ def _open(claim: Claim, settings: Settings, control: RunControl, meter: RunMeter
 
 def _refuse_made_keys(job: Job, source: Rereads) -> None:
     written = {column.name: column.type for column in job.output}
-    given = {column.name: column.type for column in job.described.columns}
+    given = _given(job)
     for name in job.key:
         if written[name] == "bytea":
             raise FatalError(f"the key column {name!r} is bytea, and letters do not hold it as Postgres reads it")
@@ -144,6 +144,15 @@ def _refuse_made_keys(job: Job, source: Rereads) -> None:
                 " about: run the pipeline"
             )
     source.refuse_keys(job.key)
+
+
+def _given(job: Job) -> dict[str, str]:
+    """Return the columns of the source with their types in Postgres, also of one that describes them in Arrow's."""
+    if job.described.schema is None:
+        return {column.name: column.type for column in job.described.columns}
+    from vitrina.transforms.to_target import postgres_type
+
+    return {field.name: postgres_type(field) or "text" for field in job.described.schema}
 
 
 def _family(kind: str) -> str:

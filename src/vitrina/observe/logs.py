@@ -175,6 +175,12 @@ class Redactor:
         return self._secrets.sub(MASK, text) if any(form in text for form in self._forms) else text
 
 
+def masked(text: str, settings: Settings) -> str:
+    """Mask the settings' secrets in what people are told. A text without any is returned as it is, a Sentence too."""
+    found = Redactor(secrets_of(settings))(text)
+    return text if found == text else found
+
+
 class _RedactingFormatter(structlog.stdlib.ProcessorFormatter):
     """Redact the finished lines of libraries, so that no later step can bring a secret back in."""
 

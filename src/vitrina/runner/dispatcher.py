@@ -17,9 +17,10 @@ from vitrina.errors import (
     RunError,
     TargetTaken,
     TransientError,
+    VitrinaError,
 )
 from vitrina.loads.control import Paused, RunControl, Stopping
-from vitrina.observe import tracing
+from vitrina.observe import logs, tracing
 from vitrina.observe.observer import Invitation, Onlooker, Outcome, nobody
 from vitrina.observe.prometheus import Instruments, RunTally
 from vitrina.observe.run_meter import RunMeter
@@ -112,7 +113,7 @@ class PipelineDispatcher:
             self._insist(_failing(claim, meter, exc.code, exc.message, discards_load=discards), control, log)
         except Exception as exc:
             # A run ends here whatever happened to it; a bug in one pipeline must not stop the others.
-            message = say("run.internal", kind=type(exc).__name__, message=exc)
+            message = say("run.internal", kind=type(exc).__name__, message=logs.masked(str(exc), self._settings))
             outcome = Outcome("FAILED", "internal", message)
             meter.tally.failed("internal")
             log.exception("run.crashed", attempt=meter.attempt)
@@ -157,6 +158,7 @@ class PipelineDispatcher:
             with (
                 structlog.contextvars.bound_contextvars(attempt=meter.attempt),
                 database.translated(f"running {claim.name}"),
+                self._without_secrets(),
             ):
                 return self._executor.execute(claim, control, meter)
         except (Stopping, LeaseLost):
@@ -167,6 +169,15 @@ class PipelineDispatcher:
             raise
         finally:
             control.release()
+
+    @contextmanager
+    def _without_secrets(self) -> Iterator[None]:
+        """Mask secrets in errors: a driver may quote a URL, and every user may read why a run failed."""
+        try:
+            yield
+        except VitrinaError as exc:
+            exc.message = logs.masked(exc.message, self._settings)
+            raise
 
     def _max_attempts(self, claim: Claim) -> int:
         options = claim.row["options"]

@@ -16,7 +16,7 @@ from vitrina.errors import NotFound, VitrinaError
 from vitrina.inside import queries
 from vitrina.loads import inspection, kept_connections, opening, replay
 from vitrina.loads.control import Hold
-from vitrina.observe import notifications
+from vitrina.observe import logs, notifications
 from vitrina.ports import registry
 from vitrina.sentences import Sentence, say
 from vitrina.services import suggestions
@@ -57,7 +57,7 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
             raise NotFound(say("request.unknown_to_runner", kind=request["kind"]))
         return handler(request, metastore, kept_connections.with_kept(settings, metastore)), None
     except VitrinaError as exc:
-        return None, {"code": exc.code, "message": exc.message, **_place(exc)}
+        return None, {"code": exc.code, "message": logs.masked(exc.message, settings), **_place(exc)}
     except Exception as exc:  # noqa: BLE001 - a request ends here whatever happened to it; the runner goes on
         structlog.get_logger().exception("request.crashed", request_id=str(request["id"]), kind=request["kind"])
         return None, {"code": "internal", "message": f"internal error: {type(exc).__name__}"}
@@ -148,7 +148,8 @@ def try_connection(request: dict[str, Any], metastore: Connection, settings: Set
     kept = name in kept_rows.list_names(metastore)
     found = list(connections.examine(settings, name, place=connections.kept_place(name) if kept else None))
     usable = all(verdict.status != connections.PROBLEM for verdict in found)
-    return {"connection": name, "usable": usable, "findings": [asdict(verdict) for verdict in found]}
+    told = [{part: logs.masked(text, settings) for part, text in asdict(verdict).items()} for verdict in found]
+    return {"connection": name, "usable": usable, "findings": told}
 
 
 def list_receivers(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:

@@ -1,18 +1,20 @@
 """Whether a named connection can be used: login, version, pooler, schemas, rights, each with its next step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from psycopg.sql import Identifier
 
 from vitrina.errors import ConfigError, VitrinaError
 from vitrina.ports import registry
-from vitrina.ports.connector import Connector
+from vitrina.ports.connector import Connector, Finding
 from vitrina.sentences import say
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import database, rights, setup
 
 OK, WARNING, PROBLEM = "OK", "WARNING", "PROBLEM"
+
+Check = Callable[[str, Settings], Iterator[Finding]]
 
 
 # Somebody waits, and so may others behind: whatever answers there, it is not waited for long.
@@ -87,8 +89,22 @@ def _examine_other(connector: Connector | None, url: str, settings: Settings) ->
     elif connector.check is None:
         yield Verdict(OK, f"opened by the connector {connector.name}, which cannot look without a run")
     else:
-        for found in connector.check(url, settings):
+        yield from _checked(connector, connector.check, url, settings)
+
+
+def _checked(connector: Connector, check: Check, url: str, settings: Settings) -> Iterator[Verdict]:
+    """Ask the connector's own check. Of an error that it lets through only the kind is told: it may quote the URL."""
+    try:
+        for found in check(url, settings):
             yield Verdict(found.status, found.finding, found.next_step)
+    except VitrinaError as exc:
+        yield Verdict(PROBLEM, exc.message)
+    except Exception as exc:  # noqa: BLE001 - a package of somebody else must not end doctor
+        yield Verdict(
+            PROBLEM,
+            f"the check of the connector {connector.name} failed: {type(exc).__name__}",
+            f"tell the authors of the package {connector.package} {connector.version}",
+        )
 
 
 def _remedy(message: str, place: str) -> str:

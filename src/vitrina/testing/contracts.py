@@ -4,16 +4,18 @@
 
     class TestMyTarget(TargetContract):
         def open_target(self, epoch: int) -> Target: ...
-        def visible(self) -> dict[int, str]: ...
+        def visible(self) -> list[tuple[int, str]]: ...
 
-They talk to the connector alone: no database, no runner. That whole runs work is for a test with a real runner.
+They talk to the connector alone: no database, no runner. That whole runs work is for a test with a real runner. As in a
+run, rows are written and read by another thread than the one that opens, commits and publishes.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -22,10 +24,11 @@ from vitrina.ports.batch import Counts, Part, PartId
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.connector import Work
 from vitrina.ports.schema import Column
-from vitrina.ports.source import Source, Window
+from vitrina.ports.source import Rereads, Source, Window
 from vitrina.ports.target import DONE, Done, Load, Loading, Removes, Scans, Target, Wanted
 from vitrina.testing.openings import work_of
 
+T = TypeVar("T")
 Rows = dict[int, str]
 
 FIRST: Rows = {1: "Alien", 2: "Brazil", 3: "Casablanca"}
@@ -35,9 +38,13 @@ SECOND: Rows = {2: "Brazil", 3: "Casablanca (1942)", 4: "Diva"}
 class ContractFence:
     """Stand for the metastore's checkpoint: it moves when the fence is passed, once, and not after a takeover."""
 
-    def __init__(self, attempt: "Attempt", move: Callable[[Done], Checkpoint]) -> None:
+    def __init__(
+        self, attempt: "Attempt", move: Callable[[Done], Checkpoint], before: Callable[[], object] = lambda: None
+    ) -> None:
         self._attempt = attempt
         self._move = move
+        # Looks at the target when the data is said to be in it.
+        self._before = before
         self.passed = 0
 
     @property
@@ -49,15 +56,23 @@ class ContractFence:
         return repr(self._move(DONE)).encode()
 
     def inside(self, connection: Any, done: Done = DONE) -> None:
-        self.after(done)
+        session = self._attempt.target.session
+        assert session is not None, "fence.inside is for a transaction of Postgres, in the target's `session`"
+        assert connection is session, "the checkpoint moves in a transaction of the target's `session`, or after"
+        self._pass(done)
 
     def after(self, done: Done = DONE) -> None:
+        self._before()
+        self._pass(done)
+
+    def _pass(self, done: Done) -> None:
         self.passed += 1
         assert self.passed == 1, "a fence is passed once"
         if self._attempt.ledger.epoch != self._attempt.epoch:
             raise LeaseLost(f"epoch {self._attempt.epoch} was overtaken by {self._attempt.ledger.epoch}")
         moved = self._move(done)
         self._attempt.ledger.checkpoint = replace(moved, identity=moved.identity | dict(done.identity))
+        self._attempt.counts += done.counts
 
 
 @dataclass
@@ -75,6 +90,8 @@ class Attempt:
         self.ledger = ledger
         self.epoch = epoch
         self.target = target
+        # What it told its fences that it did.
+        self.counts = Counts()
         self._load: Load | None = None
         ledger.epoch = epoch
         target.seize()
@@ -105,34 +122,49 @@ class Attempt:
         assert fence.passed <= 1
         return left[0]
 
-    def write(self, number: int, rows: Rows) -> Part:
-        """Send one part, which does not count yet."""
+    def write(self, number: int, *pieces: Rows) -> Part:
+        """Send one part, in one piece or several. It does not count yet."""
+        part = PartId(self.epoch, number)
         with self.load.writer() as writer:
-            written = writer.write(table(rows), PartId(self.epoch, number))()
-        assert written.rows + len(written.letters) == len(rows), "every row has arrived or is a dead letter"
-        return Part(number, len(rows), (str(max(rows, default=0)),), staged=written.rows, counts=written.counts)
+            answers = in_another_thread(lambda: [writer.write(table(rows), part)() for rows in pieces])
+        for rows, written in zip(pieces, answers, strict=True):
+            assert written.rows + len(written.letters) == len(rows), "every row has arrived or is a dead letter"
+        last = (str(max((key for rows in pieces for key in rows), default=0)),)
+        staged, counts = sum(one.rows for one in answers), sum((one.counts for one in answers), start=Counts())
+        return Part(number, sum(map(len, pieces)), last, staged=staged, counts=counts)
 
-    def commit(self, part: Part) -> None:
+    def commit(self, part: Part, before: Callable[[], object] = lambda: None) -> None:
         def move(_: Done) -> Checkpoint:
             return self.ledger.checkpoint.accepting(PartId(self.epoch, part.number), part.staged_rows, None)
 
-        self.passing(lambda fence: self.load.commit(part, fence), move)
+        self.passing(lambda fence: self.load.commit(part, fence), move, before)
 
     def add(self, number: int, rows: Rows) -> None:
         self.commit(self.write(number, rows))
 
-    def publish(self) -> None:
-        self.passing(self.load.publish, lambda _: self.ledger.checkpoint.without_load())
+    def publish(self, before: Callable[[], object] = lambda: None) -> None:
+        self.passing(self.load.publish, lambda _: self.ledger.checkpoint.without_load(), before)
         self.load.discard()
 
-    def passing(self, action: Callable[[ContractFence], object], move: Callable[[Done], Checkpoint]) -> None:
-        fence = ContractFence(self, move)
+    def passing(
+        self,
+        action: Callable[[ContractFence], object],
+        move: Callable[[Done], Checkpoint],
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
+        fence = ContractFence(self, move, before)
         action(fence)
         assert fence.passed == 1, "what was done is not on record: the fence was not passed"
 
 
 def _loading(kind: str, *, deletes: bool, name: str | None = None) -> Loading:
     return Loading("replace" if kind == "replace" else "merge", deletes=deletes and kind == "replace", name=name)
+
+
+def in_another_thread(work: Callable[[], T]) -> T:
+    """Do it as a run does what fills a load: beside the run's own thread."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()
 
 
 def table(rows: Rows) -> pa.Table:
@@ -151,11 +183,22 @@ class TargetContract:
         """Open the same place as before, for the claim of this epoch (`vitrina.testing.openings` helps)."""
         raise NotImplementedError
 
-    def visible(self) -> Rows:
-        """Read what a reader of the target sees now: titles by id. Return nothing when there is no target yet."""
+    def visible(self) -> Rows | Sequence[tuple[int, str]]:
+        """Read what a reader of the target sees now: id and title of each row. No target yet: no rows.
+
+        Return a list of pairs, not a dict, unless the target cannot hold two rows with one key: doubled rows would be
+        lost in it.
+        """
         raise NotImplementedError
 
     # --- helpers ---------------------------------------------------------------------------------------------------
+
+    def shown(self) -> Rows:
+        """Return what is visible; a row that is there twice is a failure."""
+        found = self.visible()
+        pairs = list(found.items() if isinstance(found, Mapping) else found)
+        assert len(pairs) == len(dict(pairs)), f"rows are doubled: {pairs}"
+        return dict(pairs)
 
     def ledger(self) -> Ledger:
         return Ledger()
@@ -179,9 +222,9 @@ class TargetContract:
         attempt.add(1, {1: "Alien"})
         attempt.add(2, {2: "Brazil", 3: "Casablanca"})
         if attempt.target.visible == "load":
-            assert self.visible() == {}
+            assert self.shown() == {}
         attempt.publish()
-        assert self.visible() == FIRST
+        assert self.shown() == FIRST
 
     def test_the_next_load_takes_its_place(self) -> None:
         ledger = self.ledger()
@@ -191,15 +234,15 @@ class TargetContract:
         attempt.begin("replace")
         attempt.add(ledger.checkpoint.batch_no + 1, SECOND)
         if attempt.target.visible == "load":
-            assert self.visible() == FIRST
+            assert self.shown() == FIRST
         attempt.publish()
-        assert self.visible() == SECOND
+        assert self.shown() == SECOND
 
     def test_a_load_that_deletes_nothing_leaves_the_rows_of_others(self) -> None:
         ledger = self.ledger()
         self.loaded(ledger, 1, FIRST)
         self.loaded(ledger, 2, SECOND, deletes=False)
-        assert self.visible() == FIRST | SECOND
+        assert self.shown() == FIRST | SECOND
 
     def test_a_load_without_rows_empties_the_target(self) -> None:
         ledger = self.ledger()
@@ -207,7 +250,7 @@ class TargetContract:
         attempt = self.attempt(ledger, 2)
         attempt.begin("replace")
         attempt.publish()
-        assert self.visible() == {}
+        assert self.shown() == {}
 
     def test_what_was_written_and_not_counted_is_not_published(self) -> None:
         attempt = self.attempt(self.ledger(), 1)
@@ -216,7 +259,37 @@ class TargetContract:
         attempt.write(2, {9: "lost on its way"})
         attempt.add(3, {2: "Brazil", 3: "Casablanca"})
         attempt.publish()
-        assert self.visible() == FIRST
+        assert self.shown() == FIRST
+
+    def test_a_part_may_come_in_several_pieces(self) -> None:
+        """A source without an order to go on in gives all rows as one part, in as many pieces as it has batches."""
+        ledger = self.ledger()
+        attempt = self.attempt(ledger, 1)
+        attempt.begin("replace")
+        attempt.commit(attempt.write(1, {1: "Alien"}, {2: "Brazil"}, {3: "Casablanca"}))
+        attempt.publish()
+        assert self.shown() == FIRST
+        merging = self.attempt(ledger, 2)
+        merging.begin("merge")
+        merging.commit(merging.write(ledger.checkpoint.batch_no + 1, {4: "Diva"}, {5: "Eraserhead"}))
+        merging.publish()
+        assert self.shown() == FIRST | {4: "Diva", 5: "Eraserhead"}
+
+    def test_a_load_is_published_before_its_fence_is_passed(self) -> None:
+        """The checkpoint says what is in the target: passed first, a runner that dies in between loses the load."""
+        attempt = self.attempt(self.ledger(), 1)
+        attempt.begin("replace")
+        attempt.add(1, FIRST)
+        attempt.publish(before=lambda: self._require(FIRST))
+
+    def test_no_more_is_counted_than_was_written(self) -> None:
+        attempt = self.loaded(self.ledger(), 1, FIRST)
+        counts = attempt.counts
+        assert counts.inserted + counts.updated + counts.unchanged <= len(FIRST)
+        assert counts.deleted == 0
+
+    def _require(self, rows: Rows) -> None:
+        assert self.shown() == rows, "the fence is passed before the data is in the target"
 
     # --- interruptions ---------------------------------------------------------------------------------------------
 
@@ -233,7 +306,22 @@ class TargetContract:
         assert second.resume()
         second.add(3, {2: "Brazil", 3: "Casablanca"})
         second.publish()
-        assert self.visible() == FIRST
+        assert self.shown() == FIRST
+
+    def test_a_number_that_a_failed_try_used_is_used_again(self) -> None:
+        """A run that is tried again keeps its claim: epoch and number are those of what was written in vain."""
+        ledger = self.ledger()
+        first = self.attempt(ledger, 1)
+        first.begin("replace")
+        first.add(1, {1: "Alien"})
+        first.write(2, {9: "of the try that failed"})
+
+        again = self.attempt(ledger, 1)
+        if ledger.checkpoint.stage is not None:
+            assert again.resume()
+            again.add(2, {2: "Brazil", 3: "Casablanca"})
+            again.publish()
+            assert self.shown() == FIRST
 
     def test_a_load_that_was_published_twice_is_published_once(self) -> None:
         """Lose the runner after the target was changed and before the checkpoint was moved."""
@@ -243,7 +331,7 @@ class TargetContract:
         first.add(1, FIRST)
         unfinished = ledger.checkpoint
         first.passing(first.load.publish, lambda _: ledger.checkpoint.without_load())
-        shown = self.visible()
+        shown = self.shown()
         ledger.checkpoint = unfinished  # what the metastore has if it never heard of it
 
         second = self.attempt(ledger, 2)
@@ -251,7 +339,7 @@ class TargetContract:
             return
         second.resume()
         second.publish()
-        assert self.visible() == shown == FIRST
+        assert self.shown() == shown == FIRST
 
     def test_a_load_that_is_given_up_leaves_nothing_to_see(self) -> None:
         ledger = self.ledger()
@@ -261,7 +349,7 @@ class TargetContract:
         given_up.add(ledger.checkpoint.batch_no + 1, {9: "of a load that was given up"})
         ledger.checkpoint = ledger.checkpoint.without_load()
         self.loaded(ledger, 3, SECOND)
-        assert self.visible() == SECOND
+        assert self.shown() == SECOND
 
     # --- zombies ---------------------------------------------------------------------------------------------------
 
@@ -279,7 +367,7 @@ class TargetContract:
             zombie.add(2, {8: "of the zombie, later"})
         with suppress(VitrinaError):
             zombie.publish()
-        assert self.visible() == {}
+        assert self.shown() == {}
 
     def test_a_runner_that_was_left_behind_does_not_replace_what_came_after_it(self) -> None:
         ledger = self.ledger()
@@ -295,7 +383,7 @@ class TargetContract:
             zombie.add(2, {8: "of the zombie, later"})
         with suppress(VitrinaError):
             zombie.publish()
-        assert self.visible() == SECOND
+        assert self.shown() == SECOND
 
     def test_a_runner_that_was_left_behind_merges_nothing(self) -> None:
         ledger = self.ledger()
@@ -308,7 +396,24 @@ class TargetContract:
         with suppress(VitrinaError):
             zombie.commit(part)
         if zombie.target.visible == "load":
-            assert self.visible() == FIRST
+            assert self.shown() == FIRST
+
+    def test_a_runner_that_was_left_behind_seizes_nothing_back(self) -> None:
+        """It was stopped right before it seized the target, and gets there after a newer one has seized it."""
+        ledger = self.ledger()
+        late = self.open_target(1)
+        attempt = self.attempt(ledger, 2)
+        attempt.begin("replace")
+        attempt.add(1, {2: "Brazil"})
+        with suppress(VitrinaError):
+            zombie = Attempt(Ledger(), late, 1, self.key)  # it does not know of the other
+            zombie.begin("merge")
+            zombie.add(1, {7: "of the zombie"})
+        attempt.add(2, {3: "Casablanca (1942)", 4: "Diva"})
+        if attempt.target.visible == "load":
+            assert self.shown() == {}
+        attempt.publish()
+        assert self.shown() == SECOND
 
     # --- merges ----------------------------------------------------------------------------------------------------
 
@@ -320,7 +425,27 @@ class TargetContract:
         attempt.add(ledger.checkpoint.batch_no + 1, {3: "Casablanca (1942)"})
         attempt.add(ledger.checkpoint.batch_no + 1, {4: "Diva"})
         attempt.publish()
-        assert self.visible() == FIRST | SECOND
+        assert self.shown() == FIRST | SECOND
+
+    def test_a_part_is_merged_before_its_fence_is_passed(self) -> None:
+        ledger = self.ledger()
+        self.loaded(ledger, 1, FIRST)
+        attempt = self.attempt(ledger, 2)
+        attempt.begin("merge")
+        part = attempt.write(ledger.checkpoint.batch_no + 1, {4: "Diva"})
+        attempt.commit(part, before=lambda: self._require(FIRST | {4: "Diva"}))
+
+    def test_what_was_written_and_not_counted_is_not_merged(self) -> None:
+        ledger = self.ledger()
+        self.loaded(ledger, 1, FIRST)
+        attempt = self.attempt(ledger, 2)
+        attempt.begin("merge")
+        number = ledger.checkpoint.batch_no + 1
+        attempt.write(number, {9: "lost on its way"})
+        attempt.add(number + 1, {4: "Diva"})
+        attempt.publish()
+        if attempt.target.visible == "load":
+            assert self.shown() == FIRST | {4: "Diva"}
 
     def test_a_part_that_is_merged_twice_is_there_once(self) -> None:
         ledger = self.ledger()
@@ -331,7 +456,7 @@ class TargetContract:
         second.begin("merge")
         second.add(2, FIRST)
         second.publish()
-        assert self.visible() == FIRST
+        assert self.shown() == FIRST
 
     def test_rows_of_given_keys_are_removed(self) -> None:
         """Require removal of single rows from loads that support it; a repair needs it."""
@@ -348,9 +473,10 @@ class TargetContract:
         attempt.passing(
             lambda fence: removed.append(load.remove(gone, number, fence)),
             lambda _: replace(ledger.checkpoint, batch_no=number),
+            lambda: self._require(dict(list(FIRST.items())[1:])),
         )
         attempt.publish()
-        assert self.visible() == dict(list(FIRST.items())[1:])
+        assert self.shown() == dict(list(FIRST.items())[1:])
         assert removed[0].deleted == 1
 
     # --- looking ---------------------------------------------------------------------------------------------------
@@ -361,7 +487,7 @@ class TargetContract:
         columns = (Column("id", "bigint"), Column("title", "text"))
         prepared = target.prepare(Wanted(columns, self.key), create=False)
         assert prepared.is_empty
-        assert self.visible() == {}
+        assert self.shown() == {}
 
     def test_what_can_be_scanned_is_what_was_written(self) -> None:
         attempt = self.loaded(self.ledger(), 1, FIRST)
@@ -380,10 +506,12 @@ def _rows(tables: Iterator[pa.Table] | Sequence[pa.Table]) -> Rows:
 class SourceContract:
     """What a source promises: it says its columns, gives every row once, and resumes after the batch it came to.
 
-    Implement `open_source` and `expected`.
+    Implement `open_source` and `expected`, and `add_row` if it has marks: passes are then tested as well.
     """
 
     batch_rows = 2
+    # What identifies a row, for a source that can be asked for single ones (`Rereads`).
+    key: tuple[str, ...] = ("id",)
 
     def open_source(self) -> Source:
         """Open it again, as each run does."""
@@ -393,11 +521,17 @@ class SourceContract:
         """List the rows that the source has, at least four of them."""
         raise NotImplementedError
 
+    def add_row(self) -> dict[str, Any] | None:
+        """Add a row that a later pass has to find, and return it. None: the source is read whole each time."""
+        return None
+
     def window(self, **fields: Any) -> Window:
         return Window(**{"batch_rows": lambda: self.batch_rows} | fields)
 
     def read(self, source: Source, **fields: Any) -> list[list[dict[str, Any]]]:
-        return [batch.take().to_pylist() for batch in source.read(self.window(**fields), "natural")]
+        """Read as a run does: beside the thread that described the source."""
+        window = self.window(**fields)
+        return in_another_thread(lambda: [batch.take().to_pylist() for batch in source.read(window, "natural")])
 
     def test_there_is_enough_to_read(self) -> None:
         assert len(self.expected()) >= 2 * self.batch_rows
@@ -429,6 +563,36 @@ class SourceContract:
 
     def test_it_reads_the_same_again(self) -> None:
         assert self.read(self.open_source()) == self.read(self.open_source())
+
+    def test_passes_miss_nothing(self) -> None:
+        """A mark is taken before a pass reads; what comes after the mark is the next pass's."""
+        first = self.open_source()
+        mark = first.mark(None).mark
+        added = self.add_row()
+        if added is None:
+            return
+        assert mark is not None, "a source with `add_row` marks how far a pass comes"
+        found = [row for batch in self.read(first, until=mark) for row in batch]
+        second = self.open_source()
+        upto = second.mark(mark).mark
+        later = [row for batch in self.read(second, since=mark, until=upto) for row in batch]
+        assert added in later
+        assert {*map(repr, found), *map(repr, later)} == {*map(repr, self.expected()), repr(added)}
+        assert len(later) < len(self.expected()), "a pass reads what is new, not everything"
+
+    def test_rows_of_given_keys_are_read_again(self) -> None:
+        source = self.open_source()
+        if not isinstance(source, Rereads):
+            return
+        source.describe(self.window())
+        source.refuse_keys(self.key)
+        wanted = self.expected()[1:3]
+        known = [tuple(str(row[name]) for name in self.key) for row in wanted]
+        asked = source.canonical(self.key, [*known, ("404",) * len(self.key)])
+        present = source.present(self.key, asked)
+        assert present == set(asked[:-1])
+        batches = self.read(source, order=self.key, keys=sorted(present))
+        assert _sorted(row for batch in batches for row in batch) == _sorted(wanted)
 
     def test_it_is_closed_from_another_thread(self) -> None:
         source = self.open_source()

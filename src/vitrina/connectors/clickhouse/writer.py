@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
+from secrets import token_hex
 from typing import Any
 
 import pyarrow as pa
@@ -191,6 +192,9 @@ class GroupingWriter:
         self._groups = groups
         self._queue: SimpleQueue[_Sent | None] = SimpleQueue()
         self._pieces: dict[PartId, int] = {}
+        # In the names of its inserts. A run that is tried again uses numbers again, and the server would leave out what
+        # has the name of rows that were deleted since.
+        self._name = token_hex(4)
         self._error: BaseException | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name="clickhouse-insert", daemon=True)
@@ -203,7 +207,7 @@ class GroupingWriter:
         if converted.rows.num_rows == 0:
             return lambda: converted.written
         piece = self._pieces[part] = self._pieces.get(part, 0) + 1
-        sent = _Sent(converted.rows, part, f"{part.epoch}-{part.number}-{piece}")
+        sent = _Sent(converted.rows, part, f"{self._name}-{part.epoch}-{part.number}-{piece}")
         written = converted.written
         self._queue.put(sent)
         if self._is_closed:

@@ -105,7 +105,8 @@ def refuse_repeats(kept: Sequence[Group], reader: Reader, layout: Layout) -> Non
     extents = sorted(
         ((_extent(group, reader, layout), group) for group in kept if group.files), key=lambda one: one[0][0]
     )
-    if all(one[0][1] < after[0][0] for one, after in pairwise(extents)):
+    in_order = all(one[0][1] < after[0][0] for one, after in pairwise(extents))
+    if in_order and not any(_may_repeat(group) for group in kept):
         return
     held: pa.Table | None = None
     for place, (_, group) in enumerate(extents):
@@ -115,6 +116,11 @@ def refuse_repeats(kept: Sequence[Group], reader: Reader, layout: Layout) -> Non
         if place + 1 < len(extents):
             least = pa.scalar(extents[place + 1][0][0], keys.column(0).type)
             held = keys.filter(pc.greater_equal(keys.column(layout.key[0]), least))
+
+
+def _may_repeat(group: Group) -> bool:
+    """Tell whether files of the group were written at several times: those of a part that came in pieces were."""
+    return group.extent is None and len(group.files) > 1
 
 
 def _extent(group: Group, reader: Reader, layout: Layout) -> tuple[Any, Any]:

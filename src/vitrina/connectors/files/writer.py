@@ -1,6 +1,7 @@
 """The data side of a load: batches are collected into files, which are encoded and sent by a thread of their own."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -82,6 +83,8 @@ class FilesWriter:
         self._clump: Clump | None = None
         # Of the part that is being written, which may come in pieces.
         self._part, self._row = 0, 0
+        # Files of the same parts so far: a part that comes in pieces may fill several clumps.
+        self._files: Counter[tuple[int, int]] = Counter()
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="vitrina-files")
         self._is_closed = False
 
@@ -156,7 +159,9 @@ class FilesWriter:
         if writing.refuses_repeats:
             refuse_repeats(rows, writing.layout)
         files = []
-        for place, (folder, part) in enumerate(parquet.partitions(rows, writing.layout)):
+        for folder, part in parquet.partitions(rows, writing.layout):
+            place = self._files[first, last]
+            self._files[first, last] += 1
             name = FileName(writing.owner, writing.epoch, writing.attempt, first, last, place, part.num_rows)
             content = parquet.encode(part, writing.layout.key, writing.packing)
             path = f"{DATA}/{writing.generation}/{folder}{name}"

@@ -97,6 +97,9 @@ class ParquetLoad(DirectLoad):
         self.target = target
         self.loading = loading
         self.name = None if loading.kind == "merge" else loading.name or f"load-{target.epoch}"
+        # The part that is being written, which may come in several pieces, and what has come of it.
+        self._part: PartId | None = None
+        self._pieces: list[pa.Table] = []
 
     def obstacle(self, found: Checkpoint) -> str | None:
         missing = [file for file in self._counted(found) if not (self.target.place / file).exists()]
@@ -107,8 +110,11 @@ class ParquetLoad(DirectLoad):
         return self.name is not None and self.target.manifest().get("load") == self.name
 
     def write(self, rows: pa.Table, part: PartId) -> Receipt:
+        if part != self._part:
+            self._part, self._pieces = part, []
+        self._pieces.append(rows)
         packed = {"compression": self.target.options.compression, "row_group_size": self.target.options.rows_per_group}
-        pq.write_table(rows, self.target.place / _file(part), **packed)
+        pq.write_table(pa.concat_tables(self._pieces), self.target.place / _file(part), **packed)
         return lambda: Written(rows.num_rows, counts=Counts(inserted=rows.num_rows))
 
     def commit(self, part: Part, fence: Fence) -> None:

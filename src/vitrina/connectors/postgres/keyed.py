@@ -17,6 +17,7 @@ from vitrina.connectors.postgres.source import Bounds, Query, SqlReader
 from vitrina.errors import SourceQueryFailed
 from vitrina.ports.live import Stale
 from vitrina.sentences import say
+from vitrina.store import database
 
 if TYPE_CHECKING:
     from vitrina.connectors.postgres.derive.derivation import QueryDerivation
@@ -58,7 +59,9 @@ class KeyedQuery:
         """Write the statement that gives `outputs`, expressions over `q`, of the rows with stale keys."""
         head, source = self.query.wrapped(Bounds())
         names = [Identifier(name) for name in stale.columns]
-        arrays = [SQL("{}::text[]").format(Literal(list(values))) for values in zip(*stale.keys, strict=True)]
+        arrays = [
+            SQL("{}::text[]").format(Literal(database.text_array(values))) for values in zip(*stale.keys, strict=True)
+        ]
         typed = [SQL("u.{0}::{1} AS {0}").format(Identifier(name), SQL(self.types[name])) for name in stale.columns]
         return SQL(
             "{head} SELECT {outputs} FROM (SELECT DISTINCT {typed} FROM unnest({arrays}) AS u({names})) AS k"

@@ -20,6 +20,7 @@ from vitrina.errors import SourceQueryFailed
 from vitrina.ports.batch import Key
 from vitrina.ports.live import Change, FollowedTable, Stale
 from vitrina.sentences import say
+from vitrina.store import database
 from vitrina.store.database import Connection
 
 # Subsets of a longer key are not tried: the whole of it, or one column.
@@ -111,8 +112,12 @@ class QueryDerivation:
 
 def _asked(session: "psycopg.Connection[Any]", text: str, values: Mapping[str, Any]) -> set[Key]:
     with session.cursor(row_factory=tuple_row) as cursor:
-        cursor.execute(text.encode(), values)
+        cursor.execute(text.encode(), {name: _as_array(value) for name, value in values.items()})
         return set(cursor.fetchall())
+
+
+def _as_array(value: Any) -> Any:
+    return database.text_array(value) if isinstance(value, list) else value
 
 
 # --- from the query --------------------------------------------------------------------------------------------------

@@ -43,8 +43,8 @@ def reader_of(session: Connection) -> SqlReader:
 REFUSED = {
     "SELECT id FROM content.film ORDER BY id LIMIT 3": "LIMIT or OFFSET of the whole query",
     "SELECT id FROM content.film TABLESAMPLE system (10)": "TABLESAMPLE",
-    "WITH RECURSIVE b AS (SELECT id FROM content.person UNION SELECT p.id FROM content.person p JOIN b ON b.id = p.boss_id)"
-    " SELECT id FROM b": "WITH RECURSIVE",
+    "WITH RECURSIVE b AS (SELECT id FROM content.person UNION SELECT p.id FROM content.person p"
+    " JOIN b ON b.id = p.boss_id) SELECT id FROM b": "WITH RECURSIVE",
     "SELECT id, ctid::text AS place FROM content.film": "the system column ctid",
     "SELECT id, random() < 0.5 AS half FROM content.film": "the volatile function random()",
     "SELECT id FROM content.vote WHERE at > extract(year FROM now())": "now() in a condition",
@@ -55,7 +55,7 @@ REFUSED = {
     "SELECT id FROM content.fast": "content.fast is an unlogged table",
     "SELECT id FROM content.old_films": "content.old_films is a table that inherits",
     "SELECT oid AS id FROM pg_catalog.pg_class": "a table of the server itself",
-    "SELECT id, content.best(id) AS best FROM content.film": "content.best(), which is not IMMUTABLE and may read tables",
+    "SELECT id, content.best(id) AS best FROM content.film": "content.best(), which is not IMMUTABLE and may read",
     "SELECT max(id) AS id FROM content.film": "no change of content.film leads to keys",
     "SELECT n AS id, count(*) AS c FROM (SELECT count(*) AS n FROM content.vote GROUP BY film_id) t GROUP BY n": (
         "no change of content.vote leads to keys"
@@ -78,9 +78,9 @@ def test_what_cannot_be_followed_is_refused_by_name(source: Connection, text: st
     )
     if "content.film" in text and "INHERITS" not in text:
         source.execute("ALTER TABLE content.old_films NO INHERIT content.film")
+    if "json_arrayagg" in text and source.info.server_version < 160000:
+        pytest.skip("this server has no json_arrayagg")
     with pytest.raises(SourceQueryFailed) as raised:
-        if "JSON" in text.upper() and source.info.server_version < 160000:
-            pytest.skip("this server has no json_arrayagg")
         derived(source, text)
     assert REFUSED[text] in str(raised.value)
 
@@ -154,17 +154,22 @@ def test_warnings_name_what_may_be_written_differently(source: Connection) -> No
 
 
 def test_a_table_behind_a_view_must_be_readable(database: Settings, source: Connection) -> None:
-    source.execute("CREATE VIEW content.named AS SELECT f.id, s.name FROM content.film f JOIN content.studio s ON s.id = f.studio_id")
+    source.execute(
+        "CREATE VIEW content.named AS"
+        " SELECT f.id, s.name FROM content.film f JOIN content.studio s ON s.id = f.studio_id"
+    )
     source.execute("REVOKE ALL ON content.film FROM PUBLIC, vitrina_reader; GRANT SELECT ON content.named TO PUBLIC")
     assert database.reader_url is not None
-    with postgres.connect(database.reader_url.get_secret_value(), "vitrina:test") as reader:
-        with pytest.raises(SourceQueryFailed, match=r"needs SELECT on content\.film"):
-            derived(reader, "SELECT id, name FROM content.named")
+    url, said = database.reader_url.get_secret_value(), r"needs SELECT on content\.film"
+    with postgres.connect(url, "vitrina:test") as reader, pytest.raises(SourceQueryFailed, match=said):
+        derived(reader, "SELECT id, name FROM content.named")
 
 
 # --- what the author states ------------------------------------------------------------------------------------------
 
-RANGE = "SELECT f.id, count(v.id) AS lower FROM content.film f LEFT JOIN content.vote v ON v.score < f.rating GROUP BY f.id"
+RANGE = (
+    "SELECT f.id, count(v.id) AS lower FROM content.film f LEFT JOIN content.vote v ON v.score < f.rating GROUP BY f.id"
+)
 
 
 def admit(text: str) -> object:
@@ -210,8 +215,12 @@ def keyed_query(text: str, **types: str) -> KeyedQuery:
 @pytest.fixture
 def many(source: Connection) -> Connection:
     source.execute("ALTER TABLE content.film DISABLE TRIGGER ALL; ALTER TABLE content.vote DISABLE TRIGGER ALL")
-    source.execute("INSERT INTO content.film (id, kind, studio_id) SELECT n, 'm', n % 50 FROM generate_series(1, 3000) n")
-    source.execute("INSERT INTO content.vote (id, film_id, score, at) SELECT n, n % 3000, n % 5, 1 FROM generate_series(1, 6000) n")
+    source.execute(
+        "INSERT INTO content.film (id, kind, studio_id) SELECT n, 'm', n % 50 FROM generate_series(1, 3000) n"
+    )
+    source.execute(
+        "INSERT INTO content.vote (id, film_id, score, at) SELECT n, n % 3000, n % 5, 1 FROM generate_series(1, 6000) n"
+    )
     source.execute("ANALYZE content.film, content.vote")
     return source
 
@@ -236,7 +245,9 @@ def test_a_scan_for_each_key_is_refused_until_there_is_an_index(many: Connection
 
 
 def test_a_small_table_may_be_scanned(many: Connection) -> None:
-    many.execute("INSERT INTO content.studio (id, name) SELECT n, 'x' || n FROM generate_series(1, 50) n; ANALYZE content.studio")
+    many.execute(
+        "INSERT INTO content.studio (id, name) SELECT n, 'x' || n FROM generate_series(1, 50) n; ANALYZE content.studio"
+    )
     text = "SELECT f.id, s.id AS studio FROM content.film f JOIN content.studio s ON lower(s.name) = 'x' || f.studio_id"
     keyed_query(text, id="integer").refuse_scans(reader_of(many), ["id"])
 
@@ -307,7 +318,9 @@ def test_rows_and_other_tables_leave_the_fingerprint_as_it_is(source: Connection
 
 
 def test_every_name_of_a_query_is_known_for_the_fingerprint(source: Connection) -> None:
-    found = derived(source, 'SELECT a.film AS id, l.score FROM content.acted a JOIN content.latest_vote l ON l.film_id = a.film')
+    found = derived(
+        source, "SELECT a.film AS id, l.score FROM content.acted a JOIN content.latest_vote l ON l.film_id = a.film"
+    )
     names = {name.replace('"', "") for name in found.names}
     assert names == {"content.acted", "content.part", "content.person", "content.latest_vote", "content.vote"}
 

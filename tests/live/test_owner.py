@@ -11,6 +11,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from psycopg import sql
+from pydantic import SecretStr
 
 from tests.conftest import admin, settings_for
 from tests.live.platform import Platform, until
@@ -468,3 +469,13 @@ def test_an_identity_that_is_lost_during_a_large_transaction_spares_the_applicat
     monkeypatch.setattr(feed_owner.Storage, "add", stored)
     until(lambda: platform.must_reload(persons) is not None)
     assert platform.must_reload(films) is None
+
+
+def test_a_source_that_cannot_be_reached_is_said_without_its_address(platform: Platform) -> None:
+    platform.sql(FILM)
+    films = platform.follow("films", film="id")
+    away = SecretStr("postgresql://feeder:secret@127.0.0.1:1/nowhere")
+    platform.settings = platform.settings.model_copy(update={"feed_url": away})
+    platform.start()
+    until(lambda: "cannot be reached with VITRINA_FEED_URL" in platform.problem(films))
+    assert not [word for word in ("127.0.0.1", "feeder", "secret", "nowhere") if word in platform.problem(films)]

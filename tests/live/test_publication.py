@@ -151,6 +151,19 @@ def test_a_login_without_rights_is_told_the_statements(source: Source, database:
         source.sql(f"REVOKE ALL ON DATABASE {owner.rpartition('/')[2]} FROM feeder; DROP ROLE feeder")
 
 
+def test_a_managed_server_gives_the_right_by_membership(source: Source, database: Settings) -> None:
+    source.sql("CREATE ROLE rds_replication; CREATE ROLE managed LOGIN PASSWORD 'managed'")
+    place = source.url.rpartition("/")[2]
+    try:
+        source.sql(f"GRANT CREATE ON DATABASE {place} TO managed")
+        url = f"postgresql://managed:managed@{source.url.rpartition('@')[2]}"
+        assert [f.next_step for f in feeds.check(url, database)] == ['ALTER ROLE "managed" REPLICATION']
+        source.sql("GRANT rds_replication TO managed")
+        assert [f.status for f in feeds.check(url, database)] == ["OK"]
+    finally:
+        source.sql(f"REVOKE ALL ON DATABASE {place} FROM managed; DROP ROLE managed; DROP ROLE rds_replication")
+
+
 def test_a_server_that_is_not_set_up_is_refused_with_what_to_run(database: Settings) -> None:
     unfit = {"wal_level": "replica", "max_slot_wal_keep_size": "-1", "max_replication_slots": "0"}
     bindir = os.environ.get("VITRINA_TEST_PG_BINDIR")

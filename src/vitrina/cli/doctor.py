@@ -175,7 +175,7 @@ def _check_clock(connection: "Connection") -> Finding:
 
 
 def _check_log(connection: "Connection") -> Finding:
-    """What of the write-ahead log the promises need: that a commit stays one. Vitrina itself replicates nothing."""
+    """What of the write-ahead log the promises need: that a commit stays one. Feeds are looked at by themselves."""
     names = ("wal_level", *_DURABLE)
     found = {name: _one(connection, f"SHOW {name}")[name] for name in names}
     weak = [f"{name} is {found[name]}" for name in _DURABLE if found[name] == "off"]
@@ -193,7 +193,8 @@ def _check_log(connection: "Connection") -> Finding:
         )
     return ok(
         "write-ahead log",
-        f"wal_level is {found['wal_level']}: runs need no more than minimal, standbys and backups need replica",
+        f"wal_level is {found['wal_level']}: runs need no more than minimal, standbys and backups need replica, live"
+        " pipelines need logical",
     )
 
 

@@ -289,7 +289,14 @@ class FeedOwner:
         if isinstance(exc, FeedLost):
             self._discard = message
         with suppress(CannotConnect, psycopg.Error), self._metastore("vitrina:feeds") as metastore:
-            feed_owner.note_feed_problem(metastore, self._claim, message)
+            feed_owner.note_feed_problem(metastore, self._claim, self._shown(exc, message))
+
+    def _shown(self, exc: Exception, message: str) -> str:
+        """Hosts and logins are the operator's knowledge, and stand in the log alone: any viewer is shown this."""
+        if not isinstance(exc, CannotConnect):
+            return message
+        name, variable = self._claim.connection or "default", feed_variable(self._claim.connection)
+        return f"connection {name} cannot be reached with {variable}: the log of its runner says why"
 
     def _give_back(self) -> None:
         with suppress(CannotConnect, psycopg.Error), self._metastore("vitrina:feeds") as metastore:

@@ -107,7 +107,6 @@ const ru: Record<string, string> = {
   "How closely": "Насколько подробно",
   Idle: "Ожидает",
   Incremental: "Инкрементальная",
-  Live: "Вслед",
   Inserted: "Вставлено",
   "It failed.": "Не удалось.",
   "It is not there": "Такого нет",

@@ -98,6 +98,7 @@ const ru: Record<string, string> = {
   "Filter by name, target or status": "Фильтр по имени, приёмнику или статусу",
   Finished: "Закончен",
   Freshness: "Свежесть",
+  "Follows live": "Вслед",
   "Full load": "Полная",
   "Go on editing": "Продолжить правку",
   Gone: "Пропал",

@@ -125,26 +125,8 @@ def test_every_metric_says_what_it_is_in_base_units(families: dict[str, Metric])
         if family.type == "gauge":
             assert not name.endswith(("_total", "_count", "_sum", "_bucket")), name
         labels = {label for sample in family.samples for label in sample.labels}
-<<<<<<< HEAD
-        assert labels <= {
-            "pipeline",
-            "status",
-            "stage",
-            "code",
-            "seen_by",
-            "channel",
-            "outcome",
-            "version",
-            "le",
-            "connection",
-        } | {
-            "method",
-            "route",
-        }, f"{name} has the labels {labels}"
-=======
         known = "pipeline status stage code seen_by channel outcome version le method route connection"
         assert labels <= {*known.split()}, f"{name} has the labels {labels}"
->>>>>>> refs/heads/feed
 
 
 def test_the_names_of_the_design_are_there(families: dict[str, Metric]) -> None:

@@ -11,6 +11,7 @@ from tests.support import followed
 from vitrina import sqlguard
 from vitrina.connectors.postgres import followed_catalog, keyed
 from vitrina.connectors.postgres.derive.derivation import QueryDerivation, derive
+from vitrina.connectors.postgres.derive.tables import unsized
 from vitrina.connectors.postgres.keyed import KeyedQuery
 from vitrina.connectors.postgres.source import Query, SqlReader
 from vitrina.errors import ConfigError, SourceQueryFailed
@@ -163,6 +164,33 @@ def test_a_table_behind_a_view_must_be_readable(database: Settings, source: Conn
     url, said = database.reader_url.get_secret_value(), r"needs SELECT on content\.film"
     with postgres.connect(url, "vitrina:test") as reader, pytest.raises(SourceQueryFailed, match=said):
         derived(reader, "SELECT id, name FROM content.named")
+
+
+@pytest.mark.parametrize(
+    ("sized", "bare"),
+    [
+        ("numeric(4,2)", "numeric"),
+        ("character(3)", "bpchar"),
+        ("character varying(9)", "character varying"),
+        ("timestamp(3) with time zone", "timestamp with time zone"),
+        ("bit(3)", "bit(3)"),
+        ("integer", "integer"),
+    ],
+)
+def test_a_key_is_cast_without_its_size(sized: str, bare: str) -> None:
+    assert unsized(sized) == bare
+
+
+def test_a_value_that_no_key_can_have_is_no_error(source: Connection) -> None:
+    source.execute(
+        "CREATE TABLE content.price (id numeric(4, 2) PRIMARY KEY);"
+        "CREATE TABLE content.sale (id int PRIMARY KEY, price numeric);"
+        "ALTER TABLE content.sale REPLICA IDENTITY FULL"
+    )
+    text = "SELECT p.id, count(s.id) AS n FROM content.price p LEFT JOIN content.sale s ON s.price = p.id GROUP BY p.id"
+    found = derive(source, text, [("id", "numeric(4,2)")])
+    changed = [Change(1, 0, 1, "content.sale", "insert", None, {"id": "1", "price": "123456.70"})]
+    assert found.stale(source, changed).keys == [("123456.7",)]
 
 
 # --- what the author states ------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import psycopg
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
+from vitrina.connectors.postgres.derive.tables import unsized
 from vitrina.connectors.postgres.source import Bounds, Query, SqlReader
 from vitrina.errors import SourceQueryFailed
 from vitrina.ports.live import Stale
@@ -43,7 +44,8 @@ class KeyedQuery:
     @classmethod
     def plan(cls, source: "QuerySource", derivation: "QueryDerivation") -> "KeyedQuery":
         """Choose the way by which stale keys are asked for; raises when each of them would cost a scan."""
-        made = cls(source.query, derivation.key, source.types)
+        types = {name: unsized(source.types[name]) for name in derivation.key}
+        made = cls(source.query, derivation.key, types)
         made.refuse_scans(source.reader, derivation.columns)
         return made
 

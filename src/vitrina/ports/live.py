@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     import psycopg
 
     from vitrina.ports.connector import Finding
-    from vitrina.settings import Settings
-    from vitrina.store.database import Connection
+
+# `vitrina.settings.Settings`, which stand above the ports.
+Settings = Any
 
 # Values of one row as Postgres writes them. A column that is missing is unknown: it is not in the replica identity, or
 # it is a large value that did not change.
@@ -172,7 +173,7 @@ class FollowedDatabase(Protocol):
     """The owner's view of one source database: slot, publication, catalog. Nothing of users runs in it."""
 
     @property
-    def session(self) -> "Connection":
+    def session(self) -> "psycopg.Connection[Any]":
         """The session for statements, to be watched over and ended from another thread."""
         ...
 
@@ -244,12 +245,12 @@ class FeedNames:
 class Feeds(Protocol):
     """What a connector offers to those who follow its databases."""
 
-    def open(self, url: str, names: FeedNames, settings: "Settings") -> FollowedDatabase: ...
+    def open(self, url: str, names: FeedNames, settings: Settings) -> FollowedDatabase: ...
 
-    def drop(self, url: str, names: FeedNames, settings: "Settings") -> Sequence[str]:
+    def drop(self, url: str, names: FeedNames, settings: Settings) -> Sequence[str]:
         """Drop slot and publication; returns what was there."""
         ...
 
-    def check(self, url: str, settings: "Settings") -> "Iterator[Finding]":
+    def check(self, url: str, settings: Settings) -> "Iterator[Finding]":
         """Say what the database lacks to be followed; nothing is written."""
         ...

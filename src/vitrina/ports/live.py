@@ -105,7 +105,7 @@ class Feed(Protocol):
 
     @property
     def position(self) -> int:
-        """Everything that was committed before this place has been given by `receive`."""
+        """Give the place before which everything that was committed has been given by `receive`."""
         ...
 
     def start(self, after: int) -> None:
@@ -174,7 +174,7 @@ class FollowedDatabase(Protocol):
 
     @property
     def session(self) -> "psycopg.Connection[Any]":
-        """The session for statements, to be watched over and ended from another thread."""
+        """Give the session for statements, to be watched over and ended from another thread."""
         ...
 
     def identity(self) -> str | None:

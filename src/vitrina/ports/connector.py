@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from vitrina.definition import Definition
     from vitrina.ports.batch import Endable
-    from vitrina.ports.live import Feeds
     from vitrina.ports.queries import Queries
     from vitrina.ports.source import Source
     from vitrina.ports.target import Target
@@ -178,8 +177,8 @@ class Connector:
     # Loads what answers queries besides runs: previews, explanations, lists of tables. None: it is not asked in SQL.
     queries: "Callable[[], Queries] | None" = None
 
-    # Loads what follows the log of its databases, for live mode. None: it has none.
-    feeds: "Callable[[], Feeds] | None" = None
+    # Loads what follows the log of its databases, a `vitrina.ports.live.Feeds`, for live mode. None: it has none.
+    feeds: Callable[[], Any] | None = None
 
     # Opens a client of its system at its default place, to ask it something that no port has.
     open_client: "Callable[[Settings], Any] | None" = None

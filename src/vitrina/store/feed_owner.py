@@ -33,7 +33,7 @@ class FeedClaim:
 
     @property
     def session_name(self) -> str:
-        """Of its session on the metastore, by which a successor ends it."""
+        """Name its session on the metastore, by which a successor ends it."""
         return f"{feeds.session_name(self.feed_id)}:{self.epoch}"[:63]
 
     def lost(self) -> LeaseLost:
@@ -136,7 +136,7 @@ class Follower:
 
     @property
     def holds(self) -> bool:
-        """Whether stored changes are kept for it."""
+        """Say whether stored changes are kept for it."""
         return self.is_ready and not self.must_reload
 
 
@@ -225,12 +225,12 @@ class Storage:
 
     @property
     def segment(self) -> int | None:
-        """The table that is being written."""
+        """Give the number of the table that is being written."""
         return self._segment
 
     @property
     def changes(self) -> int:
-        """Changes that were added since the last commit."""
+        """Count the changes that were added since the last commit."""
         return self._changes
 
     def add(self, piece: Transaction) -> None:

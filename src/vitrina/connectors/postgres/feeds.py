@@ -53,7 +53,7 @@ class FollowedPostgres:
 
     @property
     def session(self) -> Connection:
-        """For whoever has to end it from another thread."""
+        """Give the session to whoever has to end it from another thread."""
         return self._session
 
     def identity(self) -> str | None:
@@ -200,7 +200,7 @@ def _login(session: Connection) -> Iterator[Finding]:
 
 
 def _room(session: Connection) -> Iterator[Finding]:
-    """Slots and senders that are left for a feed that is not there yet."""
+    """Look whether slots and senders are left for a feed that is not there yet."""
     row = database.one(
         session.execute(
             """

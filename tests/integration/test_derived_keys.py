@@ -1,5 +1,6 @@
 """Stale keys, derived from changed rows: marts that are kept by them alone equal their queries."""
 
+import contextlib
 import dataclasses
 import random
 from collections.abc import Iterator
@@ -9,10 +10,12 @@ import pytest
 
 from tests.support import followed
 from tests.support.followed import QUERIES, Mart
+from tests.support.random_queries import Author
 from vitrina.connectors.postgres.derive import rules
 from vitrina.connectors.postgres.derive.blocks import Shape
 from vitrina.connectors.postgres.derive.paths import Search
 from vitrina.connectors.postgres.derive.statements import _Writer
+from vitrina.errors import SourceQueryFailed
 from vitrina.settings import Settings
 from vitrina.store import database as postgres
 from vitrina.store.database import Connection
@@ -37,6 +40,19 @@ def test_marts_follow_random_changes(source: Connection, seed: int) -> None:
     marts = [Mart.loaded(source, query) for query in QUERIES]
     assert list(followed.differences(source, marts, BATCHES, random.Random(seed))) == []
     assert [mart.followed.name for mart in marts if not mart.asked] == []
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_marts_of_random_queries_follow(source: Connection, seed: int) -> None:
+    marts = list(_followed(source, seed))
+    assert len(marts) > 10
+    assert list(followed.differences(source, marts, 15, random.Random(seed))) == []
+
+
+def _followed(source: Connection, seed: int) -> Iterator[Mart]:
+    for query in Author(seed).queries(40):
+        with contextlib.suppress(SourceQueryFailed):
+            yield Mart.loaded(source, query)
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.name)

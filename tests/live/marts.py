@@ -64,6 +64,8 @@ class Marts:
     directory: Path
     mutants: tuple[str, ...] = ()
     runners: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    # In the runners' environment.
+    more: dict[str, str] = field(default_factory=dict)
 
     def sql(self, statement: str) -> list[dict[str, Any]]:
         cursor = self.admin.execute(statement)
@@ -180,6 +182,7 @@ class Marts:
             "VITRINA_LEASE_TTL_SECONDS": "5",
             "VITRINA_POLL_SECONDS": "1",
             "VITRINA_BACKOFF_SECONDS": "0.1,0.1,0.1",
+            **self.more,
         }
 
     def kill(self, process: "subprocess.Popen[bytes]") -> None:

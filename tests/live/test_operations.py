@@ -149,3 +149,24 @@ def vitrina(
         timeout=60,
         check=False,
     )
+
+
+def test_a_follower_that_stands_still_keeps_no_log_at_the_source(platform: Platform) -> None:
+    """As a paused pipeline does: what it has not read is kept in the metastore."""
+    platform.sql(FILM)
+    films = platform.follow("films", film="id")
+    platform.start()
+    platform.ready(films)
+    started = wal_bytes(platform)
+    while wal_bytes(platform) < started + 100_000_000:
+        platform.sql("INSERT INTO content.film SELECT generate_series(1, 20000), repeat(md5(random()::text), 30)")
+        platform.sql("DELETE FROM content.film")
+        platform.settled()
+    platform.sql("CHECKPOINT")
+    until(lambda: (report(platform)["retained_bytes"] or 0) < 64_000_000, 40)
+    assert report(platform)["followers"][0]["backlog_changes"] >= 40_000
+
+
+def wal_bytes(platform: Platform) -> int:
+    (row,) = platform.bench.sql("SELECT pg_current_wal_lsn() - '0/0' AS bytes")
+    return int(row["bytes"])

@@ -11,13 +11,14 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 from psycopg import sql
+from pydantic import SecretStr
 
 from tests.conftest import admin, settings_for
 from tests.live.platform import Platform, until
 from tests.support.ahead import Ahead
 from tests.support.workbench import Workbench
 from vitrina.embedded.temporary import TemporaryServer
-from vitrina.errors import LeaseLost
+from vitrina.errors import LeaseLost, TransientError
 from vitrina.ports.live import Transaction
 from vitrina.runner import feeds as runner_feeds
 from vitrina.settings import Settings
@@ -468,3 +469,37 @@ def test_an_identity_that_is_lost_during_a_large_transaction_spares_the_applicat
     monkeypatch.setattr(feed_owner.Storage, "add", stored)
     until(lambda: platform.must_reload(persons) is not None)
     assert platform.must_reload(films) is None
+
+
+def test_a_source_that_cannot_be_reached_is_said_without_its_address(platform: Platform) -> None:
+    platform.sql(FILM)
+    films = platform.follow("films", film="id")
+    away = SecretStr("postgresql://feeder:secret@127.0.0.1:1/nowhere")
+    platform.settings = platform.settings.model_copy(update={"feed_url": away})
+    platform.start()
+    until(lambda: "cannot be reached with VITRINA_FEED_URL" in platform.problem(films))
+    assert not [word for word in ("127.0.0.1", "feeder", "secret", "nowhere") if word in platform.problem(films)]
+
+
+def test_a_segment_that_is_being_read_holds_nothing_up(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_segments, "SEGMENT_CHANGES", 10)
+    platform.sql(FILM)
+    films = platform.follow("films", film="id")
+    platform.start()
+    ready = platform.ready(films)
+    for start in range(0, 50, 10):
+        platform.sql(f"INSERT INTO content.film SELECT generate_series({start}, {start + 9})")
+        platform.settled()
+    first = segments(platform)[0]
+    with psycopg.connect(platform.settings.require_database_url()) as reader:
+        reader.execute(f"SELECT count(*) FROM etl.feed_segment_{first}".encode())
+        pass_on(platform, films, platform.changes(ready)[-1].lsn)
+        for number in range(100, 105):
+            platform.sql(f"INSERT INTO content.film VALUES ({number})")
+            platform.settled()
+            time.sleep(0.3)
+        assert first in segments(platform)
+        with pytest.raises(TransientError, match="try again"):
+            feed_owner.forget(platform.bench.metastore, platform.feed.id, with_followers=True)
+        assert platform.must_reload(films) is None
+    until(lambda: first not in segments(platform))

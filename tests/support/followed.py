@@ -10,6 +10,7 @@ import psycopg
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Identifier, Literal
 
+from tests.corpus import queries as corpus
 from vitrina.connectors.postgres.derive.derivation import QueryDerivation, derive
 from vitrina.ports.live import Change, Stale
 from vitrina.store.database import Connection
@@ -27,14 +28,16 @@ CREATE TABLE content.visit (id int, film_id int, day int NOT NULL, PRIMARY KEY (
 CREATE TABLE content.visit_a PARTITION OF content.visit FOR VALUES IN (1, 2, 3);
 CREATE TABLE content.visit_b PARTITION OF content.visit DEFAULT;
 CREATE VIEW content.acted AS
-    SELECT p.film_id AS film, n.name AS actor, n.id AS person FROM content.part p JOIN content.person n ON n.id = p.person_id
+    SELECT p.film_id AS film, n.name AS actor, n.id AS person
+    FROM content.part p JOIN content.person n ON n.id = p.person_id
     WHERE p.role = 'a';
 CREATE VIEW content.latest_vote AS
     SELECT DISTINCT ON (v.film_id) v.film_id, v.id AS vote_id, v.score FROM content.vote v
     ORDER BY v.film_id, v.at DESC, v.id;
 """
 TABLES: dict[str, dict[str, Sequence[Any]]] = {
-    "film": {"title": "abc", "kind": ("m", "s"), "studio_id": (1, 2, 3, 4, None), "rating": (1, 2, 3, None), "code": ("x", "y", None)},
+    "film": {"title": "abc", "kind": ("m", "s"), "studio_id": (1, 2, 3, 4, None), "rating": (1, 2, 3, None),
+             "code": ("x", "y", None)},
     "person": {"name": ("ann", "bob", None), "boss_id": (1, 2, 3, 4, None)},
     "part": {"film_id": (1, 2, 3, 4, 5, None), "person_id": (1, 2, 3, 4, None), "role": ("a", "d")},
     "genre": {"name": ("g", "h"), "film_id": (1, 2, 3, None)},
@@ -223,126 +226,17 @@ def differences(session: Connection, marts: Sequence[Mart], batches: int, chance
             mart.follow(session, changed)
             now = mart.full(session)
             if mart.rows != now:
-                yield f"{mart.followed.name}, batch {batch}: extra {mart.rows - now}, missing {now - mart.rows}, {changed}"
+                extra, missing = mart.rows - now, now - mart.rows
+                yield f"{mart.followed.name}, batch {batch}: extra {extra}, missing {missing}, {changed}"
                 mart.rows = now
 
 
-QUERIES = [
-    Followed("one table", "SELECT id, title, rating FROM content.film WHERE rating > 1", ("id",)),
-    Followed("inner join", "SELECT f.id, f.title, s.name FROM content.film f JOIN content.studio s ON s.id = f.studio_id", ("id",)),
-    Followed("left join", "SELECT f.id, s.name, s.country FROM content.film f LEFT JOIN content.studio s ON s.id = f.studio_id", ("id",)),
-    Followed("chain of left joins",
-             "SELECT p.id, f.title, s.name FROM content.part p LEFT JOIN content.film f ON f.id = p.film_id"
-             " LEFT JOIN content.studio s ON s.id = f.studio_id", ("id",)),
-    Followed("right join", "SELECT v.id, f.title FROM content.film f RIGHT JOIN content.vote v ON v.film_id = f.id", ("id",)),
-    Followed("full join plain",
-             "SELECT coalesce(f.id, s.id) AS id, f.title, s.name FROM content.film f FULL JOIN content.studio s ON s.id = f.id", ("id",)),
-    Followed("full join using", "SELECT id, f.title, s.name FROM content.film f FULL JOIN content.studio s USING (id)", ("id",)),
-    Followed("group by with left joins",
-             "SELECT f.id, f.title, count(v.id) AS votes, sum(v.score) AS score FROM content.film f"
-             " LEFT JOIN content.vote v ON v.film_id = f.id GROUP BY f.id", ("id",)),
-    Followed("aggregates in lateral",
-             "SELECT f.id, f.title, c.n, d.n AS m FROM content.film f"
-             " LEFT JOIN LATERAL (SELECT count(*) AS n FROM content.part p JOIN content.person n ON n.id = p.person_id"
-             "   WHERE p.film_id = f.id) c ON true"
-             " LEFT JOIN (SELECT film_id, count(*) AS n FROM content.vote GROUP BY film_id) d ON d.film_id = f.id", ("id",)),
-    Followed("not exists", "SELECT f.id, f.title FROM content.film f WHERE NOT EXISTS (SELECT FROM content.vote v WHERE v.film_id = f.id AND v.score > 1)", ("id",)),
-    Followed("exists by two tables",
-             "SELECT n.id, n.name FROM content.person n WHERE EXISTS (SELECT FROM content.part p JOIN content.film f"
-             " ON f.id = p.film_id WHERE p.person_id = n.id AND f.kind = 'm')", ("id",)),
-    Followed("anti-join by null", "SELECT f.id, f.title FROM content.film f LEFT JOIN content.vote v ON v.film_id = f.id AND v.score = 3 WHERE v.id IS NULL", ("id",)),
-    Followed("in", "SELECT id, title FROM content.film WHERE studio_id IN (SELECT id FROM content.studio WHERE country = 'fr')", ("id",)),
-    Followed("not in nullable", "SELECT id, title FROM content.film WHERE id NOT IN (SELECT film_id FROM content.part WHERE role = 'd')",
-             ("id",), frozenset({"content.part"})),
-    Followed("not in, never null", "SELECT id, title FROM content.film WHERE id NOT IN (SELECT film_id FROM content.film_genre)", ("id",)),
-    Followed("in as a value", "SELECT id, studio_id IN (SELECT id FROM content.studio) AS known FROM content.film",
-             ("id",), frozenset({"content.studio"})),
-    Followed("distinct on", "SELECT DISTINCT ON (film_id) film_id, id, score FROM content.vote ORDER BY film_id, at DESC, id", ("film_id",)),
-    Followed("distinct on, key of the winner", "SELECT DISTINCT ON (film_id) id, film_id, score FROM content.vote ORDER BY film_id, at DESC, id", ("id",)),
-    Followed("window", "SELECT id, film_id, rank() OVER (PARTITION BY film_id ORDER BY score, id) AS place FROM content.vote", ("id",)),
-    Followed("two windows",
-             "SELECT v.id, rank() OVER w AS a, count(*) OVER (PARTITION BY v.film_id, v.person_id) AS b FROM content.vote v"
-             " WINDOW w AS (PARTITION BY v.film_id ORDER BY v.score)", ("id",)),
-    Followed("top of each group by window",
-             "SELECT r.film_id, r.id, f.title FROM (SELECT v.id, v.film_id, row_number() OVER (PARTITION BY v.film_id"
-             " ORDER BY v.score DESC NULLS LAST, v.id) AS n FROM content.vote v) r"
-             " LEFT JOIN content.film f ON f.id = r.film_id WHERE r.n = 1", ("id",)),
-    Followed("window over a join",
-             "SELECT p.id, f.studio_id, count(*) OVER (PARTITION BY f.studio_id) AS n FROM content.part p"
-             " JOIN content.film f ON f.id = p.film_id", ("id",)),
-    Followed("group by two tables", "SELECT s.country, f.kind, count(*) AS n FROM content.film f JOIN content.studio s ON s.id = f.studio_id GROUP BY 1, 2",
-             ("country", "kind")),
-    Followed("group by an expression", "SELECT rating / 2 AS half, kind, count(*) AS n FROM content.film GROUP BY rating / 2, kind", ("half", "kind")),
-    Followed("group by the nullable side and another",
-             "SELECT f.kind, coalesce(s.country, '-') AS country, count(*) AS n FROM content.film f"
-             " LEFT JOIN content.studio s ON s.id = f.studio_id GROUP BY 1, 2", ("kind", "country")),
-    Followed("union", "SELECT film_id, 'v' AS source FROM content.vote UNION SELECT film_id, 'p' FROM content.part WHERE role = 'a'", ("film_id", "source")),
-    Followed("union all of joins",
-             "SELECT 'f' || f.id AS key, s.name FROM content.film f JOIN content.studio s ON s.id = f.studio_id"
-             " UNION ALL SELECT 'p' || p.id, b.name FROM content.person p LEFT JOIN content.person b ON b.id = p.boss_id", ("key",)),
-    Followed("except", "SELECT id FROM content.film EXCEPT SELECT film_id FROM content.vote WHERE score = 1", ("id",)),
-    Followed("intersect", "SELECT id FROM content.film INTERSECT ALL SELECT film_id FROM content.part", ("id",)),
-    Followed("with", "WITH scored AS (SELECT film_id, avg(score)::numeric(9, 3) AS score FROM content.vote GROUP BY film_id)"
-             " SELECT f.id, a.score, b.score AS again FROM content.film f LEFT JOIN scored a ON a.film_id = f.id"
-             " LEFT JOIN scored b ON b.film_id = f.studio_id", ("id",)),
-    Followed("lateral with limit",
-             "SELECT f.id, b.id AS best, b.name FROM content.film f CROSS JOIN LATERAL (SELECT v.id, n.name FROM content.vote v"
-             " LEFT JOIN content.person n ON n.id = v.person_id WHERE v.film_id = f.id ORDER BY v.score DESC NULLS LAST, v.id LIMIT 2) b",
-             ("id", "best")),
-    Followed("views", "SELECT a.film, a.person, a.actor, l.score FROM content.acted a LEFT JOIN content.latest_vote l ON l.film_id = a.film", ("film", "person")),
-    Followed("composite key", "SELECT x.film_id, x.genre_id, f.title, g.name FROM content.film_genre x JOIN content.film f ON f.id = x.film_id"
-             " JOIN content.genre g ON g.id = x.genre_id", ("film_id", "genre_id")),
-    Followed("expression as key", "SELECT upper(f.code) || '-' || f.id AS code, s.name FROM content.film f LEFT JOIN content.studio s ON s.id = f.studio_id", ("code",)),
-    Followed("self join", "SELECT a.id, b.name AS boss, c.name AS their_boss FROM content.person a LEFT JOIN content.person b ON b.id = a.boss_id"
-             " LEFT JOIN content.person c ON c.id = b.boss_id", ("id",)),
-    Followed("scalar sub-selects", "SELECT f.id, (SELECT max(score) FROM content.vote v WHERE v.film_id = f.id) AS best,"
-             " array_to_string(ARRAY(SELECT g.name FROM content.film_genre x JOIN content.genre g ON g.id = x.genre_id WHERE x.film_id = f.id ORDER BY 1), 0::text) AS genres"
-             " FROM content.film f", ("id",)),
-    Followed("nested grouping", "SELECT t.kind, count(*) AS films, sum(t.n) AS votes FROM (SELECT f.id, f.kind, count(v.id) AS n FROM content.film f"
-             " LEFT JOIN content.vote v ON v.film_id = f.id GROUP BY f.id, f.kind) t GROUP BY t.kind", ("kind",)),
-    Followed("partitions", "SELECT f.id, count(x.id) AS visits, max(x.day) AS last FROM content.film f JOIN content.visit x ON x.film_id = f.id GROUP BY f.id", ("id",)),
-    Followed("grouping sets", "SELECT f.kind, f.studio_id, count(*) AS n, grouping(f.studio_id) AS g FROM content.film f"
-             " GROUP BY GROUPING SETS ((f.kind, f.studio_id), (f.kind))", ("kind",)),
-    Followed("row comparison", "SELECT v.id, p.role FROM content.vote v JOIN content.part p ON (p.film_id, p.person_id) = (v.film_id, v.person_id)", ("id",)),
-    Followed("natural and using", "SELECT id, x.genre_id, f.title FROM content.film f JOIN (SELECT film_id AS id, genre_id FROM content.film_genre) x USING (id)",
-             ("id", "genre_id")),
-    Followed("range join", "SELECT f.id, count(v.id) AS lower FROM content.film f LEFT JOIN content.vote v ON v.score < f.rating GROUP BY f.id",
-             ("id",), frozenset({"content.vote"})),
-    Followed("nullable bridge back",
-             "SELECT f.id, g.id AS genre, s.name FROM content.genre g LEFT JOIN content.film f ON f.id = g.film_id"
-             " LEFT JOIN content.studio s ON s.id = f.studio_id AND s.name = g.name", ("genre",)),
-    Followed("condition of a left join on the kept side",
-             "SELECT p.id, f.id AS film, s.name FROM content.part p JOIN content.film f ON f.id = p.film_id"
-             " LEFT JOIN content.studio s ON s.id = f.studio_id AND p.person_id = f.rating", ("id",)),
-    Followed("back through a nullable side",
-             "SELECT v.id, n.name, v.score FROM content.film f LEFT JOIN content.person n ON n.id = f.rating"
-             " LEFT JOIN content.part p ON p.person_id = n.id JOIN content.vote v ON v.film_id = f.id", ("id",)),
-    Followed("two ways round an outer join",
-             "SELECT v.id, f.title, s.country FROM content.vote v JOIN content.film f ON v.at < 9"
-             " LEFT JOIN content.studio s ON s.id = f.studio_id AND s.id = v.film_id", ("id",), frozenset({"content.film"})),
-    Followed("key of a union inside",
-             "SELECT u.id, u.film_id, f.title FROM (SELECT id, film_id FROM content.vote UNION ALL"
-             " SELECT id + 100, film_id FROM content.part) u LEFT JOIN content.film f ON f.id = u.film_id",
-             ("id",), frozenset({"content.film"})),
-    Followed("outer reference two levels up",
-             "SELECT f.id, f.title FROM content.film f WHERE EXISTS (SELECT FROM content.part p WHERE p.film_id = f.id AND NOT EXISTS"
-             " (SELECT FROM content.vote v WHERE v.person_id = p.person_id AND v.film_id = f.id))", ("id",)),
-    Followed("sub-select in a join's condition",
-             "SELECT f.id, s.name FROM content.film f LEFT JOIN content.studio s ON s.id = f.studio_id AND EXISTS"
-             " (SELECT FROM content.genre g WHERE g.film_id = s.id)", ("id",)),
-    Followed("window with groups of null", "SELECT v.id, n.boss_id, count(*) OVER (PARTITION BY n.boss_id) AS n FROM content.vote v"
-             " JOIN content.person n ON n.id = v.person_id", ("id",)),
-    Followed("distinct", "SELECT DISTINCT f.kind, s.country FROM content.film f JOIN content.studio s ON s.id = f.studio_id", ("kind", "country")),
-    Followed("semi-join by two columns", "SELECT id, film_id FROM content.vote WHERE (film_id, person_id) IN (SELECT film_id, person_id FROM content.part)", ("id",)),
-    Followed("first of two columns", "SELECT coalesce(s.name, f.title) AS label, f.kind FROM content.film f LEFT JOIN content.studio s ON s.id = f.studio_id", ("label",)),
-    Followed("label of grouping sets", "SELECT f.kind, concat(f.kind, f.studio_id) AS label, count(*) AS n FROM content.film f"
-             " GROUP BY GROUPING SETS ((f.kind, f.studio_id), (f.kind))", ("kind", "label")),
-    Followed("not exists between two tables", "SELECT v.id, f.id AS film FROM content.film f JOIN content.vote v ON v.at < 9 WHERE NOT EXISTS"
-             " (SELECT FROM content.part p WHERE p.film_id = f.id AND p.person_id = v.person_id)", ("id",), frozenset({"content.film"})),
-    Followed("window over the nullable side", "SELECT g.id, w.n FROM content.genre g LEFT JOIN (SELECT f.id, count(*) OVER (PARTITION BY s.country) AS n"
-             " FROM content.film f LEFT JOIN content.studio s ON s.id = f.studio_id) w ON w.id = g.film_id",
-             ("id",), frozenset({"content.film", "content.studio"})),
-    Followed("lateral union of columns", "SELECT f.id, u.k FROM content.film f CROSS JOIN LATERAL (SELECT f.id AS k UNION ALL SELECT f.rating) u", ("id", "k")),
-    Followed("join by a default", "SELECT f.id, g.id AS genre FROM content.film f LEFT JOIN content.studio s ON s.id = f.studio_id"
-             " JOIN content.genre g ON g.name = coalesce(s.name, 'g')", ("id",), frozenset({"content.genre"})),
-]  # fmt: skip
+def _queries() -> Iterator[Followed]:
+    """Read the corpus: what a query shows; its key; tables whose changes may concern every key."""
+    for query in corpus.followed():
+        name, key, *every = query.title.split("; ")
+        tables = every[0].removeprefix("every key: ").split(", ") if every else []
+        yield Followed(name, query.sql.strip(), tuple(key.removeprefix("key: ").split(", ")), frozenset(tables))
+
+
+QUERIES = list(_queries())

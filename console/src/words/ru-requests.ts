@@ -128,6 +128,7 @@ const sentences: Record<string, string> = {
   "suggestion.full_as_said": "полная загрузка: как вы указали",
   "suggestion.full_equals": "каждый запуск читает всё, пишет отличия и удаляет исчезнувшее: после него витрина равна источнику",
   "suggestion.full_no_cursor": "полная загрузка: в {table} нет отметки времени последнего изменения строки (вроде updated_at)",
+  "suggestion.live": "вслед за источником: как вы указали; источнику нужен wal_level = logical (docs/how-to/live.md)",
   "suggestion.incremental": "инкрементально по {column}: {moved}",
   "suggestion.key_as_said": "ключ {columns}: как вы указали",
   "suggestion.name_tells": "судя по имени, это время последнего изменения; ничто в базе не гарантирует, что изменение его обновит",

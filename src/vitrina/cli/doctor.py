@@ -176,7 +176,7 @@ def _check_clock(connection: "Connection") -> Finding:
 
 
 def _check_log(connection: "Connection") -> Finding:
-    """Check the settings of the write-ahead log that keep a commit after a crash. Vitrina itself replicates nothing."""
+    """Check the settings of the write-ahead log that keep a commit after a crash. Feeds are checked by themselves."""
     names = ("wal_level", *_DURABLE)
     found = {name: _one(connection, f"SHOW {name}")[name] for name in names}
     weak = [f"{name} is {found[name]}" for name in _DURABLE if found[name] == "off"]
@@ -194,7 +194,8 @@ def _check_log(connection: "Connection") -> Finding:
         )
     return ok(
         "write-ahead log",
-        f"wal_level is {found['wal_level']}: runs need no more than minimal, standbys and backups need replica",
+        f"wal_level is {found['wal_level']}: runs need no more than minimal, standbys and backups need replica, live"
+        " pipelines need logical",
     )
 
 

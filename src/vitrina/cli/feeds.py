@@ -87,7 +87,7 @@ def drop(
 
 
 def _drop(settings: "Settings", metastore: "Connection", feed: "FeedRow", *, forget: bool) -> None:
-    """The claim goes first, so that the runner that owns it does not make the slot again."""
+    """Drop one feed. The claim goes first, so that the runner that owns it does not make the slot again."""
     from vitrina.store import feed_owner
 
     feed_owner.seize(metastore, feed.id, _DROP_SECONDS)

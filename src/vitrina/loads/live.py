@@ -191,10 +191,10 @@ class Follower:
     # --- the full load ---------------------------------------------------------------------------------------------
 
     def load_if_needed(self) -> None:
-        reason = self._why_load()
+        run, reason = self._run, self._why_load()
         if reason is not None:
-            self._run.log.info("live.loads", reason=reason)
-            self._run.meter.note("loads_because", reason)
+            run.log.info("live.loads", reason=reason)
+            run.meter.note("loads_because", reason)
             self._load_all()
 
     def _why_load(self) -> str | None:

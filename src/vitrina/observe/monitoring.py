@@ -257,7 +257,7 @@ def lag_seconds(row: Row) -> float | None:
 
     A live mart knows the moment that it shows.
     """
-    modes = {"incremental": row["safe_upto"], "live": row["live_as_of"]}
+    modes = {"incremental": row["safe_upto"], "live": row.get("live_as_of")}
     upto = cursor_time(modes.get(row["mode"]), row["options"])
     return _age(row, upto.timestamp() if upto else row["success_started"])
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from vitrina.ports.batch import Endable
-    from vitrina.ports.live import Feeds
     from vitrina.ports.source import Source
     from vitrina.ports.target import Target
 
@@ -148,8 +147,8 @@ class Connector:
     # Loads what answers queries besides runs (`vitrina.inside.queries`). None: it is not asked in SQL.
     queries: Callable[[], Any] | None = None
 
-    # Loads what follows the log of its databases, for live mode. None: it has none.
-    feeds: "Callable[[], Feeds] | None" = None
+    # Loads what follows the log of its databases, a `vitrina.ports.live.Feeds`, for live mode. None: it has none.
+    feeds: Callable[[], Any] | None = None
 
     # Opens a client of its system at its default place, to ask it something that no port has.
     open_client: Callable[[Settings], Any] | None = None

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from vitrina.ports.connector import Finding
     from vitrina.ports.source import Form
     from vitrina.ports.target import Fence, Load
-    from vitrina.settings import Settings
-    from vitrina.store.database import Connection
+
+# `vitrina.settings.Settings`, which stand above the ports.
+Settings = Any
 
 # Values of one row as Postgres writes them. A column that is missing is unknown: it is not in the replica identity, or
 # it is a large value that did not change.
@@ -197,7 +198,7 @@ class Feed(Protocol):
 
     @property
     def position(self) -> int:
-        """Everything that was committed before this place has been given by `receive`."""
+        """Give the place before which everything that was committed has been given by `receive`."""
         ...
 
     def start(self, after: int) -> None:
@@ -265,8 +266,8 @@ class FollowedDatabase(Protocol):
     """The owner's view of one source database: slot, publication, catalog. Nothing of users runs in it."""
 
     @property
-    def session(self) -> "Connection":
-        """The session for statements, to be watched over and ended from another thread."""
+    def session(self) -> "psycopg.Connection[Any]":
+        """Give the session for statements, to be watched over and ended from another thread."""
         ...
 
     def identity(self) -> str | None:
@@ -337,12 +338,12 @@ class FeedNames:
 class Feeds(Protocol):
     """What a connector offers to those who follow its databases."""
 
-    def open(self, url: str, names: FeedNames, settings: "Settings") -> FollowedDatabase: ...
+    def open(self, url: str, names: FeedNames, settings: Settings) -> FollowedDatabase: ...
 
-    def drop(self, url: str, names: FeedNames, settings: "Settings") -> Sequence[str]:
+    def drop(self, url: str, names: FeedNames, settings: Settings) -> Sequence[str]:
         """Drop slot and publication; returns what was there."""
         ...
 
-    def check(self, url: str, settings: "Settings") -> "Iterator[Finding]":
+    def check(self, url: str, settings: Settings) -> "Iterator[Finding]":
         """Say what the database lacks to be followed; nothing is written."""
         ...

@@ -75,7 +75,8 @@ def feeds() -> "Feeds":
     found = get(POSTGRES).feeds
     if found is None:
         raise ConfigError("the connector for PostgreSQL follows no log")
-    return found()
+    opened: Feeds = found()
+    return opened
 
 
 def of_url(url: str) -> Connector | None:

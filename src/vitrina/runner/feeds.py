@@ -289,7 +289,14 @@ class FeedOwner:
         if isinstance(exc, FeedLost):
             self._discard = message
         with suppress(CannotConnect, psycopg.Error), self._metastore("vitrina:feeds") as metastore:
-            feed_owner.note_feed_problem(metastore, self._claim, message)
+            feed_owner.note_feed_problem(metastore, self._claim, self._shown(exc, message))
+
+    def _shown(self, exc: Exception, message: str) -> str:
+        """Leave out hosts and logins, which are the operator's knowledge: any viewer is shown this."""
+        if not isinstance(exc, CannotConnect):
+            return message
+        name, variable = self._claim.connection or "default", feed_variable(self._claim.connection)
+        return f"connection {name} cannot be reached with {variable}: the log of its runner says why"
 
     def _give_back(self) -> None:
         with suppress(CannotConnect, psycopg.Error), self._metastore("vitrina:feeds") as metastore:
@@ -322,7 +329,7 @@ class _Pump:
         self._confirm_due = _Due(CONFIRM_SECONDS, at=time.monotonic() + CONFIRM_SECONDS)
 
     def run(self) -> None:
-        """Until the last follower is gone; errors and the runner's end come out as exceptions."""
+        """Work until the last follower is gone; errors and the runner's end come out as exceptions."""
         while True:
             self._check()
             self._hear()
@@ -359,7 +366,7 @@ class _Pump:
         self._advance()
 
     def _await_piece(self) -> Transaction:
-        """A transaction that was begun is always ended, unless the connection breaks."""
+        """Wait for the rest of a transaction: it always comes, unless the connection breaks."""
         while True:
             self._check()
             piece = self._feed.receive(IDLE_SECONDS)
@@ -446,7 +453,7 @@ class _Pump:
                 self._await_transactions(follower, published, began)
 
     def _reload_cut_off(self, followers: list[Follower], published: Published) -> None:
-        """Tables that were added just now, or had to leave: what followers of theirs have seen is not complete."""
+        """Mark followers of tables that were added just now, or had to leave: what they have seen is not complete."""
         for follower in followers:
             if follower.holds:
                 reasons = [published.problems[name] for name in follower.tables if name in published.problems]
@@ -509,7 +516,7 @@ class _Pump:
         )
 
     def _lag(self, written: int, received: int) -> float:
-        """How long ago the source had written no more than what is received; zero when that is so now."""
+        """Say how long ago the source had written no more than what is received; zero when that is so now."""
         now = time.monotonic()
         self._marks = [mark for mark in self._marks if mark[0] > received]
         if written > received:

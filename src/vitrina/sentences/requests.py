@@ -191,6 +191,7 @@ SENTENCES = {
     "suggestion.full_no_cursor": (
         "mode full: {table} has no timestamp that says when a row was last changed (such as updated_at)"
     ),
+    "suggestion.live": "mode live: as you said; the source needs wal_level = logical (docs/how-to/live.md)",
     "suggestion.incremental": "mode incremental by {column}: {moved}",
     "suggestion.key_as_said": "key {columns}: as you said",
     "suggestion.name_tells": (

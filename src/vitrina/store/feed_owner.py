@@ -8,7 +8,7 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 
 from vitrina import failpoints
-from vitrina.errors import LeaseLost
+from vitrina.errors import LeaseLost, TransientError
 from vitrina.ports.live import FeedNames, Transaction
 from vitrina.store import feed_segments, feeds
 from vitrina.store.database import Connection
@@ -33,7 +33,7 @@ class FeedClaim:
 
     @property
     def session_name(self) -> str:
-        """Of its session on the metastore, by which a successor ends it."""
+        """Name its session on the metastore, by which a successor ends it."""
         return f"{feeds.session_name(self.feed_id)}:{self.epoch}"[:63]
 
     def lost(self) -> LeaseLost:
@@ -136,7 +136,7 @@ class Follower:
 
     @property
     def holds(self) -> bool:
-        """Whether stored changes are kept for it."""
+        """Say whether stored changes are kept for it."""
         return self.is_ready and not self.must_reload
 
 
@@ -225,12 +225,12 @@ class Storage:
 
     @property
     def segment(self) -> int | None:
-        """The table that is being written."""
+        """Give the number of the table that is being written."""
         return self._segment
 
     @property
     def changes(self) -> int:
-        """Changes that were added since the last commit."""
+        """Count the changes that were added since the last commit."""
         return self._changes
 
     def add(self, piece: Transaction) -> None:
@@ -377,9 +377,9 @@ def forget(connection: Connection, feed_id: UUID, *, with_followers: bool) -> bo
             connection.execute("DELETE FROM etl.etl_feed_followers WHERE feed_id = %s", [feed_id])
         elif connection.execute("SELECT 1 FROM etl.etl_feed_followers WHERE feed_id = %s", [feed_id]).fetchone():
             return False
-        for number in list(feed_segments.list_all(connection, feed_id)):
-            feed_segments.drop(connection, [number])
-        connection.execute("DELETE FROM etl.etl_feed_segments WHERE feed_id = %s", [feed_id])
+        segments = list(feed_segments.list_all(connection, feed_id))
+        if len(feed_segments.drop(connection, segments)) < len(segments):
+            raise TransientError("stored changes of the feed are being read: try again in a moment")
         connection.execute("DELETE FROM etl.etl_feeds WHERE id = %s", [feed_id])
     return True
 

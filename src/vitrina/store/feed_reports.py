@@ -11,7 +11,7 @@ _FRESH_SECONDS = 15.0
 
 
 def list_all(connection: Connection) -> list[dict[str, Any]]:
-    """Every feed with its followers, by the name of its connection."""
+    """List every feed with its followers, by the name of its connection."""
     rows = connection.execute(
         """
         SELECT f.id, coalesce(f.connection, 'default') AS connection, f.database, f.slot, f.publication, f.runner_id,
@@ -34,7 +34,7 @@ def list_all(connection: Connection) -> list[dict[str, Any]]:
 
 
 def list_followers(connection: Connection, feed_id: UUID) -> list[dict[str, Any]]:
-    """The pipelines that follow, with the changes that each has not passed."""
+    """List the pipelines that follow, with the changes that each has not passed."""
     rows = connection.execute(
         """
         SELECT p.id AS pipeline_id, p.name AS pipeline, w.ready_upto IS NOT NULL AS is_ready, w.must_reload, w.problem,
@@ -48,6 +48,6 @@ def list_followers(connection: Connection, feed_id: UUID) -> list[dict[str, Any]
 
 
 def _backlog(connection: Connection, feed_id: UUID, row: dict[str, Any]) -> int | None:
-    """None where changes are not kept for it."""
+    """Count what a follower has not passed; None where changes are not kept for it."""
     holds = row["is_ready"] and row["must_reload"] is None
     return feed_segments.count_after(connection, feed_id, row["passed_upto"]) if holds else None

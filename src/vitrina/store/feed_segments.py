@@ -1,6 +1,7 @@
 """Stored changes of a feed, in numbered tables that only grow and are dropped whole."""
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import takewhile
 from typing import Any, LiteralString
 from uuid import UUID
 
@@ -196,14 +197,14 @@ def _count_in(connection: Connection, number: int, after: int) -> int:
 
 
 def drop(connection: Connection, numbers: Collection[int]) -> list[int]:
-    """Drop segments; one that is being read is left for the next time."""
-    return [number for number in numbers if _drop(connection, number)]
+    """Drop segments, the oldest first. One that is being read is left for the next time, with those after it."""
+    return list(takewhile(lambda number: _drop(connection, number), sorted(numbers)))
 
 
 def _drop(connection: Connection, number: int) -> bool:
     try:
         with connection.transaction():
-            connection.execute("SET LOCAL lock_timeout = 1000")
+            connection.execute("SET LOCAL lock_timeout = 200")
             connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table(number)))
             connection.execute("DELETE FROM etl.etl_feed_segments WHERE number = %s", [number])
     except psycopg.errors.LockNotAvailable:

@@ -42,7 +42,7 @@ class FeedRow:
 
 
 def session_name(feed_id: UUID) -> str:
-    """The application name of every connection of a feed to its source, in this installation alone."""
+    """Name every connection of a feed to its source, as no other installation does."""
     return f"vitrina:feed:{feed_id}"
 
 
@@ -111,7 +111,7 @@ def register(
 
 
 def unregister(connection: Connection, pipeline_id: UUID) -> None:
-    """Need nothing any more. The owner drops slot and publication when no follower is left."""
+    """Give up a pipeline's registration. The owner drops slot and publication when no follower is left."""
     with connection.transaction():
         row = connection.execute(
             "DELETE FROM etl.etl_feed_followers WHERE pipeline_id = %s RETURNING feed_id", [pipeline_id]
@@ -198,7 +198,7 @@ def wait_stored(connection: Connection, feed_id: UUID, lsn: int, seconds: float)
 
 
 def _without_page_header(connection: Connection, feed_id: UUID, lsn: int) -> int:
-    """Where a page has just begun, the place after its header is given out although no record stands before it."""
+    """Step back before a page header: the place after it is given out although no record stands between."""
     row = connection.execute("SELECT block_bytes FROM etl.etl_feeds WHERE id = %s", [feed_id]).fetchone()
     into_page = lsn % row["block_bytes"] if row else 0
     return lsn - into_page if into_page in _PAGE_HEADERS else lsn

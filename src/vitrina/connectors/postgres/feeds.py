@@ -14,6 +14,8 @@ from vitrina.settings import Settings
 from vitrina.store import database, databases
 from vitrina.store.database import Connection
 
+# Managed servers give the right to read the log by membership in a role of theirs.
+_MANAGED_ROLES = ("rds_replication", "mdb_replication")
 _STATEMENT_TIMEOUT = {"statement_timeout": "30000"}
 
 
@@ -51,7 +53,7 @@ class FollowedPostgres:
 
     @property
     def session(self) -> Connection:
-        """For whoever has to end it from another thread."""
+        """Give the session to whoever has to end it from another thread."""
         return self._session
 
     def identity(self) -> str | None:
@@ -176,10 +178,13 @@ def _login(session: Connection) -> Iterator[Finding]:
     row = database.one(
         session.execute(
             """
-            SELECT r.rolreplication OR r.rolsuper AS replicates,
+            SELECT r.rolreplication OR r.rolsuper
+                   OR EXISTS (SELECT FROM pg_catalog.pg_roles g
+                              WHERE g.rolname = ANY(%s) AND pg_catalog.pg_has_role(g.oid, 'MEMBER')) AS replicates,
                    pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS creates
             FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
-            """
+            """,
+            [list(_MANAGED_ROLES)],
         )
     )
     login = sql.Identifier(session.info.user).as_string(session)
@@ -195,7 +200,7 @@ def _login(session: Connection) -> Iterator[Finding]:
 
 
 def _room(session: Connection) -> Iterator[Finding]:
-    """Slots and senders that are left for a feed that is not there yet."""
+    """Look whether slots and senders are left for a feed that is not there yet."""
     row = database.one(
         session.execute(
             """

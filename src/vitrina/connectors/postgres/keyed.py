@@ -13,10 +13,12 @@ import psycopg
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
+from vitrina.connectors.postgres.derive.tables import unsized
 from vitrina.connectors.postgres.source import Bounds, Query, SqlReader
 from vitrina.errors import SourceQueryFailed
 from vitrina.ports.live import Stale
 from vitrina.sentences import say
+from vitrina.store import database
 
 if TYPE_CHECKING:
     from vitrina.connectors.postgres.derive.derivation import QueryDerivation
@@ -42,7 +44,8 @@ class KeyedQuery:
     @classmethod
     def plan(cls, source: "QuerySource", derivation: "QueryDerivation") -> "KeyedQuery":
         """Choose the way by which stale keys are asked for; raises when each of them would cost a scan."""
-        made = cls(source.query, derivation.key, source.types)
+        types = {name: unsized(source.types[name]) for name in derivation.key}
+        made = cls(source.query, derivation.key, types)
         made.refuse_scans(source.reader, derivation.columns)
         return made
 
@@ -58,7 +61,9 @@ class KeyedQuery:
         """Write the statement that gives `outputs`, expressions over `q`, of the rows with stale keys."""
         head, source = self.query.wrapped(Bounds())
         names = [Identifier(name) for name in stale.columns]
-        arrays = [SQL("{}::text[]").format(Literal(list(values))) for values in zip(*stale.keys, strict=True)]
+        arrays = [
+            SQL("{}::text[]").format(Literal(database.text_array(values))) for values in zip(*stale.keys, strict=True)
+        ]
         typed = [SQL("u.{0}::{1} AS {0}").format(Identifier(name), SQL(self.types[name])) for name in stale.columns]
         return SQL(
             "{head} SELECT {outputs} FROM (SELECT DISTINCT {typed} FROM unnest({arrays}) AS u({names})) AS k"

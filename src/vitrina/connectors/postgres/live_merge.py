@@ -6,6 +6,7 @@ import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier
 
 from vitrina.connectors.postgres import catalog, copy, merge
+from vitrina.connectors.postgres.derive.tables import unsized
 from vitrina.connectors.postgres.following import QueryMoment
 from vitrina.connectors.postgres.merge import Merge
 from vitrina.connectors.postgres.source import column, translate_read
@@ -14,6 +15,7 @@ from vitrina.errors import DuplicateKeys
 from vitrina.ports.batch import Counts, Key
 from vitrina.ports.live import Stale
 from vitrina.sentences import say
+from vitrina.store import database
 from vitrina.store.database import Connection
 
 STAGE = Identifier("pg_temp", "vitrina_live")
@@ -106,14 +108,15 @@ def delete_absent(connection: Connection, writer: PostgresWriter, stale: Stale, 
     ).rowcount
 
 
-def keys_as_rows(writer: PostgresWriter, names: Sequence[str], keys: Sequence[Key]) -> tuple[Composed, list[list[str]]]:
+def keys_as_rows(writer: PostgresWriter, names: Sequence[str], keys: Sequence[Key]) -> tuple[Composed, list[str]]:
     """Give keys as a FROM item in the mart's types, and the values that it is executed with."""
-    kinds = {found.name: found.base_type for found in writer.table.columns}
+    # A value that no key can have must not fail, nor be cut to one.
+    kinds = {found.name: unsized(found.base_type) for found in writer.table.columns}
     typed = SQL(", ").join(SQL("u.{0}::{1} AS {0}").format(Identifier(name), SQL(kinds[name])) for name in names)
     item = SQL("(SELECT DISTINCT {} FROM unnest({}) AS u({}))").format(
         typed, SQL(", ").join([SQL("%s::text[]")] * len(names)), SQL(", ").join(map(Identifier, names))
     )
-    return item, [list(values) for values in zip(*keys, strict=True)]
+    return item, [database.text_array(values) for values in zip(*keys, strict=True)]
 
 
 def is_rewritten(connection: Connection, writer: PostgresWriter) -> bool:

@@ -11,6 +11,7 @@ from psycopg.sql import SQL, Identifier, Literal
 from vitrina import failpoints
 from vitrina.connectors.postgres import catalog, left_columns, live_merge, mart_identity, mart_rows, money
 from vitrina.connectors.postgres.copy import CopySource
+from vitrina.connectors.postgres.derive.tables import unsized
 from vitrina.connectors.postgres.following import QueryMoment
 from vitrina.connectors.postgres.mart_comparison import MartComparison
 from vitrina.connectors.postgres.pushdown import Paging, PushdownSource, SharedSnapshot
@@ -305,7 +306,7 @@ class MergeLoad(BaseLoad):
         with session.cursor() as cursor, cursor.copy("COPY pg_temp.vitrina_read FROM STDIN") as rows:
             for key in read:
                 rows.write_row([list(key)])
-        kinds = {column.name: column.base_type for column in writer.table.columns}
+        kinds = {column.name: unsized(column.base_type) for column in writer.table.columns}
         same = SQL(" AND ").join(
             SQL("t.{} = r.key[{}]::{}").format(Identifier(name), Literal(place), SQL(kinds[name]))
             for place, name in enumerate(writer.key, 1)

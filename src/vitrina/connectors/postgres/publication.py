@@ -149,7 +149,7 @@ def _identity_wanted(session: Connection, rows: Iterable[Mapping[str, Any]]) -> 
 
 
 def _exists(session: Connection, relation: str) -> bool:
-    """A partitioned table without partitions has no rows of its own, and is there all the same."""
+    """Say whether a table is there, also a partitioned one that has no partitions."""
     return bool(
         session.execute(
             """

@@ -15,11 +15,12 @@ from vitrina.connectors.postgres.derive.images import Images, ValueMissing
 from vitrina.connectors.postgres.derive.paths import Path, Search
 from vitrina.connectors.postgres.derive.refusals import Allowed
 from vitrina.connectors.postgres.derive.statements import Statement, statement
-from vitrina.connectors.postgres.derive.tables import SourceCatalog, Table
+from vitrina.connectors.postgres.derive.tables import SourceCatalog, Table, unsized
 from vitrina.errors import SourceQueryFailed
 from vitrina.ports.batch import Key
 from vitrina.ports.live import Change, FollowedTable, Stale
 from vitrina.sentences import say
+from vitrina.store import database
 from vitrina.store.database import Connection
 
 # Subsets of a longer key are not tried: the whole of it, or one column.
@@ -111,8 +112,12 @@ class QueryDerivation:
 
 def _asked(session: "psycopg.Connection[Any]", text: str, values: Mapping[str, Any]) -> set[Key]:
     with session.cursor(row_factory=tuple_row) as cursor:
-        cursor.execute(text.encode(), values)
+        cursor.execute(text.encode(), {name: _as_array(value) for name, value in values.items()})
         return set(cursor.fetchall())
+
+
+def _as_array(value: Any) -> Any:
+    return database.text_array(value) if isinstance(value, list) else value
 
 
 # --- from the query --------------------------------------------------------------------------------------------------
@@ -141,7 +146,7 @@ def derive(
     searches = [paths.search(graph, start) for start in graph.leaves]
     stated = frozenset(affects or {})
     columns = _best_columns([each for each in searches if _name(each) not in stated], [name for name, _ in key])
-    types = dict(key)
+    types = {name: unsized(kind) for name, kind in key}
     steps = [_step(found, [(name, types[name]) for name in columns]) for found in searches]
     _refuse_hopeless(steps, stated)
     _refuse_without_images(steps, stated)

@@ -1,5 +1,6 @@
 """What the source's catalog says about the names of a query: tables, views, functions and operators."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,16 @@ from psycopg.sql import Identifier
 from vitrina.errors import SourceQueryFailed
 from vitrina.sentences import say
 from vitrina.store.database import Connection
+
+_SIZE = re.compile(r"\([^)]*\)")
+
+
+def unsized(kind: str) -> str:
+    """Return a type without length or precision: a cast to numeric(4, 2) fails for values that no key has."""
+    if kind.startswith("bit"):
+        return kind
+    bare = _SIZE.sub("", kind)
+    return "bpchar" + bare.removeprefix("character") if bare in ("character", "character[]") else bare
 
 
 @dataclass(frozen=True)

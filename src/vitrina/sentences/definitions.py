@@ -22,6 +22,16 @@ SENTENCES = {
     ),
     "definition.first_step": "the first step must be SQL (it reads the source), not {task_type}",
     "definition.given": ", not {value}",
+    "definition.history_and": (
+        "options.history does not go with options.{option}: {value}, which would write over states or mix them"
+    ),
+    "definition.history_key": (
+        "target_key names {column!r}, a column of options.history: name what identifies a row of the source alone"
+    ),
+    "definition.history_names": "the columns of a history need three names, not {names}",
+    "definition.history_target": (
+        "{target} keeps no history: options.history needs a table in Postgres, schema.table, as the target"
+    ),
     "definition.index_part": "{name} is {part}: write an object, for a field such as {{'type': 'keyword'}}",
     "definition.index_parts": "{unknown}: an index has `settings` and `mappings`",
     "definition.label": "label {key} must be a text of up to {most} characters",

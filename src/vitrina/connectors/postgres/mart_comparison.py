@@ -68,7 +68,7 @@ class MartComparison:
         return TableSide(
             connection=self._writer.connection,
             head=SQL(""),
-            source=self._writer.table.identifier,
+            source=self._writer.rows,
             key=self._fields(self._looked.key),
             columns=self._fields(self._compared_columns),
             translate=mart_rows.translate,

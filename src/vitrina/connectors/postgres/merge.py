@@ -51,7 +51,7 @@ class Merge:
 
 def upsert(merge: Merge) -> Composed:
     """All in one statement, which tells how many rows it inserted and updated: for a target that has no other key."""
-    matched = SQL("WHEN MATCHED AND {} THEN UPDATE SET {}").format(_differs(merge), _comma(_assignments(merge, "s")))
+    matched = SQL("WHEN MATCHED AND {} THEN UPDATE SET {}").format(differs(merge), _comma(_assignments(merge, "s")))
     return SQL(
         """
         WITH done AS (
@@ -71,7 +71,7 @@ def upsert(merge: Merge) -> Composed:
         on=_all(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merge.key),
         matched=matched if merge.compared else SQL(""),
         columns=_comma(map(Identifier, merge.columns)),
-        overriding=_overriding(merge.target, merge.columns),
+        overriding=overriding(merge.target, merge.columns),
         values=_prefixed("s", merge.columns),
     )
 
@@ -100,11 +100,11 @@ def create_diff(merge: Merge, *, deletes: bool) -> Composed:
         join=SQL("FULL" if deletes else "LEFT"),
         target=merge.target.identifier,
         on=_all(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merge.key),
-        differs=_differs(merge),
+        differs=differs(merge),
     )
 
 
-def _differs(merge: Merge) -> Composable:
+def differs(merge: Merge) -> Composable:
     if not merge.compared:
         return SQL("false")
     return SQL("ROW({})::record OPERATOR(pg_catalog.*<>) ROW({})::record").format(
@@ -165,7 +165,7 @@ def insert_rows(merge: Merge) -> Composed:
     return SQL("INSERT INTO {} ({}){} SELECT {} FROM {} AS d WHERE d.\"_op\" = 'I' ORDER BY {}").format(
         merge.target.identifier,
         _comma(map(Identifier, merge.columns)),
-        _overriding(merge.target, merge.columns),
+        overriding(merge.target, merge.columns),
         _prefixed("d", merge.columns),
         DIFF,
         _prefixed("d", merge.key),
@@ -177,7 +177,7 @@ def insert_all(merge: Merge, *, in_order: bool) -> Composed:
     return SQL("INSERT INTO {} ({}){} SELECT {} FROM {} AS s{}").format(
         merge.target.identifier,
         _comma(map(Identifier, merge.columns)),
-        _overriding(merge.target, merge.columns),
+        overriding(merge.target, merge.columns),
         _prefixed("s", merge.columns),
         merge.staged,
         SQL(" ORDER BY {}").format(_prefixed("s", merge.key)) if in_order else SQL(""),
@@ -204,7 +204,7 @@ def find_duplicates(merge: Merge) -> Composed:
     )
 
 
-def _overriding(table: Table, columns: Sequence[str]) -> Composable:
+def overriding(table: Table, columns: Sequence[str]) -> Composable:
     given = [table.column(name) for name in columns]
     return SQL(" OVERRIDING SYSTEM VALUE" if any(column and column.identity for column in given) else "")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
@@ -9,12 +10,13 @@ import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from vitrina import failpoints
-from vitrina.connectors.postgres import bulk_load, catalog, mart_identity, merge
+from vitrina.connectors.postgres import bulk_load, catalog, history, mart_identity, merge
 from vitrina.connectors.postgres.catalog import Table
 from vitrina.connectors.postgres.merge import Merge
 from vitrina.connectors.postgres.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOCH, Stage, StageColumn, stage_name
 from vitrina.definition import Options
 from vitrina.errors import BadKey, DuplicateKeys, FatalError, ShrinkRefused, StageLost, TargetMismatch, TransientError
+from vitrina.mart_options import History
 from vitrina.ports import types
 from vitrina.ports.batch import Counts
 from vitrina.ports.checkpoint import Checkpoint
@@ -55,6 +57,9 @@ class PostgresWriter:
         self._not_compared: frozenset[str] = frozenset()
         # Which rows the latest merge wrote: a condition on the alias `t`.
         self._written: Composable | None = None
+        self._history = options.history
+        # The time of the snapshot whose rows are written now, in a mart that keeps a history.
+        self.snapshot_at: datetime | None = None
 
     # --- the target ------------------------------------------------------------------------------------------
 
@@ -77,18 +82,30 @@ class PostgresWriter:
             self._create(result, self._key)
             table = self._require_table()
         catalog.refuse_unusable(table)
-        self._key = catalog.choose_key(table, wanted_key, result)
-        missing = catalog.compare(table, result, key=self._key, ignorable=ignorable)
+        plain = self._without_validity(table, result)
+        self._key = catalog.choose_key(plain, wanted_key, result)
+        missing = catalog.compare(plain, result, key=self._key, ignorable=ignorable)
         if missing:
             table = self._add_missing(table, missing, alter=create)
         self._table = table
+        if create and self._history and self._history.current_view:
+            history.keep_view(self.connection, table, self._history)
         self._columns = tuple(column.name for column in result if table.column(column.name) is not None)
         self._not_compared = stamps
         return self._key
 
+    def _without_validity(self, table: Table, result: Sequence[Column]) -> Table:
+        """Give the table without the columns that a history adds to what the query gives."""
+        if self._history is None:
+            return table
+        return history.without_validity(self.connection, table, result, self._history)
+
     def _create(self, result: Sequence[Column], key: tuple[str, ...]) -> None:
         try:
-            catalog.create_table(self.connection, self._target, result, key)
+            if self._history:
+                history.create_table(self.connection, self._target, result, key, self._history)
+            else:
+                catalog.create_table(self.connection, self._target, result, key)
             self._made_table = True
         except psycopg.errors.DuplicateTable:
             pass  # another pipeline or person was faster: compare with theirs
@@ -150,6 +167,17 @@ class PostgresWriter:
     @property
     def exists(self) -> bool:
         return self._table is not None
+
+    @property
+    def rows(self) -> Composable:
+        """FROM item with the rows that mirror the source: of a history, those that are current."""
+        return history.current_rows(self.table, self._history) if self._history else self.table.identifier
+
+    def latest_snapshot(self) -> datetime | None:
+        """Find the latest snapshot that was written to a history."""
+        if self._history is None or self._table is None:
+            return None
+        return history.latest_in(self.connection, self._table, self._history)
 
     def is_empty(self) -> bool:
         if self._table is None:
@@ -231,7 +259,7 @@ class PostgresWriter:
         staged = database.one(self.connection.execute(merge.count_staged(batch)))
         if staged["keys"] < staged["rows"]:
             batch = self._latest_rows(batch, stage)
-        counts = self._upsert(batch)
+        counts = self._write_states(batch, deletes=False) if self._history else self._upsert(batch)
         failpoints.hit("merge.applied")
         return replace(counts, unchanged=staged["keys"] - counts.inserted - counts.updated)
 
@@ -245,8 +273,35 @@ class PostgresWriter:
         self.connection.execute(merge.create_diff(batch, deletes=False))
         return self._apply(batch)
 
+    def _write_states(self, merging: Merge, *, deletes: bool) -> Counts:
+        """Close and add states of a history. One snapshot has one row of a key: a second one would be a mixture."""
+        kept, at = self._require_history()
+        done = history.write(self.connection, merging, kept, at, deletes=deletes)
+        if done.ahead:
+            raise self._not_later(merging, kept, at)
+        self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(list(done.places))) if done.places else None
+        if done.counts != done.planned:
+            self._refuse_partial(done.planned, done.counts)
+        return done.counts
+
+    def _require_history(self) -> tuple[History, datetime]:
+        if self._history is None or self.snapshot_at is None:
+            raise RuntimeError(f"{self._target}: states are written with the time of their snapshot")
+        return self._history, self.snapshot_at
+
+    def _not_later(self, merging: Merge, kept: History, at: datetime) -> FatalError:
+        """Say why a current state is not older than the snapshot: its key came before, or another clock wrote it."""
+        latest = self.latest_snapshot()
+        if latest is not None and latest > at:
+            return FatalError(say("run.history_ahead", target=self._target, latest=latest, at=at))
+        example = history.find_repeated(self.connection, merging, kept, at)
+        return self._duplicate_keys(1, example)
+
     def delete_rows(self, condition: Composable) -> int:
         """Rows that left the source and that the condition names, under the alias `q`."""
+        if self._history:
+            kept, at = self._require_history()
+            return history.close(self.connection, self.table, kept, condition, at)
         return self.connection.execute(
             SQL("DELETE FROM {} AS q WHERE {}").format(self.table.identifier, condition)
         ).rowcount
@@ -271,7 +326,7 @@ class PostgresWriter:
     def _latest_rows(self, merging: Merge, stage: Stage) -> Merge:
         """Several versions of one row in a batch: keep the latest; two that cannot be told apart are an error."""
         order = [column for column in (CURSOR_KEY, CURSOR_ID) if column in stage.cursor_columns]
-        if not order:
+        if not order or self._history:
             self._refuse_duplicates(merging)
         names = SQL(", ").join(SQL("b.{}").format(Identifier(name)) for name in self._key)
         descending = SQL(", ").join(SQL("b.{} DESC").format(Identifier(name)) for name in order)
@@ -298,8 +353,19 @@ class PostgresWriter:
         if staged_rows == 0 and deletes and not self._options.allow_empty:
             raise ShrinkRefused(say("run.source_is_empty", target=self._target))
         stage.analyze(self.connection)
+        if self._history:
+            return self._publish_states(merging, staged_rows, deletes=deletes)
         self.connection.execute(merge.create_diff(merging, deletes=deletes))
         return self._publish_diff(merging, staged_rows, deletes=deletes)
+
+    def _publish_states(self, merging: Merge, staged_rows: int, *, deletes: bool) -> Counts:
+        self._refuse_duplicates(merging)
+        before = self._rows_in_target()
+        counts = self._write_states(merging, deletes=deletes)
+        if counts.deleted:
+            self._refuse_shrinking(counts.deleted, before)
+        failpoints.hit("publish.applied")
+        return replace(counts, unchanged=staged_rows - counts.inserted - counts.updated)
 
     def _publish_diff(self, merging: Merge, staged_rows: int, *, deletes: bool) -> Counts:
         target_rows = self._rows_in_target()
@@ -320,8 +386,7 @@ class PostgresWriter:
                 indexes = self._indexes_to_detach(checkpoint.rows)
                 is_detached = indexes is not None and indexes.detach(self.connection)
                 # Into an index that stays, keys go in their order: at random they cost twice as much.
-                insert = merge.insert_all(merging, in_order=not is_detached)
-                inserted = self.connection.execute(insert).rowcount
+                inserted = self._insert_all(merging, in_order=not is_detached)
                 if inserted != checkpoint.rows:
                     self._refuse_lost_stage(stage.count(self.connection, checkpoint.accepted), checkpoint.rows)
                     raise self._skipped(checkpoint.rows - inserted, checkpoint.rows, "INSERT")
@@ -333,6 +398,12 @@ class PostgresWriter:
         failpoints.hit("publish.applied")
         self._written = SQL("true") if inserted else None
         return Counts(inserted=inserted)
+
+    def _insert_all(self, merging: Merge, *, in_order: bool) -> int:
+        if self._history:
+            kept, at = self._require_history()
+            return history.fill(self.connection, merging, kept, at, in_order=in_order)
+        return self.connection.execute(merge.insert_all(merging, in_order=in_order)).rowcount
 
     def _indexes_to_detach(self, rows: int) -> bulk_load.DetachedIndexes | None:
         """None where it does not pay, or where somebody may read the mart: they would wait for the whole publish."""
@@ -382,7 +453,7 @@ class PostgresWriter:
         return Merge(self.table, self._key, self._columns, self._not_compared, staged)
 
     def _rows_in_target(self) -> int:
-        row = self.connection.execute(SQL("SELECT count(*) AS rows FROM {}").format(self.table.identifier)).fetchone()
+        row = self.connection.execute(SQL("SELECT count(*) AS rows FROM {} AS q").format(self.rows)).fetchone()
         return int(row["rows"]) if row else 0
 
     # --- refusals --------------------------------------------------------------------------------------------
@@ -398,7 +469,7 @@ class PostgresWriter:
         )
 
     def _refuse_shrinking(self, removed: int, target_rows: int) -> None:
-        if self.table.cascading and not self._options.allow_cascade:
+        if self.table.cascading and not self._options.allow_cascade and not self._history:
             raise ShrinkRefused(
                 say("run.would_cascade", rows=removed, target=self._target, tables=", ".join(self.table.cascading))
             )

@@ -51,7 +51,7 @@ def source(bench: Workbench) -> dict[int, str]:
 def test_each_run_leaves_the_states_of_its_snapshot(workbench: Workbench, mode: str, route: str) -> None:
     workbench.source(FILMS)
     make(workbench, mode, options={"route": route}, batch_size=3)
-    seen = []
+    seen: list[tuple[str, dict[int, str]]] = []
     for title in ("", "second", "third"):
         if title:
             touch(workbench, 3, title)
@@ -76,7 +76,9 @@ def test_rows_that_left_are_closed_and_those_that_come_back_begin_again(workbenc
     assert (gone["rows_written"], gone["rows_deleted"]) == (0, 2)
     workbench.source("INSERT INTO content.films (id, title) VALUES (1, 'back')")
     back = run(workbench)
-    states = workbench.sql("SELECT title, valid_from, valid_to, is_current FROM analytics.films WHERE id = 1 ORDER BY 2")
+    states = workbench.sql(
+        "SELECT title, valid_from, valid_to, is_current FROM analytics.films WHERE id = 1 ORDER BY 2"
+    )
     assert [(row["title"], row["is_current"]) for row in states] == [("film 1", False), ("back", True)]
     assert states[0]["valid_to"].isoformat() == gone["metrics"]["snapshot_at"]
     assert states[1]["valid_from"].isoformat() == back["metrics"]["snapshot_at"]
@@ -111,7 +113,10 @@ def test_names_of_columns_and_the_view_of_current_rows(workbench: Workbench) -> 
     touch(workbench, 3, "changed")
     run(workbench)
     assert workbench.differences(QUERY, "analytics.films_current", "id, title") == 0
-    assert workbench.sql('SELECT "Now" FROM analytics.films WHERE id = 3 ORDER BY since') == [{"Now": False}, {"Now": True}]
+    assert workbench.sql('SELECT "Now" FROM analytics.films WHERE id = 3 ORDER BY since') == [
+        {"Now": False},
+        {"Now": True},
+    ]
     # A new column is in the view as well, behind the others.
     workbench.source("ALTER TABLE content.films ADD year int DEFAULT 1999")
     workbench.change("films", source_query="SELECT id, title, year, modified FROM content.films")
@@ -155,9 +160,7 @@ def test_a_query_gives_one_row_per_key(workbench: Workbench, mode: str) -> None:
     )
     cursor = {"incremental_key": "modified"} if mode == "incremental" else {}
     query = "SELECT id, title, modified FROM content.twice"
-    workbench.pipeline(
-        "twice", query, target_key=["id"], mode=mode, options={"history": {}}, batch_size=3, **cursor
-    )
+    workbench.pipeline("twice", query, target_key=["id"], mode=mode, options={"history": {}}, batch_size=3, **cursor)
     done = workbench.run("twice")
     assert done["status"] == "FAILED"
     assert "come more than once" in done["error_message"]
@@ -177,7 +180,10 @@ def test_reconcile_and_repair_look_at_current_rows(workbench: Workbench) -> None
     before = workbench.now()
     found = workbench.reconcile("films", level="full", repair=True)
     assert (found["missing"], found["extra"], found["differing"]) == (1, 1, 1)
-    assert workbench.differences(QUERY, "(SELECT * FROM analytics.films WHERE is_current) AS t", "id, title, modified") == 0
+    assert (
+        workbench.differences(QUERY, "(SELECT * FROM analytics.films WHERE is_current) AS t", "id, title, modified")
+        == 0
+    )
     assert as_of(workbench, str(before))[4] == "film 4"
     assert workbench.reconcile("films", level="quick")["differences"] == 0
     assert workbench.reconcile("films", level="sample")["differences"] == 0
@@ -202,7 +208,8 @@ def test_two_pipelines_do_not_write_one_history(api: httpx.Client, metastore: Co
     cursor = {"mode": "incremental", "incremental_key": "id"}
     first = api.post("/api/v1/pipelines", json=body | cursor | {"name": "first", "options": {"history": {}}})
     assert first.status_code == 201, first.text
-    for options in ({}, {"history": {}}):
+    both: list[dict[str, Any]] = [{}, {"history": {}}]
+    for options in both:
         second = api.post("/api/v1/pipelines", json=body | cursor | {"name": "second", "options": options})
         assert second.status_code == 409
         assert "one pipeline alone" in second.json()["detail"]
@@ -232,7 +239,8 @@ def test_tables_of_another_form_are_refused(workbench: Workbench) -> None:
     make(workbench, "full")
     assert "'valid_from' of type timestamp with time zone" in workbench.run("films")["error_message"]
     workbench.sql(
-        "ALTER TABLE analytics.films ADD valid_from timestamptz NOT NULL, ADD valid_to timestamptz, ADD is_current boolean"
+        "ALTER TABLE analytics.films ADD valid_from timestamptz NOT NULL, ADD valid_to timestamptz,"
+        " ADD is_current boolean"
     )
     assert "no table of a history" in workbench.run("films")["error_message"]
     # What the how-to says to do with a mart that is there.
@@ -249,9 +257,15 @@ def test_tables_of_another_form_are_refused(workbench: Workbench) -> None:
     assert "give it another name" in workbench.run("films")["error_message"]
 
 
-def test_rows_of_steps_and_of_python_sources_have_a_history(workbench: Workbench) -> None:
+def test_rows_of_steps_have_a_history(workbench: Workbench) -> None:
     workbench.source(FILMS)
-    make(workbench, "incremental", type="PYTHON", python_task="normalise_text", options={"params": {"columns": ["title"]}})
+    make(
+        workbench,
+        "incremental",
+        type="PYTHON",
+        python_task="normalise_text",
+        options={"params": {"columns": ["title"]}},
+    )
     run(workbench)
     touch(workbench, 3, "second")
     second = run(workbench)

@@ -1,4 +1,4 @@
-"""Of a history: whatever writers, late commits and lost runners do, the mart as of each run's snapshot is the source then.
+"""A history under writers, late commits and lost runners: as of each run's snapshot the mart is the source then.
 
 Every transaction of the source draws a number under a lock, shows it in the row 0, and writes down what it did. So the
 number that a snapshot shows tells exactly which transactions it must hold.
@@ -19,7 +19,7 @@ from vitrina import failpoints
 
 LONG = os.environ.get("VITRINA_CHAOS") == "long"
 SEEDS = range(10) if LONG else range(2)
-RUNS = 100 if LONG else 12
+RUNS = 100 if LONG else 8
 WRITERS = 3
 KEYS = 40
 

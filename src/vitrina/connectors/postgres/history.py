@@ -91,9 +91,7 @@ def _exclusion(
 
 
 def _has_extension(connection: Connection, name: str) -> bool:
-    return (
-        connection.execute("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = %s", [name]).fetchone() is not None
-    )
+    return connection.execute("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = %s", [name]).fetchone() is not None
 
 
 def without_validity(connection: Connection, table: Table, result: Sequence[Column], history: History) -> Table:
@@ -125,9 +123,7 @@ def _refuse_given(target: PostgresTarget, result: Sequence[Column], history: His
         raise TargetMismatch(say("run.history_column_given", column=given[0], target=target))
 
 
-def _has_current_key(
-    connection: Connection, table: Table, keys: Sequence[tuple[str, ...]], history: History
-) -> bool:
+def _has_current_key(connection: Connection, table: Table, keys: Sequence[tuple[str, ...]], history: History) -> bool:
     """Tell whether the server keeps a second current state of a key out, as the table that a run makes does."""
     rows = connection.execute(
         """
@@ -216,7 +212,7 @@ class Versioned:
     """What a merge did with the states of a mart."""
 
     counts: Counts
-    # Rows that the statement found to change, and rows that it changed: triggers and other sessions may make a difference.
+    # What it found to do: with triggers, or other sessions at work, it may have done less.
     planned: Counts
     # Keys whose current state is not older than the snapshot.
     ahead: int
@@ -230,7 +226,9 @@ def write(connection: Connection, merging: Merge, history: History, at: datetime
     is current twice, not even within the statement.
     """
     row = database.one(connection.execute(_statement(merging, history, at, deletes=deletes)))
-    counts = Counts(inserted=row["made"] - row["renewed"], updated=row["renewed"], deleted=row["closed"] - row["renewed"])
+    counts = Counts(
+        inserted=row["made"] - row["renewed"], updated=row["renewed"], deleted=row["closed"] - row["renewed"]
+    )
     planned = Counts(inserted=row["new"], updated=row["changed"], deleted=row["gone"])
     return Versioned(counts, planned, row["ahead"], tuple(place for place in row["places"] if place))
 
@@ -280,7 +278,7 @@ def _statement(merging: Merge, history: History, at: datetime, *, deletes: bool)
         target=table.identifier,
         at=_moment(at),
         ended=SQL(", {} = false").format(Identifier(history.current)) if is_current else SQL(""),
-        same_part=SQL("") if merging.finds_by_position else SQL(' AND m.tableoid = c.{}').format(Identifier(_PART)),
+        same_part=SQL("") if merging.finds_by_position else SQL(" AND m.tableoid = c.{}").format(Identifier(_PART)),
         returned=_comma(SQL("c.{0} AS {0}").format(Identifier(name)) for name in merging.columns),
         columns=_comma(map(Identifier, merging.columns)),
         flag=SQL(", {}").format(Identifier(history.current)) if is_current else SQL(""),
@@ -341,7 +339,7 @@ def close(connection: Connection, table: Table, history: History, condition: Com
 
 
 def _written_flag(table: Table, history: History) -> bool:
-    """Tell whether the column that marks current rows is written: in a table that a run made, the server computes it."""
+    """Tell whether the flag of current rows is written: in a table that a run made, the server computes it."""
     column = table.column(history.current)
     return column is None or not column.generated
 

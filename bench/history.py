@@ -9,7 +9,6 @@ import logging
 import os
 import statistics
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -32,7 +31,8 @@ SOURCE = """
     CREATE SCHEMA content; GRANT USAGE ON SCHEMA content TO vitrina_reader;
     CREATE TABLE content.item (id bigint PRIMARY KEY, name text NOT NULL, price numeric NOT NULL, note text,
         updated_at timestamptz NOT NULL DEFAULT now());
-    INSERT INTO content.item SELECT n, 'item ' || n, n / 7.0, repeat('x', n::int % 80) FROM generate_series(1, {rows}) n;
+    INSERT INTO content.item
+    SELECT n, 'item ' || n, n / 7.0, repeat('x', n::int % 80) FROM generate_series(1, {rows}) n;
     CREATE INDEX ON content.item (updated_at, id);
     GRANT SELECT ON content.item TO vitrina_reader;
 """
@@ -79,7 +79,8 @@ class Bench:
 
     def define(self) -> None:
         for mode, fields in MODES.items():
-            for kind, options in (("plain", {}), ("history", {"history": {}})):
+            for kind in ("plain", "history"):
+                options: dict[str, Any] = {"history": {}} if kind == "history" else {}
                 made = {"name": f"{mode}_{kind}", "source_query": QUERY, "target_key": ["id"], "options": options}
                 made |= {"target_table": f"analytics.{mode}_{kind}", **fields}
                 pipelines.insert(self._metastore, Definition.model_validate(made), pipeline_id=None, managed_by=None)
@@ -91,7 +92,7 @@ class Bench:
             self._admin.execute(CHANGE.format(turn=turn, new=rows // 100))
             for mode in MODES:
                 kinds = ("plain", "history") if turn % 2 else ("history", "plain")
-                spent = {kind: self._spent(lambda kind=kind: self._run(f"{mode}_{kind}")) for kind in kinds}  # type: ignore[misc]
+                spent = {kind: self._spent(f"{mode}_{kind}") for kind in kinds}
                 if turn:
                     ratios[mode].append(spent["history"] / spent["plain"])
                     print(f"{mode:<12} plain {spent['plain']:.2f} s, history {spent['history']:.2f} s of CPU")
@@ -108,9 +109,9 @@ class Bench:
         assert done is not None
         assert done["status"] == "SUCCESS", done["error_message"]
 
-    def _spent(self, work: Callable[[], None]) -> float:
+    def _spent(self, name: str) -> float:
         before = self._cpu()
-        work()
+        self._run(name)
         return self._cpu() - before
 
     def _cpu(self) -> float:

@@ -219,23 +219,92 @@ class Versioned:
     places: tuple[str, ...]
 
 
-def write(connection: Connection, merging: Merge, history: History, at: datetime, *, deletes: bool) -> Versioned:
-    """Close the states that are over and add the new ones, in one statement.
+def write(connection: Connection, merging: Merge, history: History, at: datetime) -> Versioned:
+    """Close the states that are over, then add a state for each staged row that has none: new keys and changed rows.
+
+    Two statements cost three quarters of one that hands the rows from its UPDATE to its INSERT.
+    """
+    closed = database.one(connection.execute(_close_changed(merging, history, at)))
+    made = database.one(connection.execute(_add_missing(merging, history, at)))
+    counts = Counts(inserted=made["made"] - closed["closed"], updated=closed["closed"])
+    planned = replace(counts, updated=closed["changed"])
+    if counts == planned and catalog.skippers(connection, merging.target, "INSERT"):
+        lacking = database.one(connection.execute(_count_missing(merging, history)))["rows"]
+        planned = replace(planned, inserted=planned.inserted + lacking)
+    return Versioned(counts, planned, closed["ahead"], tuple(place for place in made["places"] if place))
+
+
+def _close_changed(merging: Merge, history: History, at: datetime) -> Composed:
+    return SQL(
+        """
+        WITH changed AS MATERIALIZED (
+            SELECT t.ctid AS place, t.tableoid AS part FROM {staged} AS s {joined}
+            WHERE t.ctid IS NOT NULL AND {differs}
+        ), closed AS (
+            UPDATE {target} AS m SET {until} = CASE WHEN m.{since} < {at} THEN {at} END{ended} FROM changed AS c
+            WHERE m.ctid = c.place{same_part} RETURNING m.{until} AS until
+        )
+        SELECT (SELECT count(*) FROM changed) AS changed, count(*) AS closed, count(*) - count(until) AS ahead
+        FROM closed
+        """
+    ).format(
+        staged=merging.staged,
+        joined=_current_of_staged(merging, history),
+        differs=merge.differs(merging),
+        target=merging.target.identifier,
+        since=Identifier(history.valid_from),
+        until=Identifier(history.valid_to),
+        at=_moment(at),
+        ended=_flag(merging.target, history, ", {} = false"),
+        same_part=SQL("" if merging.finds_by_position else " AND m.tableoid = c.part"),
+    )
+
+
+def _add_missing(merging: Merge, history: History, at: datetime) -> Composed:
+    return SQL(
+        """
+        WITH made AS (
+            INSERT INTO {target} ({columns}, {since}{flag}){overriding}
+            SELECT {values}, {at}{flagged} FROM {staged} AS s {joined} WHERE t.ctid IS NULL
+            RETURNING ctid AS place
+        )
+        SELECT count(*) AS made, ARRAY[min(place), max(place)]::text[] AS places FROM made
+        """
+    ).format(
+        target=merging.target.identifier,
+        columns=_comma(map(Identifier, merging.columns)),
+        since=Identifier(history.valid_from),
+        flag=_flag(merging.target, history, ", {}"),
+        overriding=merge.overriding(merging.target, merging.columns),
+        values=_comma(SQL("s.{}").format(Identifier(name)) for name in merging.columns),
+        at=_moment(at),
+        flagged=_flag(merging.target, history, ", true"),
+        staged=merging.staged,
+        joined=_current_of_staged(merging, history),
+    )
+
+
+def _count_missing(merging: Merge, history: History) -> Composed:
+    return SQL("SELECT count(*) AS rows FROM {} AS s {} WHERE t.ctid IS NULL").format(
+        merging.staged, _current_of_staged(merging, history)
+    )
+
+
+def replace_all(connection: Connection, merging: Merge, history: History, at: datetime, *, deletes: bool) -> Versioned:
+    """Make the current states equal to the staged rows, in one statement that joins the two once.
 
     New states are made of the rows that the UPDATE returns, so that each comes after its predecessor was closed: no key
     is current twice, not even within the statement.
     """
     row = database.one(connection.execute(_statement(merging, history, at, deletes=deletes)))
-    counts = Counts(
-        inserted=row["made"] - row["renewed"], updated=row["renewed"], deleted=row["closed"] - row["renewed"]
-    )
+    renewed = row["renewed"]
+    counts = Counts(inserted=row["made"] - renewed, updated=renewed, deleted=row["closed"] - renewed)
     planned = Counts(inserted=row["new"], updated=row["changed"], deleted=row["gone"])
     return Versioned(counts, planned, row["ahead"], tuple(place for place in row["places"] if place))
 
 
 def _statement(merging: Merge, history: History, at: datetime, *, deletes: bool) -> Composed:
     table = merging.target
-    is_current = _written_flag(table, history)
     return SQL(
         """
         WITH changed AS MATERIALIZED (
@@ -271,23 +340,23 @@ def _statement(merging: Merge, history: History, at: datetime, *, deletes: bool)
         keys=_comma(SQL("coalesce(s.{0}, t.{0}) AS {0}").format(Identifier(name)) for name in merging.key),
         others=SQL("").join(SQL(", s.{}").format(Identifier(name)) for name in merging.others),
         staged=merging.staged,
-        joined=_all_current(merging, history) if deletes else _current_of_staged(merging, history),
+        joined=_all_current(merging, history, "FULL" if deletes else "LEFT"),
         differs=merge.differs(merging),
         target=table.identifier,
         at=_moment(at),
-        ended=SQL(", {} = false").format(Identifier(history.current)) if is_current else SQL(""),
+        ended=_flag(table, history, ", {} = false"),
         same_part=SQL("") if merging.finds_by_position else SQL(" AND m.tableoid = c.{}").format(Identifier(_PART)),
         returned=_comma(SQL("c.{0} AS {0}").format(Identifier(name)) for name in merging.columns),
         columns=_comma(map(Identifier, merging.columns)),
-        flag=SQL(", {}").format(Identifier(history.current)) if is_current else SQL(""),
-        flagged=SQL(", true") if is_current else SQL(""),
+        flag=_flag(table, history, ", {}"),
+        flagged=_flag(table, history, ", true"),
         overriding=merge.overriding(table, merging.columns),
     )
 
 
-def _all_current(merging: Merge, history: History) -> Composed:
+def _all_current(merging: Merge, history: History, join: str) -> Composed:
     on = SQL(" AND ").join(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merging.key)
-    return SQL("FULL JOIN {} AS t ON {}").format(current_rows(merging.target, history), on)
+    return SQL("{} JOIN {} AS t ON {}").format(SQL(join), current_rows(merging.target, history), on)
 
 
 def _current_of_staged(merging: Merge, history: History) -> Composed:
@@ -297,7 +366,8 @@ def _current_of_staged(merging: Merge, history: History) -> Composed:
     """
     same = SQL(" AND ").join(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merging.key)
     return SQL(
-        "LEFT JOIN LATERAL (SELECT t.*, t.ctid, t.tableoid FROM {} AS t WHERE {} AND t.{} IS NULL OFFSET 0) AS t ON true"
+        "LEFT JOIN LATERAL"
+        " (SELECT t.*, t.ctid, t.tableoid FROM {} AS t WHERE {} AND t.{} IS NULL OFFSET 0) AS t ON true"
     ).format(merging.target.identifier, same, Identifier(history.valid_to))
 
 
@@ -318,17 +388,16 @@ def find_repeated(connection: Connection, merging: Merge, history: History, at: 
 
 def fill(connection: Connection, merging: Merge, history: History, at: datetime, *, in_order: bool) -> int:
     """Add the staged rows as the first states of an empty mart."""
-    is_current = _written_flag(merging.target, history)
     return connection.execute(
         SQL("INSERT INTO {} ({}, {}{}){} SELECT {}, {}{} FROM {} AS s{}").format(
             merging.target.identifier,
             _comma(map(Identifier, merging.columns)),
             Identifier(history.valid_from),
-            SQL(", {}").format(Identifier(history.current)) if is_current else SQL(""),
+            _flag(merging.target, history, ", {}"),
             merge.overriding(merging.target, merging.columns),
             _comma(SQL("s.{}").format(Identifier(name)) for name in merging.columns),
             _moment(at),
-            SQL(", true") if is_current else SQL(""),
+            _flag(merging.target, history, ", true"),
             merging.staged,
             SQL(" ORDER BY {}").format(_comma(SQL("s.{}").format(Identifier(n)) for n in merging.key))
             if in_order
@@ -339,23 +408,24 @@ def fill(connection: Connection, merging: Merge, history: History, at: datetime,
 
 def close(connection: Connection, table: Table, history: History, condition: Composable, at: datetime) -> int:
     """Close the current states that the condition names, under the alias `q`: their keys left the source."""
-    is_current = _written_flag(table, history)
     return connection.execute(
         SQL("UPDATE {} AS q SET {} = {}{} WHERE q.{} IS NULL AND {}").format(
             table.identifier,
             Identifier(history.valid_to),
             _moment(at),
-            SQL(", {} = false").format(Identifier(history.current)) if is_current else SQL(""),
+            _flag(table, history, ", {} = false"),
             Identifier(history.valid_to),
             condition,
         )
     ).rowcount
 
 
-def _written_flag(table: Table, history: History) -> bool:
-    """Tell whether the flag of current rows is written: in a table that a run made, the server computes it."""
+def _flag(table: Table, history: History, written: str) -> Composable:
+    """Write the flag of current rows, unless the server computes it, as in a table that a run made."""
     column = table.column(history.current)
-    return column is None or not column.generated
+    if column and column.generated:
+        return SQL("")
+    return SQL(written).format(Identifier(history.current)) if "{" in written else SQL(written)
 
 
 def _moment(at: datetime) -> Composed:

@@ -259,7 +259,7 @@ class PostgresWriter:
         staged = database.one(self.connection.execute(merge.count_staged(batch)))
         if staged["keys"] < staged["rows"]:
             batch = self._latest_rows(batch, stage)
-        counts = self._write_states(batch, deletes=False) if self._history else self._upsert(batch)
+        counts = self._write_states(batch) if self._history else self._upsert(batch)
         failpoints.hit("merge.applied")
         return replace(counts, unchanged=staged["keys"] - counts.inserted - counts.updated)
 
@@ -273,10 +273,13 @@ class PostgresWriter:
         self.connection.execute(merge.create_diff(batch, deletes=False))
         return self._apply(batch)
 
-    def _write_states(self, merging: Merge, *, deletes: bool) -> Counts:
+    def _write_states(self, merging: Merge, *, replaces: bool = False, deletes: bool = False) -> Counts:
         """Close and add states of a history. One snapshot has one row of a key: a second one would be a mixture."""
         kept, at = self._require_history()
-        done = history.write(self.connection, merging, kept, at, deletes=deletes)
+        if replaces:
+            done = history.replace_all(self.connection, merging, kept, at, deletes=deletes)
+        else:
+            done = history.write(self.connection, merging, kept, at)
         if done.ahead:
             raise self._not_later(merging, kept, at)
         self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(list(done.places))) if done.places else None
@@ -361,7 +364,7 @@ class PostgresWriter:
     def _publish_states(self, merging: Merge, staged_rows: int, *, deletes: bool) -> Counts:
         self._refuse_duplicates(merging)
         before = self._rows_in_target()
-        counts = self._write_states(merging, deletes=deletes)
+        counts = self._write_states(merging, replaces=True, deletes=deletes)
         if counts.deleted:
             self._refuse_shrinking(counts.deleted, before)
         failpoints.hit("publish.applied")

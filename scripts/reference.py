@@ -188,7 +188,7 @@ Schema for editors.
 
 def definition_page() -> str:
     from vitrina.definition import LOCKED_WHILE_RUNNING, Definition, Options, ReconcileSchedule, RunAfter, Task
-    from vitrina.mart_options import History
+    from vitrina.mart_options import Deletes, History
 
     locked = ", ".join(f"`{name}`" for name in Definition.model_fields if name in LOCKED_WHILE_RUNNING)
     return "\n".join([
@@ -212,6 +212,10 @@ def definition_page() -> str:
         "",
         "### options.reconcile\n",
         *_fields(ReconcileSchedule.model_json_schema()),
+        "",
+        "### options.deletes\n",
+        "[Rows that are deleted in the source](../how-to/deletes.md) says how they are found.\n",
+        *_fields(Deletes.model_json_schema()),
         "",
         "### options.history\n",
         "Of tables in Postgres. [Keep a history](../how-to/history.md) says what it promises.\n",

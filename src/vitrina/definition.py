@@ -24,7 +24,7 @@ from pydantic import (
 from vitrina import schedule
 from vitrina.errors import InvalidField
 from vitrina.json_values import BoundedObject
-from vitrina.mart_options import History
+from vitrina.mart_options import Deletes, History
 from vitrina.ports import registry
 from vitrina.sentences import said_again, say
 from vitrina.step_rules import STEP_NAME, StepRule
@@ -167,6 +167,9 @@ class OwnOptions(Strict):
     reconcile: ReconcileSchedule | None = Field(None, description="Compare mart and source regularly.")
     history: History | None = Field(
         None, description="Keep every state of a row in the mart, each with the time in which it was valid; see below."
+    )
+    deletes: Deletes | None = Field(
+        None, description="Look for rows that left the source of an incremental pipeline, and remove them; see below."
     )
     # search targets
     action: Literal["update", "index"] = Field(
@@ -413,6 +416,16 @@ class Definition(Strict):
             raise Unfit("source_table", say("definition.table_and_query", other=other))
         if self.source_table and self.reads_postgres and not _TABLE.fullmatch(self.source_table):
             raise Unfit("source_table", say("definition.not_a_table", table=self.source_table[:80]))
+        return self
+
+    @model_validator(mode="after")
+    def _scans_for_deletes(self) -> Self:
+        if self.options.deletes is None:
+            return self
+        if self.mode == "full":
+            raise Unfit("options.deletes", say("definition.deletes_of_full"))
+        if self.options.shared_target:
+            raise Unfit("options.deletes", say("definition.deletes_of_others"))
         return self
 
     @model_validator(mode="after")

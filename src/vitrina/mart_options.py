@@ -1,10 +1,12 @@
-"""Options of tables in Postgres: the history that a mart keeps."""
+"""Options of marts: the history that one keeps, and what becomes of rows that left the source."""
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from vitrina.sentences import say
+from vitrina import schedule
+from vitrina.errors import InvalidField
+from vitrina.sentences import said_again, say
 
 ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[^\x00]+$")]
 
@@ -37,3 +39,22 @@ class History(MartOption):
         if len(set(self.columns)) < len(self.columns):
             raise ValueError(say("definition.history_names", names=", ".join(self.columns)))
         return self
+
+
+class Deletes(MartOption):
+    """Remove rows that left the source of an incremental pipeline, which no pass can see."""
+
+    scan: str = Field(
+        max_length=200,
+        description="How often the keys of source and target are compared, like schedule_interval: 6h, PT6H, or cron.",
+        examples=["6h"],
+    )
+
+    @field_validator("scan")
+    @classmethod
+    def _scan_is_understood(cls, value: str) -> str:
+        try:
+            schedule.check(value)
+        except InvalidField as exc:
+            raise ValueError(said_again(exc.message, field="scan")) from exc
+        return value

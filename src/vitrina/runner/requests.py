@@ -9,7 +9,7 @@ from uuid import UUID
 
 import structlog
 
-from vitrina.checks import previews, reconcile
+from vitrina.checks import delete_scan, previews, reconcile
 from vitrina.checks.repairs import Hold
 from vitrina.definition import Definition
 from vitrina.errors import NotFound, VitrinaError
@@ -45,6 +45,7 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
         "test_connection": try_connection,
         "reconcile": partial(reconcile.reconcile, hold=hold),
         "replay": partial(replay.replay, hold=hold),
+        delete_scan.KIND: partial(delete_scan.scan, hold=hold),
     }
     try:
         handler = handlers.get(request["kind"])

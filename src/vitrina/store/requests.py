@@ -109,6 +109,23 @@ def list_reconcile_schedules(connection: Connection) -> list[Row]:
     ).fetchall()
 
 
+def list_scan_schedules(connection: Connection, kind: str) -> list[Row]:
+    """Enabled pipelines whose source is searched for deleted rows regularly, with the time of the latest scan."""
+    return connection.execute(
+        """
+        SELECT p.id, p.name, p.options -> 'deletes' AS wish, coalesce(latest.created_at, p.created_at) AS last_at,
+               clock_timestamp() AS now
+        FROM etl.etl_pipelines p
+        LEFT JOIN LATERAL (SELECT r.created_at, r.finished_at FROM etl.etl_requests r
+                           WHERE r.pipeline_id = p.id AND r.kind = %s
+                           ORDER BY r.created_at DESC LIMIT 1) latest ON true
+        WHERE p.enabled AND jsonb_typeof(p.options -> 'deletes') = 'object'
+          AND (latest.created_at IS NULL OR latest.finished_at IS NOT NULL)
+        """,
+        [kind],
+    ).fetchall()
+
+
 def expire(connection: Connection, *, older_than_seconds: float) -> int:
     """Give up on what no runner took up: nobody waits for its answer any more. And on what no runner survived."""
     return connection.execute(

@@ -58,19 +58,29 @@ class MartComparison:
 
     @contextmanager
     def sides(self, found: Checkpoint) -> Iterator[tuple[Side, Side]]:
+        with self._both(found, self._compared_columns) as both:
+            yield both
+
+    @contextmanager
+    def key_sides(self, found: Checkpoint) -> Iterator[tuple[Side, Side]]:
+        with self._both(found, ()) as both:
+            yield both
+
+    @contextmanager
+    def _both(self, found: Checkpoint, names: Sequence[str]) -> Iterator[tuple[Side, Side]]:
         self._found = found
-        target = self._target_side()
-        with target.snapshot(), self._source_side(self._compared_columns) as source, source.snapshot():
+        target = self._target_side(names)
+        with target.snapshot(), self._source_side(names) as source, source.snapshot():
             refuse_other_encoding(source, target)
             yield source, target
 
-    def _target_side(self) -> TableSide:
+    def _target_side(self, names: Sequence[str]) -> TableSide:
         return TableSide(
             connection=self._writer.connection,
             head=SQL(""),
             source=self._writer.rows,
             key=self._fields(self._looked.key),
-            columns=self._fields(self._compared_columns),
+            columns=self._fields(names),
             translate=mart_rows.translate,
             cursor=self._cursor_field,
         )

@@ -169,13 +169,15 @@ class OwnOptions(Strict):
         None, description="Keep every state of a row in the mart, each with the time in which it was valid; see below."
     )
     deletes: Deletes | None = Field(
-        None, description="Look for rows that left the source of an incremental pipeline, and remove them; see below."
+        None, description="What becomes of rows that left the source, and how they are found; see below."
+    )
+    delete_when: ColumnName | None = Field(
+        None, description="Boolean result column: true removes the row from the target. It is not written itself."
     )
     # search targets
     action: Literal["update", "index"] = Field(
         "update", description="`update` merges into a document, `index` replaces it unless a newer version is there."
     )
-    delete_when: ColumnName | None = Field(None, description="Boolean result column: true deletes the document.")
     index: BoundedObject = Field(default_factory=dict, description="`settings` and `mappings` of a new index.")
     keep_generations: int = Field(1, ge=0, le=100, description="Replaced generations of an index that are kept.")
     max_dead_letters: int | None = Field(
@@ -420,9 +422,12 @@ class Definition(Strict):
 
     @model_validator(mode="after")
     def _scans_for_deletes(self) -> Self:
-        if self.options.deletes is None:
+        deletes = self.options.deletes
+        if deletes is None:
             return self
-        if self.mode == "full":
+        if deletes.soft and (":" in self.final_target or self.options.history):
+            raise Unfit("options.deletes.soft", say("definition.soft_target", target=self.final_target))
+        if deletes.scan and self.mode == "full":
             raise Unfit("options.deletes", say("definition.deletes_of_full"))
         if self.options.shared_target:
             raise Unfit("options.deletes", say("definition.deletes_of_others"))

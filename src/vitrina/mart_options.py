@@ -42,19 +42,27 @@ class History(MartOption):
 
 
 class Deletes(MartOption):
-    """Remove rows that left the source of an incremental pipeline, which no pass can see."""
+    """Say what becomes of rows that left the source, and how they are found where no pass can see them."""
 
-    scan: str = Field(
+    scan: str | None = Field(
+        None,
         max_length=200,
-        description="How often the keys of source and target are compared, like schedule_interval: 6h, PT6H, or cron.",
+        description="How often the keys of an incremental pipeline's source and target are compared, like"
+        " schedule_interval: 6h, PT6H, or cron. Unless said, they are not.",
         examples=["6h"],
+    )
+    soft: ColumnName | None = Field(
+        None,
+        description="`timestamptz` column of the mart: rows that left the source stay, with the time at which a run saw"
+        " it. Unless said, they are deleted.",
     )
 
     @field_validator("scan")
     @classmethod
-    def _scan_is_understood(cls, value: str) -> str:
+    def _scan_is_understood(cls, value: str | None) -> str | None:
         try:
-            schedule.check(value)
+            if value is not None:
+                schedule.check(value)
         except InvalidField as exc:
             raise ValueError(said_again(exc.message, field="scan")) from exc
         return value

@@ -154,3 +154,95 @@ def test_what_does_not_go_with_a_scan_is_refused(fields: dict[str, Any], said: s
     whole |= {"incremental_key": "modified", "options": {"deletes": {"scan": "1h"}}}
     with pytest.raises(ValidationError, match=said):
         Definition.model_validate(whole | fields)
+
+
+FLAGGED = "SELECT id, note, modified, note = 'gone' AS is_deleted FROM content.items"
+LIVE = "SELECT id, note, modified FROM content.items WHERE note <> 'gone'"
+
+
+@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_rows_that_say_they_are_gone_are_removed(workbench: Workbench, mode: str, route: str, history: bool) -> None:
+    workbench.source(ITEMS + "UPDATE content.items SET note = 'gone' WHERE id <= 3;")
+    cursor = {"incremental_key": "modified", "incremental_id_key": "id"} if mode == "incremental" else {}
+    options: dict[str, Any] = {"delete_when": "is_deleted", "route": route, "cursor_clock": "database"}
+    if history:
+        options["history"] = {}
+    workbench.pipeline("items", FLAGGED, target_key=["id"], mode=mode, batch_size=100, options=options, **cursor)
+    current = "(SELECT * FROM analytics.items WHERE is_current) AS t" if history else "analytics.items"
+
+    def run() -> dict[str, Any]:
+        done = workbench.run("items")
+        assert done["status"] == "SUCCESS", done["error_message"]
+        assert workbench.differences(LIVE, current, "id, note, modified") == 0
+        return done
+
+    assert run()["rows_written"] == 997
+    changed = "UPDATE content.items SET modified = clock_timestamp(), note = "
+    workbench.sql(f"{changed} 'gone' WHERE id BETWEEN 2 AND 6")
+    assert (run()["rows_deleted"], run()["rows_deleted"]) == (3, 0)
+    workbench.sql(f"{changed} 'back' WHERE id IN (1, 4)")
+    assert run()["rows_written"] == 2
+    # Behind the cursor's back.
+    workbench.sql(
+        "UPDATE content.items SET note = 'gone' WHERE id = 10; UPDATE content.items SET note = 'x' WHERE id = 5"
+    )
+    found = workbench.reconcile("items", level="full", repair=True)
+    assert found["remaining"] == 0
+    assert workbench.differences(LIVE, current, "id, note, modified") == 0
+    for level in ("quick", "sample", "full"):
+        assert workbench.reconcile("items", level=level)["differences"] == 0
+    assert run()["rows_written"] == 0
+
+
+def test_the_flag_is_a_boolean_column_of_the_result(workbench: Workbench) -> None:
+    workbench.source(ITEMS)
+    workbench.pipeline("items", QUERY, target_key=["id"], options={"delete_when": "note"})
+    assert "'note', which is text" in workbench.run("items")["error_message"]
+    workbench.change("items", options={"delete_when": "is_deleted"})
+    assert "'is_deleted', which is missing" in workbench.run("items")["error_message"]
+
+
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_rows_that_left_may_stay_with_the_time_at_which_they_did(workbench: Workbench, mode: str) -> None:
+    workbench.source(ITEMS)
+    cursor = {"incremental_key": "modified", "incremental_id_key": "id"} if mode == "incremental" else {}
+    options = {"deletes": {"soft": "deleted_at"}, "cursor_clock": "database"}
+    workbench.pipeline("items", QUERY, target_key=["id"], mode=mode, options=options, **cursor)
+    there = "(SELECT * FROM analytics.items WHERE deleted_at IS NULL) AS t"
+
+    def run() -> dict[str, Any]:
+        done = workbench.run("items")
+        assert done["status"] == "SUCCESS", done["error_message"]
+        if mode == "incremental":
+            scan(workbench)
+        assert workbench.differences(QUERY, there, "id, note, modified") == 0
+        assert len(workbench.sql("SELECT id FROM analytics.items")) == 1000
+        return done
+
+    run()
+    workbench.sql("DELETE FROM content.items WHERE id <= 10")
+    deleted = run()["rows_deleted"]
+    assert deleted == (10 if mode == "full" else 0)
+    [when] = workbench.sql("SELECT DISTINCT deleted_at AS at FROM analytics.items WHERE id <= 10")
+    assert when["at"] is not None
+    again = run()
+    assert (again["rows_written"], again["rows_deleted"]) == (0, 0)
+    assert workbench.sql("SELECT DISTINCT deleted_at AS at FROM analytics.items WHERE id <= 10") == [when]
+    workbench.source("INSERT INTO content.items SELECT n, 'item ' || n FROM generate_series(1, 3) n")
+    assert run()["rows_written"] == 3
+    for level in ("quick", "sample", "full"):
+        assert workbench.reconcile("items", level=level)["differences"] == 0
+
+
+def test_a_mart_that_is_there_needs_the_column_of_soft_deletes(workbench: Workbench) -> None:
+    make(workbench)
+    workbench.change("items", options={"deletes": {"soft": "deleted_at"}})
+    assert "deleted_at timestamp with time zone" in workbench.run("items")["error_message"]
+    workbench.change("items", options={"deletes": {"soft": "deleted_at"}, "on_schema_change": "add_columns"})
+    assert workbench.run("items")["status"] == "SUCCESS"
+    workbench.sql("DELETE FROM content.items WHERE id = 1")
+    assert scan(workbench)["deleted"] == 1
+    workbench.change("items", options={"deletes": {"soft": "note"}})
+    assert "needs itself" in workbench.run("items")["error_message"]

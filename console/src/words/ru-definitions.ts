@@ -12,7 +12,8 @@ const sentences: Record<string, string> = {
   "definition.connection_of_another": "подключение «{name}» — коннектора {actual}, а в {path} нужно подключение коннектора {wanted}",
   "definition.cron":
     "cron «{schedule}» неверен или никогда не наступает; пишите 30s, 15m, 1h, 1d, длительность ISO-8601 вроде PT15M или cron вроде «0 3 * * *» либо «0 3 * * * Europe/Moscow»",
-  "definition.deletes_of_full": "options.deletes — для режима incremental: полная загрузка сама удаляет такие строки",
+  "definition.soft_target": "options.deletes.soft — для таблицы Postgres без options.history, а не для {target}: история и так хранит такие строки",
+  "definition.deletes_of_full": "options.deletes.scan — для режима incremental: полная загрузка сама удаляет такие строки",
   "definition.deletes_of_others": "options.deletes несовместима с options.shared_target: строки, которых нет в этом источнике, могут быть другого пайплайна",
   "definition.first_step": "первый шаг должен быть SQL (он читает источник), а не {task_type}",
   "definition.given": ", а не {value}",

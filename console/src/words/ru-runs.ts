@@ -23,6 +23,7 @@ const sentences: Record<string, string> = {
   "run.cursor_is_float": "incremental_key «{column}» имеет тип {type}: с чисел с плавающей точкой нельзя точно продолжить; приведите его к numeric в запросе или выберите другой столбец",
   "run.internal": "внутренняя ошибка: {kind}: {message}",
   "run.key_column_missing": "столбца «{column}» из target_key нет в результате запроса (есть: {columns})",
+  "run.delete_when": "options.delete_when называет «{column}», в результате запроса это {type}: назовите логический столбец не из ключа",
   "run.history_ahead":
     "в {target} есть состояния от {latest} — позже снимка этого запуска ({at}): их записала другая программа; исправьте их и сбросьте контрольную точку (`vitrina state NAME --reset`)",
   "run.history_column_given":
@@ -75,6 +76,7 @@ const sentences: Record<string, string> = {
   "run.too_costly": "{what}: стоимость по EXPLAIN {cost}, больше options.max_cost {most}",
   "run.too_many_letters": "отвергнуто документов: {letters}, больше options.max_dead_letters ({budget}); посмотрите отвергнутые, исправьте схему индекса или запрос и запустите снова",
   "run.would_cascade": "из источника исчезло строк: {rows}, но их удаление из {target} задело бы {tables}; если так и надо, задайте options.allow_cascade",
+  "run.soft_column_given": "в результате есть столбец «{column}», который нужен самой options.deletes.soft в {target}: дайте ему другое имя через AS или назовите там другой столбец",
   "run.view_name_long": "имя {view} — представления для options.history.current_view — длиннее 63 байт: уберите опцию",
   "run.would_shrink": "публикация удалила бы {removed} из {rows} строк {target}; если источник и правда так уменьшился, задайте options.allow_shrink и запустите снова",
   "advice.add_columns": "Добавьте столбцы в {schema}.{table} (ALTER TABLE ... ADD), уберите их из запроса или задайте options.on_schema_change = add_columns, затем запустите снова.",

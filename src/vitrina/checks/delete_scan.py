@@ -58,7 +58,7 @@ def request_due(metastore: Connection) -> int:
     for found in requests.list_scan_schedules(metastore, KIND):
         try:
             interval = Deletes.model_validate(found["wish"]).scan
-            is_due = schedule.next_after(interval, found["last_at"]) <= found["now"]
+            is_due = interval is not None and schedule.next_after(interval, found["last_at"]) <= found["now"]
         except (ValidationError, InvalidField) as exc:
             structlog.get_logger().error("deletes.schedule_invalid", pipeline=found["name"], error=str(exc))
             continue

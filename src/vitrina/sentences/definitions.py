@@ -20,7 +20,13 @@ SENTENCES = {
         "cron {schedule!r} is not valid or never fires; write 30s, 15m, 1h, 1d, an ISO-8601 duration such as PT15M, or"
         " cron such as '0 3 * * *' or '0 3 * * * Europe/Moscow'"
     ),
-    "definition.deletes_of_full": "options.deletes is for mode 'incremental': a full load removes such rows itself",
+    "definition.soft_target": (
+        "options.deletes.soft is for a table in Postgres without options.history, not for {target}: a history keeps"
+        " such rows anyway"
+    ),
+    "definition.deletes_of_full": (
+        "options.deletes.scan is for mode 'incremental': a full load removes such rows itself"
+    ),
     "definition.deletes_of_others": (
         "options.deletes does not go with options.shared_target: rows that this source lacks may be another pipeline's"
     ),

@@ -43,6 +43,10 @@ SENTENCES = {
     ),
     "run.internal": "internal error: {kind}: {message}",
     "run.key_column_missing": "target_key column {column!r} is not in the query's result (it has: {columns})",
+    "run.delete_when": (
+        "options.delete_when names {column!r}, which is {type} in the query's result: name a boolean column that is no"
+        " part of the key"
+    ),
     "run.history_ahead": (
         "{target} has states of {latest}, later than the snapshot of this run ({at}): another program wrote them;"
         " correct them, then reset the pipeline's checkpoint (`vitrina state NAME --reset`)"
@@ -138,6 +142,10 @@ SENTENCES = {
     "run.would_cascade": (
         "{rows} row(s) left the source, but deleting them from {target} would cascade through {tables}; set"
         " options.allow_cascade if that is wanted"
+    ),
+    "run.soft_column_given": (
+        "the result has a column {column!r}, which options.deletes.soft of {target} needs itself: give it another name"
+        " with AS, or name another column there"
     ),
     "run.view_name_long": (
         "{view}, the view of options.history.current_view, has a name longer than 63 bytes: leave the option out"

@@ -134,6 +134,12 @@ class MartTarget(BaseTarget):
             return None
         return say("plan.restored", target=self.opening.name)
 
+    def fingerprint(self) -> Sequence[object]:
+        gone = self.opening.definition.options.delete_when
+        deletes = self.opening.definition.options.deletes
+        soft = deletes.soft if deletes else None
+        return (gone, soft) if gone or soft else ()
+
     def open_load(self, loading: Loading) -> Load:
         return StageLoad(self, loading) if loading.kind == "replace" else MergeLoad(self, loading)
 
@@ -274,7 +280,8 @@ class StageLoad(BaseLoad):
         with target.transaction(f"publishing to {target.opening.name}"):
             counts = self._writer.publish(self.stage, found, deletes=self._loading.deletes)
             target.check_constraints()
-            fence.inside(target.session, Done(counts, target.remember(found, found.rows), target.notes()))
+            rows = counts.inserted + counts.updated + counts.unchanged
+            fence.inside(target.session, Done(counts, target.remember(found, rows), target.notes()))
         return counts
 
     def _recall_snapshot(self, found: Checkpoint) -> None:
@@ -326,7 +333,10 @@ class MergeLoad(BaseLoad):
         with target.transaction(f"repairing {target.opening.name}"):
             counts = Counts(deleted=self._writer.delete_rows(mart_rows.have_keys(self._writer, keys)))
             target.check_constraints()
-            fence.inside(target.session, Done(counts, target.of_snapshot()))
+            known = fence.found.identity.get("mart")
+            removed = 0 if self._writer.keeps_rows else counts.deleted
+            fewer = known and {"mart": known | {"rows": max(known["rows"] - removed, 0)}}
+            fence.inside(target.session, Done(counts, target.of_snapshot() | (fewer or {})))
         return counts
 
     def _refuse_emptied(self, found: Checkpoint) -> None:
@@ -340,7 +350,8 @@ class MergeLoad(BaseLoad):
         if self._target.is_backfill:
             return self._target.of_snapshot() | {"columns": left_columns.written(found, self._writer)}
         known = found.identity.get("mart")
-        return self._target.remember(found, (known["rows"] if known else 0) + counts.inserted)
+        deleted = 0 if self._writer.keeps_rows else counts.deleted
+        return self._target.remember(found, max((known["rows"] if known else 0) + counts.inserted - deleted, 0))
 
     def publish(self, fence: Fence) -> Counts:
         """End the pass: every part is visible already."""

@@ -39,6 +39,7 @@ class MartComparison:
             raise FatalError(f"{name} does not exist yet: run the pipeline first")
         definition = self._looked.definition
         ignorable = {definition.incremental_key, definition.incremental_id_key} if self._cursor else set()
+        ignorable |= {writer.gone}
         given = (column.name for column in self._looked.output)
         missing = [one for one in given if writer.table.column(one) is None and one not in ignorable]
         if missing:
@@ -105,6 +106,7 @@ class MartComparison:
                 young=mart_recomputed.IS_YOUNG if self._cursor else SQL("false"),
                 latest=mart_recomputed.LATEST if self._cursor else (),
                 cursor=self._cursor_field,
+                gone=self._is_gone,
             )
 
     def _asked(self, source: QuerySource, names: Sequence[str]) -> TableSide:
@@ -120,7 +122,14 @@ class MartComparison:
             young=rescan.young(source, self._found),
             latest=rescan.latest(source),
             cursor=self._cursor_field,
+            gone=self._is_gone,
         )
+
+    @property
+    def _is_gone(self) -> Composable | None:
+        """Condition on rows of the source that it calls deleted: the mart shall not have them."""
+        gone = self._writer.gone
+        return SQL("coalesce(q.{}, false)").format(Identifier(gone)) if gone else None
 
     # --- columns -----------------------------------------------------------------------------------------------------
 
@@ -159,7 +168,7 @@ class MartComparison:
     @property
     def arrives_as(self) -> dict[str, str]:
         """Corrections come as text, which is exact for every type."""
-        return dict.fromkeys(self._writer.columns, "text")
+        return dict.fromkeys(self._writer.staged_columns, "text")
 
     def refuse_shrinking(self, deletes: int) -> None:
         self._writer.refuse_shrinking(deletes)
@@ -178,6 +187,7 @@ class MartComparison:
                 with source.snapshot():
                     found = source.texts(batch)
                 columns = {
-                    name: pa.array([row[name] for row in found.values()], pa.string()) for name in self._writer.columns
+                    name: pa.array([row.get(name) for row in found.values()], pa.string())
+                    for name in self._writer.staged_columns
                 }
                 yield Correction(list(found), pa.table(columns), [key for key in batch if key not in found])

@@ -58,6 +58,10 @@ class PostgresWriter:
         # Which rows the latest merge wrote: a condition on the alias `t`.
         self._written: Composable | None = None
         self._history = options.history
+        # The column that says of a row that the source deleted it: it is staged, and not written.
+        self._gone = options.delete_when
+        # The column that says when a row left the source; None: such rows are deleted.
+        self._soft = options.deletes.soft if options.deletes else None
         # The time of the snapshot whose rows are written now, in a mart that keeps a history.
         self.snapshot_at: datetime | None = None
 
@@ -74,6 +78,9 @@ class PostgresWriter:
     ) -> tuple[str, ...]:
         """Find or create the target, settle the key and the columns that will be written; returns the key."""
         _refuse_reserved(result)
+        result = self._without_gone(result, wanted_key)
+        if self._soft in [column.name for column in result]:
+            raise TargetMismatch(say("run.soft_column_given", column=self._soft, target=self._target))
         table = catalog.find_table(self.connection, self._target)
         if table is None:
             self._key = catalog.choose_key(None, wanted_key, result)
@@ -85,6 +92,7 @@ class PostgresWriter:
         plain = self._without_validity(table, result)
         self._key = catalog.choose_key(plain, wanted_key, result)
         missing = catalog.compare(plain, result, key=self._key, ignorable=ignorable)
+        missing += catalog.lacking(table, self._soft_column())
         if missing:
             table = self._add_missing(table, missing, alter=create)
         self._table = table
@@ -93,6 +101,18 @@ class PostgresWriter:
         self._columns = tuple(column.name for column in result if table.column(column.name) is not None)
         self._not_compared = stamps
         return self._key
+
+    def _without_gone(self, result: Sequence[Column], key: Sequence[str] | None) -> Sequence[Column]:
+        """Take out the column of options.delete_when, which is no part of the mart."""
+        if self._gone is None:
+            return result
+        kind = next((column.type for column in result if column.name == self._gone), None)
+        if kind != "boolean" or self._gone in (key or ()):
+            raise TargetMismatch(say("run.delete_when", column=self._gone, type=kind or "missing"))
+        return [column for column in result if column.name != self._gone]
+
+    def _soft_column(self) -> list[Column]:
+        return [Column(self._soft, "timestamp with time zone")] if self._soft else []
 
     def _without_validity(self, table: Table, result: Sequence[Column]) -> Table:
         """Give the table without the columns that a history adds to what the query gives."""
@@ -105,7 +125,7 @@ class PostgresWriter:
             if self._history:
                 history.create_table(self.connection, self._target, result, key, self._history)
             else:
-                catalog.create_table(self.connection, self._target, result, key)
+                catalog.create_table(self.connection, self._target, [*result, *self._soft_column()], key)
             self._made_table = True
         except psycopg.errors.DuplicateTable:
             pass  # another pipeline or person was faster: compare with theirs
@@ -160,6 +180,20 @@ class PostgresWriter:
         return self._columns
 
     @property
+    def keeps_rows(self) -> bool:
+        """Whether rows that left the source stay in the table."""
+        return self._history is not None or self._soft is not None
+
+    @property
+    def gone(self) -> str | None:
+        return self._gone
+
+    @property
+    def staged_columns(self) -> tuple[str, ...]:
+        """The columns that are written, and the one that says which rows are not."""
+        return (*self._columns, *([self._gone] if self._gone else []))
+
+    @property
     def not_compared(self) -> frozenset[str]:
         """Stamps: a row does not differ because of them."""
         return self._not_compared
@@ -171,6 +205,8 @@ class PostgresWriter:
     @property
     def rows(self) -> Composable:
         """FROM item with the rows that mirror the source: of a history, those that are current."""
+        if self._soft:
+            return SQL("(SELECT * FROM {} WHERE {} IS NULL)").format(self.table.identifier, Identifier(self._soft))
         return history.current_rows(self.table, self._history) if self._history else self.table.identifier
 
     def latest_snapshot(self) -> datetime | None:
@@ -231,6 +267,8 @@ class PostgresWriter:
             staged = (staged_types or {}).get(column.name, column.type)
             merged = column.type if staged == column.type else types.merge_type(column.type)
             columns.append(StageColumn(column.name, staged, merged))
+        if self._gone:
+            columns.append(StageColumn(self._gone, (staged_types or {}).get(self._gone, "boolean"), "boolean"))
         return Stage(name, tuple(columns), self._key, cursor_types, cursor_as_text=staged_types is not None)
 
     def new_stage_name(self) -> str:
@@ -259,9 +297,20 @@ class PostgresWriter:
         staged = database.one(self.connection.execute(merge.count_staged(batch)))
         if staged["keys"] < staged["rows"]:
             batch = self._latest_rows(batch, stage)
-        counts = self._write_states(batch) if self._history else self._upsert(batch)
+        live, gone, deleted = self._remove_gone(batch)
+        counts = self._write_states(live) if self._history else self._upsert(live)
         failpoints.hit("merge.applied")
-        return replace(counts, unchanged=staged["keys"] - counts.inserted - counts.updated)
+        unchanged = staged["keys"] - gone - counts.inserted - counts.updated
+        return replace(counts, deleted=deleted, unchanged=unchanged)
+
+    def _remove_gone(self, batch: Merge) -> tuple[Merge, int, int]:
+        """Remove the rows that the source calls deleted; the others, and how many of both were so."""
+        if self._gone is None:
+            return batch, 0, 0
+        gone = replace(batch, staged=_where(batch.staged, self._gone, "IS TRUE"))
+        staged = database.one(self.connection.execute(merge.count_staged(gone)))["keys"]
+        removed = self.delete_rows(merge.is_staged(gone)) if staged else 0
+        return replace(batch, staged=_where(batch.staged, self._gone, "IS NOT TRUE")), staged, removed
 
     def _upsert(self, batch: Merge) -> Counts:
         """In one statement where the server can say what it did, and rows of the target get in nobody's way."""
@@ -305,6 +354,12 @@ class PostgresWriter:
         if self._history:
             kept, at = self._require_history()
             return history.close(self.connection, self.table, kept, condition, at)
+        if self._soft:
+            return self.connection.execute(
+                SQL("UPDATE {0} AS q SET {1} = now() WHERE q.{1} IS NULL AND {2}").format(
+                    self.table.identifier, Identifier(self._soft), condition
+                )
+            ).rowcount
         return self.connection.execute(
             SQL("DELETE FROM {} AS q WHERE {}").format(self.table.identifier, condition)
         ).rowcount
@@ -348,11 +403,16 @@ class PostgresWriter:
     def publish(self, stage: Stage, checkpoint: Checkpoint, *, deletes: bool) -> Counts:
         """Make the target equal to the counted rows of the stage."""
         merging = self._merge_of(stage.counted(checkpoint.accepted))
+        gone = 0
+        if self._gone:
+            gone = self._count(_where(merging.staged, self._gone, "IS TRUE"))
+            merging = replace(merging, staged=_where(merging.staged, self._gone, "IS NOT TRUE"))
         self._prepare_merge()
         if self.is_empty():
-            return self._fill_empty(merging, stage, checkpoint)
+            return self._fill_empty(merging, stage, checkpoint, gone)
         staged_rows = stage.count(self.connection, checkpoint.accepted)
         self._refuse_lost_stage(staged_rows, checkpoint.rows)
+        staged_rows -= gone
         if staged_rows == 0 and deletes and not self._options.allow_empty:
             raise ShrinkRefused(say("run.source_is_empty", target=self._target))
         stage.analyze(self.connection)
@@ -383,16 +443,16 @@ class PostgresWriter:
         failpoints.hit("publish.applied")
         return replace(counts, unchanged=staged_rows - counts.inserted - counts.updated)
 
-    def _fill_empty(self, merging: Merge, stage: Stage, checkpoint: Checkpoint) -> Counts:
+    def _fill_empty(self, merging: Merge, stage: Stage, checkpoint: Checkpoint, gone: int) -> Counts:
         try:
             with self.connection.transaction():
                 indexes = self._indexes_to_detach(checkpoint.rows)
                 is_detached = indexes is not None and indexes.detach(self.connection)
                 # Into an index that stays, keys go in their order: at random they cost twice as much.
                 inserted = self._insert_all(merging, in_order=not is_detached)
-                if inserted != checkpoint.rows:
+                if inserted != checkpoint.rows - gone:
                     self._refuse_lost_stage(stage.count(self.connection, checkpoint.accepted), checkpoint.rows)
-                    raise self._skipped(checkpoint.rows - inserted, checkpoint.rows, "INSERT")
+                    raise self._skipped(checkpoint.rows - gone - inserted, checkpoint.rows, "INSERT")
                 if indexes is not None and is_detached:
                     indexes.restore(self.connection)
         except psycopg.errors.UniqueViolation:
@@ -453,10 +513,13 @@ class PostgresWriter:
         return Counts(inserted=rows.get("I", 0), updated=rows.get("U", 0), deleted=rows.get("D", 0))
 
     def _merge_of(self, staged: Composable) -> Merge:
-        return Merge(self.table, self._key, self._columns, self._not_compared, staged)
+        return Merge(self.table, self._key, self._columns, self._not_compared, self._soft, staged)
 
     def _rows_in_target(self) -> int:
-        row = self.connection.execute(SQL("SELECT count(*) AS rows FROM {} AS q").format(self.rows)).fetchone()
+        return self._count(self.rows)
+
+    def _count(self, rows: Composable) -> int:
+        row = self.connection.execute(SQL("SELECT count(*) AS rows FROM {} AS q").format(rows)).fetchone()
         return int(row["rows"]) if row else 0
 
     # --- refusals --------------------------------------------------------------------------------------------
@@ -472,7 +535,7 @@ class PostgresWriter:
         )
 
     def _refuse_shrinking(self, removed: int, target_rows: int) -> None:
-        if self.table.cascading and not self._options.allow_cascade and not self._history:
+        if self.table.cascading and not self._options.allow_cascade and not self.keeps_rows:
             raise ShrinkRefused(
                 say("run.would_cascade", rows=removed, target=self._target, tables=", ".join(self.table.cascading))
             )
@@ -498,6 +561,10 @@ def _refuse_reserved(result: Sequence[Column]) -> None:
             f"the result has {len(result):,} columns; {MAX_COLUMNS:,} fit into a table of Postgres beside the stage's"
             " own: select fewer, or split them between two marts"
         )
+
+
+def _where(rows: Composable, column: str, condition: str) -> Composable:
+    return SQL("(SELECT * FROM {} AS r WHERE r.{} {})").format(rows, Identifier(column), SQL(condition))
 
 
 def null_key_error(column: str | None, target: PostgresTarget) -> BadKey:

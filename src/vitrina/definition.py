@@ -24,7 +24,7 @@ from pydantic import (
 from vitrina import schedule
 from vitrina.errors import InvalidField
 from vitrina.json_values import BoundedObject
-from vitrina.mart_options import Deletes, History
+from vitrina.mart_options import Deletes, History, TableOptions
 from vitrina.ports import registry
 from vitrina.sentences import said_again, say
 from vitrina.step_rules import STEP_NAME, StepRule
@@ -170,6 +170,9 @@ class OwnOptions(Strict):
     )
     deletes: Deletes | None = Field(
         None, description="What becomes of rows that left the source, and how they are found; see below."
+    )
+    table: TableOptions | None = Field(
+        None, description="How a new table in Postgres is made: partitions, indexes, comments, grants; see below."
     )
     delete_when: ColumnName | None = Field(
         None, description="Boolean result column: true removes the row from the target. It is not written itself."
@@ -421,8 +424,10 @@ class Definition(Strict):
         return self
 
     @model_validator(mode="after")
-    def _scans_for_deletes(self) -> Self:
+    def _mart_options_fit(self) -> Self:
         deletes = self.options.deletes
+        if self.options.table and ":" in self.final_target:
+            raise Unfit("options.table", say("definition.table_target", target=self.final_target))
         if deletes is None:
             return self
         if deletes.soft and (":" in self.final_target or self.options.history):

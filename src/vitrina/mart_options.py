@@ -1,6 +1,6 @@
-"""Options of marts: the history that one keeps, and what becomes of rows that left the source."""
+"""Options of marts: the history that one keeps, what becomes of rows that left the source, how a table is made."""
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
@@ -66,3 +66,37 @@ class Deletes(MartOption):
         except InvalidField as exc:
             raise ValueError(said_again(exc.message, field="scan")) from exc
         return value
+
+
+class Partitions(MartOption):
+    """Cut a new table into partitions by the hash of one column of its key."""
+
+    hash: ColumnName = Field(description="A column of target_key.")
+    partitions: int = Field(8, ge=2, le=1_000, description="How many.")
+
+
+class Index(MartOption):
+    """An index of a new table, beside that of its key."""
+
+    columns: list[ColumnName] = Field(min_length=1, max_length=32, description="In their order.")
+    unique: bool = Field(False, description="Whether two rows may not share these values.")
+    method: Literal["btree", "hash", "gin", "gist", "brin", "spgist"] = Field("btree", description="Of the index.")
+
+
+class Grant(MartOption):
+    """What a role may do with a new table."""
+
+    role: ColumnName = Field(description="A role of the database.")
+    privileges: list[Literal["SELECT", "REFERENCES", "TRIGGER"]] = Field(
+        default_factory=lambda: ["SELECT"], min_length=1, description="Writing is left to the pipeline."
+    )
+
+
+class TableOptions(MartOption):
+    """How Vitrina makes the table of a mart; what one that is there lacks is shown, and never changed or dropped."""
+
+    partition_by: Partitions | None = Field(None, description="Cut the table into partitions.")
+    indexes: list[Index] = Field(default_factory=list, max_length=50, description="Beside that of the key.")
+    comment: str | None = Field(None, max_length=10_000, description="Of the table.")
+    comments: dict[ColumnName, str] = Field(default_factory=dict, description="Of columns, by name.")
+    grants: list[Grant] = Field(default_factory=list, max_length=100, description="Who else may use the table.")

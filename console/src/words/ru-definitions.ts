@@ -58,6 +58,7 @@ const sentences: Record<string, string> = {
   "definition.several": "не подходит полей: {count}. {problems}",
   "definition.source_type": "source_type «{name}»: такого коннектора, открывающего источники, здесь нет; есть: {sources}",
   "definition.step_lacks": "у шага {step} нет {field}",
+  "definition.table_target": "options.table — для таблицы Postgres, schema.table, а не для {target}",
   "definition.table_and_query": "source_table стоит вместо запроса: уберите его или уберите {other}",
   "definition.target_of_step": "шаг {step} задаёт target_table «{target}», а это может только последний шаг",
   "definition.text_too_long": "{path}: не больше {limit} символов",

@@ -76,6 +76,8 @@ const sentences: Record<string, string> = {
   "run.too_costly": "{what}: стоимость по EXPLAIN {cost}, больше options.max_cost {most}",
   "run.too_many_letters": "отвергнуто документов: {letters}, больше options.max_dead_letters ({budget}); посмотрите отвергнутые, исправьте схему индекса или запрос и запустите снова",
   "run.would_cascade": "из источника исчезло строк: {rows}, но их удаление из {target} задело бы {tables}; если так и надо, задайте options.allow_cascade",
+  "run.partition_key": "options.table.partition_by называет «{column}», а это не часть ключа {target} ({key}): строки одного ключа попали бы в разные секции",
+  "run.partition_name": "имя секции {name} длиннее 63 байт: выберите приёмник с именем короче",
   "run.soft_column_given": "в результате есть столбец «{column}», который нужен самой options.deletes.soft в {target}: дайте ему другое имя через AS или назовите там другой столбец",
   "run.view_name_long": "имя {view} — представления для options.history.current_view — длиннее 63 байт: уберите опцию",
   "run.would_shrink": "публикация удалила бы {removed} из {rows} строк {target}; если источник и правда так уменьшился, задайте options.allow_shrink и запустите снова",

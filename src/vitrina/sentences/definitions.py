@@ -89,6 +89,7 @@ SENTENCES = {
     "definition.several": "{count} fields are not acceptable: {problems}",
     "definition.source_type": ("source_type {name!r} is no connector that opens sources here; there are: {sources}"),
     "definition.step_lacks": "step {step} has no {field}",
+    "definition.table_target": "options.table is for a table in Postgres, schema.table, not for {target}",
     "definition.table_and_query": ("source_table stands instead of a query: leave it out, or leave {other} out"),
     "definition.target_of_step": "step {step} sets target_table {target!r}, which only the last step may do",
     "definition.text_too_long": "{path}: {message}{given}",

@@ -143,6 +143,11 @@ SENTENCES = {
         "{rows} row(s) left the source, but deleting them from {target} would cascade through {tables}; set"
         " options.allow_cascade if that is wanted"
     ),
+    "run.partition_key": (
+        "options.table.partition_by names {column!r}, which is no part of the key of {target} ({key}): rows of one key"
+        " would be in several partitions"
+    ),
+    "run.partition_name": "the partition {name} has a name longer than 63 bytes: choose a shorter target",
     "run.soft_column_given": (
         "the result has a column {column!r}, which options.deletes.soft of {target} needs itself: give it another name"
         " with AS, or name another column there"

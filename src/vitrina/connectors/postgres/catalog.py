@@ -351,7 +351,13 @@ def lacking(table: Table, wanted: Sequence[Column]) -> list[Column]:
     return [column for column in wanted if table.column(column.name) is None]
 
 
-def create_table(connection: Connection, target: PostgresTarget, result: Sequence[Column], key: Sequence[str]) -> None:
+def create_table(
+    connection: Connection,
+    target: PostgresTarget,
+    result: Sequence[Column],
+    key: Sequence[str],
+    partitioning: sql.Composable,
+) -> None:
     """A mart from the types of the query's result, with the key as its primary key."""
     columns = sql.SQL(", ").join(
         sql.SQL("{} {}{}").format(
@@ -362,8 +368,11 @@ def create_table(connection: Connection, target: PostgresTarget, result: Sequenc
         for column in result
     )
     connection.execute(
-        sql.SQL("CREATE TABLE {} ({}, PRIMARY KEY ({}))").format(
-            sql.Identifier(target.schema, target.table), columns, sql.SQL(", ").join(map(sql.Identifier, key))
+        sql.SQL("CREATE TABLE {} ({}, PRIMARY KEY ({})){}").format(
+            sql.Identifier(target.schema, target.table),
+            columns,
+            sql.SQL(", ").join(map(sql.Identifier, key)),
+            partitioning,
         )
     )
 

@@ -44,7 +44,13 @@ _RANGES = {
 
 
 def create_table(
-    connection: Connection, target: PostgresTarget, result: Sequence[Column], key: Sequence[str], history: History
+    connection: Connection,
+    target: PostgresTarget,
+    result: Sequence[Column],
+    key: Sequence[str],
+    history: History,
+    *,
+    partitioning: Composable,
 ) -> None:
     """Create the mart with its validity: one state of a key for each time, and one that is current."""
     _refuse_given(target, result, history)
@@ -67,7 +73,8 @@ def create_table(
         constraints.append(_exclusion(connection, target, result, key, history))
     table = Identifier(target.schema, target.table)
     with connection.transaction():
-        connection.execute(SQL("CREATE TABLE {} ({})").format(table, _comma([*columns, *constraints])))
+        parts = _comma([*columns, *constraints])
+        connection.execute(SQL("CREATE TABLE {} ({}){}").format(table, parts, partitioning))
         connection.execute(SQL("CREATE UNIQUE INDEX ON {} ({}) WHERE {} IS NULL").format(table, keys, until))
 
 

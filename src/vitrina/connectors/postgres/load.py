@@ -104,7 +104,8 @@ class MartTarget(BaseTarget):
             opening = self.opening
             settled = left_columns.settle(self.writer, wanted.found, opening.definition.options, opening.others)
         self._to_clear = settled.to_clear
-        return Prepared(key, self.writer.exists, self.writer.is_empty(), self.writer.columns, settled.warnings)
+        warnings = (*settled.warnings, *self.writer.drift())
+        return Prepared(key, self.writer.exists, self.writer.is_empty(), self.writer.columns, warnings)
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
         """Prepare with the key's columns: they are enough to publish that there is nothing."""

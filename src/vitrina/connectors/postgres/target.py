@@ -10,7 +10,7 @@ import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from vitrina import failpoints
-from vitrina.connectors.postgres import bulk_load, catalog, history, mart_identity, merge
+from vitrina.connectors.postgres import bulk_load, catalog, history, mart_identity, merge, table_options
 from vitrina.connectors.postgres.catalog import Table
 from vitrina.connectors.postgres.merge import Merge
 from vitrina.connectors.postgres.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOCH, Stage, StageColumn, stage_name
@@ -122,10 +122,8 @@ class PostgresWriter:
 
     def _create(self, result: Sequence[Column], key: tuple[str, ...]) -> None:
         try:
-            if self._history:
-                history.create_table(self.connection, self._target, result, key, self._history)
-            else:
-                catalog.create_table(self.connection, self._target, [*result, *self._soft_column()], key)
+            with self.connection.transaction():
+                self._create_table(result, key)
             self._made_table = True
         except psycopg.errors.DuplicateTable:
             pass  # another pipeline or person was faster: compare with theirs
@@ -139,13 +137,40 @@ class PostgresWriter:
                     schema=self._target.schema,
                 )
             ) from exc
-        except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidTableDefinition) as exc:
-            # A key of json, which has no order; a column of type record, which no table can have.
+        except (
+            psycopg.errors.UndefinedObject,
+            psycopg.errors.InvalidTableDefinition,
+            psycopg.errors.UndefinedColumn,
+            psycopg.errors.FeatureNotSupported,
+            psycopg.errors.InvalidObjectDefinition,
+        ) as exc:
+            # A key of json, which has no order; a column of type record, which no table can have; an index of a column
+            # that there is not, a role that there is not.
             raise TargetMismatch(
                 say("run.cannot_create_from", target=self._target, message=exc.diag.message_primary)
             ) from exc
         except psycopg.errors.InvalidSchemaName as exc:
             raise FatalError(say("run.no_schema", target=self._target, schema=self._target.schema)) from exc
+
+    def _create_table(self, result: Sequence[Column], key: tuple[str, ...]) -> None:
+        options = self._options.table
+        table_options.refuse_key(self._target, options, key)
+        cut = table_options.partitioning(options)
+        if self._history:
+            history.create_table(self.connection, self._target, result, key, self._history, partitioning=cut)
+        else:
+            catalog.create_table(self.connection, self._target, [*result, *self._soft_column()], key, cut)
+        if options:
+            table_options.create_partitions(self.connection, self._target, options)
+            for statement in table_options.missing(self.connection, self._require_table(), options):
+                self.connection.execute(statement)
+
+    def drift(self) -> tuple[str, ...]:
+        """Say what a table that is there lacks of options.table."""
+        options = self._options.table
+        if options is None or self._table is None or self._made_table:
+            return ()
+        return tuple(table_options.drift(self.connection, self._table, options))
 
     def _add_missing(self, table: Table, missing: Sequence[Column], *, alter: bool) -> Table:
         named = ", ".join(f"{column.name} {column.type}" for column in missing)

@@ -88,7 +88,7 @@ class Grant(MartOption):
 
     role: ColumnName = Field(description="A role of the database.")
     privileges: list[Literal["SELECT", "REFERENCES", "TRIGGER"]] = Field(
-        default_factory=lambda: ["SELECT"], min_length=1, description="Writing is left to the pipeline."
+        ["SELECT"], min_length=1, max_length=3, description="Writing is left to the pipeline."
     )
 
 

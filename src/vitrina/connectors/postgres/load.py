@@ -139,7 +139,7 @@ class MartTarget(BaseTarget):
         gone = self.opening.definition.options.delete_when
         deletes = self.opening.definition.options.deletes
         soft = deletes.soft if deletes else None
-        return (gone, soft) if gone or soft else ()
+        return (gone, soft, self.keeps_history) if gone or soft or self.keeps_history else ()
 
     def open_load(self, loading: Loading) -> Load:
         return StageLoad(self, loading) if loading.kind == "replace" else MergeLoad(self, loading)

@@ -119,7 +119,7 @@ def list_scan_schedules(connection: Connection, kind: str) -> list[Row]:
         LEFT JOIN LATERAL (SELECT r.created_at, r.finished_at FROM etl.etl_requests r
                            WHERE r.pipeline_id = p.id AND r.kind = %s
                            ORDER BY r.created_at DESC LIMIT 1) latest ON true
-        WHERE p.enabled AND p.options -> 'deletes' ->> 'scan' IS NOT NULL
+        WHERE p.enabled AND jsonb_typeof(p.options -> 'deletes' -> 'scan') = 'string'
           AND (latest.created_at IS NULL OR latest.finished_at IS NOT NULL)
         """,
         [kind],

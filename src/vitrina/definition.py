@@ -24,6 +24,7 @@ from pydantic import (
 from vitrina import schedule
 from vitrina.errors import InvalidField
 from vitrina.json_values import BoundedObject
+from vitrina.mart_options import Deletes, History, TableOptions
 from vitrina.ports import registry
 from vitrina.sentences import said_again, say
 from vitrina.step_rules import STEP_NAME, StepRule
@@ -190,11 +191,22 @@ class OwnOptions(Strict):
     step_memory_mb: int = Field(2_048, ge=128, description="Resident memory of a worker process, in MB.")
     reconcile: ReconcileSchedule | None = Field(None, description="Compare mart and source regularly.")
     live: LiveOptions = Field(default_factory=LiveOptions, description="How a live pipeline follows its source.")
+    history: History | None = Field(
+        None, description="Keep every state of a row in the mart, each with the time in which it was valid; see below."
+    )
+    deletes: Deletes | None = Field(
+        None, description="What becomes of rows that left the source, and how they are found; see below."
+    )
+    table: TableOptions | None = Field(
+        None, description="How a new table in Postgres is made: partitions, indexes, comments, grants; see below."
+    )
+    delete_when: ColumnName | None = Field(
+        None, description="Boolean result column: true removes the row from the target. It is not written itself."
+    )
     # search targets
     action: Literal["update", "index"] = Field(
         "update", description="`update` merges into a document, `index` replaces it unless a newer version is there."
     )
-    delete_when: ColumnName | None = Field(None, description="Boolean result column: true deletes the document.")
     index: BoundedObject = Field(default_factory=dict, description="`settings` and `mappings` of a new index.")
     keep_generations: int = Field(1, ge=0, le=100, description="Replaced generations of an index that are kept.")
     max_dead_letters: int | None = Field(
@@ -206,6 +218,11 @@ class OwnOptions(Strict):
     on_concrete_index: Literal["take_over", "refuse"] = Field(
         "take_over", description="Whether a full load may replace an index of the target's name by an alias."
     )
+
+    @property
+    def keeps_one_snapshot(self) -> bool:
+        """Whether a run reads one state of the source: a history has no place for a mixture of two."""
+        return self.consistency == "snapshot" or self.history is not None
 
     @field_validator("index")
     @classmethod
@@ -447,6 +464,36 @@ class Definition(Strict):
         return self
 
     @model_validator(mode="after")
+    def _mart_options_fit(self) -> Self:
+        deletes = self.options.deletes
+        if self.options.table and ":" in self.final_target:
+            raise Unfit("options.table", say("definition.table_target", target=self.final_target))
+        if deletes is None:
+            return self
+        if deletes.soft and (":" in self.final_target or self.options.history):
+            raise Unfit("options.deletes.soft", say("definition.soft_target", target=self.final_target))
+        if deletes.scan and self.mode == "full":
+            raise Unfit("options.deletes", say("definition.deletes_of_full"))
+        if self.options.shared_target:
+            raise Unfit("options.deletes", say("definition.deletes_of_others"))
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_history(self) -> Self:
+        history, options = self.options.history, self.options
+        if history is None:
+            return self
+        if ":" in self.final_target:
+            raise Unfit("options.history", say("definition.history_target", target=self.final_target))
+        for name, given in _AGAINST_HISTORY.items():
+            if getattr(options, name) == given:
+                raise Unfit(f"options.{name}", say("definition.history_and", option=name, value=str(given).lower()))
+        taken = [name for name in self.target_key or () if name in history.columns]
+        if taken:
+            raise Unfit("target_key", say("definition.history_key", column=taken[0]))
+        return self
+
+    @model_validator(mode="after")
     def _runs_after_others(self) -> Self:
         names = [edge.pipeline for edge in self.run_after]
         for place, name in enumerate(names):
@@ -514,6 +561,9 @@ class Definition(Strict):
         place = self.options.target_connection
         return f"{self.final_target}@{place.lower()}" if place and ":" in self.final_target else self.final_target
 
+
+# What would write over a state, or mix two of them.
+_AGAINST_HISTORY = {"shared_target": True, "on_missing_columns": "null", "null_cursor": "read"}
 
 # A name without quotes reads as it does in a query; one with capitals or blanks needs them, as it does there.
 _PART = r"(?:[A-Za-z_][A-Za-z0-9_$]{0,62}|\"[^\"\x00]{1,63}\")"

@@ -17,8 +17,8 @@ from starlette.applications import Starlette
 from tests.support import promlint
 from vitrina.api.middleware import Surroundings
 from vitrina.errors import CannotConnect
+from vitrina.observe import monitoring
 from vitrina.observe.prometheus import Instruments, RunTally
-from vitrina.services import monitoring
 from vitrina.settings import Settings
 from vitrina.store import feed_reports, figures
 from vitrina.store.database import Connection

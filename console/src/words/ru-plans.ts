@@ -66,6 +66,8 @@ const sentences: Record<string, string> = {
   "warning.replicated": "{table} наполняется логической репликацией, отметки в ней старше самих строк",
   "warning.sequence_cache": "у последовательности {sequence} CACHE {cache}: сессии придерживают номера и пишут их после больших: ALTER SEQUENCE {sequence} CACHE 1",
   "warning.sequence_turns": "последовательность {sequence} считает вниз или начинается заново",
+  "warning.table_drift": "в {target} нет того, что просит options.table; чтобы добавить: {statement}",
+  "warning.table_not_partitioned": "{target} не разбита на секции по хешу {column}, как просит options.table; готовая таблица не создаётся заново: загрузите в новый приёмник или уберите опцию",
   "warning.standby": "источник — реплика: строки транзакции, открытой на ведущем дольше options.lookback_seconds ({seconds}), пропускаются",
   "warning.zone_assumed": "у incremental_key {column} нет часового пояса; принят {zone}, как говорит сервер: иное задаёт options.cursor_timezone",
   "check.ends_differ": "крайнее значение {column} ({word}): {source} в источнике, {mart} в витрине",

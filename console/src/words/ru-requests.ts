@@ -75,6 +75,8 @@ const sentences: Record<string, string> = {
     "пайплайн {name} сейчас {status}, а запуск, о котором просили в {at}, уже закончен, или с тех пор попросили о другом; без run_requested_at отменяется всё, что ждёт или идёт",
   "pipeline.run_when_paused": "пайплайн {name} сейчас {status}: дождитесь паузы, затем запустите",
   "pipeline.target_busy": "в этот приёмник сейчас пишет другой пайплайн: дождитесь, пока он закончит, и повторите",
+  "pipeline.history_has_a_writer":
+    "в {target} уже пишет пайплайн {other}, а в витрину с options.history пишет только один; выберите другой приёмник",
   "pipeline.target_has_a_writer":
     "в {target} уже пишет пайплайн {other}, а полная загрузка удаляет то, чего нет в её источнике; выберите другой приёмник или задайте options.shared_target у обоих",
   "pipeline.waits_for": "ждёт раннер, у которого есть {what}",

@@ -23,6 +23,15 @@ const sentences: Record<string, string> = {
   "run.cursor_is_float": "incremental_key «{column}» имеет тип {type}: с чисел с плавающей точкой нельзя точно продолжить; приведите его к numeric в запросе или выберите другой столбец",
   "run.internal": "внутренняя ошибка: {kind}: {message}",
   "run.key_column_missing": "столбца «{column}» из target_key нет в результате запроса (есть: {columns})",
+  "run.delete_when": "options.delete_when называет «{column}», в результате запроса это {type}: назовите логический столбец не из ключа",
+  "run.history_ahead":
+    "в {target} есть состояния от {latest} — позже снимка этого запуска ({at}): их записала другая программа; исправьте их и сбросьте контрольную точку (`vitrina state NAME --reset`)",
+  "run.history_column_given":
+    "в результате есть столбец «{column}», который нужен самой options.history в {target}: дайте ему другое имя через AS или назовите другой столбец в options.history",
+  "run.history_keys":
+    "{target} — не таблица истории: нужны первичный ключ из ключа и {valid_from} и уникальный индекс ключа WHERE {valid_to} IS NULL; добавьте их или дайте запуску создать таблицу",
+  "run.history_needs_gist":
+    "options.history.exclusion для {target}: столбец ключа «{column}» имеет тип {type}, для него нужно расширение btree_gist; выполните CREATE EXTENSION btree_gist в базе витрины или уберите опцию",
   "run.key_is_not_unique": "target_key ({columns}) — не первичный ключ и не уникальное ограничение {schema}.{table}; добавьте его или назовите столбцы существующего",
   "run.key_is_null": "столбец ключа «{column}» в строке источника — NULL; {target} по нему узнаёт строку: отберите такие строки в запросе или измените target_key",
   "run.key_not_in_result": "в результате запроса нет «{column}» — части первичного ключа {schema}.{table} (есть: {columns})",
@@ -48,6 +57,8 @@ const sentences: Record<string, string> = {
   "run.needs_key": "таблицы-приёмника ещё нет: задайте target_key — столбцы, которые отличают строку",
   "run.never_reached": "никакая настройка этого не разрешает: каталоги сервера и метахранилище — не для запросов",
   "run.no_columns": "в запросе нет столбцов: выберите то, что должно быть в приёмнике",
+  "run.no_current_view": "представление {view} для options.history.current_view создать нельзя: {message}; уберите то, что мешает, или опцию",
+  "run.no_history": "в {target} нет столбца «{column}» типа {type}, который нужен options.history; добавьте его или выберите для истории новый приёмник",
   "run.no_cursor": "у пайплайна нет incremental_key: выберите его или режим full",
   "run.no_message": "сообщение не сохранилось",
   "run.no_primary_key": "у {schema}.{table} нет первичного ключа: добавьте его или задайте target_key",
@@ -82,6 +93,10 @@ const sentences: Record<string, string> = {
   "run.too_costly": "{what}: стоимость по EXPLAIN {cost}, больше options.max_cost {most}",
   "run.too_many_letters": "отвергнуто документов: {letters}, больше options.max_dead_letters ({budget}); посмотрите отвергнутые, исправьте схему индекса или запрос и запустите снова",
   "run.would_cascade": "из источника исчезло строк: {rows}, но их удаление из {target} задело бы {tables}; если так и надо, задайте options.allow_cascade",
+  "run.partition_key": "options.table.partition_by называет «{column}», а это не часть ключа {target} ({key}): строки одного ключа попали бы в разные секции",
+  "run.partition_name": "имя секции {name} длиннее 63 байт: выберите приёмник с именем короче",
+  "run.soft_column_given": "в результате есть столбец «{column}», который нужен самой options.deletes.soft в {target}: дайте ему другое имя через AS или назовите там другой столбец",
+  "run.view_name_long": "имя {view} — представления для options.history.current_view — длиннее 63 байт: уберите опцию",
   "run.would_shrink": "публикация удалила бы {removed} из {rows} строк {target}; если источник и правда так уменьшился, задайте options.allow_shrink и запустите снова",
   "advice.add_columns": "Добавьте столбцы в {schema}.{table} (ALTER TABLE ... ADD), уберите их из запроса или задайте options.on_schema_change = add_columns, затем запустите снова.",
   "advice.add_primary_key": "Измените пайплайн и задайте target_key, или ALTER TABLE {schema}.{table} ADD PRIMARY KEY (...), затем запустите снова.",

@@ -121,6 +121,8 @@ def _end_pass(run: Run, load: Load, following: Pass) -> None:
 
     def move(done: Done) -> Checkpoint:
         run.meter.reached(ended.safe_upto)
+        for name, value in done.notes.items():
+            run.meter.note(name, value)
         return ended.identified(**done.identity)
 
     fence = run.fence("ending the pass", move, point="pass.fenced")

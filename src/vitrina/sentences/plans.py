@@ -105,6 +105,11 @@ SENTENCES = {
         " SEQUENCE {sequence} CACHE 1"
     ),
     "warning.sequence_turns": "the sequence {sequence} counts down, or begins again at its end",
+    "warning.table_drift": "{target} lacks what options.table asks for; to add it: {statement}",
+    "warning.table_not_partitioned": (
+        "{target} is not partitioned by the hash of {column}, as options.table asks; a table that is there is not made"
+        " anew: load into a new target, or leave the option out"
+    ),
     "warning.standby": (
         "the source is a standby: rows of a transaction that is open on its primary for longer than"
         " options.lookback_seconds ({seconds:g}) are missed"

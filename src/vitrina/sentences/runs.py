@@ -43,6 +43,26 @@ SENTENCES = {
     ),
     "run.internal": "internal error: {kind}: {message}",
     "run.key_column_missing": "target_key column {column!r} is not in the query's result (it has: {columns})",
+    "run.delete_when": (
+        "options.delete_when names {column!r}, which is {type} in the query's result: name a boolean column that is no"
+        " part of the key"
+    ),
+    "run.history_ahead": (
+        "{target} has states of {latest}, later than the snapshot of this run ({at}): another program wrote them;"
+        " correct them, then reset the pipeline's checkpoint (`vitrina state NAME --reset`)"
+    ),
+    "run.history_column_given": (
+        "the result has a column {column!r}, which options.history of {target} needs itself: give it another name with"
+        " AS, or name another column in options.history"
+    ),
+    "run.history_keys": (
+        "{target} is no table of a history: it needs a primary key of the key and {valid_from}, and a unique index of"
+        " the key WHERE {valid_to} IS NULL; add them, or let a run create the table"
+    ),
+    "run.history_needs_gist": (
+        "options.history.exclusion of {target}: the key column {column!r} is {type}, which needs the extension"
+        " btree_gist; CREATE EXTENSION btree_gist in the database of the mart, or leave the option out"
+    ),
     "run.key_is_not_unique": (
         "target_key ({columns}) is not a primary key or unique constraint of {schema}.{table}; add one, or name the"
         " columns of an existing one"
@@ -94,6 +114,14 @@ SENTENCES = {
     "run.never_reached": "no setting allows it: the server's catalogs and the metastore are not for queries",
     "run.no_columns": "the source query has no columns: select what the target shall hold",
     "run.no_cursor": "the pipeline has no incremental_key: choose one, or mode 'full'",
+    "run.no_current_view": (
+        "the view {view} of options.history.current_view cannot be made: {message}; drop or rename what is in its way,"
+        " or leave the option out"
+    ),
+    "run.no_history": (
+        "{target} has no column {column!r} of type {type}, which options.history needs; add it, or choose a new target"
+        " for the history"
+    ),
     "run.no_message": "no message was kept",
     "run.no_primary_key": "{schema}.{table} has no primary key: add one, or set target_key",
     "run.no_query": "the pipeline has no source query",
@@ -146,6 +174,18 @@ SENTENCES = {
     "run.would_cascade": (
         "{rows} row(s) left the source, but deleting them from {target} would cascade through {tables}; set"
         " options.allow_cascade if that is wanted"
+    ),
+    "run.partition_key": (
+        "options.table.partition_by names {column!r}, which is no part of the key of {target} ({key}): rows of one key"
+        " would be in several partitions"
+    ),
+    "run.partition_name": "the partition {name} has a name longer than 63 bytes: choose a shorter target",
+    "run.soft_column_given": (
+        "the result has a column {column!r}, which options.deletes.soft of {target} needs itself: give it another name"
+        " with AS, or name another column there"
+    ),
+    "run.view_name_long": (
+        "{view}, the view of options.history.current_view, has a name longer than 63 bytes: leave the option out"
     ),
     "run.would_shrink": (
         "publishing would delete {removed} of {rows} rows of {target}; if the source really shrank that much, set"

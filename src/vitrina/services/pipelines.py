@@ -380,7 +380,10 @@ def refuse_second_writer(connection: Connection, row: Row) -> None:
     definition = pipelines.definition_of(row)
     other = pipelines.find_rival(connection, row["id"], definition)
     if other:
-        raise Conflict(say("pipeline.target_has_a_writer", target=definition.final_target, other=other["name"]))
+        target = definition.final_target
+        if definition.options.history or other["keeps_history"]:
+            raise Conflict(say("pipeline.history_has_a_writer", target=target, other=other["name"]))
+        raise Conflict(say("pipeline.target_has_a_writer", target=target, other=other["name"]))
 
 
 # --- guards ----------------------------------------------------------------------------------------------------

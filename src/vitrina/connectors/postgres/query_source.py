@@ -113,8 +113,13 @@ class QuerySource(OpenedQuery):
         return None
 
     def fitting(self, found: Checkpoint) -> Checkpoint:
-        """Forget where a pass was interrupted if the id column has changed. It begins again at the safe point."""
-        if self.cursor is None or found.stage is not None or found.fingerprint in (None, self.identity):
+        """Forget where a pass was interrupted, if the id is another one now: it begins again at what is safe.
+
+        With a history it always does: the rest would come from another snapshot than the beginning.
+        """
+        if self.cursor is None or found.stage is not None:
+            return found
+        if self.definition.options.history is None and found.fingerprint in (None, self.identity):
             return found
         return replace(found, last_key=None, last_id=None)
 
@@ -247,7 +252,9 @@ class QuerySource(OpenedQuery):
 
     def max_snapshot_seconds(self, window: Window) -> float | None:
         """Limit the age of a snapshot; a load that promises one snapshot keeps it for its whole time."""
-        return None if window.one_snapshot else self.definition.options.max_snapshot_seconds
+        options = self.definition.options
+        whole = window.one_snapshot or options.history is not None
+        return None if whole else options.max_snapshot_seconds
 
     def admit_window(self, bounds: Bounds) -> None:
         """Check the window that is about to be read: `:since` and `:until` may change what a query reads."""

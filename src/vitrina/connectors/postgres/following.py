@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from vitrina.connectors.postgres.derive.derivation import QueryDerivation
     from vitrina.connectors.postgres.keyed import KeyedQuery
-    from vitrina.connectors.postgres.query_source import QuerySource
+    from vitrina.connectors.postgres.opened_query import OpenedQuery
 
 _XIDS = 1 << 32
 
@@ -55,7 +55,7 @@ class Snapshot:
 class QueryFollowing:
     """A query that is followed through the reader's session."""
 
-    def __init__(self, source: "QuerySource", derivation: "QueryDerivation", keyed: "KeyedQuery") -> None:
+    def __init__(self, source: "OpenedQuery", derivation: "QueryDerivation", keyed: "KeyedQuery") -> None:
         self.source = source
         self.keyed = keyed
         self.derivation = derivation
@@ -142,7 +142,7 @@ class AskedRows:
     """The query's rows for stale keys, as Arrow."""
 
     def __init__(
-        self, moment: QueryMoment, source: "QuerySource", key: Sequence[str], stale: Stale, form: Form
+        self, moment: QueryMoment, source: "OpenedQuery", key: Sequence[str], stale: Stale, form: Form
     ) -> None:
         self._moment = moment
         self._key = tuple(key)

@@ -22,7 +22,7 @@ from vitrina.store import database
 
 if TYPE_CHECKING:
     from vitrina.connectors.postgres.derive.derivation import QueryDerivation
-    from vitrina.connectors.postgres.query_source import QuerySource
+    from vitrina.connectors.postgres.opened_query import OpenedQuery
 
 # A table of so many rows may be scanned once for each key; the planner prefers that to an index for small tables.
 SMALL_TABLE_ROWS = 1_000
@@ -42,7 +42,7 @@ class KeyedQuery:
     types: Mapping[str, str]
 
     @classmethod
-    def plan(cls, source: "QuerySource", derivation: "QueryDerivation") -> "KeyedQuery":
+    def plan(cls, source: "OpenedQuery", derivation: "QueryDerivation") -> "KeyedQuery":
         """Choose the way by which stale keys are asked for; raises when each of them would cost a scan."""
         types = {name: unsized(source.types[name]) for name in derivation.key}
         made = cls(source.query, derivation.key, types)

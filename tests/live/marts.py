@@ -213,7 +213,7 @@ class Marts:
         try:
             self.sql(f"SELECT pg_drop_replication_slot('{slot}')")
         except psycopg.Error:
-            return not self.sql(f"SELECT FROM pg_replication_slots WHERE slot_name = '{slot}'")
+            return not self.sql(f"SELECT 1 FROM pg_replication_slots WHERE slot_name = '{slot}'")
         return True
 
 

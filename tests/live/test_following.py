@@ -151,7 +151,7 @@ def test_deleting_the_last_live_pipeline_drops_slot_and_publication(followed: Ma
     followed.await_true("paused", lambda: followed.row("films")["status"] == "PAUSED")
     services.remove(followed.metastore, CALLER, "films")
     followed.await_true("no slot", lambda: not followed.slots())
-    followed.await_true("no publication", lambda: not followed.sql("SELECT FROM pg_publication"))
+    followed.await_true("no publication", lambda: not followed.sql("SELECT pubname FROM pg_publication"))
 
 
 def test_its_status_says_which_moment_it_shows(followed: Marts) -> None:

@@ -59,7 +59,9 @@ def bench(settings: Settings) -> Iterator[Workbench]:
         database.connect(settings.admin_url.get_secret_value(), "vitrina:test-admin") as session,
         database.connect(settings.require_database_url(), "vitrina:test") as metastore,
     ):
-        yield Workbench(settings, session, metastore)
+        found = Workbench(settings, session, metastore)
+        yield found
+        found.pool.close()
 
 
 @pytest.fixture

@@ -86,12 +86,13 @@ class Ledger:
 class Attempt:
     """One runner that writes to the target, as the loop of a run would."""
 
+    # What it told its fences that it did.
+    counts = Counts()
+
     def __init__(self, ledger: Ledger, target: Target, epoch: int, key: tuple[str, ...]) -> None:
         self.ledger = ledger
         self.epoch = epoch
         self.target = target
-        # What it told its fences that it did.
-        self.counts = Counts()
         self._load: Load | None = None
         ledger.epoch = epoch
         target.seize()

@@ -154,7 +154,7 @@ class RunControl:
             return list(self._lines)
 
     def cancel(self) -> None:
-        """Ask the servers to cancel running statements, and cut off a server that does not react."""
+        """Ask the servers to cancel running statements; the watchdog cuts off a server that does not react."""
         for line in self.lines:
             line.cancel(_CANCEL_SECONDS)
 

@@ -188,6 +188,7 @@ Schema for editors.
 
 def definition_page() -> str:
     from vitrina.definition import LOCKED_WHILE_RUNNING, Definition, Options, ReconcileSchedule, RunAfter, Task
+    from vitrina.mart_options import Deletes, Grant, History, Index, Partitions, TableOptions
 
     locked = ", ".join(f"`{name}`" for name in Definition.model_fields if name in LOCKED_WHILE_RUNNING)
     return "\n".join([
@@ -211,6 +212,27 @@ def definition_page() -> str:
         "",
         "### options.reconcile\n",
         *_fields(ReconcileSchedule.model_json_schema()),
+        "",
+        "### options.deletes\n",
+        "[Rows that are deleted in the source](../how-to/deletes.md) says how they are found.\n",
+        *_fields(Deletes.model_json_schema()),
+        "",
+        "### options.history\n",
+        "Of tables in Postgres. [Keep a history](../how-to/history.md) says what it promises.\n",
+        *_fields(History.model_json_schema()),
+        "",
+        "### options.table\n",
+        "Of tables in Postgres, when a run creates them; warnings of the plan say what a table that is there lacks.\n",
+        *_fields(TableOptions.model_json_schema()),
+        "",
+        "`partition_by`:\n",
+        *_fields(Partitions.model_json_schema()),
+        "",
+        "Each of `indexes`:\n",
+        *_fields(Index.model_json_schema()),
+        "",
+        "Each of `grants`:\n",
+        *_fields(Grant.model_json_schema()),
         "",
     ])  # fmt: skip
 
@@ -309,9 +331,10 @@ def _of_metastore() -> Iterator[tuple[str, str, str, str]]:
     from vitrina.observe import monitoring
 
     totals = {"queue_depth": 0, "queue_oldest": 0, "runners_alive": 0, "notifications_waiting": 0}
-    nothing = monitoring.Found(rows=[], totals=totals, statuses=Counter(), rest=None)
+    nothing = monitoring.Found(rows=[], totals=totals, statuses=Counter(), rest=None, feeds=[])
     families = [*monitoring._totals(nothing), monitoring._statuses(nothing), monitoring._failures(nothing)]
     families += [monitoring._gauge(gauge, nothing) for gauge in monitoring.PIPELINE_GAUGES]
+    families += monitoring._feeds([], monitoring.MAX_PIPELINES)
     yield "vitrina_metastore_up", "gauge", "", "Whether the metastore answers."
     for family in families:
         yield family.name, family.type, ", ".join(f"`{label}`" for label in family._labelnames), family.documentation

@@ -89,6 +89,11 @@ const runners = createRoute({
   path: "/runners",
   component: lazyRouteComponent(() => import("./pages/runners"), "RunnersPage"),
 });
+const feeds = createRoute({
+  getParentRoute: () => root,
+  path: "/feeds",
+  component: lazyRouteComponent(() => import("./pages/feeds"), "FeedsPage"),
+});
 const connections = createRoute({
   getParentRoute: () => root,
   path: "/connections",
@@ -117,7 +122,7 @@ const settings = createRoute({
 });
 
 export const router = createRouter({
-  routeTree: root.addChildren([home, pipelines, pipeline, edit, create, graph, runs, run, connections, runners, letters, audit, settings]),
+  routeTree: root.addChildren([home, pipelines, pipeline, edit, create, graph, runs, run, connections, feeds, runners, letters, audit, settings]),
   basepath: "/ui",
   defaultPreload: "intent",
   scrollRestoration: false,

@@ -79,6 +79,7 @@ const PLACES: { to: string; icon: IconName; words: string }[] = [
   { to: "/graph", icon: "graph", words: "Graph" },
   { to: "/runs", icon: "runs", words: "Runs" },
   { to: "/connections", icon: "connections", words: "Connections" },
+  { to: "/feeds", icon: "feeds", words: "Feeds" },
   { to: "/runners", icon: "runners", words: "Runners" },
   { to: "/dead-letters", icon: "letters", words: "Dead letters" },
   { to: "/audit", icon: "audit", words: "Audit" },

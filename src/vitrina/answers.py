@@ -454,6 +454,13 @@ class Lag(Answer):
     )
 
 
+class Following(Answer):
+    """Where a live pipeline stands: its target is the query's result at `as_of`."""
+
+    as_of: datetime
+    lag_seconds: float
+
+
 class LastError(Told):
     """The error that a person should look at."""
 
@@ -505,6 +512,7 @@ class PipelineStatus(Told):
     run: Run | None = Field(None, description="The run at work, else the latest one.")
     last_load: Run | None = Field(None, description="The same, without repairs and replays: they correct some rows.")
     progress: Progress | None
+    following: Following | None = Field(None, description="Of a live pipeline that follows its source.")
     checkpoint: Checkpoint | None
     lag: Lag
     waits_for: list[WaitsFor] = Field(default_factory=list, description="The pipelines that it runs after.")
@@ -680,6 +688,41 @@ class Connector(Answer):
     target: bool = False
     options: dict[str, Any] | None = Field(None, description="JSON Schema of `options.<name>`.")
     runners: int = Field(0, description="How many live runners have it.")
+
+
+class Follower(Answer):
+    """A live pipeline and how far it is behind its feed."""
+
+    pipeline: str
+    tables: list[str] = Field(default_factory=list, description="Those of the source whose changes it needs.")
+    is_ready: bool = Field(description="All of its tables are in the log.")
+    backlog_changes: int | None = Field(None, description="Stored changes that it has not passed; null: none are kept.")
+    must_reload: str | None = Field(None, description="Why it is loaded again: changes that it needed are lost.")
+    problem: str | None = Field(None, description="What it waits for, with the statements to run.")
+
+
+class Feed(Answer):
+    """The log of a source database, which a runner reads for all live pipelines on it."""
+
+    id: UUID
+    connection: str
+    slot: str = Field(description="The replication slot at the source.")
+    publication: str
+    is_owned: bool = Field(description="Whether a runner reads it now.")
+    host: str | None = Field(None, description="Where that runner is.")
+    problem: str | None = Field(None, description="What keeps it from being read, with the statements to run.")
+    problem_since: datetime | None = None
+    lag_seconds: float | None = Field(None, description="How long ago the source wrote what is read now.")
+    behind_bytes: int | None = Field(None, description="What the source has written since.")
+    retained_bytes: int | None = Field(None, description="What of its log the source keeps for the slot.")
+    keep_bytes: int | None = Field(None, description="What it may keep before it gives the slot up; null: no limit.")
+    wal_status: str | None = Field(None, description="Of the slot, as pg_replication_slots says it.")
+    stored_changes: int = Field(0, description="Changes that were stored since the feed was made.")
+    kept_changes: int = Field(0, description="Those of them that are still kept, because a pipeline needs them.")
+    segments: int = 0
+    stored_commit_at: datetime | None = Field(None, description="When the last stored change was committed.")
+    measured_at: datetime | None = None
+    followers: list[Follower] = Field(default_factory=list)
 
 
 class Connection(Answer):

@@ -361,6 +361,9 @@ class Client:
     def list_connectors(self) -> list[answers.Connector]:
         return self._ask(Page[answers.Connector], "GET", "/connectors").items
 
+    def list_feeds(self) -> list[answers.Feed]:
+        return self._ask(Page[answers.Feed], "GET", "/feeds").items
+
     def list_connections(self) -> list[answers.Connection]:
         return self._ask(Page[answers.Connection], "GET", "/connections").items
 

@@ -24,6 +24,7 @@ from pydantic import (
 from vitrina import schedule
 from vitrina.errors import InvalidField
 from vitrina.json_values import BoundedObject
+from vitrina.mart_options import Deletes, History, TableOptions
 from vitrina.ports import registry
 from vitrina.sentences import said_again, say
 from vitrina.step_rules import STEP_NAME, StepRule
@@ -70,6 +71,31 @@ class ReconcileSchedule(Strict):
             schedule.check(value)
         except InvalidField as exc:
             raise ValueError(said_again(exc.message, field="interval")) from exc
+        return value
+
+
+class LiveOptions(Strict):
+    """How a live pipeline follows its source, where that cannot be derived from the query."""
+
+    affects: dict[str, str] = Field(
+        default_factory=dict,
+        max_length=100,
+        description="For a source table, `schema.table`: a query that gives the target keys which a changed row of it"
+        " concerns; `:column` is a value of that row.",
+    )
+    reload: str | None = Field(
+        None,
+        max_length=200,
+        description="Load everything this often beside following, such as `15m`: for queries whose result changes with"
+        " time, and at most this often for changes that concern every key.",
+        examples=["15m"],
+    )
+
+    @field_validator("reload")
+    @classmethod
+    def _reload_is_an_interval(cls, value: str | None) -> str | None:
+        if value is not None and schedule.interval_of(value) is None:
+            raise ValueError(say("definition.live_reload", reload=value))
         return value
 
 
@@ -164,11 +190,23 @@ class OwnOptions(Strict):
     )
     step_memory_mb: int = Field(2_048, ge=128, description="Resident memory of a worker process, in MB.")
     reconcile: ReconcileSchedule | None = Field(None, description="Compare mart and source regularly.")
+    live: LiveOptions = Field(default_factory=LiveOptions, description="How a live pipeline follows its source.")
+    history: History | None = Field(
+        None, description="Keep every state of a row in the mart, each with the time in which it was valid; see below."
+    )
+    deletes: Deletes | None = Field(
+        None, description="What becomes of rows that left the source, and how they are found; see below."
+    )
+    table: TableOptions | None = Field(
+        None, description="How a new table in Postgres is made: partitions, indexes, comments, grants; see below."
+    )
+    delete_when: ColumnName | None = Field(
+        None, description="Boolean result column: true removes the row from the target. It is not written itself."
+    )
     # search targets
     action: Literal["update", "index"] = Field(
         "update", description="`update` merges into a document, `index` replaces it unless a newer version is there."
     )
-    delete_when: ColumnName | None = Field(None, description="Boolean result column: true deletes the document.")
     index: BoundedObject = Field(default_factory=dict, description="`settings` and `mappings` of a new index.")
     keep_generations: int = Field(1, ge=0, le=100, description="Replaced generations of an index that are kept.")
     max_dead_letters: int | None = Field(
@@ -180,6 +218,11 @@ class OwnOptions(Strict):
     on_concrete_index: Literal["take_over", "refuse"] = Field(
         "take_over", description="Whether a full load may replace an index of the target's name by an alias."
     )
+
+    @property
+    def keeps_one_snapshot(self) -> bool:
+        """Whether a run reads one state of the source: a history has no place for a mixture of two."""
+        return self.consistency == "snapshot" or self.history is not None
 
     @field_validator("index")
     @classmethod
@@ -338,7 +381,9 @@ class Definition(Strict):
     target_key: list[ColumnName] | None = Field(
         None, min_length=1, max_length=32, description="Key of the target; by default its existing primary key."
     )
-    mode: Literal["full", "incremental"] = Field("full", description="Everything each time, or what is new.")
+    mode: Literal["full", "incremental", "live"] = Field(
+        "full", description="Everything each time, what is new, or (`live`) what changed, within a second."
+    )
     incremental_key: ColumnName | None = Field(None, description="Result column that says what is new.")
     incremental_id_key: ColumnName | None = Field(None, description="Result column that orders equal cursors.")
     batch_size: int = Field(DEFAULT_BATCH_SIZE, ge=1, le=MAX_BATCH_SIZE, description="Rows of a batch, at most.")
@@ -404,6 +449,48 @@ class Definition(Strict):
             raise Unfit("source_table", say("definition.table_and_query", other=other))
         if self.source_table and self.reads_postgres and not _TABLE.fullmatch(self.source_table):
             raise Unfit("source_table", say("definition.not_a_table", table=self.source_table[:80]))
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_followed(self) -> Self:
+        if self.mode != "live":
+            return self
+        if self.python_source or not self.reads_postgres:
+            raise Unfit("mode", say("definition.live_needs_query"))
+        if self.options.shared_target:
+            raise Unfit("options.shared_target", say("definition.live_shared"))
+        if self.options.delete_when:
+            raise Unfit("options.delete_when", say("definition.live_delete_when"))
+        return self
+
+    @model_validator(mode="after")
+    def _mart_options_fit(self) -> Self:
+        deletes = self.options.deletes
+        if self.options.table and ":" in self.final_target:
+            raise Unfit("options.table", say("definition.table_target", target=self.final_target))
+        if deletes is None:
+            return self
+        if deletes.soft and (":" in self.final_target or self.options.history):
+            raise Unfit("options.deletes.soft", say("definition.soft_target", target=self.final_target))
+        if deletes.scan and self.mode == "full":
+            raise Unfit("options.deletes", say("definition.deletes_of_full"))
+        if self.options.shared_target:
+            raise Unfit("options.deletes", say("definition.deletes_of_others"))
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_history(self) -> Self:
+        history, options = self.options.history, self.options
+        if history is None:
+            return self
+        if ":" in self.final_target:
+            raise Unfit("options.history", say("definition.history_target", target=self.final_target))
+        for name, given in _AGAINST_HISTORY.items():
+            if getattr(options, name) == given:
+                raise Unfit(f"options.{name}", say("definition.history_and", option=name, value=str(given).lower()))
+        taken = [name for name in self.target_key or () if name in history.columns]
+        if taken:
+            raise Unfit("target_key", say("definition.history_key", column=taken[0]))
         return self
 
     @model_validator(mode="after")
@@ -474,6 +561,9 @@ class Definition(Strict):
         place = self.options.target_connection
         return f"{self.final_target}@{place.lower()}" if place and ":" in self.final_target else self.final_target
 
+
+# What would write over a state, or mix two of them.
+_AGAINST_HISTORY = {"shared_target": True, "on_missing_columns": "null", "null_cursor": "read"}
 
 # A name without quotes reads as it does in a query; one with capitals or blanks needs them, as it does there.
 _PART = r"(?:[A-Za-z_][A-Za-z0-9_$]{0,62}|\"[^\"\x00]{1,63}\")"

@@ -159,6 +159,12 @@ class Disconnected(TransientError):
     code = "disconnected"
 
 
+class FeedLost(TransientError):
+    """The log of a source cannot be read on from where it was stored: its followers are loaded again."""
+
+    code = "feed_lost"
+
+
 class FatalError(RunError):
     """Trying again changes nothing; a person has to act."""
 

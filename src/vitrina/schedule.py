@@ -54,6 +54,14 @@ def next_after(
         ) from exc
 
 
+def interval_of(text: str) -> timedelta | None:
+    """Read a span of time, such as `15m` or `PT15M`; None: it is none, or too short or too long for one."""
+    try:
+        return _interval(text) if text.isascii() else None
+    except InvalidField:
+        return None
+
+
 def _refused(code: str, schedule: str) -> InvalidField:
     return InvalidField("schedule_interval", say(code, field="schedule_interval", schedule=schedule))
 

@@ -26,7 +26,9 @@ APP_ROLE = "vitrina_app"
 DEFAULT_CONNECTION = "default"
 SECRET_KEY_BYTES = 32
 
-_CONNECTION_VARIABLE = re.compile(r"VITRINA_CONN_([A-Z0-9_]+?)(_MAX_CONNECTIONS|_STATEMENT_TIMEOUT_SECONDS)?(_FILE)?")
+_CONNECTION_VARIABLE = re.compile(
+    r"VITRINA_CONN_([A-Z0-9_]+?)(_MAX_CONNECTIONS|_STATEMENT_TIMEOUT_SECONDS|_FEED)?(_FILE)?"
+)
 
 
 class ConnectionLimits(BaseModel):
@@ -97,6 +99,9 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="This and more serious.")
 
     concurrency: int = Field(4, ge=1, le=64, description="Pipelines that one runner works on at a time.")
+    followers: int = Field(
+        64, ge=1, le=1000, description="Live pipelines that one runner follows at a time, beside VITRINA_CONCURRENCY."
+    )
     source_concurrency: int | None = Field(
         None, ge=1, description="Runs of all runners that may read from one connection at a time."
     )
@@ -123,6 +128,15 @@ class Settings(BaseModel):
     keep_sessions_seconds: float = Field(
         60.0, ge=0, description="How long a runner keeps a PostgreSQL session that no run uses; 0: not at all."
     )
+    feed_url: SecretStr | None = Field(
+        None, description="Login that follows the log of the default database, for live pipelines: needs REPLICATION."
+    )
+    feed_unlimited_wal: bool = Field(
+        False, description="Follow sources whose max_slot_wal_keep_size is -1, so that their disks may fill."
+    )
+    max_change_backlog: int = Field(
+        5_000_000, ge=1_000, description="Stored changes that a live pipeline may be behind before it is loaded again."
+    )
     runs_retention_days: int = Field(90, ge=1, description="How long the history of runs is kept.")
     events_retention_hours: int = Field(48, ge=1, description="How long `GET /events` can replay.")
     logs_retention_days: int = Field(
@@ -145,11 +159,14 @@ class Settings(BaseModel):
     connection_limits: dict[str, ConnectionLimits] = Field(
         default_factory=dict, description="Their own limits, by name: `VITRINA_CONN_<NAME>_<LIMIT>`."
     )
+    feeds: dict[str, SecretStr] = Field(
+        default_factory=dict, description="Logins that follow the logs of named databases: `VITRINA_CONN_<NAME>_FEED`."
+    )
     shut_connections: dict[str, str] = Field(
         default_factory=dict, description="Kept in the metastore, but not to be opened here: why. Filled by a runner."
     )
 
-    @field_validator("database_url", "admin_url", "reader_url")
+    @field_validator("database_url", "admin_url", "reader_url", "feed_url")
     @classmethod
     def _url_says_where_and_who(cls, url: SecretStr | None) -> SecretStr | None:
         found = dsn.problem(url.get_secret_value()) if url else None
@@ -165,6 +182,15 @@ class Settings(BaseModel):
             if found:
                 raise ValueError(f"VITRINA_CONN_{name.upper()}: {found}")
         return connections
+
+    @field_validator("feeds")
+    @classmethod
+    def _feeds_say_where_and_who(cls, feeds: dict[str, SecretStr]) -> dict[str, SecretStr]:
+        for name, url in feeds.items():
+            found = dsn.problem(url.get_secret_value())
+            if found:
+                raise ValueError(f"VITRINA_CONN_{name.upper()}_FEED: {found}")
+        return feeds
 
     @field_validator("secret_key")
     @classmethod
@@ -275,6 +301,16 @@ class Settings(BaseModel):
             )
         return found.get_secret_value()
 
+    def find_feed_url(self, name: str | None) -> str | None:
+        """Find the login that follows a database's log. It can copy a whole cluster, so no users' SQL runs under it."""
+        found = self.feed_url if name in (None, DEFAULT_CONNECTION) else self.feeds.get(str(name).lower())
+        return found.get_secret_value() if found else None
+
+    @property
+    def feed_connections(self) -> list[str]:
+        """Names of the connections whose logs this process can follow."""
+        return [*([DEFAULT_CONNECTION] if self.feed_url else []), *sorted(self.feeds)]
+
     def connector_of(self, name: str | None) -> str | None:
         """Return the name of the connector that opens a connection. None: it is kept and cannot be opened here."""
         if name is None or name.lower() == DEFAULT_CONNECTION:
@@ -318,6 +354,15 @@ def connection_problem(url: str) -> str | None:
     return found.url_problem(url) if found and found.url_problem else None
 
 
+def feed_variable(connection: str | None) -> str:
+    """Name the variable that holds the login of a feed."""
+    return (
+        f"VITRINA_CONN_{connection.upper()}_FEED"
+        if connection not in (None, DEFAULT_CONNECTION)
+        else "VITRINA_FEED_URL"
+    )
+
+
 def limit_variable(connection: str, limit: str) -> str:
     return f"VITRINA_CONN_{connection.upper()}_{limit.upper()}"
 
@@ -336,7 +381,7 @@ def load(environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path
     }
     if isinstance(values.get("backoff_seconds"), str):
         values["backoff_seconds"] = tuple(float(part) for part in _listed(values["backoff_seconds"]))
-    values["connections"], values["connection_limits"] = _connections(variables)
+    values["connections"], values["connection_limits"], values["feeds"] = _connections(variables)
     try:
         return Settings(**(values | overrides))
     except ValidationError as exc:
@@ -367,20 +412,25 @@ def _with_files(variables: Mapping[str, str]) -> dict[str, str]:
     return merged
 
 
-def _connections(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return URLs by the names of connections, and their limits."""
+def _connections(
+    variables: Mapping[str, str],
+) -> tuple[dict[str, str], dict[str, dict[str, str]], dict[str, str]]:
+    """Return URLs by the names of connections, their limits, and the logins of their feeds."""
     urls: dict[str, str] = {}
     limits: dict[str, dict[str, str]] = {}
+    feeds: dict[str, str] = {}
     for variable, value in variables.items():
         match = _CONNECTION_VARIABLE.fullmatch(variable)
         if not match or match[3] or not value:
             continue
-        name, limit = match[1].lower(), match[2]
-        if limit:
-            limits.setdefault(name, {})[limit.removeprefix("_").lower()] = value
+        name, suffix = match[1].lower(), match[2]
+        if suffix == "_FEED":
+            feeds[name] = value
+        elif suffix:
+            limits.setdefault(name, {})[suffix.removeprefix("_").lower()] = value
         else:
             urls[name] = value
-    return urls, limits
+    return urls, limits, feeds
 
 
 def _decoded(key: str) -> bytes:

@@ -82,6 +82,9 @@ MOVES: tuple[Move, ...] = (
     *_moves(
         "conclude_run", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "batch boundary or end of data, then pause"
     ),
+    *_moves("begin_again", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "a live pipeline begins its next run"),
+    *_moves("begin_again", (_S.RUNNING,), _S.IDLE, Actor.RUNNER, "a live pipeline was disabled"),
+    *_moves("begin_again", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.RUNNER, "a live pipeline was to pause"),
     *_moves("fail_run", (_S.RUNNING, _S.PAUSE_REQUESTED), _S.FAILED, Actor.RUNNER, "error after retries"),
     *_moves("fail_run", (_S.RUNNING,), _S.IDLE, Actor.RUNNER, "a backfill failed; the schedule goes on"),
     *_moves("fail_run", (_S.RUNNING,), _S.RUN_REQUESTED, Actor.RUNNER, "the same; a run was asked for as well"),

@@ -22,6 +22,11 @@ def legitimate() -> list[Query]:
     return _read("legitimate.sql") + _read("analysts.sql")
 
 
+def followed() -> list[Query]:
+    """Over several tables, of which live mode has to know what a change means for them."""
+    return _read("followed.sql")
+
+
 def schema() -> str:
     """Small tables `content.*` and `ugc.*` for the legitimate queries, and others that no query may touch."""
     return (_DIRECTORY / "schema.sql").read_text(encoding="utf-8")

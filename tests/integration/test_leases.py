@@ -97,6 +97,7 @@ def perform(bench: Workbench, move: str, held: Claim) -> None:
         "claim_next": lambda: leases.claim_next(metastore, uuid4(), 30),
         "request_pause": lambda: pipelines.request_pause(metastore, films["id"]),
         "conclude_run": lambda: leases.conclude_run(metastore, held),
+        "begin_again": lambda: leases.begin_again(metastore, held, "a day is over", loads=False),
         "fail_run": lambda: leases.fail_run(metastore, held, "fatal", "broken"),
         "pause_unclaimed": lambda: recovery.pause_unclaimed(metastore),
         "give_back": lambda: leases.give_back(metastore, held),

@@ -77,7 +77,7 @@ def test_the_sample_explains_every_setting_and_invents_none() -> None:
     sampled = {name for name in sampled_names() if name.startswith(("VITRINA_", "ELASTICSEARCH_"))}
     named_connections = {name for name in sampled if name.startswith("VITRINA_CONN_")}
     assert named_connections, ".env.sample does not show how a named connection is configured"
-    collected = {f"VITRINA_{name}" for name in ("CONNECTIONS", "CONNECTION_LIMITS", "SHUT_CONNECTIONS")}
+    collected = {f"VITRINA_{name}" for name in ("CONNECTIONS", "CONNECTION_LIMITS", "FEEDS", "SHUT_CONNECTIONS")}
     assert sampled - named_connections == setting_names() - collected
 
 

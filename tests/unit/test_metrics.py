@@ -20,7 +20,7 @@ from vitrina.errors import CannotConnect
 from vitrina.observe import monitoring
 from vitrina.observe.prometheus import Instruments, RunTally
 from vitrina.settings import Settings
-from vitrina.store import figures
+from vitrina.store import feed_reports, figures
 from vitrina.store.database import Connection
 from vitrina.store.runs import Counters
 
@@ -70,7 +70,22 @@ def metastore(monkeypatch: pytest.MonkeyPatch) -> Figures:
     totals = {"runners_alive": 1, "queue_depth": 0, "queue_oldest": 0.0, "notifications_waiting": 0}
     monkeypatch.setattr(figures, "list_oldest", lambda connection, limit: found.rows)
     monkeypatch.setattr(figures, "totals", lambda connection, stale_after_seconds: totals)
+    monkeypatch.setattr(feed_reports, "list_all", lambda connection: [FEED])
     return found
+
+
+FEED = {
+    "connection": "default",
+    "is_owned": True,
+    "problem": None,
+    "lag_seconds": 0.5,
+    "behind_bytes": 100,
+    "retained_bytes": 200,
+    "keep_bytes": 300,
+    "stored_changes": 4,
+    "kept_changes": 3,
+    "followers": [{"pipeline": "films", "backlog_changes": 2, "must_reload": None}],
+}
 
 
 @contextmanager
@@ -110,10 +125,8 @@ def test_every_metric_says_what_it_is_in_base_units(families: dict[str, Metric])
         if family.type == "gauge":
             assert not name.endswith(("_total", "_count", "_sum", "_bucket")), name
         labels = {label for sample in family.samples for label in sample.labels}
-        assert labels <= {"pipeline", "status", "stage", "code", "seen_by", "channel", "outcome", "version", "le"} | {
-            "method",
-            "route",
-        }, f"{name} has the labels {labels}"
+        known = "pipeline status stage code seen_by channel outcome version le method route connection"
+        assert labels <= {*known.split()}, f"{name} has the labels {labels}"
 
 
 def test_the_names_of_the_design_are_there(families: dict[str, Metric]) -> None:

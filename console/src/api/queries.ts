@@ -12,6 +12,7 @@ import type {
   Connector,
   DeadLetter,
   DeadLetterGroup,
+  Feed,
   Graph,
   Home,
   LogLine,
@@ -295,6 +296,10 @@ export function useConnections() {
 
 export function useConnectors() {
   return useQuery({ queryKey: ["connectors"], queryFn: ({ signal }) => get<Page<Connector>>("/connectors", signal), staleTime: 60_000 });
+}
+
+export function useFeeds() {
+  return useQuery({ queryKey: ["feeds"], queryFn: ({ signal }) => get<Page<Feed>>("/feeds", signal), refetchInterval: 5_000 });
 }
 
 export function useTargets() {

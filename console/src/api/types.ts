@@ -37,7 +37,7 @@ export interface PipelineOverview {
   name: string;
   description: string;
   type: string;
-  mode: "full" | "incremental";
+  mode: Mode;
   source_connection: string;
   target_table: string;
   enabled: boolean;
@@ -148,7 +148,7 @@ export interface Definition {
   python_task: string | null;
   target_table: string;
   target_key: string[] | null;
-  mode: "full" | "incremental";
+  mode: Mode;
   incremental_key: string | null;
   incremental_id_key: string | null;
   batch_size: number;
@@ -238,6 +238,14 @@ export interface Progress {
   eta_seconds: number | null;
 }
 
+export type Mode = "full" | "incremental" | "live";
+
+/** Where a live pipeline stands: its target is the query's result at that moment. */
+export interface Following {
+  as_of: string;
+  lag_seconds: number;
+}
+
 export interface Lag {
   last_success_at: string | null;
   seconds_since_success: number | null;
@@ -259,6 +267,7 @@ export interface PipelineStatus {
   /** The same without repairs and replays, which correct some rows only. */
   last_load: Run | null;
   progress: Progress | null;
+  following: Following | null;
   checkpoint: {
     last_processed_key: string | null;
     last_processed_id: string | null;
@@ -433,6 +442,39 @@ export interface Runner {
   capacity: number;
   running: number;
   pipelines: Record<string, unknown>[];
+}
+
+/** A live pipeline and how far it is behind its feed. */
+export interface FeedFollower {
+  pipeline: string;
+  tables: string[];
+  is_ready: boolean;
+  backlog_changes: number | null;
+  must_reload: string | null;
+  problem: string | null;
+}
+
+/** The log of a source database, read by one runner for all live pipelines. */
+export interface Feed {
+  id: string;
+  connection: string;
+  slot: string;
+  publication: string;
+  is_owned: boolean;
+  host: string | null;
+  problem: string | null;
+  problem_since: string | null;
+  lag_seconds: number | null;
+  behind_bytes: number | null;
+  retained_bytes: number | null;
+  keep_bytes: number | null;
+  wal_status: string | null;
+  stored_changes: number;
+  kept_changes: number;
+  segments: number;
+  stored_commit_at: string | null;
+  measured_at: string | null;
+  followers: FeedFollower[];
 }
 
 export interface LiveEvent {

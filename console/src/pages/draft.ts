@@ -1,5 +1,5 @@
 /** A definition while it is written: texts as typed, and the definition that they make. */
-import type { Definition, FieldProblem, Pipeline, RunAfter, Task } from "../api/types";
+import type { Definition, FieldProblem, Mode, Pipeline, RunAfter, Task } from "../api/types";
 import { labelTexts, labelsIn } from "../ui/label-words";
 
 export interface Draft {
@@ -13,7 +13,7 @@ export interface Draft {
   python_task: string;
   target_table: string;
   target_key: string;
-  mode: "full" | "incremental";
+  mode: Mode;
   incremental_key: string;
   incremental_id_key: string;
   batch_size: string;

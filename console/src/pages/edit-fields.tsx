@@ -10,6 +10,7 @@ import { SchemaForm } from "../ui/schema-form";
 import { Term } from "../ui/terms";
 import { problemInWords, topOf } from "../words/fields";
 import { t } from "../words/language";
+import { MODE_TITLES } from "../words/modes";
 import { scheduleInWords } from "../words/schedule";
 import { ConnectorParts } from "./edit-connector";
 import { IF_CHANGED, keyColumns, type Draft, type DraftPart } from "./draft";
@@ -72,11 +73,11 @@ export function Fields({ draft, change, problems, isNew, columns, onLeave }: Fie
       <ConnectorParts draft={draft} change={change} problems={problems} />
       <fieldset>
         <legend className="mb-1 text-muted">{t("Mode")}</legend>
-        <div className="grid grid-cols-2 gap-1 rounded-lg bg-sunken p-1 dark:border">
-          {(["full", "incremental"] as const).map((mode) => (
+        <div className="grid grid-cols-3 gap-1 rounded-lg bg-sunken p-1 dark:border">
+          {(["full", "incremental", "live"] as const).map((mode) => (
             <label key={mode} className={cx("cursor-pointer rounded-md py-1 text-center has-focus-visible:outline-2", draft.mode === mode ? "bg-panel font-medium shadow-sm dark:bg-line-strong" : "text-muted")}>
               <input type="radio" name="mode" className="sr-only" checked={draft.mode === mode} onChange={() => change({ mode })} />
-              {mode === "full" ? t("Full load") : t("Incremental")}
+              {t(MODE_TITLES[mode])}
             </label>
           ))}
         </div>

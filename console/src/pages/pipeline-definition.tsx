@@ -9,6 +9,7 @@ import { Json, Sql } from "../ui/sql";
 import { Term } from "../ui/terms";
 import { count } from "../words/format";
 import { t } from "../words/language";
+import { MODE_WORDS } from "../words/modes";
 import { scheduleInWords } from "../words/schedule";
 import { RollBack } from "./roll-back";
 
@@ -46,7 +47,7 @@ export function DefinitionTab({ pipeline }: { pipeline: Pipeline }) {
             [t("Source"), pipeline.source_connection],
             [t("Target"), <Mono key="t">{pipeline.target_table}</Mono>],
             [t("Key"), <Mono key="k">{pipeline.target_key?.join(", ") ?? null}</Mono>],
-            [t("Mode"), pipeline.mode === "full" ? t("full load") : t("incremental")],
+            [t("Mode"), t(MODE_WORDS[pipeline.mode])],
             ...given(t("Cursor"), [pipeline.incremental_key, pipeline.incremental_id_key].filter(Boolean).join(", ")),
             ...given(t("Python source"), pipeline.python_task),
             [t("Batch size"), count(pipeline.batch_size)],

@@ -16,6 +16,7 @@ import { Term } from "../ui/terms";
 import { toast, toastError } from "../ui/toasts";
 import { count, duration, percent } from "../words/format";
 import { t } from "../words/language";
+import { MODE_WORDS } from "../words/modes";
 import { scheduleInWords } from "../words/schedule";
 import { Checks } from "./pipeline-checks";
 import { DefinitionTab, Versions } from "./pipeline-definition";
@@ -252,6 +253,7 @@ function Hold({ hold }: { hold: Record<string, unknown> }) {
 }
 
 function freshnessNote(pipeline: Pipeline, lag: Lag): string {
+  if (pipeline.mode === "live") return t("as of this moment of the source");
   if (pipeline.run_after.length > 0) return t("the oldest data that it is built on");
   return lag.cursor_lag_seconds !== null ? t("cursor {time} behind", { time: duration(lag.cursor_lag_seconds) }) : t("last success");
 }
@@ -283,7 +285,7 @@ function Headline({ pipeline, status }: { pipeline: Pipeline; status: PipelineSt
           value: pipeline.enabled && status.next_run_at ? <Ago at={status.next_run_at} /> : "—",
           note: scheduleInWords(pipeline.schedule_interval),
         },
-        { name: <Term name="guarantee">{t("Guarantee")}</Term>, value: <Guarantee level={status.guarantee} />, note: pipeline.mode === "full" ? t("full load") : t("incremental") },
+        { name: <Term name="guarantee">{t("Guarantee")}</Term>, value: <Guarantee level={status.guarantee} />, note: t(MODE_WORDS[pipeline.mode]) },
       ]}
     />
   );

@@ -113,6 +113,7 @@ function useEntries(onClose: () => void): Entry[] {
       { key: "graph", text: t("Graph"), icon: "graph", act: go("/graph") },
       { key: "runs", text: t("Runs"), icon: "runs", act: go("/runs") },
       { key: "connections", text: t("Connections"), icon: "connections", act: go("/connections") },
+      { key: "feeds", text: t("Feeds"), icon: "feeds", act: go("/feeds") },
       { key: "runners", text: t("Runners"), icon: "runners", act: go("/runners") },
       { key: "letters", text: t("Dead letters"), icon: "letters", act: go("/dead-letters") },
       { key: "audit", text: t("Audit"), icon: "audit", act: go("/audit") },

@@ -2,8 +2,8 @@
 import type { Lag, Pipeline, Run } from "../api/types";
 
 /** Since when the data are what they are: what runs after others is no fresher than the oldest that it is built on. */
-export function dataAsOf({ run_after }: Pick<Pipeline, "run_after">, lag: Pick<Lag, "last_success_at" | "data_as_of">): string | null {
-  return run_after.length > 0 ? (lag.data_as_of ?? lag.last_success_at) : lag.last_success_at;
+export function dataAsOf({ run_after, mode }: Pick<Pipeline, "run_after" | "mode">, lag: Pick<Lag, "last_success_at" | "data_as_of">): string | null {
+  return run_after.length > 0 || mode === "live" ? (lag.data_as_of ?? lag.last_success_at) : lag.last_success_at;
 }
 
 export function lagOf(runs: Pick<Run, "status" | "started_at" | "finished_at">[], now: number): { at: number; seconds: number }[] {

@@ -28,8 +28,10 @@ describe("the age of a mart's data", () => {
   ])("runs after %s: with a success at %s it is of %s", (upstreams, last_success_at, expected) => {
     const run_after = upstreams.map((pipeline) => ({ pipeline, only_if_changed: false }));
     const data_as_of = last_success_at && "09:00";
-    expect(dataAsOf({ run_after }, { last_success_at, data_as_of })).toBe(expected);
+    expect(dataAsOf({ run_after, mode: "full" }, { last_success_at, data_as_of })).toBe(expected);
   });
+  it("is the moment that a live pipeline's target shows", () =>
+    expect(dataAsOf({ run_after: [], mode: "live" }, { last_success_at: "10:00", data_as_of: "12:00" })).toBe("12:00"));
   it("is unknown before the first success", () => expect(lagOf([run("FAILED", 0, 10)], 20_000)).toEqual([]));
   it.each([
     [0.3, 1],

@@ -23,6 +23,14 @@ export function percent(share: number | null): string {
   return share === null ? "—" : new Intl.NumberFormat(locale(), { style: "percent", maximumFractionDigits: 1 }).format(share);
 }
 
+/** Bytes in units of 1024, as Postgres counts them. */
+export function bytes(value: number): string {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  const step = value < 1 ? 0 : Math.min(units.length - 1, Math.floor(Math.log2(value) / 10));
+  const shown = value / 1024 ** step;
+  return `${shown >= 100 || step === 0 ? Math.round(shown) : shown.toFixed(1)} ${units[step]}`;
+}
+
 export function duration(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined) return "—";
   if (seconds < 1) return `${Math.round(seconds * 1000)} ${t("ms")}`;

@@ -1,5 +1,21 @@
 /** Русский словарь, вторая часть. `{n|строка|строки|строк}` — формы слова для одного, двух и пяти. */
 const ru: Record<string, string> = {
+  Feeds: "Журналы",
+  "The logs of source databases, which live pipelines follow.": "Журналы баз-источников, за которыми следуют живые пайплайны.",
+  "No feed is open": "Ни один журнал не читается",
+  "A pipeline with the mode live opens one on its source.": "Его открывает на своём источнике пайплайн с режимом live.",
+  Behind: "Отставание",
+  "Log kept by the source": "Журнал, который хранит источник",
+  "Last change": "Последнее изменение",
+  "Followed by": "За ним следуют",
+  "Is read": "Читается",
+  "Is not read": "Не читается",
+  "No runner has its login.": "Ни у одного раннера нет его логина.",
+  "no limit": "без предела",
+  "at most {size}": "не больше {size}",
+  "is loaded again": "загружается заново",
+  "waits for its tables": "ждёт своих таблиц",
+  "{n} {n|change|changes} behind": "отстаёт на {n} {n|изменение|изменения|изменений}",
   "Last {n} {n|run|runs}, {failed} failed": "{n|Последний|Последние|Последние} {n} {n|запуск|запуска|запусков}, с ошибкой: {failed}",
   "of {n} {n|run|runs}": "из {n} {n|запуска|запусков|запусков}",
   "{n} alive, {slots} {slots|slot|slots}, {busy} busy": "живых: {n}, {slots} {slots|место|места|мест}, занято: {busy}",
@@ -167,7 +183,14 @@ const ru: Record<string, string> = {
   "Resident memory of a worker process, in MB.": "Резидентная память рабочего процесса, в МБ.",
   "Compare mart and source regularly.": "Регулярно сверять витрину с источником.",
   "`update` merges into a document, `index` replaces it unless a newer version is there.": "`update` дополняет документ, `index` заменяет его, если там нет более новой версии.",
-  "Boolean result column: true deletes the document.": "Логический столбец результата: true удаляет документ.",
+  "Boolean result column: true removes the row from the target. It is not written itself.":
+    "Логический столбец результата: true удаляет строку из приёмника. Сам он не записывается.",
+  "Keep every state of a row in the mart, each with the time in which it was valid; see below.":
+    "Хранить в витрине каждое состояние строки со временем, когда оно действовало.",
+  "What becomes of rows that left the source, and how they are found; see below.":
+    "Что делать со строками, которых больше нет в источнике, и как их находить.",
+  "How a new table in Postgres is made: partitions, indexes, comments, grants; see below.":
+    "Как создаётся новая таблица Postgres: секции, индексы, комментарии, права.",
   "`settings` and `mappings` of a new index.": "`settings` и `mappings` нового индекса.",
   "Replaced generations of an index that are kept.": "Сколько заменённых поколений индекса хранить.",
   "Refused documents before a run stops; default 0 for full, 100 for incremental.": "Сколько отвергнутых документов до остановки запуска; по умолчанию 0 для полной, 100 для инкрементальной.",

@@ -75,6 +75,8 @@ const sentences: Record<string, string> = {
     "пайплайн {name} сейчас {status}, а запуск, о котором просили в {at}, уже закончен, или с тех пор попросили о другом; без run_requested_at отменяется всё, что ждёт или идёт",
   "pipeline.run_when_paused": "пайплайн {name} сейчас {status}: дождитесь паузы, затем запустите",
   "pipeline.target_busy": "в этот приёмник сейчас пишет другой пайплайн: дождитесь, пока он закончит, и повторите",
+  "pipeline.history_has_a_writer":
+    "в {target} уже пишет пайплайн {other}, а в витрину с options.history пишет только один; выберите другой приёмник",
   "pipeline.target_has_a_writer":
     "в {target} уже пишет пайплайн {other}, а полная загрузка удаляет то, чего нет в её источнике; выберите другой приёмник или задайте options.shared_target у обоих",
   "pipeline.waits_for": "ждёт раннер, у которого есть {what}",
@@ -128,6 +130,7 @@ const sentences: Record<string, string> = {
   "suggestion.full_as_said": "полная загрузка: как вы указали",
   "suggestion.full_equals": "каждый запуск читает всё, пишет отличия и удаляет исчезнувшее: после него витрина равна источнику",
   "suggestion.full_no_cursor": "полная загрузка: в {table} нет отметки времени последнего изменения строки (вроде updated_at)",
+  "suggestion.live": "вслед за источником: как вы указали; источнику нужен wal_level = logical (docs/how-to/live.md)",
   "suggestion.incremental": "инкрементально по {column}: {moved}",
   "suggestion.key_as_said": "ключ {columns}: как вы указали",
   "suggestion.name_tells": "судя по имени, это время последнего изменения; ничто в базе не гарантирует, что изменение его обновит",

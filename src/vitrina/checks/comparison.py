@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from vitrina.errors import FatalError
 from vitrina.loads import inspection
 from vitrina.loads.job import Job, Opened
-from vitrina.ports.compare import Comparable, Comparison, Rescans, Side
+from vitrina.ports.compare import Comparable, ComparesKeys, Comparison, Rescans, Side
 from vitrina.store import state
 
 
@@ -24,6 +24,15 @@ class Compared:
         found = state.peek(self.job.metastore, self.job.claim.pipeline_id)
         self.job = replace(self.job, checkpoint=found)
         with self.comparison.sides(found) as sides:
+            yield sides
+
+    @contextmanager
+    def both_keys(self) -> Iterator[tuple[Side, Side]]:
+        """Open both sides for their keys alone, where the comparison can; whole rows show the same, later."""
+        found = state.peek(self.job.metastore, self.job.claim.pipeline_id)
+        self.job = replace(self.job, checkpoint=found)
+        own = self.comparison
+        with own.key_sides(found) if isinstance(own, ComparesKeys) else own.sides(found) as sides:
             yield sides
 
 

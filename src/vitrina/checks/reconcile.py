@@ -22,11 +22,14 @@ from vitrina.loads.job import Job
 from vitrina.ports.compare import Difference, Rescans, Side
 from vitrina.settings import Settings
 from vitrina.status import Status, can_move
-from vitrina.store import database, events, pipelines, requests, runs
+from vitrina.store import database, events, pipelines, requests, runs, state
 from vitrina.store.database import Connection
 
 # Between the two looks: long enough for what was on its way to arrive, short enough to wait for.
 CONFIRM_AFTER_SECONDS = 2.0
+# How long a follower may take to pass what the first look saw.
+FOLLOWER_SECONDS = 30.0
+_LOOK_SECONDS = 0.2
 DEFAULT_SHOWN, MAX_SHOWN = 100, 10_000
 SAMPLE_KEYS, MAX_SAMPLE_KEYS = 1_000, 10_000
 
@@ -127,9 +130,8 @@ def _look(level: str, source: Side, target: Side, job: Job, wish: dict[str, Any]
 
 
 def _confirm(opened: Compared, report: Report, first: Look, wish: dict[str, Any], wait_seconds: float) -> None:
-    time.sleep(wait_seconds)
+    pending = _waited(opened.job, wait_seconds)
     job = opened.job
-    pending = _is_pending(job)
     with opened.both_sides() as (source, target):
         report.verdict = compare.confirm(
             first,
@@ -148,8 +150,7 @@ def _confirm_quickly(opened: Compared, report: Report, first: Look, wait_seconds
     others = job.definition.options.shared_target
     findings = compare.quick_findings(first, others_write=others)
     if findings:
-        time.sleep(wait_seconds)
-        pending = _is_pending(job)
+        pending = _waited(job, wait_seconds)
         with opened.both_sides() as (source, target):
             second = compare.look_quickly(source, target)
         again = compare.quick_findings(second, others_write=others)
@@ -158,6 +159,28 @@ def _confirm_quickly(opened: Compared, report: Report, first: Look, wait_seconds
         report.quick_findings = again if not in_flight else []
         report.verdict.in_flight = len(again) if in_flight else 0
     return report
+
+
+def _waited(job: Job, wait_seconds: float) -> bool:
+    """Wait for what was on its way during the first look; True: a run may still be bringing it."""
+    if job.definition.mode == "live" and _is_pending(job):
+        return not _follower_passed(job)
+    time.sleep(wait_seconds)
+    return _is_pending(job)
+
+
+def _follower_passed(job: Job) -> bool:
+    """Wait until the follower has passed the end of the source's log as it is now: then differences count."""
+    row = job.reader.connection.execute(
+        "SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::int8 AS lsn"
+    ).fetchone()
+    end = time.monotonic() + FOLLOWER_SECONDS
+    while row and time.monotonic() < end:
+        place = state.peek(job.metastore, job.claim.pipeline_id).identity.get("live")
+        if place and place["lsn"] >= row["lsn"]:
+            return True
+        time.sleep(_LOOK_SECONDS)
+    return False
 
 
 def _is_pending(job: Job) -> bool:

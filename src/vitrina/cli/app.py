@@ -70,6 +70,7 @@ COMMANDS = (
     Entry("runner", "servers.runner", SERVERS),
     Entry("migrate", "servers.migrate", SERVERS),
     Entry("connections", "connections.group", SERVERS),
+    Entry("feeds", "feeds.group", SERVERS),
     Entry("search", "search.group", SERVERS),
     Entry("tokens", "tokens.group", SERVERS),
     Entry("search-server", "search.search_server"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitrina.cli import local, processes, stack
+from vitrina.cli import demo_live, local, processes, stack
 from vitrina.cli import search as search_servers
 from vitrina.cli.exits import ExitCode
 from vitrina.cli.output import Format, Output, as_plain, show_data, show_table
@@ -330,6 +330,8 @@ def _run_beside(
             others = [CLICKHOUSE_PIPELINE] if clickhouse else []
             _create_missing(client, others, searchable=search_url is not None)
             ended = _run_all(client, running, others, searchable=search_url is not None)
+            if demo_live.can_follow(settings):
+                demo_live.show(client, running, settings)
             return ended, _search(settings, search_url) if search_url else None
         except CannotConnect:
             # The reason stands in what the process said before it ended, if it did.

@@ -140,6 +140,7 @@ def _check_database(settings: "Settings") -> Iterator[Finding]:
         yield from _check_targets(connection, settings)
         yield from _check_connections(connection, settings)
         yield from _check_source_schemas(connection, settings)
+        yield from _check_feeds(connection, settings)
         yield _check_runners(connection, settings)
         yield from _check_pipelines(connection, settings)
         yield _check_stages(connection)
@@ -175,7 +176,7 @@ def _check_clock(connection: "Connection") -> Finding:
 
 
 def _check_log(connection: "Connection") -> Finding:
-    """Check the settings of the write-ahead log that keep a commit after a crash. Vitrina itself replicates nothing."""
+    """Check the settings of the write-ahead log that keep a commit after a crash. Feeds are checked by themselves."""
     names = ("wal_level", *_DURABLE)
     found = {name: _one(connection, f"SHOW {name}")[name] for name in names}
     weak = [f"{name} is {found[name]}" for name in _DURABLE if found[name] == "off"]
@@ -193,7 +194,8 @@ def _check_log(connection: "Connection") -> Finding:
         )
     return ok(
         "write-ahead log",
-        f"wal_level is {found['wal_level']}: runs need no more than minimal, standbys and backups need replica",
+        f"wal_level is {found['wal_level']}: runs need no more than minimal, standbys and backups need replica, live"
+        " pipelines need logical",
     )
 
 
@@ -325,6 +327,40 @@ def told(check: str, verdict: "Verdict", settings: "Settings") -> Finding:
 
     finding, next_step = (logs.masked(text, settings) for text in (verdict.finding, verdict.next_step))
     return Finding(check, verdict.status, finding, next_step)
+
+
+def _check_feeds(connection: "Connection", settings: "Settings") -> Iterator[Finding]:
+    """What databases lack that are to be followed, and how the feeds stand that there are."""
+    from vitrina.ports import registry
+    from vitrina.store import feed_reports
+
+    for name in settings.feed_connections:
+        url = settings.find_feed_url(name)
+        for found in registry.feeds().check(url, settings) if url else ():
+            yield Finding(f"feed login of {name}", found.status, found.finding, found.next_step)
+    for feed in feed_reports.list_all(connection):
+        yield from _feed_findings(feed, settings)
+
+
+def _feed_findings(feed: dict[str, Any], settings: "Settings") -> Iterator[Finding]:
+    from vitrina.settings import feed_variable
+
+    check = f"feed {feed['connection']}"
+    if feed["problem"]:
+        yield problem(check, feed["problem"], "the statement stands there; `vitrina feeds list` shows when it is over")
+    elif not feed["is_owned"]:
+        variable = feed_variable(feed["connection"])
+        yield problem(check, "no runner reads it, and its source keeps its log", f"set {variable} where a runner is")
+    elif feed["wal_status"] not in (None, "reserved", "extended"):
+        yield problem(
+            check, f"its slot is {feed['wal_status']}: the source is about to give it up", "see why its runner is slow"
+        )
+    else:
+        yield ok(check, f"{feed['lag_seconds'] or 0:.0f} s behind, {len(feed['followers'])} pipelines follow")
+    for follower in feed["followers"]:
+        reason = follower["problem"] or follower["must_reload"]
+        if reason:
+            yield warning(f"pipeline {follower['pipeline']}", reason, "it is followed once that is put right")
 
 
 def _check_source_schemas(connection: "Connection", settings: "Settings") -> Iterator[Finding]:

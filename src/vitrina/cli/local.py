@@ -65,6 +65,8 @@ def embedded(settings: "Settings") -> Iterator[tuple["EmbeddedPostgres", "Settin
             "app_password": urls.app_password,
             "reader_password": urls.reader_password,
         }
+        if settings.feed_url is None:
+            logins["feed_url"] = urls.admin
         if settings.secret_key is None:
             logins["secret_key"] = _own_secret_key()
         yield server, settings.model_copy(update={name: SecretStr(value) for name, value in logins.items()})
@@ -104,7 +106,7 @@ def opened_to_the_cinema(settings: "Settings") -> "Settings":
 
 def database_environment(settings: "Settings") -> dict[str, str]:
     """Pass the database to a child process in variables: every user of the machine can read arguments."""
-    names = ("database_url", "admin_url", "reader_url", "app_password", "reader_password")
+    names = ("database_url", "admin_url", "reader_url", "feed_url", "app_password", "reader_password")
     values = {f"VITRINA_{name.upper()}": getattr(settings, name) for name in names}
     return {variable: value.get_secret_value() for variable, value in values.items() if value is not None} | {
         "VITRINA_ALLOWED_SOURCE_SCHEMAS": settings.allowed_source_schemas

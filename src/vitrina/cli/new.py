@@ -19,7 +19,7 @@ _PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
 
 Key = Annotated[list[str] | None, typer.Option("--key", help="A column of the key; may be repeated.")]
 Cursor = Annotated[str | None, typer.Option(help="The column that says what is new.")]
-Mode = Annotated[str | None, typer.Option(help="full or incremental.")]
+Mode = Annotated[str | None, typer.Option(help="full, incremental or live.")]
 Schedule = Annotated[str | None, typer.Option(help="How often: 5m, 1h, PT15M, cron.")]
 
 
@@ -55,8 +55,8 @@ def new(
 
 
 def check_mode(mode: str | None) -> None:
-    if mode not in (None, "full", "incremental"):
-        raise typer.BadParameter(f"{mode!r} is neither full nor incremental", param_hint="--mode")
+    if mode not in (None, "full", "incremental", "live"):
+        raise typer.BadParameter(f"{mode!r} is neither full nor incremental nor live", param_hint="--mode")
 
 
 def propose(settings: "Settings", source: str, target: str | None, wishes: "Wishes") -> "Suggestion":
@@ -87,7 +87,8 @@ def parse_source(text: str) -> tuple[str, str, str]:
 
 def told(made: "Suggestion") -> list[str]:
     """Explain the suggestion, one reason a line."""
-    return [*made.reasons, f"every {made.definition['schedule_interval']}: schedule_interval"]
+    every = made.definition["schedule_interval"]
+    return [*made.reasons, *([f"every {every}: schedule_interval"] if every else [])]
 
 
 def _write(made: "Suggestion", file: str | None, force: bool) -> None:

@@ -191,6 +191,7 @@ def _status_fields(seen: "PipelineStatus") -> dict[str, object]:
         "needs attention": "; ".join(seen.needs_attention.values()) or None,
         "runner": _runner_line(seen),
         "progress": _progress_line(seen),
+        "following": seen.following and f"as of {seen.following.as_of}, {duration(seen.following.lag_seconds)} behind",
         "checkpoint": _checkpoint_line(seen.checkpoint),
         "guarantee": seen.guarantee,
         "held back by": seen.hold,
@@ -218,7 +219,7 @@ def _runner_line(seen: "PipelineStatus") -> str | None:
 
 def _progress_line(seen: "PipelineStatus") -> str | None:
     progress = seen.progress
-    if progress is None:
+    if progress is None or seen.following:
         return None
     percent = f"{progress.percent:.0f} % " if progress.percent is not None else ""
     left = f", {duration(progress.eta_seconds)} left" if progress.eta_seconds is not None else ""

@@ -70,6 +70,8 @@ CREATE TABLE IF NOT EXISTS ugc.ratings (
     created  timestamptz NOT NULL DEFAULT now(),
     modified timestamptz NOT NULL DEFAULT now()
 );
+-- A live mart of votes needs to know the film that a rating was taken from, also when the row is gone.
+ALTER TABLE ugc.ratings REPLICA IDENTITY FULL;
 CREATE UNIQUE INDEX IF NOT EXISTS ratings_film_user ON ugc.ratings (film_id, user_id);
 CREATE INDEX IF NOT EXISTS ratings_modified ON ugc.ratings (modified, id);
 

@@ -28,6 +28,7 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
     "max_connections": "100",
     "max_prepared_transactions": "20",
     "wal_level": "logical",
+    "max_slot_wal_keep_size": "4GB",
     "max_wal_size": "2GB",
     "fsync": "on",
     "synchronous_commit": "on",

@@ -60,7 +60,7 @@ def _window(run: Run) -> Window:
     return Window(
         after=resume_point(run.checkpoint),
         order=run.job.reading_key if by_key else (),
-        one_snapshot=run.job.definition.options.consistency == "snapshot",
+        one_snapshot=run.job.definition.options.keeps_one_snapshot,
     )
 
 
@@ -130,7 +130,7 @@ def _obstacle(run: Run, load: Load, found: Checkpoint) -> str | None:
         return say("plan.definition_changed")
     if obstacle := load.obstacle(found):
         return obstacle
-    if options.consistency == "snapshot" and not (_is_complete(found) or load.is_shown):
+    if options.keeps_one_snapshot and not (_is_complete(found) or load.is_shown):
         return SNAPSHOT_OBSTACLE
     now = database.now(run.job.metastore)
     age = now - (found.load_started_at or now)

@@ -48,7 +48,7 @@ def open_merge(
         "merge",
         arrives_as=arrives_as,
         version_types=source.version_types if isinstance(source, Passes) and not latest_counts else (),
-        refuses_repeats=run.job.definition.mode == "full" and not latest_counts,
+        refuses_repeats=run.job.definition.mode != "incremental" and not latest_counts,
         watched=run.letters.open if watches and target.letter_budget is not None else None,
     )
     return target.open_load(run.loading(loading))
@@ -121,6 +121,8 @@ def _end_pass(run: Run, load: Load, following: Pass) -> None:
 
     def move(done: Done) -> Checkpoint:
         run.meter.reached(ended.safe_upto)
+        for name, value in done.notes.items():
+            run.meter.note(name, value)
         return ended.identified(**done.identity)
 
     fence = run.fence("ending the pass", move, point="pass.fenced")

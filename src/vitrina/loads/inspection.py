@@ -3,12 +3,14 @@
 from dataclasses import fields, replace
 from typing import Any
 
+from vitrina.errors import FatalError
 from vitrina.loads import steps
 from vitrina.loads.job import Job, Opened, resume_point
 from vitrina.loads.passes import disowned
 from vitrina.loads.plan import Capabilities, plan
 from vitrina.loads.steps import Fitted
 from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.live import Derivation, Derives
 from vitrina.ports.source import Description, Passes, Window
 from vitrina.ports.target import Prepared, Shortcut, Wanted
 from vitrina.sentences import say
@@ -45,9 +47,32 @@ def _inspect(opened: Opened, *, create_target: bool) -> Job:
     if fitted.passage:
         fitted.passage.steps.key = prepared.key
     opened = _noticing_emptied(opened, prepared)
+    derivation = _derive(opened, prepared)
     known = _capabilities(opened, described, prepared, shortcut)
+    if derivation:
+        warnings = (*known.warnings, *derivation.warnings)
+        known = replace(known, followed=tuple(derivation.tables), warnings=warnings)
     chosen = plan(opened.definition, known)
-    return _job(opened, described=described, fitted=fitted, prepared=prepared, shortcut=shortcut, plan=chosen)
+    return _job(
+        opened,
+        described=described,
+        fitted=fitted,
+        prepared=prepared,
+        shortcut=shortcut,
+        plan=chosen,
+        derivation=derivation,
+    )
+
+
+def _derive(opened: Opened, prepared: Prepared) -> Derivation | None:
+    """Find how changes lead to keys, or refuse to follow the query."""
+    if opened.definition.mode != "live":
+        return None
+    if not isinstance(opened.source, Derives):
+        raise FatalError(say("definition.live_needs_query"))
+    if not opened.target.corrects:
+        raise FatalError(say("run.live_target", target=opened.definition.final_target))
+    return opened.source.derive(prepared.key)
 
 
 def _without_rows(opened: Opened, described: Description, prepared: Prepared | None) -> Job:
@@ -61,7 +86,7 @@ def _without_rows(opened: Opened, described: Description, prepared: Prepared | N
 
 
 def _prepared_for_nothing(opened: Opened) -> Prepared | None:
-    return opened.target.prepare_nothing(replaces=opened.definition.mode == "full")
+    return opened.target.prepare_nothing(replaces=opened.definition.mode != "incremental")
 
 
 def _job(opened: Opened, **found: Any) -> Job:

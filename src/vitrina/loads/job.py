@@ -13,6 +13,7 @@ from vitrina.loads.recomputed import Recomputed
 from vitrina.loads.steps import Fitted, PlannedSteps, Surroundings
 from vitrina.ports.batch import Position
 from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.live import Derivation
 from vitrina.ports.schema import Column
 from vitrina.ports.source import Description, Form, Source
 from vitrina.ports.target import Prepared, Shortcut, Target
@@ -69,6 +70,8 @@ class Job(Opened):
     prepared: Prepared
     plan: Plan
     shortcut: Shortcut | None = None
+    # Of a live pipeline: how changes of its tables lead to keys of the target.
+    derivation: Derivation | None = None
     # False: no row came, and there is no target yet; only the source's checkpoint may have to be kept.
     has_target: bool = True
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitrina.definition import Definition
+from vitrina.ports.live import FollowedTable
 from vitrina.sentences import say
 
 # pushdown: Postgres fills its own stage. copy: rows pass through the runner unopened. arrow: somebody looks at them.
@@ -44,6 +45,8 @@ class Capabilities:
     rows_per_second: float | None = None
     guarantee: str | None = None
     warnings: tuple[str, ...] = ()
+    # Of a live pipeline: its tables, and how their rows lead to keys.
+    followed: tuple[FollowedTable, ...] = ()
     starts_over_because: str | None = None
 
 
@@ -85,13 +88,14 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
     route = _route(definition, known, reasons)
     at_once = _loads_at_once(definition, known, reasons)
     paging, page_rows = _paging(definition, known, route, at_once, reasons)
-    full = definition.mode == "full"
+    full = definition.mode != "incremental"
     deletes = full and not definition.options.shared_target
     if full and definition.options.shared_target:
         reasons.append(say("plan.shared_target"))
     isolate = route == "pushdown" and bool(known.foreign_functions)
     if isolate:
         reasons.append(say("plan.read_only_first", functions=", ".join(sorted(known.foreign_functions))))
+    reasons += map(_followed, known.followed)
     return Plan(
         route=route,
         paging=paging,
@@ -99,11 +103,26 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
         deletes=deletes,
         isolate=isolate,
         key=known.key,
-        guarantee="exact" if full else known.guarantee or "bounded-lag",
+        guarantee=_guarantee(definition, known),
         reasons=tuple(reasons),
         warnings=known.warnings,
         page_rows=page_rows,
     )
+
+
+def _followed(table: FollowedTable) -> str:
+    if table.every_key:
+        return say("plan.live_every_key", table=table.relation)
+    if table.old_columns:
+        columns = ", ".join(table.old_columns)
+        return say("plan.live_table_full", table=table.relation, leads_to=table.leads_to, columns=columns)
+    return say("plan.live_table", table=table.relation, leads_to=table.leads_to)
+
+
+def _guarantee(definition: Definition, known: Capabilities) -> str:
+    if definition.mode == "incremental":
+        return known.guarantee or "bounded-lag"
+    return "exact"
 
 
 def _stream(definition: Definition, known: Capabilities, reasons: list[str]) -> Plan:
@@ -145,7 +164,7 @@ def _route(definition: Definition, known: Capabilities, reasons: list[str]) -> R
 
 
 def _loads_at_once(definition: Definition, known: Capabilities, reasons: list[str]) -> bool:
-    if definition.mode == "full":
+    if definition.mode != "incremental":
         return True
     if not known.loads_first_pass or known.has_steps:
         return False

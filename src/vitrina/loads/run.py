@@ -79,7 +79,8 @@ class Run:
     @property
     def keeps_progress(self) -> bool:
         """Tell whether an interrupted run resumes after its last batch. If not, batches must not excuse every loss."""
-        whole = self.plan.loads_at_once and self.job.definition.options.consistency == "snapshot"
+        options = self.job.definition.options
+        whole = options.keeps_one_snapshot and (self.plan.loads_at_once or options.history is not None)
         return not whole and not self.job.backfill
 
     @property

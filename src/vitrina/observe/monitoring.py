@@ -19,7 +19,7 @@ from psycopg_pool import PoolTimeout
 from vitrina.errors import CannotConnect
 from vitrina.settings import Settings
 from vitrina.status import Status
-from vitrina.store import figures
+from vitrina.store import feed_reports, figures
 from vitrina.store.database import Connection
 
 # More pipelines than this share one label: a monitoring server must survive whatever is created here.
@@ -82,6 +82,7 @@ class MetastoreCollector(Collector):
         yield _failures(found)
         for gauge in PIPELINE_GAUGES:
             yield _gauge(gauge, found)
+        yield from _feeds(found.feeds, self._max_pipelines)
 
     def _read(self, connection: Connection) -> "Found":
         rows = figures.list_oldest(connection, limit=self._max_pipelines)
@@ -91,7 +92,8 @@ class MetastoreCollector(Collector):
         own = Counter(row["status"] for row in rows)
         all_statuses = own if len(rows) < self._max_pipelines else Counter(figures.count_statuses(connection))
         has_rest = all_statuses.total() > len(rows)
-        return Found(rows, totals, all_statuses, self.rest.read(connection, rows[-1]) if has_rest else None)
+        rest = self.rest.read(connection, rows[-1]) if has_rest else None
+        return Found(rows, totals, all_statuses, rest, feed_reports.list_all(connection))
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,45 @@ class Found:
     totals: Row
     statuses: Counter[str]
     rest: Row | None
+    feeds: list[Row]
 
     @property
     def rest_statuses(self) -> Counter[str]:
         """Count the others by status, never below zero: the totals are read a moment after the rows."""
         return self.statuses - Counter(row["status"] for row in self.rows)
+
+
+FEED_GAUGES: dict[str, tuple[str, Callable[[Row], float | None]]] = {
+    "feed_owned": ("Whether a runner reads the log of a source.", lambda feed: float(feed["is_owned"])),
+    "feed_problem": ("Whether something keeps it from being read.", lambda feed: float(feed["problem"] is not None)),
+    "feed_lag_seconds": ("How long ago the source wrote what is read now.", lambda feed: feed["lag_seconds"]),
+    "feed_behind_bytes": ("What the source has written since.", lambda feed: feed["behind_bytes"]),
+    "feed_retained_bytes": ("What the source keeps of its log for the feed.", lambda feed: feed["retained_bytes"]),
+    "feed_keep_bytes": ("What it may keep before it gives the slot up.", lambda feed: feed["keep_bytes"]),
+    "feed_stored_changes": ("Changes that were stored since the feed was made.", lambda feed: feed["stored_changes"]),
+    "feed_kept_changes": ("Those that are kept, because a pipeline needs them.", lambda feed: feed["kept_changes"]),
+}
+
+
+def _feeds(feeds: list[Row], max_pipelines: int) -> Iterator[GaugeMetricFamily]:
+    for name, (text, value) in FEED_GAUGES.items():
+        family = GaugeMetricFamily(f"vitrina_{name}", text, labels=["connection"])
+        for feed in feeds:
+            found = value(feed)
+            if found is not None:
+                family.add_metric([feed["connection"]], found)
+        yield family
+    followers = [follower for feed in feeds for follower in feed["followers"]][:max_pipelines]
+    backlog = GaugeMetricFamily(
+        "vitrina_feed_backlog_changes", "Changes that a pipeline has not passed.", labels=["pipeline"]
+    )
+    reload = GaugeMetricFamily(
+        "vitrina_feed_must_reload", "Whether changes are lost for a pipeline.", labels=["pipeline"]
+    )
+    for follower in followers:
+        backlog.add_metric([follower["pipeline"]], follower["backlog_changes"] or 0)
+        reload.add_metric([follower["pipeline"]], float(follower["must_reload"] is not None))
+    yield from (backlog, reload)
 
 
 class Rest:
@@ -217,8 +253,12 @@ def _gauge(gauge: PipelineGauge, found: Found) -> GaugeMetricFamily:
 
 
 def lag_seconds(row: Row) -> float | None:
-    """Compute how old the mart's knowledge of its source is: since the safe cursor, or since the last success began."""
-    upto = cursor_time(row["safe_upto"], row["options"]) if row["mode"] == "incremental" else None
+    """Compute how old the mart's knowledge of its source is: since the safe cursor, or since the last success began.
+
+    A live mart knows the moment that it shows.
+    """
+    modes = {"incremental": row["safe_upto"], "live": row.get("live_as_of")}
+    upto = cursor_time(modes.get(row["mode"]), row["options"])
     return _age(row, upto.timestamp() if upto else row["success_started"])
 
 

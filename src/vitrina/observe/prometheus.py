@@ -119,6 +119,10 @@ class RunTally:
             self._batch_seconds.observe(seconds)
         self._batches_told = len(batches)
 
+    def forget(self, batches: int) -> None:
+        """The first so many of the batches that were told are no longer in the list."""
+        self._batches_told -= batches
+
     def retried(self) -> None:
         self._instruments.retries.labels(self._label).inc()
 

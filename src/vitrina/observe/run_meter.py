@@ -16,6 +16,9 @@ from vitrina.store.runs import Counters
 # Listeners are told about progress at most this often.
 _ANNOUNCE_SECONDS = 0.5
 
+# Of how many batches the times are told: a live run has millions of them.
+_BATCHES_KEPT = 10_000
+
 # What the time of a run is spent on. Filling goes on beside writing, so stages overlap: `wait` is where it held us up.
 STAGES = ("plan", "read", "transform", "stage", "merge", "index", "publish", "wait")
 
@@ -145,6 +148,10 @@ class RunMeter:
         for onlooker in self._onlookers:
             onlooker.batch_done(filled, {**filled.laps, **self._laps})
 
+    def is_alive(self) -> None:
+        """Let tries start counting again: a follower that has nothing to write works all the same."""
+        self.attempts_without_progress = 0
+
     def retrying(self, error: str) -> None:
         self.tally.retried()
         self.attempt += 1
@@ -170,7 +177,7 @@ class RunMeter:
         self.counters.rows_written = counts.inserted + counts.updated
         self.counters.rows_deleted = counts.deleted
         seconds = time.monotonic() - self._started
-        ordered = sorted(self._batch_seconds)
+        ordered = sorted(self._batch_seconds[-_BATCHES_KEPT:])
         self.counters.metrics |= {
             **vars(counts),
             "seconds": round(seconds, 3),
@@ -211,6 +218,9 @@ class RunMeter:
 
     def _tell(self) -> None:
         self.tally.advance(self.counters, self._stage_seconds, self._batch_seconds)
+        if len(self._batch_seconds) > 2 * _BATCHES_KEPT:
+            self.tally.forget(len(self._batch_seconds) - _BATCHES_KEPT)
+            del self._batch_seconds[:-_BATCHES_KEPT]
 
 
 def _lap(seconds: float) -> Lap:

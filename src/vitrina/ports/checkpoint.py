@@ -13,7 +13,7 @@ Range = tuple[int, int]
 # Key of the identity of a checkpoint in the metastore that is a copy of one in a ledger: the database of that ledger.
 MIRROR_OF = "mirror_of"
 # Keys of `Checkpoint.identity` that say something of the unfinished load only: they go with it.
-OF_THE_LOAD: tuple[str, ...] = ()
+OF_THE_LOAD: tuple[str, ...] = ("snapshot_at",)
 # Keys that say what is in the target: a checkpoint that is reset keeps them.
 OF_THE_TARGET: tuple[str, ...] = ("columns",)
 

@@ -177,6 +177,15 @@ class Comparison(Protocol):
 
 
 @runtime_checkable
+class ComparesKeys(Protocol):
+    """A comparison that can leave out everything but the keys."""
+
+    def key_sides(self, found: Checkpoint) -> AbstractContextManager[tuple[Side, Side]]:
+        """Open source and target as `sides` does, for their keys alone."""
+        ...
+
+
+@runtime_checkable
 class Correctable(Protocol):
     """A comparison whose differences can be written."""
 

@@ -147,6 +147,9 @@ class Connector:
     # Loads what answers queries besides runs (`vitrina.inside.queries`). None: it is not asked in SQL.
     queries: Callable[[], Any] | None = None
 
+    # Loads what follows the log of its databases, a `vitrina.ports.live.Feeds`, for live mode. None: it has none.
+    feeds: Callable[[], Any] | None = None
+
     # Opens a client of its system at its default place, to ask it something that no port has.
     open_client: Callable[[Settings], Any] | None = None
 

@@ -12,6 +12,8 @@ from vitrina.ports.connector import Connector
 if TYPE_CHECKING:
     from importlib import metadata
 
+    from vitrina.ports.live import Feeds
+
 GROUP = "vitrina.connectors"
 OWN_PACKAGE = "vitrina"
 POSTGRES, SEARCH, PYTHON = "postgres", "search", "python"
@@ -66,6 +68,15 @@ def get(name: str) -> Connector:
         known = ", ".join(sorted(installed().connectors)) or "none"
         raise ConfigError(f"no connector {name!r} is installed here (installed: {known}){left_out}")
     return found
+
+
+def feeds() -> "Feeds":
+    """Return what follows the logs of source databases here."""
+    found = get(POSTGRES).feeds
+    if found is None:
+        raise ConfigError("the connector for PostgreSQL follows no log")
+    opened: Feeds = found()
+    return opened
 
 
 def of_url(url: str) -> Connector | None:

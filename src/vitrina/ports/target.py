@@ -221,6 +221,10 @@ class Target(Protocol):
     @property
     def loads_first_pass(self) -> bool: ...
 
+    # Whether its merges make the rows of given keys equal to the source, deleted ones too (`ports.live.Corrects`).
+    @property
+    def corrects(self) -> bool: ...
+
     # How many rows it may reject, by mode, unless options.max_dead_letters says. None: it rejects none.
     @property
     def letter_budget(self) -> Mapping[str, int] | None: ...
@@ -279,6 +283,7 @@ class BaseTarget:
     visible: Literal["part", "load"] = "load"
     form: Form = "natural"
     loads_first_pass = False
+    corrects = False
     letter_budget: Mapping[str, int] | None = None
     session: "psycopg.Connection[Any] | None" = None
     no_shortcut_because: str = say("plan.through_runner")

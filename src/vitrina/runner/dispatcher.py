@@ -135,7 +135,7 @@ class PipelineDispatcher:
                 raise
             except CannotConnect as exc:
                 unreachable_since = unreachable_since or time.monotonic()
-                if time.monotonic() - unreachable_since > OUTAGE_PATIENCE_SECONDS:
+                if time.monotonic() - unreachable_since > OUTAGE_PATIENCE_SECONDS and not claim.is_live:
                     raise
                 wait, message, state = self._backoff(meter.attempt), exc.message, None
             except TransientError as exc:

@@ -12,6 +12,7 @@ from vitrina.loads.control import Paused, RunControl
 from vitrina.loads.full import full
 from vitrina.loads.incremental import incremental, keep_place
 from vitrina.loads.job import Job
+from vitrina.loads.live import Again, forget_place, live
 from vitrina.loads.run import Run
 from vitrina.observe.run_meter import RunMeter
 from vitrina.runner.watchdog import silence_limit
@@ -54,9 +55,19 @@ class PipelineExecutor:
             except Paused:
                 sessions.close()
                 return self._conclude(job, meter, boundary=True)
+            except Again as again:
+                sessions.close()
+                return self._begin_again(job, meter, again)
             # Before anybody hears of the end: the next run may need the room that these took on a limited connection.
             sessions.close()
             return self._conclude(job, meter, answered=run.answers_request)
+
+    def _begin_again(self, job: Job, meter: RunMeter, again: Again) -> Status:
+        """Close the run's row; the next run of the live pipeline is asked for in the same transaction."""
+        with database.translated("concluding the run"):
+            meter.note("ended_because", again.reason)
+            meter.record(job.metastore, job.claim)
+            return leases.begin_again(job.metastore, job.claim, again.reason, loads=again.loads)
 
     def _conclude(self, job: Job, meter: RunMeter, *, boundary: bool = False, answered: bool = False) -> Status:
         failpoints.hit("run.concluding")
@@ -68,11 +79,15 @@ class PipelineExecutor:
 
 
 def move_data(run: Run) -> None:
-    """Load everything, or read what is new."""
+    """Load everything, read what is new, or follow the source."""
     job = run.job
     if job.starts_over_because:
         run.say_started_over(job.starts_over_because)
     run.adjust_target()
+    if job.definition.mode == "live":
+        live(run)
+        return
+    forget_place(run)
     if not job.has_target:
         keep_place(run)
     elif job.plan.loads_at_once:

@@ -11,7 +11,7 @@ from uuid import UUID
 import psycopg
 import structlog
 
-from vitrina.checks import reconcile
+from vitrina.checks import delete_scan, reconcile
 from vitrina.errors import CannotConnect, ConfigError
 from vitrina.loads import kept_connections
 from vitrina.ports import registry
@@ -93,6 +93,7 @@ def tidy_up(settings: Settings, old_runs: OldRuns | None = None) -> None:
             "logs": lambda: run_logs.prune(metastore, older_than_days=settings.logs_retention_days),
             "notifications": lambda: notifications.prune(metastore, older_than_days=settings.logs_retention_days),
             "reconciliations": lambda: reconcile.request_due(metastore),
+            "scans for deletes": lambda: delete_scan.request_due(metastore),
             "unanswered requests": lambda: requests.expire(metastore, older_than_seconds=REQUEST_EXPIRY_SECONDS),
             "old requests": lambda: requests.prune(metastore, older_than_days=days),
             "runners": lambda: runners.forget_stale(metastore, older_than_seconds=stale),

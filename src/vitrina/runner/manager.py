@@ -26,6 +26,7 @@ from vitrina.ports import registry
 from vitrina.runner import housekeeping, scheduler
 from vitrina.runner import requests as runner_requests
 from vitrina.runner.dispatcher import PipelineDispatcher
+from vitrina.runner.feeds import FeedKeeper
 from vitrina.runner.watchdog import SILENCE_SECONDS, Watch, silence_limit
 from vitrina.settings import Settings
 from vitrina.status import Status
@@ -69,11 +70,16 @@ class PipelineManager:
         self._waiting: set[tuple[str, str]] = set()
         self._workers = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="run")
         self._slots = threading.Semaphore(settings.concurrency)
+        # Live pipelines stay for days: they take no place of a run.
+        self._followers = ThreadPoolExecutor(settings.followers, thread_name_prefix="follow")
+        self._follower_slots = threading.Semaphore(settings.followers)
+        self._following: set[UUID] = set()
         self._desk = threading.Semaphore(1)
         self._desk_worker = ThreadPoolExecutor(1, thread_name_prefix="request")
         self._housekeeper = housekeeping.Housekeeper(settings)
         self._next_look = 0.0
         self._watch = Watch(self._runs_at_work)
+        self._feeds = FeedKeeper(settings, self.runner_id, self._watch)
         # Wakes the loop from our own threads and from signals: a byte, not a session.
         self._bell, self._ringer = socket.socketpair()
         self._ringer.setblocking(False)
@@ -143,9 +149,10 @@ class PipelineManager:
         self._lookout.looked_around()
         # It may have been migrated since: what comes next is the work of a runner of its version.
         migrate.require_current(connection)
-        self._lookout.instruments.running.set(len(self._claims))
+        self._lookout.instruments.running.set(self._runs_held)
         self._do(self._leave_cancelled, connection)
         self._do(self._claim, connection)
+        self._do(self._claim_live, connection)
         if clock() >= self._next_look:
             self._next_look = clock() + self._settings.poll_seconds
             self._look_for_work(connection)
@@ -153,7 +160,8 @@ class PipelineManager:
 
     def _look_for_work(self, connection: Connection) -> None:
         """Look for what no notification announces: expired leases, due schedules, rows that were locked, old rows."""
-        for part in (self._recover, self._fire_schedules, self._request_ready, self._claim):
+        regular = (self._recover, self._fire_schedules, self._request_ready, self._feeds.look)
+        for part in (*regular, self._claim, self._claim_live):
             self._do(part, connection)
         self._housekeeper.look(self._shutdown)
         self._pool.close_unused()
@@ -193,7 +201,13 @@ class PipelineManager:
             self._bell.recv(4096)
 
     def _claim(self, connection: Connection) -> None:
-        while not self._shutdown.is_set() and self._slots.acquire(blocking=False):
+        self._fill(connection, self._slots, follows=False)
+
+    def _claim_live(self, connection: Connection) -> None:
+        self._fill(connection, self._follower_slots, follows=True)
+
+    def _fill(self, connection: Connection, slots: threading.Semaphore, *, follows: bool) -> None:
+        while not self._shutdown.is_set() and slots.acquire(blocking=False):
             asked_at = clock()
             try:
                 claim = leases.claim_next(
@@ -203,16 +217,17 @@ class PipelineManager:
                     per_source=self._settings.source_concurrency,
                     max_connections=self._settings.max_connections,
                     covers=self._covers,
+                    follows=follows,
                 )
             except BaseException:
-                self._slots.release()
+                slots.release()
                 raise
             if claim is None:
-                self._slots.release()
+                slots.release()
                 self._tell_waiting(connection)
                 return
             failpoints.hit("claim.taken")
-            self._start(claim, asked_at)
+            self._start(claim, asked_at, follows=follows)
 
     def _tell_waiting(self, connection: Connection) -> None:
         """Log once for each wait why a pipeline is not taken although a slot is free."""
@@ -234,11 +249,13 @@ class PipelineManager:
                 else:
                     control.pause_asked = held[claim_id] is Status.PAUSE_REQUESTED
 
-    def _start(self, claim: Claim, claimed_at: float) -> None:
+    def _start(self, claim: Claim, claimed_at: float, *, follows: bool = False) -> None:
         control = RunControl(self._settings.lease_ttl_seconds, self._shutdown, claimed_at=claimed_at)
         with self._claims_lock:
             self._claims[claim.claim_id] = control
-        self._workers.submit(self._work, claim, control)
+            if follows:
+                self._following.add(claim.claim_id)
+        (self._followers if follows else self._workers).submit(self._work, claim, control)
 
     def _work(self, claim: Claim, control: RunControl) -> None:
         try:
@@ -250,13 +267,21 @@ class PipelineManager:
         finally:
             with self._claims_lock:
                 self._claims.pop(claim.claim_id, None)
-            self._slots.release()
+                follows = claim.claim_id in self._following
+                self._following.discard(claim.claim_id)
+            (self._follower_slots if follows else self._slots).release()
             self._ring()
 
     def _ring(self) -> None:
         """Look for work now rather than at the next poll."""
         with suppress(BlockingIOError):  # it is ringing already
             self._ringer.send(b"!")
+
+    @property
+    def _runs_held(self) -> int:
+        """Count the runs that take a place of VITRINA_CONCURRENCY."""
+        with self._claims_lock:
+            return len(self._claims.keys() - self._following)
 
     def _runs_at_work(self) -> list[RunControl]:
         with self._claims_lock:
@@ -353,6 +378,7 @@ class PipelineManager:
                     control.lose()  # or its run has just ended: then nobody looks any more
         if asked_for:
             requests.extend(connection, asked_for, self.runner_id, self._settings.lease_ttl_seconds)
+        self._feeds.beat(connection)
         self._register(connection)
 
     def _register(self, connection: Connection) -> None:
@@ -363,7 +389,7 @@ class PipelineManager:
             pid=os.getpid(),
             version=vitrina.__version__,
             capacity=self._settings.concurrency,
-            running=len(self._claims),
+            running=self._runs_held,
             transforms=self._transforms,
             sealing_keys=self._sealing_keys,
             connectors=self._connectors,
@@ -378,10 +404,12 @@ class PipelineManager:
         self._shutdown.set()
         self._watch.drain(DRAIN_SECONDS)
         self._workers.shutdown(wait=False)
+        self._followers.shutdown(wait=False)
         self._desk_worker.shutdown(wait=False, cancel_futures=True)
         end = time.monotonic() + DRAIN_SECONDS + LEAVE_SECONDS
         while self._claims and time.monotonic() < end:
             time.sleep(0.02)
+        self._feeds.stop()
         self._stopped.set()
         heartbeat.join(timeout=5)
         try:

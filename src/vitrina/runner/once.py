@@ -100,6 +100,8 @@ class OnceRunner(PipelineManager):
         # Asked for and taken in one transaction, so that no other runner comes between where nothing is in the way.
         with connection.transaction():
             row = services.get(connection, pipeline_id, lock=True)
+            if row["mode"] == "live":
+                raise Conflict(f"pipeline {row['name']} is live and never ends: start a runner without --once")
             if row["status"] == Status.PAUSED:
                 raise Conflict(f"pipeline {row['name']} is PAUSED, and stays so until somebody resumes it")
             last = runs.find_current(connection, pipeline_id)
@@ -137,6 +139,7 @@ class OnceRunner(PipelineManager):
             per_source=self._settings.source_concurrency,
             max_connections=self._settings.max_connections,
             covers=self._covers,
+            follows=False,
         )
 
     # --- the end -----------------------------------------------------------------------------------------------------

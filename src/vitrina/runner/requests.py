@@ -10,7 +10,7 @@ from uuid import UUID
 import structlog
 
 from vitrina import judging
-from vitrina.checks import previews, reconcile
+from vitrina.checks import delete_scan, previews, reconcile
 from vitrina.definition import Definition
 from vitrina.errors import NotFound, VitrinaError
 from vitrina.inside import queries
@@ -50,6 +50,7 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
         "test_connection": try_connection,
         "reconcile": partial(reconcile.reconcile, hold=hold),
         "replay": partial(replay.replay, hold=hold),
+        delete_scan.KIND: partial(delete_scan.scan, hold=hold),
     }
     try:
         handler = handlers.get(request["kind"])

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from vitrina.sentences import definitions, plans, queries, requests, runs
+from vitrina.sentences import definitions, derivations, plans, queries, requests, runs
 
 CATALOG: dict[str, str] = {
     **requests.SENTENCES,
     **definitions.SENTENCES,
+    **derivations.SENTENCES,
     **queries.SENTENCES,
     **plans.SENTENCES,
     **runs.SENTENCES,

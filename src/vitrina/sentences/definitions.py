@@ -20,8 +20,28 @@ SENTENCES = {
         "cron {schedule!r} is not valid or never fires; write 30s, 15m, 1h, 1d, an ISO-8601 duration such as PT15M, or"
         " cron such as '0 3 * * *' or '0 3 * * * Europe/Moscow'"
     ),
+    "definition.soft_target": (
+        "options.deletes.soft is for a table in Postgres without options.history, not for {target}: a history keeps"
+        " such rows anyway"
+    ),
+    "definition.deletes_of_full": (
+        "options.deletes.scan is for mode 'incremental': a full load removes such rows itself"
+    ),
+    "definition.deletes_of_others": (
+        "options.deletes does not go with options.shared_target: rows that this source lacks may be another pipeline's"
+    ),
     "definition.first_step": "the first step must be SQL (it reads the source), not {task_type}",
     "definition.given": ", not {value}",
+    "definition.history_and": (
+        "options.history does not go with options.{option}: {value}, which would write over states or mix them"
+    ),
+    "definition.history_key": (
+        "target_key names {column!r}, a column of options.history: name what identifies a row of the source alone"
+    ),
+    "definition.history_names": "the columns of a history need three names, not {names}",
+    "definition.history_target": (
+        "{target} keeps no history: options.history needs a table in Postgres, schema.table, as the target"
+    ),
     "definition.index_part": "{name} is {part}: write an object, for a field such as {{'type': 'keyword'}}",
     "definition.index_parts": "{unknown}: an index has `settings` and `mappings`",
     "definition.label": "label {key} must be a text of up to {most} characters",
@@ -29,6 +49,18 @@ SENTENCES = {
         "label {key!r} is not acceptable: letters, digits and _ . / -, the first a letter or a digit"
     ),
     "definition.labels": 'labels must be an object of texts, such as {{"team": "core"}}',
+    "definition.live_delete_when": (
+        "options.delete_when does not go with mode 'live', which deletes the rows that leave the query: filter them out"
+        " in the query's WHERE"
+    ),
+    "definition.live_needs_query": (
+        "mode 'live' needs a query over a PostgreSQL source: what changed there is read from its log"
+    ),
+    "definition.live_reload": "options.live.reload {reload!r} is not a span of time: write 30s, 15m, 1h or PT15M",
+    "definition.live_shared": (
+        "mode 'live' deletes the rows that leave the query, and options.shared_target says that others write to the"
+        " target as well: choose a target of its own"
+    ),
     "definition.missing": "{path} is required",
     "definition.more": "and {count} more",
     "definition.must": "{path} must {message}{given}",
@@ -69,6 +101,7 @@ SENTENCES = {
     "definition.several": "{count} fields are not acceptable: {problems}",
     "definition.source_type": ("source_type {name!r} is no connector that opens sources here; there are: {sources}"),
     "definition.step_lacks": "step {step} has no {field}",
+    "definition.table_target": "options.table is for a table in Postgres, schema.table, not for {target}",
     "definition.table_and_query": ("source_table stands instead of a query: leave it out, or leave {other} out"),
     "definition.target_of_step": "step {step} sets target_table {target!r}, which only the last step may do",
     "definition.text_too_long": "{path}: {message}{given}",

@@ -14,6 +14,11 @@ SENTENCES = {
     "plan.first_pass_goes_on": "the first pass was interrupted: it goes on",
     "plan.generation_gone": "the unfinished generation is gone",
     "plan.index_replaced": "{target} was deleted or replaced by hand",
+    "plan.live_every_key": "a changed row of {table} may concern every key: the target is loaded again",
+    "plan.live_table": "follows {table}: a changed row leads to {leads_to}",
+    "plan.live_table_full": (
+        "follows {table}: a changed row leads to {leads_to}; the table's replica identity must hold {columns}"
+    ),
     "plan.load_old": "the unfinished load is {age} old",
     "plan.one_batch_quick": (
         "one batch, because about {rows} rows are quickly done; a pause cancels it, and resuming begins it again"
@@ -100,6 +105,11 @@ SENTENCES = {
         " SEQUENCE {sequence} CACHE 1"
     ),
     "warning.sequence_turns": "the sequence {sequence} counts down, or begins again at its end",
+    "warning.table_drift": "{target} lacks what options.table asks for; to add it: {statement}",
+    "warning.table_not_partitioned": (
+        "{target} is not partitioned by the hash of {column}, as options.table asks; a table that is there is not made"
+        " anew: load into a new target, or leave the option out"
+    ),
     "warning.standby": (
         "the source is a standby: rows of a transaction that is open on its primary for longer than"
         " options.lookback_seconds ({seconds:g}) are missed"

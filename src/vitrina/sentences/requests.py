@@ -102,6 +102,10 @@ SENTENCES = {
         "pipeline {name} is {status}: only a PAUSED one is resumed; `run` asks for a run in any other status"
     ),
     "pipeline.nothing_to_cancel": "pipeline {name} is {status} and no run of it waits or works",
+    "pipeline.history_has_a_writer": (
+        "target {target} is written by pipeline {other} already, and a mart with options.history is written by one"
+        " pipeline alone; choose another target"
+    ),
     "pipeline.nothing_to_pause": (
         "pipeline {name} is {status} and nothing of it runs, so there is nothing to pause; disable it to keep it from"
         " starting"
@@ -191,6 +195,7 @@ SENTENCES = {
     "suggestion.full_no_cursor": (
         "mode full: {table} has no timestamp that says when a row was last changed (such as updated_at)"
     ),
+    "suggestion.live": "mode live: as you said; the source needs wal_level = logical (docs/how-to/live.md)",
     "suggestion.incremental": "mode incremental by {column}: {moved}",
     "suggestion.key_as_said": "key {columns}: as you said",
     "suggestion.name_tells": (

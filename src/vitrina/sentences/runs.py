@@ -43,6 +43,26 @@ SENTENCES = {
     ),
     "run.internal": "internal error: {kind}: {message}",
     "run.key_column_missing": "target_key column {column!r} is not in the query's result (it has: {columns})",
+    "run.delete_when": (
+        "options.delete_when names {column!r}, which is {type} in the query's result: name a boolean column that is no"
+        " part of the key"
+    ),
+    "run.history_ahead": (
+        "{target} has states of {latest}, later than the snapshot of this run ({at}): another program wrote them;"
+        " correct them, then reset the pipeline's checkpoint (`vitrina state NAME --reset`)"
+    ),
+    "run.history_column_given": (
+        "the result has a column {column!r}, which options.history of {target} needs itself: give it another name with"
+        " AS, or name another column in options.history"
+    ),
+    "run.history_keys": (
+        "{target} is no table of a history: it needs a primary key of the key and {valid_from}, and a unique index of"
+        " the key WHERE {valid_to} IS NULL; add them, or let a run create the table"
+    ),
+    "run.history_needs_gist": (
+        "options.history.exclusion of {target}: the key column {column!r} is {type}, which needs the extension"
+        " btree_gist; CREATE EXTENSION btree_gist in the database of the mart, or leave the option out"
+    ),
     "run.key_is_not_unique": (
         "target_key ({columns}) is not a primary key or unique constraint of {schema}.{table}; add one, or name the"
         " columns of an existing one"
@@ -58,10 +78,50 @@ SENTENCES = {
         "{keys} key(s) come more than once in the source, for example ({columns}) = ({example}); {target} needs one row"
         " per key: aggregate or deduplicate in the query, or change target_key"
     ),
+    "run.live_awaits_feed": "waiting for the source's log, which another part of the platform reads",
+    "run.live_awaits_load": "waiting until it may be loaded again, because {reason}",
+    "run.live_catalog_changed": "a followed table, view or partition was changed in a way that the log does not say",
+    "run.live_day": "a run of a live pipeline lasts a day at most; the next one goes on from here",
+    "run.live_feed_renewed": "the source's log was not kept since the last batch",
+    "run.live_first_load": "nothing was loaded yet that could be followed",
+    "run.live_key_type": (
+        "the key column {column!r} has the type {type}, of which a search index cannot delete single documents in "
+        "mode live: cast it to text in the query"
+    ),
+    "run.live_load_asked": "a full load was asked for",
+    "run.live_made_key": (
+        "Python steps make the key column {column!r}, so a changed row of the source does not say which rows of "
+        "the target are stale: use mode full or incremental"
+    ),
+    "run.live_many_changes": "{changes} changes at once: a full load is quicker",
+    "run.live_many_keys": "{keys} stale keys at once: a full load is quicker",
+    "run.live_no_identity": (
+        "the connection {connection} may not call pg_control_system(), by which a database that is followed is "
+        "known: GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() to its reader"
+    ),
+    "run.live_not_ready": "the source cannot be followed: {problem}",
+    "run.live_part_of_key": (
+        "only {columns} of the key can be derived from changed rows, and a search index deletes by the whole key: "
+        "use mode full or incremental"
+    ),
+    "run.live_reload": "options.live.reload asks for a full load",
+    "run.live_standby": (
+        "the connection {connection} leads to a standby, and only a primary's log can be followed: let it lead to the"
+        " primary"
+    ),
+    "run.live_target": "{target} cannot delete single rows, so it cannot be live: use mode full or incremental",
     "run.needs_key": "the target table does not exist yet: set target_key, the columns that identify a row",
     "run.never_reached": "no setting allows it: the server's catalogs and the metastore are not for queries",
     "run.no_columns": "the source query has no columns: select what the target shall hold",
     "run.no_cursor": "the pipeline has no incremental_key: choose one, or mode 'full'",
+    "run.no_current_view": (
+        "the view {view} of options.history.current_view cannot be made: {message}; drop or rename what is in its way,"
+        " or leave the option out"
+    ),
+    "run.no_history": (
+        "{target} has no column {column!r} of type {type}, which options.history needs; add it, or choose a new target"
+        " for the history"
+    ),
     "run.no_message": "no message was kept",
     "run.no_primary_key": "{schema}.{table} has no primary key: add one, or set target_key",
     "run.no_query": "the pipeline has no source query",
@@ -114,6 +174,18 @@ SENTENCES = {
     "run.would_cascade": (
         "{rows} row(s) left the source, but deleting them from {target} would cascade through {tables}; set"
         " options.allow_cascade if that is wanted"
+    ),
+    "run.partition_key": (
+        "options.table.partition_by names {column!r}, which is no part of the key of {target} ({key}): rows of one key"
+        " would be in several partitions"
+    ),
+    "run.partition_name": "the partition {name} has a name longer than 63 bytes: choose a shorter target",
+    "run.soft_column_given": (
+        "the result has a column {column!r}, which options.deletes.soft of {target} needs itself: give it another name"
+        " with AS, or name another column there"
+    ),
+    "run.view_name_long": (
+        "{view}, the view of options.history.current_view, has a name longer than 63 bytes: leave the option out"
     ),
     "run.would_shrink": (
         "publishing would delete {removed} of {rows} rows of {target}; if the source really shrank that much, set"

@@ -18,7 +18,7 @@ from vitrina.services import labels as labels_of
 from vitrina.services.callers import Caller
 from vitrina.settings import Settings
 from vitrina.status import Status, Trigger
-from vitrina.store import leases, pipelines, runs, state
+from vitrina.store import feeds, leases, pipelines, runs, state
 from vitrina.store import run_after as edges
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
@@ -140,6 +140,8 @@ def redefine(
     if _STEP_FIELDS & changed or ("options" in changed and definition.options.params):
         steps.check(connection, settings, definition)
     _write(connection, row, definition)
+    if row["mode"] == "live" and definition.mode != "live":
+        feeds.unregister(connection, row["id"])
     after = get(connection, row["id"])
     said = summary or say("version.changed", fields=sorted(changed))
     versions.record(connection, caller, after, action=action, before=before, summary=said)
@@ -310,7 +312,10 @@ def enable(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Ro
 
 
 def disable(connection: Connection, caller: Caller, id_or_name: str | UUID) -> Row:
-    """Stop starting a pipeline. An unclaimed request is withdrawn; a current run goes on to its end."""
+    """Stop starting a pipeline. An unclaimed request is withdrawn; a current run goes on to its end.
+
+    A live pipeline has no end: the runner stops following it.
+    """
     return _set_enabled(connection, caller, id_or_name, enabled=False)
 
 
@@ -375,7 +380,10 @@ def refuse_second_writer(connection: Connection, row: Row) -> None:
     definition = pipelines.definition_of(row)
     other = pipelines.find_rival(connection, row["id"], definition)
     if other:
-        raise Conflict(say("pipeline.target_has_a_writer", target=definition.final_target, other=other["name"]))
+        target = definition.final_target
+        if definition.options.history or other["keeps_history"]:
+            raise Conflict(say("pipeline.history_has_a_writer", target=target, other=other["name"]))
+        raise Conflict(say("pipeline.target_has_a_writer", target=target, other=other["name"]))
 
 
 # --- guards ----------------------------------------------------------------------------------------------------
@@ -390,6 +398,8 @@ def _require_version(row: Row, expected: int | None) -> None:
 
 def _refuse_locked(row: Row, changed: Iterable[str]) -> None:
     locked = sorted(LOCKED_WHILE_RUNNING.intersection(changed))
+    if row["mode"] == "live":
+        return  # it runs all the time: its runner takes up the new version within a second
     if locked and row["status"] in status.ACTIVE:
         raise Conflict(say("pipeline.locked", name=row["name"], status=row["status"], fields=", ".join(locked)))
 

@@ -37,6 +37,7 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
         run=run_answer(run) if run else None,
         last_load=run_answer(load) if load else None,
         progress=_progress(run) if run and run["status"] == RunStatus.RUNNING and not is_over else None,
+        following=_following(now, row, run, checkpoint) if not is_over else None,
         checkpoint=answers.Checkpoint.model_validate(checkpoint) if checkpoint else None,
         lag=_lag(connection, now, row, checkpoint, recent.last_success_at),
         waits_for=run_after.waits_for(connection, row) if row["run_after"] else [],
@@ -95,6 +96,19 @@ def _progress(run: Row) -> answers.Progress:
     )
 
 
+def _following(now: datetime, row: Row, run: Row | None, found: Row | None) -> answers.Following | None:
+    """Say how old a live pipeline's target is, unless a full load is under way."""
+    follows = row["status"] in status.ACTIVE and run is not None and run["metrics"].get("following")
+    as_of = live_as_of(row, found) if follows else None
+    return answers.Following(as_of=as_of, lag_seconds=_age(now, as_of) or 0.0) if as_of else None
+
+
+def live_as_of(row: Row, found: Row | None) -> datetime | None:
+    """The moment of the source that the target of a live pipeline shows, by the source's clock."""
+    place = found["identity"].get("live") if found and row["mode"] == "live" else None
+    return _as_time(place.get("as_of")) if isinstance(place, dict) else None
+
+
 def _last_error(row: Row, run: Row | None) -> answers.LastError | None:
     failed_run = run if run and run["error_message"] and run["status"] == RunStatus.FAILED else None
     if row["status"] != Status.FAILED and not (failed_run and row["status"] not in status.ACTIVE):
@@ -124,15 +138,20 @@ def _lag(
     safe_upto = found["safe_upto"] if found else None
     cursor_time = _as_time(safe_upto)
     success = runs.find_last_success(connection, row["id"]) if last_success_at else None
+    as_of = live_as_of(row, found)
     return answers.Lag(
         pipeline_id=row["id"],
         pipeline=row["name"],
         last_success_at=last_success_at,
         seconds_since_success=_age(now, last_success_at),
         safe_upto=safe_upto,
-        cursor_lag_seconds=_age(now, cursor_time),
-        data_as_of=min(success["started_at"], success["data_as_of"] or success["started_at"]) if success else None,
+        cursor_lag_seconds=_age(now, as_of or cursor_time),
+        data_as_of=as_of or _as_of_runs(success),
     )
+
+
+def _as_of_runs(success: Row | None) -> datetime | None:
+    return min(success["started_at"], success["data_as_of"] or success["started_at"]) if success else None
 
 
 def _age(now: datetime, moment: datetime | None) -> float | None:

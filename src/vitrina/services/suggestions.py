@@ -28,7 +28,8 @@ CLOCKS = ("timestamp with time zone", "timestamp without time zone")
 # Types whose equal values are written alike: rows with one cursor are ordered by them.
 ORDERED = ("smallint", "integer", "bigint", "numeric", "uuid", "text", "character varying", *CLOCKS)
 LOOKBACK_SECONDS = 600
-EVERY = {"incremental": "5m", "full": "1h"}
+# Of a live pipeline a schedule asks for full loads: it needs none.
+EVERY = {"incremental": "5m", "full": "1h", "live": None}
 
 
 # Connection, schema, table.
@@ -99,7 +100,7 @@ def suggest(table: Table, target: str, wishes: Wishes, connection: str = DEFAULT
     """Make a pipeline that fills `target` with a copy of the table."""
     key, reasons = _key(table, wishes.key)
     cursor = _cursor(table, wishes)
-    mode = "incremental" if cursor else "full"
+    mode = "incremental" if cursor else "live" if wishes.mode == "live" else "full"
     definition: dict[str, Any] = {
         "name": wishes.name or name_for(target),
         "description": f"A copy of {table}.",
@@ -110,6 +111,8 @@ def suggest(table: Table, target: str, wishes: Wishes, connection: str = DEFAULT
         "mode": mode,
         "schedule_interval": wishes.schedule or EVERY[mode],
     }
+    if mode == "live":
+        return Suggestion(definition, "exact", (reasons, say("suggestion.live")))
     if cursor is None:
         return Suggestion(definition, "exact", (reasons, *_why_full(table, wishes)))
     definition["incremental_key"] = cursor.name
@@ -166,7 +169,7 @@ def _cursor(table: Table, wishes: Wishes) -> Column | None:
     """Choose the column with the time of a row's last change. Return None when everything has to be read each time."""
     if wishes.cursor:
         return _require_column(table, wishes.cursor, "--cursor")
-    if wishes.mode == "full":
+    if wishes.mode in ("full", "live"):
         return None
     found = sorted(_candidates(table), key=lambda column: _rank(table, column))
     if not found and wishes.mode == "incremental":

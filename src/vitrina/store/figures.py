@@ -30,7 +30,8 @@ def list_oldest(connection: Connection, *, limit: int | None = None, only_limite
                    extract(epoch FROM clock_timestamp())::float8 AS now,
                    extract(epoch FROM p.status_since)::float8 AS status_since,
                    extract(epoch FROM p.failing_since)::float8 AS failing_since,
-                   s.safe_upto, p.hold, {success}, {at_work}, failed.error_code, letters.open AS dead_letters, {drift}
+                   s.safe_upto, s.identity -> 'live' ->> 'as_of' AS live_as_of, p.hold,
+                   {success}, {at_work}, failed.error_code, letters.open AS dead_letters, {drift}
             FROM etl.etl_pipelines p
             LEFT JOIN etl.etl_state s ON s.pipeline_id = p.id
             {of_success} {of_work} {of_failure} {of_check}

@@ -46,6 +46,11 @@ class Claim:
         return self.row.get("requested_range") is not None and self.row.get("mode") == "incremental"
 
     @property
+    def is_live(self) -> bool:
+        """Follows its source: an outage is waited out, however long it takes."""
+        return self.row.get("mode") == "live" and not self.is_repair
+
+    @property
     def is_repair(self) -> bool:
         """Tell whether the run only corrects some rows of the target, and so leaves all requests to other runs."""
         return self.row.get("claim_returns") is not None
@@ -63,12 +68,14 @@ def claim_next(
     per_source: int | None = None,
     max_connections: Mapping[str, int] | None = None,
     covers: Sequence[str] | None = None,
+    follows: bool | None = None,
 ) -> Claim | None:
     """Take the longest-waiting requested pipeline whose target is free, and open its run.
 
     `only`: this pipeline or none. `per_source`: pipelines of a connection that so many runs read from already wait.
     `max_connections`: so do those that need more sessions on a connection than the current runs leave free there.
     `covers`: what this runner can do (`coverage.covered`); pipelines that need more are left to others.
+    `follows`: live pipelines alone, or all but them; each kind has its own places in a runner.
     """
     skipped: list[UUID] = []
     while True:
@@ -78,7 +85,9 @@ def claim_next(
                 if per_source is not None or max_connections:
                     # Two runners that count at the same time would both find room for the last one.
                     connection.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", [_COUNTING])
-                found = _lock_next(connection, only, per_source, max_connections or {}, skipped, covers=covers)
+                found = _lock_next(
+                    connection, only, per_source, max_connections or {}, skipped, covers=covers, follows=follows
+                )
                 return _take(connection, found, runner_id, ttl_seconds) if found else None
         except psycopg.errors.UniqueViolation:
             # Another runner took the same target in the same instant, and has committed: the next look sees it.
@@ -131,6 +140,7 @@ def _lock_next(
     skipped: Sequence[UUID],
     *,
     covers: Sequence[str] | None,
+    follows: bool | None,
 ) -> dict[str, Any] | None:
     return connection.execute(
         sql.SQL(
@@ -141,10 +151,11 @@ def _lock_next(
             WHERE p.status = 'RUN_REQUESTED' AND p.enabled AND p.id <> ALL(%(skipped)s::uuid[])
               AND (%(only)s::uuid IS NULL OR p.id = %(only)s)
               AND NOT EXISTS (SELECT FROM etl.etl_pipelines h WHERE h.holds_target = {target})
-              AND (%(per_source)s::integer IS NULL
+              AND (%(follows)s::boolean IS NULL OR (p.mode = 'live') = %(follows)s)
+              AND (%(per_source)s::integer IS NULL OR p.mode = 'live'
                    OR %(per_source)s > (SELECT count(*) FROM etl.etl_pipelines b
                                         WHERE b.status IN ('RUNNING', 'PAUSE_REQUESTED') AND b.claim_id IS NOT NULL
-                                          AND b.source_connection = p.source_connection))
+                                          AND b.mode <> 'live' AND b.source_connection = p.source_connection))
               AND NOT EXISTS ({full})
               AND (%(covers)s::text[] IS NULL OR {needed} <@ %(covers)s::text[])
             ORDER BY least(p.run_requested_at, p.range_requested_at) NULLS FIRST, p.id
@@ -155,6 +166,7 @@ def _lock_next(
         {
             "covers": list(covers) if covers is not None else None,
             "only": only,
+            "follows": follows,
             "per_source": per_source,
             "max_connections": Jsonb(dict(max_connections)),
             "sessions": Jsonb(room.sessions()),
@@ -385,6 +397,30 @@ def answer_request(connection: Connection, claim: Claim) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What was asked of a pipeline while a runner follows its source."""
+
+    status: Status
+    enabled: bool
+    run_requested_at: datetime | None
+    version: int
+
+
+def find_asked(connection: Connection, claim: Claim) -> Asked:
+    """Look at the pipeline's row; raises when the claim is no longer ours."""
+    row = connection.execute(
+        """
+        SELECT status, enabled, run_requested_at, version FROM etl.etl_pipelines
+        WHERE id = %s AND claim_id = %s AND epoch = %s
+        """,
+        [claim.pipeline_id, claim.claim_id, claim.epoch],
+    ).fetchone()
+    if row is None:
+        raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
+    return Asked(Status(row["status"]), row["enabled"], row["run_requested_at"], row["version"])
+
+
 def note_hold(connection: Connection, claim: Claim, hold: dict[str, Any] | None) -> None:
     """Record which session holds the checkpoint back (pid, user, since), for status and metrics."""
     connection.execute(
@@ -446,6 +482,41 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
         finish_run(connection, claim.run_id, outcome, answers=seen if answers else None)
         if row["is_upstream"] and not boundary:
             run_after.pass_on(connection, claim.pipeline_id, claim.run_id)
+        return Status(row["status"])
+
+
+def begin_again(connection: Connection, claim: Claim, reason: str, *, loads: bool) -> Status:
+    """End a run of a live pipeline and ask for the next one at once: `loads`, which begins with a full load.
+
+    A pause or `disable` that came meanwhile counts; so does a run that was asked for.
+    """
+    with connection.transaction():
+        row = connection.execute(
+            """
+            UPDATE etl.etl_pipelines p
+            SET status = CASE WHEN p.status = 'PAUSE_REQUESTED' THEN 'PAUSED'
+                              WHEN p.enabled THEN 'RUN_REQUESTED' ELSE 'IDLE' END,
+                run_requested_at = CASE WHEN %(loads)s THEN coalesce(p.run_requested_at, clock_timestamp())
+                                        ELSE p.run_requested_at END,
+                requested_trigger = coalesce(p.requested_trigger, %(trigger)s),
+                requested_reason = coalesce(p.requested_reason, %(reason)s),
+                claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL,
+                attempts = 0, last_error = NULL
+            WHERE p.id = %(id)s AND p.claim_id = %(claim)s AND p.epoch = %(epoch)s
+            RETURNING p.status
+            """,
+            {
+                "loads": loads,
+                "trigger": Trigger.FOLLOW_UP,
+                "reason": cut(reason),
+                "id": claim.pipeline_id,
+                "claim": claim.claim_id,
+                "epoch": claim.epoch,
+            },
+        ).fetchone()
+        if row is None:
+            raise LeaseLost(f"pipeline {claim.name}: another runner took over before the run could be concluded")
+        finish_run(connection, claim.run_id, RunStatus.SUCCESS)
         return Status(row["status"])
 
 

@@ -245,7 +245,8 @@ def list_on_target(connection: Connection, target: str, target_connection: str |
         sql.SQL(
             """
             SELECT p.id, p.name, p.mode, p.options ->> 'target_connection' AS target_connection,
-                   coalesce((p.options ->> 'shared_target')::boolean, false) AS shared
+                   coalesce((p.options ->> 'shared_target')::boolean, false) AS shared,
+                   coalesce(jsonb_typeof(p.options -> 'history') = 'object', false) AS keeps_history
             FROM etl.etl_pipelines p
             WHERE {on_target} AND {database} = %(database)s
             ORDER BY p.name
@@ -256,8 +257,13 @@ def list_on_target(connection: Connection, target: str, target_connection: str |
 
 
 def find_rival(connection: Connection, pipeline_id: UUID, definition: Definition) -> Row | None:
-    """Find another pipeline that may not share the target with this one: a full load deletes what others wrote."""
+    """Another pipeline on the target that may not be there beside this one: a full load deletes what others wrote.
+
+    A history is of one pipeline: snapshots of two would not be in order.
+    """
     for other in list_on_target(connection, definition.final_target, definition.options.target_connection):
+        if other["id"] != pipeline_id and (definition.options.history or other["keeps_history"]):
+            return other
         nobody_deletes = definition.mode == other["mode"] == "incremental"
         both_share = definition.options.shared_target and other["shared"]
         if other["id"] != pipeline_id and not nobody_deletes and not both_share:

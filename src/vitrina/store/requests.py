@@ -112,6 +112,23 @@ def list_reconcile_schedules(connection: Connection) -> list[Row]:
     ).fetchall()
 
 
+def list_scan_schedules(connection: Connection, kind: str) -> list[Row]:
+    """Enabled pipelines whose source is searched for deleted rows regularly, with the time of the latest scan."""
+    return connection.execute(
+        """
+        SELECT p.id, p.name, p.options -> 'deletes' AS wish, coalesce(latest.created_at, p.created_at) AS last_at,
+               clock_timestamp() AS now
+        FROM etl.etl_pipelines p
+        LEFT JOIN LATERAL (SELECT r.created_at, r.finished_at FROM etl.etl_requests r
+                           WHERE r.pipeline_id = p.id AND r.kind = %s
+                           ORDER BY r.created_at DESC LIMIT 1) latest ON true
+        WHERE p.enabled AND jsonb_typeof(p.options -> 'deletes' -> 'scan') = 'string'
+          AND (latest.created_at IS NULL OR latest.finished_at IS NOT NULL)
+        """,
+        [kind],
+    ).fetchall()
+
+
 def expire(connection: Connection, *, older_than_seconds: float) -> int:
     """Give up on requests that no runner took up in time, and on those whose runners were all lost."""
     return connection.execute(

@@ -39,7 +39,9 @@ def list_due(connection: Connection, *, limit: int = 100, now: datetime | None =
 _MAY_FIRE = sql.SQL(
     """
     enabled AND schedule_interval IS NOT NULL
-    AND (status = 'IDLE' OR status = 'FAILED' AND options -> 'schedule_after_failure' = 'true')
+    AND (status = 'IDLE' OR status = 'FAILED' AND options -> 'schedule_after_failure' = 'true'
+         -- Of a live pipeline a schedule asks for full loads.
+         OR status = 'RUNNING' AND mode = 'live')
     """
 )
 _JITTER_SECONDS = sql.SQL(
@@ -67,7 +69,7 @@ def fire(connection: Connection, due: Row, next_run_at: datetime) -> bool:
         connection.execute(
             """
             UPDATE etl.etl_pipelines
-            SET status = CASE WHEN %(fires)s THEN 'RUN_REQUESTED' ELSE status END,
+            SET status = CASE WHEN %(fires)s AND status = ANY(%(from)s) THEN 'RUN_REQUESTED' ELSE status END,
                 run_requested_at = CASE WHEN %(fires)s THEN clock_timestamp() ELSE run_requested_at END,
                 requested_trigger = CASE WHEN %(fires)s THEN 'schedule' ELSE requested_trigger END,
                 requested_reason = CASE WHEN NOT %(fires)s THEN requested_reason END,
@@ -78,7 +80,8 @@ def fire(connection: Connection, due: Row, next_run_at: datetime) -> bool:
                 needs_attention = needs_attention - 'schedule',
                 next_run_at = %(next)s
             WHERE id = %(id)s AND enabled AND next_run_at::text IS NOT DISTINCT FROM %(seen)s
-              AND schedule_interval = %(schedule)s AND status = %(status)s AND status = ANY(%(from)s)
+              AND schedule_interval = %(schedule)s AND status = %(status)s
+              AND (status = ANY(%(from)s) OR status = 'RUNNING' AND mode = 'live')
             """,
             {
                 "id": due["id"],

@@ -1,4 +1,7 @@
-"""`/runners`, `/transforms`, `/connectors`, `/targets`, `/audit`, `/dead-letters`, `/tokens`: what is set up here."""
+"""What is set up here.
+
+`/runners`, `/transforms`, `/connectors`, `/feeds`, `/targets`, `/audit`, `/dead-letters`, `/tokens`.
+"""
 
 from typing import Annotated
 
@@ -12,7 +15,7 @@ from vitrina.api.security import Admin, GuardedRoute, Operator, Viewer
 from vitrina.api.state import State
 from vitrina.services import connectors, pipelines, reconciliation, tokens
 from vitrina.services.callers import Role
-from vitrina.store import audit, dead_letters, runners
+from vitrina.store import audit, dead_letters, feed_reports, runners
 from vitrina.store import pipelines as pipeline_rows
 from vitrina.store import tokens as token_rows
 
@@ -42,6 +45,14 @@ def list_connectors(state: State, caller: Viewer) -> Page[answers.Connector]:
     """List the kinds of sources and targets: those installed here, and those that live runners have."""
     with state.pool.connection() as connection:
         return Page(items=connectors.list_all(connection, state.settings), next_cursor=None)
+
+
+@router.get("/feeds")
+def list_feeds(state: State, caller: Viewer) -> Page[answers.Feed]:
+    """The logs of source databases that live pipelines follow, and how far they are behind."""
+    with state.pool.connection() as connection:
+        found = feed_reports.list_all(connection)
+    return Page(items=[answers.Feed.model_validate(row) for row in found], next_cursor=None)
 
 
 @router.get("/targets")

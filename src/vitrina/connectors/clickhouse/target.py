@@ -18,7 +18,7 @@ from vitrina.ports.target import BaseTarget, Load, Loading, Prepared, Wanted
 T = TypeVar("T")
 
 # Rows may be refused by what a type holds: none of a full load, some of a long-running flow.
-DEFAULT_BUDGET = {"full": 0, "incremental": 100}
+DEFAULT_BUDGET = {"full": 0, "incremental": 100, "live": 100}
 
 
 def open_target(opening: Opening) -> "ClickHouseTarget":

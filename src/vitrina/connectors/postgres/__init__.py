@@ -7,6 +7,7 @@ from vitrina.ports.connector import Connector, Opening
 
 if TYPE_CHECKING:
     from vitrina.inside.queries import Queries
+    from vitrina.ports.live import Feeds
     from vitrina.ports.source import Source
     from vitrina.ports.target import Target
 
@@ -38,6 +39,12 @@ def _queries() -> "Queries":
     return queries
 
 
+def _feeds() -> "Feeds":
+    from vitrina.connectors.postgres import feeds
+
+    return feeds
+
+
 def _dataset(url: str | None, table: str) -> tuple[str, str]:
     """Name the table as OpenLineage names tables of Postgres, without anything of the login."""
     from psycopg import conninfo
@@ -60,4 +67,5 @@ connector = Connector(
     kept_url_problem=_kept_url_problem,
     dataset=_dataset,
     queries=_queries,
+    feeds=_feeds,
 )

@@ -344,7 +344,23 @@ def compare(table: Table, result: Sequence[Column], *, key: Sequence[str], ignor
     return missing
 
 
-def create_table(connection: Connection, target: PostgresTarget, result: Sequence[Column], key: Sequence[str]) -> None:
+def lacking(table: Table, wanted: Sequence[Column]) -> list[Column]:
+    """Give the columns that a table lacks and that the run itself writes; refuse those of another type."""
+    for column in wanted:
+        found = table.column(column.name)
+        if found is not None and (found.type != column.type or found.not_null):
+            problem = f"{column.name} is {found.type} in the table, not {column.type} that may be NULL"
+            raise TargetMismatch(say("run.query_does_not_fit", schema=table.schema, table=table.name, problems=problem))
+    return [column for column in wanted if table.column(column.name) is None]
+
+
+def create_table(
+    connection: Connection,
+    target: PostgresTarget,
+    result: Sequence[Column],
+    key: Sequence[str],
+    partitioning: sql.Composable,
+) -> None:
     """Create a mart from the types of the query's result, with the key as its primary key."""
     columns = sql.SQL(", ").join(
         sql.SQL("{} {}{}").format(
@@ -355,8 +371,11 @@ def create_table(connection: Connection, target: PostgresTarget, result: Sequenc
         for column in result
     )
     connection.execute(
-        sql.SQL("CREATE TABLE {} ({}, PRIMARY KEY ({}))").format(
-            sql.Identifier(target.schema, target.table), columns, sql.SQL(", ").join(map(sql.Identifier, key))
+        sql.SQL("CREATE TABLE {} ({}, PRIMARY KEY ({})){}").format(
+            sql.Identifier(target.schema, target.table),
+            columns,
+            sql.SQL(", ").join(map(sql.Identifier, key)),
+            partitioning,
         )
     )
 

@@ -61,6 +61,8 @@ class TableSide:
     # Several rows of one key: the first in this order is the one that the mart has. Empty: there must be one only.
     latest: tuple[Composable, ...] = ()
     cursor: Field | None = None
+    # True of rows that are no longer to be there, although the source gives them.
+    gone: Composable | None = None
 
     listed_at_once = None  # they come sorted, and never all of them at a time
 
@@ -89,7 +91,11 @@ class TableSide:
         fields = [*self.key, *([self.cursor] if self.cursor else [])]
         # Where several rows may share a key, keys are counted: the mart has one row for each.
         count = SQL("count(DISTINCT {})").format(self._place()) if self.latest else SQL("count(*)")
-        outputs: list[Composable] = [count, SQL("{} FILTER (WHERE {})").format(count, self.young)]
+        there = SQL("NOT {}").format(self.gone) if self.gone else SQL("true")
+        outputs: list[Composable] = [
+            SQL("{} FILTER (WHERE {})").format(count, there),
+            SQL("{} FILTER (WHERE {} AND {})").format(count, self.young, there),
+        ]
         outputs += [
             SQL("{}({})::text").format(SQL(function), _ordered(field))
             for function in ("min", "max")
@@ -108,7 +114,7 @@ class TableSide:
         """Return one sum over all rows. Without groups, Postgres can spread it over its workers."""
         no_key = SQL(" OR ").join(SQL("{} IS NULL").format(field.expression) for field in self.key)
         outputs = [
-            SQL("count(*)"),
+            SQL("count({})").format(self._image()),
             SQL("sum({})::text").format(self._image()),
             SQL("count(*) FILTER (WHERE {})").format(no_key),
         ]
@@ -126,7 +132,8 @@ class TableSide:
             [SQL("{} AS place").format(self._place()), SQL("{} AS image").format(self._image())], bare=True
         )
         statement = SQL(
-            "{head} SELECT place & {mask}, count(*), sum(image)::text FROM ({rows}) AS r GROUP BY 1"
+            "{head} SELECT place & {mask}, count(image), sum(image)::text FROM ({rows}) AS r"
+            " WHERE image IS NOT NULL GROUP BY 1"
         ).format(head=self.head, mask=Literal(mask), rows=inner)
         # The planner takes every row for a group of its own, and would sort them all.
         self.connection.execute("SET LOCAL enable_sort = off")
@@ -174,18 +181,20 @@ class TableSide:
     def texts(self, keys: Sequence[Key]) -> dict[Key, dict[str, str | None]]:
         """Return whole rows, column by column, as text."""
         fields = (*self.key, *self.columns)
-        outputs = [SQL("{}::text").format(one_form(field)) for field in self.key]
+        outputs: list[Composable] = [SQL("{}::text").format(one_form(field)) for field in self.key]
         outputs += [SQL("({})::text").format(field.expression) for field in fields]
+        outputs.append(self.gone or SQL("false"))
         statement = self._select(outputs, self.has_key(keys))
         if self.latest:
             statement = SQL("{} ORDER BY {}").format(
                 statement, SQL(", ").join(SQL("{} DESC").format(column) for column in self.latest)
             )
-        found: dict[Key, dict[str, str | None]] = {}
-        for row in self._all(statement):
+        found: dict[Key, dict[str, str | None] | None] = {}
+        for *row, gone in self._all(statement):
             key, values = tuple(row[: len(self.key)]), row[len(self.key) :]
-            found.setdefault(key, dict(zip((field.name for field in fields), values, strict=True)))
-        return found
+            named = dict(zip((field.name for field in fields), values, strict=True))
+            found.setdefault(key, None if gone else named)
+        return {key: values for key, values in found.items() if values is not None}
 
     def has_key(self, keys: Sequence[Key]) -> Composed:
         """Compare the bare columns, so that an index can be used."""
@@ -231,7 +240,8 @@ class TableSide:
     def _image(self) -> Composed:
         """Hash the text of the whole row, in which NULL is not '', 1.0 is not 1.00 and no microsecond is lost."""
         parts = [*(one_form(field) for field in self.key), *(field.expression for field in self.columns)]
-        return SQL('hashtextextended((ROW({})::text) COLLATE "C", 0)').format(SQL(", ").join(parts))
+        image = SQL('hashtextextended((ROW({})::text) COLLATE "C", 0)').format(SQL(", ").join(parts))
+        return SQL("CASE WHEN NOT {} THEN {} END").format(self.gone, image) if self.gone else image
 
     def _one(self, statement: Composed | SQL) -> tuple[Any, ...]:
         [row] = self._all(statement)

@@ -231,30 +231,30 @@ def copy_out(reader: SqlReader, statement: Composable, settings: Mapping[str, st
     text = SQL("COPY ({}) TO STDOUT").format(statement).as_string(connection)
     with reader.reading(settings):
         try:
-            yield _translated(_noticing_long_lines(reader, _pieces(connection, text)))
+            yield _translated(_noticing_long_lines(reader, pieces(connection, text)))
         finally:
             if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
                 reader.ends_with_run = True
                 _abandon(connection)
 
 
-def _translated(pieces: Iterator[list[Line]]) -> Iterator[list[Line]]:
+def _translated(found: Iterator[list[Line]]) -> Iterator[list[Line]]:
     """Translate errors of the source where it is read, so that errors of the target are not taken for them."""
     try:
-        yield from pieces
+        yield from found
     except psycopg.Error as exc:
         raise translate_read(exc) from exc
 
 
-def _noticing_long_lines(reader: SqlReader, pieces: Iterator[list[Line]]) -> Iterator[list[Line]]:
+def _noticing_long_lines(reader: SqlReader, found: Iterator[list[Line]]) -> Iterator[list[Line]]:
     """Mark the session to end with the run after a long line: the driver's buffer keeps the size of the longest one."""
-    for piece in pieces:
+    for piece in found:
         # A long line ends its piece.
         reader.ends_with_run = reader.ends_with_run or len(piece[-1]) > _LONG_LINE_BYTES
         yield piece
 
 
-def _pieces(connection: Connection, text: str) -> Iterator[list[Line]]:
+def pieces(connection: Connection, text: str) -> Iterator[list[Line]]:
     """Run COPY over the extended protocol, like all users' SQL; psycopg's own COPY would let two statements pass."""
     raw = connection.pgconn
     raw.send_query_params(text.encode(), None)

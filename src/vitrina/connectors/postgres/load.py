@@ -3,13 +3,17 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
+from psycopg.sql import SQL, Identifier, Literal
 
 from vitrina import failpoints
-from vitrina.connectors.postgres import catalog, left_columns, mart_rows, money
+from vitrina.connectors.postgres import catalog, history, left_columns, live_merge, mart_identity, mart_rows, money
 from vitrina.connectors.postgres.copy import CopySource
+from vitrina.connectors.postgres.derive.tables import unsized
+from vitrina.connectors.postgres.following import QueryMoment
 from vitrina.connectors.postgres.mart_comparison import MartComparison
 from vitrina.connectors.postgres.pushdown import Paging, PushdownSource, SharedSnapshot
 from vitrina.connectors.postgres.query_source import QuerySource
@@ -21,6 +25,7 @@ from vitrina.errors import TransientError
 from vitrina.ports.batch import Counts, Filling, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Comparison, Looked
+from vitrina.ports.live import Moment, Stale
 from vitrina.ports.schema import Column, Known
 from vitrina.ports.source import Form, Source, Window
 from vitrina.ports.target import (
@@ -65,6 +70,7 @@ class MartTarget(BaseTarget):
 
     form: Form = "exact"
     loads_first_pass = True
+    corrects = True
 
     def __init__(self, opening: MartOpening) -> None:
         self.opening = opening
@@ -76,6 +82,9 @@ class MartTarget(BaseTarget):
             memory_mb=opening.settings.merge_memory_mb,
         )
         self.session: Connection = opening.connection
+        # By whose clock snapshots are dated: the source's, where it is a database.
+        self._source: QuerySource | None = None
+        self._latest_snapshot: datetime | None = None
         self._to_clear: tuple[str, ...] = ()
 
     # --- the table -------------------------------------------------------------------------------------------------
@@ -86,6 +95,7 @@ class MartTarget(BaseTarget):
     def meet(self, source: Source) -> Shortcut | None:
         if not isinstance(source, QuerySource):
             return None
+        self._source = source
         money.refuse_unlike(source.reader.connection, self.opening.connection, source.result)
         return PostgresShortcut(self, source)
 
@@ -93,12 +103,14 @@ class MartTarget(BaseTarget):
         key = self.writer.prepare(
             wanted.columns, wanted_key=wanted.key, ignorable=wanted.ignorable, stamps=wanted.stamps, create=create
         )
+        self._latest_snapshot = history.latest_of(wanted.found, self.opening.name)
         settled = left_columns.Settled()
         if wanted.has_rows:
             opening = self.opening
             settled = left_columns.settle(self.writer, wanted.found, opening.definition.options, opening.others)
         self._to_clear = settled.to_clear
-        return Prepared(key, self.writer.exists, self.writer.is_empty(), self.writer.columns, settled.warnings)
+        warnings = (*settled.warnings, *self.writer.drift())
+        return Prepared(key, self.writer.exists, self.writer.is_empty(), self.writer.columns, warnings)
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
         """Prepare with the key's columns, which are enough to publish an empty result."""
@@ -106,7 +118,8 @@ class MartTarget(BaseTarget):
         if table is None:
             return None
         definition = self.opening.definition
-        names = definition.target_key or table.primary_key
+        validity = kept.columns if (kept := definition.options.history) else ()
+        names = definition.target_key or [name for name in table.primary_key if name not in validity]
         columns = tuple(Column(column.name, column.type) for column in table.columns if column.name in names)
         key = tuple(definition.target_key) if definition.target_key else None
         stamps = frozenset(definition.options.stamps)
@@ -126,6 +139,12 @@ class MartTarget(BaseTarget):
         if known is None or self.writer.is_same(known):
             return None
         return say("plan.restored", target=self.opening.name)
+
+    def fingerprint(self) -> Sequence[object]:
+        gone = self.opening.definition.options.delete_when
+        deletes = self.opening.definition.options.deletes
+        soft = deletes.soft if deletes else None
+        return (gone, soft, self.keeps_history) if gone or soft or self.keeps_history else ()
 
     def open_load(self, loading: Loading) -> Load:
         return StageLoad(self, loading) if loading.kind == "replace" else MergeLoad(self, loading)
@@ -149,11 +168,39 @@ class MartTarget(BaseTarget):
         for stage in stages:
             stage.create(self.session, fillable_by=role)
 
+    @property
+    def keeps_history(self) -> bool:
+        return self.opening.definition.options.history is not None
+
+    def date_snapshot(self) -> None:
+        """Date the snapshot that is about to be taken, of a mart that keeps a history; later than every one before."""
+        if not self.keeps_history:
+            return
+        clock = self._source.reader.connection if self._source else self.session
+        now: datetime = database.one(clock.execute("SELECT pg_catalog.clock_timestamp() AS now"))["now"]
+        self.use_snapshot(now)
+
+    def use_snapshot(self, moment: datetime) -> None:
+        """Write with the time of a snapshot, or the first after the latest: those of a mart only grow."""
+        latest = self._latest_snapshot or self.writer.latest_snapshot()
+        self._latest_snapshot = self.writer.snapshot_at = history.later(moment, latest)
+
+    def of_snapshot(self) -> dict[str, Any]:
+        """Say what the checkpoint knows of the latest snapshot."""
+        at = self.writer.snapshot_at
+        return history.remembered(self.opening.name, at) if at else {}
+
+    def notes(self) -> dict[str, Any]:
+        """Say what people are told of the run."""
+        at = self.writer.snapshot_at
+        return {"snapshot_at": at.astimezone(UTC).isoformat()} if at else {}
+
     def stager(self, stages: tuple[Stage, ...]) -> AbstractContextManager[Writer]:
         # Imported here: pushdown runs need neither pyarrow nor its half second.
         from vitrina.connectors.postgres.stream import Stager
 
         opening = self.opening
+        self.date_snapshot()
         return closing(
             Stager(opening.url, opening.claim.session_name, stages, epoch=opening.claim.epoch, target=opening.name)
         )
@@ -184,7 +231,7 @@ class MartTarget(BaseTarget):
 
     def remember(self, found: Checkpoint, rows: int) -> dict[str, object]:
         """Describe the mart for the checkpoint, so that a later run recognises it."""
-        return {
+        return self.of_snapshot() | {
             "mart": self.writer.remembered(found.identity.get("mart"), rows),
             "columns": left_columns.written(found, self.writer),
         }
@@ -228,16 +275,28 @@ class StageLoad(BaseLoad):
 
     def commit(self, part: Part, fence: Fence) -> None:
         """Let the staged batch count: move the checkpoint and check the fence, nothing else."""
+        at = self._writer.snapshot_at
         with self._target.transaction("counting a batch"):
-            fence.inside(self._target.session)
+            fence.inside(self._target.session, Done(identity={history.OF_LOAD: at.isoformat()} if at else {}))
 
     def publish(self, fence: Fence) -> Counts:
         target, found = self._target, fence.found
+        if target.keeps_history and self._writer.snapshot_at is None:
+            self._recall_snapshot(found)
         with target.transaction(f"publishing to {target.opening.name}"):
             counts = self._writer.publish(self.stage, found, deletes=self._loading.deletes)
             target.check_constraints()
-            fence.inside(target.session, Done(counts, target.remember(found, found.rows)))
+            rows = counts.inserted + counts.updated + counts.unchanged
+            fence.inside(target.session, Done(counts, target.remember(found, rows), target.notes()))
         return counts
+
+    def _recall_snapshot(self, found: Checkpoint) -> None:
+        """Take the time of the snapshot that an earlier run has read; without a row there was none."""
+        dated = found.identity.get(history.OF_LOAD)
+        if dated:
+            self._target.use_snapshot(datetime.fromisoformat(dated))
+        else:
+            self._target.date_snapshot()
 
     def discard(self) -> None:
         self.stage.drop(self._target.session)
@@ -254,6 +313,7 @@ class MergeLoad(BaseLoad):
         self.stages = tuple(
             target.stage(stage_name(pipeline, suffix), loading, loading.version_types) for suffix in ("a", "b")
         )
+        self.live_stage = live_merge.LiveStage(target.session, target.writer)
 
     def begin(self, fence: Fence) -> None:
         with self._target.transaction("preparing the stages"):
@@ -272,15 +332,60 @@ class MergeLoad(BaseLoad):
             counts = self._writer.merge_batch(stage, part.number)
             stage.truncate(target.session)
             target.check_constraints()
-            fence.inside(target.session, Done(counts, self._remember(fence.found, counts)))
+            fence.inside(target.session, Done(counts, self._remember(fence.found, counts), target.notes()))
 
     def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
         target = self._target
+        target.date_snapshot()
         with target.transaction(f"repairing {target.opening.name}"):
             counts = Counts(deleted=self._writer.delete_rows(mart_rows.have_keys(self._writer, keys)))
             target.check_constraints()
-            fence.inside(target.session, Done(counts))
+            known = fence.found.identity.get("mart")
+            removed = 0 if self._writer.keeps_rows else counts.deleted
+            fewer = known and {"mart": known | {"rows": max(known["rows"] - removed, 0)}}
+            fence.inside(target.session, Done(counts, target.of_snapshot() | (fewer or {})))
         return counts
+
+    def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence) -> Counts:
+        """Merge the part and delete what is absent in one transaction: the mart passes from one moment to another."""
+        target, writer = self._target, self._writer
+        stage = self.stages[part.number % len(self.stages)]
+        with target.transaction(f"correcting {target.opening.name}"):
+            counts = writer.merge_batch(stage, part.number) if part.staged_rows else Counts()
+            stage.truncate(target.session)
+            deleted = self._delete_absent(stale, read)
+            return self.finish(replace(counts, deleted=counts.deleted + deleted), fence)
+
+    def _delete_absent(self, stale: Stale, read: Sequence[Key]) -> int:
+        session, writer = self._target.session, self._writer
+        if not read:
+            return live_merge.delete_absent(session, writer, stale, SQL("false"))
+        session.execute("CREATE TEMPORARY TABLE IF NOT EXISTS vitrina_read (key text[]) ON COMMIT DELETE ROWS")
+        with session.cursor() as cursor, cursor.copy("COPY pg_temp.vitrina_read FROM STDIN") as rows:
+            for key in read:
+                rows.write_row([list(key)])
+        kinds = {column.name: unsized(column.base_type) for column in writer.table.columns}
+        same = SQL(" AND ").join(
+            SQL("t.{} = r.key[{}]::{}").format(Identifier(name), Literal(place), SQL(kinds[name]))
+            for place, name in enumerate(writer.key, 1)
+        )
+        is_read = SQL("EXISTS (SELECT FROM pg_temp.vitrina_read AS r WHERE {})").format(same)
+        return live_merge.delete_absent(session, writer, stale, is_read)
+
+    def finish(self, counts: Counts, fence: Fence) -> Counts:
+        """Check what is left to check, and pass the fence."""
+        target, writer = self._target, self._writer
+        if counts.deleted:
+            writer.refuse_cascading()
+        target.check_constraints()
+        # The merge holds a lock by now under which nobody truncates the mart.
+        if live_merge.is_rewritten(target.session, writer):
+            raise TransientError(say("run.target_replaced", target=target.opening.name))
+        fence.inside(target.session, Done(counts, {"mart": mart_identity.followed(writer.table)}))
+        return counts
+
+    def count_rows(self) -> int:
+        return self._writer.count_rows()
 
     def _refuse_emptied(self, found: Checkpoint) -> None:
         """Refuse to merge where earlier batches were removed; once this one is merged, nothing would show it."""
@@ -291,16 +396,17 @@ class MergeLoad(BaseLoad):
     def _remember(self, found: Checkpoint, counts: Counts) -> dict[str, object]:
         """Describe the mart for the checkpoint. A backfill does not, because rows may have been lost before."""
         if self._target.is_backfill:
-            return {"columns": left_columns.written(found, self._writer)}
+            return self._target.of_snapshot() | {"columns": left_columns.written(found, self._writer)}
         known = found.identity.get("mart")
-        return self._target.remember(found, (known["rows"] if known else 0) + counts.inserted)
+        deleted = 0 if self._writer.keeps_rows else counts.deleted
+        return self._target.remember(found, max((known["rows"] if known else 0) + counts.inserted - deleted, 0))
 
     def publish(self, fence: Fence) -> Counts:
         """End the pass: every part is visible already."""
         unfinished = fence.found.stage
         with self._target.transaction("ending the pass"):
             self._writer.drop_other_stages(keep=[unfinished] if unfinished else [])
-            fence.inside(self._target.session)
+            fence.inside(self._target.session, Done(identity=self._target.of_snapshot(), notes=self._target.notes()))
         return Counts()
 
 
@@ -336,11 +442,27 @@ class PostgresShortcut:
         self._source.admit_window(self._source.bounds_of(window))
         with ExitStack() as sessions:
             second = self._second_session(sessions)
+            self._target.date_snapshot()
             if route.route == "copy":
                 yield self._by_copy(load.stages, window, route, second)
             else:
                 snapshot = self._snapshot(window, route, sessions)
                 yield self._by_postgres(load.stages, window, route, second, snapshot)
+
+    def correct(self, load: Load, moment: Moment, stale: Stale, number: int, fence: Fence) -> Counts:
+        """Pass the rows of stale keys on as COPY writes them, and show them in one transaction."""
+        if not isinstance(load, MergeLoad) or not isinstance(moment, QueryMoment):
+            raise TypeError(f"a mart is corrected from a snapshot of a query, not {load} from {moment}")
+        target = self._target
+        if not load.live_stage.is_made:
+            with target.transaction("preparing the stage"):
+                load.live_stage.make()
+        with target.transaction(f"correcting {target.opening.name}"):
+            read = load.live_stage.fill(moment, stale)
+            failpoints.hit("batch.filled")
+            counts = load.live_stage.apply(stale)
+            unchanged = read - counts.inserted - counts.updated
+            return load.finish(replace(counts, unchanged=unchanged), fence)
 
     def _by_postgres(
         self,
@@ -397,8 +519,8 @@ class PostgresShortcut:
         return Paging(order, names, lambda: rows)
 
     def _snapshot(self, window: Window, route: Route, sessions: ExitStack) -> SharedSnapshot | None:
-        """Share one state of the source among the chunks of one load."""
-        if route.page_rows is None or isinstance(window, QueryWindow):
+        """Share one state of the source among the chunks of one load, and among the pages of a pass for a history."""
+        if route.page_rows is None or (isinstance(window, QueryWindow) and not self._target.keeps_history):
             return None
         source = self._source
         patient = database.READ_ONLY | {"idle_in_transaction_session_timeout": "0"}

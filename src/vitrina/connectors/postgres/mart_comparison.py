@@ -36,6 +36,7 @@ class MartComparison:
             raise FatalError(f"{name} does not exist yet: run the pipeline first")
         definition = self._looked.definition
         ignorable = {definition.incremental_key, definition.incremental_id_key} if self._cursor else set()
+        ignorable |= {writer.gone}
         given = (column.name for column in self._looked.output)
         missing = [one for one in given if writer.table.column(one) is None and one not in ignorable]
         if missing:
@@ -55,19 +56,29 @@ class MartComparison:
 
     @contextmanager
     def sides(self, found: Checkpoint) -> Iterator[tuple[Side, Side]]:
+        with self._both(found, self._compared_columns) as both:
+            yield both
+
+    @contextmanager
+    def key_sides(self, found: Checkpoint) -> Iterator[tuple[Side, Side]]:
+        with self._both(found, ()) as both:
+            yield both
+
+    @contextmanager
+    def _both(self, found: Checkpoint, names: Sequence[str]) -> Iterator[tuple[Side, Side]]:
         self._found = found
-        target = self._target_side()
-        with target.snapshot(), self._source_side(self._compared_columns) as source, source.snapshot():
+        target = self._target_side(names)
+        with target.snapshot(), self._source_side(names) as source, source.snapshot():
             refuse_other_encoding(source, target)
             yield source, target
 
-    def _target_side(self) -> TableSide:
+    def _target_side(self, names: Sequence[str]) -> TableSide:
         return TableSide(
             connection=self._writer.connection,
             head=SQL(""),
-            source=self._writer.table.identifier,
+            source=self._writer.rows,
             key=self._fields(self._looked.key),
-            columns=self._fields(self._compared_columns),
+            columns=self._fields(names),
             translate=mart_rows.translate,
             cursor=self._cursor_field,
         )
@@ -92,6 +103,7 @@ class MartComparison:
                 young=mart_recomputed.IS_YOUNG if self._cursor else SQL("false"),
                 latest=mart_recomputed.LATEST if self._cursor else (),
                 cursor=self._cursor_field,
+                gone=self._is_gone,
             )
 
     def _asked(self, source: QuerySource, names: Sequence[str]) -> TableSide:
@@ -107,7 +119,14 @@ class MartComparison:
             young=rescan.young(source, self._found),
             latest=rescan.latest(source),
             cursor=self._cursor_field,
+            gone=self._is_gone,
         )
+
+    @property
+    def _is_gone(self) -> Composable | None:
+        """Condition on rows of the source that it calls deleted: the mart shall not have them."""
+        gone = self._writer.gone
+        return SQL("coalesce(q.{}, false)").format(Identifier(gone)) if gone else None
 
     # --- columns -----------------------------------------------------------------------------------------------------
 
@@ -146,7 +165,7 @@ class MartComparison:
     @property
     def arrives_as(self) -> dict[str, str]:
         """Corrections come as text, which is exact for every type."""
-        return dict.fromkeys(self._writer.columns, "text")
+        return dict.fromkeys(self._writer.staged_columns, "text")
 
     def refuse_shrinking(self, deletes: int) -> None:
         self._writer.refuse_shrinking(deletes)
@@ -165,6 +184,7 @@ class MartComparison:
                 with source.snapshot():
                     found = source.texts(batch)
                 columns = {
-                    name: pa.array([row[name] for row in found.values()], pa.string()) for name in self._writer.columns
+                    name: pa.array([row.get(name) for row in found.values()], pa.string())
+                    for name in self._writer.staged_columns
                 }
                 yield Correction(list(found), pa.table(columns), [key for key in batch if key not in found])

@@ -19,6 +19,8 @@ class Merge:
     key: tuple[str, ...]
     columns: tuple[str, ...]  # what the query gives and the target takes, key included
     not_compared: frozenset[str]  # stamps: a row does not differ because of them
+    # The column that says when a row left the source: such rows stay in the target. None: they are deleted.
+    soft: str | None
     staged: Composable  # FROM item that yields exactly the staged rows that count, under the target's column names
 
     @property
@@ -51,7 +53,7 @@ class Merge:
 
 def upsert(merge: Merge) -> Composed:
     """Merge in one statement that tells how many rows it inserted and updated; for a target that has no other key."""
-    matched = SQL("WHEN MATCHED AND {} THEN UPDATE SET {}").format(_differs(merge), _comma(_assignments(merge, "s")))
+    matched = SQL("WHEN MATCHED AND {} THEN UPDATE SET {}").format(differs(merge), _comma(_assignments(merge, "s")))
     return SQL(
         """
         WITH done AS (
@@ -69,11 +71,39 @@ def upsert(merge: Merge) -> Composed:
         target=merge.target.identifier,
         staged=merge.staged,
         on=_all(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merge.key),
-        matched=matched if merge.compared else SQL(""),
+        matched=matched if merge.compared or merge.soft else SQL(""),
         columns=_comma(map(Identifier, merge.columns)),
-        overriding=_overriding(merge.target, merge.columns),
+        overriding=overriding(merge.target, merge.columns),
         values=_prefixed("s", merge.columns),
     )
+
+
+def update_staged(merge: Merge) -> Composed | None:
+    """Update what differs, straight from the stage; None when a row is nothing but its key."""
+    if not merge.compared:
+        return None
+    return SQL("UPDATE {} AS t SET {} FROM {} AS s WHERE {} AND {}").format(
+        merge.target.identifier, _comma(_assignments(merge, "s")), merge.staged, _same_key(merge), differs(merge)
+    )
+
+
+def insert_staged(merge: Merge) -> Composed:
+    """Insert what is new, straight from the stage."""
+    return SQL(
+        "INSERT INTO {target} ({columns}){overriding} SELECT {values} FROM {staged} AS s"
+        " WHERE NOT EXISTS (SELECT FROM {target} AS t WHERE {same})"
+    ).format(
+        target=merge.target.identifier,
+        columns=_comma(map(Identifier, merge.columns)),
+        overriding=overriding(merge.target, merge.columns),
+        values=_prefixed("s", merge.columns),
+        staged=merge.staged,
+        same=_same_key(merge),
+    )
+
+
+def _same_key(merge: Merge) -> Composed:
+    return _all(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merge.key)
 
 
 def create_diff(merge: Merge, *, deletes: bool) -> Composed:
@@ -87,9 +117,10 @@ def create_diff(merge: Merge, *, deletes: bool) -> Composed:
         SELECT CASE WHEN {target_absent} THEN 'I' WHEN {stage_absent} THEN 'D' ELSE 'U' END::"char" AS "_op",
                {position}{key_columns}{other_columns}
         FROM {staged} AS s {join} JOIN {target} AS t ON {on}
-        WHERE {target_absent} OR {stage_absent} OR {differs}
+        WHERE {target_absent} OR CASE WHEN {stage_absent} THEN {is_there} ELSE {differs} END
         """
     ).format(
+        is_there=SQL("t.{} IS NULL").format(Identifier(merge.soft)) if merge.soft else SQL("true"),
         # Not the key: a mart's own rows may lack it, and a composite of NULLs "is NULL".
         target_absent=SQL("t.ctid IS NULL"),
         stage_absent=SQL("s.{} IS NOT DISTINCT FROM NULL").format(Identifier(merge.key[0])),
@@ -100,16 +131,19 @@ def create_diff(merge: Merge, *, deletes: bool) -> Composed:
         join=SQL("FULL" if deletes else "LEFT"),
         target=merge.target.identifier,
         on=_all(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merge.key),
-        differs=_differs(merge),
+        differs=differs(merge),
     )
 
 
-def _differs(merge: Merge) -> Composable:
+def differs(merge: Merge) -> Composable:
+    """Whether rows differ; one that is back in the source differs from what was kept of it."""
+    back = SQL("t.{} IS NOT NULL").format(Identifier(merge.soft)) if merge.soft else SQL("false")
     if not merge.compared:
-        return SQL("false")
-    return SQL("ROW({})::record OPERATOR(pg_catalog.*<>) ROW({})::record").format(
+        return back
+    changed = SQL("ROW({})::record OPERATOR(pg_catalog.*<>) ROW({})::record").format(
         _prefixed("t", merge.compared), _prefixed("s", merge.compared)
     )
+    return SQL("({} OR {})").format(back, changed) if merge.soft else changed
 
 
 def count_diff() -> Composed:
@@ -123,7 +157,17 @@ def is_in_diff(merge: Merge) -> Composed:
     )
 
 
+def is_staged(merge: Merge) -> Composed:
+    """A condition on rows `q` of the target: their keys are among the staged rows."""
+    same = _all(SQL("s.{0} = q.{0}").format(Identifier(name)) for name in merge.key)
+    return SQL("EXISTS (SELECT FROM {} AS s WHERE {})").format(merge.staged, same)
+
+
 def delete_rows(merge: Merge) -> Composed:
+    if merge.soft:
+        return SQL("UPDATE {} AS t SET {} = now() FROM {} AS d WHERE d.\"_op\" = 'D' AND {}").format(
+            merge.target.identifier, Identifier(merge.soft), DIFF, _same_row(merge)
+        )
     return SQL("DELETE FROM {} AS t USING {} AS d WHERE d.\"_op\" = 'D' AND {}").format(
         merge.target.identifier, DIFF, _same_row(merge)
     )
@@ -131,7 +175,7 @@ def delete_rows(merge: Merge) -> Composed:
 
 def update_rows(merge: Merge) -> Composed | None:
     """Update rows that differ. Return None when a row is nothing but its key, because there is nothing to update."""
-    if not merge.written:
+    if not merge.written and not merge.soft:
         return None
     return SQL("UPDATE {} AS t SET {} FROM {} AS d WHERE d.\"_op\" = 'U' AND {}").format(
         merge.target.identifier,
@@ -144,6 +188,8 @@ def update_rows(merge: Merge) -> Composed | None:
 def _assignments(merge: Merge, alias: str) -> Iterator[Composed]:
     for name in merge.written:
         yield SQL("{0} = {1}.{0}").format(Identifier(name), SQL(alias))
+    if merge.soft:
+        yield SQL("{} = NULL").format(Identifier(merge.soft))
     for name in merge.touched:
         yield SQL("{} = DEFAULT").format(Identifier(name))
 
@@ -168,7 +214,7 @@ def insert_rows(merge: Merge) -> Composed:
     return SQL("INSERT INTO {} ({}){} SELECT {} FROM {} AS d WHERE d.\"_op\" = 'I' ORDER BY {}").format(
         merge.target.identifier,
         _comma(map(Identifier, merge.columns)),
-        _overriding(merge.target, merge.columns),
+        overriding(merge.target, merge.columns),
         _prefixed("d", merge.columns),
         DIFF,
         _prefixed("d", merge.key),
@@ -180,7 +226,7 @@ def insert_all(merge: Merge, *, in_order: bool) -> Composed:
     return SQL("INSERT INTO {} ({}){} SELECT {} FROM {} AS s{}").format(
         merge.target.identifier,
         _comma(map(Identifier, merge.columns)),
-        _overriding(merge.target, merge.columns),
+        overriding(merge.target, merge.columns),
         _prefixed("s", merge.columns),
         merge.staged,
         SQL(" ORDER BY {}").format(_prefixed("s", merge.key)) if in_order else SQL(""),
@@ -207,7 +253,7 @@ def find_duplicates(merge: Merge) -> Composed:
     )
 
 
-def _overriding(table: Table, columns: Sequence[str]) -> Composable:
+def overriding(table: Table, columns: Sequence[str]) -> Composable:
     given = [table.column(name) for name in columns]
     return SQL(" OVERRIDING SYSTEM VALUE" if any(column and column.identity for column in given) else "")
 

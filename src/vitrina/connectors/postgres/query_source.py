@@ -2,27 +2,31 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg.sql import SQL, Identifier
 
-from vitrina import explain
+from vitrina import explain, sqlguard
 from vitrina.connectors.postgres import advice, cursor_facts, plan_check, query_pass, rescan, single_rows
 from vitrina.connectors.postgres.cursor import Cursor
 from vitrina.connectors.postgres.opened_query import OpenedQuery
 from vitrina.connectors.postgres.query_pass import QueryPass
 from vitrina.connectors.postgres.query_window import QueryWindow
-from vitrina.connectors.postgres.source import NO_ORDER, Bounds, Order
+from vitrina.connectors.postgres.source import NO_ORDER, Bounds, Order, Query
 from vitrina.errors import FatalError, SourceQueryFailed
 from vitrina.ports.batch import Batch, Key
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Extent
+from vitrina.ports.live import Derivation
 from vitrina.ports.source import Description, Form, Mark, Marked, Pass, Unseen, Window
 from vitrina.sentences import say
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from vitrina.connectors.postgres.following import QueryFollowing
 
 
 class QuerySource(OpenedQuery):
@@ -109,8 +113,13 @@ class QuerySource(OpenedQuery):
         return None
 
     def fitting(self, found: Checkpoint) -> Checkpoint:
-        """Forget where a pass was interrupted if the id column has changed. It begins again at the safe point."""
-        if self.cursor is None or found.stage is not None or found.fingerprint in (None, self.identity):
+        """Forget where a pass was interrupted, if the id is another one now: it begins again at what is safe.
+
+        With a history it always does: the rest would come from another snapshot than the beginning.
+        """
+        if self.cursor is None or found.stage is not None:
+            return found
+        if self.definition.options.history is None and found.fingerprint in (None, self.identity):
             return found
         return replace(found, last_key=None, last_id=None)
 
@@ -151,6 +160,44 @@ class QuerySource(OpenedQuery):
 
     def loaded(self, done: Checkpoint, held: Mark | None, rows: int) -> Checkpoint:
         return query_pass.loaded(self, self._required_cursor, done, held, rows)
+
+    # --- following -------------------------------------------------------------------------------------------------
+
+    def derive(self, key: Sequence[str]) -> Derivation:
+        """Say how changes of the query's tables lead to keys."""
+        # Imported here: only live pipelines need the parser.
+        from vitrina.connectors.postgres.derive.derivation import derive
+
+        if self.on_recovery:
+            raise FatalError(say("run.live_standby", connection=self.definition.source_connection))
+        return derive(
+            self.reader.connection,
+            self.judged.text,
+            [(name, self.types[name]) for name in key],
+            stamps=self.judged.volatile_columns,
+            affects=self.definition.options.live.affects,
+            admit=self._admit_affects,
+            reloads=self.definition.options.live.reload is not None,
+        )
+
+    def _admit_affects(self, text: str) -> None:
+        """Judge a query that says which keys a change concerns: its author may read no more than by the pipeline."""
+        judged = sqlguard.judge(text, self.settings.sql_policy)
+        plan_check.admit(self.reader, Query(judged), self.settings, "options.live.affects")
+
+    def follow(self, derivation: Derivation) -> "QueryFollowing":
+        from vitrina.connectors.postgres.derive.derivation import QueryDerivation
+        from vitrina.connectors.postgres.following import QueryFollowing
+        from vitrina.connectors.postgres.keyed import KeyedQuery
+
+        if not isinstance(derivation, QueryDerivation):
+            raise TypeError(f"a query is followed by its own derivation, not by {derivation}")
+        return QueryFollowing(self, derivation, KeyedQuery.plan(self, derivation))
+
+    @cached_property
+    def on_recovery(self) -> bool:
+        """Tell whether the server that is read is a standby, of which no log can be followed."""
+        return bool(self.reader.value(SQL("SELECT pg_catalog.pg_is_in_recovery()").format()))
 
     # --- rows ------------------------------------------------------------------------------------------------------
 
@@ -205,7 +252,9 @@ class QuerySource(OpenedQuery):
 
     def max_snapshot_seconds(self, window: Window) -> float | None:
         """Limit the age of a snapshot; a load that promises one snapshot keeps it for its whole time."""
-        return None if window.one_snapshot else self.definition.options.max_snapshot_seconds
+        options = self.definition.options
+        whole = window.one_snapshot or options.history is not None
+        return None if whole else options.max_snapshot_seconds
 
     def admit_window(self, bounds: Bounds) -> None:
         """Check the window that is about to be read: `:since` and `:until` may change what a query reads."""

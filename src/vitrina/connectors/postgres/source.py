@@ -349,9 +349,12 @@ class SqlReader:
 
     @contextmanager
     def stream(
-        self, statement: Composable, settings: Mapping[str, str] = NO_SETTINGS
+        self, statement: Composable, settings: Mapping[str, str] = NO_SETTINGS, *, snapshot: str | None = None
     ) -> Iterator["Iterator[pa.RecordBatch]"]:
-        """Stream the rows as Arrow over a session of its own that ends with the block."""
+        """Stream the rows as Arrow over a session of its own that ends with the block.
+
+        `snapshot`: one that another session has exported, in which the rows are read.
+        """
         # Imported here: the driver and pyarrow are the runner's alone and cost half a second.
         import adbc_driver_manager
         import adbc_driver_postgresql.dbapi as adbc
@@ -372,6 +375,10 @@ class SqlReader:
             with connection, connection.cursor() as cursor:
                 cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_FETCH_BYTES)})
                 self._streaming = cursor
+                if snapshot is not None:
+                    with connection.cursor() as beginning:
+                        beginning.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                        beginning.execute(SQL("SET TRANSACTION SNAPSHOT {}").format(Value(snapshot)).as_string(None))
                 cursor.execute(text)
                 # Not fetch_record_batch(): its reader forgets the SQLSTATE of what goes wrong behind the first rows.
                 handle = cursor.fetch_arrow()

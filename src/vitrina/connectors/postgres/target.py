@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
@@ -9,12 +10,13 @@ import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from vitrina import failpoints
-from vitrina.connectors.postgres import bulk_load, catalog, mart_identity, merge
+from vitrina.connectors.postgres import bulk_load, catalog, history, mart_identity, merge, table_options
 from vitrina.connectors.postgres.catalog import Table
 from vitrina.connectors.postgres.merge import Merge
 from vitrina.connectors.postgres.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOCH, Stage, StageColumn, stage_name
 from vitrina.definition import Options
 from vitrina.errors import BadKey, DuplicateKeys, FatalError, ShrinkRefused, StageLost, TargetMismatch, TransientError
+from vitrina.mart_options import History
 from vitrina.ports import types
 from vitrina.ports.batch import Counts
 from vitrina.ports.checkpoint import Checkpoint
@@ -55,6 +57,13 @@ class PostgresWriter:
         self._not_compared: frozenset[str] = frozenset()
         # Which rows the latest merge wrote: a condition on the alias `t`.
         self._written: Composable | None = None
+        self._history = options.history
+        # The column that says of a row that the source deleted it: it is staged, and not written.
+        self._gone = options.delete_when
+        # The column that says when a row left the source; None: such rows are deleted.
+        self._soft = options.deletes.soft if options.deletes else None
+        # The time of the snapshot whose rows are written now, in a mart that keeps a history.
+        self.snapshot_at: datetime | None = None
 
     # --- the target ------------------------------------------------------------------------------------------
 
@@ -69,6 +78,9 @@ class PostgresWriter:
     ) -> tuple[str, ...]:
         """Find or create the target, settle the key and the columns that will be written; return the key."""
         _refuse_reserved(result)
+        result = self._without_gone(result, wanted_key)
+        if self._soft in [column.name for column in result]:
+            raise TargetMismatch(say("run.soft_column_given", column=self._soft, target=self._target))
         table = catalog.find_table(self.connection, self._target)
         if table is None:
             self._key = catalog.choose_key(None, wanted_key, result)
@@ -77,18 +89,41 @@ class PostgresWriter:
             self._create(result, self._key)
             table = self._require_table()
         catalog.refuse_unusable(table)
-        self._key = catalog.choose_key(table, wanted_key, result)
-        missing = catalog.compare(table, result, key=self._key, ignorable=ignorable)
+        plain = self._without_validity(table, result)
+        self._key = catalog.choose_key(plain, wanted_key, result)
+        missing = catalog.compare(plain, result, key=self._key, ignorable=ignorable)
+        missing += catalog.lacking(table, self._soft_column())
         if missing:
             table = self._add_missing(table, missing, alter=create)
         self._table = table
+        if create and self._history and self._history.current_view:
+            history.keep_view(self.connection, table, self._history)
         self._columns = tuple(column.name for column in result if table.column(column.name) is not None)
         self._not_compared = stamps
         return self._key
 
+    def _without_gone(self, result: Sequence[Column], key: Sequence[str] | None) -> Sequence[Column]:
+        """Take out the column of options.delete_when, which is no part of the mart."""
+        if self._gone is None:
+            return result
+        kind = next((column.type for column in result if column.name == self._gone), None)
+        if kind != "boolean" or self._gone in (key or ()):
+            raise TargetMismatch(say("run.delete_when", column=self._gone, type=kind or "missing"))
+        return [column for column in result if column.name != self._gone]
+
+    def _soft_column(self) -> list[Column]:
+        return [Column(self._soft, "timestamp with time zone")] if self._soft else []
+
+    def _without_validity(self, table: Table, result: Sequence[Column]) -> Table:
+        """Give the table without the columns that a history adds to what the query gives."""
+        if self._history is None:
+            return table
+        return history.without_validity(self.connection, table, result, self._history)
+
     def _create(self, result: Sequence[Column], key: tuple[str, ...]) -> None:
         try:
-            catalog.create_table(self.connection, self._target, result, key)
+            with self.connection.transaction():
+                self._create_table(result, key)
             self._made_table = True
         except psycopg.errors.DuplicateTable:
             pass  # another pipeline or person was faster: compare with theirs
@@ -102,13 +137,40 @@ class PostgresWriter:
                     schema=self._target.schema,
                 )
             ) from exc
-        except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidTableDefinition) as exc:
-            # A key of json, which has no order; a column of type record, which no table can have.
+        except (
+            psycopg.errors.UndefinedObject,
+            psycopg.errors.InvalidTableDefinition,
+            psycopg.errors.UndefinedColumn,
+            psycopg.errors.FeatureNotSupported,
+            psycopg.errors.InvalidObjectDefinition,
+        ) as exc:
+            # A key of json, which has no order; a column of type record, which no table can have; an index of a column
+            # that there is not, a role that there is not.
             raise TargetMismatch(
                 say("run.cannot_create_from", target=self._target, message=exc.diag.message_primary)
             ) from exc
         except psycopg.errors.InvalidSchemaName as exc:
             raise FatalError(say("run.no_schema", target=self._target, schema=self._target.schema)) from exc
+
+    def _create_table(self, result: Sequence[Column], key: tuple[str, ...]) -> None:
+        options = self._options.table
+        table_options.refuse_key(self._target, options, key)
+        cut = table_options.partitioning(options)
+        if self._history:
+            history.create_table(self.connection, self._target, result, key, self._history, partitioning=cut)
+        else:
+            catalog.create_table(self.connection, self._target, [*result, *self._soft_column()], key, cut)
+        if options:
+            table_options.create_partitions(self.connection, self._target, options)
+            for statement in table_options.missing(self.connection, self._require_table(), options):
+                self.connection.execute(statement)
+
+    def drift(self) -> tuple[str, ...]:
+        """Say what a table that is there lacks of options.table."""
+        options = self._options.table
+        if options is None or self._table is None or self._made_table:
+            return ()
+        return tuple(table_options.drift(self.connection, self._table, options))
 
     def _add_missing(self, table: Table, missing: Sequence[Column], *, alter: bool) -> Table:
         named = ", ".join(f"{column.name} {column.type}" for column in missing)
@@ -143,6 +205,20 @@ class PostgresWriter:
         return self._columns
 
     @property
+    def keeps_rows(self) -> bool:
+        """Whether rows that left the source stay in the table."""
+        return self._history is not None or self._soft is not None
+
+    @property
+    def gone(self) -> str | None:
+        return self._gone
+
+    @property
+    def staged_columns(self) -> tuple[str, ...]:
+        """The columns that are written, and the one that says which rows are not."""
+        return (*self._columns, *([self._gone] if self._gone else []))
+
+    @property
     def not_compared(self) -> frozenset[str]:
         """Stamps: a row does not differ because of them."""
         return self._not_compared
@@ -150,6 +226,19 @@ class PostgresWriter:
     @property
     def exists(self) -> bool:
         return self._table is not None
+
+    @property
+    def rows(self) -> Composable:
+        """FROM item with the rows that mirror the source: of a history, those that are current."""
+        if self._soft:
+            return SQL("(SELECT * FROM {} WHERE {} IS NULL)").format(self.table.identifier, Identifier(self._soft))
+        return history.current_rows(self.table, self._history) if self._history else self.table.identifier
+
+    def latest_snapshot(self) -> datetime | None:
+        """Find the latest snapshot that was written to a history."""
+        if self._history is None or self._table is None:
+            return None
+        return history.latest_in(self.connection, self._table, self._history)
 
     def is_empty(self) -> bool:
         if self._table is None:
@@ -206,6 +295,8 @@ class PostgresWriter:
             staged = (staged_types or {}).get(column.name, column.type)
             merged = column.type if staged == column.type else types.merge_type(column.type)
             columns.append(StageColumn(column.name, staged, merged))
+        if self._gone:
+            columns.append(StageColumn(self._gone, (staged_types or {}).get(self._gone, "boolean"), "boolean"))
         return Stage(name, tuple(columns), self._key, cursor_types, cursor_as_text=staged_types is not None)
 
     def new_stage_name(self) -> str:
@@ -234,9 +325,20 @@ class PostgresWriter:
         staged = database.one(self.connection.execute(merge.count_staged(batch)))
         if staged["keys"] < staged["rows"]:
             batch = self._latest_rows(batch, stage)
-        counts = self._upsert(batch)
+        live, gone, deleted = self._remove_gone(batch)
+        counts = self._write_states(live) if self._history else self._upsert(live)
         failpoints.hit("merge.applied")
-        return replace(counts, unchanged=staged["keys"] - counts.inserted - counts.updated)
+        unchanged = staged["keys"] - gone - counts.inserted - counts.updated
+        return replace(counts, deleted=deleted, unchanged=unchanged)
+
+    def _remove_gone(self, batch: Merge) -> tuple[Merge, int, int]:
+        """Remove the rows that the source calls deleted; the others, and how many of both were so."""
+        if self._gone is None:
+            return batch, 0, 0
+        gone = replace(batch, staged=_where(batch.staged, self._gone, "IS TRUE"))
+        staged = database.one(self.connection.execute(merge.count_staged(gone)))["keys"]
+        removed = self.delete_rows(merge.is_staged(gone)) if staged else 0
+        return replace(batch, staged=_where(batch.staged, self._gone, "IS NOT TRUE")), staged, removed
 
     def _upsert(self, batch: Merge) -> Counts:
         """Merge in one statement where the server can count what it did and the target has one key only."""
@@ -248,8 +350,44 @@ class PostgresWriter:
         self.connection.execute(merge.create_diff(batch, deletes=False))
         return self._apply(batch)
 
+    def _write_states(self, merging: Merge, *, replaces: bool = False, deletes: bool = False) -> Counts:
+        """Close and add states of a history. One snapshot has one row of a key: a second one would be a mixture."""
+        kept, at = self._require_history()
+        if replaces:
+            done = history.replace_all(self.connection, merging, kept, at, deletes=deletes)
+        else:
+            done = history.write(self.connection, merging, kept, at)
+        if done.ahead:
+            raise self._not_later(merging, kept, at)
+        self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(list(done.places))) if done.places else None
+        if done.counts != done.planned:
+            self._refuse_partial(done.planned, done.counts)
+        return done.counts
+
+    def _require_history(self) -> tuple[History, datetime]:
+        if self._history is None or self.snapshot_at is None:
+            raise RuntimeError(f"{self._target}: states are written with the time of their snapshot")
+        return self._history, self.snapshot_at
+
+    def _not_later(self, merging: Merge, kept: History, at: datetime) -> FatalError:
+        """Say why a current state is not older than the snapshot: its key came before, or another clock wrote it."""
+        latest = self.latest_snapshot()
+        if latest is not None and latest > at:
+            return FatalError(say("run.history_ahead", target=self._target, latest=latest, at=at))
+        example = history.find_repeated(self.connection, merging, kept, at)
+        return self._duplicate_keys(1, example)
+
     def delete_rows(self, condition: Composable) -> int:
         """Delete rows that left the source and that the condition names, under the alias `q`."""
+        if self._history:
+            kept, at = self._require_history()
+            return history.close(self.connection, self.table, kept, condition, at)
+        if self._soft:
+            return self.connection.execute(
+                SQL("UPDATE {0} AS q SET {1} = now() WHERE q.{1} IS NULL AND {2}").format(
+                    self.table.identifier, Identifier(self._soft), condition
+                )
+            ).rowcount
         return self.connection.execute(
             SQL("DELETE FROM {} AS q WHERE {}").format(self.table.identifier, condition)
         ).rowcount
@@ -277,7 +415,7 @@ class PostgresWriter:
     def _latest_rows(self, merging: Merge, stage: Stage) -> Merge:
         """Keep the latest of several versions of one row in a batch. Two that cannot be told apart are an error."""
         order = [column for column in (CURSOR_KEY, CURSOR_ID) if column in stage.cursor_columns]
-        if not order:
+        if not order or self._history:
             self._refuse_duplicates(merging)
         names = SQL(", ").join(SQL("b.{}").format(Identifier(name)) for name in self._key)
         descending = SQL(", ").join(SQL("b.{} DESC").format(Identifier(name)) for name in order)
@@ -296,16 +434,32 @@ class PostgresWriter:
     def publish(self, stage: Stage, checkpoint: Checkpoint, *, deletes: bool) -> Counts:
         """Make the target equal to the counted rows of the stage."""
         merging = self._merge_of(stage.counted(checkpoint.accepted))
+        gone = 0
+        if self._gone:
+            gone = self._count(_where(merging.staged, self._gone, "IS TRUE"))
+            merging = replace(merging, staged=_where(merging.staged, self._gone, "IS NOT TRUE"))
         self._prepare_merge()
         if self.is_empty():
-            return self._fill_empty(merging, stage, checkpoint)
+            return self._fill_empty(merging, stage, checkpoint, gone)
         staged_rows = stage.count(self.connection, checkpoint.accepted)
         self._refuse_lost_stage(staged_rows, checkpoint.rows)
+        staged_rows -= gone
         if staged_rows == 0 and deletes and not self._options.allow_empty:
             raise ShrinkRefused(say("run.source_is_empty", target=self._target))
         stage.analyze(self.connection)
+        if self._history:
+            return self._publish_states(merging, staged_rows, deletes=deletes)
         self.connection.execute(merge.create_diff(merging, deletes=deletes))
         return self._publish_diff(merging, staged_rows, deletes=deletes)
+
+    def _publish_states(self, merging: Merge, staged_rows: int, *, deletes: bool) -> Counts:
+        self._refuse_duplicates(merging)
+        before = self._rows_in_target()
+        counts = self._write_states(merging, replaces=True, deletes=deletes)
+        if counts.deleted:
+            self._refuse_shrinking(counts.deleted, before)
+        failpoints.hit("publish.applied")
+        return replace(counts, unchanged=staged_rows - counts.inserted - counts.updated)
 
     def _publish_diff(self, merging: Merge, staged_rows: int, *, deletes: bool) -> Counts:
         target_rows = self._rows_in_target()
@@ -320,17 +474,16 @@ class PostgresWriter:
         failpoints.hit("publish.applied")
         return replace(counts, unchanged=staged_rows - counts.inserted - counts.updated)
 
-    def _fill_empty(self, merging: Merge, stage: Stage, checkpoint: Checkpoint) -> Counts:
+    def _fill_empty(self, merging: Merge, stage: Stage, checkpoint: Checkpoint, gone: int) -> Counts:
         try:
             with self.connection.transaction():
                 indexes = self._indexes_to_detach(checkpoint.rows)
                 is_detached = indexes is not None and indexes.detach(self.connection)
                 # Into an index that stays, keys go in their order: at random they cost twice as much.
-                insert = merge.insert_all(merging, in_order=not is_detached)
-                inserted = self.connection.execute(insert).rowcount
-                if inserted != checkpoint.rows:
+                inserted = self._insert_all(merging, in_order=not is_detached)
+                if inserted != checkpoint.rows - gone:
                     self._refuse_lost_stage(stage.count(self.connection, checkpoint.accepted), checkpoint.rows)
-                    raise self._skipped(checkpoint.rows - inserted, checkpoint.rows, "INSERT")
+                    raise self._skipped(checkpoint.rows - gone - inserted, checkpoint.rows, "INSERT")
                 if indexes is not None and is_detached:
                     indexes.restore(self.connection)
         except psycopg.errors.UniqueViolation:
@@ -339,6 +492,12 @@ class PostgresWriter:
         failpoints.hit("publish.applied")
         self._written = SQL("true") if inserted else None
         return Counts(inserted=inserted)
+
+    def _insert_all(self, merging: Merge, *, in_order: bool) -> int:
+        if self._history:
+            kept, at = self._require_history()
+            return history.fill(self.connection, merging, kept, at, in_order=in_order)
+        return self.connection.execute(merge.insert_all(merging, in_order=in_order)).rowcount
 
     def _indexes_to_detach(self, rows: int) -> bulk_load.DetachedIndexes | None:
         """Plan to detach indexes from a large new table.
@@ -391,11 +550,29 @@ class PostgresWriter:
         rows = {row["op"]: row["rows"] for row in self.connection.execute(merge.count_diff()).fetchall()}
         return Counts(inserted=rows.get("I", 0), updated=rows.get("U", 0), deleted=rows.get("D", 0))
 
+    def merging(self, staged: Composable) -> Merge:
+        """Say how staged rows relate to the target's; memory and constraints are prepared for it."""
+        self._prepare_merge()
+        return self._merge_of(staged)
+
+    def count_rows(self) -> int:
+        return self._rows_in_target()
+
+    def refuse_cascading(self) -> None:
+        """Refuse deletes that would go on through foreign keys."""
+        if self.table.cascading and not self._options.allow_cascade:
+            raise ShrinkRefused(
+                say("run.would_cascade", rows=1, target=self._target, tables=", ".join(self.table.cascading))
+            )
+
     def _merge_of(self, staged: Composable) -> Merge:
-        return Merge(self.table, self._key, self._columns, self._not_compared, staged)
+        return Merge(self.table, self._key, self._columns, self._not_compared, self._soft, staged)
 
     def _rows_in_target(self) -> int:
-        row = self.connection.execute(SQL("SELECT count(*) AS rows FROM {}").format(self.table.identifier)).fetchone()
+        return self._count(self.rows)
+
+    def _count(self, rows: Composable) -> int:
+        row = self.connection.execute(SQL("SELECT count(*) AS rows FROM {} AS q").format(rows)).fetchone()
         return int(row["rows"]) if row else 0
 
     # --- refusals --------------------------------------------------------------------------------------------
@@ -411,7 +588,7 @@ class PostgresWriter:
         )
 
     def _refuse_shrinking(self, removed: int, target_rows: int) -> None:
-        if self.table.cascading and not self._options.allow_cascade:
+        if self.table.cascading and not self._options.allow_cascade and not self.keeps_rows:
             raise ShrinkRefused(
                 say("run.would_cascade", rows=removed, target=self._target, tables=", ".join(self.table.cascading))
             )
@@ -437,6 +614,10 @@ def _refuse_reserved(result: Sequence[Column]) -> None:
             f"the result has {len(result):,} columns; {MAX_COLUMNS:,} fit into a table of Postgres beside the stage's"
             " own: select fewer, or split them between two marts"
         )
+
+
+def _where(rows: Composable, column: str, condition: str) -> Composable:
+    return SQL("(SELECT * FROM {} AS r WHERE r.{} {})").format(rows, Identifier(column), SQL(condition))
 
 
 def null_key_error(column: str | None, target: PostgresTarget) -> BadKey:

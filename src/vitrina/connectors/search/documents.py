@@ -14,8 +14,15 @@ import pyarrow.compute as pc
 from vitrina import errors
 from vitrina.connectors.search import encoding
 from vitrina.connectors.search.batch import Actions, Rejected
+from vitrina.ports.batch import Key
+from vitrina.ports.types import base_type
+from vitrina.sentences import say
 
 Action = Literal["update", "index"]
+
+# Types of keys whose text in Postgres is that of a document's id, and those of them that are numbers here.
+_INTEGERS = frozenset({"smallint", "integer", "bigint"})
+_SAME_TEXT = frozenset({"text", "character varying", "uuid", *_INTEGERS})
 
 LONGEST_ID_BYTES = 512  # of both servers
 HASH_PREFIX = "sha256:"
@@ -116,6 +123,20 @@ class DocumentEncoder:
             ids, _ = self._ids(encoded, Prepared(Actions([], [])))
             found += ids.to_pylist()
         return found
+
+    def ids_of_texts(self, keys: Sequence[Key]) -> list[str]:
+        """The ids of documents by their keys, as Postgres writes them; of rows that the source no longer has."""
+        if not keys:
+            return []
+        arrays = [self._of_texts(name, [key[place] for key in keys]) for place, name in enumerate(self._key)]
+        found = self.ids_of(pa.RecordBatch.from_arrays(arrays, names=list(self._key)))
+        return [identity for identity in found if identity is not None]
+
+    def _of_texts(self, name: str, texts: Sequence[str]) -> pa.Array:
+        kind = base_type(self._types.get(name, ""))
+        if kind not in _SAME_TEXT:
+            raise errors.FatalError(say("run.live_key_type", column=name, type=kind))
+        return pa.array(map(int, texts), pa.int64()) if kind in _INTEGERS else pa.array(texts, pa.string())
 
     def _hash_long(self, ids: pa.StringArray, prepared: Prepared) -> pa.StringArray:
         """Hash long ids, and also those that look like a hash, so that no key can pass for another."""

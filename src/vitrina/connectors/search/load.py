@@ -9,11 +9,12 @@ from vitrina.connectors.search.generations import WriteAlias
 from vitrina.connectors.search.retry import patiently
 from vitrina.connectors.search.target import DocumentSender, ElasticsearchWriter, Waiting, counts_of
 from vitrina.definition import Definition
-from vitrina.errors import BadKey, LeaseLost, RunError, StageLost, TransientError
+from vitrina.errors import BadKey, FatalError, LeaseLost, RunError, StageLost, TransientError
 from vitrina.ports.batch import Counts, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Comparison, Looked
 from vitrina.ports.connector import Context
+from vitrina.ports.live import Stale
 from vitrina.ports.source import Form
 from vitrina.ports.target import BaseLoad, BaseTarget, Done, Fence, Load, Loading, Prepared, Wanted, Writer
 from vitrina.sentences import say
@@ -21,13 +22,14 @@ from vitrina.sentences import say
 T = TypeVar("T")
 
 # How many rows may be left behind before a run is stopped: none of a rebuild, some of a long-running flow.
-DEFAULT_BUDGET = {"full": 0, "incremental": 100}
+DEFAULT_BUDGET = {"full": 0, "incremental": 100, "live": 100}
 
 
 class IndexTarget(BaseTarget):
     """An index, or the name that shows one of its generations."""
 
     form: Form = "exact"
+    corrects = True
     letter_budget: Mapping[str, int] | None = DEFAULT_BUDGET
     no_shortcut_because: str = say("plan.search_index")
 
@@ -282,6 +284,27 @@ class IndexLoad(BaseLoad):
         counts = Counts(**counts_of(outcome))
         fence.after(Done(counts))
         return counts
+
+    def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence) -> Counts:
+        """Delete the documents of keys that did not come back: those that came were sent with the part.
+
+        Searches find both when the index refreshes itself, a second later unless its settings say otherwise.
+        """
+        if set(stale.columns) != set(self._target.key):
+            raise FatalError(say("run.live_part_of_key", columns=", ".join(stale.columns)))
+        place = [stale.columns.index(name) for name in self._target.key]
+        asked = {tuple(key[at] for at in place) for key in stale.keys}
+        sender, counts = self._opened_sender, part.counts
+        ids = sender.ids_of_keys(sorted(asked - set(read)))
+        if ids:
+            counts += Counts(**counts_of(sender.deliver(sender.deletions(ids, part.number))))
+        notes = {"hashed_ids": sender.hashed_ids} if sender.hashed_ids else {}
+        fence.after(Done(counts, notes=notes))
+        return counts
+
+    def count_rows(self) -> int:
+        concrete = self._opened_sender.concrete
+        return self._target.patiently(lambda: self._index.count(concrete))
 
     def publish(self, fence: Fence) -> Counts:
         """Refresh, so that searches after the run find what it delivered, including what a lost try delivered."""

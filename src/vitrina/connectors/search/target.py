@@ -17,7 +17,7 @@ from vitrina.connectors.search.generations import Generations, Standing, WriteAl
 from vitrina.connectors.search.versions import write_version
 from vitrina.definition import Options
 from vitrina.errors import CannotConnect, ConfigError, Disconnected, LeaseLost, ShrinkRefused, TargetMismatch
-from vitrina.ports.batch import Counts, DeadLetter, PartId, Written
+from vitrina.ports.batch import Counts, DeadLetter, Key, PartId, Written
 from vitrina.ports.checkpoint import Accepted
 from vitrina.ports.schema import Column
 from vitrina.ports.target import SHRINK_LIMIT, Receipt
@@ -347,6 +347,10 @@ class DocumentSender:
     def deletions(self, ids: Sequence[str], number: int) -> Actions:
         version = write_version(self.alias.epoch, number)
         return Actions(ids, [self._encoder.deletion(one, version=version) for one in ids])
+
+    def ids_of_keys(self, keys: Sequence[Key]) -> list[str]:
+        """The ids of the documents with these keys, which are texts as Postgres writes them."""
+        return self._encoder.ids_of_texts(keys)
 
     def deliver(self, actions: Actions) -> Outcome:
         return self._engine.send(actions)

@@ -1,0 +1,133 @@
+"""What a history costs beside a plain merge: `python -m bench.history` (`--rows 200000`, `--turns 5`).
+
+Two marts of one source take turns. Before each turn a tenth of the rows changes and a hundredth is new; each pipeline
+then brings that to its mart. Counted is the CPU of the run and of the server with all its processes.
+"""
+
+import argparse
+import logging
+import os
+import statistics
+import threading
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import structlog
+
+from bench.report import write_figures
+from bench.servers import cpu_seconds, prepared
+from vitrina.definition import Definition
+from vitrina.loads.control import RunControl
+from vitrina.runner.dispatcher import PipelineDispatcher
+from vitrina.settings import Settings
+from vitrina.status import Trigger
+from vitrina.store import database, leases, pipelines, runs
+from vitrina.store.database import Connection
+from vitrina.store.session_pool import SessionPool
+
+WANTED = 1.6
+SOURCE = """
+    CREATE SCHEMA content; GRANT USAGE ON SCHEMA content TO vitrina_reader;
+    CREATE TABLE content.item (id bigint PRIMARY KEY, name text NOT NULL, price numeric NOT NULL, note text,
+        updated_at timestamptz NOT NULL DEFAULT now());
+    INSERT INTO content.item
+    SELECT n, 'item ' || n, n / 7.0, repeat('x', n::int % 80) FROM generate_series(1, {rows}) n;
+    CREATE INDEX ON content.item (updated_at, id);
+    GRANT SELECT ON content.item TO vitrina_reader;
+"""
+QUERY = "SELECT id, name, price, note, updated_at FROM content.item"
+CHANGE = """
+    UPDATE content.item SET price = price + 1, updated_at = clock_timestamp() WHERE id % 10 = {turn} % 10;
+    INSERT INTO content.item SELECT n, 'item ' || n, n / 7.0, 'new', clock_timestamp()
+    FROM generate_series((SELECT max(id) FROM content.item) + 1, (SELECT max(id) FROM content.item) + {new}) n
+"""
+MODES: dict[str, dict[str, Any]] = {
+    "full": {"mode": "full"},
+    "incremental": {"mode": "incremental", "incremental_key": "updated_at", "incremental_id_key": "id"},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--turns", type=int, default=6)
+    wish = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    with prepared({"shared_buffers": "512MB", "autovacuum": "off"}) as (settings, _):
+        assert settings.admin_url
+        with (
+            database.connect(settings.require_database_url(), "bench") as metastore,
+            database.connect(settings.admin_url.get_secret_value(), "bench") as admin,
+        ):
+            admin.execute(SOURCE.format(rows=wish.rows))
+            bench = Bench(settings, metastore, admin)
+            bench.define()
+            write(bench.measure(wish.rows, wish.turns), wish.rows)
+
+
+class Bench:
+    """One server, with two pipelines for each mode: one keeps a history, the other does not."""
+
+    def __init__(self, settings: Settings, metastore: Connection, admin: Connection) -> None:
+        self._settings = settings
+        self._metastore = metastore
+        self._admin = admin
+        self._pool = SessionPool(most=20, idle_seconds=600.0)
+        [row] = admin.execute("SELECT pg_read_file('postmaster.pid') AS text").fetchall()
+        self._postmaster = int(row["text"].splitlines()[0])
+
+    def define(self) -> None:
+        for mode, fields in MODES.items():
+            for kind in ("plain", "history"):
+                options: dict[str, Any] = {"history": {}} if kind == "history" else {}
+                made = {"name": f"{mode}_{kind}", "source_query": QUERY, "target_key": ["id"], "options": options}
+                made |= {"target_table": f"analytics.{mode}_{kind}", **fields}
+                pipelines.insert(self._metastore, Definition.model_validate(made), pipeline_id=None, managed_by=None)
+
+    def measure(self, rows: int, turns: int) -> dict[str, list[float]]:
+        """Give the ratios of each mode. The first turn fills the marts, and is not counted."""
+        ratios: dict[str, list[float]] = {mode: [] for mode in MODES}
+        for turn in range(turns + 1):
+            self._admin.execute(CHANGE.format(turn=turn, new=rows // 100))
+            for mode in MODES:
+                kinds = ("plain", "history") if turn % 2 else ("history", "plain")
+                spent = {kind: self._spent(f"{mode}_{kind}") for kind in kinds}
+                if turn:
+                    ratios[mode].append(spent["history"] / spent["plain"])
+                    print(f"{mode:<12} plain {spent['plain']:.2f} s, history {spent['history']:.2f} s of CPU")
+        return ratios
+
+    def _run(self, name: str) -> None:
+        row = pipelines.find(self._metastore, name)
+        assert row is not None
+        assert pipelines.request_run(self._metastore, row["id"], trigger=Trigger.API)
+        claim = leases.claim_next(self._metastore, uuid4(), 600.0)
+        assert claim is not None
+        PipelineDispatcher(self._settings, pool=self._pool).work(claim, RunControl(600.0, threading.Event()))
+        done = runs.find_current(self._metastore, row["id"])
+        assert done is not None
+        assert done["status"] == "SUCCESS", done["error_message"]
+
+    def _spent(self, name: str) -> float:
+        before = self._cpu()
+        self._run(name)
+        return self._cpu() - before
+
+    def _cpu(self) -> float:
+        """Count this process, and the server's processes, those that have ended included."""
+        own = sum(os.times()[:2])
+        listed = Path(f"/proc/{self._postmaster}/task/{self._postmaster}/children").read_text().split()
+        ended = Path(f"/proc/{self._postmaster}/stat").read_text().rpartition(")")[2].split()[13:15]
+        waited = sum(map(int, ended)) / os.sysconf("SC_CLK_TCK")
+        return own + waited + sum(map(cpu_seconds, [self._postmaster, *map(int, listed)]))
+
+
+def write(ratios: dict[str, list[float]], rows: int) -> None:
+    found = {mode: round(statistics.median(each), 2) for mode, each in ratios.items()}
+    intro = f"CPU of a run that keeps a history, in units of one that does not; {WANTED} at most are wanted."
+    write_figures("history", "What a history costs", intro, {"rows": rows, **found})
+
+
+if __name__ == "__main__":
+    main()

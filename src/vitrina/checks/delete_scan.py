@@ -1,0 +1,106 @@
+"""Rows that left the source of an incremental pipeline: no pass can see them, so that keys are compared and removed.
+
+Only keys are compared. What is found twice is read again under the pipeline's lease before it is removed: a key that
+has come back meanwhile is written, not removed, whatever other sessions do to the source.
+"""
+
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import structlog
+from pydantic import ValidationError
+
+from vitrina import schedule
+from vitrina.checks import compare, comparison, repairs
+from vitrina.checks.compare import Look, Verdict
+from vitrina.errors import Conflict, InvalidField, NotFound
+from vitrina.loads import opening
+from vitrina.loads.control import Hold
+from vitrina.mart_options import Deletes
+from vitrina.ports.compare import Kind
+from vitrina.settings import Settings
+from vitrina.status import can_move
+from vitrina.store import database, pipelines, requests
+from vitrina.store.database import Connection
+
+KIND = "delete_scan"
+# Between the two looks, as for a comparison.
+CONFIRM_AFTER_SECONDS = 2.0
+# How long a run that is under way is waited for; the next scan finds what this one had to leave.
+WAIT_SECONDS = 60.0
+
+
+def scan(
+    request: dict[str, Any],
+    metastore: Connection,
+    settings: Settings,
+    hold: Hold,
+    *,
+    confirm_after_seconds: float = CONFIRM_AFTER_SECONDS,
+) -> dict[str, Any]:
+    """Find the keys that left the source, and remove them from the target as a run of its own."""
+    row = pipelines.find(metastore, request["pipeline_id"])
+    if row is None:
+        raise NotFound(f"pipeline {request['pipeline_id']} was deleted meanwhile")
+    verdict = _find(row, metastore, settings, confirm_after_seconds)
+    found: dict[str, Any] = {"found": verdict.total}
+    if verdict.confirmed:
+        _wait_for_runs(metastore, row)
+        found |= repairs.repair(request, metastore, settings, verdict, hold)
+    structlog.get_logger().info("deletes.scanned", pipeline=row["name"], pipeline_id=str(row["id"]), **found)
+    return found
+
+
+def request_due(metastore: Connection) -> int:
+    """Ask for the scans that `options.deletes` schedules; any runner may perform them."""
+    asked = 0
+    for found in requests.list_scan_schedules(metastore, KIND):
+        try:
+            interval = Deletes.model_validate(found["wish"]).scan
+            is_due = interval is not None and schedule.next_after(interval, found["last_at"]) <= found["now"]
+        except (ValidationError, InvalidField) as exc:
+            structlog.get_logger().error("deletes.schedule_invalid", pipeline=found["name"], error=str(exc))
+            continue
+        if is_due:
+            requests.insert(metastore, KIND, found["id"], {}, "schedule")
+            asked += 1
+    return asked
+
+
+def _find(row: dict[str, Any], metastore: Connection, settings: Settings, wait_seconds: float) -> Verdict:
+    with ExitStack() as sessions:
+        found = opening.open_for_inspection(row, settings, metastore, sessions)
+        with database.translated(f"looking for rows that left the source of {row['name']}"):
+            opened = comparison.inspect(found)
+            with opened.both_keys() as (source, target):
+                first = _extra(compare.look_fully(source, target, expected_rows=opened.job.described.estimated_rows))
+            if not first.places:
+                return Verdict()
+            time.sleep(wait_seconds)
+            with opened.both_keys() as (source, target):
+                return _of_extra(compare.confirm(first, source, target, still_moving=lambda before, again: False))
+
+
+def _extra(look: Look) -> Look:
+    """Keep what the target alone has; a row that it lacks is on its way, or is for a comparison to find."""
+    return look if any(one.kind is Kind.EXTRA for one in look.differences) or not look.is_complete else Look()
+
+
+def _of_extra(verdict: Verdict) -> Verdict:
+    counts = dict.fromkeys(Kind, 0) | {Kind.EXTRA: verdict.counts[Kind.EXTRA]}
+    return Verdict(counts, 0, [one for one in verdict.confirmed if one.kind is Kind.EXTRA])
+
+
+def _wait_for_runs(metastore: Connection, row: dict[str, Any]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        now = pipelines.find(metastore, row["id"])
+        if now is None or can_move("claim_idle", now["status"]):
+            return
+        if time.monotonic() > deadline:
+            raise Conflict(
+                f"pipeline {row['name']} is {now['status']}: rows that left its source are removed beside no run; the"
+                " next scan tries again"
+            )
+        time.sleep(0.5)

@@ -1,0 +1,443 @@
+"""Marts that keep every state of a row: their tables, and the SQL that closes states and adds new ones.
+
+A state is valid from the snapshot in which a run first saw it until the one in which a run no longer did. Its times are
+those of snapshots, which only grow, so that states of one key never overlap, however late a transaction commits.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+
+from vitrina.connectors.postgres import catalog, merge
+from vitrina.connectors.postgres.catalog import Table
+from vitrina.connectors.postgres.merge import Merge
+from vitrina.errors import FatalError, TargetMismatch
+from vitrina.mart_options import History
+from vitrina.ports.batch import Counts
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.schema import Column
+from vitrina.sentences import say
+from vitrina.store import database
+from vitrina.store.database import Connection
+from vitrina.targets import PostgresTarget
+
+# Of snapshots of one pipeline: clocks go back, and two may read the same microsecond.
+STEP = timedelta(microseconds=1)
+# Keys of the checkpoint's identity: the latest snapshot of the mart, and that of an unfinished load.
+LATEST, OF_LOAD = "history", "snapshot_at"
+
+_CLOCK = "timestamp with time zone"
+# Beside the position of a current row: its partition, and since when it is current.
+_PART, _BEGAN = f"{merge.POSITION}_part", f"{merge.POSITION}_began"
+# Ranges of these types have an order that an exclusion constraint can use without an extension.
+_RANGES = {
+    "smallint": "int8range", "integer": "int8range", "bigint": "int8range", "numeric": "numrange", "date": "daterange",
+    "timestamp without time zone": "tsrange", _CLOCK: "tstzrange",
+}  # fmt: skip
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def create_table(
+    connection: Connection,
+    target: PostgresTarget,
+    result: Sequence[Column],
+    key: Sequence[str],
+    history: History,
+    *,
+    partitioning: Composable,
+) -> None:
+    """Create the mart with its validity: one state of a key for each time, and one that is current."""
+    _refuse_given(target, result, history)
+    since, until, current = map(Identifier, history.columns)
+    columns = [
+        SQL("{} {}{}").format(
+            Identifier(column.name), SQL(catalog.storable(column)), SQL(" NOT NULL" if column.name in key else "")
+        )
+        for column in result
+    ]
+    keys = _comma(map(Identifier, key))
+    constraints = [
+        SQL("{} timestamptz NOT NULL").format(since),
+        SQL("{} timestamptz").format(until),
+        SQL("{} boolean GENERATED ALWAYS AS ({} IS NULL) STORED").format(current, until),
+        SQL("PRIMARY KEY ({}, {})").format(keys, since),
+        SQL("CHECK ({} < {})").format(since, until),
+    ]
+    if history.exclusion:
+        constraints.append(_exclusion(connection, target, result, key, history))
+    table = Identifier(target.schema, target.table)
+    with connection.transaction():
+        parts = _comma([*columns, *constraints])
+        connection.execute(SQL("CREATE TABLE {} ({}){}").format(table, parts, partitioning))
+        connection.execute(SQL("CREATE UNIQUE INDEX ON {} ({}) WHERE {} IS NULL").format(table, keys, until))
+
+
+def _exclusion(
+    connection: Connection, target: PostgresTarget, result: Sequence[Column], key: Sequence[str], history: History
+) -> Composed:
+    types = {column.name: column.type.partition("(")[0] for column in result}
+    foreign = [name for name in key if types[name] not in _RANGES]
+    if foreign and not _has_extension(connection, "btree_gist"):
+        raise FatalError(say("run.history_needs_gist", column=foreign[0], type=types[foreign[0]], target=target))
+    same = [
+        SQL("{} WITH =").format(
+            SQL("{0}({1}, {1}, '[]')").format(SQL(_RANGES[types[name]]), Identifier(name))
+            if types[name] in _RANGES
+            else Identifier(name)
+        )
+        for name in key
+    ]
+    valid = SQL("tstzrange({}, {}) WITH &&").format(Identifier(history.valid_from), Identifier(history.valid_to))
+    return SQL("EXCLUDE USING gist ({})").format(_comma([*same, valid]))
+
+
+def _has_extension(connection: Connection, name: str) -> bool:
+    return connection.execute("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = %s", [name]).fetchone() is not None
+
+
+def without_validity(connection: Connection, table: Table, result: Sequence[Column], history: History) -> Table:
+    """Give the table as a run knows it: one row for each key, found by the key alone. Refuse one of another form."""
+    target = PostgresTarget(table.schema, table.name)
+    _refuse_given(target, result, history)
+    wanted = dict(zip(history.columns, (_CLOCK, _CLOCK, "boolean"), strict=True))
+    for name, kind in wanted.items():
+        column = table.column(name)
+        if column is None or column.type != kind:
+            raise TargetMismatch(say("run.no_history", target=target, column=name, type=kind))
+    keys = [tuple(name for name in key if name != history.valid_from) for key in table.unique_keys]
+    keys = [key for key, whole in zip(keys, table.unique_keys, strict=True) if len(key) < len(whole)]
+    if not keys or not _has_current_key(connection, table, keys, history):
+        raise TargetMismatch(
+            say("run.history_keys", target=target, valid_from=history.valid_from, valid_to=history.valid_to)
+        )
+    return replace(
+        table,
+        columns=tuple(column for column in table.columns if column.name not in wanted),
+        primary_key=tuple(name for name in table.primary_key if name != history.valid_from),
+        unique_keys=tuple(keys),
+    )
+
+
+def _refuse_given(target: PostgresTarget, result: Sequence[Column], history: History) -> None:
+    given = [column.name for column in result if column.name in history.columns]
+    if given:
+        raise TargetMismatch(say("run.history_column_given", column=given[0], target=target))
+
+
+def _has_current_key(connection: Connection, table: Table, keys: Sequence[tuple[str, ...]], history: History) -> bool:
+    """Tell whether the server keeps a second current state of a key out, as the table that a run makes does."""
+    rows = connection.execute(
+        """
+        SELECT (SELECT array_agg(a.attname::text ORDER BY a.attname)
+                FROM unnest(i.indkey[0:i.indnkeyatts - 1]) AS k(attnum)
+                JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum) AS columns,
+               pg_catalog.pg_get_expr(i.indpred, i.indrelid) AS condition
+        FROM pg_catalog.pg_index i
+        WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indpred IS NOT NULL AND i.indexprs IS NULL
+        """,
+        [table.oid],
+    ).fetchall()
+    until = SQL("({} IS NULL)").format(Identifier(history.valid_to)).as_string(connection)
+    found = [row["columns"] for row in rows if row["condition"].replace('"', "") == until.replace('"', "")]
+    return any(sorted(key) in found for key in keys)
+
+
+def keep_view(connection: Connection, table: Table, history: History) -> None:
+    """Create the view of the current rows, or add the columns to it that the mart has been given since."""
+    name = f"{table.name}_current"
+    if len(name.encode()) > 63:
+        raise FatalError(say("run.view_name_long", view=name))
+    shown = catalog.columns_of(connection, [(table.schema, name)]).get((table.schema, name), [])
+    columns = [column.name for column in table.columns]
+    if [column.name for column in shown] == columns:
+        return
+    try:
+        connection.execute(
+            SQL("CREATE OR REPLACE VIEW {} AS SELECT {} FROM {} WHERE {} IS NULL").format(
+                Identifier(table.schema, name),
+                _comma(map(Identifier, columns)),
+                table.identifier,
+                Identifier(history.valid_to),
+            )
+        )
+    except psycopg.Error as exc:
+        if database.is_disconnect(exc) or database.is_transient(exc):
+            raise
+        raise FatalError(
+            say("run.no_current_view", view=f"{table.schema}.{name}", message=database.sql_message(exc))
+        ) from exc
+
+
+def current_rows(table: Table, history: History) -> Composed:
+    """FROM item with the rows that are current, places included."""
+    return SQL("(SELECT t.*, t.ctid, t.tableoid FROM {} AS t WHERE t.{} IS NULL)").format(
+        table.identifier, Identifier(history.valid_to)
+    )
+
+
+# --- the snapshots ---------------------------------------------------------------------------------------------------
+
+
+def latest_of(found: Checkpoint, target: PostgresTarget) -> datetime | None:
+    """Recall the latest snapshot that the checkpoint knows of this mart."""
+    known = found.identity.get(LATEST)
+    return datetime.fromisoformat(known["at"]) if known and known["of"] == str(target) else None
+
+
+def latest_in(connection: Connection, table: Table, history: History) -> datetime | None:
+    """Find the latest time in the mart: one read of it, where no checkpoint says."""
+    since, until = Identifier(history.valid_from), Identifier(history.valid_to)
+    row = database.one(
+        connection.execute(
+            SQL("SELECT greatest(max({}), max({})) AS latest FROM {}").format(since, until, table.identifier)
+        )
+    )
+    latest: datetime | None = row["latest"]
+    return latest
+
+
+def later(moment: datetime, latest: datetime | None) -> datetime:
+    """Give the moment, or the first one after the latest: the times of a mart's snapshots only grow."""
+    return moment if latest is None or moment > latest else latest + STEP
+
+
+def remembered(target: PostgresTarget, at: datetime) -> dict[str, Any]:
+    return {LATEST: {"of": str(target), "at": at.isoformat()}}
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Versioned:
+    """What a merge did with the states of a mart."""
+
+    counts: Counts
+    # What it found to do: with triggers, or other sessions at work, it may have done less.
+    planned: Counts
+    # Keys whose current state is not older than the snapshot.
+    ahead: int
+    places: tuple[str, ...]
+
+
+def write(connection: Connection, merging: Merge, history: History, at: datetime) -> Versioned:
+    """Close the states that are over, then add a state for each staged row that has none: new keys and changed rows.
+
+    Two statements cost three quarters of one that hands the rows from its UPDATE to its INSERT.
+    """
+    closed = database.one(connection.execute(_close_changed(merging, history, at)))
+    made = database.one(connection.execute(_add_missing(merging, history, at)))
+    counts = Counts(inserted=made["made"] - closed["closed"], updated=closed["closed"])
+    planned = replace(counts, updated=closed["changed"])
+    if counts == planned and catalog.skippers(connection, merging.target, "INSERT"):
+        lacking = database.one(connection.execute(_count_missing(merging, history)))["rows"]
+        planned = replace(planned, inserted=planned.inserted + lacking)
+    return Versioned(counts, planned, closed["ahead"], tuple(place for place in made["places"] if place))
+
+
+def _close_changed(merging: Merge, history: History, at: datetime) -> Composed:
+    return SQL(
+        """
+        WITH changed AS MATERIALIZED (
+            SELECT t.ctid AS place, t.tableoid AS part FROM {staged} AS s {joined}
+            WHERE t.ctid IS NOT NULL AND {differs}
+        ), closed AS (
+            UPDATE {target} AS m SET {until} = CASE WHEN m.{since} < {at} THEN {at} END{ended} FROM changed AS c
+            WHERE m.ctid = c.place{same_part} RETURNING m.{until} AS until
+        )
+        SELECT (SELECT count(*) FROM changed) AS changed, count(*) AS closed, count(*) - count(until) AS ahead
+        FROM closed
+        """
+    ).format(
+        staged=merging.staged,
+        joined=_current_of_staged(merging, history),
+        differs=merge.differs(merging),
+        target=merging.target.identifier,
+        since=Identifier(history.valid_from),
+        until=Identifier(history.valid_to),
+        at=_moment(at),
+        ended=_flag(merging.target, history, ", {} = false"),
+        same_part=SQL("" if merging.finds_by_position else " AND m.tableoid = c.part"),
+    )
+
+
+def _add_missing(merging: Merge, history: History, at: datetime) -> Composed:
+    return SQL(
+        """
+        WITH made AS (
+            INSERT INTO {target} ({columns}, {since}{flag}){overriding}
+            SELECT {values}, {at}{flagged} FROM {staged} AS s {joined} WHERE t.ctid IS NULL
+            RETURNING ctid AS place
+        )
+        SELECT count(*) AS made, ARRAY[min(place), max(place)]::text[] AS places FROM made
+        """
+    ).format(
+        target=merging.target.identifier,
+        columns=_comma(map(Identifier, merging.columns)),
+        since=Identifier(history.valid_from),
+        flag=_flag(merging.target, history, ", {}"),
+        overriding=merge.overriding(merging.target, merging.columns),
+        values=_comma(SQL("s.{}").format(Identifier(name)) for name in merging.columns),
+        at=_moment(at),
+        flagged=_flag(merging.target, history, ", true"),
+        staged=merging.staged,
+        joined=_current_of_staged(merging, history),
+    )
+
+
+def _count_missing(merging: Merge, history: History) -> Composed:
+    return SQL("SELECT count(*) AS rows FROM {} AS s {} WHERE t.ctid IS NULL").format(
+        merging.staged, _current_of_staged(merging, history)
+    )
+
+
+def replace_all(connection: Connection, merging: Merge, history: History, at: datetime, *, deletes: bool) -> Versioned:
+    """Make the current states equal to the staged rows, in one statement that joins the two once.
+
+    New states are made of the rows that the UPDATE returns, so that each comes after its predecessor was closed: no key
+    is current twice, not even within the statement.
+    """
+    row = database.one(connection.execute(_statement(merging, history, at, deletes=deletes)))
+    renewed = row["renewed"]
+    counts = Counts(inserted=row["made"] - renewed, updated=renewed, deleted=row["closed"] - renewed)
+    planned = Counts(inserted=row["new"], updated=row["changed"], deleted=row["gone"])
+    return Versioned(counts, planned, row["ahead"], tuple(place for place in row["places"] if place))
+
+
+def _statement(merging: Merge, history: History, at: datetime, *, deletes: bool) -> Composed:
+    table = merging.target
+    return SQL(
+        """
+        WITH changed AS MATERIALIZED (
+            SELECT CASE WHEN t.ctid IS NULL THEN 'I' WHEN {stage_absent} THEN 'D' ELSE 'U' END AS "_op",
+                   t.ctid AS {position}, t.tableoid AS {part}, t.{since} AS {began}, {keys}{others}
+            FROM {staged} AS s {joined}
+            WHERE t.ctid IS NULL OR {stage_absent} OR {differs}
+        ), closed AS (
+            UPDATE {target} AS m SET {until} = {at}{ended} FROM changed AS c
+            WHERE m.ctid = c.{position}{same_part} AND c."_op" <> 'I' AND c.{began} < {at}
+            RETURNING c."_op" AS "_op", {returned}
+        ), made AS (
+            INSERT INTO {target} ({columns}, {since}{flag}){overriding}
+            SELECT {columns}, {at}{flagged} FROM closed WHERE "_op" = 'U'
+            UNION ALL
+            SELECT {columns}, {at}{flagged} FROM changed WHERE "_op" = 'I'
+            RETURNING ctid AS place
+        )
+        SELECT c.*, k.*, m.* FROM
+            (SELECT count(*) FILTER (WHERE "_op" = 'I') AS new, count(*) FILTER (WHERE "_op" = 'U') AS changed,
+                    count(*) FILTER (WHERE "_op" = 'D') AS gone, count(*) FILTER (WHERE {began} >= {at}) AS ahead
+             FROM changed) AS c,
+            (SELECT count(*) AS closed, count(*) FILTER (WHERE "_op" = 'U') AS renewed FROM closed) AS k,
+            (SELECT count(*) AS made, ARRAY[min(place), max(place)]::text[] AS places FROM made) AS m
+        """
+    ).format(
+        stage_absent=SQL("s.{} IS NOT DISTINCT FROM NULL").format(Identifier(merging.key[0])),
+        position=Identifier(merge.POSITION),
+        part=Identifier(_PART),
+        began=Identifier(_BEGAN),
+        since=Identifier(history.valid_from),
+        until=Identifier(history.valid_to),
+        keys=_comma(SQL("coalesce(s.{0}, t.{0}) AS {0}").format(Identifier(name)) for name in merging.key),
+        others=SQL("").join(SQL(", s.{}").format(Identifier(name)) for name in merging.others),
+        staged=merging.staged,
+        joined=_all_current(merging, history, "FULL" if deletes else "LEFT"),
+        differs=merge.differs(merging),
+        target=table.identifier,
+        at=_moment(at),
+        ended=_flag(table, history, ", {} = false"),
+        same_part=SQL("") if merging.finds_by_position else SQL(" AND m.tableoid = c.{}").format(Identifier(_PART)),
+        returned=_comma(SQL("c.{0} AS {0}").format(Identifier(name)) for name in merging.columns),
+        columns=_comma(map(Identifier, merging.columns)),
+        flag=_flag(table, history, ", {}"),
+        flagged=_flag(table, history, ", true"),
+        overriding=merge.overriding(table, merging.columns),
+    )
+
+
+def _all_current(merging: Merge, history: History, join: str) -> Composed:
+    on = SQL(" AND ").join(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merging.key)
+    return SQL("{} JOIN {} AS t ON {}").format(SQL(join), current_rows(merging.target, history), on)
+
+
+def _current_of_staged(merging: Merge, history: History) -> Composed:
+    """Look each staged row up by the index of current rows.
+
+    A planner that has not counted yet takes almost all states for closed ones, and would read the whole mart.
+    """
+    same = SQL(" AND ").join(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merging.key)
+    return SQL(
+        "LEFT JOIN LATERAL"
+        " (SELECT t.*, t.ctid, t.tableoid FROM {} AS t WHERE {} AND t.{} IS NULL OFFSET 0) AS t ON true"
+    ).format(merging.target.identifier, same, Identifier(history.valid_to))
+
+
+def find_repeated(connection: Connection, merging: Merge, history: History, at: datetime) -> str:
+    """Name a key of the staged rows whose current state is of this very snapshot."""
+    row = connection.execute(
+        SQL("SELECT concat_ws(', ', {}) AS example FROM {} AS s JOIN {} AS t ON {} WHERE t.{} = {} LIMIT 1").format(
+            _comma(SQL("s.{}::text").format(Identifier(name)) for name in merging.key),
+            merging.staged,
+            current_rows(merging.target, history),
+            SQL(" AND ").join(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merging.key),
+            Identifier(history.valid_from),
+            _moment(at),
+        )
+    ).fetchone()
+    return str(row["example"]) if row else ""
+
+
+def fill(connection: Connection, merging: Merge, history: History, at: datetime, *, in_order: bool) -> int:
+    """Add the staged rows as the first states of an empty mart."""
+    return connection.execute(
+        SQL("INSERT INTO {} ({}, {}{}){} SELECT {}, {}{} FROM {} AS s{}").format(
+            merging.target.identifier,
+            _comma(map(Identifier, merging.columns)),
+            Identifier(history.valid_from),
+            _flag(merging.target, history, ", {}"),
+            merge.overriding(merging.target, merging.columns),
+            _comma(SQL("s.{}").format(Identifier(name)) for name in merging.columns),
+            _moment(at),
+            _flag(merging.target, history, ", true"),
+            merging.staged,
+            SQL(" ORDER BY {}").format(_comma(SQL("s.{}").format(Identifier(n)) for n in merging.key))
+            if in_order
+            else SQL(""),
+        )
+    ).rowcount
+
+
+def close(connection: Connection, table: Table, history: History, condition: Composable, at: datetime) -> int:
+    """Close the current states that the condition names, under the alias `q`: their keys left the source."""
+    return connection.execute(
+        SQL("UPDATE {} AS q SET {} = {}{} WHERE q.{} IS NULL AND {}").format(
+            table.identifier,
+            Identifier(history.valid_to),
+            _moment(at),
+            _flag(table, history, ", {} = false"),
+            Identifier(history.valid_to),
+            condition,
+        )
+    ).rowcount
+
+
+def _flag(table: Table, history: History, written: str) -> Composable:
+    """Write the flag of current rows, unless the server computes it, as in a table that a run made."""
+    column = table.column(history.current)
+    if column and column.generated:
+        return SQL("")
+    return SQL(written).format(Identifier(history.current)) if "{" in written else SQL(written)
+
+
+def _moment(at: datetime) -> Composed:
+    return SQL("{}::timestamptz").format(Literal(at.isoformat()))
+
+
+def _comma(parts: Iterable[Composable]) -> Composed:
+    return Composed(list(parts)).join(", ")

@@ -1,0 +1,124 @@
+"""Rows of stale keys on their way into a mart: one temporary stage for a session, no catalog changes for a batch."""
+
+from collections.abc import Iterator, Sequence
+
+import psycopg
+from psycopg.sql import SQL, Composable, Composed, Identifier
+
+from vitrina.connectors.postgres import catalog, copy, merge
+from vitrina.connectors.postgres.derive.tables import unsized
+from vitrina.connectors.postgres.following import QueryMoment
+from vitrina.connectors.postgres.merge import Merge
+from vitrina.connectors.postgres.source import column, translate_read
+from vitrina.connectors.postgres.target import PostgresWriter, null_key_error
+from vitrina.errors import DuplicateKeys
+from vitrina.ports.batch import Counts, Key
+from vitrina.ports.live import Stale
+from vitrina.sentences import say
+from vitrina.store import database
+from vitrina.store.database import Connection
+
+STAGE = Identifier("pg_temp", "vitrina_live")
+
+
+class LiveStage:
+    """A temporary table that is emptied with each COMMIT, in place: nothing of it is left in a catalog."""
+
+    def __init__(self, connection: Connection, writer: PostgresWriter) -> None:
+        self._connection = connection
+        self._writer = writer
+        self.is_made = False
+
+    def make(self) -> None:
+        """Create the stage once, in a transaction of its own: one that is rolled back would take it away."""
+        kinds = {found.name: found.type for found in self._writer.table.columns}
+        columns = [SQL("{} {}").format(Identifier(name), SQL(kinds[name])) for name in self._writer.columns]
+        key = SQL(", ").join(map(Identifier, self._writer.key))
+        self._connection.execute(SQL("DROP TABLE IF EXISTS {}").format(STAGE))
+        self._connection.execute(
+            SQL("CREATE TEMPORARY TABLE vitrina_live ({}, PRIMARY KEY ({})) ON COMMIT DELETE ROWS").format(
+                SQL(", ").join(columns), key
+            )
+        )
+        self.is_made = True
+
+    def fill(self, moment: QueryMoment, stale: Stale) -> int:
+        """Copy the rows of the stale keys, as COPY writes them, from the snapshot into the stage."""
+        names = [Identifier(name) for name in self._writer.columns]
+        statement = SQL("COPY {} ({}) FROM STDIN").format(STAGE, SQL(", ").join(names))
+        rows = 0
+        try:
+            with self._connection.cursor() as cursor, cursor.copy(statement) as sink:
+                for piece in self._lines(moment, stale):
+                    rows += len(piece)
+                    sink.write(b"".join(piece))
+        except psycopg.errors.NotNullViolation as exc:
+            raise null_key_error(exc.diag.column_name, self._writer.target) from exc
+        except psycopg.errors.UniqueViolation as exc:
+            raise self._duplicate(exc) from exc
+        return rows
+
+    def _lines(self, moment: QueryMoment, stale: Stale) -> Iterator[list[copy.Line]]:
+        select = moment.select([self._output(name) for name in self._writer.columns], stale)
+        text = SQL("COPY ({}) TO STDOUT").format(select).as_string(moment.session)
+        try:
+            yield from copy.pieces(moment.session, text)
+        except psycopg.Error as exc:
+            raise translate_read(exc) from exc
+
+    def _output(self, name: str) -> Composed:
+        """Text is read back into the target's type: 0.1 of a real would become another double than a cast makes."""
+        kind = self._writer.table.column(name)
+        return column(name, "double precision" if kind and kind.type == "double precision" else None)
+
+    def _duplicate(self, exc: psycopg.errors.UniqueViolation) -> DuplicateKeys:
+        example = (exc.diag.message_detail or "").partition("=")[2].rpartition(" ")[0].strip("() ")
+        names = ", ".join(self._writer.key)
+        return DuplicateKeys(
+            say("run.key_repeated", keys=1, columns=names, example=example, target=self._writer.target)
+        )
+
+    def apply(self, stale: Stale) -> Counts:
+        """Delete what is absent, update what differs, insert what is new, in the caller's transaction."""
+        merging = self._writer.merging(STAGE)
+        connection = self._connection
+        deleted = delete_absent(connection, self._writer, stale, _is_staged(merging))
+        update = merge.update_staged(merging)
+        updated = connection.execute(update).rowcount if update else 0
+        inserted = connection.execute(merge.insert_staged(merging)).rowcount
+        return Counts(inserted=inserted, updated=updated, deleted=deleted)
+
+
+def _is_staged(merging: Merge) -> Composed:
+    same = SQL(" AND ").join(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merging.key)
+    return SQL("EXISTS (SELECT FROM {} AS s WHERE {})").format(merging.staged, same)
+
+
+def delete_absent(connection: Connection, writer: PostgresWriter, stale: Stale, is_present: Composable) -> int:
+    """Delete the rows of stale keys for which the condition, on the alias `t`, is not true."""
+    if not stale.keys:
+        return 0
+    asked, values = keys_as_rows(writer, stale.columns, stale.keys)
+    same = SQL(" AND ").join(SQL("t.{0} = a.{0}").format(Identifier(name)) for name in stale.columns)
+    return connection.execute(
+        SQL("DELETE FROM {} AS t USING {} AS a WHERE {} AND NOT {}").format(
+            writer.table.identifier, asked, same, is_present
+        ),
+        values,
+    ).rowcount
+
+
+def keys_as_rows(writer: PostgresWriter, names: Sequence[str], keys: Sequence[Key]) -> tuple[Composed, list[str]]:
+    """Give keys as a FROM item in the mart's types, and the values that it is executed with."""
+    # A value that no key can have must not fail, nor be cut to one.
+    kinds = {found.name: unsized(found.base_type) for found in writer.table.columns}
+    typed = SQL(", ").join(SQL("u.{0}::{1} AS {0}").format(Identifier(name), SQL(kinds[name])) for name in names)
+    item = SQL("(SELECT DISTINCT {} FROM unnest({}) AS u({}))").format(
+        typed, SQL(", ").join([SQL("%s::text[]")] * len(names)), SQL(", ").join(map(Identifier, names))
+    )
+    return item, [database.text_array(values) for values in zip(*keys, strict=True)]
+
+
+def is_rewritten(connection: Connection, writer: PostgresWriter) -> bool:
+    """Tell whether the mart was truncated or made again by hand since it was prepared."""
+    return catalog.files_of(connection, writer.target) != writer.table.files

@@ -1,0 +1,545 @@
+"""A live run: a full load where one is needed, then batch after batch of what the source's log says has changed.
+
+The log says which rows changed; from them the stale keys are derived, and the query is asked again for these keys.
+What comes back is merged, what does not is deleted. Repeating a batch is therefore harmless.
+"""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from psycopg.sql import SQL, Identifier
+
+from vitrina import failpoints, schedule
+from vitrina.definition import Definition
+from vitrina.errors import FatalError, ShrinkRefused, TransientError
+from vitrina.loads.control import Paused
+from vitrina.loads.full import full
+from vitrina.loads.incremental import begin, open_merge
+from vitrina.loads.run import Run, RunFence
+from vitrina.ports.batch import Batch, Counts, Key, Part
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.live import (
+    Asked,
+    Change,
+    Corrects,
+    CorrectsUnopened,
+    Derivation,
+    Followable,
+    Following,
+    Moment,
+    Stale,
+)
+from vitrina.ports.source import BaseSource, Description, Form, Window
+from vitrina.ports.target import SHRINK_LIMIT, Done, Load
+from vitrina.sentences import say
+from vitrina.status import Status
+from vitrina.store import feeds, leases
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+# Keys of the checkpoint's identity: where the follower stands, and where it will once the load at work is published.
+PLACE, PLACE_OF_LOAD = "live", "live_load"
+
+# Changes are read from the feed in portions; beyond so many of them a full load is cheaper, and memory stays flat.
+_PORTION = 10_000
+_MOST_CHANGES = 200_000
+# Of the rows of the target, no larger part is asked for key by key. Few keys always are.
+_SHARE_OF_TARGET = 1 / 3
+_FEW_KEYS = 10_000
+# How long a batch waits until the feed has stored what its snapshot shows, at first and at most.
+_STORED_SECONDS = 2.0
+_MOST_STORED_SECONDS = 60.0
+# How often requests are looked at while nothing changes, and how often an idle follower says that it is up to date.
+_LOOK_SECONDS = 0.5
+_IDLE_SECONDS = 5.0
+# How long a feed may take to be ready, with a reason that it gives.
+_READY_SECONDS = 60.0
+_LONGEST_RUN = timedelta(hours=24)
+# Between two full loads that changes ask for, unless options.live.reload says.
+_BETWEEN_LOADS = timedelta(seconds=10)
+# A target that loses more than half of its rows within this long has met a DELETE without WHERE.
+_SHRINK_WINDOW_SECONDS = 60.0
+_FEW_DELETES = 100
+
+
+class Again(Exception):
+    """The run ends here, and the next one begins at once; `loads`: with a full load."""
+
+    def __init__(self, reason: str, *, loads: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.loads = loads
+
+
+class _Disabled(Exception):
+    """The pipeline was disabled: nothing follows it any more."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a follower stands: every change up to `lsn` is in the target."""
+
+    lsn: int
+    feed: str
+    # What the log does not say: differs when tables were swapped, attached or altered.
+    catalog: str
+    # Differs with the definition.
+    fingerprint: str
+    # The target equals the query at this moment, by the source's clock.
+    as_of: str | None = None
+
+    @classmethod
+    def kept(cls, found: Checkpoint, name: str = PLACE) -> "Place | None":
+        kept = found.identity.get(name)
+        return cls(**kept) if isinstance(kept, dict) else None
+
+    def put_into(self, found: Checkpoint, name: str = PLACE) -> Checkpoint:
+        return found.identified(**{name: asdict(self)})
+
+
+def live(run: Run) -> None:
+    """Load if that is needed, then follow until a request ends it; raises `Again` when the next run shall go on."""
+    with closing(Follower(run)) as follower, suppress(_Disabled):
+        follower.register()
+        follower.load_if_needed()
+        follower.follow()
+
+
+def forget_place(run: Run) -> None:
+    """Forget where a follower stood, for a run of another mode: what it writes is not in the follower's order."""
+    kept = {name: value for name, value in run.checkpoint.identity.items() if name not in (PLACE, PLACE_OF_LOAD)}
+    run.checkpoint = replace(run.checkpoint, identity=kept)
+
+
+class Follower:
+    """One run of one live pipeline."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._metastore = run.job.metastore
+        self._pipeline = run.job.pipeline_id
+        self._derivation = _derivation(run)
+        self._following = _following(run, self._derivation)
+        self._tables = frozenset(table.relation for table in self._derivation.tables)
+        self._guard = ShrinkGuard()
+        self._feed = UUID(int=0)
+        self._ready = 0
+        self._renewed_because: str | None = None
+        self._load: Load | None = None
+        self._ends = time.monotonic() + _LONGEST_RUN.total_seconds()
+        self._reloads = _reload_interval(run.job.definition)
+        self._loaded = time.monotonic()
+        self._recorded = 0.0
+        self._stored_seconds = _STORED_SECONDS
+
+    def close(self) -> None:
+        self._following.close()
+
+    # --- the feed --------------------------------------------------------------------------------------------------
+
+    def register(self) -> None:
+        """Say to the feed which tables and columns are needed, and wait until all of them are in the log."""
+        connection = self._run.job.definition.source_connection
+        feed = feeds.ensure(self._metastore, self._following.database, connection)
+        self._feed = feed.id
+        self._following.watch(feed.publication)
+        other_catalog = self._other_catalog()
+        self._renewed_because = self._must_reload() or other_catalog
+        afresh = other_catalog is not None
+        try:
+            feeds.register(self._metastore, self._feed, self._pipeline, self._columns(), afresh=afresh)
+        except LookupError as exc:  # somebody has just dropped it: the next try makes another
+            raise TransientError(str(exc)) from exc
+        self._ready = self._await_ready()
+
+    def _columns(self) -> dict[str, Sequence[str]]:
+        wanted: dict[str, set[str]] = {}
+        for table in self._derivation.tables:
+            wanted.setdefault(table.relation, set()).update(table.columns)
+        return {relation: sorted(columns) for relation, columns in wanted.items()}
+
+    def _other_catalog(self) -> str | None:
+        place = Place.kept(self._run.checkpoint)
+        if place is None:
+            return None
+        with self._following.moment() as moment:
+            return None if moment.catalog == place.catalog else say("run.live_catalog_changed")
+
+    def _await_ready(self) -> int:
+        until = time.monotonic() + _READY_SECONDS
+        while (ready := feeds.ready(self._metastore, self._feed, self._pipeline)) is None:
+            problem = feeds.problem(self._metastore, self._feed, self._pipeline)
+            if problem and time.monotonic() > until:
+                raise FatalError(say("run.live_not_ready", problem=problem))
+            self._show_wait(problem or say("run.live_awaits_feed"))
+            self._look()
+            self._run.control.wait(_LOOK_SECONDS / 2)
+        self._show_wait(None)
+        return ready
+
+    def _show_wait(self, reason: str | None) -> None:
+        self._run.context.waits_because = reason
+        self._run.context.show()
+
+    # --- the full load ---------------------------------------------------------------------------------------------
+
+    def load_if_needed(self) -> None:
+        run, reason = self._run, self._why_load()
+        if reason is not None:
+            run.log.info("live.loads", reason=reason)
+            run.meter.note("loads_because", reason)
+            self._load_all()
+
+    def _why_load(self) -> str | None:
+        found, place = self._run.checkpoint, Place.kept(self._run.checkpoint)
+        if self._run.job.claim.row["run_requested_at"] is not None:
+            return say("run.live_load_asked")
+        if place is None or found.stage is not None:
+            return say("run.live_first_load")
+        if place.fingerprint != self._run.fingerprint:
+            return say("plan.definition_changed")
+        if self._renewed_because:
+            return self._renewed_because
+        if place.feed != self._feed_name or place.lsn < self._ready:
+            return say("run.live_feed_renewed")
+        return self._run.job.target.lost(found)
+
+    @property
+    def _feed_name(self) -> str:
+        return str(self._feed)
+
+    def _must_reload(self) -> str | None:
+        return feeds.must_reload(self._metastore, self._feed, self._pipeline)
+
+    def _load_all(self) -> None:
+        """Load everything. The follower goes on from where the feed was before the load's first snapshot."""
+        run = self._run
+        place = self._place_of_load()
+        run.record("beginning a full load", place.put_into(run.checkpoint, PLACE_OF_LOAD))
+        full(run)
+        done = place.put_into(run.checkpoint)
+        kept = {name: value for name, value in done.identity.items() if name != PLACE_OF_LOAD}
+        run.record("following from here", replace(done, identity=kept), progressed=True)
+        feeds.passed(self._metastore, self._feed, self._pipeline, place.lsn)
+        self._loaded = time.monotonic()
+
+    def _place_of_load(self) -> Place:
+        """Find where to follow from. Rows of an interrupted load that goes on were read before now."""
+        run, begun = self._run, Place.kept(self._run.checkpoint, PLACE_OF_LOAD)
+        fresh = self._fresh_place()
+        if run.checkpoint.stage is None:
+            return fresh
+        if begun and replace(begun, lsn=fresh.lsn) == fresh and begun.lsn >= self._ready:
+            return begun
+        run.say_started_over(say("run.live_feed_renewed"))
+        run.checkpoint = run.checkpoint.without_cursor()
+        return fresh
+
+    def _fresh_place(self) -> Place:
+        """Take the place that a snapshot of now allows: before the first transaction that it does not show."""
+        while True:
+            self._look(ends_at_request=False)
+            with self._following.moment() as moment:
+                if self._is_stored(moment):
+                    upto = self._gathered(moment, max(self._ready, self._passed)).upto
+                    return Place(upto, self._feed_name, moment.catalog, self._run.fingerprint)
+
+    @property
+    def _passed(self) -> int:
+        place = Place.kept(self._run.checkpoint)
+        return place.lsn if place and place.feed == self._feed_name else 0
+
+    # --- following -------------------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Bring batch after batch, until a request or a change that the log does not say ends it."""
+        run = self._run
+        self._load = open_merge(run, latest_counts=True)
+        if not isinstance(self._load, Corrects):
+            raise FatalError(say("run.live_target", target=run.job.definition.final_target))
+        begin(run, self._load)
+        run.letters.watch_steps()
+        self._guard.rows = self._load.count_rows()
+        self._metastore.execute(SQL("LISTEN {}").format(Identifier(feeds.STORED)))
+        run.meter.note("following", True)
+        run.log.info("live.following", tables=sorted(self._tables))
+        while True:
+            self._look()
+            self._batch()
+            self._await_changes()
+
+    def _look(self, *, ends_at_request: bool = True) -> None:
+        """Obey lease, pause, `disable` and requests."""
+        run = self._run
+        run.control.check()
+        asked = leases.find_asked(self._metastore, run.job.claim)
+        if asked.status is Status.PAUSE_REQUESTED:
+            raise Paused
+        if not asked.enabled:
+            raise _Disabled
+        if not ends_at_request:
+            return
+        if asked.version != run.job.claim.version:
+            raise Again(say("plan.definition_changed"), loads=False)
+        if self._load is not None and asked.run_requested_at is not None:
+            raise Again(say("run.live_load_asked"), loads=True)
+        self._look_at_clock()
+
+    def _look_at_clock(self) -> None:
+        now = time.monotonic()
+        if now > self._ends:
+            raise Again(say("run.live_day"), loads=False)
+        if self._reloads and now > self._loaded + self._reloads.total_seconds():
+            raise Again(say("run.live_reload"), loads=True)
+
+    def _batch(self) -> None:
+        """Bring the target to one moment of the source."""
+        started = time.monotonic()
+        with self._following.moment() as moment:
+            if not self._is_stored(moment):
+                return
+            self._refuse_unlogged(moment)
+            gathered = self._gathered(moment, self._place.lsn)
+            failpoints.hit("live.gathered")
+            stale = moment.stale(gathered.changes) if gathered.changes else Stale()
+            place = replace(self._place, lsn=gathered.upto, as_of=moment.at.isoformat())
+            if self._is_too_much(stale):
+                self._load_instead(stale)
+            elif stale.keys:
+                self._correct(moment, stale, place, started)
+            else:
+                self._note_idle(place)
+
+    @property
+    def _place(self) -> Place:
+        place = Place.kept(self._run.checkpoint)
+        if place is None:
+            raise TransientError("the checkpoint of the follower was taken away")
+        return place
+
+    def _is_stored(self, moment: Moment) -> bool:
+        """Wait until the feed has what the snapshot shows; False: a later snapshot is to be taken.
+
+        A snapshot that is held keeps the source from cleaning up. But where the feed is always late by more than the
+        wait, no snapshot would ever be reached: each time it is waited for twice as long.
+        """
+        end = time.monotonic() + self._stored_seconds
+        while not feeds.wait_stored(self._metastore, self._feed, moment.lsn, _LOOK_SECONDS):
+            if time.monotonic() > end:
+                self._stored_seconds = min(2 * self._stored_seconds, _MOST_STORED_SECONDS)
+                self._show_wait(say("run.live_awaits_feed"))
+                return False
+            self._look(ends_at_request=self._load is not None)
+            moment.keep()
+        self._stored_seconds = _STORED_SECONDS
+        self._show_wait(None)
+        return True
+
+    def _refuse_unlogged(self, moment: Moment) -> None:
+        reason = self._must_reload()
+        if reason is None and moment.catalog != self._place.catalog:
+            reason = say("run.live_catalog_changed")
+        if reason is not None:
+            raise Again(reason, loads=True)
+
+    def _gathered(self, moment: Moment, after: int) -> "Gathered":
+        gathered = Gathered(moment, self._tables)
+        while True:
+            portion = feeds.read(self._metastore, self._feed, after, _PORTION, relations=self._tables)
+            gathered.add(portion)
+            if not portion or portion[-1].lsn > moment.lsn:
+                return gathered
+            if self._load is None:
+                gathered.changes.clear()  # before a full load it matters how far they are, not what they are
+            elif len(gathered.changes) > _MOST_CHANGES:
+                raise Again(say("run.live_many_changes", changes=len(gathered.changes)), loads=True)
+            after = portion[-1].lsn
+
+    def _is_too_much(self, stale: Stale) -> bool:
+        return stale.everything or len(stale.keys) > max(_FEW_KEYS, self._guard.rows * _SHARE_OF_TARGET)
+
+    def _load_instead(self, stale: Stale) -> None:
+        """Load everything, but not more often than agreed: until then the target stays as it is."""
+        reason = stale.why or say("run.live_many_keys", keys=len(stale.keys))
+        until = self._loaded + (self._reloads or _BETWEEN_LOADS).total_seconds()
+        self._show_wait(say("run.live_awaits_load", reason=reason) if time.monotonic() < until else None)
+        while time.monotonic() < until:
+            self._look()
+            self._run.control.wait(_LOOK_SECONDS / 2)
+        raise Again(reason, loads=True)
+
+    def _note_idle(self, place: Place) -> None:
+        """Record now and then that the target is up to date, though nothing was written."""
+        if time.monotonic() < self._recorded + _IDLE_SECONDS:
+            return
+        run = self._run
+        self._note(place)
+        run.record("following", place.put_into(run.checkpoint), progressed=True)
+        run.meter.is_alive()
+        self._passed_on(place)
+
+    def _note(self, place: Place) -> None:
+        self._recorded = time.monotonic()
+        self._run.meter.note("as_of", place.as_of)
+
+    def _passed_on(self, place: Place) -> None:
+        """Let the feed forget; and what was asked of the pipeline is read by the next look."""
+        self._run.settle(obey_pause=False)
+        feeds.passed(self._metastore, self._feed, self._pipeline, place.lsn)
+
+    def _await_changes(self) -> None:
+        """Return when one of the followed tables has changed, or when it is time to say that none has."""
+        while time.monotonic() < self._recorded + _IDLE_SECONDS and not self._has_changes():
+            self._look()
+            for _ in self._metastore.notifies(timeout=_LOOK_SECONDS, stop_after=1):
+                """Changes were stored, of this source or of another."""
+
+    def _has_changes(self) -> bool:
+        return bool(feeds.read(self._metastore, self._feed, self._place.lsn, 1, relations=self._tables))
+
+    # --- one batch -------------------------------------------------------------------------------------------------
+
+    def _correct(self, moment: Moment, stale: Stale, place: Place, started: float) -> None:
+        run, shortcut, load = self._run, self._run.job.shortcut, self._load
+        number = run.checkpoint.batch_no + 1
+        if load is None:
+            raise RuntimeError("a follower opens its load first")
+        if run.plan.route != "arrow" and isinstance(shortcut, CorrectsUnopened):
+            part = Part(number, len(stale.keys), None)
+            shortcut.correct(load, moment, stale, number, self._fence(part, place, started))
+        else:
+            self._correct_through_steps(moment, stale, place, started)
+        failpoints.hit("batch.committed")
+        run.meter.is_alive()
+        run.log.debug("live.batch", keys=len(stale.keys), ms=run.meter.last_batch_ms)
+        self._passed_on(place)
+
+    def _correct_through_steps(self, moment: Moment, stale: Stale, place: Place, started: float) -> None:
+        run, load = self._run, self._load
+        if not isinstance(load, Corrects):
+            raise RuntimeError("a follower opens its load first")
+        rows = _Rows(moment, stale)
+        part = self._written(load, rows, run.checkpoint.batch_no + 1)
+        load.correct(part, stale, rows.keys, self._fence(part, place, started))
+        run.letters.delivered(part, committed=True)
+
+    def _written(self, load: Load, rows: "_Rows", number: int) -> Part:
+        """Bring the rows through the steps to the target, as one part: it is shown as a whole."""
+        # Imported here: what Postgres moves by itself needs neither pyarrow nor its half second.
+        from vitrina.loads.flow import Flow
+
+        run = self._run
+        passage = run.job.fitted.passage
+        with load.writer() as writer:
+            flow = Flow(rows, Window(), passage.steps if passage else None, writer, run.job.claim.epoch)
+            parts = list(flow.parts(number, None))
+        return parts[0] if parts else Part(number, 0, None)
+
+    def _fence(self, part: Part, place: Place, started: float) -> RunFence:
+        run = self._run
+
+        def move(done: Done) -> Checkpoint:
+            self._guard.refuse(done.counts, run)
+            run.letters.leave_behind(part)
+            run.meter.batch(part, done.counts, time.monotonic() - started)
+            run.meter.merged(done.counts)
+            self._note(place)
+            found = place.put_into(replace(run.checkpoint, batch_no=part.number))
+            return replace(found, identity=found.identity | dict(done.identity))
+
+        return run.fence("correcting the target", move, point="batch.fenced")
+
+
+def _derivation(run: Run) -> Derivation:
+    if run.job.derivation is None:
+        raise RuntimeError("a live run is derived when it is inspected")
+    return run.job.derivation
+
+
+def _following(run: Run, derivation: Derivation) -> Following:
+    source = run.job.source
+    if not isinstance(source, Followable):
+        raise FatalError(say("definition.live_needs_query"))
+    given = {column.name for column in run.job.described.columns}
+    made = [name for name in run.job.key if name not in given]
+    if made:
+        raise FatalError(say("run.live_made_key", column=made[0]))
+    return source.follow(derivation)
+
+
+def _reload_interval(definition: Definition) -> timedelta | None:
+    asked = definition.options.live.reload
+    return schedule.interval_of(asked) if asked else None
+
+
+class Gathered:
+    """The stored changes that one snapshot shows, and how far all of them are."""
+
+    def __init__(self, moment: Moment, tables: frozenset[str]) -> None:
+        self._moment = moment
+        self._tables = tables
+        self.changes: list[Change] = []
+        self._first_left: int | None = None
+
+    def add(self, portion: Sequence[Change]) -> None:
+        for change in portion:
+            if change.lsn > self._moment.lsn or change.relation not in self._tables:
+                continue
+            if self._moment.sees(change.xid):
+                self.changes.append(change)
+            elif self._first_left is None:
+                self._first_left = change.lsn
+
+    @property
+    def upto(self) -> int:
+        """Stop before the first transaction that is left: those after it that were taken are taken once more."""
+        return self._moment.lsn if self._first_left is None else self._first_left - 1
+
+
+class ShrinkGuard:
+    """Refuses to delete more than half of a target within a minute."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._deleted: deque[tuple[float, int]] = deque()
+
+    def refuse(self, counts: Counts, run: Run) -> None:
+        now, options = time.monotonic(), run.job.definition.options
+        self._deleted.append((now, counts.deleted))
+        while self._deleted[0][0] < now - _SHRINK_WINDOW_SECONDS:
+            self._deleted.popleft()
+        self.rows += counts.inserted - counts.deleted
+        deleted = sum(number for _, number in self._deleted)
+        before = self.rows + deleted
+        if deleted > max(_FEW_DELETES, before * SHRINK_LIMIT) and not options.allow_shrink:
+            target = run.job.definition.final_target
+            raise ShrinkRefused(say("run.would_shrink", removed=deleted, rows=before, target=target))
+
+
+class _Rows(BaseSource):
+    """The rows of stale keys as a source, which remembers the keys that came before any step saw them."""
+
+    name = "the query"
+
+    def __init__(self, moment: Moment, stale: Stale) -> None:
+        self._moment = moment
+        self._stale = stale
+        self._asked: Asked | None = None
+
+    @property
+    def keys(self) -> Sequence[Key]:
+        return self._asked.keys if self._asked else ()
+
+    def describe(self, window: Window) -> Description:
+        return Description()
+
+    def read(self, window: Window, form: Form) -> "Generator[Batch, None, None]":
+        self._asked = self._moment.ask(self._stale, form)
+        yield from self._asked.batches()

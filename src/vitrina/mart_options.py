@@ -1,0 +1,102 @@
+"""Options of marts: the history that one keeps, what becomes of rows that left the source, how a table is made."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+from vitrina import schedule
+from vitrina.errors import InvalidField
+from vitrina.sentences import said_again, say
+
+ColumnName = Annotated[str, StringConstraints(min_length=1, max_length=63, pattern=r"^[^\x00]+$")]
+
+
+class MartOption(BaseModel):
+    """Unknown fields and silent conversions are refused, as in every part of a definition."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class History(MartOption):
+    """Keep every state of a row: the columns that say from when until when it was valid."""
+
+    valid_from: ColumnName = Field("valid_from", description="`timestamptz`: the snapshot in which it was first seen.")
+    valid_to: ColumnName = Field("valid_to", description="`timestamptz`: the first in which it was no longer; or NULL.")
+    current: ColumnName = Field("is_current", description="`boolean`: whether `valid_to` is NULL.")
+    current_view: bool = Field(False, description="Keep a view `<mart>_current` of the current rows.")
+    exclusion: bool = Field(
+        False,
+        description="Make the new table with an exclusion constraint, by which the server itself refuses states of one"
+        " key that overlap. Keys other than numbers and dates need the extension `btree_gist`.",
+    )
+
+    @property
+    def columns(self) -> tuple[str, str, str]:
+        return self.valid_from, self.valid_to, self.current
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        if len(set(self.columns)) < len(self.columns):
+            raise ValueError(say("definition.history_names", names=", ".join(self.columns)))
+        return self
+
+
+class Deletes(MartOption):
+    """Say what becomes of rows that left the source, and how they are found where no pass can see them."""
+
+    scan: str | None = Field(
+        None,
+        max_length=200,
+        description="How often the keys of an incremental pipeline's source and target are compared, like"
+        " schedule_interval: 6h, PT6H, or cron. Unless said, they are not.",
+        examples=["6h"],
+    )
+    soft: ColumnName | None = Field(
+        None,
+        description="`timestamptz` column of the mart: rows that left the source stay, with the time at which a run saw"
+        " it. Unless said, they are deleted.",
+    )
+
+    @field_validator("scan")
+    @classmethod
+    def _scan_is_understood(cls, value: str | None) -> str | None:
+        try:
+            if value is not None:
+                schedule.check(value)
+        except InvalidField as exc:
+            raise ValueError(said_again(exc.message, field="scan")) from exc
+        return value
+
+
+class Partitions(MartOption):
+    """Cut a new table into partitions by the hash of one column of its key."""
+
+    hash: ColumnName = Field(description="A column of target_key.")
+    partitions: int = Field(8, ge=2, le=1_000, description="How many.")
+
+
+class Index(MartOption):
+    """An index of a new table, beside that of its key."""
+
+    columns: list[ColumnName] = Field(min_length=1, max_length=32, description="In their order.")
+    unique: bool = Field(False, description="Whether two rows may not share these values.")
+    method: Literal["btree", "hash", "gin", "gist", "brin", "spgist"] = Field("btree", description="Of the index.")
+
+
+class Grant(MartOption):
+    """What a role may do with a new table."""
+
+    role: ColumnName = Field(description="A role of the database.")
+    privileges: list[Literal["SELECT", "REFERENCES", "TRIGGER"]] = Field(
+        ["SELECT"], min_length=1, max_length=3, description="Writing is left to the pipeline."
+    )
+
+
+class TableOptions(MartOption):
+    """How Vitrina makes the table of a mart; what one that is there lacks is shown, and never changed or dropped."""
+
+    partition_by: Partitions | None = Field(None, description="Cut the table into partitions.")
+    indexes: list[Index] = Field(default_factory=list, max_length=50, description="Beside that of the key.")
+    comment: str | None = Field(None, max_length=10_000, description="Of the table.")
+    comments: dict[ColumnName, str] = Field(default_factory=dict, description="Of columns, by name.")
+    grants: list[Grant] = Field(default_factory=list, max_length=100, description="Who else may use the table.")

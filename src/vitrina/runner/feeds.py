@@ -1,0 +1,524 @@
+"""The feeds that a runner owns: a thread for each reads the log of a source, stores it, and confirms what is stored."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import structlog
+
+from vitrina import failpoints
+from vitrina.errors import CannotConnect, ConfigError, FeedLost, LeaseLost, VitrinaError
+from vitrina.ports import registry
+from vitrina.ports.live import Feed, FollowedDatabase, Published, Transaction
+from vitrina.runner.watchdog import SILENCE_SECONDS, Watch, silence_limit
+from vitrina.settings import Settings, feed_variable
+from vitrina.store import database, feed_owner, feeds
+from vitrina.store.database import Connection
+from vitrina.store.feed_owner import FeedClaim, Follower, Storage
+
+# Waits after an error, the last one again and again.
+BACKOFF_SECONDS = (1.0, 2.0, 5.0, 10.0)
+# One commit of the metastore for each transaction would slow a busy source down; followers wait no longer than this.
+BATCH_CHANGES = 20_000
+BATCH_SECONDS = 0.1
+# How long the loop sleeps when nothing arrives.
+IDLE_SECONDS = 0.5
+SETTLING_SECONDS = 0.1
+# How often the catalog is compared with the publication: an identity that is taken away makes the application's
+# updates fail until the table leaves the publication.
+CATALOG_SECONDS = 2.0
+FIGURES_SECONDS = 5.0
+# A source that changes nothing we follow still writes its log, which it keeps until we have confirmed it.
+CONFIRM_SECONDS = 10.0
+WRITE_OUT_SECONDS = 0.05
+LEAVE_SECONDS = 5.0
+# Making a slot waits for transactions of the source, and has a time limit of its own.
+_SOURCE_SILENCE_SECONDS = silence_limit(60.0)
+
+
+class _Stopping(Exception):
+    """The runner is shutting down."""
+
+
+class FeedKeeper:
+    """All feeds of one runner. Called by the runner's loop and heartbeat; nothing here blocks them."""
+
+    def __init__(self, settings: Settings, runner_id: UUID, watch: Watch) -> None:
+        self._settings = settings
+        self._runner_id = runner_id
+        self._watch = watch
+        self._owners: dict[UUID, FeedOwner] = {}
+        self._lock = threading.Lock()
+
+    def look(self, connection: Connection) -> None:
+        """Take the feeds that no runner has."""
+        names = self._settings.feed_connections
+        if not names:
+            return
+        for claim in feed_owner.claim_free(connection, self._runner_id, self._settings.lease_ttl_seconds, names):
+            failpoints.hit("feed.claimed")
+            owner = FeedOwner(claim, self._settings, self._watch)
+            with self._lock:
+                self._owners[claim.claim_id] = owner
+            owner.start()
+
+    def beat(self, connection: Connection) -> None:
+        """Extend the leases; an owner whose lease is another's ends."""
+        with self._lock:
+            self._owners = {claim_id: owner for claim_id, owner in self._owners.items() if owner.is_at_work}
+            owners = dict(self._owners)
+        if owners:
+            held = feed_owner.extend(connection, list(owners), self._settings.lease_ttl_seconds)
+            for claim_id, owner in owners.items():
+                if claim_id not in held:
+                    owner.lose()
+
+    def stop(self) -> None:
+        """Give all feeds back, so that another runner goes on at once."""
+        with self._lock:
+            owners = list(self._owners.values())
+        for owner in owners:
+            owner.stop()
+        end = time.monotonic() + LEAVE_SECONDS
+        for owner in owners:
+            owner.join(max(0.0, end - time.monotonic()))
+
+
+@dataclass
+class _Due:
+    """When something was done last."""
+
+    every_seconds: float
+    at: float = 0.0
+
+    def now(self) -> bool:
+        if time.monotonic() < self.at:
+            return False
+        self.at = time.monotonic() + self.every_seconds
+        return True
+
+
+@dataclass
+class _Wish:
+    """A place in the log that followers wait for."""
+
+    upto: int = 0
+    since: float = 0.0
+    written_out: bool = False
+
+
+@dataclass
+class _Known:
+    """What was found out in this connection to the source."""
+
+    columns: dict[str, frozenset[str]] = field(default_factory=dict)
+    published: Published = field(default_factory=lambda: Published({}, {}, frozenset(), changed=False))
+    # Of which a table was added in the middle of a transaction, when nothing else could be done about it.
+    added: frozenset[str] = frozenset()
+    revision: int = -1
+    stored_upto: int = 0
+    # Followers that wait until transactions that began before their tables were published have ended.
+    settling: dict[UUID, tuple[Follower, int]] = field(default_factory=dict)
+    wish: _Wish = field(default_factory=_Wish)
+
+
+class FeedOwner:
+    """The thread that owns one feed, until its lease is lost, the runner ends, or no pipeline follows any more."""
+
+    def __init__(self, claim: FeedClaim, settings: Settings, watch: Watch) -> None:
+        self._claim = claim
+        self._settings = settings
+        self._watch = watch
+        self._stop = threading.Event()
+        self._lost = threading.Event()
+        self._discard: str | None = None
+        self._log = structlog.get_logger().bind(feed=claim.names.slot, connection=claim.connection or "default")
+        self._thread = threading.Thread(target=self._work, name=f"feed-{claim.feed_id.hex[:8]}", daemon=True)
+
+    @property
+    def is_at_work(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def lose(self) -> None:
+        self._lost.set()
+
+    def join(self, seconds: float) -> None:
+        self._thread.join(seconds)
+
+    def _work(self) -> None:
+        failures = 0
+        while not self._lost.is_set():
+            try:
+                self._follow()
+                return
+            except LeaseLost as exc:
+                self._log.warning("feed.lease_lost", error=exc.message)
+                return
+            except _Stopping:
+                self._give_back()
+                return
+            except Exception as exc:  # noqa: BLE001 - whatever ends one connection, the next may do better
+                self._note_failure(exc)
+            wait = BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)]
+            failures += 1
+            self._stop.wait(wait)
+
+    def _check(self) -> None:
+        if self._lost.is_set():
+            raise self._claim.lost()
+        if self._stop.is_set():
+            raise _Stopping
+
+    # --- one connection to the source ------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Read the log until something ends it. Returns when no pipeline follows any more."""
+        self._check()
+        url = self._settings.find_feed_url(self._claim.connection)
+        if url is None:
+            raise ConfigError(f"{feed_variable(self._claim.connection)} is not set")
+        with ExitStack() as opened:
+            metastore = opened.enter_context(self._metastore(self._claim.session_name))
+            feed_owner.end_older_sessions(metastore, self._claim)
+            source = opened.enter_context(self._source(url))
+            if self._retires(metastore, source):
+                return
+            known = self._prepare(metastore, source)
+            feed = source.open(lambda: known.published, lambda: known.columns)
+            opened.callback(feed.close)
+            feed.start(known.stored_upto)
+            failpoints.hit("feed.started")
+            metastore.execute(f"LISTEN {feeds.ASKED}")
+            self._log.info("feed.started", after=known.stored_upto)
+            _Pump(
+                self._claim,
+                self._settings,
+                metastore=metastore,
+                source=source,
+                feed=feed,
+                known=known,
+                check=self._check,
+                log=self._log,
+            ).run()
+            self._retires(metastore, source)
+
+    def _prepare(self, metastore: Connection, source: FollowedDatabase) -> _Known:
+        """Make sure of publication and slot. The publication comes first: the log refers to it."""
+        source.require_fit()
+        source.end_other_owners()
+        if self._discard is not None:
+            feed_owner.make_reload(metastore, self._claim, self._discard)
+            source.drop_slot()
+            self._discard = None
+        stored_upto = self._ensure_slot(metastore, source)
+        return _Known(stored_upto=stored_upto)
+
+    def _ensure_slot(self, metastore: Connection, source: FollowedDatabase) -> int:
+        claim, _, _ = feed_owner.find(metastore, self._claim)
+        state = source.ensure_slot(claim.timeline)
+        lost = state.lost
+        if not state.is_new and state.confirmed > claim.stored_upto:
+            lost = "the source has forgotten changes that are not stored here: was the metastore restored from a copy?"
+        if not state.is_new and lost is None:
+            return claim.stored_upto
+        if lost is not None:
+            self._log.warning("feed.lost", reason=lost)
+            feed_owner.make_reload(metastore, claim, lost)
+        feed_owner.begin_slot(metastore, claim, state.timeline, source.block_bytes(), state.confirmed)
+        return state.confirmed
+
+    def _retires(self, metastore: Connection, source: FollowedDatabase) -> bool:
+        """Drop slot and publication, if the last live pipeline of the database is deleted."""
+        claim, _, is_settled = feed_owner.find(metastore, self._claim)
+        has_followers = bool(feed_owner.list_followers(metastore, claim))
+        is_other = source.identity() not in (None, claim.database)
+        if has_followers and is_other:
+            raise ConfigError(
+                f"{feed_variable(claim.connection)} leads to another database than the one that is followed"
+                f" ({claim.database}): correct it, or give up the feed with `vitrina feeds drop`"
+            )
+        if has_followers or not is_settled:
+            return False
+        if not is_other:
+            source.drop()
+        self._log.info("feed.dropped")
+        return feed_owner.forget(metastore, claim.feed_id, with_followers=False)
+
+    @contextmanager
+    def _source(self, url: str) -> Iterator[FollowedDatabase]:
+        source = registry.feeds().open(url, self._claim.names, self._settings)
+        try:
+            with self._watch.over(source.session, _SOURCE_SILENCE_SECONDS):
+                yield source
+        finally:
+            source.close()
+
+    @contextmanager
+    def _metastore(self, session_name: str) -> Iterator[Connection]:
+        connection = database.connect(
+            self._settings.require_database_url(),
+            session_name,
+            connect_timeout_seconds=self._settings.connect_timeout_seconds,
+        )
+        try:
+            with self._watch.over(connection, 3 * SILENCE_SECONDS):
+                yield connection
+        finally:
+            with suppress(psycopg.Error):
+                connection.close()  # what was not committed is not stored
+
+    # --- the end of it ---------------------------------------------------------------------------------------------
+
+    def _note_failure(self, exc: Exception) -> None:
+        message = exc.message if isinstance(exc, VitrinaError) else " ".join(str(exc).split())
+        if isinstance(exc, VitrinaError | psycopg.Error | OSError):
+            self._log.warning("feed.interrupted", error=message)
+        else:
+            self._log.exception("feed.crashed")
+        if isinstance(exc, FeedLost):
+            self._discard = message
+        with suppress(CannotConnect, psycopg.Error), self._metastore("vitrina:feeds") as metastore:
+            feed_owner.note_feed_problem(metastore, self._claim, self._shown(exc, message))
+
+    def _shown(self, exc: Exception, message: str) -> str:
+        """Leave out hosts and logins, which are the operator's knowledge: any viewer is shown this."""
+        if not isinstance(exc, CannotConnect):
+            return message
+        name, variable = self._claim.connection or "default", feed_variable(self._claim.connection)
+        return f"connection {name} cannot be reached with {variable}: the log of its runner says why"
+
+    def _give_back(self) -> None:
+        with suppress(CannotConnect, psycopg.Error), self._metastore("vitrina:feeds") as metastore:
+            feed_owner.release(metastore, self._claim)
+
+
+class _Pump:
+    """The loop over one replication connection: receive, store, confirm, and look around in between."""
+
+    def __init__(
+        self,
+        claim: FeedClaim,
+        settings: Settings,
+        *,
+        metastore: Connection,
+        source: FollowedDatabase,
+        feed: Feed,
+        known: _Known,
+        check: Callable[[], None],
+        log: Any,
+    ) -> None:
+        self._claim, self._settings, self._check, self._log = claim, settings, check, log
+        self._metastore, self._source, self._feed, self._known = metastore, source, feed, known
+        self._storage = Storage(metastore, claim)
+        # Places that the source had reached, and when, which are not received yet.
+        self._marks: list[tuple[int, float]] = []
+        self._look_due = _Due(1.0)
+        self._catalog_due = _Due(CATALOG_SECONDS)
+        self._figures_due = _Due(FIGURES_SECONDS)
+        self._confirm_due = _Due(CONFIRM_SECONDS, at=time.monotonic() + CONFIRM_SECONDS)
+
+    def run(self) -> None:
+        """Work until the last follower is gone; errors and the runner's end come out as exceptions."""
+        while True:
+            self._check()
+            self._hear()
+            if self._look_due.now() and not self._look():
+                return
+            self._settle()
+            self._grant()
+            piece = self._feed.receive(self._patience(), self._metastore.fileno())
+            if piece is not None:
+                self._store(piece)
+            elif self._confirm_due.now():
+                self._advance()
+            if self._figures_due.now():
+                self._tidy_up()
+
+    def _patience(self) -> float:
+        if self._known.wish.upto:
+            return WRITE_OUT_SECONDS / 2
+        return SETTLING_SECONDS if self._known.settling else IDLE_SECONDS
+
+    # --- storing ---------------------------------------------------------------------------------------------------
+
+    def _store(self, piece: Transaction | None) -> None:
+        """Store this transaction and those that have arrived after it, then confirm them, in this order."""
+        end = time.monotonic() + BATCH_SECONDS
+        while piece is not None:
+            self._storage.add(piece)
+            if not piece.last:
+                self._spare_application()
+                piece = self._await_piece()
+                continue
+            is_full = self._storage.changes >= BATCH_CHANGES or time.monotonic() > end
+            piece = None if is_full else self._feed.receive(0.0)
+        self._advance()
+
+    def _await_piece(self) -> Transaction:
+        """Wait for the rest of a transaction: it always comes, unless the connection breaks."""
+        while True:
+            self._check()
+            piece = self._feed.receive(IDLE_SECONDS)
+            if piece is not None:
+                return piece
+
+    def _spare_application(self) -> None:
+        """Compare catalog and publication also while a large transaction is stored, which may take minutes."""
+        if self._catalog_due.now():
+            self._known.added |= self._source.publish(self._known.columns).added
+            self._known.revision = -1  # followers are told when the transaction is over
+
+    def _advance(self) -> None:
+        """Commit what was received, and only then let the source forget it."""
+        if self._feed.position <= self._known.stored_upto and not self._storage.changes:
+            return
+        self._known.stored_upto = self._storage.commit(self._feed.position)
+        failpoints.hit("feed.stored")
+        self._feed.confirm(self._known.stored_upto)
+        failpoints.hit("feed.confirmed")
+
+    # --- what followers ask ----------------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        for notice in self._metastore.notifies(timeout=0):
+            feed_id, _, wanted = notice.payload.partition(" ")
+            if feed_id != str(self._claim.feed_id):
+                continue
+            if not wanted:
+                self._look_due.at = 0.0
+            elif int(wanted) > self._known.wish.upto:
+                self._known.wish = _Wish(int(wanted), time.monotonic())
+
+    def _grant(self) -> None:
+        """Note how far everything is stored when somebody waits for it; have the source write out what it holds back.
+
+        Records of transactions that are still open need not be on disk, and the log is sent from there alone.
+        """
+        wish = self._known.wish
+        if not wish.upto:
+            return
+        if self._feed.position >= wish.upto:
+            self._advance()
+            self._known.wish = _Wish()
+        elif not wish.written_out and time.monotonic() - wish.since > WRITE_OUT_SECONDS:
+            wish.written_out = True
+            self._source.write_out()
+        elif time.monotonic() - wish.since > FIGURES_SECONDS:
+            self._known.wish = _Wish()  # whoever waited has given up, and will ask again
+
+    # --- tables ------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> bool:
+        """Publish what followers need, when that or the catalog may have changed; False when no follower is left."""
+        _, revision, is_settled = feed_owner.find(self._metastore, self._claim)
+        followers = feed_owner.list_followers(self._metastore, self._claim)
+        if not followers and is_settled:
+            return False
+        if revision != self._known.revision or self._catalog_due.now() or self._waits(followers):
+            self._publish(followers)
+            self._known.revision = revision
+        return True
+
+    def _waits(self, followers: list[Follower]) -> bool:
+        return any(not follower.is_ready and follower.pipeline_id not in self._known.settling for follower in followers)
+
+    def _publish(self, followers: list[Follower]) -> None:
+        columns = feed_owner.wanted_columns(followers)
+        published = self._source.publish(columns)
+        published = replace(published, added=published.added | self._known.added)
+        self._known.added = frozenset()
+        failpoints.hit("feed.published")
+        self._known.columns, self._known.published = columns, published
+        self._feed.refresh()
+        self._reload_cut_off(followers, published)
+        self._known.settling = {
+            follower.pipeline_id: self._known.settling.get(follower.pipeline_id, (follower, 0))
+            for follower in followers
+            if not follower.is_ready
+        }
+        began = self._source.started_before() if self._known.settling else 0
+        for follower in followers:
+            if not follower.is_ready:
+                self._await_transactions(follower, published, began)
+
+    def _reload_cut_off(self, followers: list[Follower], published: Published) -> None:
+        """Mark followers of tables that were added just now, or had to leave: what they have seen is not complete."""
+        for follower in followers:
+            if follower.holds:
+                reasons = [published.problems[name] for name in follower.tables if name in published.problems]
+                reasons += [
+                    f"{name} was made again or got a partition" for name in published.added & {*follower.tables}
+                ]
+                if reasons:
+                    self._log.warning("feed.follower_cut_off", pipeline_id=str(follower.pipeline_id), reason=reasons[0])
+                    feed_owner.make_reload(self._metastore, self._claim, reasons[0], [follower.pipeline_id])
+
+    def _await_transactions(self, follower: Follower, published: Published, began: int) -> None:
+        problems = [published.problems[name] for name in follower.tables if name in published.problems]
+        if problems:
+            self._known.settling.pop(follower.pipeline_id, None)
+            feed_owner.note_problem(self._metastore, self._claim, follower, "; ".join(dict.fromkeys(problems)))
+            return
+        known, since = self._known.settling[follower.pipeline_id]
+        if not since or known.revision != follower.revision or published.added & {*follower.tables}:
+            self._known.settling[follower.pipeline_id] = (follower, began)
+
+    def _settle(self) -> None:
+        """Wait for transactions that changed a table before it was published: these changes are not in the log."""
+        if not self._known.settling:
+            return
+        oldest = self._source.oldest_running()
+        for pipeline_id, (follower, began) in list(self._known.settling.items()):
+            if oldest >= began:
+                feed_owner.mark_ready(self._metastore, self._claim, follower, self._source.written_upto())
+                del self._known.settling[pipeline_id]
+            else:
+                who = self._source.oldest_transaction() or "it has just ended"
+                waits = f"a transaction that began before its tables were published is still open ({who})"
+                feed_owner.note_problem(self._metastore, self._claim, follower, waits)
+
+    # --- housekeeping ------------------------------------------------------------------------------------------------
+
+    def _tidy_up(self) -> None:
+        followers = feed_owner.list_followers(self._metastore, self._claim)
+        most = self._settings.max_change_backlog
+        for pipeline_id in feed_owner.reload_those_behind(self._metastore, self._claim, followers, most):
+            self._log.warning("feed.follower_too_far_behind", pipeline_id=str(pipeline_id), max_change_backlog=most)
+        feed_owner.drop_passed(self._metastore, self._claim, but=self._storage.segment)
+        self._measure()
+
+    def _measure(self) -> None:
+        found = self._source.figures()
+        received = max(self._feed.position, self._known.stored_upto)
+        behind = max(0, found.written_upto - received)
+        feed_owner.note_figures(
+            self._metastore,
+            self._claim,
+            {
+                "lag_seconds": self._lag(found.written_upto, received),
+                "behind_bytes": behind,
+                "retained_bytes": found.retained_bytes,
+                "keep_bytes": found.keep_bytes,
+                "wal_status": found.wal_status,
+            },
+            problem=None,
+        )
+
+    def _lag(self, written: int, received: int) -> float:
+        """Say how long ago the source had written no more than what is received; zero when that is so now."""
+        now = time.monotonic()
+        self._marks = [mark for mark in self._marks if mark[0] > received]
+        if written > received:
+            self._marks.append((written, now))
+        return round(now - self._marks[0][1], 3) if self._marks else 0.0

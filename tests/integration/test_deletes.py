@@ -1,0 +1,247 @@
+"""Rows that left the source of an incremental pipeline: a scan of keys finds exactly these, and removes them."""
+
+import random
+import threading
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from pydantic import ValidationError
+
+from tests.support.workbench import Workbench, _hold
+from vitrina.checks import delete_scan
+from vitrina.definition import Definition
+from vitrina.errors import ShrinkRefused
+from vitrina.store import pipelines
+
+ITEMS = """
+CREATE TABLE content.items (id bigint PRIMARY KEY, note text, modified timestamptz NOT NULL DEFAULT clock_timestamp());
+INSERT INTO content.items SELECT n, 'item ' || n, '2020-01-01' FROM generate_series(1, 1000) n;
+"""
+QUERY = "SELECT id, note, modified FROM content.items"
+
+
+def make(bench: Workbench, **options: Any) -> None:
+    bench.source(ITEMS)
+    bench.pipeline(
+        "items",
+        QUERY,
+        target_key=["id"],
+        mode="incremental",
+        incremental_key="modified",
+        incremental_id_key="id",
+        options={"deletes": {"scan": "1h"}, "cursor_clock": "database", **options},
+    )
+    assert bench.run("items")["status"] == "SUCCESS"
+
+
+def scan(bench: Workbench, wait_seconds: float = 0.05) -> dict[str, Any]:
+    row = pipelines.find(bench.metastore, "items")
+    assert row is not None
+    request = {"pipeline_id": row["id"], "runner_id": uuid4(), "payload": {}}
+    return delete_scan.scan(request, bench.metastore, bench.settings, _hold, confirm_after_seconds=wait_seconds)
+
+
+def test_a_scan_removes_exactly_what_left_the_source(workbench: Workbench) -> None:
+    make(workbench)
+    assert scan(workbench) == {"found": 0}
+    workbench.sql("DELETE FROM content.items WHERE id % 10 = 0")
+    # Changed and not passed on yet: none of a scan's business.
+    workbench.sql("UPDATE content.items SET note = 'quiet' WHERE id = 1")
+    workbench.source("INSERT INTO content.items VALUES (2000, 'new', now()), (2001, 'late', '2001-01-01')")
+    found = scan(workbench)
+    assert (found["found"], found["deleted"], found["inserted"], found["updated"]) == (100, 100, 0, 0)
+    kept = {row["id"] for row in workbench.sql("SELECT id FROM analytics.items")}
+    assert kept == {number for number in range(1, 1001) if number % 10}
+    assert workbench.sql("SELECT note FROM analytics.items WHERE id = 1") == [{"note": "item 1"}]
+    run = workbench.last_run("items")
+    assert (run["status"], run["rows_deleted"]) == ("SUCCESS", 100)
+    # The next pass goes on as if nothing had been.
+    assert workbench.run("items")["rows_written"] == 1
+
+
+def test_a_scan_closes_the_states_of_a_history(workbench: Workbench) -> None:
+    make(workbench, history={})
+    workbench.sql("DELETE FROM content.items WHERE id = 7")
+    assert scan(workbench)["deleted"] == 1
+    [state] = workbench.sql("SELECT valid_from < valid_to AS ended, is_current FROM analytics.items WHERE id = 7")
+    assert state == {"ended": True, "is_current": False}
+    assert workbench.reconcile("items", level="full")["differences"] == 0
+
+
+def test_a_scan_finds_the_missing_keys_under_writers(workbench: Workbench) -> None:
+    make(workbench, allow_shrink=True)
+    assert workbench.settings.admin_url is not None
+    url, stop = workbench.settings.admin_url.get_secret_value(), threading.Event()
+
+    def write(seed: int) -> None:
+        rng = random.Random(seed)
+        with psycopg.connect(url, autocommit=True) as connection:
+            while not stop.is_set():
+                key = rng.randint(1, 1000)
+                connection.execute("DELETE FROM content.items WHERE id = %s", [key])
+                if rng.random() < 0.7:  # back again, at once
+                    connection.execute("INSERT INTO content.items VALUES (%s, 'again') ON CONFLICT DO NOTHING", [key])
+
+    writers = [threading.Thread(target=write, args=(seed,)) for seed in range(3)]
+    for writer in writers:
+        writer.start()
+    try:
+        for _ in range(4):
+            scan(workbench)
+            assert workbench.run("items")["status"] == "SUCCESS"
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    # Whatever they did: with the next pass and scan the mart is the source.
+    assert workbench.run("items")["status"] == "SUCCESS"
+    scan(workbench)
+    assert workbench.differences(QUERY, "analytics.items") == 0
+
+
+def test_a_key_that_comes_back_before_it_is_removed_stays(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(workbench)
+    workbench.sql("DELETE FROM content.items WHERE id IN (1, 2)")
+    waits = delete_scan._wait_for_runs
+
+    def come_back(*arguments: Any) -> None:
+        workbench.source("INSERT INTO content.items VALUES (1, 'back', '2020-01-01')")
+        waits(*arguments)
+
+    monkeypatch.setattr(delete_scan, "_wait_for_runs", come_back)
+    found = scan(workbench)
+    assert (found["found"], found["deleted"], found["updated"]) == (2, 1, 1)
+    assert workbench.differences(QUERY, "analytics.items") == 0
+
+
+def test_a_scan_does_not_empty_a_mart(workbench: Workbench) -> None:
+    make(workbench)
+    workbench.sql("DELETE FROM content.items WHERE id > 100")
+    with pytest.raises(ShrinkRefused):
+        scan(workbench)
+    assert len(workbench.sql("SELECT id FROM analytics.items")) == 1000
+
+
+def test_scans_are_asked_for_when_they_are_due(workbench: Workbench) -> None:
+    make(workbench)
+    assert delete_scan.request_due(workbench.metastore) == 0
+    workbench.sql("UPDATE etl.etl_pipelines SET created_at = now() - interval '2 hours'")
+    assert delete_scan.request_due(workbench.metastore) == 1
+    assert delete_scan.request_due(workbench.metastore) == 0
+    workbench.sql("UPDATE etl.etl_requests SET status = 'DONE', finished_at = now()")
+    assert delete_scan.request_due(workbench.metastore) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"mode": "full"}, "removes such rows itself"),
+        ({"options": {"deletes": {"scan": "1h"}, "shared_target": True}}, "another pipeline's"),
+        ({"options": {"deletes": {"scan": "sometimes"}}}, "sometimes"),
+    ],
+)
+def test_what_does_not_go_with_a_scan_is_refused(fields: dict[str, Any], said: str) -> None:
+    whole: dict[str, Any] = {
+        "name": "items",
+        "source_query": QUERY,
+        "target_table": "analytics.items",
+        "mode": "incremental",
+    }
+    whole |= {"incremental_key": "modified", "options": {"deletes": {"scan": "1h"}}}
+    with pytest.raises(ValidationError, match=said):
+        Definition.model_validate(whole | fields)
+
+
+FLAGGED = "SELECT id, note, modified, note = 'gone' AS is_deleted FROM content.items"
+LIVE = "SELECT id, note, modified FROM content.items WHERE note <> 'gone'"
+
+
+@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_rows_that_say_they_are_gone_are_removed(workbench: Workbench, mode: str, route: str, history: bool) -> None:
+    workbench.source(ITEMS + "UPDATE content.items SET note = 'gone' WHERE id <= 3;")
+    cursor = {"incremental_key": "modified", "incremental_id_key": "id"} if mode == "incremental" else {}
+    options: dict[str, Any] = {"delete_when": "is_deleted", "route": route, "cursor_clock": "database"}
+    if history:
+        options["history"] = {}
+    workbench.pipeline("items", FLAGGED, target_key=["id"], mode=mode, batch_size=100, options=options, **cursor)
+    current = "(SELECT * FROM analytics.items WHERE is_current) AS t" if history else "analytics.items"
+
+    def run() -> dict[str, Any]:
+        done = workbench.run("items")
+        assert done["status"] == "SUCCESS", done["error_message"]
+        assert workbench.differences(LIVE, current, "id, note, modified") == 0
+        return done
+
+    assert run()["rows_written"] == 997
+    changed = "UPDATE content.items SET modified = clock_timestamp(), note = "
+    workbench.sql(f"{changed} 'gone' WHERE id BETWEEN 2 AND 6")
+    assert (run()["rows_deleted"], run()["rows_deleted"]) == (3, 0)
+    workbench.sql(f"{changed} 'back' WHERE id IN (1, 4)")
+    assert run()["rows_written"] == 2
+    # Behind the cursor's back; with old stamps, which no pass can be about to bring.
+    workbench.sql("UPDATE content.items SET note = 'gone' WHERE id = 10")
+    workbench.sql("UPDATE content.items SET note = 'x', modified = '2020-01-01' WHERE id = 5")
+    found = workbench.reconcile("items", level="full", repair=True)
+    assert found["remaining"] == 0
+    assert workbench.differences(LIVE, current, "id, note, modified") == 0
+    for level in ("quick", "sample", "full"):
+        assert workbench.reconcile("items", level=level)["differences"] == 0
+    assert run()["rows_written"] == 0
+
+
+def test_the_flag_is_a_boolean_column_of_the_result(workbench: Workbench) -> None:
+    workbench.source(ITEMS)
+    workbench.pipeline("items", QUERY, target_key=["id"], options={"delete_when": "note"})
+    assert "'note', which is text" in workbench.run("items")["error_message"]
+    workbench.change("items", options={"delete_when": "is_deleted"})
+    assert "'is_deleted', which is missing" in workbench.run("items")["error_message"]
+
+
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_rows_that_left_may_stay_with_the_time_at_which_they_did(workbench: Workbench, mode: str) -> None:
+    workbench.source(ITEMS)
+    cursor = {"incremental_key": "modified", "incremental_id_key": "id"} if mode == "incremental" else {}
+    options = {"deletes": {"soft": "deleted_at"}, "cursor_clock": "database"}
+    workbench.pipeline("items", QUERY, target_key=["id"], mode=mode, options=options, **cursor)
+    there = "(SELECT * FROM analytics.items WHERE deleted_at IS NULL) AS t"
+
+    def run() -> dict[str, Any]:
+        done = workbench.run("items")
+        assert done["status"] == "SUCCESS", done["error_message"]
+        if mode == "incremental":
+            scan(workbench)
+        assert workbench.differences(QUERY, there, "id, note, modified") == 0
+        assert len(workbench.sql("SELECT id FROM analytics.items")) == 1000
+        return done
+
+    run()
+    workbench.sql("DELETE FROM content.items WHERE id <= 10")
+    deleted = run()["rows_deleted"]
+    assert deleted == (10 if mode == "full" else 0)
+    [when] = workbench.sql("SELECT DISTINCT deleted_at AS at FROM analytics.items WHERE id <= 10")
+    assert when["at"] is not None
+    again = run()
+    assert (again["rows_written"], again["rows_deleted"]) == (0, 0)
+    assert workbench.sql("SELECT DISTINCT deleted_at AS at FROM analytics.items WHERE id <= 10") == [when]
+    workbench.source("INSERT INTO content.items SELECT n, 'item ' || n FROM generate_series(1, 3) n")
+    assert run()["rows_written"] == 3
+    for level in ("quick", "sample", "full"):
+        assert workbench.reconcile("items", level=level)["differences"] == 0
+
+
+def test_a_mart_that_is_there_needs_the_column_of_soft_deletes(workbench: Workbench) -> None:
+    make(workbench)
+    workbench.change("items", options={"deletes": {"soft": "deleted_at"}})
+    assert "deleted_at timestamp with time zone" in workbench.run("items")["error_message"]
+    workbench.change("items", options={"deletes": {"soft": "deleted_at"}, "on_schema_change": "add_columns"})
+    assert workbench.run("items")["status"] == "SUCCESS"
+    workbench.sql("DELETE FROM content.items WHERE id = 1")
+    assert scan(workbench)["deleted"] == 1
+    workbench.change("items", options={"deletes": {"soft": "note"}})
+    assert "needs itself" in workbench.run("items")["error_message"]

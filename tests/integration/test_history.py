@@ -1,0 +1,325 @@
+"""Marts that keep a history: every state of a row, valid from one snapshot of the source to another."""
+
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+from pydantic import ValidationError
+
+from tests.support.workbench import Workbench
+from vitrina.definition import Definition
+from vitrina.store.database import Connection
+
+FILMS = """
+CREATE TABLE content.films (id bigint PRIMARY KEY, title text, modified timestamptz NOT NULL DEFAULT clock_timestamp());
+INSERT INTO content.films (id, title) SELECT n, 'film ' || n FROM generate_series(1, 10) n;
+"""
+QUERY = "SELECT id, title, modified FROM content.films"
+
+
+def make(bench: Workbench, mode: str, name: str = "films", **fields: Any) -> None:
+    options = {"history": {}, "allow_shrink": True, "cursor_clock": "database"} | fields.pop("options", {})
+    cursor = {"incremental_key": "modified", "incremental_id_key": "id"} if mode == "incremental" else {}
+    bench.pipeline(name, QUERY, target_key=["id"], mode=mode, options=options, **cursor, **fields)
+
+
+def run(bench: Workbench, name: str = "films") -> dict[str, Any]:
+    done = bench.run(name)
+    assert done["status"] == "SUCCESS", done["error_message"]
+    return done
+
+
+def touch(bench: Workbench, number: int, title: str) -> None:
+    bench.sql(f"UPDATE content.films SET title = '{title}', modified = clock_timestamp() WHERE id = {number}")
+
+
+def as_of(bench: Workbench, moment: str, mart: str = "analytics.films") -> dict[int, str]:
+    rows = bench.sql(
+        f"SELECT id, title FROM {mart} WHERE valid_from <= '{moment}' AND (valid_to > '{moment}' OR valid_to IS NULL)"
+    )
+    assert len(rows) == len({row["id"] for row in rows})
+    return {row["id"]: row["title"] for row in rows}
+
+
+def source(bench: Workbench) -> dict[int, str]:
+    return {row["id"]: row["title"] for row in bench.sql("SELECT id, title FROM content.films")}
+
+
+@pytest.mark.parametrize("route", ["auto", "copy", "arrow"])
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_each_run_leaves_the_states_of_its_snapshot(workbench: Workbench, mode: str, route: str) -> None:
+    workbench.source(FILMS)
+    make(workbench, mode, options={"route": route}, batch_size=3)
+    seen: list[tuple[str, dict[int, str]]] = []
+    for title in ("", "second", "third"):
+        if title:
+            touch(workbench, 3, title)
+            workbench.source(f"INSERT INTO content.films (id, title) VALUES ({10 + len(seen)}, 'new')")
+        done = run(workbench)
+        seen.append((done["metrics"]["snapshot_at"], source(workbench)))
+    for moment, then in seen:
+        assert as_of(workbench, moment) == then
+    again = run(workbench)
+    assert (again["rows_written"], again["rows_deleted"]) == (0, 0)
+    assert again["metrics"]["snapshot_at"] > seen[-1][0]
+    [states] = workbench.sql("SELECT count(*) AS all, count(*) FILTER (WHERE is_current) AS now FROM analytics.films")
+    assert (states["all"], states["now"]) == (14, 12)
+
+
+def test_rows_that_left_are_closed_and_those_that_come_back_begin_again(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    make(workbench, "full")
+    run(workbench)
+    workbench.sql("DELETE FROM content.films WHERE id IN (1, 2)")
+    gone = run(workbench)
+    assert (gone["rows_written"], gone["rows_deleted"]) == (0, 2)
+    workbench.source("INSERT INTO content.films (id, title) VALUES (1, 'back')")
+    back = run(workbench)
+    states = workbench.sql(
+        "SELECT title, valid_from, valid_to, is_current FROM analytics.films WHERE id = 1 ORDER BY 2"
+    )
+    assert [(row["title"], row["is_current"]) for row in states] == [("film 1", False), ("back", True)]
+    assert states[0]["valid_to"].isoformat() == gone["metrics"]["snapshot_at"]
+    assert states[1]["valid_from"].isoformat() == back["metrics"]["snapshot_at"]
+
+
+def test_a_table_is_made_so_that_states_cannot_overlap(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    make(workbench, "full", options={"history": {"exclusion": True}})
+    run(workbench)
+    with pytest.raises(psycopg.errors.ExclusionViolation):
+        workbench.sql("INSERT INTO analytics.films (id, valid_from) VALUES (1, now())")
+    with pytest.raises(psycopg.errors.ExclusionViolation):
+        workbench.sql("INSERT INTO analytics.films (id, valid_from, valid_to) VALUES (1, now(), now() + interval '1d')")
+    with pytest.raises(psycopg.errors.CheckViolation):
+        workbench.sql("INSERT INTO analytics.films (id, valid_from, valid_to) VALUES (1, now(), now() - interval '1d')")
+
+
+def test_keys_that_need_an_extension_for_the_constraint_say_so(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    options = {"history": {"exclusion": True}}
+    workbench.pipeline("titles", "SELECT title, id FROM content.films", target_key=["title"], options=options)
+    done = workbench.run("titles")
+    assert done["status"] == "FAILED"
+    assert "btree_gist" in done["error_message"]
+
+
+def test_names_of_columns_and_the_view_of_current_rows(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    names = {"valid_from": "since", "valid_to": 'un"til', "current": "Now", "current_view": True}
+    make(workbench, "full", options={"history": names})
+    run(workbench)
+    touch(workbench, 3, "changed")
+    run(workbench)
+    assert workbench.differences(QUERY, "analytics.films_current", "id, title") == 0
+    assert workbench.sql('SELECT "Now" FROM analytics.films WHERE id = 3 ORDER BY since') == [
+        {"Now": False},
+        {"Now": True},
+    ]
+    # A new column is in the view as well, behind the others.
+    workbench.source("ALTER TABLE content.films ADD year int DEFAULT 1999")
+    workbench.change("films", source_query="SELECT id, title, year, modified FROM content.films")
+    workbench.change("films", options={"history": names, "on_schema_change": "add_columns"})
+    run(workbench)
+    assert workbench.differences("SELECT id, year FROM content.films", "analytics.films_current", "id, year") == 0
+
+
+def test_a_snapshot_is_later_than_the_one_before_though_clocks_go_back(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    make(workbench, "incremental")
+    run(workbench)
+    workbench.sql("UPDATE analytics.films SET valid_from = '2999-01-01 12:00:00Z'")
+    workbench.sql(
+        "UPDATE etl.etl_state SET identity = jsonb_set(identity, '{history,at}', '\"2999-01-01T12:00:00+00:00\"')"
+    )
+    touch(workbench, 3, "second")
+    assert run(workbench)["metrics"]["snapshot_at"] == "2999-01-01T12:00:00.000001+00:00"
+    assert as_of(workbench, "2999-01-01 12:00:00.000001Z") == source(workbench)
+
+
+def test_a_mart_whose_states_are_of_the_future_is_named(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    make(workbench, "incremental")
+    run(workbench)
+    workbench.sql("UPDATE analytics.films SET valid_from = '2999-01-01 12:00:00Z' WHERE id = 3")
+    touch(workbench, 3, "second")
+    done = workbench.run("films")
+    assert done["status"] == "FAILED"
+    assert "2999-01-01" in done["error_message"]
+    # Without a checkpoint, the mart itself says where its snapshots are.
+    workbench.sql("UPDATE etl.etl_state SET identity = '{}', safe_upto = NULL")
+    assert run(workbench)["metrics"]["snapshot_at"] > "2999"
+
+
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_a_query_gives_one_row_per_key(workbench: Workbench, mode: str) -> None:
+    workbench.source(
+        FILMS + "CREATE TABLE content.twice AS SELECT id, title, modified FROM content.films UNION ALL"
+        " SELECT id, 'again', clock_timestamp() FROM content.films"
+    )
+    cursor = {"incremental_key": "modified"} if mode == "incremental" else {}
+    query = "SELECT id, title, modified FROM content.twice"
+    workbench.pipeline("twice", query, target_key=["id"], mode=mode, options={"history": {}}, batch_size=3, **cursor)
+    done = workbench.run("twice")
+    assert done["status"] == "FAILED"
+    assert "come more than once" in done["error_message"]
+
+
+def test_reconcile_and_repair_look_at_current_rows(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    workbench.sql("UPDATE content.films SET modified = '2020-01-01'")
+    make(workbench, "incremental")
+    run(workbench)
+    touch(workbench, 3, "second")
+    run(workbench)
+    assert workbench.reconcile("films", level="full")["differences"] == 0
+    # Changed and deleted behind the cursor's back.
+    workbench.sql("UPDATE content.films SET title = 'quiet' WHERE id = 4; DELETE FROM content.films WHERE id = 5")
+    workbench.source("INSERT INTO content.films VALUES (50, 'old stamp', '2001-01-01')")
+    before = workbench.now()
+    found = workbench.reconcile("films", level="full", repair=True)
+    assert (found["missing"], found["extra"], found["differing"]) == (1, 1, 1)
+    assert (
+        workbench.differences(QUERY, "(SELECT * FROM analytics.films WHERE is_current) AS t", "id, title, modified")
+        == 0
+    )
+    assert as_of(workbench, str(before))[4] == "film 4"
+    assert workbench.reconcile("films", level="quick")["differences"] == 0
+    assert workbench.reconcile("films", level="sample")["differences"] == 0
+    assert run(workbench)["rows_written"] == 0
+
+
+def test_guards_count_current_rows(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    make(workbench, "full", options={"allow_shrink": False})
+    run(workbench)
+    for title in ("a", "b", "c"):
+        workbench.sql(f"UPDATE content.films SET title = '{title}'")
+        run(workbench)
+    workbench.sql("DELETE FROM content.films WHERE id > 4")  # six of ten rows, of forty states
+    done = workbench.run("films")
+    assert (done["status"], done["error_code"]) == ("FAILED", "shrink_refused")
+    assert len(workbench.sql("SELECT id FROM analytics.films WHERE is_current")) == 10
+
+
+def test_two_pipelines_do_not_write_one_history(api: httpx.Client, metastore: Connection) -> None:
+    body = {"source_query": "SELECT 1 AS id", "target_table": "analytics.one", "target_key": ["id"]}
+    cursor = {"mode": "incremental", "incremental_key": "id"}
+    first = api.post("/api/v1/pipelines", json=body | cursor | {"name": "first", "options": {"history": {}}})
+    assert first.status_code == 201, first.text
+    both: list[dict[str, Any]] = [{}, {"history": {}}]
+    for options in both:
+        second = api.post("/api/v1/pipelines", json=body | cursor | {"name": "second", "options": options})
+        assert second.status_code == 409
+        assert "one pipeline alone" in second.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"target_table": "es:films"}, "keeps no history"),
+        ({"options": {"history": {}, "shared_target": True}}, "shared_target"),
+        ({"options": {"history": {}, "on_missing_columns": "null"}}, "on_missing_columns"),
+        ({"options": {"history": {}, "null_cursor": "read"}}, "null_cursor"),
+        ({"options": {"history": {"valid_from": "t", "valid_to": "t"}}}, "three names"),
+        ({"target_key": ["id", "valid_from"]}, "a column of options.history"),
+    ],
+)
+def test_what_does_not_go_with_a_history_is_refused(fields: dict[str, Any], said: str) -> None:
+    whole = {"name": "films", "source_query": QUERY, "target_table": "analytics.films", "options": {"history": {}}}
+    with pytest.raises(ValidationError, match=said):
+        Definition.model_validate(whole | {"target_key": ["id"]} | fields)
+
+
+def test_tables_of_another_form_are_refused(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    workbench.sql("CREATE TABLE analytics.films (id bigint PRIMARY KEY, title text, modified timestamptz)")
+    workbench.sql("ALTER TABLE analytics.films OWNER TO vitrina_app")
+    make(workbench, "full")
+    assert "'valid_from' of type timestamp with time zone" in workbench.run("films")["error_message"]
+    workbench.sql(
+        "ALTER TABLE analytics.films ADD valid_from timestamptz NOT NULL, ADD valid_to timestamptz,"
+        " ADD is_current boolean"
+    )
+    assert "no table of a history" in workbench.run("films")["error_message"]
+    # What the how-to says to do with a mart that is there.
+    workbench.sql(
+        "ALTER TABLE analytics.films DROP CONSTRAINT films_pkey, ADD PRIMARY KEY (id, valid_from);"
+        "CREATE UNIQUE INDEX ON analytics.films (id) WHERE valid_to IS NULL"
+    )
+    run(workbench)
+    touch(workbench, 3, "second")
+    run(workbench)
+    states = workbench.sql("SELECT is_current FROM analytics.films WHERE id = 3 ORDER BY valid_from")
+    assert states == [{"is_current": False}, {"is_current": True}]
+    workbench.change("films", source_query="SELECT id, title, modified AS valid_to FROM content.films")
+    assert "give it another name" in workbench.run("films")["error_message"]
+
+
+def test_rows_of_steps_have_a_history(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    make(
+        workbench,
+        "incremental",
+        type="PYTHON",
+        python_task="normalise_text",
+        options={"params": {"columns": ["title"]}},
+    )
+    run(workbench)
+    touch(workbench, 3, "second")
+    second = run(workbench)
+    assert second["rows_written"] == 1
+    assert as_of(workbench, second["metrics"]["snapshot_at"]) == source(workbench)
+
+
+def test_a_backfill_adds_the_states_of_now(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    make(workbench, "incremental")
+    run(workbench)
+    workbench.sql("UPDATE content.films SET title = 'quiet' WHERE id = 4")
+    done = workbench.run("films", since="2000-01-01", until="2100-01-01")
+    assert (done["status"], done["rows_written"]) == ("SUCCESS", 1)
+    assert as_of(workbench, done["metrics"]["snapshot_at"])[4] == "quiet"
+    assert run(workbench)["rows_written"] == 0
+
+
+def test_a_partitioned_mart_keeps_a_history(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    workbench.sql(
+        """
+        CREATE TABLE analytics.films (id bigint, title text, modified timestamptz, valid_from timestamptz,
+            valid_to timestamptz, is_current boolean, PRIMARY KEY (id, valid_from)) PARTITION BY HASH (id);
+        CREATE UNIQUE INDEX ON analytics.films (id) WHERE valid_to IS NULL;
+        CREATE TABLE analytics.films_0 PARTITION OF analytics.films FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+        CREATE TABLE analytics.films_1 PARTITION OF analytics.films FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+        ALTER TABLE analytics.films OWNER TO vitrina_app;
+        ALTER TABLE analytics.films_0 OWNER TO vitrina_app;
+        ALTER TABLE analytics.films_1 OWNER TO vitrina_app;
+        """
+    )
+    make(workbench, "full")
+    run(workbench)
+    workbench.sql("UPDATE content.films SET title = 'all'; DELETE FROM content.films WHERE id = 7")
+    done = run(workbench)
+    assert (done["rows_written"], done["rows_deleted"]) == (9, 1)
+    assert as_of(workbench, done["metrics"]["snapshot_at"]) == source(workbench)
+
+
+def test_a_pass_that_was_interrupted_reads_one_snapshot_again(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    make(workbench, "incremental", batch_size=2)
+    run(workbench)
+    assert workbench.settings.admin_url is not None
+    with psycopg.connect(workbench.settings.admin_url.get_secret_value()) as late:
+        late.execute("UPDATE content.films SET title = 'late', modified = now() WHERE id = 2")
+        for number in range(3, 10):
+            touch(workbench, number, "second")
+        workbench.request("films")
+        workbench.lose_a_runner("batch.committed:crash:2")
+        late.commit()
+    workbench.recover()
+    workbench.perform(workbench.claim())
+    done = workbench.last_run("films")
+    assert done["status"] == "SUCCESS"
+    assert as_of(workbench, done["metrics"]["snapshot_at"]) == source(workbench)

@@ -1,0 +1,1 @@
+"""Live mode, on real servers."""

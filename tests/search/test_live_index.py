@@ -1,0 +1,57 @@
+"""A search index that is live: documents follow the rows of a query, deleted ones too."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.marts import FILMS, SOURCE, Marts
+from tests.support.search_servers import Target
+from vitrina.connectors.search.client import SearchClient
+from vitrina.settings import Settings
+from vitrina.store import database as postgres
+from vitrina.store.database import Connection
+
+pytestmark = pytest.mark.one_server
+
+
+@pytest.fixture
+def marts(database: Settings, metastore: Connection, tmp_path: Path, search: Target) -> Iterator[Marts]:
+    assert database.admin_url
+    with postgres.connect(database.admin_url.get_secret_value(), "vitrina:test-admin") as admin:
+        made = Marts(database, admin, metastore, tmp_path)
+        made.more = {"ELASTICSEARCH_URL": search.url, "VITRINA_ALLOWED_TARGETS": "analytics.*,es:*"}
+        made.sql(SOURCE)
+        yield made
+        made.stop()
+        made.drop_feeds()
+
+
+def test_documents_follow_their_rows(marts: Marts, client: SearchClient, index: str) -> None:
+    marts.live("found", FILMS, target_table=f"es:{index}")
+    marts.start_runner()
+    marts.await_following("found")
+    for statement in (
+        "UPDATE content.film SET title = 'renamed' WHERE id = 7",
+        "DELETE FROM content.film WHERE id IN (8, 9)",
+        "UPDATE content.rating SET film_id = 3 WHERE film_id = 4",
+        "INSERT INTO content.film VALUES (51, 'new', 1)",
+    ):
+        marts.sql(statement)
+    marts.settle("found")
+    marts.await_true("the index shows it", lambda: _documents(client, index) == _rows(marts))
+
+
+def _documents(client: SearchClient, index: str) -> dict[str, tuple[Any, ...]]:
+    client.refresh(index)
+    hits = client.search(index, {"size": 1000, "query": {"match_all": {}}})["hits"]["hits"]
+    return {hit["_id"]: _shown(hit["_source"]) for hit in hits}
+
+
+def _rows(marts: Marts) -> dict[str, tuple[Any, ...]]:
+    return {str(row["id"]): _shown(row) for row in marts.sql(FILMS)}
+
+
+def _shown(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["title"], row["studio"], int(row["votes"]), int(row["total"])

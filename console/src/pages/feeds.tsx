@@ -1,7 +1,8 @@
 /** The logs of source databases that live pipelines follow: who reads them, how far behind they are, what they cost. */
 import { useFeeds } from "../api/queries";
 import type { Feed, FeedFollower } from "../api/types";
-import { Ago, Empty, Failure, Loading, PageHead, PipelineLink, cx, tableLook } from "../ui/basics";
+import { Ago, Empty, Failure, Loading, PageHead, PipelineLink, tableLook } from "../ui/basics";
+import { cx } from "../ui/classes";
 import { bytes, duration } from "../words/format";
 import { t } from "../words/language";
 

@@ -1,9 +1,10 @@
 """Rows of stale keys on their way into a mart: one temporary stage for a session, no catalog changes for a batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 
 import psycopg
-from psycopg.sql import SQL, Composable, Composed, Identifier
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina.connectors.postgres import catalog, copy, merge
 from vitrina.connectors.postgres.derive.tables import unsized
@@ -12,7 +13,7 @@ from vitrina.connectors.postgres.merge import Merge
 from vitrina.connectors.postgres.source import column, translate_read
 from vitrina.connectors.postgres.target import PostgresWriter, null_key_error
 from vitrina.errors import DuplicateKeys
-from vitrina.ports.batch import Counts, Key
+from vitrina.ports.batch import Counts
 from vitrina.ports.live import Stale
 from vitrina.sentences import say
 from vitrina.store import database
@@ -81,42 +82,38 @@ class LiveStage:
     def apply(self, stale: Stale) -> Counts:
         """Delete what is absent, update what differs, insert what is new, in the caller's transaction."""
         merging = self._writer.merging(STAGE)
-        connection = self._connection
-        deleted = delete_absent(connection, self._writer, stale, _is_staged(merging))
+        deleted = delete_absent(self._writer, stale, merge.is_staged(merging))
+        written = self._writer.write_states(merging) if self._writer.keeps_history else self._write(merging)
+        return replace(written, deleted=deleted)
+
+    def _write(self, merging: Merge) -> Counts:
         update = merge.update_staged(merging)
-        updated = connection.execute(update).rowcount if update else 0
-        inserted = connection.execute(merge.insert_staged(merging)).rowcount
-        return Counts(inserted=inserted, updated=updated, deleted=deleted)
+        updated = self._connection.execute(update).rowcount if update else 0
+        inserted = self._connection.execute(merge.insert_staged(merging)).rowcount
+        return Counts(inserted=inserted, updated=updated)
 
 
-def _is_staged(merging: Merge) -> Composed:
-    same = SQL(" AND ").join(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merging.key)
-    return SQL("EXISTS (SELECT FROM {} AS s WHERE {})").format(merging.staged, same)
-
-
-def delete_absent(connection: Connection, writer: PostgresWriter, stale: Stale, is_present: Composable) -> int:
-    """Delete the rows of stale keys for which the condition, on the alias `t`, is not true."""
+def delete_absent(writer: PostgresWriter, stale: Stale, is_present: Composable) -> int:
+    """Delete the rows of stale keys for which the condition, on the alias `q`, is not true."""
     if not stale.keys:
         return 0
-    asked, values = keys_as_rows(writer, stale.columns, stale.keys)
-    same = SQL(" AND ").join(SQL("t.{0} = a.{0}").format(Identifier(name)) for name in stale.columns)
-    return connection.execute(
-        SQL("DELETE FROM {} AS t USING {} AS a WHERE {} AND NOT {}").format(
-            writer.table.identifier, asked, same, is_present
-        ),
-        values,
-    ).rowcount
+    same = SQL(" AND ").join(SQL("q.{0} = a.{0}").format(Identifier(name)) for name in stale.columns)
+    is_asked = SQL("EXISTS (SELECT FROM {} AS a WHERE {})").format(_keys_as_rows(writer, stale), same)
+    return writer.delete_rows(SQL("{} AND NOT {}").format(is_asked, is_present))
 
 
-def keys_as_rows(writer: PostgresWriter, names: Sequence[str], keys: Sequence[Key]) -> tuple[Composed, list[str]]:
-    """Give keys as a FROM item in the mart's types, and the values that it is executed with."""
+def _keys_as_rows(writer: PostgresWriter, stale: Stale) -> Composed:
+    """Give stale keys as a FROM item in the mart's types."""
     # A value that no key can have must not fail, nor be cut to one.
     kinds = {found.name: unsized(found.base_type) for found in writer.table.columns}
-    typed = SQL(", ").join(SQL("u.{0}::{1} AS {0}").format(Identifier(name), SQL(kinds[name])) for name in names)
-    item = SQL("(SELECT DISTINCT {} FROM unnest({}) AS u({}))").format(
-        typed, SQL(", ").join([SQL("%s::text[]")] * len(names)), SQL(", ").join(map(Identifier, names))
+    names = [Identifier(name) for name in stale.columns]
+    typed = [SQL("u.{0}::{1} AS {0}").format(Identifier(name), SQL(kinds[name])) for name in stale.columns]
+    arrays = [
+        SQL("{}::text[]").format(Literal(database.text_array(values))) for values in zip(*stale.keys, strict=True)
+    ]
+    return SQL("(SELECT DISTINCT {} FROM unnest({}) AS u({}))").format(
+        SQL(", ").join(typed), SQL(", ").join(arrays), SQL(", ").join(names)
     )
-    return item, [database.text_array(values) for values in zip(*keys, strict=True)]
 
 
 def is_rewritten(connection: Connection, writer: PostgresWriter) -> bool:

@@ -359,18 +359,18 @@ class MergeLoad(BaseLoad):
     def _delete_absent(self, stale: Stale, read: Sequence[Key]) -> int:
         session, writer = self._target.session, self._writer
         if not read:
-            return live_merge.delete_absent(session, writer, stale, SQL("false"))
+            return live_merge.delete_absent(writer, stale, SQL("false"))
         session.execute("CREATE TEMPORARY TABLE IF NOT EXISTS vitrina_read (key text[]) ON COMMIT DELETE ROWS")
         with session.cursor() as cursor, cursor.copy("COPY pg_temp.vitrina_read FROM STDIN") as rows:
             for key in read:
                 rows.write_row([list(key)])
         kinds = {column.name: unsized(column.base_type) for column in writer.table.columns}
         same = SQL(" AND ").join(
-            SQL("t.{} = r.key[{}]::{}").format(Identifier(name), Literal(place), SQL(kinds[name]))
+            SQL("q.{} = r.key[{}]::{}").format(Identifier(name), Literal(place), SQL(kinds[name]))
             for place, name in enumerate(writer.key, 1)
         )
         is_read = SQL("EXISTS (SELECT FROM pg_temp.vitrina_read AS r WHERE {})").format(same)
-        return live_merge.delete_absent(session, writer, stale, is_read)
+        return live_merge.delete_absent(writer, stale, is_read)
 
     def finish(self, counts: Counts, fence: Fence) -> Counts:
         """Check what is left to check, and pass the fence."""
@@ -381,8 +381,11 @@ class MergeLoad(BaseLoad):
         # The merge holds a lock by now under which nobody truncates the mart.
         if live_merge.is_rewritten(target.session, writer):
             raise TransientError(say("run.target_replaced", target=target.opening.name))
-        fence.inside(target.session, Done(counts, {"mart": mart_identity.followed(writer.table)}))
+        fence.inside(target.session, Done(counts, self._followed(), target.notes()))
         return counts
+
+    def _followed(self) -> dict[str, object]:
+        return self._target.of_snapshot() | {"mart": mart_identity.followed(self._writer.table)}
 
     def count_rows(self) -> int:
         return self._writer.count_rows()
@@ -457,6 +460,8 @@ class PostgresShortcut:
         if not load.live_stage.is_made:
             with target.transaction("preparing the stage"):
                 load.live_stage.make()
+        if target.keeps_history:
+            target.use_snapshot(moment.at)
         with target.transaction(f"correcting {target.opening.name}"):
             read = load.live_stage.fill(moment, stale)
             failpoints.hit("batch.filled")

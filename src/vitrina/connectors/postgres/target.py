@@ -210,6 +210,10 @@ class PostgresWriter:
         return self._history is not None or self._soft is not None
 
     @property
+    def keeps_history(self) -> bool:
+        return self._history is not None
+
+    @property
     def gone(self) -> str | None:
         return self._gone
 
@@ -326,7 +330,7 @@ class PostgresWriter:
         if staged["keys"] < staged["rows"]:
             batch = self._latest_rows(batch, stage)
         live, gone, deleted = self._remove_gone(batch)
-        counts = self._write_states(live) if self._history else self._upsert(live)
+        counts = self.write_states(live) if self._history else self._upsert(live)
         failpoints.hit("merge.applied")
         unchanged = staged["keys"] - gone - counts.inserted - counts.updated
         return replace(counts, deleted=deleted, unchanged=unchanged)
@@ -350,7 +354,7 @@ class PostgresWriter:
         self.connection.execute(merge.create_diff(batch, deletes=False))
         return self._apply(batch)
 
-    def _write_states(self, merging: Merge, *, replaces: bool = False, deletes: bool = False) -> Counts:
+    def write_states(self, merging: Merge, *, replaces: bool = False, deletes: bool = False) -> Counts:
         """Close and add states of a history. One snapshot has one row of a key: a second one would be a mixture."""
         kept, at = self._require_history()
         if replaces:
@@ -455,7 +459,7 @@ class PostgresWriter:
     def _publish_states(self, merging: Merge, staged_rows: int, *, deletes: bool) -> Counts:
         self._refuse_duplicates(merging)
         before = self._rows_in_target()
-        counts = self._write_states(merging, replaces=True, deletes=deletes)
+        counts = self.write_states(merging, replaces=True, deletes=deletes)
         if counts.deleted:
             self._refuse_shrinking(counts.deleted, before)
         failpoints.hit("publish.applied")

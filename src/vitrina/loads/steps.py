@@ -196,9 +196,9 @@ def _sample(source: Source, described: Description, around: Surroundings) -> "pa
 
 
 def _no_rows(schema: "pa.Schema | None") -> "pa.Table":
-    from vitrina.transforms import natural
+    from vitrina.transforms import arrow_types
 
-    return natural.no_rows(schema) if schema is not None else _nothing()
+    return arrow_types.no_rows(schema) if schema is not None else _nothing()
 
 
 def _nothing() -> "pa.Table":
@@ -208,12 +208,12 @@ def _nothing() -> "pa.Table":
 
 
 def open_passage(around: Surroundings, described: Description, form: Form, giver: str) -> "Passage":
-    from vitrina.transforms import natural
+    from vitrina.transforms import arrow_types
     from vitrina.transforms.pipeline import Passage
 
     natural_schema = described.schema
     comes_natural = natural_schema is not None
-    schema = natural_schema if comes_natural else natural.schema_of(described.columns, described.stamps)
+    schema = natural_schema if comes_natural else arrow_types.schema_of(described.columns, described.stamps)
     opened = _open_steps(around, schema, comes_natural=comes_natural, stays_natural=form == "natural")
     return Passage(schema, opened, giver)
 

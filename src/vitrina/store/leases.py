@@ -15,7 +15,7 @@ from vitrina import status
 from vitrina.errors import Conflict, LeaseLost, NotFound, TargetTaken
 from vitrina.sentences import say
 from vitrina.status import RunStatus, Status, Trigger
-from vitrina.store import coverage, database, databases, migrate, notifications, pipelines, room, run_after
+from vitrina.store import connection_limits, coverage, database, databases, migrate, notifications, pipelines, run_after
 from vitrina.store.database import Connection
 
 MAX_ERROR_LENGTH = 4000
@@ -162,14 +162,14 @@ def _lock_next(
             LIMIT 1
             FOR UPDATE OF p SKIP LOCKED
             """
-        ).format(target=HELD_TARGET, full=room.FULL_CONNECTIONS, needed=coverage.NEEDED),
+        ).format(target=HELD_TARGET, full=connection_limits.FULL_CONNECTIONS, needed=coverage.NEEDED),
         {
             "covers": list(covers) if covers is not None else None,
             "only": only,
             "follows": follows,
             "per_source": per_source,
             "max_connections": Jsonb(dict(max_connections)),
-            "sessions": Jsonb(room.sessions()),
+            "sessions": Jsonb(connection_limits.sessions()),
             "skipped": list(skipped),
         },
     ).fetchone()

@@ -9,7 +9,7 @@ import pyarrow as pa
 from vitrina.definition import Task
 from vitrina.errors import NotFound
 from vitrina.ports.batch import DeadLetter
-from vitrina.transforms import chain, natural, python_values, registry, sources
+from vitrina.transforms import arrow_types, chain, python_values, registry, sources
 from vitrina.transforms.context import SourceContext, StepContext
 from vitrina.transforms.registry import Registered
 
@@ -87,7 +87,7 @@ def _table(rows: Any, types: Mapping[str, str]) -> pa.Table:
         return pa.Table.from_batches([rows])
     if isinstance(rows, pa.Table):
         return rows
-    hints = pa.schema([natural.tagged(name, natural.long_name(kind)) for name, kind in types.items()])
+    hints = pa.schema([arrow_types.tagged(name, arrow_types.long_name(kind)) for name, kind in types.items()])
     if not rows:
         return hints.empty_table()
     return pa.Table.from_batches([python_values.batch_of([dict(row) for row in rows], hints)])

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from vitrina.errors import RunError
-from vitrina.transforms import natural, progress, python_values
+from vitrina.transforms import arrow_types, progress, python_values
 from vitrina.transforms.python_values import Original
 from vitrina.transforms.registry import Form, Registered
 
@@ -201,7 +201,7 @@ def _frames_lack(kind: pa.DataType) -> bool:
 
 def _as_text(column: pa.Array, field: pa.Field) -> pa.Array:
     if pa.types.is_list(field.type):
-        return python_values.regrouped(column, _as_text(column.flatten(), natural.item_field(field)))
+        return python_values.regrouped(column, _as_text(column.flatten(), arrow_types.item_field(field)))
     values = python_values.to_python(column, field)
     return pa.array([None if value is None else str(value) for value in values], pa.string())
 

@@ -1,11 +1,11 @@
-"""What to select, so that the driver carries every value exactly. Apart from `natural`: workers load no driver."""
+"""What to select, so that the driver carries every value exactly. Apart from `arrow_types`: workers load no driver."""
 
 from collections.abc import Sequence
 
 from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from vitrina.ports.schema import Column
-from vitrina.transforms.natural import UNFIT, is_array, read_as
+from vitrina.transforms.arrow_types import UNFIT, is_array, read_as
 
 
 def outputs(columns: Sequence[Column]) -> list[Composable]:

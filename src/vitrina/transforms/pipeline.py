@@ -9,7 +9,7 @@ import pyarrow as pa
 from vitrina.errors import StepFailed, TargetMismatch
 from vitrina.ports.batch import DeadLetter
 from vitrina.ports.schema import Column, Known
-from vitrina.transforms import call, natural, to_target
+from vitrina.transforms import arrow_types, call, to_target
 from vitrina.transforms.chain import Chain
 from vitrina.transforms.to_target import Landing
 
@@ -121,8 +121,8 @@ class OwnSteps:
     def _naturalise(self, table: pa.Table) -> pa.Table:
         """Convert to natural types what was read; a result without a single row comes without columns."""
         if not table.num_rows:
-            return natural.no_rows(self._schema)
-        return table if self._comes_natural else natural.naturalise(table, self._schema)
+            return arrow_types.no_rows(self._schema)
+        return table if self._comes_natural else arrow_types.naturalise(table, self._schema)
 
 
 class Passage:
@@ -149,7 +149,7 @@ class Passage:
             raise TargetMismatch(f"target_key column {missing[0]!r} is not {where}")
         settled = to_target.settle(schema, known)
         self.steps.landings = to_target.landings(schema, settled)
-        self.stamps = frozenset(field.name for field in schema if natural.is_stamp(field))
+        self.stamps = frozenset(field.name for field in schema if arrow_types.is_stamp(field))
         return settled
 
     def _discover(self, sample: pa.Table, known: Known | None) -> pa.Schema:
@@ -166,4 +166,4 @@ class Passage:
                 " name the columns in @transform(columns=...)"
             ) from None
         names = {field.name for field in self._schema} | set(known.primary_key)
-        return pa.schema([natural.tagged(c.name, c.type) for c in known.columns if c.name in names])
+        return pa.schema([arrow_types.tagged(c.name, c.type) for c in known.columns if c.name in names])

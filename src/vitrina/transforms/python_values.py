@@ -19,7 +19,7 @@ from uuid import UUID, SafeUUID
 import pyarrow as pa
 
 from vitrina.errors import NotCarried
-from vitrina.transforms import natural
+from vitrina.transforms import arrow_types
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - added to what has no zone
 _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
@@ -72,11 +72,11 @@ def without_collection() -> Iterator[None]:
 
 def to_python(column: pa.Array, field: pa.Field) -> list[Any]:
     """Convert one column. This is much faster than `to_pylist` where Arrow makes an object of each value first."""
-    tag = natural.tag_of(field) or ""
+    tag = arrow_types.tag_of(field) or ""
     if pa.types.is_list(column.type):
-        return _lists(column, natural.item_field(field))
+        return _lists(column, arrow_types.item_field(field))
     try:
-        return _decoder(column.type, natural.bare_type(tag))(column)
+        return _decoder(column.type, arrow_types.bare_type(tag))(column)
     except (OverflowError, ValueError) as exc:
         raise NotCarried(
             f"column {field.name!r} holds a value that Python cannot ({exc}): its years go from 1 to 9999 and its"
@@ -240,8 +240,8 @@ class Original:
         return len(values) == len(self.values) and all(map(operator.is_, values, self.values))
 
     def _is_immutable(self) -> bool:
-        field = natural.item_field(self.field) if self.lengths is not None else self.field
-        return not pa.types.is_nested(field.type) and (natural.tag_of(field) or "") not in _JSON_TYPES
+        field = arrow_types.item_field(self.field) if self.lengths is not None else self.field
+        return not pa.types.is_nested(field.type) and (arrow_types.tag_of(field) or "") not in _JSON_TYPES
 
 
 def _are_lists(values: list[Any]) -> bool:
@@ -307,10 +307,10 @@ def _as_hinted(values: list[Any], hint: pa.Field) -> pa.Array | None:
 
     Arrow itself would cut 1.5 down to 1 for an integer column.
     """
-    tag = natural.tag_of(hint) or ""
+    tag = arrow_types.tag_of(hint) or ""
     if pa.types.is_list(hint.type):
         return _list_as_hinted(values, hint)
-    encode = _encoder(natural.bare_type(tag), hint.type)
+    encode = _encoder(arrow_types.bare_type(tag), hint.type)
     if encode is not None:
         return pa.array(_each(encode, values), pa.string())
     classes = set(map(type, values)) - {type(None)}
@@ -333,7 +333,7 @@ def _encoder(tag: str, kind: pa.DataType) -> Callable[[Any], str] | None:
 def _list_as_hinted(values: list[Any], hint: pa.Field) -> pa.Array | None:
     if not _are_lists(values):
         return None
-    flat = _as_hinted(_items(values), natural.item_field(hint))
+    flat = _as_hinted(_items(values), arrow_types.item_field(hint))
     return None if flat is None else _grouped(_lengths(values), flat)
 
 
@@ -405,10 +405,10 @@ def _field_for(values: list[Any], classes: set[type], name: str) -> pa.Field | N
     if not classes:
         return pa.field(name, pa.null())
     if classes == {Decimal} or (Decimal in classes and classes <= {Decimal, int}):
-        return natural.tagged(name, "numeric")
+        return arrow_types.tagged(name, "numeric")
     if classes == {int}:
         large = any(value is not None and not -(2**63) <= value < 2**63 for value in values)
-        return natural.tagged(name, "numeric") if large else pa.field(name, pa.int64())
+        return arrow_types.tagged(name, "numeric") if large else pa.field(name, pa.int64())
     if classes == {datetime}:
         aware = next(value for value in values if value is not None).tzinfo is not None
         return pa.field(name, pa.timestamp("us", "UTC" if aware else None))
@@ -417,16 +417,16 @@ def _field_for(values: list[Any], classes: set[type], name: str) -> pa.Field | N
     if classes <= {list, tuple}:
         return _list_field_for(values, name)
     # A struct would give every value the keys of all others.
-    return natural.tagged(name, "jsonb") if classes == {dict} else None
+    return arrow_types.tagged(name, "jsonb") if classes == {dict} else None
 
 
 def _list_field_for(values: list[Any], name: str) -> pa.Field | None:
     items = [item for value in values if value is not None for item in value]
     classes = set(map(type, items)) - {type(None)}
     if classes & {dict, list, tuple}:
-        return natural.tagged(name, "jsonb")
+        return arrow_types.tagged(name, "jsonb")
     if Decimal in classes:
-        return natural.tagged(name, "numeric[]")
+        return arrow_types.tagged(name, "numeric[]")
     return None
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from vitrina.errors import StepFailed, TargetMismatch
 from vitrina.ports import types
 from vitrina.ports.schema import Column, Known
-from vitrina.transforms import natural, python_values
+from vitrina.transforms import arrow_types, python_values
 
 _INTEGERS = ("smallint", "integer", "bigint")
 # Types that take text and would silently round or cut it to their precision.
@@ -75,7 +75,7 @@ def _settled(field: pa.Field, known: Known | None) -> str:
 
 def postgres_type(field: pa.Field) -> str | None:
     """Return the type that the column came with, else the one of its Arrow type; None when all of it is NULL."""
-    return natural.tag_of(field) or _derived(field.type, field.name)
+    return arrow_types.tag_of(field) or _derived(field.type, field.name)
 
 
 def _derived(kind: pa.DataType, name: str) -> str | None:
@@ -101,10 +101,10 @@ def lands(field: pa.Field, target: str) -> bool:
         return True
     exact = "(" not in target
     if pa.types.is_string(field.type):
-        return exact or natural.bare_type(target) in ("character varying", "numeric")
+        return exact or arrow_types.bare_type(target) in ("character varying", "numeric")
     if pa.types.is_list(field.type) and pa.types.is_string(field.type.value_type):
-        return exact and natural.is_array(target)
-    bare, goal = natural.bare_type(made), natural.bare_type(target)
+        return exact and arrow_types.is_array(target)
+    bare, goal = arrow_types.bare_type(made), arrow_types.bare_type(target)
     if bare in _INTEGERS:
         return goal in (*_INTEGERS, "numeric")
     if bare == "numeric":
@@ -114,7 +114,7 @@ def lands(field: pa.Field, target: str) -> bool:
         return goal in ("json", "jsonb", "text")
     if bare == "uuid":
         return goal in ("text", "character varying")
-    return bare == goal and not natural.is_array(target)
+    return bare == goal and not arrow_types.is_array(target)
 
 
 def landings(schema: pa.Schema, columns: Sequence[Column]) -> dict[str, Landing]:
@@ -126,7 +126,7 @@ def staged_type(field: pa.Field) -> str:
     """Stage what the driver copies exactly as it is; the rest as text, which Postgres reads."""
     made = _derived(field.type, field.name)
     if made is None or made == "jsonb" or made.startswith("numeric"):
-        return "text[]" if made and natural.is_array(made) else "text"
+        return "text[]" if made and arrow_types.is_array(made) else "text"
     return made
 
 
@@ -192,7 +192,7 @@ def _cast(column: pa.Array, kind: pa.DataType, landing: Landing) -> pa.Array:
 def _refuse_rounding(column: pa.Array, landing: Landing) -> None:
     """Refuse values that Postgres would round to the precision of the column without an error."""
     found = _PRECISION.search(landing.target)
-    if not found or natural.is_array(landing.target):
+    if not found or arrow_types.is_array(landing.target):
         return
     kind = column.type
     if landing.target.startswith("numeric"):

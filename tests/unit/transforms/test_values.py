@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from vitrina.errors import NotCarried, StepFailed, TargetMismatch
 from vitrina.ports.schema import Column
-from vitrina.transforms import call, natural, python_values, registry, to_target
+from vitrina.transforms import arrow_types, call, python_values, registry, to_target
 from vitrina.transforms.to_target import Landing
 
 ANY_UUID = UUID("11111111-1111-1111-1111-111111111111")
@@ -54,18 +54,18 @@ EXAMPLES: dict[str, Any] = {
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_a_natural_value_goes_there_and_back(kind: str) -> None:
     rows = [{"x": EXAMPLES[kind]}, {"x": None}]
-    field = natural.tagged("x", kind)
+    field = arrow_types.tagged("x", kind)
 
     batch = python_values.batch_of(rows, pa.schema([field]))
 
-    assert batch.schema.field("x").type == natural.arrow_type(kind)
-    assert natural.tag_of(batch.schema.field("x")) == kind
+    assert batch.schema.field("x").type == arrow_types.arrow_type(kind)
+    assert arrow_types.tag_of(batch.schema.field("x")) == kind
     assert python_values.rows_of(batch) == rows
 
 
 def test_uuids_are_read_from_any_part_of_a_column() -> None:
     values = [None, ANY_UUID, UUID(int=0), None, UUID(int=2**128 - 1), UUID("00000000-0000-0001-0000-000000000002")]
-    column, field = python_values.column_of(values, "x", natural.tagged("x", "uuid"))
+    column, field = python_values.column_of(values, "x", arrow_types.tagged("x", "uuid"))
     for start in range(len(values) + 1):
         for length in range(len(values) - start + 1):
             found = python_values.to_python(column.slice(start, length), field)
@@ -87,7 +87,7 @@ def test_a_step_may_change_values_in_their_place() -> None:
         {"id": UUID(int=7), "list": [], "json": {}, "left": Decimal("3.5"), "right": None},
     ]
     kinds = {"id": "uuid", "list": "text[]", "json": "jsonb", "left": "numeric(3,1)", "right": "numeric(3,1)"}
-    batch = python_values.batch_of(rows, pa.schema([natural.tagged(name, kind) for name, kind in kinds.items()]))
+    batch = python_values.batch_of(rows, pa.schema([arrow_types.tagged(name, kind) for name, kind in kinds.items()]))
     step = registry.Registered("touched", "transform", "rows", touched)
 
     made = call.call_rows(step, touched, batch, None, [])
@@ -97,14 +97,14 @@ def test_a_step_may_change_values_in_their_place() -> None:
 
 
 def test_nan_and_scale_of_a_plain_numeric_survive() -> None:
-    field = natural.tagged("x", "numeric")
+    field = arrow_types.tagged("x", "numeric")
     column = pa.array(["1.500", "NaN", "-Infinity", "1E+5"])
     values = python_values.to_python(column, field)
     assert python_values.column_of(values, "x", field)[0].to_pylist() == ["1.500", "NaN", "-Infinity", "1E+5"]
 
 
 def test_json_null_is_not_null() -> None:
-    field = natural.tagged("x", "jsonb")
+    field = arrow_types.tagged("x", "jsonb")
     column = pa.array(["null", None, '{"a": null}'])
     values = python_values.to_python(column, field)
     assert values[1:] == [None, {"a": None}]
@@ -114,7 +114,7 @@ def test_json_null_is_not_null() -> None:
 
 def test_json_with_a_key_twice_is_refused() -> None:
     with pytest.raises(NotCarried, match="same key twice"):
-        python_values.to_python(pa.array(['{"a": 1, "a": 2}']), natural.tagged("x", "json"))
+        python_values.to_python(pa.array(['{"a": 1, "a": 2}']), arrow_types.tagged("x", "json"))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_json_with_a_key_twice_is_refused() -> None:
 def test_a_value_of_another_type_changes_the_column_instead_of_being_bent(
     hint: str, value: Any, made: pa.DataType
 ) -> None:
-    column, field = python_values.column_of([value, None], "x", natural.tagged("x", hint))
+    column, field = python_values.column_of([value, None], "x", arrow_types.tagged("x", hint))
     assert field.type == made
     assert python_values.to_python(column, field) == [value, None]
 
@@ -196,16 +196,16 @@ def test_rows_must_have_the_same_columns() -> None:
     ],
 )
 def test_what_the_driver_wraps_around_is_refused(kind: str, number: int, words: str) -> None:
-    schema = natural.schema_of([Column("x", kind)])
+    schema = arrow_types.schema_of([Column("x", kind)])
     storage = pa.int32() if kind == "date" else pa.int64()
-    table = pa.table({"x": pa.chunked_array([pa.array([0, number], storage).view(natural.arrow_type(kind))])})
+    table = pa.table({"x": pa.chunked_array([pa.array([0, number], storage).view(arrow_types.arrow_type(kind))])})
     with pytest.raises(NotCarried, match=words):
-        natural.naturalise(table, schema)
+        arrow_types.naturalise(table, schema)
 
 
 def test_nan_in_a_numeric_with_scale_is_refused() -> None:
     with pytest.raises(NotCarried, match="NaN"):
-        natural.naturalise(pa.table({"x": ["1.5", "NaN"]}), natural.schema_of([Column("x", "numeric(3,1)")]))
+        arrow_types.naturalise(pa.table({"x": ["1.5", "NaN"]}), arrow_types.schema_of([Column("x", "numeric(3,1)")]))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_rounding_is_noticed_exactly_when_it_happens(value: Decimal, scale: int)
 @pytest.mark.parametrize("gaps", [False, True])
 def test_every_type_is_read_from_any_part_of_a_column_with_and_without_null(kind: str, gaps: bool) -> None:
     values = [EXAMPLES[kind]] * 3 + ([None, EXAMPLES[kind]] if gaps else [])
-    column, field = python_values.column_of(values, "x", natural.tagged("x", kind))
+    column, field = python_values.column_of(values, "x", arrow_types.tagged("x", kind))
     for start in range(len(values) + 1):
         for length in range(len(values) - start + 1):
             assert python_values.to_python(column.slice(start, length), field) == values[start : start + length]
@@ -329,7 +329,7 @@ def test_rows_come_out_of_a_step_as_one_call_for_each_would_have_them(deeds: lis
     lists = [None if nulls and place % 3 == 0 else ["a", None][: place % 3] for place in range(len(deeds))]
     given_rows = [{"id": place, "title": f"t{place}", "list": lists[place]} for place in range(len(deeds))]
     kinds = {"id": "integer", "title": "text", "list": "text[]"}
-    schema = pa.schema([natural.tagged(name, kind) for name, kind in kinds.items()])
+    schema = pa.schema([arrow_types.tagged(name, kind) for name, kind in kinds.items()])
     batch = python_values.batch_of(given_rows, schema)
 
     def step(row: dict[str, Any]) -> Any:
@@ -355,7 +355,7 @@ def test_rows_come_out_of_a_step_as_one_call_for_each_would_have_them(deeds: lis
 
 
 def test_a_text_that_spells_the_items_of_a_list_is_not_taken_for_it() -> None:
-    batch = python_values.batch_of([{"x": ["a", "b"]}], pa.schema([natural.tagged("x", "text[]")]))
+    batch = python_values.batch_of([{"x": ["a", "b"]}], pa.schema([arrow_types.tagged("x", "text[]")]))
     spell = lambda row: {"x": "ab"}  # noqa: E731
     made = call.call_rows(registry.Registered("spell", "transform", "rows", spell), spell, batch, None, [])
     assert python_values.rows_of(made) == [{"x": "ab"}]

@@ -13,7 +13,7 @@ from vitrina.connectors.postgres.opened_query import OpenedQuery
 from vitrina.connectors.postgres.source import Bounds, Query, SqlReader
 from vitrina.errors import FatalError, InvalidQuery, SourceQueryFailed
 from vitrina.settings import Settings
-from vitrina.transforms import natural
+from vitrina.transforms import arrow_types
 from vitrina.transforms.outputs import outputs as natural_outputs
 
 # Where the rows of a preview are too large.
@@ -124,5 +124,5 @@ def load_reference(reader: SqlReader, settings: Settings, query: str) -> pa.Tabl
         what="a reference query gives",
         advice="join it in the source query instead",
     )
-    schema = natural.schema_of(columns)
-    return natural.naturalise(table, schema) if table.num_columns else natural.no_rows(schema)
+    schema = arrow_types.schema_of(columns)
+    return arrow_types.naturalise(table, schema) if table.num_columns else arrow_types.no_rows(schema)

@@ -9,7 +9,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from vitrina.errors import FatalError
-from vitrina.transforms import natural, python_values
+from vitrina.transforms import arrow_types, python_values
 
 
 def require(batch: pa.RecordBatch, names: Iterable[str]) -> None:
@@ -50,7 +50,7 @@ def constant(value: Any, field: pa.Field) -> pa.Array:
 
 def _not_of_type(value: Any, field: pa.Field) -> FatalError:
     return FatalError(
-        f"params give {value!r} for column {field.name!r}, which is {natural.tag_of(field) or field.type}"
+        f"params give {value!r} for column {field.name!r}, which is {arrow_types.tag_of(field) or field.type}"
     )
 
 

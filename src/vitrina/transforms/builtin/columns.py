@@ -6,7 +6,7 @@ from pydantic import Field
 
 from vitrina.definition import ColumnName, Strict
 from vitrina.errors import FatalError
-from vitrina.transforms import natural, python_values
+from vitrina.transforms import arrow_types, python_values
 from vitrina.transforms.builtin import batches
 from vitrina.transforms.registry import transform
 
@@ -65,7 +65,7 @@ def cast_columns(batch: pa.RecordBatch, params: CastColumns) -> pa.RecordBatch:
     """
     for name, wanted in params.types.items():
         field = batches.field_of(batch, name)
-        goal = natural.tagged(name, natural.long_name(wanted))
+        goal = arrow_types.tagged(name, arrow_types.long_name(wanted))
         batch = batches.with_column(batch, goal, _cast(batch.column(name), field, goal))
     return batch
 

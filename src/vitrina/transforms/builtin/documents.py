@@ -9,7 +9,7 @@ from pydantic import Field
 
 from vitrina.definition import ColumnName, Strict
 from vitrina.errors import FatalError
-from vitrina.transforms import natural, python_values
+from vitrina.transforms import arrow_types, python_values
 from vitrina.transforms.builtin import batches
 from vitrina.transforms.registry import transform
 
@@ -38,7 +38,7 @@ def parse_json(batch: pa.RecordBatch, params: ParseJson) -> pa.RecordBatch:
     if not params.keep:
         batch = batch.drop_columns([params.column])
     for name, wanted in params.fields.items():
-        field = natural.tagged(name, natural.long_name(wanted.type))
+        field = arrow_types.tagged(name, arrow_types.long_name(wanted.type))
         path = wanted.path.split(".")
         values = [_converted(_at(document, path), field) for document in documents]
         column, found = python_values.column_of(values, name, field)
@@ -60,7 +60,7 @@ def _at(value: Any, path: list[str]) -> Any:
 
 
 def _converted(value: Any, field: pa.Field) -> Any:
-    if value is None or natural.tag_of(field) in ("json", "jsonb"):
+    if value is None or arrow_types.tag_of(field) in ("json", "jsonb"):
         return value
     if pa.types.is_string(field.type) and not isinstance(value, str):
         return python_values.json_text_of(value)

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 
 from vitrina.definition import ColumnName, Strict
 from vitrina.errors import FatalError
-from vitrina.transforms import natural, python_values
+from vitrina.transforms import arrow_types, python_values
 from vitrina.transforms.builtin import batches
 from vitrina.transforms.registry import transform
 
@@ -131,8 +131,8 @@ def _compared(batch: pa.RecordBatch, wanted: Comparison) -> pa.Array:
 
 def _comparable(column: pa.Array, field: pa.Field, op: str) -> tuple[pa.Array, pa.Field]:
     """Convert a numeric, which travels as text of another order, and refuse to order other types that Arrow lacks."""
-    tag = natural.tag_of(field) or "text"
-    if not pa.types.is_string(column.type) or natural.bare_type(tag) in _TEXTS:
+    tag = arrow_types.tag_of(field) or "text"
+    if not pa.types.is_string(column.type) or arrow_types.bare_type(tag) in _TEXTS:
         return column, field
     if tag == "numeric":
         return column.cast(_WIDE), pa.field(field.name, _WIDE)
@@ -199,7 +199,7 @@ def explode(batch: pa.RecordBatch, params: Explode) -> pa.RecordBatch:
     place = batch.schema.get_field_index(params.column)
     made = batch.drop_columns([params.column]).take(pc.list_parent_indices(lists))
     made = made.add_column(
-        place, natural.item_field(field).with_name(params.into or params.column), pc.list_flatten(lists)
+        place, arrow_types.item_field(field).with_name(params.into or params.column), pc.list_flatten(lists)
     )
     if params.position:
         made = made.append_column(pa.field(params.position, pa.int32()), _places(lists))

@@ -5,7 +5,7 @@ from pydantic import Field
 
 from vitrina.definition import ColumnName, Strict
 from vitrina.errors import FatalError
-from vitrina.transforms import natural, python_values
+from vitrina.transforms import arrow_types, python_values
 from vitrina.transforms.builtin import batches
 from vitrina.transforms.context import StepContext
 from vitrina.transforms.registry import transform
@@ -43,4 +43,4 @@ def add_columns(batch: pa.RecordBatch, params: AddColumns, context: StepContext)
 
 
 def _stamp(name: str, pg_type: str, value: object) -> tuple[pa.Array, pa.Field]:
-    return python_values.column_of([value], name, natural.tagged(name, pg_type, stamp=True))
+    return python_values.column_of([value], name, arrow_types.tagged(name, pg_type, stamp=True))

@@ -40,9 +40,9 @@ POINTS = (
 CLICKHOUSE_POINTS = ("clickhouse.inserted", "clickhouse.checked", "clickhouse.viewed")
 # Steps of the owner of a feed.
 FEED_POINTS = ("feed.claimed", "feed.started", "feed.copied", "feed.stored", "feed.confirmed", "feed.published")
-# And what is done beside runs.
+# Steps of a follower, between those of every run.
 LIVE_POINTS = ("live.gathered",)
-
+# And what is done beside runs.
 OTHER_POINTS = ("schedule.fired",)
 
 _lock = threading.Lock()
@@ -60,7 +60,7 @@ def configure(text: str) -> None:
     _reached.clear()
     for entry in filter(None, text.split(",")):
         name, action, count = entry.split(":")
-        known = (*POINTS, *CLICKHOUSE_POINTS, *FEED_POINTS, *OTHER_POINTS)
+        known = (*POINTS, *CLICKHOUSE_POINTS, *FEED_POINTS, *LIVE_POINTS, *OTHER_POINTS)
         if name not in known:
             raise ValueError(f"there is no failpoint {name!r} (there are: {', '.join(known)})")
         _plan[(name, int(count))] = action

@@ -54,8 +54,9 @@ def test_every_failpoint_is_part_of_the_plan() -> None:
     # A fence strikes the point that it is made with.
     striking = re.compile(r'(?:failpoints\.hit\(|, point=)"([^"]+)"\)')
     labelled = {name for path in sources for name in striking.findall(path.read_text())}
-    # Struck where they are tested: tests/clickhouse/test_kills.py, tests/integration/test_schedules.py.
-    elsewhere = {*failpoints.CLICKHOUSE_POINTS, *failpoints.OTHER_POINTS}
+    # Struck where they are tested: tests/clickhouse/test_kills.py, tests/live, tests/integration/test_schedules.py.
+    of_live = {*failpoints.FEED_POINTS, *failpoints.LIVE_POINTS}
+    elsewhere = {*failpoints.CLICKHOUSE_POINTS, *of_live, *failpoints.OTHER_POINTS}
     assert labelled - elsewhere == set(failpoints.POINTS)
     assert elsewhere < labelled
     assert {point for _, point, _, _ in every_fault()} == set(failpoints.POINTS)

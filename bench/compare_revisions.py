@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,8 @@ LOADS = (
     *("full", "reload", "first_pass", "upsert", "remote", "arrow_step", "row_step", "aggregate"),
     *("full_existing", "small_reload", "small_incremental"),
 )
+# Into indexes of one server, which both sides use, each its own.
+SEARCH_LOADS = ("search_full", "search_upsert")
 HERE = Path(__file__).resolve().parent.parent
 WANTED_PERCENT = 5.0
 # What a run leaves to other threads, its lines for example, is done by then.
@@ -32,12 +35,16 @@ def main() -> None:
     if arguments.serve:
         serve(arguments)
         return
-    sides = [Side("this", HERE, arguments), Side("other", arguments.other.resolve(), arguments)]
-    try:
-        compare(sides[0], sides[1], arguments)
-    finally:
+    with ExitStack() as stack:
+        if set(arguments.only) & set(SEARCH_LOADS):
+            from vitrina.embedded import search_server
+
+            server = stack.enter_context(search_server.running(arguments.kind))
+            os.environ["ELASTICSEARCH_URL"] = server.url
+        sides = [Side("this", HERE, arguments), Side("other", arguments.other.resolve(), arguments)]
         for side in sides:
-            side.stop()
+            stack.callback(side.stop)
+        compare(sides[0], sides[1], arguments)
 
 
 def parse() -> argparse.Namespace:
@@ -45,7 +52,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("other", type=Path, nargs="?", help="a checkout of the revision to compare with")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--only", type=lambda text: text.split(","), default=list(LOADS), help=", ".join(LOADS))
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), default=list(LOADS), help=", ".join((*LOADS, *SEARCH_LOADS))
+    )
+    parser.add_argument("--kind", default="elasticsearch-8", help="of the search server")
     parser.add_argument("--name", default="revisions", help="of the file in bench/results")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -234,8 +244,19 @@ class Loads:
                 lambda: [bench.platform.run("films_small") for _ in range(10)],
             ),
             "small_incremental": (nothing, lambda: [bench.platform.run("films_incremental") for _ in range(10)]),
+            "search_full": (lambda: self._define_index(mode="full"), lambda: bench.platform.run("films_index")),
+            "search_upsert": (
+                lambda: self._define_index(mode="incremental", incremental_key="modified", incremental_id_key="id"),
+                lambda: bench.platform.run("films_index"),
+            ),
         }
         return *loads[load], rows
+
+    def _define_index(self, **fields: str) -> None:
+        from bench.cinema import FILMS
+
+        target = f"es:films_{os.environ['VITRINA_BENCH_SIDE']}"
+        self._bench.platform.define("films_index", FILMS, target_table=target, target_key=["id"], **fields)
 
     def _spoil(self) -> None:
         """Every row differs. Without VACUUM FULL: a mart whose file was changed is looked at once, row by row."""

@@ -74,9 +74,20 @@ CREATE INDEX ON content.item (updated_at, id);
 GRANT SELECT ON content.item TO vitrina_reader;
 """
 
-# The checkpoint row that is beside the data says which load or pass it is, and whose turn.
+# The checkpoint row that is beside the data says which load or pass it is, and whose turn. Two passes may read up to the
+# same moment, when an open transaction holds it back: those that have ended are counted.
 AUDIT = """
 CREATE SCHEMA audit;
+CREATE TABLE audit.ended (pipeline_id uuid);
+CREATE FUNCTION audit.count_pass() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
+BEGIN
+    INSERT INTO audit.ended VALUES (NEW.pipeline_id);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER count_pass AFTER UPDATE ON etl.etl_state FOR EACH ROW
+    WHEN (OLD.held_upto LIKE '{"upto"%' AND NEW.held_upto IS NULL) EXECUTE FUNCTION audit.count_pass();
+CREATE TRIGGER count_pass AFTER UPDATE ON etl_stage.ledger FOR EACH ROW
+    WHEN (OLD.held_upto LIKE '{"upto"%' AND NEW.held_upto IS NULL) EXECUTE FUNCTION audit.count_pass();
 CREATE TABLE audit.applied (
     seq bigserial PRIMARY KEY, pipeline text, id int, version int, load text, session_epoch text, epoch bigint);
 CREATE FUNCTION audit.put_on_record() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
@@ -85,7 +96,8 @@ BEGIN
     INSERT INTO audit.applied (pipeline, id, version, load, session_epoch, epoch)
     SELECT TG_TABLE_NAME, NEW.id, NEW.version,
            coalesce(s.stage, s.held_upto) || '#' || (SELECT count(*) FROM etl.etl_runs r
-                                                     WHERE r.pipeline_id = s.pipeline_id AND r.status = 'SUCCESS'),
+                                                     WHERE r.pipeline_id = s.pipeline_id AND r.status = 'SUCCESS')
+           || '/' || (SELECT count(*) FROM audit.ended e WHERE e.pipeline_id = s.pipeline_id),
            split_part(current_setting('application_name'), ':', 3),
            CASE WHEN p.id IS NULL THEN s.epoch WHEN p.claim_id IS NOT NULL THEN p.epoch END
     FROM (TABLE etl.etl_state UNION ALL TABLE etl_stage.ledger) s LEFT JOIN etl.etl_pipelines p ON p.id = s.pipeline_id

@@ -74,8 +74,8 @@ CREATE INDEX ON content.item (updated_at, id);
 GRANT SELECT ON content.item TO vitrina_reader;
 """
 
-# The checkpoint row that is beside the data says which load or pass it is, and whose turn. Two passes may read up to the
-# same moment, when an open transaction holds it back: those that have ended are counted.
+# The checkpoint row that is beside the data says which load or pass it is, and whose turn. An open transaction may let
+# two passes read up to the same moment: those that have ended are counted.
 AUDIT = """
 CREATE SCHEMA audit;
 CREATE TABLE audit.ended (pipeline_id uuid);

@@ -152,6 +152,10 @@ class Station:
         form = next(form for form in forms if form["connection_type"] == connection_type)
         return form["hook_name"], set(form["extra_fields"])
 
+    def wait_for_end(self, dag: str, run: str) -> None:
+        """Wait for the run itself: it ends after its last task."""
+        until(lambda: self.get(f"/dags/{dag}/dagRuns/{run}")["state"] in ("success", "failed"), seconds=PATIENCE)
+
     def clear(self, dag: str, run: str) -> None:
         wish = {"dry_run": False, "dag_run_id": run, "only_failed": False, "reset_dag_runs": True}
         self.post(f"/dags/{dag}/clearTaskInstances", wish)

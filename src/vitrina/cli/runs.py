@@ -60,12 +60,15 @@ def run(
     timeout: Timeout = None,
     since: Annotated[str | None, typer.Option(help="Backfill: read again from this cursor value on.")] = None,
     until: Annotated[str | None, typer.Option(help="Backfill: up to, but not including, this cursor value.")] = None,
+    accept: Annotated[
+        list[str] | None, typer.Option("--accept", help="A check that may fail in this run; may be repeated.")
+    ] = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Ask for a run. With --wait, watch it and end with 0 only if it succeeded."""
     with remote.api() as client:
         attempts = several.Attempts(several.chosen(client, names, labels))
-        accepted = attempts.of(lambda name: client.run(name, since=since, until=until))
+        accepted = attempts.of(lambda name: client.run(name, since=since, until=until, accept=accept or ()))
         ended = [_watch(client, one, timeout) for one in accepted] if wait else []
     if not wait:
         several.show(accepted, attempts.names, output, show_accepted)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from vitrina import sqlguard, targets, taskplan
+from vitrina import data_checks, sqlguard, targets, taskplan
 from vitrina.definition import Definition, Options, Task, Unfit
 from vitrina.errors import FieldError, Invalid, InvalidQuery
 from vitrina.ports import registry
@@ -33,6 +33,7 @@ JUDGED_FIELDS = frozenset(
         "target_key",
         "mode",
         "options",
+        "checks",
         "tasks",
     }
 )
@@ -96,6 +97,7 @@ def problems_of_reading(
     return [
         *taskplan.violations(definition.tasks, after_source=definition.python_source is not None),
         *_query_problems(definition, settings),
+        *_check_problems(definition, settings),
         *_connection_problems(definition, settings, metastore),
         *_timeout_problems(definition, settings),
     ]
@@ -198,6 +200,19 @@ def _query_problems(definition: Definition, settings: Settings) -> list[FieldErr
     except InvalidQuery as exc:
         return [FieldError(path, exc.message, exc.code, exc.line, exc.column)]
     return []
+
+
+def _check_problems(definition: Definition, settings: Settings) -> list[FieldError]:
+    """Judge the SQL of checks as that of a source query."""
+    found = []
+    for place, check in enumerate(definition.checks):
+        if isinstance(check, data_checks.Asked):
+            try:
+                sqlguard.judge(check.select, settings.sql_policy, given=(data_checks.STAGED, data_checks.TARGET))
+            except InvalidQuery as exc:
+                message = say("definition.check_query", name=check.called, message=exc.message)
+                found.append(FieldError(f"checks.{place}", message, exc.code))
+    return found
 
 
 def judge(query: str, settings: Settings) -> sqlguard.Judged:

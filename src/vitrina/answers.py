@@ -181,7 +181,9 @@ class Pipeline(Told):
     schedule_interval: str | None
     run_after: list[RunAfter] = Field(default_factory=list, description="Pipelines whose successes start this one.")
     options: StoredObject
-    checks: list[dict[str, Any]] = Field(default_factory=list, description="What has to hold before rows are published.")
+    checks: list[dict[str, Any]] = Field(
+        default_factory=list, description="What has to hold before rows are published."
+    )
     tasks: list[Task]
     labels: StoredTexts = Field(default_factory=dict)
     status: Status

@@ -27,10 +27,6 @@ Severity = Literal["fail", "warn"]
 RowSeverity = Literal["fail", "warn", "reject"]
 
 _NAME = Field(None, description="By which people know and accept it; by default its kind and column.")
-_SEVERITY = Field("fail", description="`fail`: nothing is published. `warn`: the run says so.")
-_ROW_SEVERITY = Field(
-    "fail", description="`fail`: nothing is published. `warn`: the run says so. `reject`: the row becomes a dead letter."
-)
 _MAX_REJECTED = Field(1_000, ge=1, le=10_000, description="With `reject`: more such rows in a run fail it.")
 
 
@@ -68,14 +64,17 @@ class RowCheck(CheckOption):
 
     of_rows: ClassVar[bool] = True
 
-    severity: RowSeverity = _ROW_SEVERITY
+    severity: RowSeverity = Field(
+        "fail",
+        description="`fail`: nothing is published. `warn`: the run says so. `reject`: the row becomes a dead letter.",
+    )
     max_rejected: int = _MAX_REJECTED
 
 
 class SetCheck(CheckOption):
     """A check that judges all rows of a load."""
 
-    severity: Severity = _SEVERITY
+    severity: Severity = Field("fail", description="`fail`: nothing is published. `warn`: the run says so.")
 
 
 class NotNull(RowCheck):
@@ -90,7 +89,9 @@ class AcceptedValues(RowCheck):
 
     kind: Literal["accepted_values"]
     column: ColumnName = Field(description="A column of the result.")
-    values: list[str | int | float | bool] = Field(min_length=1, max_length=1_000, description="Those that it may have.")
+    values: list[str | int | float | bool] = Field(
+        min_length=1, max_length=1_000, description="Those that it may have."
+    )
 
 
 class Relationship(RowCheck):
@@ -173,7 +174,9 @@ class ChangedShare(SetCheck):
     kind: Literal["changed_share"]
     needs_sql: ClassVar[bool] = True
 
-    max: float = Field(gt=0, le=1_000, allow_inf_nan=False, description="As a share of the rows before: 0.2 is a fifth.")
+    max: float = Field(
+        gt=0, le=1_000, allow_inf_nan=False, description="As a share of the rows before: 0.2 is a fifth."
+    )
 
 
 class Freshness(SetCheck):
@@ -182,7 +185,9 @@ class Freshness(SetCheck):
     kind: Literal["freshness"]
 
     column: ColumnName = Field(description="A column of the result, a timestamp or a date.")
-    max_age: str = Field(max_length=100, description="How old the latest value may be: 30m, 6h, 2d, PT6H.", examples=["6h"])
+    max_age: str = Field(
+        max_length=100, description="How old the latest value may be: 30m, 6h, 2d, PT6H.", examples=["6h"]
+    )
 
     @field_validator("max_age")
     @classmethod

@@ -523,7 +523,9 @@ class Definition(Strict):
             if isinstance(check, Relationship) and not is_table(check.to):
                 raise Unfit(f"{field}.to", say("definition.not_a_table", table=check.to[:80]))
             if check.needs_sql and ":" in self.final_target:
-                raise Unfit(field, say("definition.check_needs_sql", name=name, kind=check.kind, target=self.final_target))
+                raise Unfit(
+                    field, say("definition.check_needs_sql", name=name, kind=check.kind, target=self.final_target)
+                )
             if check.needs_reader and self._target_is_elsewhere:
                 where = self.options.target_connection
                 raise Unfit(field, say("definition.check_needs_reader", name=name, connection=where))
@@ -610,6 +612,7 @@ class Definition(Strict):
 
 # What would write over a state, or mix two of them.
 _AGAINST_HISTORY = {"shared_target": True, "on_missing_columns": "null", "null_cursor": "read"}
+
 
 def not_a_step_name(where: str, value: str) -> str:
     return say("definition.not_a_step", where=where, name=value[:80])

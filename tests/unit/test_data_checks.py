@@ -96,4 +96,6 @@ def test_sql_of_checks_is_judged_like_a_source_query(check: dict[str, Any], told
     ],
 )
 def test_sql_of_checks_may_name_the_rows_that_it_judges(check: dict[str, Any]) -> None:
-    assert policy.problems(define(check), Settings(allowed_source_schemas="content", allowed_targets="analytics.*")) == []
+    assert (
+        policy.problems(define(check), Settings(allowed_source_schemas="content", allowed_targets="analytics.*")) == []
+    )

@@ -4,12 +4,13 @@ from dataclasses import fields, replace
 from typing import Any
 
 from vitrina.errors import FatalError
-from vitrina.loads import steps
+from vitrina.loads import checks, steps
 from vitrina.loads.job import Job, Opened, resume_point
 from vitrina.loads.passes import disowned
 from vitrina.loads.plan import Capabilities, plan
 from vitrina.loads.steps import Fitted
 from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.checks import Judges
 from vitrina.ports.live import Derivation, Derives
 from vitrina.ports.source import Description, Passes, Window
 from vitrina.ports.target import Prepared, Shortcut, Wanted
@@ -42,6 +43,8 @@ def _inspect(opened: Opened, *, create_target: bool) -> Job:
     if not opened.source.runs_when_described:
         opened = _believing(opened)
     fitted = steps.fit(opened.around_steps, opened.source, described, opened.target.form, opened.target.known)
+    if opened.definition.checks:
+        checks.refuse_unfit(opened, fitted.output, judges_itself=isinstance(opened.target, Judges))
     shortcut = opened.target.meet(opened.source)
     prepared = opened.target.prepare(_wanted(opened, described, fitted), create=create_target)
     if fitted.passage:
@@ -174,7 +177,11 @@ def _capabilities(
         key_is_read=any(name in given for name in prepared.key),
         rows_per_second=_measured_rate(opened, described.estimated_rows),
         guarantee=passes.guarantee() if passes else None,
-        warnings=(*prepared.warnings, *(passes.warnings(found) if passes else ())),
+        warnings=(
+            *prepared.warnings,
+            *(passes.warnings(found) if passes else ()),
+            *(checks.advice(opened.definition) if opened.definition.checks else ()),
+        ),
         starts_over_because=opened.starts_over_because,
     )
 

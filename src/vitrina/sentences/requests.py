@@ -69,7 +69,8 @@ SENTENCES = {
     ),
     "pipeline.name_taken": "a pipeline named {name!r} exists already: choose another name, or change that one",
     "pipeline.no_accept_now": (
-        "pipeline {name} is {status}: checks are accepted for a run that has not begun; wait for its end, then ask again"
+        "pipeline {name} is {status}: checks are accepted for a run that has not begun; wait for its end, then ask"
+        " again"
     ),
     "pipeline.no_backfill_now": (
         "pipeline {name} is {status}: a backfill starts from IDLE or FAILED; wait for the run to end, or cancel it"

@@ -99,6 +99,8 @@ class MartChecks:
         self._beside = beside
         self._admitted: set[str] = set()
         self._rejected: dict[str, int] = {}
+        # Rows that were left out, by the names of their letters: a live run may meet its own again.
+        self._watched = set(checks.watched)
 
     # --- rows in a stage, inside the caller's transaction -----------------------------------------------------------
 
@@ -106,7 +108,9 @@ class MartChecks:
         """Judge the rows of a batch that is about to be merged; those that are rejected are deleted from the stage."""
         rows, judged = self._judge_rows(stage, self._of_stage(stage, item))
         refuse_failed(self._checks, judged.outcomes, "run.check_failed_batch")
-        return Judgement(judged.outcomes, judged.letters, self._delivered(rows))
+        delivered = self._delivered(rows)
+        self._watched.update(letter.document_id for letter in judged.letters)
+        return Judgement(judged.outcomes, judged.letters, delivered)
 
     def judge_load(self, stage: Stage, item: Composable) -> Judgement:
         """Judge a load that is about to be published, its rows and what is said of all of them."""
@@ -212,11 +216,11 @@ class MartChecks:
 
     def _delivered(self, rows: Rows) -> frozenset[str]:
         """Find which rows that were left out before come through now."""
-        if not self._checks.watched:
+        if not self._watched:
             return frozenset()
         key = SQL(", ").join(SQL("s.{}::text").format(Identifier(name)) for name in self._writer.key)
         statement = SQL("SELECT DISTINCT k.name FROM ({}) AS s, concat_ws('|', {}) AS k(name) WHERE k.name = ANY ({})")
-        watched = Literal(sorted(self._checks.watched))
+        watched = Literal(sorted(self._watched))
         found = self._session.execute(statement.format(rows.select(with_place=False), key, watched)).fetchall()
         return frozenset(row["name"] for row in found)
 

@@ -60,8 +60,8 @@ def _telling(value: Any) -> Any:
     return {name: _telling(part) if name in _TELLING_PARTS else part for name, part in value.items()} | told
 
 
-_TOLD_BY_RUNNERS = ("message", "reasons", "warnings", "findings", "finding", "next_step")
-_TELLING_PARTS = ("plan", "findings")
+_TOLD_BY_RUNNERS = ("message", "reasons", "warnings", "findings", "finding", "found", "next_step")
+_TELLING_PARTS = ("checks", "plan", "findings")
 TellingObject = Annotated[dict[str, Any], BeforeValidator(_telling)]
 
 

@@ -133,9 +133,9 @@ def test_the_first_rows_that_break_a_check_are_kept_to_be_shown(bench: Workbench
 
     [found] = bench.run("films")["metrics"]["checks"]
 
-    assert (found["rows"], len(found["examples"])) == (20, 5)
-    assert found["examples"][0].keys() == {"id", "title", "kind", "rating", "genre_id", "at"}
-    assert all(row["rating"] > 10 for row in found["examples"])
+    assert (found["rows"], len(found["offending_rows"])) == (20, 5)
+    assert found["offending_rows"][0].keys() == {"id", "title", "kind", "rating", "genre_id", "at"}
+    assert all(row["rating"] > 10 for row in found["offending_rows"])
 
 
 @WAYS

@@ -3,7 +3,7 @@
 import time
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -187,6 +187,18 @@ def show_runs(found: "list[Run]", *, title: str | None = None) -> None:
             local.say(f"{one.pipeline}: {one.error_message}")
             if one.next_step:
                 local.say(f"  next step: {one.next_step}")
+        for check in one.metrics.get("checks", ()):
+            _show_check(check)
+
+
+def _show_check(check: "dict[str, Any]") -> None:
+    """Show a check that did not pass, with the first rows that break it; the API shows them to operators."""
+    if check["result"] == "passed":
+        return
+    local.say(f"  check {check['name']} {check['result']}: {check['found']}")
+    rows = check.get("offending_rows", ())
+    for row in [rows] if isinstance(rows, str) else rows:
+        local.say(f"    {text(row)}")
 
 
 def succeeded(ended: "Run") -> bool:

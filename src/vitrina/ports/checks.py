@@ -58,7 +58,7 @@ class Outcome:
     def as_dict(self) -> dict[str, Any]:
         found = self.found
         told = {"name": self.name, "kind": self.kind, "result": self.result, "found": found.message}
-        more = {"rows": found.rows, "value": found.value, "examples": [dict(row) for row in found.examples]}
+        more = {"rows": found.rows, "value": found.value, "offending_rows": [dict(row) for row in found.examples]}
         return told | {name: value for name, value in more.items() if value not in (None, [])}
 
 

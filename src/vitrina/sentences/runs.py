@@ -236,12 +236,17 @@ SENTENCES = {
         "If so many rows are really gone, set options.allow_shrink, run once and take it back; otherwise look why the"
         " query gives fewer rows."
     ),
+    "advice.bad_check": "Correct the check in the definition, then run again.",
     "advice.bad_key": "Make target_key unique and not NULL in the source, or choose other columns, then run again.",
     "advice.cannot_connect": "Check that the database or server is up and that its address and login are right.",
     "advice.cast_columns": (
         "Cast these columns in the query to the types of {schema}.{table}, or change the table, then run again."
     ),
     "advice.cheaper": "Narrow the query with WHERE or add an index for it, or raise options.max_cost, then run again.",
+    "advice.check_failed": (
+        "Look at the rows that break the check: correct the source, or accept the check by its name (--accept) if the"
+        " rows are right."
+    ),
     "advice.choose_cursor": (
         "Set incremental_key to a timestamp or whole-number column, or cast {column} in the query, then run again."
     ),

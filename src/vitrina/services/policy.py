@@ -118,9 +118,14 @@ def field_errors(details: Iterable[Mapping[str, Any]]) -> list[FieldError]:
     found = []
     for detail in details:
         broken = detail.get("ctx", {}).get("error")
-        path = ".".join([*map(str, detail["loc"]), *([broken.field] if isinstance(broken, Unfit) else [])])
+        path = ".".join([*map(str, _place(detail["loc"])), *([broken.field] if isinstance(broken, Unfit) else [])])
         found.append(FieldError(path, _words(path, detail), _CODES.get(detail["type"], "invalid")))
     return found
+
+
+def _place(loc: Sequence[int | str]) -> Sequence[int | str]:
+    """Leave out the kind of a check, which pydantic puts between the number of the check and its field."""
+    return (*loc[:2], *loc[3:]) if loc[:1] == ("checks",) else loc
 
 
 _CODES = {"missing": "missing", "extra_forbidden": "unknown_field"}

@@ -10,7 +10,10 @@ from vitrina.api import viewers
 from vitrina.store.database import Connection
 
 FILMS = "/api/v1/pipelines/films"
-CHECKS = [{"kind": "not_null", "column": "title"}, {"kind": "row_count", "min": 1, "severity": "warn"}]
+CHECKS: list[dict[str, Any]] = [
+    {"kind": "not_null", "column": "title"},
+    {"kind": "row_count", "min": 1, "severity": "warn"},
+]
 
 
 def test_checks_are_kept_as_they_were_written(api: httpx.Client) -> None:

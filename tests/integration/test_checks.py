@@ -32,8 +32,8 @@ COUNT = {"kind": "row_count", "min": 50, "max": 150}
 CHANGED = {"kind": "changed_share", "max": 0.2}
 FRESH = {"kind": "freshness", "column": "at", "max_age": "6h"}
 SELECT = {"kind": "select", "query": "SELECT s.id FROM staged s JOIN target t USING (id) WHERE s.rating < t.rating - 1"}
-ROW_KINDS = [NOT_NULL, ACCEPTED, RELATED, EXPRESSION]
-SET_KINDS = [UNIQUE, COUNT, CHANGED, FRESH, SELECT]
+ROW_KINDS: list[dict[str, Any]] = [NOT_NULL, ACCEPTED, RELATED, EXPRESSION]
+SET_KINDS: list[dict[str, Any]] = [UNIQUE, COUNT, CHANGED, FRESH, SELECT]
 
 # What breaks each of them, and how many rows do.
 BROKEN = {
@@ -42,8 +42,7 @@ BROKEN = {
     "relationship": ("UPDATE content.films SET genre_id = 9 WHERE id IN (1, 2)", 2),
     "expression": ("UPDATE content.films SET rating = 11 WHERE id = 5", 1),
     "unique": ("UPDATE content.films SET title = 'Film 1' WHERE id = 2", 1),
-    "row_count": ("INSERT INTO content.films (id, title, at) SELECT i, 'New ' || i, now() FROM generate_series(101, 200) i",
-                  None),
+    "row_count": ("INSERT INTO content.films (id, title) SELECT i, 'New ' || i FROM generate_series(101, 200) i", None),
     "changed_share": ("UPDATE content.films SET title = title || '!' WHERE id <= 30", None),
     "freshness": ("UPDATE content.films SET at = now() - interval '2 days'", None),
     "select": ("UPDATE content.films SET rating = 1 WHERE id <= 4", 4),
@@ -83,7 +82,7 @@ def letters(bench: Workbench) -> list[dict[str, Any]]:
     return dead_letters.list_open(bench.metastore, row["id"])
 
 
-# --- a load that is published at once ----------------------------------------------------------------------------------
+# --- a load that is published at once --------------------------------------------------------------------------------
 
 
 @WAYS
@@ -267,7 +266,7 @@ def test_without_checks_a_run_tells_nothing_of_them(bench: Workbench) -> None:
     assert "checks" not in bench.run("films")["metrics"]
 
 
-# --- passes --------------------------------------------------------------------------------------------------------------
+# --- passes ----------------------------------------------------------------------------------------------------------
 
 INCREMENTAL = {"mode": "incremental", "incremental_key": "at"}
 
@@ -332,7 +331,7 @@ def test_checks_of_all_rows_look_at_the_target_after_a_pass(bench: Workbench) ->
     assert any("unique_title" in warning for warning in run["metrics"]["plan"]["warnings"])
 
 
-# --- the author's SQL -----------------------------------------------------------------------------------------------------
+# --- the author's SQL ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -440,7 +439,7 @@ def test_what_cannot_be_judged_names_the_check_and_publishes_nothing(
     assert bench.sql("SELECT to_regclass('analytics.films') IS NULL AS absent")[0]["absent"] or mart(bench) == []
 
 
-# --- readers --------------------------------------------------------------------------------------------------------------
+# --- readers ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -479,8 +478,8 @@ def test_readers_never_see_a_row_that_a_check_refused(bench: Workbench, way: str
     with polling(bench) as seen:
         for number in range(1, 11):
             wrong = number % 2
-            bench.sql(f"UPDATE content.films SET title = 'round {number}', rating = CASE WHEN id = {number} AND {wrong} = 1"
-                      " THEN 11 ELSE 5 END")  # fmt: skip
+            rating = f"CASE WHEN id = {number} AND {wrong} = 1 THEN 11 ELSE 5 END"
+            bench.sql(f"UPDATE content.films SET title = 'round {number}', rating = {rating}")
             outcomes.append(bench.run("films")["status"])
 
     assert outcomes == ["FAILED", "SUCCESS"] * 5

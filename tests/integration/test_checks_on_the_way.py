@@ -1,4 +1,4 @@
-"""Checks of rows on their way to a target that does not judge them itself: on Arrow batches, before anything is shown."""
+"""Checks of rows on their way to a target that does not judge them itself: on Arrow batches, before they are shown."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ ACCEPTED = {"kind": "accepted_values", "column": "price", "values": [1.5, 2]}
 RELATED = {"kind": "relationship", "column": "genre_id", "to": "content.genre", "to_column": "id"}
 COUNT = {"kind": "row_count", "min": 20, "max": 40}
 FRESH = {"kind": "freshness", "column": "changed", "max_age": "6h"}
-KINDS = [NOT_NULL, ACCEPTED, RELATED, COUNT, FRESH]
+KINDS: list[dict[str, Any]] = [NOT_NULL, ACCEPTED, RELATED, COUNT, FRESH]
 BROKEN = {
     "not_null": ("UPDATE content.film SET title = NULL WHERE id IN (2, 20)", {2, 20}),
     "accepted_values": ("UPDATE content.film SET price = 2.01 WHERE id = 9", {9}),

@@ -1,7 +1,7 @@
 """The checks of a run: what they are compared with, when the loop judges them itself, and what is said of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from vitrina import data_checks
@@ -119,13 +119,13 @@ def _values_of(job: "Job", check: Relationship) -> "pa.ChunkedArray":
     return job.reference(query).column("value")
 
 
-def judge_load(checks: Checks, found: Checkpoint) -> Judgement:
+def judge_load(checks: Checks, found: Checkpoint, now: datetime) -> Judgement:
     """Judge a load that the target is about to show, by what was counted on the way there."""
     latest = found.identity.get(FRESHEST) or {}
     outcomes = tuple(
         checks.outcome(check, checks.count(check, found.rows))
         if isinstance(check, RowCount)
-        else checks.outcome(check, _freshness(check, latest))
+        else checks.outcome(check, _freshness(check, latest, now))
         for check in checks.of_sets
         if isinstance(check, RowCount | Freshness)
     )
@@ -133,7 +133,7 @@ def judge_load(checks: Checks, found: Checkpoint) -> Judgement:
     return Judgement(outcomes)
 
 
-def _freshness(check: Freshness, latest: Mapping[str, str]) -> Found:
+def _freshness(check: Freshness, latest: Mapping[str, str], now: datetime) -> Found:
     at = latest.get(check.called)
-    age = (datetime.now(UTC) - datetime.fromisoformat(at)).total_seconds() if at else None
+    age = (now - datetime.fromisoformat(at)).total_seconds() if at else None
     return of_age(check, age)

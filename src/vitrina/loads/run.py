@@ -98,7 +98,8 @@ class Run:
         if self.checks is not None and self.gate is not None:
             from vitrina.loads import checks
 
-            self.meter.checked(checks.judge_load(self.checks, self.checkpoint).outcomes, whole=True)
+            now = database.now(self.job.metastore)
+            self.meter.checked(checks.judge_load(self.checks, self.checkpoint, now).outcomes, whole=True)
 
     def judge_target(self) -> None:
         """Judge what the target shows after a pass."""

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from vitrina.ports.checks import Judgement
-
 T = TypeVar("T")
 
 # The values of a key as the canonical texts that the source makes of them: 1.0 and 1.00 are one key.
@@ -192,8 +190,8 @@ class Part:
     delivered: frozenset[str] = frozenset()
     counts: Counts = Counts()
     notes: Mapping[str, Any] = field(default_factory=dict)
-    # What came of the checks of its rows, where they were judged on their way (`ports.checks.Judgement`).
-    judged: "Judgement | None" = None
+    # What came of the checks of its rows, where they were judged on their way: a `ports.checks.Judgement`.
+    judged: Any = None
 
     @property
     def staged_rows(self) -> int:

@@ -198,6 +198,41 @@ def test_a_row_that_one_check_rejects_is_not_held_against_another(bench: Workben
     assert len(mart(bench)) == 98
 
 
+def test_a_letter_names_its_row_exactly(bench: Workbench) -> None:
+    bench.sql("CREATE TABLE content.prices (sku numeric, region text, price int)")
+    bench.sql("INSERT INTO content.prices VALUES (12345678901234567890.50, 'eu', NULL), (2, 'eu', 5)")
+    check = {"kind": "not_null", "column": "price", "severity": "reject"}
+    bench.pipeline("films", "SELECT * FROM content.prices", target_key=["sku", "region"], checks=[check])
+
+    assert bench.run("films")["rows_rejected"] == 1
+
+    assert [letter["document_id"] for letter in letters(bench)] == ["12345678901234567890.50|eu"]
+    bench.sql("UPDATE content.prices SET price = 7")
+    assert bench.replay("films")["sent"] == 1
+    assert bench.differences("SELECT * FROM content.prices", "analytics.films") == 0
+
+
+def test_a_repair_writes_no_row_that_a_check_rejects(bench: Workbench) -> None:
+    make(bench, NOT_NULL | {"severity": "reject"})
+    bench.sql(BROKEN["not_null"][0])
+    bench.run("films")
+    bench.sql("UPDATE analytics.films SET title = 'changed by hand' WHERE id = 50")
+
+    report = bench.reconcile("films", repair=True)
+
+    assert (report["differences"], report["repair"]["rejected"]) == (4, 3)
+    assert bench.differences(f"{QUERY} WHERE title IS NOT NULL", "analytics.films") == 0
+
+
+def test_a_load_without_rows_and_columns_breaks_no_check_of_rows(bench: Workbench) -> None:
+    make(bench, *ROW_KINDS, UNIQUE, options={"allow_empty": True, "allow_shrink": True})
+    bench.run("films")
+    bench.sql("TRUNCATE content.films")
+
+    assert set(results(bench.run("films")).values()) == {"passed"}
+    assert mart(bench) == []
+
+
 def test_numbers_and_truths_are_compared_as_what_they_are(bench: Workbench) -> None:
     query = "SELECT id, rating, id > 0 AS there FROM content.films"
     checks = [

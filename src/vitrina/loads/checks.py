@@ -1,6 +1,6 @@
 """The checks of a run: what they are compared with, when the loop judges them itself, and what is said of them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ _NUMBERS = frozenset({"smallint", "integer", "bigint", "numeric", "real", "doubl
 _PLAIN = frozenset({"smallint", "integer", "bigint", "text", "character varying", "character", "uuid", "boolean"})
 
 
-def accepting(definition: Definition, accepted: Sequence[str]) -> Definition:
+def accepting(definition: Definition, accepted: Collection[str]) -> Definition:
     """Let the guards pass that a person accepted for this run; checks look for themselves."""
     allowed = {"allow_shrink": data_checks.SHRINK in accepted, "allow_empty": data_checks.EMPTY in accepted}
     wanted = {name: True for name, is_accepted in allowed.items() if is_accepted}
@@ -49,7 +49,7 @@ def of_run(job: "Job", watched: Callable[[], set[str]]) -> Checks | None:
         definition.name,
         definition.final_target,
         listed,
-        frozenset(job.claim.row.get("accepted_checks") or ()),
+        job.claim.accepted_checks,
         history,
         frozenset(watched() if rejects else ()),
     )

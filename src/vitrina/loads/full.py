@@ -193,7 +193,7 @@ def _publish(run: Run, load: Load) -> None:
         return replace(found, identity=found.identity | dict(done.identity))
 
     fence = run.fence("publishing", move, point="publish.fenced")
-    run.judge_load()
+    run.judge_load(load)
     try:
         with run.until_paused():
             counts = load.publish(fence)

@@ -74,12 +74,11 @@ def open_job(
 
 def _accepting(claim: Claim, definition: Definition) -> Definition:
     """Let the guards pass that a person accepted for this run."""
-    accepted = claim.row.get("accepted_checks")
-    if not accepted:
+    if not claim.accepted_checks:
         return definition
     from vitrina.loads import checks
 
-    return checks.accepting(definition, accepted)
+    return checks.accepting(definition, claim.accepted_checks)
 
 
 def _open_metastore(

@@ -93,9 +93,9 @@ class Run:
 
         return checks.open_gate(self.job, self.checks)
 
-    def judge_load(self) -> None:
+    def judge_load(self, load: Load) -> None:
         """Judge a load that is about to be shown by a target that does not judge it itself."""
-        if self.checks is not None and self.gate is not None:
+        if self.checks is not None and self.gate is not None and not load.is_shown:
             from vitrina.loads import checks
 
             now = database.now(self.job.metastore)

@@ -46,6 +46,12 @@ class Claim:
         return self.row.get("requested_range") is not None and self.row.get("mode") == "incremental"
 
     @property
+    def accepted_checks(self) -> frozenset[str]:
+        """Name the checks that may fail in this run. The row may have been edited by hand."""
+        found = self.row.get("accepted_checks")
+        return frozenset(name for name in found if isinstance(name, str)) if isinstance(found, list) else frozenset()
+
+    @property
     def is_live(self) -> bool:
         """Follows its source: an outage is waited out, however long it takes."""
         return self.row.get("mode") == "live" and not self.is_repair

@@ -44,6 +44,11 @@ from vitrina.store.database import Connection
 
 # Of a value that is shown.
 _LONGEST_SHOWN = 200
+# Outputs about rows `q`: how many there are, and the text of each.
+_TOLD = SQL("count(*) OVER () AS rows, to_jsonb(q)::text AS found")
+
+# Beyond the longest statement of the reader.
+_PATIENCE_MS = 60_000
 
 Row = dict[str, Any]
 
@@ -112,9 +117,14 @@ class MartChecks:
         self._watched.update(letter.document_id for letter in judged.letters)
         return Judgement(judged.outcomes, judged.letters, delivered)
 
-    def judge_load(self, stage: Stage, item: Composable) -> Judgement:
-        """Judge a load that is about to be published, its rows and what is said of all of them."""
-        rows, judged = self._judge_rows(stage, self._of_stage(stage, item))
+    def judge_load(self, stage: Stage, item: Composable, *, has_rows: bool) -> Judgement:
+        """Judge a load that is about to be published, its rows and what is said of all of them.
+
+        One without rows may lack the columns as well: no row of it breaks anything.
+        """
+        rows, judged = self._of_stage(stage, item), Judgement()
+        if has_rows:
+            rows, judged = self._judge_rows(stage, rows)
         of_sets = self._judge_sets(rows)
         outcomes = (*judged.outcomes, *of_sets)
         refuse_failed(self._checks, outcomes, "run.check_failed")
@@ -156,13 +166,14 @@ class MartChecks:
 
     def _judge_rows(self, stage: Stage, rows: Rows) -> tuple[Rows, Judgement]:
         """Leave out what is rejected first: other checks do not see such rows."""
+        self._wait_for_reader()
         rejecting = [check for check in self._checks.of_rows if self._checks.rejects(check)]
         outcomes, letters = [], list[DeadLetter]()
         for check in rejecting:
             found, broken = self._reject(check, rows)
             outcomes.append(found)
             letters += [self._letter(check, row) for row in broken]
-            rows = rows.but([row[PLACE] for row in broken])
+            rows = rows.but([row["place"] for row in broken])
         others = [check for check in self._checks.of_rows if check not in rejecting]
         outcomes += self._judge_together(others, rows)
         if rows.left_out:
@@ -172,6 +183,13 @@ class MartChecks:
                 )
             )
         return rows, Judgement(tuple(outcomes), tuple(letters))
+
+    def _wait_for_reader(self) -> None:
+        """Let our transaction be idle while the reader is asked; it holds no lock by then that anybody waits for."""
+        if any(isinstance(check, Asked) for check in self._checks.listed):
+            longest = int(self._settings.statement_timeout_on(None) * 1000) + _PATIENCE_MS
+            setting = SQL("SET LOCAL idle_in_transaction_session_timeout = {}").format(Literal(longest))
+            self._session.execute(setting)
 
     def _reject(self, check: RowCheck, rows: Rows) -> tuple[Outcome, list[Row]]:
         before = self._rejected.get(check.called, 0)
@@ -196,43 +214,61 @@ class MartChecks:
             return []
         counts = [SQL("count(*) FILTER (WHERE {})").format(_is_broken(check)) for check in checks]
         named = [SQL("{} AS {}").format(count, Identifier(f"c{place}")) for place, count in enumerate(counts)]
-        statement = SQL("SELECT {} FROM ({}) AS s").format(SQL(", ").join(named), rows.select(with_place=False))
+        statement = SQL("SELECT {} FROM ({}) AS q").format(SQL(", ").join(named), rows.select(with_place=False))
         return list(self._one(checks[0], statement).values())
 
     def _broken_rows(self, check: RowCheck, rows: Rows, limit: int) -> tuple[int, list[Row]]:
         """Count the rows that break the check, and read the first of them."""
         if isinstance(check, Asked):
             return self._ask(check, rows, limit)
-        statement = SQL(
-            "SELECT count(*) OVER () AS rows, to_jsonb(s)::text AS found FROM ({}) AS s WHERE {} LIMIT {}"
-        ).format(rows.select(with_place=True), _is_broken(check), Literal(limit))
+        statement = SQL("SELECT {} FROM ({}) AS q WHERE {} LIMIT {}").format(
+            self._told_of_row, rows.select(with_place=True), _is_broken(check), Literal(limit)
+        )
         return _first_rows(self._all(check, statement))
 
+    @property
+    def _told_of_row(self) -> Composed:
+        """Give outputs about rows `q`: how many there are, and of each its text, its place and the name of a letter."""
+        return SQL(
+            "count(*) OVER () AS rows, (to_jsonb(q) - {place}{key})::text AS found, q.{column}::text AS place,"
+            " {name} AS name"
+        ).format(place=Literal(PLACE), key=self._exact_key, column=Identifier(PLACE), name=self._name_of("q"))
+
+    @property
+    def _exact_key(self) -> Composable:
+        """Write a key of type numeric as text: whoever reads JSON takes such a number for one with 15 digits."""
+        types = {column.name: column.base_type for column in self._writer.table.columns}
+        numbers = [name for name in self._writer.key if types[name].startswith("numeric")]
+        pairs = [SQL("{}, q.{}::text").format(Literal(name), Identifier(name)) for name in numbers]
+        return SQL(" || jsonb_build_object({})").format(SQL(", ").join(pairs)) if pairs else SQL("")
+
+    def _name_of(self, alias: str) -> Composed:
+        """Name a row as its letter does: by its key."""
+        key = [SQL("{}.{}::text").format(SQL(alias), Identifier(name)) for name in self._writer.key]
+        return SQL("concat_ws('|', {})").format(SQL(", ").join(key))
+
     def _letter(self, check: RowCheck, row: Row) -> DeadLetter:
-        shown = {name: value for name, value in row.items() if name != PLACE}
-        name = "|".join(_text(row.get(column)) for column in self._writer.key)
-        document = json.dumps(shown, ensure_ascii=False).encode(errors="replace")
-        return DeadLetter.about(name, say("check.rejected", check=check.called), document, by_check=True)
+        said = say("check.rejected", check=check.called)
+        return DeadLetter.about(row["name"], said, row["found"].encode(errors="replace"), by_check=True)
 
     def _delivered(self, rows: Rows) -> frozenset[str]:
         """Find which rows that were left out before come through now."""
         if not self._watched:
             return frozenset()
-        key = SQL(", ").join(SQL("s.{}::text").format(Identifier(name)) for name in self._writer.key)
-        statement = SQL("SELECT DISTINCT k.name FROM ({}) AS s, concat_ws('|', {}) AS k(name) WHERE k.name = ANY ({})")
-        watched = Literal(sorted(self._watched))
-        found = self._session.execute(statement.format(rows.select(with_place=False), key, watched)).fetchall()
+        statement = SQL("SELECT DISTINCT k.name FROM ({}) AS s, {} AS k(name) WHERE k.name = ANY ({})").format(
+            rows.select(with_place=False), self._name_of("s"), Literal(sorted(self._watched))
+        )
+        found = self._session.execute(statement).fetchall()
         return frozenset(row["name"] for row in found)
 
     # --- all rows --------------------------------------------------------------------------------------------------
 
     def _judge_sets(self, rows: Rows) -> list[Outcome]:
         checks = [check for check in self._checks.of_sets if not isinstance(check, ChangedShare)]
-        measured = self._measure([check for check in checks if isinstance(check, RowCount | Freshness)], rows)
-        return [
-            self._checks.outcome(check, measured[check.called] if check.called in measured else self._look(check, rows))
-            for check in checks
-        ]
+        there = [check for check in checks if set(check.columns_read) <= set(rows.names)]
+        measured = self._measure([check for check in there if isinstance(check, RowCount | Freshness)], rows)
+        found = {check.called: self._look(check, rows) for check in there if check.called not in measured} | measured
+        return [self._checks.outcome(check, found.get(check.called) or _nothing(check)) for check in checks]
 
     def _measure(self, checks: Sequence[SetCheck], rows: Rows) -> dict[str, Found]:
         """Count rows and find the latest values in one reading."""
@@ -267,10 +303,10 @@ class MartChecks:
     def _repeated(self, check: Unique, rows: Rows) -> Found:
         names = [SQL("s.{}").format(Identifier(name)) for name in check.columns]
         statement = SQL(
-            "SELECT count(*) OVER () AS rows, to_jsonb(t)::text AS found FROM ("
-            "SELECT {names}, count(*) AS times FROM ({rows}) AS s WHERE {there} GROUP BY {names} HAVING count(*) > 1"
-            ") AS t LIMIT {limit}"
+            "SELECT {told} FROM (SELECT {names}, count(*) AS times FROM ({rows}) AS s WHERE {there} GROUP BY {names}"
+            " HAVING count(*) > 1) AS q LIMIT {limit}"
         ).format(
+            told=_TOLD,
             names=SQL(", ").join(names),
             rows=rows.select(with_place=False),
             there=SQL(" AND ").join(SQL("{} IS NOT NULL").format(name) for name in names),
@@ -298,12 +334,11 @@ class MartChecks:
         judged = self._judge_sql(check)
         reader = self._open_reader()
         with self._mart_shown_to(reader.connection.info.user, check, rows) as mart:
-            staged = rows.select(with_place=True) if rows.has_place else SQL("SELECT * FROM {}").format(mart)
+            by_row = isinstance(check, RowCheck)
+            staged = rows.select(with_place=by_row) if rows.has_place else SQL("SELECT * FROM {}").format(mart)
             given = [(STAGED, staged), *([(TARGET, SQL("SELECT * FROM {}").format(mart))] if mart else [])]
-            statement = SQL(
-                "WITH {given} SELECT count(*) OVER () AS rows, to_jsonb(q)::text AS found FROM (\n{text}\n) AS q"
-                " LIMIT {limit}"
-            ).format(
+            statement = SQL("WITH {given} SELECT {told} FROM (\n{text}\n) AS q LIMIT {limit}").format(
+                told=self._told_of_row if by_row else _TOLD,
                 given=SQL(", ").join(
                     SQL("{} AS NOT MATERIALIZED ({})").format(Identifier(name), item) for name, item in given
                 ),
@@ -382,13 +417,19 @@ class MartChecks:
 
 
 def _is_broken(check: RowCheck) -> Composed:
+    """Build the condition for rows `q` that break the check."""
     if isinstance(check, NotNull):
-        return SQL("s.{} IS NOT DISTINCT FROM NULL").format(Identifier(check.column))
+        return SQL("q.{} IS NOT DISTINCT FROM NULL").format(Identifier(check.column))
     if isinstance(check, AcceptedValues):
         # Without a type, each is read as one of the column's.
         values = SQL(", ").join(Literal(_text(value)) for value in check.values)
-        return SQL("s.{} NOT IN ({})").format(Identifier(check.column), values)
+        return SQL("q.{} NOT IN ({})").format(Identifier(check.column), values)
     raise TypeError(f"rows are not judged here by {check}")
+
+
+def _nothing(check: SetCheck) -> Found:
+    """Tell of a load without rows, which lacks the column."""
+    return of_age(check, None) if isinstance(check, Freshness) else _of_rows(0, [])
 
 
 def _mentions_target(check: Asked) -> bool:
@@ -396,7 +437,7 @@ def _mentions_target(check: Asked) -> bool:
 
 
 def _first_rows(found: Sequence[Row]) -> tuple[int, list[Row]]:
-    return (found[0]["rows"] if found else 0), [json.loads(row["found"]) for row in found]
+    return (found[0]["rows"] if found else 0), list(found)
 
 
 def _of_rows(number: int, broken: Sequence[Row]) -> Found:
@@ -404,7 +445,8 @@ def _of_rows(number: int, broken: Sequence[Row]) -> Found:
 
 
 def _shown(rows: Sequence[Row]) -> list[Row]:
-    return [{name: _short(value) for name, value in row.items() if name != PLACE} for row in rows]
+    """Read the texts of rows, of which long values are cut."""
+    return [{name: _short(value) for name, value in json.loads(row["found"]).items()} for row in rows]
 
 
 def _short(value: Any) -> Any:

@@ -197,7 +197,7 @@ class MartTarget(BaseTarget):
             self.writer,
             opening.settings,
             open_reader=self.check_reader,
-            beside=lambda: opening.lend(opening.url, name, {}),
+            beside=lambda: opening.lend(opening.url, name, {"lock_timeout": "30000"}),
         )
 
     def check_reader(self) -> "SqlReader":
@@ -354,7 +354,8 @@ class StageLoad(BaseLoad):
         deletes, checks = self._loading.deletes, self._checks
         if checks is None:
             return self._writer.publish(self.stage, found, deletes=deletes), None
-        judged = checks.judge_load(self.stage, self.stage.counted(found.accepted, WITH_PLACE))
+        rows = self.stage.counted(found.accepted, WITH_PLACE)
+        judged = checks.judge_load(self.stage, rows, has_rows=found.rows > 0)
         before = checks.rows_before()
         left = replace(found, rows=found.rows - len(judged.letters))
         counts = self._writer.publish(self.stage, left, deletes=deletes)

@@ -18,7 +18,7 @@ from vitrina.connectors.postgres.mart_comparison import MartComparison
 from vitrina.connectors.postgres.pushdown import Paging, PushdownSource, SharedSnapshot
 from vitrina.connectors.postgres.query_source import QuerySource
 from vitrina.connectors.postgres.query_window import QueryWindow
-from vitrina.connectors.postgres.stage import CURSOR_ID, CURSOR_KEY, PLACE, Stage, stage_name
+from vitrina.connectors.postgres.stage import CURSOR_ID, CURSOR_KEY, Stage, stage_name
 from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.definition import Definition
 from vitrina.errors import TransientError
@@ -52,9 +52,6 @@ if TYPE_CHECKING:
     from vitrina.connectors.postgres.checks import MartChecks
     from vitrina.connectors.postgres.source import SqlReader
     from vitrina.ports.checks import Checks, Judgement
-
-# Where a staged row stands, beside its columns: checks tell rows apart by it.
-WITH_PLACE = SQL("ctid AS {}").format(Identifier(PLACE))
 
 
 @dataclass(frozen=True)
@@ -207,7 +204,12 @@ class MartTarget(BaseTarget):
 
             opening, url = self.opening, database.reader_url(self.opening.settings, None)
             seconds = opening.settings.statement_timeout_on(None)
-            limits = {"lock_timeout": "30000", "statement_timeout": str(int(seconds * 1000))}
+            limits = {
+                "lock_timeout": "30000",
+                "statement_timeout": str(int(seconds * 1000)),
+                # As for a merge: a stage is joined with what it refers to in one pass.
+                "work_mem": f"{opening.settings.merge_memory_mb}MB",
+            }
 
             def connect(more: Mapping[str, str]) -> Connection:
                 wanted = database.READ_ONLY | limits | dict(more)
@@ -354,7 +356,7 @@ class StageLoad(BaseLoad):
         deletes, checks = self._loading.deletes, self._checks
         if checks is None:
             return self._writer.publish(self.stage, found, deletes=deletes), None
-        rows = self.stage.counted(found.accepted, WITH_PLACE)
+        rows = self.stage.counted_to_judge(found.accepted)
         judged = checks.judge_load(self.stage, rows, has_rows=found.rows > 0)
         before = checks.rows_before()
         left = replace(found, rows=found.rows - len(judged.letters))
@@ -411,7 +413,7 @@ class MergeLoad(BaseLoad):
         if self._checks is None:
             return None
         epoch = self._target.opening.claim.epoch
-        return self._checks.judge_batch(stage, stage.of_batch(epoch, part.number, WITH_PLACE))
+        return self._checks.judge_batch(stage, stage.batch_to_judge(epoch, part.number))
 
     def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
         target = self._target

@@ -72,16 +72,29 @@ class Stage:
         if fillable_by:
             connection.execute(SQL("GRANT INSERT ON {} TO {}").format(self.identifier, Identifier(fillable_by)))
 
-    def counted(self, accepted: Accepted, *others: Composable) -> Composed:
-        """Build a FROM item with exactly the rows that count, in the target's types, and `others` beside them."""
-        return self._rows(self._is_accepted(accepted), *others)
+    def counted(self, accepted: Accepted) -> Composed:
+        """Build a FROM item with exactly the rows that count, in the target's types."""
+        return self._rows(self._is_accepted(accepted))
 
-    def of_batch(self, epoch: int, number: int, *others: Composable) -> Composed:
+    def of_batch(self, epoch: int, number: int) -> Composed:
         """Build a FROM item with the rows of one batch, cursor included."""
-        condition = SQL("{} = {} AND {} = {}").format(
-            Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(number)
-        )
-        return self._rows(condition, *others)
+        return self._rows(self._is_of_batch(epoch, number))
+
+    def counted_to_judge(self, accepted: Accepted) -> Composed:
+        """Build a FROM item with the rows that count and the place of each, for checks."""
+        return self._to_judge(self._is_accepted(accepted))
+
+    def batch_to_judge(self, epoch: int, number: int) -> Composed:
+        """Build a FROM item with the rows of one batch and the place of each, for checks."""
+        return self._to_judge(self._is_of_batch(epoch, number))
+
+    def _to_judge(self, condition: Composed) -> Composed:
+        """Hide the condition from the planner: without statistics it would expect a row or two, and no join to pay."""
+        hidden = SQL("CASE WHEN {} THEN true ELSE false END").format(condition)
+        return self._rows(hidden, SQL("ctid AS {}").format(Identifier(PLACE)))
+
+    def _is_of_batch(self, epoch: int, number: int) -> Composed:
+        return SQL("{} = {} AND {} = {}").format(Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(number))
 
     def in_batches(self) -> Composed:
         """Build a FROM item with all rows, each with the number of its batch."""

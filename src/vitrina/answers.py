@@ -81,6 +81,13 @@ NO_OBJECT = "(not an object)"
 StoredObject = Annotated[dict[str, Any], BeforeValidator(_as_object)]
 StoredTexts = Annotated[dict[str, str], BeforeValidator(_as_texts)]
 
+
+def _as_objects(value: object) -> object:
+    return [_as_object(part) or {} for part in value] if isinstance(value, list) else [{NO_OBJECT: value}]
+
+
+StoredObjects = Annotated[list[dict[str, Any]], BeforeValidator(_as_objects)]
+
 Item = TypeVar("Item")
 
 
@@ -181,9 +188,7 @@ class Pipeline(Told):
     schedule_interval: str | None
     run_after: list[RunAfter] = Field(default_factory=list, description="Pipelines whose successes start this one.")
     options: StoredObject
-    checks: list[dict[str, Any]] = Field(
-        default_factory=list, description="What has to hold before rows are published."
-    )
+    checks: StoredObjects = Field(default_factory=list, description="What has to hold before rows are published.")
     tasks: list[Task]
     labels: StoredTexts = Field(default_factory=dict)
     status: Status

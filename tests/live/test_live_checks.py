@@ -58,3 +58,22 @@ def test_a_change_that_fails_a_check_stops_the_pipeline_until_it_is_accepted(
     marts.request("accounts", accepts=["positive"])
     marts.await_following("accounts")
     assert balance(marts, 1) == -1
+
+
+def test_checks_of_all_rows_look_at_the_target_while_it_follows(marts: Marts) -> None:
+    marts.mutants = ("_JUDGED_SECONDS=0.1",)
+    owed = {"kind": "select", "name": "total", "query": "SELECT sum(balance) FROM staged HAVING sum(balance) < 0"}
+    marts.live("accounts", ACCOUNTS, checks=[owed, {"kind": "row_count", "min": 150}])
+    marts.start_runner()
+    marts.await_following("accounts")
+    marts.sql("UPDATE content.account SET balance = balance + 1 WHERE id <= 3")
+    marts.await_equal("accounts", ACCOUNTS)
+
+    marts.sql("UPDATE content.account SET balance = -1000000 WHERE id = 1")
+    marts.await_failed("accounts")
+
+    assert balance(marts, 1) == -1000000
+    assert "check total failed: 1 row(s) break it" in marts.row("accounts")["last_error"]
+    assert "are in analytics.accounts already" in marts.row("accounts")["last_error"]
+    marts.request("accounts", accepts=["total"])
+    marts.await_following("accounts")

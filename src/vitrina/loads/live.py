@@ -140,6 +140,7 @@ class Follower:
         self._loaded = time.monotonic()
         self._recorded = 0.0
         self._judged = time.monotonic()
+        self._is_unjudged = False
         self._stored_seconds = _STORED_SECONDS
 
     def close(self) -> None:
@@ -276,7 +277,14 @@ class Follower:
         while True:
             self._look()
             self._batch()
+            self._judge()
             self._await_changes()
+
+    def _judge(self) -> None:
+        """Judge the whole target now and then, once it has changed."""
+        if self._is_unjudged and time.monotonic() > self._judged + _JUDGED_SECONDS:
+            self._run.judge_target()
+            self._judged, self._is_unjudged = time.monotonic(), False
 
     def _look(self, *, ends_at_request: bool = True) -> None:
         """Obey lease, pause, `disable` and requests."""
@@ -423,9 +431,7 @@ class Follower:
         run.meter.is_alive()
         run.log.debug("live.batch", keys=len(stale.keys), ms=run.meter.last_batch_ms)
         self._passed_on(place)
-        if run.job.definition.checks and time.monotonic() > self._judged + _JUDGED_SECONDS:
-            self._judged = time.monotonic()
-            run.judge_target()
+        self._is_unjudged = bool(run.job.definition.checks)
 
     def _correct_through_steps(self, moment: Moment, stale: Stale, place: Place, started: float) -> None:
         run, load = self._run, self._load

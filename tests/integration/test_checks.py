@@ -1,5 +1,6 @@
 """Nothing wrong is published: every kind of check, what becomes of rows that break one, on every way to a mart."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -520,3 +521,14 @@ def test_readers_never_see_a_row_that_a_check_refused(bench: Workbench, way: str
     assert outcomes == ["FAILED", "SUCCESS"] * 5
     assert len(seen) > 10
     assert {(rows, wrong, titles) for rows, wrong, titles in seen} == {(100, 0, 1)}
+
+
+def test_a_run_without_checks_loads_no_module_of_theirs(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(bench)
+    modules = ("vitrina.connectors.postgres.checks", "vitrina.loads.checks", "vitrina.loads.arrow_checks")
+    for name in modules:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    assert bench.run("films")["status"] == "SUCCESS"
+
+    assert not [name for name in modules if name in sys.modules]

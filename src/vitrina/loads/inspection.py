@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from vitrina.errors import FatalError
-from vitrina.loads import checks, steps
+from vitrina.loads import steps
 from vitrina.loads.job import Job, Opened, resume_point
 from vitrina.loads.passes import disowned
 from vitrina.loads.plan import Capabilities, plan
@@ -43,8 +43,7 @@ def _inspect(opened: Opened, *, create_target: bool) -> Job:
     if not opened.source.runs_when_described:
         opened = _believing(opened)
     fitted = steps.fit(opened.around_steps, opened.source, described, opened.target.form, opened.target.known)
-    if opened.definition.checks:
-        checks.refuse_unfit(opened, fitted.output, judges_itself=isinstance(opened.target, Judges))
+    _refuse_unfit_checks(opened, fitted)
     shortcut = opened.target.meet(opened.source)
     prepared = opened.target.prepare(_wanted(opened, described, fitted), create=create_target)
     if fitted.passage:
@@ -65,6 +64,22 @@ def _inspect(opened: Opened, *, create_target: bool) -> Job:
         plan=chosen,
         derivation=derivation,
     )
+
+
+def _refuse_unfit_checks(opened: Opened, fitted: Fitted) -> None:
+    if opened.definition.checks:
+        # Imported here, as below: pipelines without checks need none of it.
+        from vitrina.loads import checks
+
+        checks.refuse_unfit(opened, fitted.output, judges_itself=isinstance(opened.target, Judges))
+
+
+def _advice_on_checks(opened: Opened) -> tuple[str, ...]:
+    if not opened.definition.checks:
+        return ()
+    from vitrina.loads import checks
+
+    return checks.advice(opened.definition)
 
 
 def _derive(opened: Opened, prepared: Prepared) -> Derivation | None:
@@ -180,7 +195,7 @@ def _capabilities(
         warnings=(
             *prepared.warnings,
             *(passes.warnings(found) if passes else ()),
-            *(checks.advice(opened.definition) if opened.definition.checks else ()),
+            *_advice_on_checks(opened),
         ),
         starts_over_because=opened.starts_over_because,
     )

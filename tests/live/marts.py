@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -81,10 +81,10 @@ class Marts:
         self.request(name)
         return made
 
-    def request(self, name: str) -> None:
+    def request(self, name: str, accepts: Sequence[str] = ()) -> None:
         row = pipelines.find(self.metastore, name)
         assert row is not None
-        assert pipelines.request_run(self.metastore, row["id"], trigger=Trigger.API)
+        assert pipelines.request_run(self.metastore, row["id"], trigger=Trigger.API, accepts=accepts)
 
     def change(self, name: str, **fields: Any) -> None:
         services.change(self.metastore, self.settings, CALLER, name, fields)
@@ -126,6 +126,9 @@ class Marts:
     def await_following(self, *names: str) -> None:
         for name in names:
             self.await_true(f"{name} follows", partial(self.is_following, name))
+
+    def await_failed(self, name: str) -> None:
+        until(lambda: self.row(name)["status"] == "FAILED", seconds=PATIENCE_SECONDS)
 
     def is_following(self, name: str) -> bool:
         row = self.row(name)

@@ -36,7 +36,7 @@ from vitrina.ports.live import (
     Stale,
 )
 from vitrina.ports.source import BaseSource, Description, Form, Window
-from vitrina.ports.target import SHRINK_LIMIT, Done, Load
+from vitrina.ports.target import Done, Load
 from vitrina.sentences import say
 from vitrina.status import Status
 from vitrina.store import feeds, leases
@@ -62,6 +62,8 @@ _IDLE_SECONDS = 5.0
 # How long a feed may take to be ready, with a reason that it gives.
 _READY_SECONDS = 60.0
 _LONGEST_RUN = timedelta(hours=24)
+# Between two times that the whole target is judged by the checks that are about all rows.
+_JUDGED_SECONDS = 60.0
 # Between two full loads that changes ask for, unless options.live.reload says.
 _BETWEEN_LOADS = timedelta(seconds=10)
 # A target that loses more than half of its rows within this long has met a DELETE without WHERE.
@@ -137,6 +139,8 @@ class Follower:
         self._reloads = _reload_interval(run.job.definition)
         self._loaded = time.monotonic()
         self._recorded = 0.0
+        self._judged = time.monotonic()
+        self._is_unjudged = False
         self._stored_seconds = _STORED_SECONDS
 
     def close(self) -> None:
@@ -273,7 +277,14 @@ class Follower:
         while True:
             self._look()
             self._batch()
+            self._judge()
             self._await_changes()
+
+    def _judge(self) -> None:
+        """Judge the whole target now and then, once it has changed."""
+        if self._is_unjudged and time.monotonic() > self._judged + _JUDGED_SECONDS:
+            self._run.judge_target()
+            self._judged, self._is_unjudged = time.monotonic(), False
 
     def _look(self, *, ends_at_request: bool = True) -> None:
         """Obey lease, pause, `disable` and requests."""
@@ -420,6 +431,7 @@ class Follower:
         run.meter.is_alive()
         run.log.debug("live.batch", keys=len(stale.keys), ms=run.meter.last_batch_ms)
         self._passed_on(place)
+        self._is_unjudged = bool(run.job.definition.checks)
 
     def _correct_through_steps(self, moment: Moment, stale: Stale, place: Place, started: float) -> None:
         run, load = self._run, self._load
@@ -438,7 +450,8 @@ class Follower:
         run = self._run
         passage = run.job.fitted.passage
         with load.writer() as writer:
-            flow = Flow(rows, Window(), passage.steps if passage else None, writer, run.job.claim.epoch)
+            steps = passage.steps if passage else None
+            flow = Flow(rows, Window(), steps, writer, run.job.claim.epoch, gate=run.gate)
             parts = list(flow.parts(number, None))
         return parts[0] if parts else Part(number, 0, None)
 
@@ -447,7 +460,7 @@ class Follower:
 
         def move(done: Done) -> Checkpoint:
             self._guard.refuse(done.counts, run)
-            run.letters.leave_behind(part)
+            run.letters.leave_behind(run.after_checks(part, done))
             run.meter.batch(part, done.counts, time.monotonic() - started)
             run.meter.merged(done.counts)
             self._note(place)
@@ -518,7 +531,7 @@ class ShrinkGuard:
         self.rows += counts.inserted - counts.deleted
         deleted = sum(number for _, number in self._deleted)
         before = self.rows + deleted
-        if deleted > max(_FEW_DELETES, before * SHRINK_LIMIT) and not options.allow_shrink:
+        if not options.allow_shrink and deleted > max(_FEW_DELETES, before * options.shrink_limit):
             target = run.job.definition.final_target
             raise ShrinkRefused(say("run.would_shrink", removed=deleted, rows=before, target=target))
 

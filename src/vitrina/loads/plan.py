@@ -146,6 +146,7 @@ def _route(definition: Definition, known: Capabilities, reasons: list[str]) -> R
         (known.no_shortcut_because is not None, say("plan.arrow", because=known.no_shortcut_because)),
         (known.has_steps, say("plan.arrow_steps")),
         (definition.options.route == "arrow", say("plan.arrow_asked")),
+        (_judges_changes(definition), say("plan.arrow_checks")),
     )
     for applies, reason in looked_at:
         if applies:
@@ -161,6 +162,11 @@ def _route(definition: Definition, known: Capabilities, reasons: list[str]) -> R
             return "copy"
     reasons.append(say("plan.pushdown"))
     return "pushdown"
+
+
+def _judges_changes(definition: Definition) -> bool:
+    """Tell whether rows that a live run corrects are judged, for which they are staged."""
+    return definition.mode == "live" and any(check.of_rows for check in definition.checks)
 
 
 def _loads_at_once(definition: Definition, known: Capabilities, reasons: list[str]) -> bool:

@@ -176,7 +176,7 @@ class Replay:
         with run.parts(load, Window(order=self.key, keys=keys)) as parts:
             for part in parts:
                 run.commit(load, part, _numbered)
-                refused += part.letters
+                refused += run.letters.latest
         return refused
 
     def _opened(self) -> Load:

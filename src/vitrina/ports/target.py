@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     import psycopg
     import pyarrow as pa
 
-# Of its rows, a target loses no larger part at once without options.allow_shrink.
-SHRINK_LIMIT = 0.5
+    from vitrina.ports.checks import Checks, Judgement
 
 # replace: what the source has takes the place of what the target shows. merge: rows are added to it, key by key.
 LoadKind = Literal["replace", "merge"]
@@ -68,6 +67,8 @@ class Loading:
     refuses_repeats: bool = False
     # Rows that were rejected before, by the names of their letters: the writer tells which of them are taken now.
     watched: set[str] | None = None
+    # For a target that judges rows itself (`ports.checks.Judges`). None: there is nothing to judge.
+    checks: "Checks | None" = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Done:
     counts: Counts = field(default_factory=Counts)
     identity: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
+    # What came of the checks, and the rows that they left out.
+    judged: "Judgement | None" = None
 
 
 DONE = Done()

@@ -46,6 +46,12 @@ class Claim:
         return self.row.get("requested_range") is not None and self.row.get("mode") == "incremental"
 
     @property
+    def accepted_checks(self) -> frozenset[str]:
+        """Name the checks that may fail in this run. The row may have been edited by hand."""
+        found = self.row.get("accepted_checks")
+        return frozenset(name for name in found if isinstance(name, str)) if isinstance(found, list) else frozenset()
+
+    @property
     def is_live(self) -> bool:
         """Follows its source: an outage is waited out, however long it takes."""
         return self.row.get("mode") == "live" and not self.is_repair
@@ -113,7 +119,7 @@ def _set_aside(connection: Connection, pipeline_id: UUID, problem: Exception) ->
             """
             UPDATE etl.etl_pipelines
             SET status = 'FAILED', last_error = %(reason)s, run_requested_at = NULL, attempts = 0,
-                requested_range = NULL, range_requested_at = NULL,
+                requested_range = NULL, range_requested_at = NULL, accepted_checks = NULL,
                 needs_attention = needs_attention || jsonb_build_object('claim', %(reason)s::text)
             WHERE id = %(id)s AND status = ANY(%(from)s)
             """,
@@ -458,6 +464,7 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
                                             ELSE p.requested_reason END,
                     requested_range = CASE WHEN %(keeps_range)s THEN p.requested_range END,
                     range_requested_at = CASE WHEN %(keeps_range)s THEN p.range_requested_at END,
+                    accepted_checks = CASE WHEN %(keeps_range)s THEN p.accepted_checks END,
                     claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL,
                     attempts = 0, last_error = NULL
                 WHERE p.id = %(id)s AND p.claim_id = %(claim)s AND p.epoch = %(epoch)s
@@ -499,7 +506,7 @@ def begin_again(connection: Connection, claim: Claim, reason: str, *, loads: boo
                 run_requested_at = CASE WHEN %(loads)s THEN coalesce(p.run_requested_at, clock_timestamp())
                                         ELSE p.run_requested_at END,
                 requested_trigger = coalesce(p.requested_trigger, %(trigger)s),
-                requested_reason = coalesce(p.requested_reason, %(reason)s),
+                requested_reason = coalesce(p.requested_reason, %(reason)s), accepted_checks = NULL,
                 claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL,
                 attempts = 0, last_error = NULL
             WHERE p.id = %(id)s AND p.claim_id = %(claim)s AND p.epoch = %(epoch)s
@@ -552,7 +559,7 @@ def fail_run(connection: Connection, claim: Claim, code: str, message: str) -> b
                                              AND p.requested_trigger IS NULL
                                             THEN format(%(reason)s, p.run_requested_at)
                                             ELSE p.requested_reason END,
-                    requested_range = NULL, range_requested_at = NULL,
+                    requested_range = NULL, range_requested_at = NULL, accepted_checks = NULL,
                     last_error = %(error)s, attempts = 0, claim_returns = NULL,
                     claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
                 WHERE id = %(id)s AND claim_id = %(claim)s AND epoch = %(epoch)s AND status = ANY(%(from)s)
@@ -618,7 +625,8 @@ def cancel_run(connection: Connection, pipeline_id: UUID, message: str) -> bool:
             UPDATE etl.etl_pipelines
             SET status = CASE WHEN status = 'PAUSE_REQUESTED' THEN 'PAUSED' ELSE 'IDLE' END,
                 run_requested_at = NULL, requested_trigger = NULL, requested_reason = NULL,
-                requested_range = NULL, range_requested_at = NULL, claim_returns = NULL, attempts = 0,
+                requested_range = NULL, range_requested_at = NULL, accepted_checks = NULL, claim_returns = NULL,
+                attempts = 0,
                 claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
             WHERE id = %s AND status = ANY(%s) AND claim_id IS NOT NULL
             RETURNING id

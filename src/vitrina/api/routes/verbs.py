@@ -205,7 +205,13 @@ def differences(
 def _run(connection: Connection, caller: Caller, pipeline: str, wish: bodies.RunWish) -> answers.RunAccepted:
     before = pipelines.get(connection, pipeline)
     row = pipelines.request_run(
-        connection, caller, pipeline, trigger=Trigger(wish.trigger), since=wish.since, until=wish.until
+        connection,
+        caller,
+        pipeline,
+        trigger=Trigger(wish.trigger),
+        since=wish.since,
+        until=wish.until,
+        accepts=wish.accept,
     )
     current = pipelines.find_current_run(connection, row)
     message = say("pipeline.waits_for_runner", name=row["name"])

@@ -15,12 +15,13 @@ from vitrina.connectors.search.connection import ConnectionOptions
 from vitrina.connectors.search.documents import Action, DocumentEncoder, Prepared
 from vitrina.connectors.search.generations import Generations, Standing, WriteAlias
 from vitrina.connectors.search.versions import write_version
+from vitrina.data_checks import EMPTY
 from vitrina.definition import Options
 from vitrina.errors import CannotConnect, ConfigError, Disconnected, LeaseLost, ShrinkRefused, TargetMismatch
 from vitrina.ports.batch import Counts, DeadLetter, Key, PartId, Written
 from vitrina.ports.checkpoint import Accepted
 from vitrina.ports.schema import Column
-from vitrina.ports.target import SHRINK_LIMIT, Receipt
+from vitrina.ports.target import Receipt
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
 from vitrina.targets import SearchTarget
@@ -200,9 +201,10 @@ class ElasticsearchWriter:
         if documents == 0 and before and not self._options.allow_empty:
             raise ShrinkRefused(
                 f"the source has no rows, but {self._target} shows {before:,} documents; if it shall be emptied, set"
-                " options.allow_empty"
+                " options.allow_empty",
+                EMPTY,
             )
-        if documents < before * SHRINK_LIMIT and not self._options.allow_shrink:
+        if documents < before * (1 - self._options.shrink_limit):
             raise ShrinkRefused(
                 f"publishing would leave {documents:,} of {before:,} documents in {self._target}; if the source really"
                 " shrank that much, set options.allow_shrink and run again"

@@ -77,7 +77,7 @@ class Flow:
         batch = read.batch
         with batch.watch.lap(self._writer.timed_as):
             receipt = self._writer.write(taken.table, PartId(self._epoch, read.number))
-        part = Part(read.number, batch.read, batch.last, reopened=batch.reopened)
+        part = Part(read.number, batch.read, batch.last, reopened=batch.reopened, filtered=taken.filtered)
         return UnderWay(part, taken.letters, taken.delivered, batch.size, batch.watch, self._writer.timed_as, receipt)
 
 
@@ -151,4 +151,13 @@ def _together(pieces: list[Part]) -> Part:
         pieces[-1].laps,
         delivered=delivered_in(letters, *(piece.delivered for piece in pieces)),
         counts=sum((piece.counts for piece in pieces), start=Counts()),
+        filtered=tuple(_filtered(pieces)),
     )
+
+
+def _filtered(pieces: list[Part]) -> Iterator[int]:
+    """Count positions on from piece to piece."""
+    before = 0
+    for piece in pieces:
+        yield from (before + position for position in piece.filtered)
+        before += piece.rows

@@ -180,6 +180,8 @@ class Part:
     delivered: frozenset[str] = frozenset()
     counts: Counts = Counts()
     notes: Mapping[str, Any] = field(default_factory=dict)
+    # Positions, among the rows that were read, of those that the steps left out; where it was asked for.
+    filtered: tuple[int, ...] = ()
 
     @property
     def staged_rows(self) -> int:

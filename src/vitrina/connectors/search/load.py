@@ -14,7 +14,7 @@ from vitrina.ports.batch import Counts, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Comparison, Looked
 from vitrina.ports.connector import Context
-from vitrina.ports.live import Stale
+from vitrina.ports.live import RefuseDeletes, Stale
 from vitrina.ports.source import Form
 from vitrina.ports.target import BaseLoad, BaseTarget, Done, Fence, Load, Loading, Prepared, Wanted, Writer
 from vitrina.sentences import say
@@ -285,7 +285,7 @@ class IndexLoad(BaseLoad):
         fence.after(Done(counts))
         return counts
 
-    def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence) -> Counts:
+    def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence, refuse: RefuseDeletes) -> Counts:
         """Delete the documents of keys that did not come back: those that came were sent with the part.
 
         Searches find both when the index refreshes itself, a second later unless its settings say otherwise.
@@ -297,6 +297,7 @@ class IndexLoad(BaseLoad):
         sender, counts = self._opened_sender, part.counts
         ids = sender.ids_of_keys(sorted(asked - set(read)))
         if ids:
+            refuse(len(ids), lambda: self._index.count_of(sender.concrete, ids))
             counts += Counts(**counts_of(sender.deliver(sender.deletions(ids, part.number))))
         notes = {"hashed_ids": sender.hashed_ids} if sender.hashed_ids else {}
         fence.after(Done(counts, notes=notes))

@@ -56,6 +56,10 @@ class FollowedTable:
     leads_to: str = ""
     # A change may concern every key: the target is loaded again, at most every so often.
     every_key: bool = False
+    # About how many keys one changed row concerns, by the source's statistics. None: unknown.
+    keys_per_row: int | None = None
+    # Large tables that are read whole to find them, for want of an index.
+    scans: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,20 @@ _LOOK_SECONDS = 0.1
 
 def claim(request: dict[str, Any], metastore: Connection, settings: Settings, refusal: str) -> Claim:
     """Take the pipeline for a request. A follower is asked to let it go; `refusal` says that it did not in time."""
-    end = time.monotonic() + PATIENCE_SECONDS
     row = pipelines.find(metastore, request["pipeline_id"])
-    if row and is_followed(row):
+    waits = row is not None and is_followed(row)
+    if waits:
         requests.want_lease(metastore, request["id"])
-        while row and row["status"] == Status.RUNNING:
-            if time.monotonic() > end:
-                raise Conflict(say(refusal, name=row["name"], status=row["status"]))
-            time.sleep(_LOOK_SECONDS)
-            row = pipelines.find(metastore, request["pipeline_id"])
-    return leases.claim_idle(metastore, request["pipeline_id"], request["runner_id"], settings.lease_ttl_seconds)
+        _await_let_go(request, metastore, refusal)
+    taken = leases.claim_idle(metastore, request["pipeline_id"], request["runner_id"], settings.lease_ttl_seconds)
+    if waits:
+        requests.have_lease(metastore, request["id"])
+    return taken
+
+
+def _await_let_go(request: dict[str, Any], metastore: Connection, refusal: str) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while (row := pipelines.find(metastore, request["pipeline_id"])) and row["status"] == Status.RUNNING:
+        if time.monotonic() > end:
+            raise Conflict(say(refusal, name=row["name"], status=row["status"]))
+        time.sleep(_LOOK_SECONDS)

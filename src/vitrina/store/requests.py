@@ -245,11 +245,16 @@ def claim_next(
 
 
 def want_lease(connection: Connection, request_id: UUID) -> None:
-    """Ask the follower of a live pipeline to let it go until the request is performed."""
+    """Ask the follower of a live pipeline to let it go, and all others to leave it alone."""
     connection.execute(
         "UPDATE etl.etl_requests SET payload = payload || %s WHERE id = %s AND status = 'WORKING'",
         [Jsonb({_WANTS_LEASE: True}), request_id],
     )
+
+
+def have_lease(connection: Connection, request_id: UUID) -> None:
+    """Take that back, once the lease is held: when it is given back, the pipeline is followed at once."""
+    connection.execute("UPDATE etl.etl_requests SET payload = payload - %s WHERE id = %s", [_WANTS_LEASE, request_id])
 
 
 def extend(connection: Connection, request_ids: Sequence[UUID], runner_id: UUID, ttl_seconds: float) -> None:

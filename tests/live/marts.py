@@ -197,6 +197,7 @@ class Marts:
         for process in self.runners:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGCONT)  # a test may have stopped it
         end = time.monotonic() + PATIENCE_SECONDS
         for process in self.runners:
             process.wait(timeout=max(1.0, end - time.monotonic()))

@@ -54,6 +54,13 @@ class IndexTarget(BaseTarget):
             return None
         return Prepared((), exists=True, is_empty=False)
 
+    def lost(self, found: Checkpoint) -> str | None:
+        """Tell a live pipeline that its index was deleted, or is another one; passes ask their load."""
+        known = found.identity.get("index")
+        if self.definition.mode != "live" or known is None or self.patiently(self.writer.identity) == known:
+            return None
+        return say("plan.index_replaced", target=self.definition.final_target)
+
     def fingerprint(self) -> Sequence[object]:
         """List what decides which documents there are, where they go, and how they are indexed."""
         options = self.definition.options

@@ -75,7 +75,11 @@ def a_rejected_row_has_not_left(marts: Marts) -> None:
     assert _stepped(marts) == {"3": "3", "4": None, "5": "77"}
 
 
-def a_row_that_a_step_leaves_out_is_deleted(marts: Marts) -> None:
+def a_row_that_a_worker_leaves_out_is_deleted(marts: Marts) -> None:
+    a_row_that_a_step_leaves_out_is_deleted(marts, workers=2)
+
+
+def a_row_that_a_step_leaves_out_is_deleted(marts: Marts, workers: int = 1) -> None:
     """It is no part of the result any more; a rejected row is, and stays as it was."""
     query = "SELECT id, title, studio_id FROM content.film"
     marts.sql("UPDATE content.film SET title = id::text")
@@ -88,6 +92,7 @@ def a_row_that_a_step_leaves_out_is_deleted(marts: Marts) -> None:
             {"order_index": 1, "task_type": "PYTHON", "body": "cast_columns", "params": cast},
             {"order_index": 2, "task_type": "PYTHON", "body": "keep_rows", "params": known},
         ],
+        options={"parallel": workers},
     )
     marts.start_runner()
     marts.await_following("stepped")
@@ -118,6 +123,7 @@ def moved_keys_are_left_and_met(marts: Marts) -> None:
         rows_that_leave_are_deleted,
         a_rejected_row_has_not_left,
         a_row_that_a_step_leaves_out_is_deleted,
+        a_row_that_a_worker_leaves_out_is_deleted,
         moved_keys_are_left_and_met,
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 
 from tests.live.marts import CALLER, FILMS, Marts
 from vitrina.services import pipelines as services
+from vitrina.services import reconciliation
 from vitrina.store import requests
 
 NUMBERS = [
@@ -46,6 +47,7 @@ def followed(marts: Marts) -> Marts:
 def test_a_followed_mart_is_repaired_and_followed_on(followed: Marts) -> None:
     place = followed.place("films")
     followed.sql("UPDATE analytics.films SET title = 'spoilt' WHERE id < 3; DELETE FROM analytics.films WHERE id = 5")
+    reconciliation.refuse_beside_a_run(followed.row("films"))
     done = perform(followed, "reconcile", repair=True)
     assert (done["differences"], done["repair"]["done"], done["remaining"]) == (3, True, 0)
     followed.await_following("films")

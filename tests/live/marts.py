@@ -27,7 +27,7 @@ from vitrina.store.database import Connection
 ROOT = Path(__file__).parents[2]
 CALLER = Caller("tests", Role.ADMIN)
 # Only bounds a hang.
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 
 SOURCE = """
 CREATE TABLE content.studio (id int PRIMARY KEY, name text NOT NULL);
@@ -123,12 +123,13 @@ class Marts:
         assert not failed, failed
         return True
 
+    def await_failed(self, name: str, why: str = "") -> None:
+        until(lambda: self.row(name)["status"] == "FAILED", seconds=PATIENCE_SECONDS)
+        assert why in self.row(name)["last_error"]
+
     def await_following(self, *names: str) -> None:
         for name in names:
             self.await_true(f"{name} follows", partial(self.is_following, name))
-
-    def await_failed(self, name: str) -> None:
-        until(lambda: self.row(name)["status"] == "FAILED", seconds=PATIENCE_SECONDS)
 
     def is_following(self, name: str) -> bool:
         row = self.row(name)
@@ -196,6 +197,7 @@ class Marts:
         for process in self.runners:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGCONT)  # a test may have stopped it
         end = time.monotonic() + PATIENCE_SECONDS
         for process in self.runners:
             process.wait(timeout=max(1.0, end - time.monotonic()))
@@ -210,7 +212,7 @@ class Marts:
         for row in self.sql(slots):
             if row["active_pid"]:
                 self.sql(f"SELECT pg_terminate_backend({row['active_pid']})")
-            self.await_true("the slot is free", partial(self._dropped, row["slot_name"]))
+            until(partial(self._dropped, row["slot_name"]), seconds=PATIENCE_SECONDS)
 
     def _dropped(self, slot: str) -> bool:
         try:

@@ -64,6 +64,7 @@ const sentences: Record<string, string> = {
   "run.live_many_keys": "{keys} устаревших ключей сразу: полная загрузка быстрее",
   "run.live_no_identity": "подключению {connection} нельзя вызывать pg_control_system(), а по ней узнаётся база данных, за которой следуют: GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() её читателю",
   "run.live_not_ready": "за источником нельзя следовать: {problem}",
+  "run.live_lets_go": "цель исправляется между двумя пачками",
   "run.live_part_of_key": "из изменённых строк выводится только часть ключа ({columns}), а поисковый индекс удаляет по целому ключу: выберите режим full или incremental",
   "run.live_reload": "options.live.reload требует полной загрузки",
   "run.live_standby": "подключение {connection} ведёт к реплике, а следовать можно только за журналом основного сервера: направьте его туда",

@@ -96,7 +96,9 @@ class Flow:
         rows, judged = self._gate.pass_on(taken.table) if self._gate else (taken.table, None)
         with batch.watch.lap(self._writer.timed_as):
             receipt = self._writer.write(rows, PartId(self._epoch, read.number))
-        part = Part(read.number, batch.read, batch.last, reopened=batch.reopened, judged=judged)
+        part = Part(
+            read.number, batch.read, batch.last, reopened=batch.reopened, filtered=taken.filtered, judged=judged
+        )
         letters = (*taken.letters, *judged.letters) if judged else taken.letters
         return UnderWay(part, letters, taken.delivered, batch.size, batch.watch, self._writer.timed_as, receipt)
 
@@ -172,9 +174,18 @@ def _together(pieces: list[Part]) -> Part:
         delivered=delivered_in(letters, *(piece.delivered for piece in pieces)),
         counts=sum((piece.counts for piece in pieces), start=Counts()),
         judged=_judged_together(pieces),
+        filtered=tuple(_filtered(pieces)),
     )
 
 
 def _judged_together(pieces: list[Part]) -> "Judgement | None":
     found = [piece.judged for piece in pieces if piece.judged]
     return reduce(operator.add, found) if found else None
+
+
+def _filtered(pieces: list[Part]) -> Iterator[int]:
+    """Count positions on from piece to piece."""
+    before = 0
+    for piece in pieces:
+        yield from (before + position for position in piece.filtered)
+        before += piece.rows

@@ -1,6 +1,6 @@
 """How a pipeline will be run, and why: a pure function from what is known to a choice that people can read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -95,7 +95,8 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
     isolate = route == "pushdown" and bool(known.foreign_functions)
     if isolate:
         reasons.append(say("plan.read_only_first", functions=", ".join(sorted(known.foreign_functions))))
-    reasons += map(_followed, known.followed)
+    for table in known.followed:
+        reasons += [_followed(table), *_cost(table)]
     return Plan(
         route=route,
         paging=paging,
@@ -117,6 +118,17 @@ def _followed(table: FollowedTable) -> str:
         columns = ", ".join(table.old_columns)
         return say("plan.live_table_full", table=table.relation, leads_to=table.leads_to, columns=columns)
     return say("plan.live_table", table=table.relation, leads_to=table.leads_to)
+
+
+def _cost(table: FollowedTable) -> Iterator[str]:
+    """Say what a changed row is expected to cost."""
+    if table.every_key or table.keys_per_row is None:
+        return
+    if table.scans:
+        scanned = ", ".join(table.scans)
+        yield say("plan.live_cost_scans", table=table.relation, keys=table.keys_per_row, scanned=scanned)
+    else:
+        yield say("plan.live_cost", table=table.relation, keys=table.keys_per_row)
 
 
 def _guarantee(definition: Definition, known: Capabilities) -> str:

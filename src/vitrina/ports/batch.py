@@ -192,6 +192,8 @@ class Part:
     notes: Mapping[str, Any] = field(default_factory=dict)
     # What came of the checks of its rows, where they were judged on their way: a `ports.checks.Judgement`.
     judged: Any = None
+    # Positions, among the rows that were read, of those that the steps left out; where it was asked for.
+    filtered: tuple[int, ...] = ()
 
     @property
     def staged_rows(self) -> int:

@@ -228,6 +228,10 @@ class Target(Protocol):
     @property
     def corrects(self) -> bool: ...
 
+    # Between two corrections, so that many small ones do not burden it.
+    @property
+    def correction_seconds(self) -> float: ...
+
     # How many rows it may reject, by mode, unless options.max_dead_letters says. None: it rejects none.
     @property
     def letter_budget(self) -> Mapping[str, int] | None: ...
@@ -287,6 +291,7 @@ class BaseTarget:
     form: Form = "natural"
     loads_first_pass = False
     corrects = False
+    correction_seconds = 0.0
     letter_budget: Mapping[str, int] | None = None
     session: "psycopg.Connection[Any] | None" = None
     no_shortcut_because: str = say("plan.through_runner")

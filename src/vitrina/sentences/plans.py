@@ -23,6 +23,13 @@ SENTENCES = {
     "plan.first_pass_goes_on": "the first pass was interrupted: it goes on",
     "plan.generation_gone": "the unfinished generation is gone",
     "plan.index_replaced": "{target} was deleted or replaced by hand",
+    "plan.live_cost": (
+        "a changed row of {table} concerns about {keys} key(s), by the source's statistics; they are found by index"
+    ),
+    "plan.live_cost_scans": (
+        "a changed row of {table} concerns about {keys} key(s), by the source's statistics; no index leads to them, so"
+        " each batch reads all of {scanned}: add an index on the column that joins them"
+    ),
     "plan.live_every_key": "a changed row of {table} may concern every key: the target is loaded again",
     "plan.live_table": "follows {table}: a changed row leads to {leads_to}",
     "plan.live_table_full": (

@@ -114,6 +114,7 @@ SENTENCES = {
         "the key column {column!r} has the type {type}, of which a search index cannot delete single documents in "
         "mode live: cast it to text in the query"
     ),
+    "run.live_lets_go": "the target is repaired between two batches",
     "run.live_load_asked": "a full load was asked for",
     "run.live_made_key": (
         "Python steps make the key column {column!r}, so a changed row of the source does not say which rows of "

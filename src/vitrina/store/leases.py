@@ -15,7 +15,17 @@ from vitrina import status
 from vitrina.errors import Conflict, LeaseLost, NotFound, TargetTaken
 from vitrina.sentences import say
 from vitrina.status import RunStatus, Status, Trigger
-from vitrina.store import connection_limits, coverage, database, databases, migrate, notifications, pipelines, run_after
+from vitrina.store import (
+    connection_limits,
+    coverage,
+    database,
+    databases,
+    migrate,
+    notifications,
+    pipelines,
+    requests,
+    run_after,
+)
 from vitrina.store.database import Connection
 
 MAX_ERROR_LENGTH = 4000
@@ -158,6 +168,7 @@ def _lock_next(
               AND (%(only)s::uuid IS NULL OR p.id = %(only)s)
               AND NOT EXISTS (SELECT FROM etl.etl_pipelines h WHERE h.holds_target = {target})
               AND (%(follows)s::boolean IS NULL OR (p.mode = 'live') = %(follows)s)
+              AND NOT (p.mode = 'live' AND {wanted})
               AND (%(per_source)s::integer IS NULL OR p.mode = 'live'
                    OR %(per_source)s > (SELECT count(*) FROM etl.etl_pipelines b
                                         WHERE b.status IN ('RUNNING', 'PAUSE_REQUESTED') AND b.claim_id IS NOT NULL
@@ -168,7 +179,12 @@ def _lock_next(
             LIMIT 1
             FOR UPDATE OF p SKIP LOCKED
             """
-        ).format(target=HELD_TARGET, full=connection_limits.FULL_CONNECTIONS, needed=coverage.NEEDED),
+        ).format(
+            target=HELD_TARGET,
+            full=connection_limits.FULL_CONNECTIONS,
+            needed=coverage.NEEDED,
+            wanted=requests.IS_WANTED,
+        ),
         {
             "covers": list(covers) if covers is not None else None,
             "only": only,
@@ -182,23 +198,27 @@ def _lock_next(
 
 
 def claim_idle(connection: Connection, pipeline_id: UUID, runner_id: UUID, ttl_seconds: float) -> Claim:
-    """Take a pipeline that no runner works on, to repair its target. A paused one stays on its way to PAUSED."""
+    """Take a pipeline that no runner works on, to repair its target. A paused one stays on its way to PAUSED.
+
+    A live one whose follower has let it go for this follows its source again afterwards.
+    """
     try:
         with connection.transaction():
             found = connection.execute(
                 """
-                SELECT id, name, status, 'api' AS trigger, NULL AS trace, NULL AS reason
+                SELECT id, name, status, mode, 'api' AS trigger, NULL AS trace, NULL AS reason
                 FROM etl.etl_pipelines WHERE id = %s FOR UPDATE
                 """,
                 [pipeline_id],
             ).fetchone()
             if found is None:
                 raise NotFound(say("pipeline.deleted", pipeline_id=pipeline_id))
-            if found["status"] not in status.sources_of("claim_idle"):
+            follows = found["mode"] == "live" and status.can_move("claim_followed", found["status"])
+            if found["status"] not in status.sources_of("claim_idle") and not follows:
                 raise Conflict(say("pipeline.became", name=found["name"], status=found["status"]))
             taken = Status.PAUSE_REQUESTED if found["status"] == Status.PAUSED else Status.RUNNING
-            returns = Status(found["status"])
-            return _take(connection, found, runner_id, ttl_seconds, becomes=taken, returns=returns)
+            returns = Status.IDLE if follows else Status(found["status"])
+            return _take(connection, found, runner_id, ttl_seconds, becomes=taken, returns=returns, follows=follows)
     except psycopg.errors.UniqueViolation as exc:
         raise Conflict(say("pipeline.target_busy")) from exc
 
@@ -211,8 +231,12 @@ def _take(
     *,
     becomes: Status = Status.RUNNING,
     returns: Status | None = None,
+    follows: bool = False,
 ) -> Claim:
-    """Claim the row in a statement of its own: its definition may have changed until the row was locked."""
+    """Claim the row in a statement of its own: its definition may have changed until the row was locked.
+
+    `follows`: the run after this one is asked for already.
+    """
     connection.execute(
         sql.SQL(
             """
@@ -226,7 +250,7 @@ def _take(
                 lease_until = clock_timestamp() + make_interval(secs => %(ttl)s),
                 lease_seconds = %(ttl)s,
                 holds_target = {target},
-                requested_trigger = NULL,
+                requested_trigger = %(next)s,
                 requested_trace = NULL,
                 requested_reason = NULL,
                 needs_attention = p.needs_attention - '{{claim,recovery}}'::text[],
@@ -242,6 +266,7 @@ def _take(
             "id": found["id"],
             "status": becomes,
             "returns": returns,
+            "next": Trigger.FOLLOW_UP if follows else None,
             "format": CHECKPOINT_FORMAT,
         },
     )
@@ -411,20 +436,24 @@ class Asked:
     enabled: bool
     run_requested_at: datetime | None
     version: int
+    # A request waits until the follower lets the pipeline go.
+    is_wanted: bool
 
 
 def find_asked(connection: Connection, claim: Claim) -> Asked:
     """Look at the pipeline's row; raises when the claim is no longer ours."""
     row = connection.execute(
-        """
-        SELECT status, enabled, run_requested_at, version FROM etl.etl_pipelines
-        WHERE id = %s AND claim_id = %s AND epoch = %s
-        """,
+        sql.SQL(
+            """
+            SELECT p.status, p.enabled, p.run_requested_at, p.version, {wanted} AS is_wanted
+            FROM etl.etl_pipelines p WHERE p.id = %s AND p.claim_id = %s AND p.epoch = %s
+            """
+        ).format(wanted=requests.IS_WANTED),
         [claim.pipeline_id, claim.claim_id, claim.epoch],
     ).fetchone()
     if row is None:
         raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
-    return Asked(Status(row["status"]), row["enabled"], row["run_requested_at"], row["version"])
+    return Asked(Status(row["status"]), row["enabled"], row["run_requested_at"], row["version"], row["is_wanted"])
 
 
 def note_hold(connection: Connection, claim: Claim, hold: dict[str, Any] | None) -> None:
@@ -452,7 +481,7 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
                 """
                 UPDATE etl.etl_pipelines p
                 SET status = CASE WHEN p.status = 'PAUSE_REQUESTED' THEN 'PAUSED'
-                                  WHEN p.enabled AND (%(boundary)s OR {another}) THEN 'RUN_REQUESTED'
+                                  WHEN p.enabled AND (%(boundary)s OR {another} OR {follows}) THEN 'RUN_REQUESTED'
                                   ELSE 'IDLE' END,
                     run_requested_at = CASE WHEN {another} THEN p.run_requested_at END,
                     -- Whoever asked gave their trigger to the run that just ended: this one follows it.
@@ -470,7 +499,7 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
                 WHERE p.id = %(id)s AND p.claim_id = %(claim)s AND p.epoch = %(epoch)s
                 RETURNING p.status, EXISTS (SELECT FROM etl.etl_run_after e WHERE e.upstream_id = p.id) AS is_upstream
                 """
-            ).format(another=_ANOTHER_RUN),
+            ).format(another=_ANOTHER_RUN, follows=FOLLOWS_AGAIN),
             {
                 "boundary": boundary,
                 "answered": answers,
@@ -526,6 +555,9 @@ def begin_again(connection: Connection, claim: Claim, reason: str, *, loads: boo
         finish_run(connection, claim.run_id, RunStatus.SUCCESS)
         return Status(row["status"])
 
+
+# Of a live pipeline that is repaired between two batches: its next run is asked for already.
+FOLLOWS_AGAIN = sql.SQL("(p.mode = 'live' AND p.claim_returns IS NOT NULL AND p.requested_trigger = 'follow-up')")
 
 # Postgres fills in the time.
 _WHY_BEHIND_A_BACKFILL = say("run.behind_a_backfill", at="%s")

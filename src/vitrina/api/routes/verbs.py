@@ -163,7 +163,8 @@ def reconcile(
 ) -> answers.Request:
     """Compare source and target; with `repair`, correct what differs. Performed by a runner.
 
-    Nothing is repaired beside a run: 409 unless the pipeline is IDLE or PAUSED.
+    Nothing is repaired beside a run: 409 unless the pipeline is IDLE or PAUSED. A live one is repaired between two
+    batches.
     """
     payload = (wish or bodies.ReconcileWish()).model_dump()
     if payload["repair"]:

@@ -71,6 +71,9 @@ class OpenedTable:
         self._writers.append(writer)
         return writer
 
+    def release(self, writer: GroupingWriter) -> None:
+        self._writers.remove(writer)
+
     def patiently(self, move: Callable[[], T]) -> T:
         """Repeat a move on the run's own thread while the server is busy or unreachable. It must be safe to repeat."""
 

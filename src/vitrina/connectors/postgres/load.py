@@ -25,7 +25,7 @@ from vitrina.errors import TransientError
 from vitrina.ports.batch import Counts, Filling, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Comparison, Looked
-from vitrina.ports.live import Moment, Stale
+from vitrina.ports.live import Moment, RefuseDeletes, Stale
 from vitrina.ports.schema import Column, Known
 from vitrina.ports.source import Form, Source, Window
 from vitrina.ports.target import (
@@ -427,7 +427,7 @@ class MergeLoad(BaseLoad):
             fence.inside(target.session, Done(counts, target.of_snapshot() | (fewer or {})))
         return counts
 
-    def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence) -> Counts:
+    def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence, refuse: RefuseDeletes) -> Counts:
         """Merge the part and delete what is absent in one transaction: the mart passes from one moment to another."""
         target, writer = self._target, self._writer
         stage = self.stages[part.number % len(self.stages)]

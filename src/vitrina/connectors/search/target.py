@@ -26,6 +26,9 @@ from vitrina.settings import Settings
 from vitrina.store.leases import Claim
 from vitrina.targets import SearchTarget
 
+# Of ids, in one question.
+_IDS_AT_ONCE = 10_000
+
 
 def open_client(settings: Settings, connection: str | None = None) -> SearchClient:
     return SearchClient(connection_options(settings, connection))
@@ -162,6 +165,11 @@ class ElasticsearchWriter:
         """Count acknowledged documents, including those that searches do not see yet."""
         self._client.refresh(concrete)
         return self._client.count(concrete)
+
+    def count_of(self, concrete: str, ids: Sequence[str]) -> int:
+        """Count how many of these documents searches find."""
+        parts = (ids[start : start + _IDS_AT_ONCE] for start in range(0, len(ids), _IDS_AT_ONCE))
+        return sum(self._client.count_ids(concrete, part) for part in parts)
 
     def uncounted(self, generation: str, accepted: Accepted) -> list[str]:
         return self.generations.uncounted(generation, accepted)

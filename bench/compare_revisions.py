@@ -40,7 +40,7 @@ def main() -> None:
             from vitrina.embedded import search_server
 
             server = stack.enter_context(search_server.running(arguments.kind))
-            os.environ["ELASTICSEARCH_URL"] = server.url
+            os.environ |= {"ELASTICSEARCH_URL": server.url, "VITRINA_ALLOWED_TARGETS": "analytics.*,es:*"}
         sides = [Side("this", HERE, arguments), Side("other", arguments.other.resolve(), arguments)]
         for side in sides:
             stack.callback(side.stop)

@@ -17,16 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from pydantic import SecretStr
 
-from bench import report
+from bench import report, servers
 from vitrina.definition import Definition
 from vitrina.embedded import cinema
-from vitrina.embedded.temporary import TemporaryServer
 from vitrina.settings import Settings
 from vitrina.status import Trigger
 from vitrina.store import database, pipelines, runs
-from vitrina.store.migrate import migrate
 
 SECONDS = float(os.environ.get("SECONDS", "20"))
 RATE = int(os.environ.get("RATE", "200"))
@@ -39,11 +36,10 @@ MARTS = {"film_dim_live": "film_dim", "film_copy_live": "one table"}
 
 
 def main() -> None:
-    with TemporaryServer() as server:
-        settings = _settings(server)
-        migrate(settings)
+    with servers.prepared() as (settings, _):
+        admin_url = settings.require_admin_url()
         with (
-            database.connect(server.urls.admin, "vitrina:bench") as admin,
+            database.connect(admin_url, "vitrina:bench") as admin,
             database.connect(settings.require_database_url(), "vitrina:bench") as metastore,
         ):
             cinema.generate(admin, FILMS, 1000, 1)
@@ -52,21 +48,11 @@ def main() -> None:
                 _define(metastore, name)
                 with _runner(settings):
                     _await_following(metastore, name)
-                    found = _measured(server.urls.admin, metastore, name)
+                    found = _measured(admin_url, metastore, name)
                     figures |= {f"{title}: {what}": value for what, value in found.items()}
                 _disable(metastore, name)
     intro = f"{RATE} transactions a second for {SECONDS:.0f} s, then one of {KEYS} rows; one runner, one server."
     report.write_figures("live", "Commit to visible", intro, figures)
-
-
-def _settings(server: TemporaryServer) -> Settings:
-    return Settings(
-        database_url=SecretStr(server.urls.app),
-        admin_url=SecretStr(server.urls.admin),
-        reader_url=SecretStr(server.urls.reader),
-        app_password=SecretStr(server.urls.app_password),
-        reader_password=SecretStr(server.urls.reader_password),
-    )
 
 
 def _define(metastore: database.Connection, name: str) -> None:

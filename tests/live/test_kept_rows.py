@@ -53,6 +53,21 @@ def test_every_state_that_a_snapshot_saw_is_kept(marts: Marts, read: dict[str, A
     assert marts.reconcile("accounts")["differences"] == 0
 
 
+@pytest.mark.parametrize("point", ["batch.filled", "batch.fenced", "batch.committed"])
+def test_a_killed_batch_adds_each_state_once(marts: Marts, point: str) -> None:
+    marts.live("accounts", ACCOUNTS, options={"history": {"exclusion": True}})
+    marts.start_runner()
+    marts.await_following("accounts")
+    marts.plan(f"{point}:kill:1")
+    marts.sql("UPDATE content.account SET balance = 1 WHERE id = 1; DELETE FROM content.account WHERE id = 2")
+    marts.runners[0].wait(timeout=60)
+    marts.start_runner()
+    marts.settle("accounts")
+    await_current(marts, "valid_to IS NULL")
+    kept = marts.sql("SELECT id, balance FROM analytics.accounts WHERE id < 4 ORDER BY id, valid_from")
+    assert [(row["id"], row["balance"]) for row in kept] == [(1, 100), (1, 1), (2, 100), (3, 100)]
+
+
 def test_rows_that_left_are_marked_and_come_back(marts: Marts) -> None:
     marts.live("accounts", ACCOUNTS, options={"deletes": {"soft": "gone"}})
     marts.start_runner()

@@ -37,7 +37,8 @@ MARTS = {"film_dim_live": "film_dim", "film_copy_live": "one table"}
 
 def main() -> None:
     with servers.prepared() as (settings, _):
-        admin_url = settings.require_admin_url()
+        assert settings.admin_url
+        admin_url = settings.admin_url.get_secret_value()
         with (
             database.connect(admin_url, "vitrina:bench") as admin,
             database.connect(settings.require_database_url(), "vitrina:bench") as metastore,

@@ -239,6 +239,15 @@ test("Home says what needs attention, what ran, what comes next and who works", 
   await page.getByRole("region", { name: "What went wrong" }).waitFor();
 });
 
+test("Feeds says which log is read, what the source keeps for it and who follows", async () => {
+  await open("/feeds");
+  const line = page.getByRole("region", { name: "Feeds" }).locator("tbody tr");
+  await see(line.getByText("Is read"));
+  await see(line.getByText("at most"));
+  await line.getByRole("link", { name: "film_votes_live" }).click();
+  await page.waitForURL("**/pipelines/film_votes_live");
+});
+
 test("headers sort the list, and sort it the other way round", async () => {
   await open("/pipelines");
   const names = async (): Promise<string[]> => page.getByRole("row").locator("a[href^='/ui/pipelines/']").allTextContents();

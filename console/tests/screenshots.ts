@@ -26,6 +26,8 @@ test("screenshots", async () => {
       ["run", `/runs/${run.id}`],
       ["graph", "/graph"],
       ["runs", "/runs"],
+      ["feeds", "/feeds"],
+      ["live", "/pipelines/film_votes_live"],
       ["runners", "/runners"],
       ["dead-letters", "/dead-letters"],
       ["audit", "/audit"],

@@ -242,10 +242,12 @@ test("Home says what needs attention, what ran, what comes next and who works", 
 test("Feeds says which log is read, what the source keeps for it and who follows", async () => {
   await open("/feeds");
   const line = page.getByRole("region", { name: "Feeds" }).locator("tbody tr");
-  await see(line.getByText("Is read"));
-  await see(line.getByText("at most"));
+  await line.getByText("Is read").waitFor();
+  await line.getByText("at most").waitFor();
   await line.getByRole("link", { name: "film_votes_live" }).click();
   await page.waitForURL("**/pipelines/film_votes_live");
+  await page.getByText(/follows its source, .* behind/).waitFor();
+  expect(await page.getByRole("progressbar").count()).toBe(0);
 });
 
 test("headers sort the list, and sort it the other way round", async () => {

@@ -231,7 +231,7 @@ function LastError({ pipeline, status }: { pipeline: Pipeline; status: PipelineS
 }
 
 function Live({ status, progress }: { status: PipelineStatus; progress: Progress }) {
-  return <AtWork progress={progress} rates={useRates(status.pipeline_id)} />;
+  return <AtWork progress={progress} rates={useRates(status.pipeline_id)} following={status.following} />;
 }
 
 function Hold({ hold }: { hold: Record<string, unknown> }) {

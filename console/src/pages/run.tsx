@@ -129,7 +129,7 @@ function Head({ run }: { run: Run }) {
 function Live({ run, log }: { run: Run; log: LogLine[] }) {
   const status = useStatus(run.pipeline).data;
   if (!status?.progress || status.run?.id !== run.id) return null;
-  return <AtWork progress={status.progress} rates={ratesOf(pointsOf(log))} />;
+  return <AtWork progress={status.progress} rates={ratesOf(pointsOf(log))} following={status.following} />;
 }
 
 function Levers({ run }: { run: Run }) {

@@ -1,7 +1,7 @@
 /** Parts that the pages of a pipeline and of a run share. */
 import { Link, useNavigate } from "@tanstack/react-router";
 import type { MouseEvent, ReactNode } from "react";
-import type { Plan, Progress, Run } from "../api/types";
+import type { Following, Plan, Progress, Run } from "../api/types";
 import { runWords } from "../words/actions";
 import { compact, count, duration } from "../words/format";
 import { t } from "../words/language";
@@ -84,8 +84,8 @@ export function PlanPanel({ plan, none }: { plan: Plan | undefined; none: string
   );
 }
 
-/** A run that works: how far it is, how fast, and how long it will still take. */
-export function AtWork({ progress, rates }: { progress: Progress; rates: number[] }) {
+/** A run that works: how far it is, how fast, and how long it will still take. One that follows its source has no end. */
+export function AtWork({ progress, rates, following }: { progress: Progress; rates: number[]; following?: Following | null }) {
   return (
     <section aria-label={t("Progress")} className="rounded-lg border border-accent/35 bg-accent-soft px-4 py-3">
       <div className="num flex flex-wrap items-center justify-between gap-x-6 gap-y-1">
@@ -93,24 +93,30 @@ export function AtWork({ progress, rates }: { progress: Progress; rates: number[
         <span className="text-muted">{t("{n} {n|batch|batches}", { n: progress.batches })}</span>
         <span className="text-muted">{progress.rows_per_second ? t("{n} rows/s", { n: compact(progress.rows_per_second) }) : "—"}</span>
         <Sparkline values={rates} width={120} label={t("Rows a second")} />
-        <span className="text-muted">
-          {progress.eta_seconds !== null ? t("about {time} left", { time: duration(progress.eta_seconds) }) : t("{time} so far, how long it will take is not known", { time: duration(progress.elapsed_seconds) })}
-        </span>
+        <span className="text-muted">{following ? t("follows its source, {time} behind", { time: duration(following.lag_seconds) }) : timeLeft(progress)}</span>
       </div>
-      <div
-        role="progressbar"
-        aria-label={t("Progress")}
-        aria-valuenow={progress.percent ?? undefined}
-        aria-valuemin={0}
-        aria-valuemax={100}
-        className="mt-2 h-1.5 overflow-hidden rounded-full bg-line"
-      >
-        <div
-          className={cx("h-full rounded-full bg-accent-solid transition-[width] duration-700", progress.percent === null && "shimmering")}
-          style={{ width: `${progress.percent ?? 100}%` }}
-        />
-      </div>
+      {!following && <Bar percent={progress.percent} />}
     </section>
+  );
+}
+
+function timeLeft(progress: Progress): string {
+  if (progress.eta_seconds !== null) return t("about {time} left", { time: duration(progress.eta_seconds) });
+  return t("{time} so far, how long it will take is not known", { time: duration(progress.elapsed_seconds) });
+}
+
+function Bar({ percent }: { percent: number | null }) {
+  return (
+    <div
+      role="progressbar"
+      aria-label={t("Progress")}
+      aria-valuenow={percent ?? undefined}
+      aria-valuemin={0}
+      aria-valuemax={100}
+      className="mt-2 h-1.5 overflow-hidden rounded-full bg-line"
+    >
+      <div className={cx("h-full rounded-full bg-accent-solid transition-[width] duration-700", percent === null && "shimmering")} style={{ width: `${percent ?? 100}%` }} />
+    </div>
   );
 }
 

@@ -92,6 +92,7 @@ const ru: Record<string, string> = {
   "Runs of the last {n} hours": "Запуски за последние {n} ч",
   "{n} {n|run|runs}, {failed} failed": "{n} {n|запуск|запуска|запусков}, с ошибкой: {failed}",
   now: "сейчас",
+  "follows its source, {time} behind": "следует за источником, отставание {time}",
   "{time} so far, how long it will take is not known": "прошло {time}, сколько осталось, неизвестно",
   "{read} read, {written} written": "прочитано {read}, записано {written}",
   "{n} rejected": "отвергнуто {n}",

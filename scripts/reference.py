@@ -207,6 +207,9 @@ def definition_page() -> str:
         "",
         "[Run a pipeline after others](../how-to/run-after.md) says when it runs.",
         "",
+        "## checks\n",
+        "[Checks](../how-to/checks.md) says when each kind is judged and what becomes of rows that break one.\n",
+        *_checks(),
         "## options\n",
         *_fields(Options.model_json_schema()),
         "",
@@ -235,6 +238,17 @@ def definition_page() -> str:
         *_fields(Grant.model_json_schema()),
         "",
     ])  # fmt: skip
+
+
+def _checks() -> Iterator[str]:
+    from vitrina.data_checks import KINDS
+
+    for kind in KINDS:
+        schema = kind.model_json_schema()
+        yield f"`{schema['properties']['kind']['const']}`: {schema['description'].splitlines()[0]}\n"
+        fields = {name: field for name, field in schema["properties"].items() if name != "kind"}
+        yield from _fields(schema | {"properties": fields})
+        yield ""
 
 
 def _fields(schema: dict[str, Any]) -> Iterator[str]:

@@ -60,8 +60,8 @@ def _telling(value: Any) -> Any:
     return {name: _telling(part) if name in _TELLING_PARTS else part for name, part in value.items()} | told
 
 
-_TOLD_BY_RUNNERS = ("message", "reasons", "warnings", "findings", "finding", "next_step")
-_TELLING_PARTS = ("plan", "findings")
+_TOLD_BY_RUNNERS = ("message", "reasons", "warnings", "findings", "finding", "found", "next_step")
+_TELLING_PARTS = ("checks", "plan", "findings")
 TellingObject = Annotated[dict[str, Any], BeforeValidator(_telling)]
 
 
@@ -80,6 +80,13 @@ def _as_texts(value: object) -> object:
 NO_OBJECT = "(not an object)"
 StoredObject = Annotated[dict[str, Any], BeforeValidator(_as_object)]
 StoredTexts = Annotated[dict[str, str], BeforeValidator(_as_texts)]
+
+
+def _as_objects(value: object) -> object:
+    return [_as_object(part) or {} for part in value] if isinstance(value, list) else [{NO_OBJECT: value}]
+
+
+StoredObjects = Annotated[list[dict[str, Any]], BeforeValidator(_as_objects)]
 
 Item = TypeVar("Item")
 
@@ -181,6 +188,7 @@ class Pipeline(Told):
     schedule_interval: str | None
     run_after: list[RunAfter] = Field(default_factory=list, description="Pipelines whose successes start this one.")
     options: StoredObject
+    checks: StoredObjects = Field(default_factory=list, description="What has to hold before rows are published.")
     tasks: list[Task]
     labels: StoredTexts = Field(default_factory=dict)
     status: Status

@@ -133,14 +133,18 @@ class Client:
         trigger: str = "manual",
         since: str | None = None,
         until: str | None = None,
+        accept: Sequence[str] = (),
     ) -> answers.RunAccepted:
-        """Ask for a run; asking twice is the same request. With a range, rows of that range are read again."""
+        """Ask for a run; asking twice is the same request. With a range, rows of that range are read again.
+
+        `accept` names checks that may fail in this run.
+        """
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         return self._ask(
             answers.RunAccepted,
             "POST",
             self._of(pipeline, "run"),
-            body={"trigger": trigger, "since": since, "until": until},
+            body={"trigger": trigger, "since": since, "until": until} | ({"accept": list(accept)} if accept else {}),
             headers=headers,
             # With a key the server recognises the second copy, so even a lost answer may be asked for again.
             repeatable=bool(idempotency_key),

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
@@ -14,20 +13,24 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
+    PrivateAttr,
     StringConstraints,
     TypeAdapter,
     create_model,
+    field_serializer,
     field_validator,
     model_validator,
 )
 
-from vitrina import schedule
+from vitrina import data_checks, schedule
+from vitrina.data_checks import Check, Relationship
 from vitrina.errors import InvalidField
 from vitrina.json_values import BoundedObject
 from vitrina.mart_options import Deletes, History, TableOptions
 from vitrina.ports import registry
 from vitrina.sentences import said_again, say
 from vitrina.step_rules import STEP_NAME, StepRule
+from vitrina.table_names import is_table, quoted_table
 
 MAX_BATCH_SIZE = 1_000_000
 DEFAULT_BATCH_SIZE = 5_000
@@ -219,6 +222,14 @@ class OwnOptions(Strict):
         "take_over", description="Whether a full load may replace an index of the target's name by an alias."
     )
 
+    # Set by the definition, whose checks may name another limit.
+    _shrink_limit: float = PrivateAttr(data_checks.SHRINK_LIMIT)
+
+    @property
+    def shrink_limit(self) -> float:
+        """Return the share of its rows that the target may lose at once."""
+        return 1.0 if self.allow_shrink else self._shrink_limit
+
     @property
     def keeps_one_snapshot(self) -> bool:
         """Whether a run reads one state of the source: a history has no place for a mixture of two."""
@@ -397,6 +408,11 @@ class Definition(Strict):
         description="Pipelines, by name or as below: when all have succeeded anew, this one runs.",
     )
     options: Options = Field(default_factory=Options, description="Rarely needed switches, see below.")
+    checks: list[Check] = Field(
+        default_factory=list,
+        max_length=data_checks.MAX_CHECKS,
+        description="What rows and loads have to be like before they are published, see below.",
+    )
     tasks: list[Task] = Field(
         default_factory=list, max_length=MAX_TASKS, description="The task plan; wins over `source_query`."
     )
@@ -447,7 +463,7 @@ class Definition(Strict):
         if self.source_table and ((self.source_query or "").strip() or self.tasks):
             other = "tasks" if self.tasks else "source_query"
             raise Unfit("source_table", say("definition.table_and_query", other=other))
-        if self.source_table and self.reads_postgres and not _TABLE.fullmatch(self.source_table):
+        if self.source_table and self.reads_postgres and not is_table(self.source_table):
             raise Unfit("source_table", say("definition.not_a_table", table=self.source_table[:80]))
         return self
 
@@ -492,6 +508,38 @@ class Definition(Strict):
         if taken:
             raise Unfit("target_key", say("definition.history_key", column=taken[0]))
         return self
+
+    @model_validator(mode="after")
+    def _checks_fit(self) -> Self:
+        if not self.checks:
+            return self
+        names = [check.called for check in self.checks]
+        for place, check in enumerate(self.checks):
+            field, name = f"checks.{place}", check.called
+            if name in names[:place]:
+                raise Unfit(f"{field}.name", say("definition.check_twice", name=name))
+            if name in data_checks.GUARDS and check.kind != "shrink":
+                raise Unfit(f"{field}.name", say("definition.check_reserved", name=name))
+            if isinstance(check, Relationship) and not is_table(check.to):
+                raise Unfit(f"{field}.to", say("definition.not_a_table", table=check.to[:80]))
+            if check.needs_sql and ":" in self.final_target:
+                raise Unfit(
+                    field, say("definition.check_needs_sql", name=name, kind=check.kind, target=self.final_target)
+                )
+            if check.needs_reader and self._target_is_elsewhere:
+                where = self.options.target_connection
+                raise Unfit(field, say("definition.check_needs_reader", name=name, connection=where))
+        self.options._shrink_limit = data_checks.shrink_limit(self.checks)
+        return self
+
+    @property
+    def _target_is_elsewhere(self) -> bool:
+        """Whether the target is a table of another database, in which the reader of queries has no login."""
+        return self.options.target_connection not in (None, "default") and ":" not in self.final_target
+
+    @field_serializer("checks")
+    def _checks_as_written(self, checks: list[Check]) -> list[dict[str, Any]]:
+        return [check.model_dump(exclude_defaults=True) for check in checks]
 
     @model_validator(mode="after")
     def _runs_after_others(self) -> Self:
@@ -541,7 +589,7 @@ class Definition(Strict):
         if self.tasks and not self.python_source:
             return self.ordered_tasks[0].body
         if self.source_table and self.reads_postgres:
-            return f"SELECT * FROM {_quoted(self.source_table)}"  # noqa: S608 - its form is checked, and it is judged
+            return f"SELECT * FROM {quoted_table(self.source_table)}"  # noqa: S608 - its form is checked, and it is judged
         return self.source_query
 
     @property
@@ -565,16 +613,6 @@ class Definition(Strict):
 # What would write over a state, or mix two of them.
 _AGAINST_HISTORY = {"shared_target": True, "on_missing_columns": "null", "null_cursor": "read"}
 
-# A name without quotes reads as it does in a query; one with capitals or blanks needs them, as it does there.
-_PART = r"(?:[A-Za-z_][A-Za-z0-9_$]{0,62}|\"[^\"\x00]{1,63}\")"
-_TABLE = re.compile(rf"{_PART}\.{_PART}")
-
-
-def _quoted(table: str) -> str:
-    """Quote both parts, so that a keyword of SQL is read as a name. Unquoted parts become lower case."""
-    parts = re.findall(_PART, table)
-    return ".".join(part if part.startswith('"') else f'"{part.lower()}"' for part in parts)
-
 
 def not_a_step_name(where: str, value: str) -> str:
     return say("definition.not_a_step", where=where, name=value[:80])
@@ -596,6 +634,7 @@ LOCKED_WHILE_RUNNING = frozenset(
         "incremental_key",
         "incremental_id_key",
         "options",
+        "checks",
         "tasks",
     }
 )
@@ -620,4 +659,7 @@ def fingerprint(definition: Definition, key: list[str], result_types: list[str])
     if not definition.reads_postgres or definition.options.model_extra:
         # Of other connectors: left out where there is nothing of them, so that a load of before can be continued.
         parts += [definition.source_type, definition.source_table, definition.options.model_extra]
+    if definition.checks:
+        # Rows of an unfinished load were let through by the checks of its time.
+        parts.append([check.model_dump() for check in definition.checks])
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]

@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class VitrinaError(Exception):
@@ -218,6 +218,29 @@ class ShrinkRefused(FatalError):
 
     code = "shrink_refused"
     discards_load = True
+
+    def __init__(self, message: str, guard: str | None = "shrink") -> None:
+        super().__init__(message)
+        # By which name people accept it (`vitrina.data_checks.GUARDS`); None: they cannot.
+        self.guard = guard
+
+
+class CheckFailed(FatalError):
+    """A check of the definition failed: nothing of these rows is published."""
+
+    code = "check_failed"
+    discards_load = True
+
+    def __init__(self, message: str, outcomes: tuple[Any, ...] = ()) -> None:
+        super().__init__(message)
+        # What came of each check (`vitrina.ports.checks.Outcome`), for the history of runs.
+        self.outcomes = outcomes
+
+
+class BadCheck(FatalError):
+    """A check of the definition cannot be judged on these rows."""
+
+    code = "bad_check"
 
 
 class RecordError(RunError):

@@ -1,7 +1,9 @@
 """The life of a pipeline and of a run: every status, and every move between two of them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class Status(StrEnum):
@@ -71,6 +73,13 @@ MOVES: tuple[Move, ...] = (
     *_moves("claim_idle", (_S.IDLE,), _S.RUNNING, Actor.RUNNER, "a runner took the lease to repair the target"),
     *_moves("claim_idle", (_S.PAUSED,), _S.PAUSE_REQUESTED, Actor.RUNNER, "the same; it will be PAUSED again"),
     *_moves(
+        "claim_followed",
+        (_S.RUN_REQUESTED,),
+        _S.RUNNING,
+        Actor.RUNNER,
+        "a runner took the lease of a live pipeline between two batches, to repair the target",
+    ),
+    *_moves(
         "request_pause",
         (_S.IDLE, _S.RUN_REQUESTED, _S.RUNNING),
         _S.PAUSE_REQUESTED,
@@ -107,6 +116,16 @@ MOVES: tuple[Move, ...] = (
     *_moves("cancel_run", (_S.RUNNING,), _S.IDLE, Actor.API, "a person ended the run"),
     *_moves("cancel_run", (_S.PAUSE_REQUESTED,), _S.PAUSED, Actor.API, "a person ended the run that was to pause"),
 )
+
+
+def is_followed(row: Mapping[str, Any]) -> bool:
+    """Tell whether a live pipeline has a follower, or waits for one: it lets go between two batches."""
+    return row["mode"] == "live" and row["status"] in (Status.RUNNING, Status.RUN_REQUESTED)
+
+
+def may_be_repaired(row: Mapping[str, Any]) -> bool:
+    """Tell whether the lease of a pipeline can be had to correct single rows of its target."""
+    return can_move("claim_idle", row["status"]) or is_followed(row)
 
 
 def can_move(name: str, source: Status) -> bool:

@@ -1,6 +1,7 @@
 """What cannot be followed is refused by name; what the log lacks, the author states, and asking for keys costs."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -9,13 +10,14 @@ from psycopg.sql import SQL
 
 from tests.support import followed
 from vitrina import sqlguard
-from vitrina.connectors.postgres import followed_catalog, keyed
+from vitrina.connectors.postgres import followed_catalog, key_estimates, keyed
 from vitrina.connectors.postgres.derive.derivation import QueryDerivation, derive
 from vitrina.connectors.postgres.derive.tables import unsized
 from vitrina.connectors.postgres.keyed import KeyedQuery
 from vitrina.connectors.postgres.source import Query, SqlReader
 from vitrina.errors import ConfigError, SourceQueryFailed
-from vitrina.ports.live import Change, Stale
+from vitrina.loads import plan
+from vitrina.ports.live import Change, FollowedTable, Stale
 from vitrina.settings import Settings
 from vitrina.store import database as postgres
 from vitrina.store.database import Connection
@@ -280,6 +282,27 @@ def test_a_small_table_may_be_scanned(many: Connection) -> None:
     keyed_query(text, id="integer").refuse_scans(reader_of(many), ["id"])
 
 
+def test_a_plan_says_about_how_many_keys_a_changed_row_concerns(many: Connection) -> None:
+    many.execute("INSERT INTO content.studio (id, name) SELECT n, 'x' || n FROM generate_series(1, 49) n")
+    many.execute("DELETE FROM content.film WHERE studio_id = 0; ANALYZE content.studio, content.film")
+    text = "SELECT f.id, s.name FROM content.film f JOIN content.studio s ON s.id = f.studio_id"
+
+    def costs() -> dict[str, FollowedTable]:
+        found = derived(many, text)
+        found.estimate(partial(key_estimates.estimate, reader_of(many)))
+        return {table.relation: table for table in found.tables}
+
+    found = costs()
+    assert (found["content.film"].keys_per_row, found["content.film"].scans) == (1, ())
+    assert 50 <= (found["content.studio"].keys_per_row or 0) <= 70, "sixty films have one studio"
+    assert found["content.studio"].scans == ("content.film",)
+    [said] = plan._cost(found["content.studio"])
+    assert "about" in said
+    assert "add an index" in said
+    many.execute("CREATE INDEX ON content.film (studio_id)")
+    assert costs()["content.studio"].scans == ()
+
+
 def test_a_query_that_is_computed_whole_is_refused(many: Connection) -> None:
     many.execute("CREATE INDEX ON content.vote (film_id)")
     text = (
@@ -296,7 +319,7 @@ def test_only_the_rows_asked_for_are_computed(many: Connection, monkeypatch: pyt
     many.execute("CREATE INDEX ON content.vote (film_id)")
     statement = keyed_query(VOTES, id="integer").select([SQL("q.*")], Stale(("id",), [("7",)]))
     plan = reader_of(many).explain(statement).plan[0]["Plan"]
-    scanned = [node for node in keyed._nodes(plan) if node.get("Relation Name") == "vote"]
+    scanned = [node for node in keyed.nodes(plan) if node.get("Relation Name") == "vote"]
     assert scanned
     assert all(node["Plan Rows"] < 20 for node in scanned)
 

@@ -136,7 +136,7 @@ def complete_wave(bench: Workbench) -> None:
     bench.sql("DELETE FROM etl.etl_pipelines WHERE name = 'upstream'")
 
 
-MOVES = sorted({move.name for move in status.MOVES} - {"claim_idle", "set_aside"})
+MOVES = sorted({move.name for move in status.MOVES} - {"claim_idle", "claim_followed", "set_aside"})
 
 
 @pytest.mark.parametrize("source", list(Status))

@@ -47,6 +47,8 @@ EXTREMES: dict[str, list[Any]] = {
     "target_table": ["", LONG, "no.such.thing", "es:", "pg_catalog.pg_class"],
     "source_query": ["", None, "DROP TABLE x", LONG],
     "source_connection": ["", LONG, "nowhere"],
+    "checks": ["7", "{}", "[7]", '[{"kind": 7}]', '[{"kind": "row_count"}]', DEEP],
+    "accepted_checks": ["7", "{}", "[7]", '"shrink"', DEEP],
     "requested_range": ["7", "[]", '{"since": []}', DEEP],
     "requested_trigger": ["", "nonsense", LONG],
     "requested_trace": ["", LONG],

@@ -22,6 +22,7 @@ from vitrina.runner.manager import PipelineManager
 from vitrina.services import pipelines as service
 from vitrina.services.callers import Caller, Role
 from vitrina.store import pipelines
+from vitrina.transforms import forking
 
 pytestmark = pytest.mark.step_processes
 
@@ -37,6 +38,18 @@ LATE_ROW = 1250
 # What a run takes of memory beside what a step sends.
 LITTLE = 48 << 20
 LONGEST_MESSAGE = 4_000
+
+
+@pytest.fixture(scope="module", autouse=True, params=["spawned", "forked"])
+def _begun(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Workers are processes of their own from the beginning, or forked from a template, as runners do."""
+    templates = forking.Templates()
+    if request.param == "forked":
+        templates.keep()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(forking, "templates", templates)
+        yield
+    templates.close()
 
 
 @pytest.fixture
@@ -365,3 +378,24 @@ def test_batches_before_one_that_fails_count(bench: Workbench) -> None:
     run = bench.run("films")
     assert "in batch 13, rows 1 to 100 of what the step was given, ended its process" in run["error_message"]
     assert bench.checkpoint("films").rows == 1200
+
+
+# --- the template ----------------------------------------------------------------------------------------------------
+
+
+def test_workers_are_forked_from_a_process_that_is_started_again_when_it_dies(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    templates = forking.Templates()
+    templates.keep()
+    monkeypatch.setattr(forking, "templates", templates)
+    define(bench, "nothing")
+    assert bench.run("films")["status"] == "SUCCESS"
+    first = templates.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    until(lambda: not is_alive(first))
+    for _ in range(2):
+        assert bench.run("films")["status"] == "SUCCESS"
+    assert templates.pid not in (None, first)
+    templates.close()

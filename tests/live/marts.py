@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from vitrina.store.database import Connection
 ROOT = Path(__file__).parents[2]
 CALLER = Caller("tests", Role.ADMIN)
 # Only bounds a hang.
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 
 SOURCE = """
 CREATE TABLE content.studio (id int PRIMARY KEY, name text NOT NULL);
@@ -81,10 +81,10 @@ class Marts:
         self.request(name)
         return made
 
-    def request(self, name: str) -> None:
+    def request(self, name: str, accepts: Sequence[str] = ()) -> None:
         row = pipelines.find(self.metastore, name)
         assert row is not None
-        assert pipelines.request_run(self.metastore, row["id"], trigger=Trigger.API)
+        assert pipelines.request_run(self.metastore, row["id"], trigger=Trigger.API, accepts=accepts)
 
     def change(self, name: str, **fields: Any) -> None:
         services.change(self.metastore, self.settings, CALLER, name, fields)
@@ -122,6 +122,10 @@ class Marts:
         failed = self.sql("SELECT name, last_error FROM etl.etl_pipelines WHERE status = 'FAILED'")
         assert not failed, failed
         return True
+
+    def await_failed(self, name: str, why: str = "") -> None:
+        until(lambda: self.row(name)["status"] == "FAILED", seconds=PATIENCE_SECONDS)
+        assert why in self.row(name)["last_error"]
 
     def await_following(self, *names: str) -> None:
         for name in names:
@@ -193,6 +197,7 @@ class Marts:
         for process in self.runners:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGCONT)  # a test may have stopped it
         end = time.monotonic() + PATIENCE_SECONDS
         for process in self.runners:
             process.wait(timeout=max(1.0, end - time.monotonic()))
@@ -207,7 +212,7 @@ class Marts:
         for row in self.sql(slots):
             if row["active_pid"]:
                 self.sql(f"SELECT pg_terminate_backend({row['active_pid']})")
-            self.await_true("the slot is free", partial(self._dropped, row["slot_name"]))
+            until(partial(self._dropped, row["slot_name"]), seconds=PATIENCE_SECONDS)
 
     def _dropped(self, slot: str) -> bool:
         try:

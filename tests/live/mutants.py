@@ -57,6 +57,12 @@ def _absent_after_steps() -> None:
     live.Follower._written = rows  # type: ignore[method-assign, assignment]
 
 
+def _filtered_kept() -> None:
+    """Take rows that a step left out for rows that it rejected."""
+    without = live._Rows.keys_without
+    live._Rows.keys_without = lambda self, filtered: without(self, ())  # type: ignore[method-assign]
+
+
 def _catalog_unseen() -> None:
     """Do not look at what the log does not say."""
     QueryMoment.catalog = "the same"  # type: ignore[assignment]
@@ -77,6 +83,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "snapshot_after_the_feed": _snapshot_after_the_feed,
     "absent_keys_kept": _absent_keys_kept,
     "absent_after_steps": _absent_after_steps,
+    "filtered_kept": _filtered_kept,
     "catalog_unseen": _catalog_unseen,
     "old_keys_forgotten": _old_keys_forgotten,
 }

@@ -75,6 +75,37 @@ def a_rejected_row_has_not_left(marts: Marts) -> None:
     assert _stepped(marts) == {"3": "3", "4": None, "5": "77"}
 
 
+def a_row_that_a_worker_leaves_out_is_deleted(marts: Marts) -> None:
+    a_row_that_a_step_leaves_out_is_deleted(marts, workers=2)
+
+
+def a_row_that_a_step_leaves_out_is_deleted(marts: Marts, workers: int = 1) -> None:
+    """It is no part of the result any more; a rejected row is, and stays as it was."""
+    query = "SELECT id, title, studio_id FROM content.film"
+    marts.sql("UPDATE content.film SET title = id::text")
+    cast = {"types": {"title": "integer"}, "on_error": "dead_letter"}
+    known = {"where": {"column": "studio_id", "op": "not_null"}}
+    marts.live(
+        "stepped",
+        tasks=[
+            {"order_index": 0, "task_type": "SQL", "body": query},
+            {"order_index": 1, "task_type": "PYTHON", "body": "cast_columns", "params": cast},
+            {"order_index": 2, "task_type": "PYTHON", "body": "keep_rows", "params": known},
+        ],
+        options={"parallel": workers},
+    )
+    marts.start_runner()
+    marts.await_following("stepped")
+    marts.sql("UPDATE content.film SET studio_id = NULL WHERE id = 3")
+    marts.sql("UPDATE content.film SET title = 'no' WHERE id = 4")
+    marts.sql("UPDATE content.film SET title = '77' WHERE id = 5")
+    marts.settle("stepped")
+    assert _stepped(marts) == {"3": None, "4": "4", "5": "77"}
+    marts.sql("UPDATE content.film SET studio_id = 1 WHERE id = 3")
+    marts.settle("stepped")
+    assert _stepped(marts) == {"3": "3", "4": "4", "5": "77"}
+
+
 def moved_keys_are_left_and_met(marts: Marts) -> None:
     marts.live("films")
     marts.start_runner()
@@ -91,6 +122,8 @@ def moved_keys_are_left_and_met(marts: Marts) -> None:
         a_commit_that_is_not_visible_yet_is_left,
         rows_that_leave_are_deleted,
         a_rejected_row_has_not_left,
+        a_row_that_a_step_leaves_out_is_deleted,
+        a_row_that_a_worker_leaves_out_is_deleted,
         moved_keys_are_left_and_met,
     ],
 )
@@ -108,6 +141,8 @@ def test_a_mart_shows_one_moment(marts: Marts, scenario: Scenario) -> None:
         ("snapshot_after_the_feed", transfers_are_seen_whole),
         ("absent_keys_kept", rows_that_leave_are_deleted),
         ("absent_after_steps", a_rejected_row_has_not_left),
+        ("filtered_kept", a_row_that_a_step_leaves_out_is_deleted),
+        ("absent_after_steps", a_row_that_a_step_leaves_out_is_deleted),
         ("old_keys_forgotten", moved_keys_are_left_and_met),
     ],
 )

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.live.marts import FILMS, SOURCE, Marts
+from tests.live.marts import CALLER, FILMS, SOURCE, Marts
 from tests.support.search_servers import Target
 from vitrina.connectors.search.client import SearchClient
+from vitrina.services import pipelines as services
 from vitrina.settings import Settings
 from vitrina.store import database as postgres
 from vitrina.store.database import Connection
@@ -40,6 +41,34 @@ def test_documents_follow_their_rows(marts: Marts, client: SearchClient, index: 
     ):
         marts.sql(statement)
     marts.settle("found")
+    marts.await_true("the index shows it", lambda: _documents(client, index) == _rows(marts))
+
+
+def test_a_delete_without_where_is_refused_before_a_document_is_gone(
+    marts: Marts, client: SearchClient, index: str
+) -> None:
+    marts.sql("INSERT INTO content.film SELECT n, 'film ' || n, n % 5 + 1 FROM generate_series(100, 400) n")
+    marts.live("found", FILMS, target_table=f"es:{index}")
+    marts.start_runner()
+    marts.await_following("found")
+    before = _documents(client, index)
+    marts.sql("DELETE FROM content.film WHERE id > 20")
+    marts.await_failed("found", "options.allow_shrink")
+    assert _documents(client, index) == before
+
+
+def test_an_index_that_is_deleted_by_hand_is_loaded_again(marts: Marts, client: SearchClient, index: str) -> None:
+    marts.live("found", FILMS, target_table=f"es:{index}")
+    marts.start_runner()
+    marts.await_following("found")
+    services.request_pause(marts.metastore, CALLER, "found")
+    marts.await_true("paused", lambda: marts.row("found")["status"] == "PAUSED")
+    for name in client.list_indexes(f"{index}*"):
+        client.delete_index(name)
+    marts.sql("UPDATE content.film SET title = 'renamed' WHERE id = 7")
+    services.resume(marts.metastore, CALLER, "found")
+    marts.await_true("it is there again", lambda: bool(client.list_indexes(f"{index}*")))
+    marts.await_following("found")
     marts.await_true("the index shows it", lambda: _documents(client, index) == _rows(marts))
 
 

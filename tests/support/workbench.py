@@ -92,10 +92,11 @@ class Workbench:
     def request(self, name: str, **asked: Any) -> None:
         row = pipelines.find(self.metastore, name)
         assert row is not None, name
+        accepts = asked.pop("accepts", ())
         if asked:
-            assert pipelines.request_backfill(self.metastore, row["id"], asked, trigger=Trigger.API)
+            assert pipelines.request_backfill(self.metastore, row["id"], asked, trigger=Trigger.API, accepts=accepts)
         else:
-            assert pipelines.request_run(self.metastore, row["id"], trigger=Trigger.API)
+            assert pipelines.request_run(self.metastore, row["id"], trigger=Trigger.API, accepts=accepts)
 
     def claim(self) -> Claim:
         claim = self.claim_or_none()

@@ -156,6 +156,7 @@ export interface Definition {
   schedule_interval: string | null;
   run_after: RunAfter[];
   options: Record<string, unknown>;
+  checks?: Record<string, unknown>[];
   tasks: Task[];
 }
 
@@ -183,7 +184,18 @@ export interface Plan {
   warnings: string[];
 }
 
+/** What came of one check of a run; viewers are not shown the rows. */
+export interface CheckOutcome {
+  name: string;
+  kind: string;
+  result: "passed" | "warned" | "accepted" | "rejected" | "failed";
+  found: string;
+  rows?: number;
+  offending_rows?: Record<string, unknown>[] | string;
+}
+
 export interface RunMetrics {
+  checks?: CheckOutcome[];
   plan?: Plan;
   inserted?: number;
   updated?: number;

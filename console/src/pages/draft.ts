@@ -22,6 +22,8 @@ export interface Draft {
   run_after: string;
   options: string;
   labels: string;
+  /** Written in files and by the API; the form keeps them as they are. */
+  checks: Record<string, unknown>[];
   tasks: Task[];
 }
 
@@ -52,6 +54,7 @@ export const NEW_DRAFT: Draft = {
   run_after: "",
   options: "{}",
   labels: "",
+  checks: [],
   tasks: [],
 };
 
@@ -84,6 +87,7 @@ export function draftOf(pipeline: Definition & { labels?: Record<string, string>
     run_after: (pipeline.run_after ?? []).map((edge) => edge.pipeline + (edge.only_if_changed ? ` ${IF_CHANGED}` : "")).join(", "),
     options: JSON.stringify(pipeline.options, null, 2),
     labels: labelTexts(pipeline.labels ?? {}).join(", "),
+    checks: pipeline.checks ?? [],
     tasks: pipeline.tasks,
   };
 }
@@ -111,6 +115,7 @@ export function definitionOf(draft: Draft): Record<string, unknown> {
     run_after: keyColumns(draft.run_after).map(edgeOf),
     options: parsed(draft.options),
     labels: labelsIn(draft.labels),
+    checks: draft.checks,
     tasks: draft.tasks,
   };
 }

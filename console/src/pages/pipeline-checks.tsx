@@ -203,7 +203,8 @@ const save = (name: string): Promise<void> => download(`/pipelines/${encodeURICo
 /** Offered once a comparison has said what it would do. */
 function Repair({ pipeline, plan, onRepair }: { pipeline: Pipeline; plan: { upserts: number; deletes: number }; onRepair: () => void }) {
   const [asking, setAsking] = useState(false);
-  const rests = pipeline.status === "IDLE" || pipeline.status === "PAUSED";
+  // A live pipeline is repaired between two batches.
+  const rests = pipeline.status === "IDLE" || pipeline.status === "PAUSED" || (pipeline.mode === "live" && pipeline.status === "RUNNING");
   return (
     <>
       <Button look="primary" disabled={!rests} title={rests ? undefined : t("Nothing is repaired beside a run: pause it, or wait.")} onClick={() => setAsking(true)}>

@@ -3,7 +3,7 @@ import { useQueryClient } from "@tanstack/react-query";
 import { Link, useNavigate, useParams } from "@tanstack/react-router";
 import { useState } from "react";
 import { useMay, useRefresh, useRun, useRunLog, useStatus, verb } from "../api/queries";
-import type { LogLine, Run } from "../api/types";
+import type { CheckOutcome, LogLine, Run } from "../api/types";
 import { Ago, Button, Dialog, Facts, Failure, Figures, Loading, Menu, Moment, Panel, StatusChip, given, inputLook, useCopyCurl } from "../ui/basics";
 import { cx } from "../ui/classes";
 import { Speed, Stages, Throughput } from "../ui/charts";
@@ -91,10 +91,33 @@ function Story({ run }: { run: Run }) {
               ]}
             />
           </Panel>
+          {metrics.checks && <Checks outcomes={metrics.checks} />}
           <PlanPanel plan={metrics.plan} none={t("This run ended before it had one.")} />
         </div>
       </div>
     </div>
+  );
+}
+
+/** What came of the checks of the definition, with the first rows that broke one. */
+function Checks({ outcomes }: { outcomes: CheckOutcome[] }) {
+  return (
+    <Panel title={t("Checks")}>
+      <ul className="space-y-3">
+        {outcomes.map((outcome) => (
+          <li key={outcome.name}>
+            <p className="flex flex-wrap items-baseline justify-between gap-x-3">
+              <span className="font-mono text-xs">{outcome.name}</span>
+              <span className={outcome.result === "failed" ? "text-bad" : outcome.result === "passed" ? "text-muted" : ""}>{t(outcome.result)}</span>
+            </p>
+            {outcome.result !== "passed" && <p className="mt-1 text-muted">{outcome.found}</p>}
+            {Array.isArray(outcome.offending_rows) && (
+              <pre tabIndex={0} className="mt-1 max-h-40 overflow-auto font-mono text-xs">{outcome.offending_rows.map((row) => JSON.stringify(row)).join("\n")}</pre>
+            )}
+          </li>
+        ))}
+      </ul>
+    </Panel>
   );
 }
 

@@ -20,6 +20,7 @@ const FIELDS: Record<string, { words: string }> = {
   schedule_interval: { words: "Schedule" },
   run_after: { words: "Runs after" },
   options: { words: "Options" },
+  checks: { words: "Checks" },
   tasks: { words: "Task plan" },
   labels: { words: "Labels" },
 };

@@ -8,6 +8,16 @@ const sentences: Record<string, string> = {
   "definition.at_most": "{path} должно быть не больше {limit}{given}",
   "definition.below": "{path} должно быть меньше {limit}{given}",
   "definition.body": "тело запроса",
+  "definition.check_limits": "min {least} больше, чем max {most}: никакое число строк не подойдёт",
+  "definition.check_max_age": "max_age «{max_age}» — не промежуток времени: напишите 30m, 6h, 2d или PT6H",
+  "definition.check_needs_reader":
+    "проверка {name} — это SQL или ссылка на таблицу и выполняется под логином, который только читает: у подключения «{connection}» приёмника такого нет; внесите условие в запрос источника или держите приёмник в базе по умолчанию",
+  "definition.check_needs_sql":
+    "проверка {name} вида {kind} возможна только для таблицы в Postgres, а не для {target}: уберите её или внесите условие в запрос источника",
+  "definition.check_query": "проверка {name}: {message}",
+  "definition.check_reserved": "проверка не может называться «{name}»: так называется защита каждого пайплайна; дайте ей другое имя",
+  "definition.check_row_count": "проверке row_count нужны min, max или last_runs: скажите, сколько строк ожидается",
+  "definition.check_twice": "две проверки называются «{name}»: дайте одной из них другое имя",
   "definition.circle": "run_after замыкается в круг: {names}; уберите одно из звеньев",
   "definition.connection_of_another": "подключение «{name}» — коннектора {actual}, а в {path} нужно подключение коннектора {wanted}",
   "definition.cron":

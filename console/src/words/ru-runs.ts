@@ -11,6 +11,20 @@ const sentences: Record<string, string> = {
   "run.cannot_connect": "не удаётся подключиться к «{connection}»: {why}",
   "run.cannot_create": "не удаётся создать {target}: {message}; логину {login} нужен CREATE ON SCHEMA {schema} и USAGE на схемы типов столбцов: выдайте права или создайте таблицу вручную",
   "run.cannot_create_from": "не удаётся создать {target} по результату запроса: {message}; приведите столбец к типу в запросе или выберите другой target_key",
+  "run.check_after_pass":
+    "проверка {check} вида {kind} — обо всех строках, а {target} нельзя спросить о них после прохода: загружайте целиком (mode full) или уберите её",
+  "run.check_cannot": "проверку {check} не удалось выполнить: {message}",
+  "run.check_column": "проверка {check} смотрит на столбец «{column}», которого в строках нет; есть: {columns}",
+  "run.check_failed":
+    "проверка {check} не прошла: {found}{more}; ничего не опубликовано, {target} остался прежним. Если строки верны, опубликуйте их: `vitrina run {pipeline} --accept {check}`",
+  "run.check_failed_after":
+    "проверка {check} не прошла: {found}{more}; строки этого прохода уже в {target}, следующих проходов не будет. Если они верны, продолжите: `vitrina run {pipeline} --accept {check}`",
+  "run.check_failed_batch":
+    "проверка {check} не прошла: {found}{more}; порция не записана в {target}. Если строки верны, запишите их: `vitrina run {pipeline} --accept {check}`",
+  "run.check_place": "в строках есть столбец «{column}», это имя нужно самим проверкам: переименуйте его через AS",
+  "run.check_type":
+    "проверка {check} не может судить о столбце «{column}» типа {type} на пути в этот приёмник: уберите её или приведите столбец к другому типу в запросе",
+  "run.or_accept": "или опубликуйте это один раз: `vitrina run {pipeline} --accept {check}`",
   "run.column_not_in_result": "{field} «{column}» нет в результате запроса (есть: {columns})",
   "run.column_twice": "запрос даёт столбец «{column}» больше одного раза: дайте каждому своё имя через AS",
   "run.column_unnamed": "в запросе есть столбец без имени: дайте ему имя через AS",
@@ -50,6 +64,7 @@ const sentences: Record<string, string> = {
   "run.live_many_keys": "{keys} устаревших ключей сразу: полная загрузка быстрее",
   "run.live_no_identity": "подключению {connection} нельзя вызывать pg_control_system(), а по ней узнаётся база данных, за которой следуют: GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() её читателю",
   "run.live_not_ready": "за источником нельзя следовать: {problem}",
+  "run.live_lets_go": "цель исправляется между двумя пачками",
   "run.live_part_of_key": "из изменённых строк выводится только часть ключа ({columns}), а поисковый индекс удаляет по целому ключу: выберите режим full или incremental",
   "run.live_reload": "options.live.reload требует полной загрузки",
   "run.live_standby": "подключение {connection} ведёт к реплике, а следовать можно только за журналом основного сервера: направьте его туда",
@@ -102,6 +117,8 @@ const sentences: Record<string, string> = {
   "advice.add_primary_key": "Измените пайплайн и задайте target_key, или ALTER TABLE {schema}.{table} ADD PRIMARY KEY (...), затем запустите снова.",
   "advice.allow_cascade": "Если строки {tables} тоже должны исчезнуть, задайте options.allow_cascade и запустите снова; иначе уберите там ON DELETE CASCADE.",
   "advice.allow_empty": "Если источник пуст намеренно, задайте options.allow_empty, запустите один раз и уберите; иначе разберитесь, почему запрос не даёт строк.",
+  "advice.bad_check": "Исправьте проверку в определении, затем запустите снова.",
+  "advice.check_failed": "Посмотрите на строки, нарушающие проверку: исправьте источник или примите проверку по имени (--accept), если строки верны.",
   "advice.allow_shrink": "Если столько строк и правда исчезло, задайте options.allow_shrink, запустите один раз и уберите; иначе разберитесь, почему запрос даёт меньше строк.",
   "advice.bad_key": "Сделайте target_key в источнике уникальным и без NULL или выберите другие столбцы, затем запустите снова.",
   "advice.cannot_connect": "Проверьте, что база данных или сервер работает, а адрес и логин верны.",

@@ -24,7 +24,7 @@ const isSentence = (value: unknown): value is Said & { text: string } => isRecor
 const isSaid = (value: unknown): value is Said => isRecord(value) && typeof value["code"] === "string" && isRecord(value["params"]);
 
 /** What people wrote or their tables hold is left as it is. */
-const NOT_OURS = new Set(["rows", "document", "definition", "before", "after", "options", "params", "payload"]);
+const NOT_OURS = new Set(["rows", "document", "offending_rows", "definition", "before", "after", "options", "params", "payload"]);
 
 /** An answer of the API with its sentences in the language of the page. */
 export function retold<Answer>(answer: Answer): Answer {

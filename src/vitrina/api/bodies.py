@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, BeforeValidator, Field
 
+from vitrina.data_checks import MAX_CHECKS
 from vitrina.definition import MAX_TASKS, Definition, Strict, Task
 from vitrina.services import labels, manifests, tokens
 
@@ -105,6 +106,12 @@ class RunWish(Strict):
     )
     until: str | None = Field(
         None, max_length=1000, description="Backfill up to, but not including, this value.", examples=[None]
+    )
+    accept: list[str] = Field(
+        default_factory=list,
+        max_length=MAX_CHECKS,
+        description="Checks, by name, that may fail in this run: it publishes anyway.",
+        examples=[[]],
     )
 
     @property

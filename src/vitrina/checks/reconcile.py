@@ -20,8 +20,9 @@ from vitrina.loads import opening
 from vitrina.loads.control import Hold
 from vitrina.loads.job import Job
 from vitrina.ports.compare import Difference, Rescans, Side
+from vitrina.sentences import say
 from vitrina.settings import Settings
-from vitrina.status import Status, can_move
+from vitrina.status import Status, may_be_repaired
 from vitrina.store import database, events, pipelines, requests, runs, state
 from vitrina.store.database import Connection
 
@@ -77,11 +78,8 @@ def request_due(metastore: Connection) -> int:
 
 
 def _refuse_beside_a_run(row: dict[str, Any]) -> None:
-    if not can_move("claim_idle", row["status"]):
-        raise Conflict(
-            f"pipeline {row['name']} is {row['status']}: nothing is repaired beside a run; pause it or wait until it is"
-            " IDLE, then ask again"
-        )
+    if not may_be_repaired(row):
+        raise Conflict(say("pipeline.no_repair_now", name=row["name"], status=row["status"]))
 
 
 def _announce(row: dict[str, Any], metastore: Connection, report: Report) -> None:

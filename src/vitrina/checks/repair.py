@@ -17,6 +17,8 @@ from vitrina.ports.target import Done, Load, Removes, Writer
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from vitrina.ports.checks import Judgement
+
 
 @dataclass
 class Repaired:
@@ -86,12 +88,15 @@ class _Repairing:
         self._run.settle()
 
     def _upsert(self, rows: "pa.Table", done: Repaired) -> set[str]:
-        run = self._run
-        with self._load.writer() as writer, run.ahead(_Rows(rows, writer, run.job.claim.epoch), None) as parts:
+        run, judged = self._run, None
+        if run.gate:
+            rows, judged = run.gate.pass_on(rows)
+        with self._load.writer() as writer, run.ahead(_Rows(rows, writer, run.job.claim.epoch, judged), None) as parts:
             [part] = list(parts)
         done.add(run.commit(self._load, part, _numbered, settles=False))
-        done.rejected += len(part.letters)
-        return {letter.document_id for letter in part.letters}
+        rejected = run.letters.latest
+        done.rejected += len(rejected)
+        return {letter.document_id for letter in rejected}
 
     def _remove(self, keys: Sequence[Key], done: Repaired) -> None:
         run, load = self._run, self._load
@@ -119,19 +124,23 @@ class _Rows:
     rows: "pa.Table"
     writer: Writer
     epoch: int
+    # What came of the checks, where they were judged here.
+    judged: "Judgement | None" = None
     # The writer of an index serves the next correction, too: only one that hangs is closed.
     is_done: bool = False
 
     def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
         written = self.writer.write(self.rows, PartId(self.epoch, first_number))()
+        letters = (*written.letters, *(self.judged.letters if self.judged else ()))
         yield Part(
             first_number,
             self.rows.num_rows,
             None,
             staged=written.rows,
-            letters=written.letters,
-            delivered=written.delivered - {letter.document_id for letter in written.letters},
+            letters=letters,
+            delivered=written.delivered - {letter.document_id for letter in letters},
             counts=written.counts,
+            judged=self.judged,
         )
         self.is_done = True
 

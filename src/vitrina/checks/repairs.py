@@ -11,7 +11,7 @@ from vitrina.checks import repair as rules
 from vitrina.checks.compare import Verdict
 from vitrina.checks.repair import Repaired
 from vitrina.errors import Disconnected, FatalError, LeaseLost, VitrinaError
-from vitrina.loads import opening
+from vitrina.loads import followed, opening
 from vitrina.loads.context import RunContext
 from vitrina.loads.control import Hold, RunControl, clock
 from vitrina.loads.run import Run
@@ -31,7 +31,7 @@ def repair(
 ) -> dict[str, Any]:
     """Claim the pipeline, write the confirmed corrections, release the lease, and return what was done."""
     asked_at = clock()
-    claim = leases.claim_idle(metastore, request["pipeline_id"], request["runner_id"], settings.lease_ttl_seconds)
+    claim = followed.claim(request, metastore, settings, "pipeline.no_repair_now")
     meter = RunMeter()
     meter.note("repair", rules.plan(verdict.confirmed))
     with hold(claim, asked_at) as control:

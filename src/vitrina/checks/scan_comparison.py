@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from vitrina.data_checks import EMPTY
 from vitrina.errors import FatalError, ShrinkRefused
 from vitrina.ports import corrections
 from vitrina.ports.batch import Key
@@ -18,7 +19,7 @@ from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Correction, Difference, Extent, Looked, Rescans, Side
 from vitrina.ports.documents import Document, DocumentSide
 from vitrina.ports.source import Form
-from vitrina.ports.target import SHRINK_LIMIT, Scans, Target
+from vitrina.ports.target import Scans, Target
 from vitrina.sentences import say
 
 
@@ -65,8 +66,8 @@ class ScanComparison:
         name, options = self._looked.definition.final_target, self._looked.definition.options
         rows = sum(table.num_rows for table in self._target.scan())
         if deletes >= rows and not options.allow_empty:
-            raise ShrinkRefused(say("run.source_is_empty", target=name))
-        if deletes > rows * SHRINK_LIMIT and not options.allow_shrink:
+            raise ShrinkRefused(say("run.source_is_empty", target=name), EMPTY)
+        if deletes > rows * options.shrink_limit:
             raise ShrinkRefused(say("run.would_shrink", removed=deletes, rows=rows, target=name))
 
     def corrections(self, wanted: Sequence[Difference], batch_rows: int) -> Iterator[Correction]:

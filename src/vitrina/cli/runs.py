@@ -3,7 +3,7 @@
 import time
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -60,12 +60,15 @@ def run(
     timeout: Timeout = None,
     since: Annotated[str | None, typer.Option(help="Backfill: read again from this cursor value on.")] = None,
     until: Annotated[str | None, typer.Option(help="Backfill: up to, but not including, this cursor value.")] = None,
+    accept: Annotated[
+        list[str] | None, typer.Option("--accept", help="A check that may fail in this run; may be repeated.")
+    ] = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Ask for a run. With --wait, watch it and end with 0 only if it succeeded."""
     with remote.api() as client:
         attempts = several.Attempts(several.chosen(client, names, labels))
-        accepted = attempts.of(lambda name: client.run(name, since=since, until=until))
+        accepted = attempts.of(lambda name: client.run(name, since=since, until=until, accept=accept or ()))
         ended = [_watch(client, one, timeout) for one in accepted] if wait else []
     if not wait:
         several.show(accepted, attempts.names, output, show_accepted)
@@ -184,6 +187,18 @@ def show_runs(found: "list[Run]", *, title: str | None = None) -> None:
             local.say(f"{one.pipeline}: {one.error_message}")
             if one.next_step:
                 local.say(f"  next step: {one.next_step}")
+        for check in one.metrics.get("checks", ()):
+            _show_check(check)
+
+
+def _show_check(check: "dict[str, Any]") -> None:
+    """Show a check that did not pass, with the first rows that break it; the API shows them to operators."""
+    if check["result"] == "passed":
+        return
+    local.say(f"  check {check['name']} {check['result']}: {check['found']}")
+    rows = check.get("offending_rows", ())
+    for row in [rows] if isinstance(rows, str) else rows:
+        local.say(f"    {text(row)}")
 
 
 def succeeded(ended: "Run") -> bool:

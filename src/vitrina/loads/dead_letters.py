@@ -5,7 +5,7 @@ from functools import cached_property
 
 from vitrina.loads.job import Job
 from vitrina.observe.run_meter import RunMeter
-from vitrina.ports.batch import Part
+from vitrina.ports.batch import DeadLetter, Part
 from vitrina.store import dead_letters
 
 
@@ -20,10 +20,16 @@ class Letters:
     def __init__(self, job: Job, meter: RunMeter) -> None:
         self._job = job
         self._meter = meter
+        # Of the batch before.
+        self.latest: tuple[DeadLetter, ...] = ()
+        # How many were rejected by checks, which have limits of their own.
+        self.by_checks = 0
 
     def leave_behind(self, filled: Part) -> None:
         """Record rejected rows in the transaction that moves the checkpoint past them."""
+        self.latest = filled.letters
         if filled.letters:
+            self.by_checks += sum(letter.by_check for letter in filled.letters)
             claim = self._job.claim
             dead_letters.record(self._job.metastore, claim.pipeline_id, claim.run_id, filled.letters)
             self._meter.left_behind(len(filled.letters))

@@ -1,9 +1,12 @@
 """Rows that travel through the runner: read in batches, passed through the steps, written, in this order."""
 
+import operator
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -24,16 +27,31 @@ from vitrina.ports.target import Receipt, Writer
 from vitrina.transforms import underway
 from vitrina.transforms.pipeline import RunsSteps, Taken
 
+if TYPE_CHECKING:
+    from vitrina.loads.arrow_checks import RowGate
+    from vitrina.ports.checks import Judgement
+
 
 class Flow:
     """Bring one window of a source to a writer. Batches are begun ahead of those that have arrived."""
 
-    def __init__(self, source: Source, window: Window, steps: RunsSteps | None, writer: Writer, epoch: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        window: Window,
+        steps: RunsSteps | None,
+        writer: Writer,
+        epoch: int,
+        *,
+        gate: "RowGate | None" = None,
+    ) -> None:
         self._source = source
         self._window = window
         self._steps = steps
         self._writer = writer
         self._epoch = epoch
+        # Judges the rows, where the target does not.
+        self._gate = gate
 
     def parts(self, first_number: int, after: Position | None) -> Iterator[Part]:
         """Yield the parts. Without an order to resume in, all rows are one part, in however many pieces."""
@@ -75,10 +93,14 @@ class Flow:
 
     def _begin(self, read: "_Read", taken: Taken) -> "UnderWay":
         batch = read.batch
+        rows, judged = self._gate.pass_on(taken.table) if self._gate else (taken.table, None)
         with batch.watch.lap(self._writer.timed_as):
-            receipt = self._writer.write(taken.table, PartId(self._epoch, read.number))
-        part = Part(read.number, batch.read, batch.last, reopened=batch.reopened)
-        return UnderWay(part, taken.letters, taken.delivered, batch.size, batch.watch, self._writer.timed_as, receipt)
+            receipt = self._writer.write(rows, PartId(self._epoch, read.number))
+        part = Part(
+            read.number, batch.read, batch.last, reopened=batch.reopened, filtered=taken.filtered, judged=judged
+        )
+        letters = (*taken.letters, *judged.letters) if judged else taken.letters
+        return UnderWay(part, letters, taken.delivered, batch.size, batch.watch, self._writer.timed_as, receipt)
 
 
 @dataclass(frozen=True)
@@ -151,4 +173,19 @@ def _together(pieces: list[Part]) -> Part:
         pieces[-1].laps,
         delivered=delivered_in(letters, *(piece.delivered for piece in pieces)),
         counts=sum((piece.counts for piece in pieces), start=Counts()),
+        judged=_judged_together(pieces),
+        filtered=tuple(_filtered(pieces)),
     )
+
+
+def _judged_together(pieces: list[Part]) -> "Judgement | None":
+    found = [piece.judged for piece in pieces if piece.judged]
+    return reduce(operator.add, found) if found else None
+
+
+def _filtered(pieces: list[Part]) -> Iterator[int]:
+    """Count positions on from piece to piece."""
+    before = 0
+    for piece in pieces:
+        yield from (before + position for position in piece.filtered)
+        before += piece.rows

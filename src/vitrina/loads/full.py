@@ -7,12 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 from vitrina import failpoints
-from vitrina.errors import DuplicateKeys, TransientError
+from vitrina.errors import DuplicateKeys, ShrinkRefused, TransientError
 from vitrina.loads import incremental, refusals
 from vitrina.loads.job import resume_point
 from vitrina.loads.run import Run
 from vitrina.ports.batch import Part, PartId
-from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.checkpoint import FRESHEST, Checkpoint
+from vitrina.ports.checks import later
 from vitrina.ports.source import Passes, Window
 from vitrina.ports.target import Done, Load, Loading
 from vitrina.sentences import say
@@ -50,6 +51,8 @@ def _counting(run: Run) -> "incremental.After":
 
     def after(found: Checkpoint, part: Part) -> Checkpoint:
         last = json.dumps(part.last) if part.last else None
+        if part.judged and part.judged.latest:
+            found = found.identified(**{FRESHEST: later(found.identity.get(FRESHEST, {}), part.judged.latest)})
         return found.accepting(PartId(epoch, part.number), part.staged_rows, last)
 
     return after
@@ -98,7 +101,7 @@ def _continued(run: Run) -> tuple[Load, bool] | None:
         return None
     must_fill = _resume(run, load)
     run.answers_request = False
-    if found.load_started_at:
+    if found.load_started_at and not run.gate:
         run.letters_before = dead_letters.count_open(
             run.job.metastore, run.job.claim.pipeline_id, since=found.load_started_at
         )
@@ -179,6 +182,9 @@ def _publish(run: Run, load: Load) -> None:
 
     def move(done: Done) -> Checkpoint:
         run.letters.rebuilt(begun_at)
+        if done.judged:
+            run.meter.checked(done.judged.outcomes, whole=True)
+            run.letters.leave_behind(Part(0, 0, None, letters=done.judged.letters))
         run.meter.published(done.counts, time.monotonic() - started)
         notes.update(done.notes)
         for name, value in done.notes.items():
@@ -187,11 +193,15 @@ def _publish(run: Run, load: Load) -> None:
         return replace(found, identity=found.identity | dict(done.identity))
 
     fence = run.fence("publishing", move, point="publish.fenced")
+    run.judge_load(load)
     try:
         with run.until_paused():
             counts = load.publish(fence)
     except TransientError as exc:
         _forget_lost(run, exc)
+        raise
+    except ShrinkRefused as exc:
+        run.tell_guard(exc)
         raise
     fence.require_passed()
     failpoints.hit("publish.committed")

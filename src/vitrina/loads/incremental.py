@@ -131,6 +131,7 @@ def _end_pass(run: Run, load: Load, following: Pass) -> None:
     failpoints.hit("pass.ended")
     load.discard()
     run.settle(obey_pause=False)
+    run.judge_target()
 
 
 def keep_place(run: Run) -> None:

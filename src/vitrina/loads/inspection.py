@@ -10,6 +10,7 @@ from vitrina.loads.passes import disowned
 from vitrina.loads.plan import Capabilities, plan
 from vitrina.loads.steps import Fitted
 from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.checks import Judges
 from vitrina.ports.live import Derivation, Derives
 from vitrina.ports.source import Description, Passes, Window
 from vitrina.ports.target import Prepared, Shortcut, Wanted
@@ -42,6 +43,7 @@ def _inspect(opened: Opened, *, create_target: bool) -> Job:
     if not opened.source.runs_when_described:
         opened = _believing(opened)
     fitted = steps.fit(opened.around_steps, opened.source, described, opened.target.form, opened.target.known)
+    _refuse_unfit_checks(opened, fitted)
     shortcut = opened.target.meet(opened.source)
     prepared = opened.target.prepare(_wanted(opened, described, fitted), create=create_target)
     if fitted.passage:
@@ -62,6 +64,22 @@ def _inspect(opened: Opened, *, create_target: bool) -> Job:
         plan=chosen,
         derivation=derivation,
     )
+
+
+def _refuse_unfit_checks(opened: Opened, fitted: Fitted) -> None:
+    if opened.definition.checks:
+        # Imported here, as below: pipelines without checks need none of it.
+        from vitrina.loads import checks
+
+        checks.refuse_unfit(opened, fitted.output, judges_itself=isinstance(opened.target, Judges))
+
+
+def _advice_on_checks(opened: Opened) -> tuple[str, ...]:
+    if not opened.definition.checks:
+        return ()
+    from vitrina.loads import checks
+
+    return checks.advice(opened.definition)
 
 
 def _derive(opened: Opened, prepared: Prepared) -> Derivation | None:
@@ -174,7 +192,11 @@ def _capabilities(
         key_is_read=any(name in given for name in prepared.key),
         rows_per_second=_measured_rate(opened, described.estimated_rows),
         guarantee=passes.guarantee() if passes else None,
-        warnings=(*prepared.warnings, *(passes.warnings(found) if passes else ())),
+        warnings=(
+            *prepared.warnings,
+            *(passes.warnings(found) if passes else ()),
+            *_advice_on_checks(opened),
+        ),
         starts_over_because=opened.starts_over_because,
     )
 

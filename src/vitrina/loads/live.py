@@ -5,8 +5,7 @@ What comes back is merged, what does not is deleted. Repeating a batch is theref
 """
 
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
@@ -17,12 +16,13 @@ from psycopg.sql import SQL, Identifier
 
 from vitrina import failpoints, schedule
 from vitrina.definition import Definition
-from vitrina.errors import FatalError, ShrinkRefused, TransientError
+from vitrina.errors import FatalError, TransientError
 from vitrina.loads.control import Paused
 from vitrina.loads.full import full
 from vitrina.loads.incremental import begin, open_merge
 from vitrina.loads.run import Run, RunFence
-from vitrina.ports.batch import Batch, Counts, Key, Part
+from vitrina.loads.shrink_guard import ShrinkGuard
+from vitrina.ports.batch import Batch, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.live import (
     Asked,
@@ -36,7 +36,7 @@ from vitrina.ports.live import (
     Stale,
 )
 from vitrina.ports.source import BaseSource, Description, Form, Window
-from vitrina.ports.target import SHRINK_LIMIT, Done, Load
+from vitrina.ports.target import Done, Load
 from vitrina.sentences import say
 from vitrina.status import Status
 from vitrina.store import feeds, leases
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 # Keys of the checkpoint's identity: where the follower stands, and where it will once the load at work is published.
 PLACE, PLACE_OF_LOAD = "live", "live_load"
+# The claim whose parts are numbered from one on.
+NUMBERED = "live_epoch"
 
 # Changes are read from the feed in portions; beyond so many of them a full load is cheaper, and memory stays flat.
 _PORTION = 10_000
@@ -62,11 +64,10 @@ _IDLE_SECONDS = 5.0
 # How long a feed may take to be ready, with a reason that it gives.
 _READY_SECONDS = 60.0
 _LONGEST_RUN = timedelta(hours=24)
+# Between two times that the whole target is judged by the checks that are about all rows.
+_JUDGED_SECONDS = 60.0
 # Between two full loads that changes ask for, unless options.live.reload says.
 _BETWEEN_LOADS = timedelta(seconds=10)
-# A target that loses more than half of its rows within this long has met a DELETE without WHERE.
-_SHRINK_WINDOW_SECONDS = 60.0
-_FEW_DELETES = 100
 
 
 class Again(Exception):
@@ -107,14 +108,26 @@ class Place:
 def live(run: Run) -> None:
     """Load if that is needed, then follow until a request ends it; raises `Again` when the next run shall go on."""
     with closing(Follower(run)) as follower, suppress(_Disabled):
+        number_parts(run)
         follower.register()
         follower.load_if_needed()
         follower.follow()
 
 
+def number_parts(run: Run) -> None:
+    """Number the parts of each claim from one on.
+
+    A follower has no end, and the versions of documents and of ClickHouse's rows hold four million numbers of a claim.
+    """
+    found, epoch = run.checkpoint, run.job.claim.epoch
+    if found.stage is None and found.identity.get(NUMBERED) != epoch:
+        run.record("numbering parts", replace(found, batch_no=0).identified(**{NUMBERED: epoch}))
+
+
 def forget_place(run: Run) -> None:
     """Forget where a follower stood, for a run of another mode: what it writes is not in the follower's order."""
-    kept = {name: value for name, value in run.checkpoint.identity.items() if name not in (PLACE, PLACE_OF_LOAD)}
+    forgotten = (PLACE, PLACE_OF_LOAD, NUMBERED)
+    kept = {name: value for name, value in run.checkpoint.identity.items() if name not in forgotten}
     run.checkpoint = replace(run.checkpoint, identity=kept)
 
 
@@ -137,7 +150,10 @@ class Follower:
         self._reloads = _reload_interval(run.job.definition)
         self._loaded = time.monotonic()
         self._recorded = 0.0
+        self._judged = time.monotonic()
+        self._is_unjudged = False
         self._stored_seconds = _STORED_SECONDS
+        self._corrected = 0.0
 
     def close(self) -> None:
         self._following.close()
@@ -266,14 +282,24 @@ class Follower:
             raise FatalError(say("run.live_target", target=run.job.definition.final_target))
         begin(run, self._load)
         run.letters.watch_steps()
-        self._guard.rows = self._load.count_rows()
+        if run.job.fitted.passage:
+            run.job.fitted.passage.steps.notes_filtered = True
+        self._load.discard()  # what deletes of earlier runs left
+        self._guard.count(self._load.count_rows())
         self._metastore.execute(SQL("LISTEN {}").format(Identifier(feeds.STORED)))
         run.meter.note("following", True)
         run.log.info("live.following", tables=sorted(self._tables))
         while True:
             self._look()
             self._batch()
+            self._judge()
             self._await_changes()
+
+    def _judge(self) -> None:
+        """Judge the whole target now and then, once it has changed."""
+        if self._is_unjudged and time.monotonic() > self._judged + _JUDGED_SECONDS:
+            self._run.judge_target()
+            self._judged, self._is_unjudged = time.monotonic(), False
 
     def _look(self, *, ends_at_request: bool = True) -> None:
         """Obey lease, pause, `disable` and requests."""
@@ -290,6 +316,8 @@ class Follower:
             raise Again(say("plan.definition_changed"), loads=False)
         if self._load is not None and asked.run_requested_at is not None:
             raise Again(say("run.live_load_asked"), loads=True)
+        if self._load is not None and asked.is_wanted:
+            raise Again(say("run.live_lets_go"), loads=False)
         self._look_at_clock()
 
     def _look_at_clock(self) -> None:
@@ -395,7 +423,14 @@ class Follower:
         feeds.passed(self._metastore, self._feed, self._pipeline, place.lsn)
 
     def _await_changes(self) -> None:
-        """Return when one of the followed tables has changed, or when it is time to say that none has."""
+        """Return when one of the followed tables has changed, or when it is time to say that none has.
+
+        A target that many small corrections burden is left alone for a while after each.
+        """
+        rests_until = self._corrected + self._run.job.target.correction_seconds
+        while (left := rests_until - time.monotonic()) > 0:
+            self._look()
+            self._run.control.wait(min(left, _LOOK_SECONDS))
         while time.monotonic() < self._recorded + _IDLE_SECONDS and not self._has_changes():
             self._look()
             for _ in self._metastore.notifies(timeout=_LOOK_SECONDS, stop_after=1):
@@ -417,9 +452,11 @@ class Follower:
         else:
             self._correct_through_steps(moment, stale, place, started)
         failpoints.hit("batch.committed")
+        self._corrected = time.monotonic()
         run.meter.is_alive()
         run.log.debug("live.batch", keys=len(stale.keys), ms=run.meter.last_batch_ms)
         self._passed_on(place)
+        self._is_unjudged = bool(run.job.definition.checks)
 
     def _correct_through_steps(self, moment: Moment, stale: Stale, place: Place, started: float) -> None:
         run, load = self._run, self._load
@@ -427,7 +464,11 @@ class Follower:
             raise RuntimeError("a follower opens its load first")
         rows = _Rows(moment, stale)
         part = self._written(load, rows, run.checkpoint.batch_no + 1)
-        load.correct(part, stale, rows.keys, self._fence(part, place, started))
+
+        def refuse(at_most: int, exactly: Callable[[], int]) -> None:
+            self._guard.refuse_more(at_most, exactly, load, run)
+
+        load.correct(part, stale, rows.keys_without(part.filtered), self._fence(part, place, started), refuse)
         run.letters.delivered(part, committed=True)
 
     def _written(self, load: Load, rows: "_Rows", number: int) -> Part:
@@ -438,16 +479,18 @@ class Follower:
         run = self._run
         passage = run.job.fitted.passage
         with load.writer() as writer:
-            flow = Flow(rows, Window(), passage.steps if passage else None, writer, run.job.claim.epoch)
+            steps = passage.steps if passage else None
+            flow = Flow(rows, Window(), steps, writer, run.job.claim.epoch, gate=run.gate)
             parts = list(flow.parts(number, None))
         return parts[0] if parts else Part(number, 0, None)
 
     def _fence(self, part: Part, place: Place, started: float) -> RunFence:
-        run = self._run
+        run, load = self._run, self._load
 
         def move(done: Done) -> Checkpoint:
-            self._guard.refuse(done.counts, run)
-            run.letters.leave_behind(part)
+            if isinstance(load, Corrects):
+                self._guard.refuse(done.counts, load, run)
+            run.letters.leave_behind(run.after_checks(part, done))
             run.meter.batch(part, done.counts, time.monotonic() - started)
             run.meter.merged(done.counts)
             self._note(place)
@@ -503,26 +546,6 @@ class Gathered:
         return self._moment.lsn if self._first_left is None else self._first_left - 1
 
 
-class ShrinkGuard:
-    """Refuses to delete more than half of a target within a minute."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._deleted: deque[tuple[float, int]] = deque()
-
-    def refuse(self, counts: Counts, run: Run) -> None:
-        now, options = time.monotonic(), run.job.definition.options
-        self._deleted.append((now, counts.deleted))
-        while self._deleted[0][0] < now - _SHRINK_WINDOW_SECONDS:
-            self._deleted.popleft()
-        self.rows += counts.inserted - counts.deleted
-        deleted = sum(number for _, number in self._deleted)
-        before = self.rows + deleted
-        if deleted > max(_FEW_DELETES, before * SHRINK_LIMIT) and not options.allow_shrink:
-            target = run.job.definition.final_target
-            raise ShrinkRefused(say("run.would_shrink", removed=deleted, rows=before, target=target))
-
-
 class _Rows(BaseSource):
     """The rows of stale keys as a source, which remembers the keys that came before any step saw them."""
 
@@ -533,9 +556,11 @@ class _Rows(BaseSource):
         self._stale = stale
         self._asked: Asked | None = None
 
-    @property
-    def keys(self) -> Sequence[Key]:
-        return self._asked.keys if self._asked else ()
+    def keys_without(self, filtered: Sequence[int]) -> Sequence[Key]:
+        """Give the keys of all rows that are part of the result: rejected ones are, those that a step left out not."""
+        keys = self._asked.keys if self._asked else ()
+        left_out = set(filtered)
+        return [key for at, key in enumerate(keys) if at not in left_out] if left_out else keys
 
     def describe(self, window: Window) -> Description:
         return Description()

@@ -55,7 +55,7 @@ def open_job(
 
     `conclusion` closes the metastore's session, for callers that need it after the others are closed.
     """
-    definition = definition_of(claim)
+    definition = _accepting(claim, definition_of(claim))
     connection_limits.require_room(definition, settings)
     judged = judge(definition, settings)
     planned = steps.planned(definition, settings, sessions, claim.run_id, attach=context.attach)
@@ -70,6 +70,15 @@ def open_job(
     reason = places.another_database(definition.final_target) if ledger.was_elsewhere else None
     source = _open_source(around, judged, reader, checkpoint)
     return _Pieces(judged, reader, source, target, planned).opened(around, metastore, ledger, checkpoint, reason)
+
+
+def _accepting(claim: Claim, definition: Definition) -> Definition:
+    """Let the guards pass that a person accepted for this run."""
+    if not claim.accepted_checks:
+        return definition
+    from vitrina.loads import checks
+
+    return checks.accepting(definition, claim.accepted_checks)
 
 
 def _open_metastore(

@@ -1,6 +1,6 @@
 """How a pipeline will be run, and why: a pure function from what is known to a choice that people can read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -95,7 +95,8 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
     isolate = route == "pushdown" and bool(known.foreign_functions)
     if isolate:
         reasons.append(say("plan.read_only_first", functions=", ".join(sorted(known.foreign_functions))))
-    reasons += map(_followed, known.followed)
+    for table in known.followed:
+        reasons += [_followed(table), *_cost(table)]
     return Plan(
         route=route,
         paging=paging,
@@ -117,6 +118,17 @@ def _followed(table: FollowedTable) -> str:
         columns = ", ".join(table.old_columns)
         return say("plan.live_table_full", table=table.relation, leads_to=table.leads_to, columns=columns)
     return say("plan.live_table", table=table.relation, leads_to=table.leads_to)
+
+
+def _cost(table: FollowedTable) -> Iterator[str]:
+    """Say what a changed row is expected to cost."""
+    if table.every_key or table.keys_per_row is None:
+        return
+    if table.scans:
+        scanned = ", ".join(table.scans)
+        yield say("plan.live_cost_scans", table=table.relation, keys=table.keys_per_row, scanned=scanned)
+    else:
+        yield say("plan.live_cost", table=table.relation, keys=table.keys_per_row)
 
 
 def _guarantee(definition: Definition, known: Capabilities) -> str:
@@ -146,6 +158,7 @@ def _route(definition: Definition, known: Capabilities, reasons: list[str]) -> R
         (known.no_shortcut_because is not None, say("plan.arrow", because=known.no_shortcut_because)),
         (known.has_steps, say("plan.arrow_steps")),
         (definition.options.route == "arrow", say("plan.arrow_asked")),
+        (_judges_changes(definition), say("plan.arrow_checks")),
     )
     for applies, reason in looked_at:
         if applies:
@@ -161,6 +174,11 @@ def _route(definition: Definition, known: Capabilities, reasons: list[str]) -> R
             return "copy"
     reasons.append(say("plan.pushdown"))
     return "pushdown"
+
+
+def _judges_changes(definition: Definition) -> bool:
+    """Tell whether rows that a live run corrects are judged, for which they are staged."""
+    return definition.mode == "live" and any(check.of_rows for check in definition.checks)
 
 
 def _loads_at_once(definition: Definition, known: Capabilities, reasons: list[str]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from vitrina.errors import Conflict, Disconnected, FatalError, LeaseLost, NotFound, VitrinaError
-from vitrina.loads import inspection, opening
+from vitrina.loads import followed, inspection, opening
 from vitrina.loads.context import RunContext
 from vitrina.loads.control import Hold, RunControl, clock
 from vitrina.loads.incremental import begin, open_merge, start_over_where_lost
@@ -21,8 +21,9 @@ from vitrina.ports.batch import DeadLetter, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.source import Rereads, Window
 from vitrina.ports.target import Load
+from vitrina.sentences import say
 from vitrina.settings import Settings
-from vitrina.status import RunStatus, can_move
+from vitrina.status import RunStatus, may_be_repaired
 from vitrina.store import database, dead_letters, leases, pipelines, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
@@ -65,11 +66,8 @@ def replay(request: dict[str, Any], metastore: Connection, settings: Settings, h
 
 def _refuse_others(row: dict[str, Any], metastore: Connection) -> None:
     definition = pipelines.definition_of(row)
-    if not can_move("claim_idle", row["status"]):
-        raise Conflict(
-            f"pipeline {row['name']} is {row['status']}: nothing is sent again beside a run; wait until it is IDLE or"
-            " PAUSED, then ask again"
-        )
+    if not may_be_repaired(row):
+        raise Conflict(say("pipeline.no_replay_now", name=row["name"], status=row["status"]))
     if definition.python_source:
         raise FatalError(
             f"the rows come from the Python source {definition.python_source!r}, which cannot be asked for single ones:"
@@ -92,7 +90,7 @@ def _replay_leased(
     report: Report,
 ) -> None:
     asked_at = clock()
-    claim = leases.claim_idle(metastore, request["pipeline_id"], request["runner_id"], settings.lease_ttl_seconds)
+    claim = followed.claim(request, metastore, settings, "pipeline.no_replay_now")
     report.run_id = str(claim.run_id)
     meter = RunMeter()
     with hold(claim, asked_at) as control:
@@ -176,7 +174,7 @@ class Replay:
         with run.parts(load, Window(order=self.key, keys=keys)) as parts:
             for part in parts:
                 run.commit(load, part, _numbered)
-                refused += part.letters
+                refused += run.letters.latest
         return refused
 
     def _opened(self) -> Load:

@@ -5,14 +5,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import structlog
 
 from vitrina import failpoints
 from vitrina.definition import fingerprint
-from vitrina.errors import FatalError
+from vitrina.errors import CheckFailed, FatalError, ShrinkRefused
 from vitrina.loads.context import RunContext
 from vitrina.loads.control import Paused, RunControl
 from vitrina.loads.dead_letters import Letters
@@ -21,14 +22,19 @@ from vitrina.loads.plan import Plan
 from vitrina.loads.prefetch import Ahead
 from vitrina.observe.run_meter import RunMeter
 from vitrina.ports import types
-from vitrina.ports.batch import Counts, Filling, Part, Position
+from vitrina.ports.batch import Counts, Filling, Part, Position, delivered_in
 from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.checks import Judges, guard_outcome, refuse_failed
 from vitrina.ports.source import Window
 from vitrina.ports.target import DONE, Done, Load, Loading
 from vitrina.sentences import say
 from vitrina.status import Status
 from vitrina.store import database, leases
 from vitrina.store.database import Connection
+
+if TYPE_CHECKING:
+    from vitrina.loads.arrow_checks import RowGate
+    from vitrina.ports.checks import Checks
 
 Move = Callable[[Done], Checkpoint]
 
@@ -59,10 +65,79 @@ class Run:
         # A paused pipeline that is repaired stays on its way to PAUSED.
         self.obeys_pause = True
         self._batch_size = job.definition.batch_size
+        # What was written before the target was judged last.
+        self._judged_counts = Counts()
 
     @property
     def plan(self) -> Plan:
         return self.job.plan
+
+    # --- checks ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def checks(self) -> "Checks | None":
+        """Collect what rows and loads are judged by; None: nothing is."""
+        if not self.job.definition.checks:
+            return None
+        # Imported here: pipelines without checks need none of it.
+        from vitrina.loads import checks
+
+        return checks.of_run(self.job, lambda: self.letters.open)
+
+    @cached_property
+    def gate(self) -> "RowGate | None":
+        """Open what judges rows on their way to a target that does not judge them itself."""
+        if self.checks is None or isinstance(self.job.target, Judges):
+            return None
+        from vitrina.loads import checks
+
+        return checks.open_gate(self.job, self.checks)
+
+    def judge_load(self, load: Load) -> None:
+        """Judge a load that is about to be shown by a target that does not judge it itself."""
+        if self.checks is not None and self.gate is not None and not load.is_shown:
+            from vitrina.loads import checks
+
+            now = database.now(self.job.metastore)
+            self.meter.checked(checks.judge_load(self.checks, self.checkpoint, now).outcomes, whole=True)
+
+    def judge_target(self) -> None:
+        """Judge what the target shows after a pass."""
+        checks, target = self.checks, self.job.target
+        if checks is None or not checks.of_sets or not isinstance(target, Judges):
+            return
+        written, self._judged_counts = self.meter.counts - self._judged_counts, self.meter.counts
+        outcomes = target.judge(checks, written).outcomes
+        refuse_failed(checks, outcomes, "run.check_failed_after")
+        self.meter.checked(outcomes, whole=True)
+
+    @contextmanager
+    def telling_checks(self) -> Iterator[None]:
+        """Record what the checks found that end the run, and say how it is published anyway."""
+        try:
+            yield
+        except CheckFailed as exc:
+            self.meter.checked(exc.outcomes, whole=True)
+            raise
+        except ShrinkRefused as exc:
+            self.tell_guard(exc)
+            raise
+
+    def tell_guard(self, exc: ShrinkRefused) -> None:
+        """Record that a guard refused a load, and say once how it is published anyway."""
+        if exc.guard:
+            self.meter.checked((guard_outcome(exc.guard, exc.message),), whole=True)
+            exc.message += f"; {say('run.or_accept', pipeline=self.job.claim.name, check=exc.guard)}"
+            exc.guard = None
+
+    def after_checks(self, part: Part, done: Done) -> Part:
+        """Add what the checks left out to the part, and note what came of them."""
+        for judged in filter(None, (part.judged, done.judged)):
+            self.meter.checked(judged.outcomes)
+        if done.judged is None:
+            return part
+        letters = (*part.letters, *done.judged.letters)
+        return replace(part, letters=letters, delivered=delivered_in(letters, part.delivered, done.judged.delivered))
 
     # --- the fence -------------------------------------------------------------------------------------------------
 
@@ -97,6 +172,8 @@ class Run:
     def loading(self, load: Loading) -> Loading:
         """Add how rows come, as the plan decided, where the loading does not say."""
         job = self.job
+        if job.definition.checks and isinstance(job.target, Judges):
+            load = replace(load, checks=self.checks)
         if load.arrives_as is not None:
             return replace(load, route=self.plan.route)
         arrives_as = job.fitted.arrives_as
@@ -127,7 +204,7 @@ class Run:
 
         passage = job.fitted.passage
         with load.writer() as writer:
-            yield Flow(job.source, window, passage.steps if passage else None, writer, job.claim.epoch)
+            yield Flow(job.source, window, passage.steps if passage else None, writer, job.claim.epoch, gate=self.gate)
 
     def ahead(self, filling: Filling, after: Position | None) -> Ahead:
         """Fill in another thread. Meanwhile this one checks lease and pause, and shows what it waits for."""
@@ -162,12 +239,12 @@ class Run:
         """Let a part count: rejected rows, counters and checkpoint move with the data, or not at all."""
         self.control.check()
         started, counted = time.monotonic(), Counts()
-        too_many = self._too_many_letters(len(part.letters))
+        too_many = self._too_many_letters(sum(not letter.by_check for letter in part.letters))
 
         def move(done: Done) -> Checkpoint:
             nonlocal counted
             counted = done.counts
-            self.letters.leave_behind(part)
+            self.letters.leave_behind(self.after_checks(part, done))
             found = self._before_refusal() if too_many else after(self.checkpoint, part)
             self.meter.batch(part, done.counts, self._merge_seconds(started))
             self.meter.merged(done.counts)
@@ -220,7 +297,7 @@ class Run:
         budget = definition.options.max_dead_letters
         if budget is None:
             budget = budgets[definition.mode]
-        letters = self.letters_before + self.meter.letters + more
+        letters = self.letters_before + self.meter.letters - self.letters.by_checks + more
         if letters <= budget:
             return None
         return FatalError(say("run.too_many_letters", letters=letters, budget=budget))

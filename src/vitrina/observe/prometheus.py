@@ -36,6 +36,9 @@ class Instruments:
         self.stage_seconds = self._counter(
             "stage_seconds", "Time spent in each stage of runs; stages overlap.", "pipeline", "stage"
         )
+        self.checks = self._counter(
+            "checks", "Checks of definitions that runs judged, by what came of them.", "pipeline", "result"
+        )
         self.retries = self._counter("retries", "Tries of a run after its first one.", "pipeline")
         self.errors = self._counter(
             "errors", "Errors that ended a run, by code; those that a retry cured are none.", "pipeline", "code"
@@ -122,6 +125,10 @@ class RunTally:
     def forget(self, batches: int) -> None:
         """The first so many of the batches that were told are no longer in the list."""
         self._batches_told -= batches
+
+    def checked(self, results: Sequence[str]) -> None:
+        for result in results:
+            self._instruments.checks.labels(self._label, result).inc()
 
     def retried(self) -> None:
         self._instruments.retries.labels(self._label).inc()

@@ -8,6 +8,8 @@ from vitrina.observe.observer import Onlooker, Outcome, PlannedRun
 from vitrina.observe.prometheus import Instruments, RunTally
 from vitrina.ports.batch import Counts, Lap, Part
 from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.checks import Outcome as CheckOutcome
+from vitrina.sentences import say
 from vitrina.store import events, runs
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
@@ -45,6 +47,7 @@ class RunMeter:
         self._consistency = "snapshot"
         self._null_cursors = 0
         self._letters = 0
+        self._outcomes: dict[str, CheckOutcome] = {}
 
     def planned(self, job: PlannedRun, seconds: float) -> None:
         plan = job.plan
@@ -94,6 +97,20 @@ class RunMeter:
         self._letters += rows
         self.counters.rows_rejected = self._null_cursors + self._letters
         self.note("dead_letters", self._letters)
+
+    def checked(self, outcomes: Sequence[CheckOutcome], *, whole: bool = False) -> None:
+        """Note what came of checks: of another batch, or (`whole`) of everything that they are about."""
+        for one in outcomes:
+            before = None if whole else self._outcomes.get(one.name)
+            self._outcomes[one.name] = outcome = before + one if before else one
+            if outcome.result in ("warned", "accepted"):
+                self.warn(say("check.warned", check=outcome.name, found=outcome.found.message))
+        if outcomes:
+            self.note("checks", [outcome.as_dict() for outcome in self._outcomes.values()])
+
+    @property
+    def counts(self) -> Counts:
+        return self._counts
 
     @property
     def letters(self) -> int:
@@ -165,6 +182,7 @@ class RunMeter:
 
     def ended(self, outcome: Outcome) -> None:
         self.tally.ended(outcome.status)
+        self.tally.checked([found.result for found in self._outcomes.values()])
         for onlooker in self._onlookers:
             onlooker.ended(outcome, self.counters)
 

@@ -43,16 +43,18 @@ class DeadLetter:
     document_id: str
     error: str
     document: str  # JSON
+    # Whether a check of the definition rejected it, which has its own limit.
+    by_check: bool = False
 
     @classmethod
-    def about(cls, document_id: str, error: str, document: bytes) -> "DeadLetter":
+    def about(cls, document_id: str, error: str, document: bytes, *, by_check: bool = False) -> "DeadLetter":
         """Make a dead letter; `document` is JSON. Of a long one it holds the beginning, as a text that says so."""
         if len(document) <= LONGEST_DOCUMENT:
-            return cls(document_id, error, document.decode(errors="replace") or "null")
+            return cls(document_id, error, document.decode(errors="replace") or "null", by_check)
         beginning = document[:LONGEST_DOCUMENT].decode(errors="replace")
         # The digest tells two rows without a key apart that begin in the same way.
         cut = f"{beginning}... (cut: {len(document):,} bytes in all, sha256 {sha256(document).hexdigest()})"
-        return cls(document_id, error, json.dumps(cut, ensure_ascii=False))
+        return cls(document_id, error, json.dumps(cut, ensure_ascii=False), by_check)
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,14 @@ class Counts:
             self.unchanged + other.unchanged,
         )
 
+    def __sub__(self, other: "Counts") -> "Counts":
+        return Counts(
+            self.inserted - other.inserted,
+            self.updated - other.updated,
+            self.deleted - other.deleted,
+            self.unchanged - other.unchanged,
+        )
+
 
 @dataclass(frozen=True)
 class Written:
@@ -180,6 +190,10 @@ class Part:
     delivered: frozenset[str] = frozenset()
     counts: Counts = Counts()
     notes: Mapping[str, Any] = field(default_factory=dict)
+    # What came of the checks of its rows, where they were judged on their way: a `ports.checks.Judgement`.
+    judged: Any = None
+    # Positions, among the rows that were read, of those that the steps left out; where it was asked for.
+    filtered: tuple[int, ...] = ()
 
     @property
     def staged_rows(self) -> int:

@@ -12,8 +12,10 @@ Range = tuple[int, int]
 
 # Key of the identity of a checkpoint in the metastore that is a copy of one in a ledger: the database of that ledger.
 MIRROR_OF = "mirror_of"
+# Key of the identity: the latest values of the load so far, by the names of the checks that ask for them.
+FRESHEST = "freshest"
 # Keys of `Checkpoint.identity` that say something of the unfinished load only: they go with it.
-OF_THE_LOAD: tuple[str, ...] = ("snapshot_at",)
+OF_THE_LOAD: tuple[str, ...] = ("snapshot_at", FRESHEST)
 # Keys that say what is in the target: a checkpoint that is reset keeps them.
 OF_THE_TARGET: tuple[str, ...] = ("columns",)
 

@@ -56,6 +56,10 @@ class FollowedTable:
     leads_to: str = ""
     # A change may concern every key: the target is loaded again, at most every so often.
     every_key: bool = False
+    # About how many keys one changed row concerns, by the source's statistics. None: unknown.
+    keys_per_row: int | None = None
+    # Large tables that are read whole to find them, for want of an index.
+    scans: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -157,15 +161,20 @@ class Followable(Protocol):
     def follow(self, derivation: Derivation) -> Following: ...
 
 
+# Raises if so many rows must not be deleted: at most this many, and exactly what is asked for where that matters.
+RefuseDeletes = Callable[[int, Callable[[], int]], None]
+
+
 @runtime_checkable
 class Corrects(Protocol):
     """A load that makes the rows of given keys equal to what the query gives now."""
 
-    def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: "Fence") -> Counts:
+    def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: "Fence", refuse: RefuseDeletes) -> Counts:
         """Show the part's rows and delete those of the stale keys that are not among `read`, in one step.
 
         `read` are whole keys as the source gave them, before any step: a row that a step or the target rejects has
-        not left the source.
+        not left the source. Rows that a step leaves out on purpose are not among them. A target that cannot take
+        deletes back calls `refuse` before it deletes; one with transactions is refused by the fence.
         """
         ...
 

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     import psycopg
     import pyarrow as pa
 
-# Of its rows, a target loses no larger part at once without options.allow_shrink.
-SHRINK_LIMIT = 0.5
+    from vitrina.ports.checks import Checks, Judgement
 
 # replace: what the source has takes the place of what the target shows. merge: rows are added to it, key by key.
 LoadKind = Literal["replace", "merge"]
@@ -68,6 +67,8 @@ class Loading:
     refuses_repeats: bool = False
     # Rows that were rejected before, by the names of their letters: the writer tells which of them are taken now.
     watched: set[str] | None = None
+    # For a target that judges rows itself (`ports.checks.Judges`). None: there is nothing to judge.
+    checks: "Checks | None" = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Done:
     counts: Counts = field(default_factory=Counts)
     identity: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
+    # What came of the checks, and the rows that they left out.
+    judged: "Judgement | None" = None
 
 
 DONE = Done()
@@ -225,6 +228,10 @@ class Target(Protocol):
     @property
     def corrects(self) -> bool: ...
 
+    # Between two corrections, so that many small ones do not burden it.
+    @property
+    def correction_seconds(self) -> float: ...
+
     # How many rows it may reject, by mode, unless options.max_dead_letters says. None: it rejects none.
     @property
     def letter_budget(self) -> Mapping[str, int] | None: ...
@@ -284,6 +291,7 @@ class BaseTarget:
     form: Form = "natural"
     loads_first_pass = False
     corrects = False
+    correction_seconds = 0.0
     letter_budget: Mapping[str, int] | None = None
     session: "psycopg.Connection[Any] | None" = None
     no_shortcut_because: str = say("plan.through_runner")

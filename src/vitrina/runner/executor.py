@@ -80,6 +80,11 @@ class PipelineExecutor:
 
 def move_data(run: Run) -> None:
     """Load everything, read what is new, or follow the source."""
+    with run.telling_checks():
+        _move_data(run)
+
+
+def _move_data(run: Run) -> None:
     job = run.job
     if job.starts_over_because:
         run.say_started_over(job.starts_over_because)

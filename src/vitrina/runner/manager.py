@@ -34,6 +34,7 @@ from vitrina.store import connection_limits, coverage, database, leases, migrate
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.session_pool import SessionPool
+from vitrina.transforms import forking
 from vitrina.unsealing import Keyring
 
 # A batch or publish at work when the runner is told to stop may take this long; then it is dropped.
@@ -94,6 +95,7 @@ class PipelineManager:
         heartbeat.start()
         self._watch.start()
         self._lookout.start()
+        forking.templates.keep()
         self._log.info("runner.started", concurrency=self._settings.concurrency, version=vitrina.__version__)
         try:
             self._work_until_shutdown()
@@ -422,6 +424,7 @@ class PipelineManager:
         self._watch.stop()
         self._log.info("runner.stopped", left_behind=len(self._claims))
         self._lookout.stop()
+        forking.templates.close()
         if self._claims or self._requests:
             # A thread that waits for a server which never answers would keep the process for ever.
             os._exit(self.exit_code_left_behind)

@@ -12,6 +12,20 @@ SENTENCES = {
     "definition.at_most": "{path} must be less than or equal to {limit}{given}",
     "definition.below": "{path} must be less than {limit}{given}",
     "definition.body": "the body",
+    "definition.check_limits": "min {least} is greater than max {most}: no number of rows would pass",
+    "definition.check_max_age": "max_age {max_age!r} is not a span of time: write 30m, 6h, 2d or PT6H",
+    "definition.check_needs_reader": (
+        "check {name} is SQL, or names a table, and runs under a login that only reads: the connection {connection!r}"
+        " of the target has none; put the condition into the source query, or the target into the default database"
+    ),
+    "definition.check_needs_sql": (
+        "check {name} is of kind {kind}, which only a table in Postgres can judge, not {target}: leave it out, or put"
+        " the condition into the source query"
+    ),
+    "definition.check_query": "check {name}: {message}",
+    "definition.check_reserved": "no check may be named {name!r}, a guard of every pipeline: give it another name",
+    "definition.check_row_count": "a check row_count needs min, max or last_runs: say which number of rows is expected",
+    "definition.check_twice": "two checks are named {name!r}: give one of them another name",
     "definition.circle": "run_after makes a circle: {names}; take one of them out of the other's run_after",
     "definition.connection_of_another": (
         "connection {name!r} is one of the connector {actual}, but {path} needs one of {wanted}"

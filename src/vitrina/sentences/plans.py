@@ -2,9 +2,18 @@
 
 SENTENCES = {
     "plan.arrow": "arrow: {because}",
+    "plan.arrow_checks": "arrow: rows that change are staged, so that the checks judge them",
     "plan.arrow_asked": "arrow: options.route asks for it",
     "plan.arrow_steps": "arrow: Python steps look at the rows",
     "plan.checkpoint_elsewhere": "the checkpoint is that of {target} in another database",
+    "plan.checks_stop": (
+        "the checks {names} are about all rows: while passes or changes are brought, they look at the target"
+        " afterwards, when rows are visible already; one that fails then stops the pipeline"
+    ),
+    "plan.checks_warn": (
+        "the checks {names} are about all rows: while passes or changes are brought, they look at the target afterwards"
+        " and only warn"
+    ),
     "plan.chunks": "about {rows} rows: chunks of {chunk} with a checkpoint each, under one snapshot",
     "plan.copy_asked": "copy: options.route asks for it",
     "plan.copy_between": "copy: source and target are in different databases, and no step looks at the rows",
@@ -14,6 +23,13 @@ SENTENCES = {
     "plan.first_pass_goes_on": "the first pass was interrupted: it goes on",
     "plan.generation_gone": "the unfinished generation is gone",
     "plan.index_replaced": "{target} was deleted or replaced by hand",
+    "plan.live_cost": (
+        "a changed row of {table} concerns about {keys} key(s), by the source's statistics; they are found by index"
+    ),
+    "plan.live_cost_scans": (
+        "a changed row of {table} concerns about {keys} key(s), by the source's statistics; no index leads to them, so"
+        " each batch reads all of {scanned}: add an index on the column that joins them"
+    ),
     "plan.live_every_key": "a changed row of {table} may concern every key: the target is loaded again",
     "plan.live_table": "follows {table}: a changed row leads to {leads_to}",
     "plan.live_table_full": (
@@ -118,6 +134,19 @@ SENTENCES = {
         "incremental_key {column} has no time zone; {zone} is assumed, which is what the server says:"
         " options.cursor_timezone says otherwise"
     ),
+    "check.changed_share": "{changed} changes in a target of {rows} rows, {most} of them are expected at most",
+    "check.expected": "expected: from {low} to {high}",
+    "check.first_load": "the target was empty: there is nothing to compare with",
+    "check.freshness": "the latest {column} is {age} seconds old, {most} is the limit",
+    "check.named": "the SQL of the check {check}",
+    "check.no_parameters": "it has no :since or :until; leave them out",
+    "check.no_value": "no row has a {column}",
+    "check.others": "; {names} failed, too",
+    "check.rejected": "the row breaks the check {check}",
+    "check.row_count": "{rows} rows; {expected}",
+    "check.rows": "{rows} row(s) break it",
+    "check.unique": "{values} value(s) of {columns} come more than once",
+    "check.warned": "check {check}: {found}",
     "check.ends_differ": "the {word} {column} is {source} in the source, {mart} in the mart",
     "check.rows_extra": "the mart has {mart} rows, the source only {source}",
     "check.rows_missing": "the mart has {mart} rows, the source {source} that must be in it",

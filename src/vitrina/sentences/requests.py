@@ -68,9 +68,14 @@ SENTENCES = {
         " change it"
     ),
     "pipeline.name_taken": "a pipeline named {name!r} exists already: choose another name, or change that one",
+    "pipeline.no_accept_now": (
+        "pipeline {name} is {status}: checks are accepted for a run that has not begun; wait for its end, then ask"
+        " again"
+    ),
     "pipeline.no_backfill_now": (
         "pipeline {name} is {status}: a backfill starts from IDLE or FAILED; wait for the run to end, or cancel it"
     ),
+    "pipeline.no_check": "pipeline {name} has no check {check!r} to accept; it has: {known}",
     "pipeline.no_cursor": "pipeline {name} is a {mode} load: only incremental has a cursor",
     "pipeline.no_cursor_to_backfill": "pipeline {name} is in mode 'full': it has no cursor to backfill by",
     "pipeline.no_delete_now": (

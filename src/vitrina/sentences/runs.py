@@ -24,6 +24,32 @@ SENTENCES = {
         " target_key"
     ),
     "run.column_not_in_result": "{field} {column!r} is not in the query's result (it has: {columns})",
+    "run.check_after_pass": (
+        "check {check} of kind {kind} is about all rows, which {target} cannot be asked for after a pass: use mode"
+        " full, or leave it out"
+    ),
+    "run.check_cannot": "check {check} cannot be judged: {message}",
+    "run.check_column": (
+        "check {check} looks at the column {column!r}, which the rows do not have; they have: {columns}"
+    ),
+    "run.check_failed": (
+        "check {check} failed: {found}{more}; nothing was published, and {target} is as it was. If the rows are right,"
+        " publish them with `vitrina run {pipeline} --accept {check}`"
+    ),
+    "run.check_failed_after": (
+        "check {check} failed: {found}{more}; the rows of this pass are in {target} already, and no other pass follows."
+        " If they are right, go on with `vitrina run {pipeline} --accept {check}`"
+    ),
+    "run.check_failed_batch": (
+        "check {check} failed: {found}{more}; the batch was not written to {target}. If the rows are right, write them"
+        " with `vitrina run {pipeline} --accept {check}`"
+    ),
+    "run.check_place": "the rows have a column {column!r}, a name that checks need themselves: rename it with AS",
+    "run.check_type": (
+        "check {check} cannot judge the column {column!r} of type {type} on its way to this target: leave it out, or"
+        " cast the column in the query"
+    ),
+    "run.or_accept": "or publish it once with `vitrina run {pipeline} --accept {check}`",
     "run.column_twice": "the source query gives the column name {column!r} more than once: give each its own with AS",
     "run.column_unnamed": "the source query has a column without a name: give it one with AS",
     "run.columns_missing": (
@@ -88,6 +114,7 @@ SENTENCES = {
         "the key column {column!r} has the type {type}, of which a search index cannot delete single documents in "
         "mode live: cast it to text in the query"
     ),
+    "run.live_lets_go": "the target is repaired between two batches",
     "run.live_load_asked": "a full load was asked for",
     "run.live_made_key": (
         "Python steps make the key column {column!r}, so a changed row of the source does not say which rows of "
@@ -210,12 +237,17 @@ SENTENCES = {
         "If so many rows are really gone, set options.allow_shrink, run once and take it back; otherwise look why the"
         " query gives fewer rows."
     ),
+    "advice.bad_check": "Correct the check in the definition, then run again.",
     "advice.bad_key": "Make target_key unique and not NULL in the source, or choose other columns, then run again.",
     "advice.cannot_connect": "Check that the database or server is up and that its address and login are right.",
     "advice.cast_columns": (
         "Cast these columns in the query to the types of {schema}.{table}, or change the table, then run again."
     ),
     "advice.cheaper": "Narrow the query with WHERE or add an index for it, or raise options.max_cost, then run again.",
+    "advice.check_failed": (
+        "Look at the rows that break the check: correct the source, or accept the check by its name (--accept) if the"
+        " rows are right."
+    ),
     "advice.choose_cursor": (
         "Set incremental_key to a timestamp or whole-number column, or cast {column} in the query, then run again."
     ),

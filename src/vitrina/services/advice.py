@@ -18,8 +18,10 @@ def next_step(code: str | None, message: str | None = None) -> Sentence:
 
 BY_CODE = frozenset(
     {
+        "bad_check",
         "bad_key",
         "cannot_connect",
+        "check_failed",
         "config",
         "disconnected",
         "fatal",

@@ -9,7 +9,7 @@ from uuid import UUID
 import psycopg
 import structlog
 
-from vitrina import status
+from vitrina import data_checks, status
 from vitrina.definition import LOCKED_WHILE_RUNNING, Definition
 from vitrina.errors import Conflict, InvalidField, NotFound, PreconditionFailed
 from vitrina.sentences import say
@@ -222,15 +222,18 @@ def request_run(
     trigger: Trigger = Trigger.API,
     since: str | None = None,
     until: str | None = None,
+    accepts: Collection[str] = (),
 ) -> Row:
     """Ask for a run. Asking twice is the same request; during a run, a request for another is remembered.
 
-    With a range it is a backfill: those rows are read again, and the checkpoint stays where it is.
+    With a range it is a backfill: those rows are read again, and the checkpoint stays where it is. `accepts` names
+    checks that may fail in this run.
     """
     asked = {name: value for name, value in (("since", since), ("until", until)) if value is not None}
     with connection.transaction():
         row = get(connection, id_or_name, lock=True)
-        by: dict[str, Any] = {"trigger": trigger, "traceparent": caller.traceparent}
+        _refuse_accepting(row, accepts)
+        by: dict[str, Any] = {"trigger": trigger, "traceparent": caller.traceparent, "accepts": sorted(accepts)}
         if asked:
             backfills.refuse(connection, row, asked)
             moved = pipelines.request_backfill(connection, row["id"], asked, **by)
@@ -242,6 +245,9 @@ def request_run(
             edges.use_up(connection, row["id"])
         if row["status"] != Status.RUN_REQUESTED or row["run_requested_at"] is None:
             _record_move(connection, caller, "run", row, moved)
+        if accepts:
+            told = {"checks": sorted(accepts)}
+            audit.record(connection, caller, "accept_checks", versions.object_name(row), after=told)
         return row | moved
 
 
@@ -410,6 +416,17 @@ def _refuse_reset(row: Row, cursor: str | None) -> None:
         raise Conflict(say("pipeline.no_reset_now", name=name, status=row["status"]))
     if cursor is not None and row["mode"] != "incremental":
         raise InvalidField("cursor", say("pipeline.no_cursor", name=name, mode=row["mode"]))
+
+
+def _refuse_accepting(row: Row, accepts: Collection[str]) -> None:
+    if not accepts:
+        return
+    known = data_checks.names(pipelines.definition_of(row).checks)
+    unknown = sorted(set(accepts) - set(known))
+    if unknown:
+        raise InvalidField("accept", say("pipeline.no_check", name=row["name"], check=unknown[0], known=known))
+    if row["status"] in status.ACTIVE:
+        raise Conflict(say("pipeline.no_accept_now", name=row["name"], status=row["status"]))
 
 
 def _why_not_run(row: Row) -> str:

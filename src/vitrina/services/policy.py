@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from vitrina import sqlguard, targets, taskplan
+from vitrina import data_checks, sqlguard, targets, taskplan
 from vitrina.definition import Definition, Options, Task, Unfit
 from vitrina.errors import FieldError, Invalid, InvalidQuery
 from vitrina.ports import registry
@@ -33,6 +33,7 @@ JUDGED_FIELDS = frozenset(
         "target_key",
         "mode",
         "options",
+        "checks",
         "tasks",
     }
 )
@@ -96,6 +97,7 @@ def problems_of_reading(
     return [
         *taskplan.violations(definition.tasks, after_source=definition.python_source is not None),
         *_query_problems(definition, settings),
+        *_check_problems(definition, settings),
         *_connection_problems(definition, settings, metastore),
         *_timeout_problems(definition, settings),
     ]
@@ -116,9 +118,14 @@ def field_errors(details: Iterable[Mapping[str, Any]]) -> list[FieldError]:
     found = []
     for detail in details:
         broken = detail.get("ctx", {}).get("error")
-        path = ".".join([*map(str, detail["loc"]), *([broken.field] if isinstance(broken, Unfit) else [])])
+        path = ".".join([*map(str, _place(detail["loc"])), *([broken.field] if isinstance(broken, Unfit) else [])])
         found.append(FieldError(path, _words(path, detail), _CODES.get(detail["type"], "invalid")))
     return found
+
+
+def _place(loc: Sequence[int | str]) -> Sequence[int | str]:
+    """Leave out the kind of a check, which pydantic puts between the number of the check and its field."""
+    return (*loc[:2], *loc[3:]) if loc[:1] == ("checks",) else loc
 
 
 _CODES = {"missing": "missing", "extra_forbidden": "unknown_field"}
@@ -198,6 +205,19 @@ def _query_problems(definition: Definition, settings: Settings) -> list[FieldErr
     except InvalidQuery as exc:
         return [FieldError(path, exc.message, exc.code, exc.line, exc.column)]
     return []
+
+
+def _check_problems(definition: Definition, settings: Settings) -> list[FieldError]:
+    """Judge the SQL of checks as that of a source query."""
+    found = []
+    for place, check in enumerate(definition.checks):
+        if isinstance(check, data_checks.Asked):
+            try:
+                sqlguard.judge(check.select, settings.sql_policy, given=(data_checks.STAGED, data_checks.TARGET))
+            except InvalidQuery as exc:
+                message = say("definition.check_query", name=check.called, message=exc.message)
+                found.append(FieldError(f"checks.{place}", message, exc.code))
+    return found
 
 
 def judge(query: str, settings: Settings) -> sqlguard.Judged:

@@ -4,7 +4,7 @@ from typing import Any
 
 from vitrina.errors import Conflict, NotFound
 from vitrina.sentences import say
-from vitrina.status import can_move
+from vitrina.status import may_be_repaired
 from vitrina.store import dead_letters, requests
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
@@ -14,7 +14,7 @@ MOST_LETTERS = 10_000
 
 
 def refuse_beside_a_run(row: Row, why: str = "pipeline.no_repair_now") -> None:
-    if not can_move("claim_idle", row["status"]):
+    if not may_be_repaired(row):
         raise Conflict(say(why, name=row["name"], status=row["status"]))
 
 

@@ -195,6 +195,7 @@ _PATHS = {
     "forbidden_target": "target_table",
     "target_mismatch": "target_table",
     "bad_key": "target_key",
+    "bad_check": "checks",
 }
 
 

@@ -5,13 +5,14 @@ in a text than the server does. `search_path` must be empty where the query runs
 pg_catalog only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vitrina.sentences import say
 from vitrina.sqlguard import queries, stamps, tables
 from vitrina.sqlguard.extensions import KNOWN
 from vitrina.sqlguard.reading import Reading
+from vitrina.sqlguard.stamps import UNKNOWN
 from vitrina.sqlguard.tokens import Kind, Token, position, refuse, tokenize
 
 __all__ = ["Judged", "SqlPolicy", "judge", "place", "render", "render_parts"]
@@ -50,8 +51,11 @@ class Judged:
     begins_at: tuple[int, int] = (1, 1)  # line and column of `text` in what the author wrote
 
 
-def judge(sql: str, policy: SqlPolicy) -> Judged:
-    """Raise InvalidQuery unless the query only reads what the policy allows."""
+def judge(sql: str, policy: SqlPolicy, *, given: Iterable[str] = ()) -> Judged:
+    """Raise InvalidQuery unless the query only reads what the policy allows.
+
+    `given`: names without a schema that stand for rows, because the query will be run under a WITH that names them.
+    """
     if len(sql) > policy.max_length:
         what = say("query.too_long", most=policy.max_length)
         refuse(sql, 0, "length", what, say("query.shorten"))
@@ -63,6 +67,8 @@ def judge(sql: str, policy: SqlPolicy) -> Judged:
         extra_functions=policy.extra_functions,
         trusted=tuple(KNOWN[name] for name in policy.extensions if name in KNOWN),
     )
+    for name in given:
+        reading.scope.name(name, UNKNOWN)
     _refuse_other_statements(reading)
     has_with = queries.read_with(reading)
     body = reading.token

@@ -15,7 +15,17 @@ from vitrina import status
 from vitrina.errors import Conflict, LeaseLost, NotFound, TargetTaken
 from vitrina.sentences import say
 from vitrina.status import RunStatus, Status, Trigger
-from vitrina.store import connection_limits, coverage, database, databases, migrate, notifications, pipelines, run_after
+from vitrina.store import (
+    connection_limits,
+    coverage,
+    database,
+    databases,
+    migrate,
+    notifications,
+    pipelines,
+    requests,
+    run_after,
+)
 from vitrina.store.database import Connection
 
 MAX_ERROR_LENGTH = 4000
@@ -44,6 +54,12 @@ class Claim:
     def is_backfill(self) -> bool:
         """Tell whether the run reads a range again. A backfill does not answer a request for a run."""
         return self.row.get("requested_range") is not None and self.row.get("mode") == "incremental"
+
+    @property
+    def accepted_checks(self) -> frozenset[str]:
+        """Name the checks that may fail in this run. The row may have been edited by hand."""
+        found = self.row.get("accepted_checks")
+        return frozenset(name for name in found if isinstance(name, str)) if isinstance(found, list) else frozenset()
 
     @property
     def is_live(self) -> bool:
@@ -113,7 +129,7 @@ def _set_aside(connection: Connection, pipeline_id: UUID, problem: Exception) ->
             """
             UPDATE etl.etl_pipelines
             SET status = 'FAILED', last_error = %(reason)s, run_requested_at = NULL, attempts = 0,
-                requested_range = NULL, range_requested_at = NULL,
+                requested_range = NULL, range_requested_at = NULL, accepted_checks = NULL,
                 needs_attention = needs_attention || jsonb_build_object('claim', %(reason)s::text)
             WHERE id = %(id)s AND status = ANY(%(from)s)
             """,
@@ -152,6 +168,7 @@ def _lock_next(
               AND (%(only)s::uuid IS NULL OR p.id = %(only)s)
               AND NOT EXISTS (SELECT FROM etl.etl_pipelines h WHERE h.holds_target = {target})
               AND (%(follows)s::boolean IS NULL OR (p.mode = 'live') = %(follows)s)
+              AND NOT (p.mode = 'live' AND {wanted})
               AND (%(per_source)s::integer IS NULL OR p.mode = 'live'
                    OR %(per_source)s > (SELECT count(*) FROM etl.etl_pipelines b
                                         WHERE b.status IN ('RUNNING', 'PAUSE_REQUESTED') AND b.claim_id IS NOT NULL
@@ -162,7 +179,12 @@ def _lock_next(
             LIMIT 1
             FOR UPDATE OF p SKIP LOCKED
             """
-        ).format(target=HELD_TARGET, full=connection_limits.FULL_CONNECTIONS, needed=coverage.NEEDED),
+        ).format(
+            target=HELD_TARGET,
+            full=connection_limits.FULL_CONNECTIONS,
+            needed=coverage.NEEDED,
+            wanted=requests.IS_WANTED,
+        ),
         {
             "covers": list(covers) if covers is not None else None,
             "only": only,
@@ -176,23 +198,27 @@ def _lock_next(
 
 
 def claim_idle(connection: Connection, pipeline_id: UUID, runner_id: UUID, ttl_seconds: float) -> Claim:
-    """Take a pipeline that no runner works on, to repair its target. A paused one stays on its way to PAUSED."""
+    """Take a pipeline that no runner works on, to repair its target. A paused one stays on its way to PAUSED.
+
+    A live one whose follower has let it go for this follows its source again afterwards.
+    """
     try:
         with connection.transaction():
             found = connection.execute(
                 """
-                SELECT id, name, status, 'api' AS trigger, NULL AS trace, NULL AS reason
+                SELECT id, name, status, mode, 'api' AS trigger, NULL AS trace, NULL AS reason
                 FROM etl.etl_pipelines WHERE id = %s FOR UPDATE
                 """,
                 [pipeline_id],
             ).fetchone()
             if found is None:
                 raise NotFound(say("pipeline.deleted", pipeline_id=pipeline_id))
-            if found["status"] not in status.sources_of("claim_idle"):
+            follows = found["mode"] == "live" and status.can_move("claim_followed", found["status"])
+            if found["status"] not in status.sources_of("claim_idle") and not follows:
                 raise Conflict(say("pipeline.became", name=found["name"], status=found["status"]))
             taken = Status.PAUSE_REQUESTED if found["status"] == Status.PAUSED else Status.RUNNING
-            returns = Status(found["status"])
-            return _take(connection, found, runner_id, ttl_seconds, becomes=taken, returns=returns)
+            returns = Status.IDLE if follows else Status(found["status"])
+            return _take(connection, found, runner_id, ttl_seconds, becomes=taken, returns=returns, follows=follows)
     except psycopg.errors.UniqueViolation as exc:
         raise Conflict(say("pipeline.target_busy")) from exc
 
@@ -205,8 +231,12 @@ def _take(
     *,
     becomes: Status = Status.RUNNING,
     returns: Status | None = None,
+    follows: bool = False,
 ) -> Claim:
-    """Claim the row in a statement of its own: its definition may have changed until the row was locked."""
+    """Claim the row in a statement of its own: its definition may have changed until the row was locked.
+
+    `follows`: the run after this one is asked for already.
+    """
     connection.execute(
         sql.SQL(
             """
@@ -220,7 +250,7 @@ def _take(
                 lease_until = clock_timestamp() + make_interval(secs => %(ttl)s),
                 lease_seconds = %(ttl)s,
                 holds_target = {target},
-                requested_trigger = NULL,
+                requested_trigger = %(next)s,
                 requested_trace = NULL,
                 requested_reason = NULL,
                 needs_attention = p.needs_attention - '{{claim,recovery}}'::text[],
@@ -236,6 +266,7 @@ def _take(
             "id": found["id"],
             "status": becomes,
             "returns": returns,
+            "next": Trigger.FOLLOW_UP if follows else None,
             "format": CHECKPOINT_FORMAT,
         },
     )
@@ -405,20 +436,24 @@ class Asked:
     enabled: bool
     run_requested_at: datetime | None
     version: int
+    # A request waits until the follower lets the pipeline go.
+    is_wanted: bool
 
 
 def find_asked(connection: Connection, claim: Claim) -> Asked:
     """Look at the pipeline's row; raises when the claim is no longer ours."""
     row = connection.execute(
-        """
-        SELECT status, enabled, run_requested_at, version FROM etl.etl_pipelines
-        WHERE id = %s AND claim_id = %s AND epoch = %s
-        """,
+        sql.SQL(
+            """
+            SELECT p.status, p.enabled, p.run_requested_at, p.version, {wanted} AS is_wanted
+            FROM etl.etl_pipelines p WHERE p.id = %s AND p.claim_id = %s AND p.epoch = %s
+            """
+        ).format(wanted=requests.IS_WANTED),
         [claim.pipeline_id, claim.claim_id, claim.epoch],
     ).fetchone()
     if row is None:
         raise LeaseLost(f"pipeline {claim.name}: another runner took over after epoch {claim.epoch}")
-    return Asked(Status(row["status"]), row["enabled"], row["run_requested_at"], row["version"])
+    return Asked(Status(row["status"]), row["enabled"], row["run_requested_at"], row["version"], row["is_wanted"])
 
 
 def note_hold(connection: Connection, claim: Claim, hold: dict[str, Any] | None) -> None:
@@ -446,7 +481,7 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
                 """
                 UPDATE etl.etl_pipelines p
                 SET status = CASE WHEN p.status = 'PAUSE_REQUESTED' THEN 'PAUSED'
-                                  WHEN p.enabled AND (%(boundary)s OR {another}) THEN 'RUN_REQUESTED'
+                                  WHEN p.enabled AND (%(boundary)s OR {another} OR {follows}) THEN 'RUN_REQUESTED'
                                   ELSE 'IDLE' END,
                     run_requested_at = CASE WHEN {another} THEN p.run_requested_at END,
                     -- Whoever asked gave their trigger to the run that just ended: this one follows it.
@@ -458,12 +493,13 @@ def conclude_run(connection: Connection, claim: Claim, *, boundary: bool = False
                                             ELSE p.requested_reason END,
                     requested_range = CASE WHEN %(keeps_range)s THEN p.requested_range END,
                     range_requested_at = CASE WHEN %(keeps_range)s THEN p.range_requested_at END,
+                    accepted_checks = CASE WHEN %(keeps_range)s THEN p.accepted_checks END,
                     claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL,
                     attempts = 0, last_error = NULL
                 WHERE p.id = %(id)s AND p.claim_id = %(claim)s AND p.epoch = %(epoch)s
                 RETURNING p.status, EXISTS (SELECT FROM etl.etl_run_after e WHERE e.upstream_id = p.id) AS is_upstream
                 """
-            ).format(another=_ANOTHER_RUN),
+            ).format(another=_ANOTHER_RUN, follows=FOLLOWS_AGAIN),
             {
                 "boundary": boundary,
                 "answered": answers,
@@ -499,7 +535,7 @@ def begin_again(connection: Connection, claim: Claim, reason: str, *, loads: boo
                 run_requested_at = CASE WHEN %(loads)s THEN coalesce(p.run_requested_at, clock_timestamp())
                                         ELSE p.run_requested_at END,
                 requested_trigger = coalesce(p.requested_trigger, %(trigger)s),
-                requested_reason = coalesce(p.requested_reason, %(reason)s),
+                requested_reason = coalesce(p.requested_reason, %(reason)s), accepted_checks = NULL,
                 claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL,
                 attempts = 0, last_error = NULL
             WHERE p.id = %(id)s AND p.claim_id = %(claim)s AND p.epoch = %(epoch)s
@@ -519,6 +555,9 @@ def begin_again(connection: Connection, claim: Claim, reason: str, *, loads: boo
         finish_run(connection, claim.run_id, RunStatus.SUCCESS)
         return Status(row["status"])
 
+
+# Of a live pipeline that is repaired between two batches: its next run is asked for already.
+FOLLOWS_AGAIN = sql.SQL("(p.mode = 'live' AND p.claim_returns IS NOT NULL AND p.requested_trigger = 'follow-up')")
 
 # Postgres fills in the time.
 _WHY_BEHIND_A_BACKFILL = say("run.behind_a_backfill", at="%s")
@@ -552,7 +591,7 @@ def fail_run(connection: Connection, claim: Claim, code: str, message: str) -> b
                                              AND p.requested_trigger IS NULL
                                             THEN format(%(reason)s, p.run_requested_at)
                                             ELSE p.requested_reason END,
-                    requested_range = NULL, range_requested_at = NULL,
+                    requested_range = NULL, range_requested_at = NULL, accepted_checks = NULL,
                     last_error = %(error)s, attempts = 0, claim_returns = NULL,
                     claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
                 WHERE id = %(id)s AND claim_id = %(claim)s AND epoch = %(epoch)s AND status = ANY(%(from)s)
@@ -618,7 +657,8 @@ def cancel_run(connection: Connection, pipeline_id: UUID, message: str) -> bool:
             UPDATE etl.etl_pipelines
             SET status = CASE WHEN status = 'PAUSE_REQUESTED' THEN 'PAUSED' ELSE 'IDLE' END,
                 run_requested_at = NULL, requested_trigger = NULL, requested_reason = NULL,
-                requested_range = NULL, range_requested_at = NULL, claim_returns = NULL, attempts = 0,
+                requested_range = NULL, range_requested_at = NULL, accepted_checks = NULL, claim_returns = NULL,
+                attempts = 0,
                 claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL
             WHERE id = %s AND status = ANY(%s) AND claim_id IS NOT NULL
             RETURNING id

@@ -293,9 +293,17 @@ def delete(connection: Connection, pipeline_id: UUID) -> bool:
 
 
 def request_run(
-    connection: Connection, pipeline_id: UUID, *, trigger: Trigger, traceparent: str | None = None
+    connection: Connection,
+    pipeline_id: UUID,
+    *,
+    trigger: Trigger,
+    traceparent: str | None = None,
+    accepts: Sequence[str] = (),
 ) -> Row | None:
-    """Ask for a run. During a run the request is remembered. Return None when the pipeline is disabled or pausing."""
+    """Ask for a run. During a run the request is remembered. Return None when the pipeline is disabled or pausing.
+
+    `accepts`: checks that may fail in it.
+    """
     return connection.execute(
         """
         UPDATE etl.etl_pipelines
@@ -309,11 +317,18 @@ def request_run(
             -- A backfill that waits, works or is paused goes on as what it is, and the run follows it.
             requested_range = CASE WHEN status NOT IN ('IDLE', 'FAILED') THEN requested_range END,
             range_requested_at = CASE WHEN status NOT IN ('IDLE', 'FAILED') THEN range_requested_at END,
+            accepted_checks = coalesce(%(accepts)s, accepted_checks),
             attempts = CASE WHEN status = ANY(%(from)s) THEN 0 ELSE attempts END
         WHERE id = %(id)s AND enabled AND status <> 'PAUSE_REQUESTED'
         RETURNING id, name, status, run_requested_at
         """,
-        {"id": pipeline_id, "from": list(status.sources_of("request_run")), "trigger": trigger, "trace": traceparent},
+        {
+            "id": pipeline_id,
+            "from": list(status.sources_of("request_run")),
+            "trigger": trigger,
+            "trace": traceparent,
+            "accepts": Jsonb(list(accepts)) if accepts else None,
+        },
     ).fetchone()
 
 
@@ -324,13 +339,15 @@ def request_backfill(
     *,
     trigger: Trigger,
     traceparent: str | None = None,
+    accepts: Sequence[str] = (),
 ) -> Row | None:
     """Ask for a range to be read again: a request of its own, beside that for a run."""
     return connection.execute(
         """
         UPDATE etl.etl_pipelines
         SET status = 'RUN_REQUESTED', requested_range = %(range)s, range_requested_at = clock_timestamp(),
-            requested_trigger = %(trigger)s, requested_reason = NULL, requested_trace = %(trace)s, attempts = 0
+            requested_trigger = %(trigger)s, requested_reason = NULL, requested_trace = %(trace)s, attempts = 0,
+            accepted_checks = %(accepts)s
         WHERE id = %(id)s AND enabled AND status = ANY(%(from)s)
         RETURNING id, name, status, range_requested_at AS run_requested_at
         """,
@@ -340,6 +357,7 @@ def request_backfill(
             "trigger": trigger,
             "trace": traceparent,
             "range": Jsonb(asked),
+            "accepts": Jsonb(list(accepts)) if accepts else None,
         },
     ).fetchone()
 
@@ -380,6 +398,7 @@ def set_enabled(connection: Connection, pipeline_id: UUID, enabled: bool) -> Row
             run_requested_at = CASE WHEN %(enabled)s OR status <> ALL(%(from)s) THEN run_requested_at END,
             requested_range = CASE WHEN %(enabled)s OR status <> ALL(%(from)s) THEN requested_range END,
             range_requested_at = CASE WHEN %(enabled)s OR status <> ALL(%(from)s) THEN range_requested_at END,
+            accepted_checks = CASE WHEN %(enabled)s OR status <> ALL(%(from)s) THEN accepted_checks END,
             next_run_at = NULL,
             version = version + (enabled <> %(enabled)s)::int,
             updated_at = now()
@@ -397,7 +416,7 @@ def withdraw_request(connection: Connection, pipeline_id: UUID, move: str) -> bo
             """
             UPDATE etl.etl_pipelines
             SET status = 'IDLE', run_requested_at = NULL, requested_range = NULL, range_requested_at = NULL,
-                requested_reason = NULL
+                requested_reason = NULL, accepted_checks = NULL
             WHERE id = %s AND status = ANY(%s)
             """,
             [pipeline_id, list(status.sources_of(move))],
@@ -474,6 +493,8 @@ _TASKS = sql.SQL(
 def _value(definition: Definition, column: str) -> Any:
     if column == "options":
         return Jsonb(definition.options.model_dump(exclude_defaults=True))
+    if column == "checks":
+        return Jsonb(definition.model_dump(mode="json", include={"checks"})["checks"])
     return getattr(definition, column)
 
 

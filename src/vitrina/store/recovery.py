@@ -105,7 +105,7 @@ def _take_away(connection: Connection, ids: list[UUID], max_attempts: int, reaso
             SET status = CASE WHEN next.returns = 'PAUSED' THEN 'PAUSED'
                               -- What was repaired half is not continued by a run that nobody asked for.
                               WHEN next.returns = 'IDLE' AND p.status = 'PAUSE_REQUESTED' THEN 'PAUSED'
-                              WHEN next.returns = 'IDLE' AND p.enabled AND p.run_requested_at IS NOT NULL
+                              WHEN next.returns = 'IDLE' AND p.enabled AND (p.run_requested_at IS NOT NULL OR {follows})
                                   THEN 'RUN_REQUESTED'
                               WHEN next.returns = 'IDLE' THEN 'IDLE'
                               WHEN next.pauses THEN 'PAUSED'
@@ -121,6 +121,7 @@ def _take_away(connection: Connection, ids: list[UUID], max_attempts: int, reaso
                 requested_trigger = CASE WHEN next.returns IS NULL THEN 'recovery' ELSE p.requested_trigger END,
                 requested_range = CASE WHEN next.fails THEN NULL ELSE p.requested_range END,
                 range_requested_at = CASE WHEN next.fails THEN NULL ELSE p.range_requested_at END,
+                accepted_checks = CASE WHEN next.fails THEN NULL ELSE p.accepted_checks END,
                 needs_attention = p.needs_attention - 'recovery',
                 claim_id = NULL, runner_id = NULL, lease_until = NULL, holds_target = NULL, claim_returns = NULL
             FROM next
@@ -128,7 +129,7 @@ def _take_away(connection: Connection, ids: list[UUID], max_attempts: int, reaso
             RETURNING p.id, p.name, p.status, p.attempts, p.last_error, next.epoch, next.claim_id, next.runner_id,
                       next.fails
             """
-        ).format(after_backfill=leases.AFTER_FAILED_BACKFILL),
+        ).format(after_backfill=leases.AFTER_FAILED_BACKFILL, follows=leases.FOLLOWS_AGAIN),
         {"ids": ids, "max": max_attempts, "reason": reason, "length": leases.MAX_ERROR_LENGTH},
     ).fetchall()
     for row in rows:

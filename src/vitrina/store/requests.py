@@ -13,6 +13,17 @@ from vitrina.store.database import Connection
 
 Row = dict[str, Any]
 
+# Key of a payload: the runner that performs the request waits for the lease of a live pipeline.
+_WANTS_LEASE = "wants_lease"
+# Of a pipeline `p`: its follower is to let it go, and no runner is to follow it, until a request is performed.
+IS_WANTED = SQL(
+    """
+    EXISTS (SELECT FROM etl.etl_requests r
+            WHERE r.pipeline_id = p.id AND r.status = 'WORKING' AND r.lease_until > clock_timestamp()
+              AND r.payload -> 'wants_lease' IS NOT NULL)
+    """
+)
+
 # A request that takes its runner down is given to this many, then to nobody.
 MAX_TRIES = 3
 
@@ -206,6 +217,7 @@ def claim_next(
             """
             UPDATE etl.etl_requests
             SET status = 'WORKING', runner_id = %(runner)s, attempts = attempts + 1,
+                payload = payload - %(wants)s,  -- that was the runner before
                 lease_until = clock_timestamp() + make_interval(secs => %(ttl)s)
             WHERE id = (
                 SELECT r.id FROM etl.etl_requests r
@@ -226,9 +238,23 @@ def claim_next(
             "runner": runner_id,
             "ttl": ttl_seconds,
             "tries": MAX_TRIES,
+            "wants": _WANTS_LEASE,
             "covers": list(covers) if covers is not None else None,
         },
     ).fetchone()
+
+
+def want_lease(connection: Connection, request_id: UUID) -> None:
+    """Ask the follower of a live pipeline to let it go, and all others to leave it alone."""
+    connection.execute(
+        "UPDATE etl.etl_requests SET payload = payload || %s WHERE id = %s AND status = 'WORKING'",
+        [Jsonb({_WANTS_LEASE: True}), request_id],
+    )
+
+
+def have_lease(connection: Connection, request_id: UUID) -> None:
+    """Take that back, once the lease is held: when it is given back, the pipeline is followed at once."""
+    connection.execute("UPDATE etl.etl_requests SET payload = payload - %s WHERE id = %s", [_WANTS_LEASE, request_id])
 
 
 def extend(connection: Connection, request_ids: Sequence[UUID], runner_id: UUID, ttl_seconds: float) -> None:

@@ -46,6 +46,23 @@ def find_rate(connection: Connection, pipeline_id: UUID) -> float | None:
     return row["rate"] if row else None
 
 
+def list_measured(connection: Connection, pipeline_id: UUID, check: str, *, limit: int) -> list[tuple[float, str]]:
+    """List what a check measured in the latest successful runs, and what came of it, newest first."""
+    rows = connection.execute(
+        """
+        SELECT (c ->> 'value')::float8 AS value, c ->> 'result' AS result
+        FROM (SELECT started_at, metrics FROM etl.etl_runs
+              WHERE pipeline_id = %(pipeline)s AND status = 'SUCCESS' AND jsonb_typeof(metrics -> 'checks') = 'array'
+              ORDER BY started_at DESC, id DESC LIMIT %(limit)s) r,
+             jsonb_array_elements(r.metrics -> 'checks') AS c
+        WHERE c ->> 'name' = %(check)s AND jsonb_typeof(c -> 'value') = 'number'
+        ORDER BY r.started_at DESC
+        """,
+        {"pipeline": pipeline_id, "check": check, "limit": limit},
+    ).fetchall()
+    return [(row["value"], row["result"]) for row in rows]
+
+
 def record_progress(connection: Connection, run_id: UUID, counters: Counters, *, attempts: int) -> int | None:
     """Record a run's counters. Return the batch size of its version, while that is the pipeline's current version."""
     row = connection.execute(

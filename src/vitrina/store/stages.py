@@ -32,9 +32,10 @@ def list_all(target: Connection) -> list[dict[str, Any]]:
     rows = target.execute(
         """
         SELECT c.relname AS name, substr(c.relname, 3, 32)::uuid AS pipeline_id,
-               pg_catalog.pg_total_relation_size(c.oid) AS bytes
+               pg_catalog.pg_total_relation_size(c.oid) AS bytes,
+               CASE c.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END AS kind
         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = 'etl_stage' AND c.relkind = 'r' AND c.relname ~ '^p_[0-9a-f]{32}_'
+        WHERE n.nspname = 'etl_stage' AND c.relkind IN ('r', 'v') AND c.relname ~ '^p_[0-9a-f]{32}_'
         ORDER BY c.relname
         """
     ).fetchall()
@@ -68,7 +69,8 @@ def _drop_if_orphan(metastore: Connection, target: Connection, stage: dict[str, 
     with metastore.transaction():
         if not _is_orphan(metastore, target, stage, remote=remote, lock=True):
             return False
-        target.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier("etl_stage", stage["name"])))
+        name = sql.Identifier("etl_stage", stage["name"])
+        target.execute(sql.SQL("DROP {} IF EXISTS {}").format(sql.SQL(stage["kind"]), name))
         return True
 
 

@@ -150,6 +150,8 @@ class Passed:
     letters: tuple[DeadLetter, ...] = ()
     # Of the rows that are watched for, those that came through.
     delivered: frozenset[str] = frozenset()
+    # Positions, among the rows that came, of those that the steps left out without rejecting them.
+    filtered: tuple[int, ...] = ()
 
 
 class Chain:
@@ -160,6 +162,8 @@ class Chain:
         self.key = tuple(key)
         # Rows that were left behind, by name. None: nobody wants to know whether they come again.
         self.watched: set[str] | None = None
+        # Whether it matters which rows the steps leave out, and that they change no key.
+        self.notes_filtered = False
         self._context = context
 
     def apply(self, table: pa.Table, number: int) -> Passed:
@@ -170,7 +174,28 @@ class Chain:
         for step in self.steps:
             batch = self._run(step, batch, number, letters)
         self._check_key(batch, number)
-        return Passed(batch, tuple(letters), self._delivered(came, batch, letters))
+        filtered = self._filtered(came, batch, letters, number) if self.notes_filtered else ()
+        return Passed(batch, tuple(letters), self._delivered(came, batch, letters), filtered)
+
+    def _filtered(
+        self, came: pa.RecordBatch, made: pa.RecordBatch, letters: Sequence[DeadLetter], number: int
+    ) -> tuple[int, ...]:
+        """Find rows that were left out. None is, as long as a rejected row could be any of them."""
+        before, after = self._keys_of(came), set(self._keys_of(made))
+        if strange := after.difference(before):
+            raise StepFailed(
+                f"the steps gave a row with the key {'|'.join(min(strange))} in batch {number}, which no row had before"
+                " them: a live pipeline could not delete it again; keep the key as the query gives it"
+            )
+        rejected = {letter.document_id for letter in letters}
+        if not rejected <= {"|".join(key) for key in before}:
+            return ()
+        return tuple(at for at, key in enumerate(before) if key not in after and "|".join(key) not in rejected)
+
+    def _keys_of(self, batch: pa.RecordBatch) -> list[tuple[str, ...]]:
+        if not batch.num_rows:
+            return []
+        return [tuple(str(row[name]) for name in self.key) for row in python_values.rows_of(batch.select(self.key))]
 
     def _delivered(self, came: pa.RecordBatch, made: pa.RecordBatch, letters: Sequence[DeadLetter]) -> frozenset[str]:
         """Find watched rows that came through now.

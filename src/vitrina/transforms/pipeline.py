@@ -21,6 +21,8 @@ class Taken:
     table: pa.Table
     letters: tuple[DeadLetter, ...] = ()
     delivered: frozenset[str] = frozenset()
+    # Positions of rows that the steps left out, where it was asked for.
+    filtered: tuple[int, ...] = ()
 
 
 class RunsSteps(Protocol):
@@ -30,6 +32,8 @@ class RunsSteps(Protocol):
     key: tuple[str, ...]
     # Rows that were left behind, by name. None: nobody wants to know whether they come again.
     watched: set[str] | None
+    # Whether it matters which rows the steps leave out.
+    notes_filtered: bool
     # How each column is staged; known once the columns behind the last step are.
     landings: dict[str, Landing]
     # How many batches may be on their way through the steps at once.
@@ -87,6 +91,14 @@ class OwnSteps:
     def watched(self, watched: set[str] | None) -> None:
         self._chain.watched = watched
 
+    @property
+    def notes_filtered(self) -> bool:
+        return self._chain.notes_filtered
+
+    @notes_filtered.setter
+    def notes_filtered(self, notes: bool) -> None:
+        self._chain.notes_filtered = notes
+
     def discover(self, sample: pa.Table) -> pa.Schema:
         return self._chain.discover(self._naturalise(sample), 1)
 
@@ -106,8 +118,8 @@ class OwnSteps:
                 f" ({', '.join(sorted(strange))}): name them in @transform(columns=...)"
             )
         if not passed.batch.num_rows:
-            return Taken(pa.table({}), passed.letters)
-        return Taken(self._landed(passed.batch), passed.letters, passed.delivered)
+            return Taken(pa.table({}), passed.letters, filtered=passed.filtered)
+        return Taken(self._landed(passed.batch), passed.letters, passed.delivered, passed.filtered)
 
     def _landed(self, batch: pa.RecordBatch) -> pa.Table:
         """Convert the rows to the form that the target takes."""

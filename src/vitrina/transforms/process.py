@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import structlog
 
 from vitrina.errors import StepFailed, TransientError, VitrinaError
-from vitrina.transforms import progress, wire
+from vitrina.transforms import forking, progress, wire
 from vitrina.transforms.progress import Place
 from vitrina.transforms.wire import Message
 
@@ -111,22 +111,28 @@ def start(environment: dict[str, str]) -> Started:
         for descriptor in (requests, replies):
             with suppress(OSError, AttributeError):  # the default is smaller, and enough
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        theirs = (theirs_in, theirs_out, life_end, file.fileno())
-        module = "vitrina.transforms.worker"
+        theirs = (theirs_in, theirs_out, life_end, file.fileno(), theirs_output)
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, *map(str, theirs), *sys.path],
-                stdin=subprocess.DEVNULL,
-                stdout=theirs_output,
-                stderr=theirs_output,
-                pass_fds=theirs,
-                env=environment,
-                start_new_session=True,
-            )
+            process = forking.templates.fork(theirs, environment) or _spawn(theirs, environment)
         finally:
             for descriptor in (theirs_in, theirs_out, life_end, theirs_output):
                 os.close(descriptor)
-    return Started(_Group(process), requests, replies, output, life, place)
+    return Started(process, requests, replies, output, life, place)
+
+
+def _spawn(theirs: Sequence[int], environment: dict[str, str]) -> "_Group":
+    *descriptors, output = theirs
+    return _Group(
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "vitrina.transforms.worker", *map(str, descriptors), *sys.path],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=descriptors,
+            env=environment,
+            start_new_session=True,
+        )
+    )
 
 
 class _Group:

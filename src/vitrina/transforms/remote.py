@@ -70,6 +70,7 @@ class WorkerSteps:
         self.has_steps = True
         self.key: tuple[str, ...] = ()
         self.watched: set[str] | None = None
+        self.notes_filtered = False
         self.steps: list[RemoteStep] = []
         self._tasks = [task.model_dump(include={"order_index", "body", "params"}) for task in tasks]
         self._about = about
@@ -127,15 +128,17 @@ class WorkerSteps:
             fresh = worker.unheard_of(self.watched)
             packed = wire.packed(table)
             del table  # it is not kept beside what comes back
-            answer = worker.ask("take", (packed,), number=number, key=list(self.key), watched=fresh)
+            asked = {"key": list(self.key), "watched": fresh, "notes_filtered": self.notes_filtered}
+            answer = worker.ask("take", (packed,), number=number, **asked)
         with worker.taking_apart():
             rows, left, delivered = answer.payload
+            filtered = tuple(int(position) for position in answer.fields["filtered"])
             counts = [int(count) for _, count in zip(self.steps, answer.fields["left"], strict=True)]
         letters = wire.checked_letters(left)
         self._count_left(counts, number)
         if self.watched is not None:
             self.watched.update(letter.document_id for letter in letters)
-        return Taken(wire.checked(rows), letters, wire.checked_names(delivered))
+        return Taken(wire.checked(rows), letters, wire.checked_names(delivered), filtered)
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""

@@ -141,13 +141,15 @@ class Server:
     def _take(self, message: Message) -> Message:
         steps, fields = self._opened, message.fields
         steps.key = tuple(fields["key"])
+        steps.notes_filtered = fields["notes_filtered"]
         if fields["watched"] is not None:
             steps.watched = (steps.watched or set()) | set(fields["watched"])
         before = [step.letters for step in self._planned]
         taken = steps.take(wire.unpacked(message.payload[0]), fields["number"])
         left = [step.letters - count for step, count in zip(self._planned, before, strict=True)]
         letters, delivered = wire.packed_letters(taken.letters), wire.packed_names(sorted(taken.delivered))
-        return Message({"left": left}, (wire.packed(taken.table), letters, delivered))
+        told = {"left": left, "filtered": list(taken.filtered)}
+        return Message(told, (wire.packed(taken.table), letters, delivered))
 
     def _trace(self, message: Message) -> Message:
         letters: list[DeadLetter] | None = [] if message.fields["keeps_letters"] else None

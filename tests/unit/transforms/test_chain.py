@@ -361,3 +361,41 @@ def test_a_source_that_misbehaves_is_named(shapes: list[Any], words: str, monkey
     monkeypatch.setitem(globals(), "SHAPES", iter(shapes))
     with pytest.raises(StepFailed, match=words):
         run_source(bad_source)
+
+
+# --- rows that are left out ------------------------------------------------------------------------------------------
+
+
+def noting(*tasks: tuple[str, dict[str, Any]]) -> chain.Chain:
+    steps = make_chain(*tasks, key=("id",))
+    steps.notes_filtered = True
+    return steps
+
+
+def test_rows_that_a_step_leaves_out_are_told_from_those_that_it_rejects() -> None:
+    steps = noting(("test_rows", {"on_error": "dead_letter"}))
+    made = steps.apply(table([*ROWS, {"id": 13, "name": "zoe"}]), 1)
+    assert made.filtered == (1,)
+    assert [letter.document_id for letter in made.letters] == ["13"]
+    everything = noting(("keep_rows", {"where": {"column": "id", "op": "gt", "value": 9}}))
+    assert everything.apply(table(), 1).filtered == (0, 1, 2)
+
+
+def test_nothing_counts_as_left_out_while_a_rejected_row_could_be_it() -> None:
+    """The key is renamed when the row is rejected, so nobody knows which one it was."""
+    steps = noting(
+        ("rename_columns", {"names": {"id": "number"}}),
+        ("cast_columns", {"types": {"name": "integer"}, "on_error": "dead_letter"}),
+        ("rename_columns", {"names": {"number": "id"}}),
+    )
+    made = steps.apply(table([{"id": 1, "name": "7"}, {"id": 2, "name": "bob"}]), 1)
+    assert (made.batch.num_rows, len(made.letters), made.filtered) == (1, 1, ())
+
+
+def test_a_step_that_changes_a_key_is_refused_where_rows_must_be_found_again() -> None:
+    steps = noting(
+        ("cast_columns", {"types": {"id": "text"}}), ("normalise_text", {"columns": ["id"], "case": "upper"})
+    )
+    assert steps.apply(table(), 1).filtered == ()
+    with pytest.raises(StepFailed, match="the key B in batch 1, which no row had before them"):
+        steps.apply(table([{"id": "b", "name": "x"}]), 1)

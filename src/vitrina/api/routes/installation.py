@@ -143,7 +143,8 @@ def replay_dead_letters(state: State, caller: Operator, response: Response, wish
     """Read the rows of a pipeline's dead letters again, by their keys, and send them again. Performed by a runner.
 
     A dead letter is marked resolved when its row is accepted, or is no longer in the source. It stays open when the row
-    is refused again. 409 unless the pipeline is IDLE or PAUSED, because a replay cannot run beside a run.
+    is refused again. 409 unless the pipeline is IDLE or PAUSED, because a replay cannot run beside a run; of a live
+    pipeline it runs between two batches.
     """
     payload = wish.model_dump(include={"letters"}, exclude_none=True)
     with state.pool.connection() as connection:

@@ -163,7 +163,8 @@ def reconcile(
 ) -> answers.Request:
     """Compare source and target; with `repair`, correct what differs. Performed by a runner.
 
-    Nothing is repaired beside a run: 409 unless the pipeline is IDLE or PAUSED.
+    Nothing is repaired beside a run: 409 unless the pipeline is IDLE or PAUSED. A live one is repaired between two
+    batches.
     """
     payload = (wish or bodies.ReconcileWish()).model_dump()
     if payload["repair"]:
@@ -205,7 +206,13 @@ def differences(
 def _run(connection: Connection, caller: Caller, pipeline: str, wish: bodies.RunWish) -> answers.RunAccepted:
     before = pipelines.get(connection, pipeline)
     row = pipelines.request_run(
-        connection, caller, pipeline, trigger=Trigger(wish.trigger), since=wish.since, until=wish.until
+        connection,
+        caller,
+        pipeline,
+        trigger=Trigger(wish.trigger),
+        since=wish.since,
+        until=wish.until,
+        accepts=wish.accept,
     )
     current = pipelines.find_current_run(connection, row)
     message = say("pipeline.waits_for_runner", name=row["name"])

@@ -145,7 +145,8 @@ class TableSide:
         found = [image for where in self._wheres(keys) for image in self._images(where)]
         return iter(sorted(found, key=lambda image: image.position))
 
-    def _wheres(self, keys: Sequence[Key]) -> Iterator[str]:
+    def _wheres(self, keys: Sequence[Key], columns: Sequence[str] | None = None) -> Iterator[str]:
+        names = columns or self.target.layout.key
         fields = {one.name: one for one in self.target.layout.fields}
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             some = keys[start : start + _KEYS_AT_ONCE]
@@ -153,12 +154,12 @@ class TableSide:
                 "("
                 + ", ".join(
                     f"CAST({literal(part)}, {literal(fields[name].kind)})"
-                    for name, part in zip(self.target.layout.key, key, strict=True)
+                    for name, part in zip(names, key, strict=True)
                 )
                 + ")"
                 for key in some
             )
-            yield f"({self._key}) IN ({tuples})"
+            yield f"({', '.join(map(quoted, names))}) IN ({tuples})"
 
     def _images(self, where: str) -> Iterator[RowImage]:
         """Sort by place, then by the bytes of the key's text. Both sides are sorted here, by the same rule."""
@@ -183,6 +184,12 @@ class TableSide:
         return sum(
             int(rows) for where in self._wheres(keys) for [rows] in self.target.server.rows(f"{statement} {where}")
         )
+
+    def keys_with(self, columns: Sequence[str], values: Sequence[Key]) -> Iterator[Key]:
+        """Find the keys of rows that have one of these values in some columns of the key."""
+        for where in self._wheres(values, columns):
+            found = self.target.server.arrow(f"SELECT {self._key} FROM {self.table} WHERE {self._lives} AND {where}")
+            yield from keys_of(found, self.target.layout.key)
 
     def random_keys(self, count: int) -> list[Key]:
         found = self.target.server.arrow(

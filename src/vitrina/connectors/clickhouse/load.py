@@ -13,6 +13,7 @@ from vitrina.connectors.clickhouse.writer import Converter, GroupingWriter
 from vitrina.errors import DuplicateKeys, LeaseLost, RunError, StageLost, TargetMismatch, TransientError
 from vitrina.ports.batch import Counts, Key, Part, PartId
 from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.live import RefuseDeletes, Stale
 from vitrina.ports.target import BaseLoad, Done, Fence, Loading
 
 # What the checkpoint knows the target by: the load that built what is shown.
@@ -231,6 +232,7 @@ class MergeLoad(BaseLoad):
             yield writer
         finally:
             writer.drain()
+            target.release(writer)  # a live run opens one for each of its batches
 
     def _stage(self, number: int) -> Named:
         return Named(self._tables.table, "s", self._tables.owner, f"{self._load}p{number}")
@@ -247,12 +249,14 @@ class MergeLoad(BaseLoad):
         failpoints.hit("clickhouse.inserted")
 
     def commit(self, part: Part, fence: Fence) -> None:
-        written = self._writer.pieces(PartId(self._tables.owner.epoch, part.number)) if self._writer else 0
         if part.staged_rows:
-            self._merge(part.number, pieces=written)
+            self._merge(part.number, pieces=self._pieces(part))
         fence.after(Done(part.counts))
         if part.staged_rows:
             _clean(self._target, lambda: self._tables.drop(self._stage(part.number)))
+
+    def _pieces(self, part: Part) -> int:
+        return self._writer.pieces(PartId(self._tables.owner.epoch, part.number)) if self._writer else 0
 
     def _merge(self, number: int, *, pieces: int) -> None:
         target, tables, stage = self._target, self._tables, self._stage(number)
@@ -264,16 +268,55 @@ class MergeLoad(BaseLoad):
         target.patiently(lambda: tables.attach(stage, self._current_shown.generation))
         failpoints.hit("merge.applied")
 
+    # --- following a source ----------------------------------------------------------------------------------------
+
+    def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence, refuse: RefuseDeletes) -> Counts:
+        """Add tombstones of the rows that left to the part, then show both in one step.
+
+        Readers see whole batches. What an older claim still sends has lower versions, and no table to arrive in.
+        """
+        self._refuse_replaced()
+        gone, pieces = self._absent(stale, read), self._pieces(part)
+        refuse(len(gone), lambda: len(gone))
+        if gone:
+            self._insert_tombstones(gone, part.number)
+            pieces += 1
+        if pieces:
+            self._merge(part.number, pieces=pieces)
+        counts = part.counts + Counts(deleted=len(gone))
+        fence.after(Done(counts))
+        if pieces:
+            _clean(self._target, lambda: self._tables.drop(self._stage(part.number)))
+        return counts
+
+    def _refuse_replaced(self) -> None:
+        shown = self._target.patiently(self._tables.shown)
+        if shown is None or shown.load != self._current_shown.load:
+            raise TransientError(f"{self._tables} was deleted or replaced by hand at this moment")
+
+    def _absent(self, stale: Stale, read: Sequence[Key]) -> list[Key]:
+        from vitrina.connectors.clickhouse.absent import absent_keys
+
+        table = self._tables.path(self._current_shown.generation)
+        return self._target.patiently(lambda: absent_keys(self._target, table, stale, read))
+
+    def _insert_tombstones(self, keys: Sequence[Key], number: int) -> None:
+        part = PartId(self._tables.owner.epoch, number)
+        converter = Converter(self._target.layout, None, merges=True)
+        self._insert(converter.tombstones(keys, part), part, f"{version_of(*part)}-remove")
+
+    def count_rows(self) -> int:
+        return self._target.patiently(lambda: self._target.count_shown(self._current_shown))
+
+    # --- repairing -------------------------------------------------------------------------------------------------
+
     def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
         """Write that these keys are deleted, as part `number`."""
-        target = self._target
-        part = PartId(self._tables.owner.epoch, number)
-        converter = Converter(target.layout, None, merges=True)
         counts = Counts(deleted=self._count_of(keys))
-        self._insert(converter.tombstones(keys, part), part, f"{version_of(*part)}-remove")
+        self._insert_tombstones(keys, number)
         self._merge(number, pieces=1)
         fence.after(Done(counts))
-        _clean(target, lambda: self._tables.drop(self._stage(number)))
+        _clean(self._target, lambda: self._tables.drop(self._stage(number)))
         return counts
 
     def _count_of(self, keys: Sequence[Key]) -> int:

@@ -8,14 +8,12 @@ from vitrina.connectors.clickhouse.client import Missing, Session, patiently
 from vitrina.connectors.clickhouse.options import ClickHouseOptions
 from vitrina.connectors.clickhouse.tables import Layout, Shown, Tables
 from vitrina.connectors.clickhouse.writer import GroupingWriter
+from vitrina.data_checks import EMPTY
 from vitrina.errors import ShrinkRefused, TargetMismatch
 from vitrina.ports.connector import Opening
 from vitrina.ports.source import Form
 
 T = TypeVar("T")
-
-# A load that would show fewer than this part of the rows is refused.
-SHRINK_LIMIT = 0.5
 
 
 class OpenedTable:
@@ -73,6 +71,9 @@ class OpenedTable:
         self._writers.append(writer)
         return writer
 
+    def release(self, writer: GroupingWriter) -> None:
+        self._writers.remove(writer)
+
     def patiently(self, move: Callable[[], T]) -> T:
         """Repeat a move on the run's own thread while the server is busy or unreachable. It must be safe to repeat."""
 
@@ -99,9 +100,10 @@ class OpenedTable:
         if rows == 0 and before and not options.allow_empty:
             raise ShrinkRefused(
                 f"the source has no rows, but {self.tables} shows {before:,}; if it shall be emptied, set"
-                " options.allow_empty"
+                " options.allow_empty",
+                EMPTY,
             )
-        if rows < before * SHRINK_LIMIT and rows and not options.allow_shrink:
+        if rows and rows < before * (1 - options.shrink_limit):
             raise ShrinkRefused(
                 f"publishing would leave {rows:,} of {before:,} rows in {self.tables}; if the source really shrank that"
                 " much, set options.allow_shrink and run again"

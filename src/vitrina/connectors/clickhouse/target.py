@@ -5,12 +5,13 @@ from typing import Literal, TypeVar
 
 from vitrina.connectors.clickhouse import types
 from vitrina.connectors.clickhouse.client import Session, Unreachable
-from vitrina.connectors.clickhouse.load import GenerationLoad, MergeLoad
+from vitrina.connectors.clickhouse.load import IDENTITY, GenerationLoad, MergeLoad
 from vitrina.connectors.clickhouse.names import Owner
 from vitrina.connectors.clickhouse.opened_table import OpenedTable
 from vitrina.connectors.clickhouse.tables import Layout, Shown, Tables, comment_prefix
 from vitrina.connectors.clickhouse.urls import parse
 from vitrina.errors import CannotConnect, ConfigError, TargetMismatch
+from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Comparison, Looked
 from vitrina.ports.connector import Opening
 from vitrina.ports.target import BaseTarget, Load, Loading, Prepared, Wanted
@@ -36,6 +37,9 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
     """A table as the target of a run."""
 
     visible: Literal["part", "load"] = "load"
+    corrects = True
+    # Each batch is a part of the table that the server has to merge: about one a second is what its makers advise.
+    correction_seconds = 1.0
     letter_budget: Mapping[str, int] | None = DEFAULT_BUDGET
     no_shortcut_because = "the target is in ClickHouse"
 
@@ -74,6 +78,8 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
         fields = types.fields_of(columns, key, self.options.as_string)
         layout = Layout(fields, tuple(key), self.options)
         self._refuse_layout(layout)
+        if self.definition.mode == "live":
+            self._refuse_texts(layout)
         return layout
 
     def _lacking(self, wanted: Wanted, shown: Shown | None) -> set[str]:
@@ -96,7 +102,7 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
                 f"{', '.join(reserved)}: the table has columns of that name for itself; rename in the query"
             )
         if not options.is_versioned:
-            if self.definition.mode == "incremental" or self.definition.options.shared_target:
+            if self.definition.mode in ("incremental", "live") or self.definition.options.shared_target:
                 raise TargetMismatch(
                     f"options.clickhouse.engine {options.engine} holds no versions: use ReplacingMergeTree"
                 )
@@ -112,6 +118,21 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
                 " of a row could expire before an older one, which would be seen again; engine"
                 " MergeTree takes any column"
             )
+
+    def _refuse_texts(self, layout: Layout) -> None:
+        """Refuse a key that is written as another text than the one by which changed rows name it."""
+        if named := sorted(set(layout.key) & set(self.options.as_string)):
+            raise TargetMismatch(
+                f"options.clickhouse.as_string names {', '.join(named)} of target_key, whose rows a live pipeline could"
+                " not find again: cast the column to text in the query"
+            )
+
+    def lost(self, found: Checkpoint) -> str | None:
+        known = found.identity.get(IDENTITY)
+        if self.definition.mode != "live" or known is None:
+            return None
+        shown = self._reaching(self.tables.shown)
+        return None if shown and shown.load == known else f"{self.tables} was deleted or replaced by hand"
 
     def fingerprint(self) -> Sequence[object]:
         options = self.definition.options

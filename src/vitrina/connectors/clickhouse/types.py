@@ -47,8 +47,8 @@ _WITHOUT_A_PLACE = frozenset({
 _NUMERIC = re.compile(r"numeric\((\d+),(\d+)\)")
 _LARGEST_PRECISION, _DECIMAL128_DIGITS = 76, 38
 # What Date32 and DateTime64 hold.
-_FIRST_DAY, _LAST_DAY = date(1900, 1, 1), date(2299, 12, 31)
-_FIRST_MOMENT, _LAST_MOMENT = datetime(1900, 1, 1), datetime(2299, 12, 31, 23, 59, 59, 999_999)  # noqa: DTZ001
+FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2299, 12, 31)
+FIRST_MOMENT, LAST_MOMENT = datetime(1900, 1, 1), datetime(2299, 12, 31, 23, 59, 59, 999_999)  # noqa: DTZ001
 
 
 @dataclass(frozen=True)
@@ -202,9 +202,9 @@ def _beyond(field: Field) -> str:
 
 def _outside(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
     if pa.types.is_date(values.type):
-        first, last = pa.scalar(_FIRST_DAY, pa.date32()), pa.scalar(_LAST_DAY, pa.date32())
+        first, last = pa.scalar(FIRST_DAY, pa.date32()), pa.scalar(LAST_DAY, pa.date32())
     elif pa.types.is_timestamp(values.type):
-        first, last = (pa.scalar(one, pa.timestamp("us")).cast(values.type) for one in (_FIRST_MOMENT, _LAST_MOMENT))
+        first, last = (pa.scalar(one, pa.timestamp("us")).cast(values.type) for one in (FIRST_MOMENT, LAST_MOMENT))
     else:
         return None
     return pc.or_(pc.less(values, first), pc.greater(values, last))

@@ -12,13 +12,11 @@ from vitrina.connectors.files.options import FilesOptions
 from vitrina.connectors.files.parquet import Packing
 from vitrina.connectors.files.scan import Reader
 from vitrina.connectors.files.writer import Writing
+from vitrina.data_checks import EMPTY
 from vitrina.errors import LeaseLost, RunError, ShrinkRefused, TargetMismatch
 from vitrina.ports.connector import Opening
 from vitrina.ports.schema import Column
 from vitrina.ports.target import Loading
-
-# A full load that would show fewer than this part of the rows is refused.
-SHRINK_LIMIT = 0.5
 
 
 class OpenedFolder:
@@ -111,11 +109,12 @@ class OpenedFolder:
         options, before = self.definition.options, shown.rows if shown else 0
         if rows == 0 and before and not options.allow_empty:
             raise ShrinkRefused(
-                f"the source has no rows, but files:{self.folder} has; if it shall be emptied, set options.allow_empty"
+                f"the source has no rows, but files:{self.folder} has; if it shall be emptied, set options.allow_empty",
+                EMPTY,
             )
         # How many rows of a log count, nobody knows without reading it.
         counts = shown is not None and shown.kind == "snapshot"
-        if counts and 0 < rows < before * SHRINK_LIMIT and not options.allow_shrink:
+        if counts and 0 < rows < before * (1 - options.shrink_limit):
             raise ShrinkRefused(
                 f"publishing would leave {rows:,} of {before:,} rows in files:{self.folder}; if the source really"
                 " shrank that much, set options.allow_shrink and run again"

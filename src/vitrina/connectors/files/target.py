@@ -27,6 +27,11 @@ class FilesTarget(OpenedFolder, BaseTarget):
         with_patience(self.ledger.seize)
 
     def prepare(self, wanted: Wanted, *, create: bool) -> Prepared:
+        if self.definition.mode == "live":
+            raise TargetMismatch(
+                f"files:{self.folder} cannot be live: each batch would add a file that every reader opens, and only a"
+                " full load would remove them; use mode incremental with a schedule_interval, such as 1m, or mode full"
+            )
         if not wanted.key:
             raise TargetMismatch(f"files:{self.folder} needs target_key, the columns that tell rows apart")
         self._layout = Layout.of(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # A table of so many rows may be scanned once for each key; the planner prefers that to an index for small tables.
 SMALL_TABLE_ROWS = 1_000
 # Only where no other way is left do these stay in the plan.
-_SHOW_SCANS = {"enable_seqscan": "off", "enable_material": "off"}
+SHOW_SCANS = {"enable_seqscan": "off", "enable_material": "off"}
 _KEPT_WHOLE = {"CTE Scan": "a WITH query that is computed whole", "Materialize": "a sub-select that is computed whole"}
 _BY_INDEX = ("Index Scan", "Index Only Scan", "Bitmap Index Scan")
 
@@ -51,9 +51,9 @@ class KeyedQuery:
 
     def refuse_scans(self, reader: SqlReader, columns: Sequence[str]) -> None:
         nothing = Stale(tuple(columns), [(None,) * len(columns)])  # type: ignore[list-item]  # no value of any type
-        with reader.reading(_SHOW_SCANS):
+        with reader.reading(SHOW_SCANS):
             plan = reader.explain(self.select([SQL("q.*")], nothing)).plan
-        sizes = _Sizes(reader.connection)
+        sizes = Sizes(reader.connection)
         for why in costly(plan[0]["Plan"], sizes):
             raise SourceQueryFailed(say("derive.not_keywise", why=why))
 
@@ -86,7 +86,7 @@ class KeyedQuery:
             return cursor.execute(self.select([SQL("q.*")], stale), prepare=True).fetchall()
 
 
-class _Sizes:
+class Sizes:
     """How many rows tables have, as far as the server knows."""
 
     def __init__(self, connection: "psycopg.Connection[Any]") -> None:
@@ -106,13 +106,13 @@ class _Sizes:
         return row is not None and max(row) <= SMALL_TABLE_ROWS
 
 
-def costly(plan: Mapping[str, Any], sizes: _Sizes) -> Iterator[str]:
+def costly(plan: Mapping[str, Any], sizes: Sizes) -> Iterator[str]:
     """Give what would be done whole for each key."""
-    for node in _nodes(plan):
+    for node in nodes(plan):
         kind = node["Node Type"]
         if kind in _KEPT_WHOLE:
             yield _KEPT_WHOLE[kind]
-        elif kind == "Seq Scan" or (kind in _BY_INDEX and "Index Cond" not in node):
+        elif is_scan(node):
             schema, table = node.get("Schema", ""), node.get("Relation Name", "")
             if not table:
                 yield f"all of the index {node.get('Index Name')} is read for each key"
@@ -122,7 +122,13 @@ def costly(plan: Mapping[str, Any], sizes: _Sizes) -> Iterator[str]:
             yield f"a {kind} for each key"
 
 
-def _nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def is_scan(node: Mapping[str, Any]) -> bool:
+    """Tell whether a node reads a whole table or index."""
+    kind = node["Node Type"]
+    return kind == "Seq Scan" or (kind in _BY_INDEX and "Index Cond" not in node)
+
+
+def nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     waiting = [plan]
     while waiting:
         node = waiting.pop()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.sql import SQL, Identifier, Literal
@@ -25,7 +25,7 @@ from vitrina.errors import TransientError
 from vitrina.ports.batch import Counts, Filling, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Comparison, Looked
-from vitrina.ports.live import Moment, Stale
+from vitrina.ports.live import Moment, RefuseDeletes, Stale
 from vitrina.ports.schema import Column, Known
 from vitrina.ports.source import Form, Source, Window
 from vitrina.ports.target import (
@@ -47,6 +47,11 @@ from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.targets import PostgresTarget
+
+if TYPE_CHECKING:
+    from vitrina.connectors.postgres.checks import MartChecks
+    from vitrina.connectors.postgres.source import SqlReader
+    from vitrina.ports.checks import Checks, Judgement
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,9 @@ class MartTarget(BaseTarget):
         self._source: QuerySource | None = None
         self._latest_snapshot: datetime | None = None
         self._to_clear: tuple[str, ...] = ()
+        # Sessions that checks need, which end with the run.
+        self._of_checks = ExitStack()
+        self._check_reader: SqlReader | None = None
 
     # --- the table -------------------------------------------------------------------------------------------------
 
@@ -164,9 +172,62 @@ class MartTarget(BaseTarget):
         shortcut = loading.shortcut
         # Who fills a stage from within Postgres: the reader, which may do nothing else there.
         role = shortcut.role if isinstance(shortcut, PostgresShortcut) and loading.route == "pushdown" else None
+        asks = loading.checks is not None and any(check.needs_reader for check in loading.checks.listed)
+        reader = self.check_reader().connection.info.user if asks else None
         self.writer.drop_other_stages(keep=[keep] if keep else [])
         for stage in stages:
-            stage.create(self.session, fillable_by=role)
+            stage.create(self.session, fillable_by=role, readable_by=reader)
+
+    # --- checks ------------------------------------------------------------------------------------------------------
+
+    def checks_of(self, checks: "Checks | None") -> "MartChecks | None":
+        """Open what judges rows; None where there is nothing to judge."""
+        if checks is None:
+            return None
+        # Imported here: pipelines without checks need none of it.
+        from vitrina.connectors.postgres.checks import MartChecks
+
+        opening = self.opening
+        name = opening.definition.options.target_connection
+        return MartChecks(
+            checks,
+            self.writer,
+            opening.settings,
+            open_reader=self.check_reader,
+            beside=lambda: opening.lend(opening.url, name, {"lock_timeout": "30000"}),
+        )
+
+    def check_reader(self) -> "SqlReader":
+        """Open a session of the reader for checks, once: that of the source may be at work on the next batch."""
+        if self._check_reader is None:
+            from vitrina.connectors.postgres import sessions
+
+            opening, url = self.opening, database.reader_url(self.opening.settings, None)
+            seconds = opening.settings.statement_timeout_on(None)
+            limits = {
+                "lock_timeout": "30000",
+                "statement_timeout": str(int(seconds * 1000)),
+                # As for a merge: a stage is joined with what it refers to in one pass.
+                "work_mem": f"{opening.settings.merge_memory_mb}MB",
+            }
+
+            def connect(more: Mapping[str, str]) -> Connection:
+                wanted = database.READ_ONLY | limits | dict(more)
+                return self._of_checks.enter_context(opening.lend(url, None, wanted))
+
+            connection = sessions.with_extensions(opening.settings, connect)
+            self._check_reader = sessions.QueryReader(connection, url, opening.claim.session_name)
+        return self._check_reader
+
+    def judge(self, checks: "Checks", written: Counts) -> "Judgement":
+        judging = self.checks_of(checks)
+        if judging is None:
+            raise RuntimeError("there are checks")
+        with database.translated(f"checking {self.opening.name}"):
+            return judging.judge_mart(written)
+
+    def close(self) -> None:
+        self._of_checks.close()
 
     @property
     def keeps_history(self) -> bool:
@@ -246,6 +307,7 @@ class StageLoad(BaseLoad):
         self._writer = target.writer
         self.name = loading.name or target.writer.new_stage_name()
         self.stage = target.stage(self.name, loading)
+        self._checks = target.checks_of(loading.checks)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -284,11 +346,22 @@ class StageLoad(BaseLoad):
         if target.keeps_history and self._writer.snapshot_at is None:
             self._recall_snapshot(found)
         with target.transaction(f"publishing to {target.opening.name}"):
-            counts = self._writer.publish(self.stage, found, deletes=self._loading.deletes)
+            counts, judged = self._publish(found)
             target.check_constraints()
             rows = counts.inserted + counts.updated + counts.unchanged
-            fence.inside(target.session, Done(counts, target.remember(found, rows), target.notes()))
+            fence.inside(target.session, Done(counts, target.remember(found, rows), target.notes(), judged))
         return counts
+
+    def _publish(self, found: Checkpoint) -> "tuple[Counts, Judgement | None]":
+        deletes, checks = self._loading.deletes, self._checks
+        if checks is None:
+            return self._writer.publish(self.stage, found, deletes=deletes), None
+        rows = self.stage.counted_to_judge(found.accepted)
+        judged = checks.judge_load(self.stage, rows, has_rows=found.rows > 0)
+        before = checks.rows_before()
+        left = replace(found, rows=found.rows - len(judged.letters))
+        counts = self._writer.publish(self.stage, left, deletes=deletes)
+        return counts, checks.judge_change(judged, counts, before)
 
     def _recall_snapshot(self, found: Checkpoint) -> None:
         """Take the time of the snapshot that an earlier run has read; without a row there was none."""
@@ -314,6 +387,7 @@ class MergeLoad(BaseLoad):
             target.stage(stage_name(pipeline, suffix), loading, loading.version_types) for suffix in ("a", "b")
         )
         self.live_stage = live_merge.LiveStage(target.session, target.writer)
+        self._checks = target.checks_of(loading.checks)
 
     def begin(self, fence: Fence) -> None:
         with self._target.transaction("preparing the stages"):
@@ -329,10 +403,17 @@ class MergeLoad(BaseLoad):
         stage = self.stages[part.number % len(self.stages)]
         with target.transaction(f"merging into {target.opening.name}"):
             self._refuse_emptied(fence.found)
+            judged = self._judge(stage, part)
             counts = self._writer.merge_batch(stage, part.number)
             stage.truncate(target.session)
             target.check_constraints()
-            fence.inside(target.session, Done(counts, self._remember(fence.found, counts), target.notes()))
+            fence.inside(target.session, Done(counts, self._remember(fence.found, counts), target.notes(), judged))
+
+    def _judge(self, stage: Stage, part: Part) -> "Judgement | None":
+        if self._checks is None:
+            return None
+        epoch = self._target.opening.claim.epoch
+        return self._checks.judge_batch(stage, stage.batch_to_judge(epoch, part.number))
 
     def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
         target = self._target
@@ -346,15 +427,16 @@ class MergeLoad(BaseLoad):
             fence.inside(target.session, Done(counts, target.of_snapshot() | (fewer or {})))
         return counts
 
-    def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence) -> Counts:
+    def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence, refuse: RefuseDeletes) -> Counts:
         """Merge the part and delete what is absent in one transaction: the mart passes from one moment to another."""
         target, writer = self._target, self._writer
         stage = self.stages[part.number % len(self.stages)]
         with target.transaction(f"correcting {target.opening.name}"):
+            judged = self._judge(stage, part) if part.staged_rows else None
             counts = writer.merge_batch(stage, part.number) if part.staged_rows else Counts()
             stage.truncate(target.session)
             deleted = self._delete_absent(stale, read)
-            return self.finish(replace(counts, deleted=counts.deleted + deleted), fence)
+            return self.finish(replace(counts, deleted=counts.deleted + deleted), fence, judged)
 
     def _delete_absent(self, stale: Stale, read: Sequence[Key]) -> int:
         session, writer = self._target.session, self._writer
@@ -372,7 +454,7 @@ class MergeLoad(BaseLoad):
         is_read = SQL("EXISTS (SELECT FROM pg_temp.vitrina_read AS r WHERE {})").format(same)
         return live_merge.delete_absent(writer, stale, is_read)
 
-    def finish(self, counts: Counts, fence: Fence) -> Counts:
+    def finish(self, counts: Counts, fence: Fence, judged: "Judgement | None" = None) -> Counts:
         """Check what is left to check, and pass the fence."""
         target, writer = self._target, self._writer
         if counts.deleted:
@@ -381,7 +463,7 @@ class MergeLoad(BaseLoad):
         # The merge holds a lock by now under which nobody truncates the mart.
         if live_merge.is_rewritten(target.session, writer):
             raise TransientError(say("run.target_replaced", target=target.opening.name))
-        fence.inside(target.session, Done(counts, self._followed(), target.notes()))
+        fence.inside(target.session, Done(counts, self._followed(), target.notes(), judged))
         return counts
 
     def _followed(self) -> dict[str, object]:

@@ -46,10 +46,11 @@ def admit(
     *,
     statement: Composed | None = None,
     max_cost: float | None = None,
+    own: frozenset[Name] = frozenset(),
 ) -> Admitted:
     """Explain a query, or a statement made of it.
 
-    Raise `SourceQueryFailed` that names what it must not read, call or cost.
+    Raise `SourceQueryFailed` that names what it must not read, call or cost. `own`: what the run shows it besides.
     """
     found = reader.explain(statement or query.select([SQL("q.*")], Bounds()))
     reached = reach(
@@ -59,7 +60,7 @@ def admit(
         functions=_functions(query, found.plan),
         trusted_extensions=settings.extensions,
     )
-    _refuse_strangers(found.plan, reached, settings, what)
+    _refuse_strangers(found.plan, reached, settings, what, own)
     _refuse_effects(found.plan, reached, reader, settings, what)
     operators.refuse_hidden(reader.connection, query.judged.text, found.plan, reached.relations)
     _refuse_cost(found.plan, max_cost, what)
@@ -90,10 +91,12 @@ def _functions(query: Query, plan: Plan) -> set[Name]:
     return {(schema, name) for schema, _, name in pairs}
 
 
-def _refuse_strangers(plan: Plan, reached: Reach, settings: Settings, what: str) -> None:
+def _refuse_strangers(plan: Plan, reached: Reach, settings: Settings, what: str, own: frozenset[Name]) -> None:
     """Refuse relations outside the allowed schemas; a view may lead where the query's text does not."""
     strangers = sorted(
-        name for name in explain.explain_relations(plan) | reached.relations if not settings.may_be_reached(*name)
+        name
+        for name in (explain.explain_relations(plan) | reached.relations) - own
+        if not settings.may_be_reached(*name)
     )
     if strangers:
         raise SourceQueryFailed(

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -167,10 +167,11 @@ class QuerySource(OpenedQuery):
         """Say how changes of the query's tables lead to keys."""
         # Imported here: only live pipelines need the parser.
         from vitrina.connectors.postgres.derive.derivation import derive
+        from vitrina.connectors.postgres.key_estimates import estimate
 
         if self.on_recovery:
             raise FatalError(say("run.live_standby", connection=self.definition.source_connection))
-        return derive(
+        found = derive(
             self.reader.connection,
             self.judged.text,
             [(name, self.types[name]) for name in key],
@@ -179,6 +180,8 @@ class QuerySource(OpenedQuery):
             admit=self._admit_affects,
             reloads=self.definition.options.live.reload is not None,
         )
+        found.estimate(partial(estimate, self.reader))
+        return found
 
     def _admit_affects(self, text: str) -> None:
         """Judge a query that says which keys a change concerns: its author may read no more than by the pipeline."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from psycopg import sql
-from psycopg.sql import SQL, Composed, Identifier, Literal
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina.ports.checkpoint import Accepted
 from vitrina.store.database import Connection
@@ -11,6 +11,8 @@ from vitrina.store.database import Connection
 SCHEMA = "etl_stage"
 EPOCH, BATCH = "_epoch", "_batch"
 CURSOR_KEY, CURSOR_ID = "_cursor_key", "_cursor_id"
+# Where a staged row stands, for checks: rejected ones are deleted by it.
+PLACE = "_row"
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,11 @@ class Stage:
     def _cursor(self) -> list[tuple[str, str]]:
         return list(zip(self.cursor_columns, self.cursor_types, strict=True))
 
-    def create(self, connection: Connection, *, fillable_by: str | None) -> None:
+    def create(self, connection: Connection, *, fillable_by: str | None, readable_by: str | None = None) -> None:
         """Create the table. Its key columns refuse NULL, so that the error names a row without a key when it is read.
 
-        Otherwise the merge would lose that row without a message.
+        Otherwise the merge would lose that row without a message. Whoever fills it, or reads it for a check, may do
+        nothing else there.
         """
         types = [(column.name, column.type) for column in self.columns]
         types += [(name, "text" if self.cursor_as_text else kind) for name, kind in self._cursor()]
@@ -64,6 +67,8 @@ class Stage:
                 self.identifier, SQL(", ").join(definitions)
             )
         )
+        if readable_by:
+            connection.execute(SQL("GRANT SELECT ON {} TO {}").format(self.identifier, Identifier(readable_by)))
         if fillable_by:
             connection.execute(SQL("GRANT INSERT ON {} TO {}").format(self.identifier, Identifier(fillable_by)))
 
@@ -73,16 +78,30 @@ class Stage:
 
     def of_batch(self, epoch: int, number: int) -> Composed:
         """Build a FROM item with the rows of one batch, cursor included."""
-        return self._rows(
-            SQL("{} = {} AND {} = {}").format(Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(number))
-        )
+        return self._rows(self._is_of_batch(epoch, number))
+
+    def counted_to_judge(self, accepted: Accepted) -> Composed:
+        """Build a FROM item with the rows that count and the place of each, for checks."""
+        return self._to_judge(self._is_accepted(accepted))
+
+    def batch_to_judge(self, epoch: int, number: int) -> Composed:
+        """Build a FROM item with the rows of one batch and the place of each, for checks."""
+        return self._to_judge(self._is_of_batch(epoch, number))
+
+    def _to_judge(self, condition: Composed) -> Composed:
+        """Hide the condition from the planner: without statistics it would expect a row or two, and no join to pay."""
+        hidden = SQL("CASE WHEN {} THEN true ELSE false END").format(condition)
+        return self._rows(hidden, SQL("ctid AS {}").format(Identifier(PLACE)))
+
+    def _is_of_batch(self, epoch: int, number: int) -> Composed:
+        return SQL("{} = {} AND {} = {}").format(Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(number))
 
     def in_batches(self) -> Composed:
         """Build a FROM item with all rows, each with the number of its batch."""
         return self._rows(SQL("{}").format(Literal(True)), Identifier(BATCH))
 
-    def _rows(self, condition: Composed, *others: Identifier) -> Composed:
-        columns = [
+    def _rows(self, condition: Composed, *others: Composable) -> Composed:
+        columns: list[Composable] = [
             Identifier(column.name)
             if column.type == column.target_type
             else SQL("{0}::{1} AS {0}").format(Identifier(column.name), SQL(column.target_type))

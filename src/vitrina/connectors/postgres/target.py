@@ -14,6 +14,7 @@ from vitrina.connectors.postgres import bulk_load, catalog, history, mart_identi
 from vitrina.connectors.postgres.catalog import Table
 from vitrina.connectors.postgres.merge import Merge
 from vitrina.connectors.postgres.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOCH, Stage, StageColumn, stage_name
+from vitrina.data_checks import EMPTY
 from vitrina.definition import Options
 from vitrina.errors import BadKey, DuplicateKeys, FatalError, ShrinkRefused, StageLost, TargetMismatch, TransientError
 from vitrina.mart_options import History
@@ -21,7 +22,6 @@ from vitrina.ports import types
 from vitrina.ports.batch import Counts
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.schema import Column
-from vitrina.ports.target import SHRINK_LIMIT
 from vitrina.sentences import say
 from vitrina.store import database
 from vitrina.store.database import Connection
@@ -306,18 +306,25 @@ class PostgresWriter:
     def new_stage_name(self) -> str:
         return stage_name(str(self._claim.pipeline_id), uuid4().hex[:12])
 
+    @property
+    def stage_names(self) -> str:
+        """A pattern of LIKE for the stages of this pipeline, and for the views that checks were shown."""
+        return stage_name(str(self._claim.pipeline_id), "").replace("_", r"\_") + "%"
+
     def drop_other_stages(self, keep: Sequence[str]) -> None:
         """Drop stages of this pipeline that no checkpoint names any more."""
         rows = self.connection.execute(
             """
-            SELECT c.relname AS name FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-            WHERE n.nspname = 'etl_stage' AND c.relkind = 'r' AND c.relname LIKE %s
+            SELECT c.relname AS name, CASE c.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END AS kind
+            FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = 'etl_stage' AND c.relkind IN ('r', 'v') AND c.relname LIKE %s
             """,
-            [stage_name(str(self._claim.pipeline_id), "").replace("_", r"\_") + "%"],
+            [self.stage_names],
         ).fetchall()
         for row in rows:
             if row["name"] not in keep:
-                self.connection.execute(SQL("DROP TABLE IF EXISTS {}").format(Identifier("etl_stage", row["name"])))
+                name = Identifier("etl_stage", row["name"])
+                self.connection.execute(SQL("DROP {} IF EXISTS {}").format(SQL(row["kind"]), name))
 
     # --- merging: inside the caller's transaction -----------------------------------------------------------------
 
@@ -449,7 +456,7 @@ class PostgresWriter:
         self._refuse_lost_stage(staged_rows, checkpoint.rows)
         staged_rows -= gone
         if staged_rows == 0 and deletes and not self._options.allow_empty:
-            raise ShrinkRefused(say("run.source_is_empty", target=self._target))
+            raise ShrinkRefused(say("run.source_is_empty", target=self._target), EMPTY)
         stage.analyze(self.connection)
         if self._history:
             return self._publish_states(merging, staged_rows, deletes=deletes)
@@ -566,7 +573,7 @@ class PostgresWriter:
         """Refuse deletes that would go on through foreign keys."""
         if self.table.cascading and not self._options.allow_cascade:
             raise ShrinkRefused(
-                say("run.would_cascade", rows=1, target=self._target, tables=", ".join(self.table.cascading))
+                say("run.would_cascade", rows=1, target=self._target, tables=", ".join(self.table.cascading)), None
             )
 
     def _merge_of(self, staged: Composable) -> Merge:
@@ -594,9 +601,10 @@ class PostgresWriter:
     def _refuse_shrinking(self, removed: int, target_rows: int) -> None:
         if self.table.cascading and not self._options.allow_cascade and not self.keeps_rows:
             raise ShrinkRefused(
-                say("run.would_cascade", rows=removed, target=self._target, tables=", ".join(self.table.cascading))
+                say("run.would_cascade", rows=removed, target=self._target, tables=", ".join(self.table.cascading)),
+                None,
             )
-        if removed > target_rows * SHRINK_LIMIT and not self._options.allow_shrink:
+        if removed > target_rows * self._options.shrink_limit:
             raise ShrinkRefused(say("run.would_shrink", removed=removed, rows=target_rows, target=self._target))
 
 

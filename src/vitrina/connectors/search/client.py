@@ -205,6 +205,11 @@ class SearchClient:
     def count(self, name: str) -> int:
         return int(_whole(name, self._get(_path(name, "_count")))["count"])
 
+    def count_ids(self, name: str, ids: Sequence[str]) -> int:
+        asked = {"query": {"ids": {"values": list(ids)}}}
+        reply = self.request("POST", _path(name, "_count"), body=asked)
+        return int(_whole(name, self._expect("count", name, reply))["count"])
+
     def search(self, name: str, body: Json) -> Json:
         return _whole(name, self._expect("search", name, self.request("POST", _path(name, "_search"), body=body)))
 

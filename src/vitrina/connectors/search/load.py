@@ -14,7 +14,7 @@ from vitrina.ports.batch import Counts, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Comparison, Looked
 from vitrina.ports.connector import Context
-from vitrina.ports.live import Stale
+from vitrina.ports.live import RefuseDeletes, Stale
 from vitrina.ports.source import Form
 from vitrina.ports.target import BaseLoad, BaseTarget, Done, Fence, Load, Loading, Prepared, Wanted, Writer
 from vitrina.sentences import say
@@ -53,6 +53,13 @@ class IndexTarget(BaseTarget):
         if not replaces or self.definition.options.shared_target or not self.writer.prepare_nothing():
             return None
         return Prepared((), exists=True, is_empty=False)
+
+    def lost(self, found: Checkpoint) -> str | None:
+        """Tell a live pipeline that its index was deleted, or is another one; passes ask their load."""
+        known = found.identity.get("index")
+        if self.definition.mode != "live" or known is None or self.patiently(self.writer.identity) == known:
+            return None
+        return say("plan.index_replaced", target=self.definition.final_target)
 
     def fingerprint(self) -> Sequence[object]:
         """List what decides which documents there are, where they go, and how they are indexed."""
@@ -285,7 +292,7 @@ class IndexLoad(BaseLoad):
         fence.after(Done(counts))
         return counts
 
-    def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence) -> Counts:
+    def correct(self, part: Part, stale: Stale, read: Sequence[Key], fence: Fence, refuse: RefuseDeletes) -> Counts:
         """Delete the documents of keys that did not come back: those that came were sent with the part.
 
         Searches find both when the index refreshes itself, a second later unless its settings say otherwise.
@@ -297,6 +304,7 @@ class IndexLoad(BaseLoad):
         sender, counts = self._opened_sender, part.counts
         ids = sender.ids_of_keys(sorted(asked - set(read)))
         if ids:
+            refuse(len(ids), lambda: self._index.count_of(sender.concrete, ids))
             counts += Counts(**counts_of(sender.deliver(sender.deletions(ids, part.number))))
         notes = {"hashed_ids": sender.hashed_ids} if sender.hashed_ids else {}
         fence.after(Done(counts, notes=notes))

@@ -15,15 +15,19 @@ from vitrina.connectors.search.connection import ConnectionOptions
 from vitrina.connectors.search.documents import Action, DocumentEncoder, Prepared
 from vitrina.connectors.search.generations import Generations, Standing, WriteAlias
 from vitrina.connectors.search.versions import write_version
+from vitrina.data_checks import EMPTY
 from vitrina.definition import Options
 from vitrina.errors import CannotConnect, ConfigError, Disconnected, LeaseLost, ShrinkRefused, TargetMismatch
 from vitrina.ports.batch import Counts, DeadLetter, Key, PartId, Written
 from vitrina.ports.checkpoint import Accepted
 from vitrina.ports.schema import Column
-from vitrina.ports.target import SHRINK_LIMIT, Receipt
+from vitrina.ports.target import Receipt
 from vitrina.settings import Settings
 from vitrina.store.leases import Claim
 from vitrina.targets import SearchTarget
+
+# Of ids, in one question.
+_IDS_AT_ONCE = 10_000
 
 
 def open_client(settings: Settings, connection: str | None = None) -> SearchClient:
@@ -162,6 +166,11 @@ class ElasticsearchWriter:
         self._client.refresh(concrete)
         return self._client.count(concrete)
 
+    def count_of(self, concrete: str, ids: Sequence[str]) -> int:
+        """Count how many of these documents searches find."""
+        parts = (ids[start : start + _IDS_AT_ONCE] for start in range(0, len(ids), _IDS_AT_ONCE))
+        return sum(self._client.count_ids(concrete, part) for part in parts)
+
     def uncounted(self, generation: str, accepted: Accepted) -> list[str]:
         return self.generations.uncounted(generation, accepted)
 
@@ -200,9 +209,10 @@ class ElasticsearchWriter:
         if documents == 0 and before and not self._options.allow_empty:
             raise ShrinkRefused(
                 f"the source has no rows, but {self._target} shows {before:,} documents; if it shall be emptied, set"
-                " options.allow_empty"
+                " options.allow_empty",
+                EMPTY,
             )
-        if documents < before * SHRINK_LIMIT and not self._options.allow_shrink:
+        if documents < before * (1 - self._options.shrink_limit):
             raise ShrinkRefused(
                 f"publishing would leave {documents:,} of {before:,} documents in {self._target}; if the source really"
                 " shrank that much, set options.allow_shrink and run again"

@@ -14,7 +14,7 @@ from vitrina.connectors.postgres.derive.graph import Graph
 from vitrina.connectors.postgres.derive.images import Images, ValueMissing
 from vitrina.connectors.postgres.derive.paths import Path, Search
 from vitrina.connectors.postgres.derive.refusals import Allowed
-from vitrina.connectors.postgres.derive.statements import Statement, statement
+from vitrina.connectors.postgres.derive.statements import Estimate, Statement, statement
 from vitrina.connectors.postgres.derive.tables import SourceCatalog, Table, unsized
 from vitrina.errors import SourceQueryFailed
 from vitrina.ports.batch import Key
@@ -58,6 +58,15 @@ class QueryDerivation:
         self._stated = stated
         self._tables = {step.table.followed_as: step.table for step in steps}
         self.warnings: Sequence[str] = tuple(warned)
+        self._estimates: dict[str, Estimate] = {}
+
+    def estimate(self, ask: Callable[[Statement, str], Estimate]) -> None:
+        """Ask what a changed row of each table costs, for people who read a plan."""
+        for step in self._steps:
+            if step.statement is not None:
+                name = step.table.followed_as
+                made = ask(step.statement, name)
+                self._estimates[name] = self._estimates[name] + made if name in self._estimates else made
 
     @property
     def tables(self) -> Sequence[FollowedTable]:
@@ -70,12 +79,15 @@ class QueryDerivation:
         own = [step for step in self._steps if step.table.followed_as == name]
         columns = self._image_columns(name)
         every_key = any(step.statement is None for step in own)
+        found = self._estimates.get(name)
         return FollowedTable(
             name,
             columns,
             columns,
             leads_to=", ".join(dict.fromkeys(step.leads_to for step in own)),
             every_key=every_key,
+            keys_per_row=found.keys if found else None,
+            scans=found.scanned if found else (),
         )
 
     def _image_columns(self, name: str) -> tuple[str, ...]:

@@ -28,6 +28,18 @@ class Statement:
     reads: tuple[Table, ...]
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """What one changed row costs, about."""
+
+    keys: int
+    # Large tables that are read whole for each batch, because no index leads to the rows.
+    scanned: tuple[str, ...] = ()
+
+    def __add__(self, other: "Estimate") -> "Estimate":
+        return Estimate(self.keys + other.keys, tuple(dict.fromkeys((*self.scanned, *other.scanned))))
+
+
 def statement(path: Path, columns: Sequence[tuple[str, str]]) -> Statement:
     """Write the statement that gives the key's columns, named with their types, as texts."""
     return _Writer(path).written(columns)

@@ -1,0 +1,471 @@
+"""Checks of a mart, in SQL: rows in the stage before anybody sees them, and the mart itself after a pass.
+
+What the author wrote, and whatever names a table, runs under the reader's login, in a transaction that only reads, and
+passes the guard like a source query. Only statements that are made here run under the application's.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+
+from vitrina import sqlguard
+from vitrina.connectors.postgres import plan_check
+from vitrina.connectors.postgres.reach import Name
+from vitrina.connectors.postgres.source import Query, SqlReader
+from vitrina.connectors.postgres.stage import PLACE, SCHEMA, Stage
+from vitrina.connectors.postgres.target import PostgresWriter
+from vitrina.data_checks import (
+    STAGED,
+    TARGET,
+    AcceptedValues,
+    Asked,
+    ChangedShare,
+    CheckOption,
+    Freshness,
+    NotNull,
+    RowCheck,
+    RowCount,
+    Select,
+    SetCheck,
+    Unique,
+)
+from vitrina.errors import BadCheck, Disconnected, InvalidQuery, SourceQueryFailed, TransientError
+from vitrina.ports.batch import Counts, DeadLetter
+from vitrina.ports.checks import MAX_EXAMPLES, Checks, Found, Judgement, Outcome, of_age, refuse_failed
+from vitrina.sentences import say
+from vitrina.settings import Settings
+from vitrina.store import database
+from vitrina.store.database import Connection
+
+# Of a value that is shown.
+_LONGEST_SHOWN = 200
+# Outputs about rows `q`: how many there are, and the text of each.
+_TOLD = SQL("count(*) OVER () AS rows, to_jsonb(q)::text AS found")
+
+# Beyond the longest statement of the reader.
+_PATIENCE_MS = 60_000
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that are judged: a FROM item, without those of `left_out`."""
+
+    item: Composable
+    names: tuple[str, ...]
+    # The column that says of a row that the source deleted it: such a row is not judged.
+    gone: str | None = None
+    has_place: bool = True
+    left_out: tuple[str, ...] = ()
+
+    def but(self, places: Sequence[str]) -> "Rows":
+        return Rows(self.item, self.names, self.gone, self.has_place, (*self.left_out, *places))
+
+    def select(self, *, with_place: bool) -> Composed:
+        names = [*self.names, *([PLACE] if with_place and self.has_place else [])]
+        conditions: list[Composable] = []
+        if self.gone:
+            conditions.append(SQL("r.{} IS NOT TRUE").format(Identifier(self.gone)))
+        if self.left_out:
+            conditions.append(
+                SQL("NOT (r.{} = ANY ({}::tid[]))").format(Identifier(PLACE), Literal(list(self.left_out)))
+            )
+        return SQL("SELECT {} FROM {} AS r{}").format(
+            SQL(", ").join(SQL("r.{}").format(Identifier(name)) for name in names),
+            self.item,
+            SQL(" WHERE {}").format(SQL(" AND ").join(conditions)) if conditions else SQL(""),
+        )
+
+
+class MartChecks:
+    """Judge the rows of one run."""
+
+    def __init__(
+        self,
+        checks: Checks,
+        writer: PostgresWriter,
+        settings: Settings,
+        *,
+        open_reader: Callable[[], SqlReader],
+        beside: Callable[[], AbstractContextManager[Connection]],
+    ) -> None:
+        self._checks = checks
+        self._writer = writer
+        self._session = writer.connection
+        self._settings = settings
+        self._open_reader = open_reader
+        # Another session of the application, while its own one is in a transaction.
+        self._beside = beside
+        self._admitted: set[str] = set()
+        self._rejected: dict[str, int] = {}
+        # Rows that were left out, by the names of their letters: a live run may meet its own again.
+        self._watched = set(checks.watched)
+
+    # --- rows in a stage, inside the caller's transaction -----------------------------------------------------------
+
+    def judge_batch(self, stage: Stage, item: Composable) -> Judgement:
+        """Judge the rows of a batch that is about to be merged; those that are rejected are deleted from the stage."""
+        rows, judged = self._judge_rows(stage, self._of_stage(stage, item))
+        refuse_failed(self._checks, judged.outcomes, "run.check_failed_batch")
+        delivered = self._delivered(rows)
+        self._watched.update(letter.document_id for letter in judged.letters)
+        return Judgement(judged.outcomes, judged.letters, delivered)
+
+    def judge_load(self, stage: Stage, item: Composable, *, has_rows: bool) -> Judgement:
+        """Judge a load that is about to be published, its rows and what is said of all of them.
+
+        One without rows may lack the columns as well: no row of it breaks anything.
+        """
+        rows, judged = self._of_stage(stage, item), Judgement()
+        if has_rows:
+            rows, judged = self._judge_rows(stage, rows)
+        of_sets = self._judge_sets(rows)
+        outcomes = (*judged.outcomes, *of_sets)
+        refuse_failed(self._checks, outcomes, "run.check_failed")
+        return Judgement(outcomes, judged.letters)
+
+    def rows_before(self) -> int | None:
+        """Count the rows of the mart, where a check compares with that."""
+        return self._writer.count_rows() if self._of_kind(ChangedShare) else None
+
+    def judge_change(self, judged: Judgement, counts: Counts, before: int | None) -> Judgement:
+        """Judge what publishing changed, before it is committed."""
+        outcomes = [*judged.outcomes]
+        for check in self._of_kind(ChangedShare):
+            outcomes.append(self._checks.outcome(check, _changed(check, counts, before or 0)))
+        refuse_failed(self._checks, outcomes, "run.check_failed")
+        return Judgement(tuple(outcomes), judged.letters, judged.delivered)
+
+    def judge_mart(self, written: Counts) -> Judgement:
+        """Judge what the mart shows now, and what a pass wrote there."""
+        columns = tuple(column.name for column in self._writer.table.columns)
+        outcomes = self._judge_sets(Rows(self._writer.rows, columns, has_place=False))
+        now = self.rows_before() or 0
+        for check in self._of_kind(ChangedShare):
+            found = _changed(check, written, now - written.inserted + written.deleted)
+            outcomes.append(self._checks.outcome(check, found))
+        return Judgement(tuple(outcomes))
+
+    def _of_stage(self, stage: Stage, item: Composable) -> Rows:
+        gone = self._writer.gone
+        names = tuple(column.name for column in stage.columns if column.name != gone)
+        if PLACE in names:
+            raise BadCheck(say("run.check_place", column=PLACE))
+        return Rows(item, names, gone)
+
+    def _of_kind(self, kind: type[Any]) -> list[Any]:
+        return [check for check in self._checks.listed if isinstance(check, kind)]
+
+    # --- each row by itself ----------------------------------------------------------------------------------------
+
+    def _judge_rows(self, stage: Stage, rows: Rows) -> tuple[Rows, Judgement]:
+        """Leave out what is rejected first: other checks do not see such rows."""
+        self._wait_for_reader()
+        rejecting = [check for check in self._checks.of_rows if self._checks.rejects(check)]
+        outcomes, letters = [], list[DeadLetter]()
+        for check in rejecting:
+            found, broken = self._reject(check, rows)
+            outcomes.append(found)
+            letters += [self._letter(check, row) for row in broken]
+            rows = rows.but([row["place"] for row in broken])
+        others = [check for check in self._checks.of_rows if check not in rejecting]
+        outcomes += self._judge_together(others, rows)
+        if rows.left_out:
+            self._session.execute(
+                SQL("DELETE FROM {} WHERE ctid = ANY ({}::tid[])").format(
+                    stage.identifier, Literal(list(rows.left_out))
+                )
+            )
+        return rows, Judgement(tuple(outcomes), tuple(letters))
+
+    def _wait_for_reader(self) -> None:
+        """Let our transaction be idle while the reader is asked; it holds no lock by then that anybody waits for."""
+        if any(isinstance(check, Asked) for check in self._checks.listed):
+            longest = int(self._settings.statement_timeout_on(None) * 1000) + _PATIENCE_MS
+            setting = SQL("SET LOCAL idle_in_transaction_session_timeout = {}").format(Literal(longest))
+            self._session.execute(setting)
+
+    def _reject(self, check: RowCheck, rows: Rows) -> tuple[Outcome, list[Row]]:
+        before = self._rejected.get(check.called, 0)
+        number, broken = self._broken_rows(check, rows, check.max_rejected)
+        found = self._checks.outcome(check, _of_rows(number, broken), rejected_before=before)
+        if found.result == "rejected":
+            self._rejected[check.called] = before + number
+        return found, broken
+
+    def _judge_together(self, checks: Sequence[RowCheck], rows: Rows) -> Iterator[Outcome]:
+        """Count for all of them in one reading; only rows that break one are looked at again, to be shown."""
+        own = [check for check in checks if not isinstance(check, Asked)]
+        counted = self._count_together(own, rows)
+        for check in checks:
+            if check in own and not counted[own.index(check)]:
+                yield self._checks.outcome(check, _of_rows(0, []))
+            else:
+                yield self._checks.outcome(check, _of_rows(*self._broken_rows(check, rows, MAX_EXAMPLES)))
+
+    def _count_together(self, checks: Sequence[RowCheck], rows: Rows) -> list[int]:
+        if not checks:
+            return []
+        counts = [SQL("count(*) FILTER (WHERE {})").format(_is_broken(check)) for check in checks]
+        named = [SQL("{} AS {}").format(count, Identifier(f"c{place}")) for place, count in enumerate(counts)]
+        statement = SQL("SELECT {} FROM ({}) AS q").format(SQL(", ").join(named), rows.select(with_place=False))
+        return list(self._one(checks[0], statement).values())
+
+    def _broken_rows(self, check: RowCheck, rows: Rows, limit: int) -> tuple[int, list[Row]]:
+        """Count the rows that break the check, and read the first of them."""
+        if isinstance(check, Asked):
+            return self._ask(check, rows, limit)
+        statement = SQL("SELECT {} FROM ({}) AS q WHERE {} LIMIT {}").format(
+            self._told_of_row, rows.select(with_place=True), _is_broken(check), Literal(limit)
+        )
+        return _first_rows(self._all(check, statement))
+
+    @property
+    def _told_of_row(self) -> Composed:
+        """Give outputs about rows `q`: how many there are, and of each its text, its place and the name of a letter."""
+        return SQL(
+            "count(*) OVER () AS rows, (to_jsonb(q) - {place}{key})::text AS found, q.{column}::text AS place,"
+            " {name} AS name"
+        ).format(place=Literal(PLACE), key=self._exact_key, column=Identifier(PLACE), name=self._name_of("q"))
+
+    @property
+    def _exact_key(self) -> Composable:
+        """Write a key of type numeric as text: whoever reads JSON takes such a number for one with 15 digits."""
+        types = {column.name: column.base_type for column in self._writer.table.columns}
+        numbers = [name for name in self._writer.key if types[name].startswith("numeric")]
+        pairs = [SQL("{}, q.{}::text").format(Literal(name), Identifier(name)) for name in numbers]
+        return SQL(" || jsonb_build_object({})").format(SQL(", ").join(pairs)) if pairs else SQL("")
+
+    def _name_of(self, alias: str) -> Composed:
+        """Name a row as its letter does: by its key."""
+        key = [SQL("{}.{}::text").format(SQL(alias), Identifier(name)) for name in self._writer.key]
+        return SQL("concat_ws('|', {})").format(SQL(", ").join(key))
+
+    def _letter(self, check: RowCheck, row: Row) -> DeadLetter:
+        said = say("check.rejected", check=check.called)
+        return DeadLetter.about(row["name"], said, row["found"].encode(errors="replace"), by_check=True)
+
+    def _delivered(self, rows: Rows) -> frozenset[str]:
+        """Find which rows that were left out before come through now."""
+        if not self._watched:
+            return frozenset()
+        statement = SQL("SELECT DISTINCT k.name FROM ({}) AS s, {} AS k(name) WHERE k.name = ANY ({})").format(
+            rows.select(with_place=False), self._name_of("s"), Literal(sorted(self._watched))
+        )
+        found = self._session.execute(statement).fetchall()
+        return frozenset(row["name"] for row in found)
+
+    # --- all rows --------------------------------------------------------------------------------------------------
+
+    def _judge_sets(self, rows: Rows) -> list[Outcome]:
+        checks = [check for check in self._checks.of_sets if not isinstance(check, ChangedShare)]
+        there = [check for check in checks if set(check.columns_read) <= set(rows.names)]
+        measured = self._measure([check for check in there if isinstance(check, RowCount | Freshness)], rows)
+        found = {check.called: self._look(check, rows) for check in there if check.called not in measured} | measured
+        return [self._checks.outcome(check, found.get(check.called) or _nothing(check)) for check in checks]
+
+    def _measure(self, checks: Sequence[SetCheck], rows: Rows) -> dict[str, Found]:
+        """Count rows and find the latest values in one reading."""
+        if not checks:
+            return {}
+        dated = [check for check in checks if isinstance(check, Freshness)]
+        outputs: list[Composable] = [SQL("count(*) AS rows")]
+        outputs += [
+            SQL("extract(epoch FROM clock_timestamp() - max(s.{})::timestamptz)::float8 AS {}").format(
+                Identifier(check.column), Identifier(f"a{place}")
+            )
+            for place, check in enumerate(dated)
+        ]
+        statement = SQL("SELECT {} FROM ({}) AS s").format(SQL(", ").join(outputs), rows.select(with_place=False))
+        row = self._one(dated[0] if dated else checks[0], statement)
+        ages = {check.called: row[f"a{place}"] for place, check in enumerate(dated)}
+        return {
+            check.called: self._checks.count(check, row["rows"])
+            if isinstance(check, RowCount)
+            else of_age(check, ages[check.called])
+            for check in checks
+            if isinstance(check, RowCount | Freshness)
+        }
+
+    def _look(self, check: SetCheck, rows: Rows) -> Found:
+        if isinstance(check, Select):
+            return _of_rows(*self._ask(check, rows, MAX_EXAMPLES))
+        if isinstance(check, Unique):
+            return self._repeated(check, rows)
+        raise TypeError(f"no rows are judged by {check}")
+
+    def _repeated(self, check: Unique, rows: Rows) -> Found:
+        names = [SQL("s.{}").format(Identifier(name)) for name in check.columns]
+        statement = SQL(
+            "SELECT {told} FROM (SELECT {names}, count(*) AS times FROM ({rows}) AS s WHERE {there} GROUP BY {names}"
+            " HAVING count(*) > 1) AS q LIMIT {limit}"
+        ).format(
+            told=_TOLD,
+            names=SQL(", ").join(names),
+            rows=rows.select(with_place=False),
+            there=SQL(" AND ").join(SQL("{} IS NOT NULL").format(name) for name in names),
+            limit=Literal(MAX_EXAMPLES),
+        )
+        number, examples = _first_rows(self._all(check, statement))
+        message = say("check.unique", values=number, columns=", ".join(check.columns))
+        return Found(message, number > 0, number, examples=_shown(examples))
+
+    # --- under the application's login: statements that are made here ------------------------------------------------
+
+    def _one(self, check: CheckOption, statement: Composed) -> Row:
+        return self._all(check, statement)[0]
+
+    def _all(self, check: CheckOption, statement: Composed) -> list[Row]:
+        try:
+            return self._session.execute(statement).fetchall()
+        except (psycopg.DataError, psycopg.ProgrammingError) as exc:
+            raise _bad(check, database.sql_message(exc)) from exc
+
+    # --- under the reader's login: what the author wrote -------------------------------------------------------------
+
+    def _ask(self, check: Asked, rows: Rows, limit: int) -> tuple[int, list[Row]]:
+        """Run the author's query over the rows; what it gives breaks the check."""
+        judged = self._judge_sql(check)
+        reader = self._open_reader()
+        with self._mart_shown_to(reader.connection.info.user, check, rows) as mart:
+            by_row = isinstance(check, RowCheck)
+            staged = rows.select(with_place=by_row) if rows.has_place else SQL("SELECT * FROM {}").format(mart)
+            given = [(STAGED, staged), *([(TARGET, SQL("SELECT * FROM {}").format(mart))] if mart else [])]
+            statement = SQL("WITH {given} SELECT {told} FROM (\n{text}\n) AS q LIMIT {limit}").format(
+                told=self._told_of_row if by_row else _TOLD,
+                given=SQL(", ").join(
+                    SQL("{} AS NOT MATERIALIZED ({})").format(Identifier(name), item) for name, item in given
+                ),
+                text=SQL(judged.text),
+                limit=Literal(limit),
+            )
+            return _first_rows(self._read(check, reader, judged, statement))
+
+    def _judge_sql(self, check: Asked) -> sqlguard.Judged:
+        """Judge it again: the definition may have been written with psql."""
+        try:
+            judged = sqlguard.judge(check.select, self._settings.sql_policy, given=(STAGED, TARGET))
+        except InvalidQuery as exc:
+            raise _bad(check, exc.message) from exc
+        if judged.parameters:
+            raise _bad(check, say("check.no_parameters"))
+        return judged
+
+    def _read(self, check: Asked, reader: SqlReader, judged: sqlguard.Judged, statement: Composed) -> list[Row]:
+        try:
+            if check.called not in self._admitted:
+                named = say("check.named", check=check.called)
+                own = self._own_relations
+                plan_check.admit(reader, Query(judged), self._settings, named, statement=statement, own=own)
+                self._admitted.add(check.called)
+            with reader.reading():
+                return reader.connection.execute(statement, prepare=True).fetchall()
+        except SourceQueryFailed as exc:
+            raise _bad(check, exc.message) from exc
+        except psycopg.Error as exc:
+            if database.is_disconnect(exc):
+                raise Disconnected(database.sql_message(exc)) from exc
+            if database.is_transient(exc):
+                raise TransientError(database.sql_message(exc)) from exc
+            raise _bad(check, database.sql_message(exc)) from exc
+
+    @property
+    def _own_relations(self) -> frozenset[Name]:
+        """Name what the reader is shown for this run: stages and the mart, with its partitions."""
+        table = self._writer.table
+        found = self._session.execute(
+            """
+            SELECT n.nspname AS schema, c.relname AS name
+            FROM pg_catalog.pg_partition_tree(%s::regclass) AS t
+            JOIN pg_catalog.pg_class c ON c.oid = t.relid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            UNION ALL
+            SELECT n.nspname, c.relname FROM pg_catalog.pg_class c
+            JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = %s AND c.relname LIKE %s
+            """,
+            [table.identifier.as_string(self._session), SCHEMA, self._writer.stage_names],
+        ).fetchall()
+        return frozenset({(table.schema, table.name), *((row["schema"], row["name"]) for row in found)})
+
+    @contextmanager
+    def _mart_shown_to(self, login: str, check: Asked, rows: Rows) -> Iterator[Identifier | None]:
+        """Show the mart to the reader as a view that ends with the block: it gets no right on the mart itself."""
+        if rows.has_place and not _mentions_target(check):
+            yield None
+            return
+        view = Identifier(SCHEMA, self._writer.new_stage_name())
+        self._aside(
+            SQL("CREATE VIEW {} AS SELECT * FROM {} AS q").format(view, self._writer.rows),
+            SQL("GRANT SELECT ON {} TO {}").format(view, Identifier(login)),
+        )
+        try:
+            yield view
+        finally:
+            self._aside(SQL("DROP VIEW IF EXISTS {}").format(view))
+
+    def _aside(self, *statements: Composed) -> None:
+        """Run statements in a transaction of their own: other sessions have to see what they do."""
+        with self._beside() as session, session.transaction():
+            for statement in statements:
+                session.execute(statement)
+
+
+def _is_broken(check: RowCheck) -> Composed:
+    """Build the condition for rows `q` that break the check."""
+    if isinstance(check, NotNull):
+        return SQL("q.{} IS NOT DISTINCT FROM NULL").format(Identifier(check.column))
+    if isinstance(check, AcceptedValues):
+        # Without a type, each is read as one of the column's.
+        values = SQL(", ").join(Literal(_text(value)) for value in check.values)
+        return SQL("q.{} NOT IN ({})").format(Identifier(check.column), values)
+    raise TypeError(f"rows are not judged here by {check}")
+
+
+def _nothing(check: SetCheck) -> Found:
+    """Tell of a load without rows, which lacks the column."""
+    return of_age(check, None) if isinstance(check, Freshness) else _of_rows(0, [])
+
+
+def _mentions_target(check: Asked) -> bool:
+    return isinstance(check, Select) and TARGET in check.query.lower()
+
+
+def _first_rows(found: Sequence[Row]) -> tuple[int, list[Row]]:
+    return (found[0]["rows"] if found else 0), list(found)
+
+
+def _of_rows(number: int, broken: Sequence[Row]) -> Found:
+    return Found.of_rows(number, _shown(broken[:MAX_EXAMPLES]))
+
+
+def _shown(rows: Sequence[Row]) -> list[Row]:
+    """Read the texts of rows, of which long values are cut."""
+    return [{name: _short(value) for name, value in json.loads(row["found"]).items()} for row in rows]
+
+
+def _short(value: Any) -> Any:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _changed(check: ChangedShare, counts: Counts, before: int) -> Found:
+    changed = counts.inserted + counts.updated + counts.deleted
+    if not before:
+        return Found(say("check.first_load"), broken=False)
+    share = changed / before
+    message = say("check.changed_share", changed=changed, rows=before, most=f"{check.max:.0%}")
+    return Found(message, share > check.max, value=round(share, 6))
+
+
+def _bad(check: CheckOption, message: str) -> BadCheck:
+    return BadCheck(say("run.check_cannot", check=check.called, message=message))

@@ -1,0 +1,87 @@
+"""The process that worker processes are forked from: `python -m vitrina.transforms.template`.
+
+A worker's imports cost a quarter of a second of CPU, a fork a few milliseconds. This process has imported what a worker
+needs, and nothing of the user's. It runs no step and starts no thread, so that a fork of it is whole.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from vitrina.transforms import worker
+
+# Requests, replies, life, place, output.
+DESCRIPTORS = 5
+
+
+def main(arguments: Sequence[str]) -> None:
+    control = socket.socket(fileno=int(arguments[0]))
+    control.set_inheritable(False)
+    sys.path[:] = arguments[1:]
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    _say(control, "ready", threads=_count_threads())
+    while True:
+        ready, _, _ = select.select([control.fileno(), wake], [], [])
+        if wake in ready:
+            os.read(wake, 4096)
+            _tell_ended(control)
+        if control.fileno() in ready and not _fork(control, (wake, woken)):
+            return
+
+
+def _count_threads() -> int:
+    """Count the threads that a fork would lack. jemalloc, which pyarrow brings along, starts its own anew."""
+    names = (task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir())
+    return sum(name != "jemalloc_bg_thd" for name in names)
+
+
+def _fork(control: socket.socket, wakers: Sequence[int]) -> bool:
+    """Fork a worker with the descriptors that were sent; False when the runner is gone."""
+    message, given, _, _ = socket.recv_fds(control, 1, DESCRIPTORS)
+    if not message:
+        return False
+    pid = os.fork()
+    if pid == 0:
+        _become_worker(control, wakers, given)
+    for descriptor in given:
+        os.close(descriptor)
+    _say(control, "started", pid=pid)
+    return True
+
+
+def _become_worker(control: socket.socket, wakers: Sequence[int], given: Sequence[int]) -> None:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    control.close()
+    *theirs, output = given
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    for descriptor in (*wakers, output):
+        os.close(descriptor)
+    sys.argv[1:] = [*map(str, theirs), *sys.path]
+    worker.main(sys.argv[1:])
+
+
+def _tell_ended(control: socket.socket) -> None:
+    with suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            _say(control, "ended", pid=found[0], code=os.waitstatus_to_exitcode(found[1]))
+
+
+def _say(control: socket.socket, what: str, **fields: int) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):  # the runner is gone, and so are we
+        control.send(json.dumps({"what": what, **fields}).encode())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,534 @@
+"""Nothing wrong is published: every kind of check, what becomes of rows that break one, on every way to a mart."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.support.workbench import Workbench
+from vitrina.store import dead_letters, pipelines
+
+FILMS = """
+CREATE TABLE content.genre (id int PRIMARY KEY, name text);
+INSERT INTO content.genre VALUES (1, 'Drama'), (2, 'Comedy');
+CREATE TABLE content.films (id int, title text, kind text, rating numeric(4, 2), genre_id int, at timestamptz);
+INSERT INTO content.films
+    SELECT i, 'Film ' || i, 'movie', 5.50, 1 + i % 2, now() - interval '1 hour' FROM generate_series(1, 100) AS i;
+"""
+QUERY = "SELECT id, title, kind, rating, genre_id, at FROM content.films"
+OTHER_STEP = {"order_index": 1, "task_type": "PYTHON", "body": "normalise_text", "params": {"columns": ["title"]}}
+# Postgres fills its own stage, lines of COPY pass through the runner, or Arrow batches pass a step.
+WAYS = pytest.mark.parametrize("way", ["auto", "copy", "steps"])
+
+NOT_NULL = {"kind": "not_null", "column": "title"}
+ACCEPTED = {"kind": "accepted_values", "column": "kind", "values": ["movie", "tv_show"]}
+RELATED = {"kind": "relationship", "column": "genre_id", "to": "content.genre", "to_column": "id"}
+EXPRESSION = {"kind": "expression", "expression": "rating BETWEEN 0 AND 10"}
+UNIQUE = {"kind": "unique", "columns": ["title"]}
+COUNT = {"kind": "row_count", "min": 50, "max": 150}
+CHANGED = {"kind": "changed_share", "max": 0.2}
+FRESH = {"kind": "freshness", "column": "at", "max_age": "6h"}
+SELECT = {"kind": "select", "query": "SELECT s.id FROM staged s JOIN target t USING (id) WHERE s.rating < t.rating - 1"}
+ROW_KINDS: list[dict[str, Any]] = [NOT_NULL, ACCEPTED, RELATED, EXPRESSION]
+SET_KINDS: list[dict[str, Any]] = [UNIQUE, COUNT, CHANGED, FRESH, SELECT]
+
+# What breaks each of them, and how many rows do.
+BROKEN = {
+    "not_null": ("UPDATE content.films SET title = NULL WHERE id <= 3", 3),
+    "accepted_values": ("UPDATE content.films SET kind = 'series' WHERE id = 7", 1),
+    "relationship": ("UPDATE content.films SET genre_id = 9 WHERE id IN (1, 2)", 2),
+    "expression": ("UPDATE content.films SET rating = 11 WHERE id = 5", 1),
+    "unique": ("UPDATE content.films SET title = 'Film 1' WHERE id = 2", 1),
+    "row_count": ("INSERT INTO content.films (id, title) SELECT i, 'New ' || i FROM generate_series(101, 200) i", None),
+    "changed_share": ("UPDATE content.films SET title = title || '!' WHERE id <= 30", None),
+    "freshness": ("UPDATE content.films SET at = now() - interval '2 days'", None),
+    "select": ("UPDATE content.films SET rating = 1 WHERE id <= 4", 4),
+}  # fmt: skip
+
+
+@pytest.fixture
+def bench(workbench: Workbench) -> Workbench:
+    workbench.settings = workbench.settings.model_copy(update={"backoff_seconds": (0.01,), "max_attempts": 2})
+    workbench.source(FILMS)
+    return workbench
+
+
+def make(bench: Workbench, *checks: dict[str, Any], way: str = "auto", **fields: Any) -> None:
+    options = fields.pop("options", {}) | ({} if way == "steps" else {"route": way})
+    if way == "steps":
+        fields |= {"tasks": [{"order_index": 0, "task_type": "SQL", "body": QUERY}, OTHER_STEP]}
+    fields = {"target_key": ["id"], "batch_size": 20, "options": options, "checks": list(checks)} | fields
+    bench.pipeline("films", QUERY, **fields)
+
+
+def told(run: dict[str, Any]) -> dict[str, Any]:
+    return {check["name"]: check for check in run["metrics"]["checks"]}
+
+
+def results(run: dict[str, Any]) -> dict[str, str]:
+    return {name: check["result"] for name, check in told(run).items()}
+
+
+def mart(bench: Workbench) -> list[dict[str, Any]]:
+    return bench.sql("SELECT id, title, kind, rating, genre_id FROM analytics.films ORDER BY id")
+
+
+def letters(bench: Workbench) -> list[dict[str, Any]]:
+    row = pipelines.find(bench.metastore, "films")
+    assert row is not None
+    return dead_letters.list_open(bench.metastore, row["id"])
+
+
+# --- a load that is published at once --------------------------------------------------------------------------------
+
+
+@WAYS
+def test_a_load_that_all_checks_pass_is_published(bench: Workbench, way: str) -> None:
+    make(bench, *ROW_KINDS, *SET_KINDS, way=way)
+
+    run = bench.run("films")
+
+    assert run["status"] == "SUCCESS", run["error_message"]
+    assert set(results(run).values()) == {"passed"}
+    assert len(results(run)) == len(ROW_KINDS) + len(SET_KINDS)
+    assert bench.differences(QUERY, "analytics.films") == 0
+
+
+@WAYS
+@pytest.mark.parametrize("check", [*ROW_KINDS, *SET_KINDS], ids=lambda check: check["kind"])
+def test_a_check_that_fails_keeps_the_old_rows_and_is_accepted_by_name(
+    bench: Workbench, way: str, check: dict[str, Any]
+) -> None:
+    breaking, rows = BROKEN[check["kind"]]
+    make(bench, check, way=way)
+    assert bench.run("films")["status"] == "SUCCESS"
+    before = mart(bench)
+    bench.sql(breaking)
+
+    run = bench.run("films")
+
+    [found] = run["metrics"]["checks"]
+    assert (run["status"], run["error_code"], found["result"]) == ("FAILED", "check_failed", "failed")
+    assert f"check {found['name']} failed: {found['found']}" in run["error_message"]
+    assert f"vitrina run films --accept {found['name']}" in run["error_message"]
+    assert run["error_message"].endswith("the next run reads the source again")
+    assert found.get("rows") == rows
+    assert mart(bench) == before
+    assert bench.checkpoint("films").stage is None
+
+    accepted = bench.run("films", accepts=[found["name"]])
+    assert (accepted["status"], results(accepted)) == ("SUCCESS", {found["name"]: "accepted"})
+    assert bench.differences(QUERY, "analytics.films") == 0
+    # Accepted once, not for good.
+    assert bench.sql("SELECT accepted_checks FROM etl.etl_pipelines") == [{"accepted_checks": None}]
+
+
+def test_the_first_rows_that_break_a_check_are_kept_to_be_shown(bench: Workbench) -> None:
+    make(bench, EXPRESSION)
+    bench.sql("UPDATE content.films SET rating = 11 + id / 10.0 WHERE id <= 20")
+
+    [found] = bench.run("films")["metrics"]["checks"]
+
+    assert (found["rows"], len(found["offending_rows"])) == (20, 5)
+    assert found["offending_rows"][0].keys() == {"id", "title", "kind", "rating", "genre_id", "at"}
+    assert all(row["rating"] > 10 for row in found["offending_rows"])
+
+
+@WAYS
+@pytest.mark.parametrize("check", [*ROW_KINDS, *SET_KINDS], ids=lambda check: check["kind"])
+def test_a_check_that_warns_lets_the_load_pass_and_says_so(bench: Workbench, way: str, check: dict[str, Any]) -> None:
+    make(bench, check | {"severity": "warn"}, way=way)
+    bench.run("films")
+    bench.sql(BROKEN[check["kind"]][0])
+
+    run = bench.run("films")
+
+    [found] = run["metrics"]["checks"]
+    assert (run["status"], found["result"]) == ("SUCCESS", "warned")
+    assert f"check {found['name']}: {found['found']}" in run["metrics"]["plan"]["warnings"]
+    assert bench.differences(QUERY, "analytics.films") == 0
+
+
+@WAYS
+@pytest.mark.parametrize("check", ROW_KINDS, ids=lambda check: check["kind"])
+def test_a_rejected_row_becomes_a_letter_and_can_be_sent_again(
+    bench: Workbench, way: str, check: dict[str, Any]
+) -> None:
+    breaking, rows = BROKEN[check["kind"]]
+    make(bench, check | {"severity": "reject"}, COUNT, way=way)
+    bench.sql(breaking)
+
+    run = bench.run("films")
+
+    assert (run["status"], run["rows_rejected"]) == ("SUCCESS", rows), run["error_message"]
+    assert results(run) == {told(run).keys().__iter__().__next__(): "rejected", "row_count": "passed"}
+    assert told(run)["row_count"]["value"] == 100 - (rows or 0)
+    assert len(mart(bench)) == 100 - (rows or 0)
+    found = letters(bench)
+    assert len(found) == rows
+    assert {letter["document"]["id"] for letter in found} == {int(letter["document_id"]) for letter in found}
+
+    assert bench.replay("films")["refused"] == rows
+    bench.sql("UPDATE content.films SET title = 'Film ' || id, kind = 'movie', rating = 5.50, genre_id = 1 + id % 2")
+    assert bench.replay("films")["sent"] == rows
+    assert bench.differences(QUERY, "analytics.films") == 0
+    assert letters(bench) == []
+
+
+def test_more_rejected_rows_than_agreed_fail_the_run(bench: Workbench) -> None:
+    make(bench, NOT_NULL | {"severity": "reject", "max_rejected": 2})
+    bench.sql(BROKEN["not_null"][0])
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_code"]) == ("FAILED", "check_failed")
+    assert letters(bench) == []
+
+
+def test_a_row_that_one_check_rejects_is_not_held_against_another(bench: Workbench) -> None:
+    make(bench, NOT_NULL, {"kind": "expression", "expression": "title IS NOT NULL", "severity": "reject"}, UNIQUE)
+    bench.sql("UPDATE content.films SET title = NULL WHERE id IN (4, 5)")
+
+    run = bench.run("films")
+
+    assert results(run) == {"expression": "rejected", "not_null_title": "passed", "unique_title": "passed"}
+    assert len(mart(bench)) == 98
+
+
+def test_a_letter_names_its_row_exactly(bench: Workbench) -> None:
+    bench.sql("CREATE TABLE content.prices (sku numeric, region text, price int)")
+    bench.sql("INSERT INTO content.prices VALUES (12345678901234567890.50, 'eu', NULL), (2, 'eu', 5)")
+    check = {"kind": "not_null", "column": "price", "severity": "reject"}
+    bench.pipeline("films", "SELECT * FROM content.prices", target_key=["sku", "region"], checks=[check])
+
+    assert bench.run("films")["rows_rejected"] == 1
+
+    assert [letter["document_id"] for letter in letters(bench)] == ["12345678901234567890.50|eu"]
+    bench.sql("UPDATE content.prices SET price = 7 WHERE price IS NULL")
+    assert bench.replay("films")["sent"] == 1
+    assert bench.differences("SELECT * FROM content.prices", "analytics.films") == 0
+
+
+def test_a_repair_writes_no_row_that_a_check_rejects(bench: Workbench) -> None:
+    make(bench, NOT_NULL | {"severity": "reject"})
+    bench.sql(BROKEN["not_null"][0])
+    bench.run("films")
+    bench.sql("UPDATE analytics.films SET title = 'changed by hand' WHERE id = 50")
+
+    report = bench.reconcile("films", repair=True)
+
+    assert (report["differences"], report["repair"]["rejected"]) == (4, 3)
+    assert bench.differences(f"{QUERY} WHERE title IS NOT NULL", "analytics.films") == 0
+
+
+def test_a_load_without_rows_and_columns_breaks_no_check_of_rows(bench: Workbench) -> None:
+    make(bench, *ROW_KINDS, UNIQUE, options={"allow_empty": True, "allow_shrink": True})
+    bench.run("films")
+    bench.sql("TRUNCATE content.films")
+
+    assert set(results(bench.run("films")).values()) == {"passed"}
+    assert mart(bench) == []
+
+
+def test_numbers_and_truths_are_compared_as_what_they_are(bench: Workbench) -> None:
+    query = "SELECT id, rating, id > 0 AS there FROM content.films"
+    checks = [
+        {"kind": "accepted_values", "column": "rating", "values": [5.5]},
+        {"kind": "accepted_values", "column": "there", "values": [True]},
+    ]
+    bench.pipeline("films", query, target_key=["id"], checks=checks)
+
+    assert set(results(bench.run("films")).values()) == {"passed"}
+
+
+def test_the_number_of_rows_is_compared_with_the_runs_before(bench: Workbench) -> None:
+    make(bench, {"kind": "row_count", "last_runs": 5, "within": 0.2}, options={"allow_shrink": True})
+    for _ in range(3):
+        assert bench.run("films")["status"] == "SUCCESS"
+    bench.sql("DELETE FROM content.films WHERE id > 60")
+
+    assert bench.run("films")["error_code"] == "check_failed"
+    assert bench.run("films", accepts=["row_count"])["status"] == "SUCCESS"
+    # From here on the new number is the usual one.
+    assert results(bench.run("films")) == {"row_count": "passed"}
+
+
+def test_steady_runs_raise_no_false_alarm(bench: Workbench) -> None:
+    make(bench, {"kind": "row_count", "last_runs": 10, "within": 0.2}, CHANGED, FRESH)
+    for number in range(20):
+        bench.sql("DELETE FROM content.films WHERE id IN (SELECT id FROM content.films ORDER BY id LIMIT 5)")
+        bench.sql(
+            "INSERT INTO content.films SELECT i, 'Film ' || i, 'movie', 5.50, 1 + i % 2, now()"
+            f" FROM generate_series({200 + number * 5}, {204 + number * 5}) AS i"
+        )
+        run = bench.run("films")
+        assert set(results(run).values()) == {"passed"}, run["error_message"]
+
+
+def test_a_limit_of_the_shrink_guard_can_be_named_and_accepted(bench: Workbench) -> None:
+    make(bench, {"kind": "shrink", "max": 0.1})
+    bench.run("films")
+    bench.sql("DELETE FROM content.films WHERE id > 80")
+
+    run = bench.run("films")
+
+    assert (run["error_code"], results(run)) == ("shrink_refused", {"shrink": "failed"})
+    assert "vitrina run films --accept shrink" in run["error_message"]
+    assert bench.run("films", accepts=["shrink"])["rows_deleted"] == 20
+
+
+@pytest.mark.parametrize(("condition", "guard"), [("id > 40", "shrink"), ("true", "empty")])
+def test_the_guards_of_every_pipeline_are_accepted_by_name(bench: Workbench, condition: str, guard: str) -> None:
+    make(bench)
+    bench.run("films")
+    bench.sql(f"DELETE FROM content.films WHERE {condition}")
+
+    run = bench.run("films")
+    assert (run["error_code"], results(run)) == ("shrink_refused", {guard: "failed"})
+    assert len(mart(bench)) == 100
+
+    accepts = ["shrink", "empty"] if guard == "empty" else [guard]
+    assert bench.run("films", accepts=accepts)["status"] == "SUCCESS"
+    assert bench.differences(QUERY, "analytics.films") == 0
+
+
+def test_without_checks_a_run_tells_nothing_of_them(bench: Workbench) -> None:
+    make(bench)
+
+    assert "checks" not in bench.run("films")["metrics"]
+
+
+# --- passes ----------------------------------------------------------------------------------------------------------
+
+INCREMENTAL = {"mode": "incremental", "incremental_key": "at"}
+
+
+@WAYS
+@pytest.mark.parametrize("check", ROW_KINDS, ids=lambda check: check["kind"])
+def test_a_pass_writes_no_batch_that_breaks_a_check(bench: Workbench, way: str, check: dict[str, Any]) -> None:
+    make(bench, check, way=way, **INCREMENTAL)
+    assert bench.run("films")["status"] == "SUCCESS"
+    before = mart(bench)
+    bench.sql(f"{BROKEN[check['kind']][0]}; UPDATE content.films SET at = now() WHERE id <= 10")
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_code"]) == ("FAILED", "check_failed")
+    assert "the batch was not written" in run["error_message"]
+    assert mart(bench) == before
+    [name] = results(run)
+    accepted = bench.run("films", accepts=[name])
+    assert accepted["status"] == "SUCCESS", accepted["error_message"]
+    assert bench.differences(QUERY, "analytics.films") == 0
+
+
+@WAYS
+@pytest.mark.parametrize("check", ROW_KINDS, ids=lambda check: check["kind"])
+def test_a_pass_leaves_rejected_rows_behind_and_takes_them_when_they_are_mended(
+    bench: Workbench, way: str, check: dict[str, Any]
+) -> None:
+    make(bench, check | {"severity": "reject"}, way=way, **INCREMENTAL)
+    bench.run("films")
+    before = {row["id"]: row for row in mart(bench)}
+    bench.sql(f"{BROKEN[check['kind']][0]}; UPDATE content.films SET at = now() WHERE id <= 10")
+
+    run = bench.run("films")
+
+    rows = BROKEN[check["kind"]][1]
+    assert (run["status"], run["rows_rejected"]) == ("SUCCESS", rows)
+    left = {letter["document"]["id"] for letter in letters(bench)}
+    assert len(left) == rows
+    assert {row["id"]: row for row in mart(bench) if row["id"] in left} == {number: before[number] for number in left}
+
+    bench.sql("UPDATE content.films SET title = 'Film ' || id, kind = 'movie', rating = 5.50, genre_id = 1 + id % 2")
+    bench.sql("UPDATE content.films SET at = now() WHERE id <= 10")
+    assert bench.run("films")["status"] == "SUCCESS"
+    assert bench.differences(QUERY, "analytics.films", "id, title, kind, rating, genre_id") == 0
+    assert letters(bench) == []
+
+
+def test_checks_of_all_rows_look_at_the_target_after_a_pass(bench: Workbench) -> None:
+    orphans = {"kind": "select", "name": "low", "query": "SELECT id FROM staged WHERE rating < 1", "severity": "warn"}
+    make(bench, UNIQUE, orphans, **INCREMENTAL)
+    bench.run("films")
+    bench.sql("UPDATE content.films SET title = 'Film 1', rating = 0.5, at = now() WHERE id = 2")
+
+    run = bench.run("films")
+
+    assert (run["status"], bench.status("films")) == ("FAILED", "FAILED")
+    assert results(run) == {"unique_title": "failed", "low": "warned"}
+    assert "the rows of this pass are in analytics.films already" in run["error_message"]
+    assert bench.sql("SELECT title FROM analytics.films WHERE id = 2") == [{"title": "Film 1"}]
+    assert results(bench.run("films", accepts=["unique_title"]))["unique_title"] == "accepted"
+    assert any("unique_title" in warning for warning in run["metrics"]["plan"]["warnings"])
+
+
+# --- the author's SQL ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        {"kind": "select", "query": "SELECT id FROM content.secret"},
+        {"kind": "expression", "expression": "NOT EXISTS (SELECT FROM content.secret)"},
+        {"kind": "relationship", "column": "id", "to": "content.secret"},
+    ],
+    ids=lambda check: check["kind"],
+)
+def test_sql_of_checks_runs_under_the_readers_login(bench: Workbench, check: dict[str, Any]) -> None:
+    bench.sql("CREATE TABLE content.secret (id int); GRANT SELECT ON content.secret TO vitrina_app")
+    bench.sql("REVOKE ALL ON content.secret FROM vitrina_reader")
+    make(bench, check)
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_code"]) == ("FAILED", "bad_check")
+    assert "permission denied for table secret" in run["error_message"]
+
+
+@pytest.mark.parametrize("options", [{"checkpoint_rows": 20}, {"route": "copy"}, {"route": "arrow"}])
+def test_a_load_that_was_interrupted_is_judged_as_a_whole(bench: Workbench, options: dict[str, Any]) -> None:
+    make(bench, EXPRESSION | {"severity": "reject"}, COUNT, UNIQUE, options=options | {"max_attempts": 20})
+    bench.sql("UPDATE content.films SET rating = 11 WHERE id IN (1, 50, 99)")
+
+    run = bench.run_interrupted("films", batches=6)
+
+    assert (run["status"], run["rows_rejected"]) == ("SUCCESS", 3), run["error_message"]
+    assert told(run)["row_count"]["value"] == 97
+    assert len(mart(bench)) == 97
+
+
+def test_a_check_that_was_written_with_psql_passes_the_guard_before_it_runs(bench: Workbench) -> None:
+    make(bench, SELECT)
+    bench.sql(
+        """
+        UPDATE etl.etl_pipelines
+        SET checks = '[{"kind": "select", "query": "SELECT * FROM etl.etl_api_tokens"}]' WHERE name = 'films'
+        """
+    )
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_code"]) == ("FAILED", "bad_check")
+    assert "etl.etl_api_tokens" in run["error_message"]
+
+
+def test_a_check_may_not_lead_out_of_the_allowed_schemas_by_a_view(bench: Workbench) -> None:
+    bench.source("CREATE VIEW content.leak AS SELECT name FROM etl.etl_pipelines")
+    make(bench, {"kind": "select", "query": "SELECT name FROM content.leak"})
+
+    run = bench.run("films")
+
+    assert (run["error_code"], "etl.etl_pipelines" in run["error_message"]) == ("bad_check", True)
+
+
+def test_the_reader_keeps_no_right_on_stages_or_the_mart(bench: Workbench) -> None:
+    make(bench, *ROW_KINDS, *SET_KINDS, **INCREMENTAL)
+    bench.run("films")
+    bench.sql("UPDATE content.films SET at = now() WHERE id <= 10")
+    bench.run("films")
+
+    assert (
+        bench.sql("SELECT relname FROM pg_class WHERE relnamespace = 'etl_stage'::regnamespace AND relname ~ '^p_'")
+        == []
+    )
+    [may] = bench.sql("SELECT has_table_privilege('vitrina_reader', 'analytics.films', 'SELECT') AS read")
+    assert may == {"read": False}
+
+
+def test_a_view_that_a_lost_runner_left_behind_is_dropped(bench: Workbench) -> None:
+    make(bench, SELECT)
+    bench.run("films")
+    row = pipelines.find(bench.metastore, "films")
+    assert row is not None
+    name = f"etl_stage.p_{row['id'].hex}_left"
+    bench.metastore.execute(f"CREATE VIEW {name} AS SELECT * FROM analytics.films")
+
+    bench.run("films")
+
+    assert bench.sql(f"SELECT to_regclass('{name}') AS there") == [{"there": None}]
+
+
+@pytest.mark.parametrize(
+    ("check", "said"),
+    [
+        ({"kind": "not_null", "column": "titel"}, "looks at the column 'titel', which the rows do not have"),
+        ({"kind": "accepted_values", "column": "id", "values": ["many"]}, "invalid input syntax"),
+        ({"kind": "expression", "expression": "no_such > 1"}, "no_such"),
+        ({"kind": "expression", "expression": "1 / (id - 1) > 0"}, "division by zero"),
+        ({"kind": "freshness", "column": "genre_id", "max_age": "1h"}, "cannot cast"),
+    ],
+)
+def test_what_cannot_be_judged_names_the_check_and_publishes_nothing(
+    bench: Workbench, check: dict[str, Any], said: str
+) -> None:
+    make(bench, check)
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_code"]) == ("FAILED", "bad_check")
+    assert said in run["error_message"]
+    assert bench.sql("SELECT to_regclass('analytics.films') IS NULL AS absent")[0]["absent"] or mart(bench) == []
+
+
+# --- readers ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def polling(bench: Workbench) -> Iterator[list[tuple[int, int, int]]]:
+    """Read the mart all the time: how many rows, how many of them wrong, and which round they are of."""
+    assert bench.settings.admin_url
+    seen: list[tuple[int, int, int]] = []
+    stop = threading.Event()
+
+    def read() -> None:
+        with closing(psycopg.connect(bench.settings.admin_url.get_secret_value(), autocommit=True)) as reader:  # type: ignore[union-attr]
+            while not stop.is_set():
+                found = reader.execute(
+                    "SELECT count(*), count(*) FILTER (WHERE rating > 10), count(DISTINCT title) FROM analytics.films"
+                ).fetchone()
+                assert found is not None
+                seen.append(found)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("way", ["auto", "arrow"])
+def test_readers_never_see_a_row_that_a_check_refused(bench: Workbench, way: str) -> None:
+    """Of ten publishes every other one fails a check; a reader sees whole loads only, and no wrong row."""
+    make(bench, EXPRESSION, COUNT, way=way)
+    bench.sql("UPDATE content.films SET title = 'round 0'")
+    bench.run("films")
+
+    outcomes = []
+    with polling(bench) as seen:
+        for number in range(1, 11):
+            wrong = number % 2
+            rating = f"CASE WHEN id = {number} AND {wrong} = 1 THEN 11 ELSE 5 END"
+            bench.sql(f"UPDATE content.films SET title = 'round {number}', rating = {rating}")
+            outcomes.append(bench.run("films")["status"])
+
+    assert outcomes == ["FAILED", "SUCCESS"] * 5
+    assert len(seen) > 10
+    assert {(rows, wrong, titles) for rows, wrong, titles in seen} == {(100, 0, 1)}
+
+
+def test_a_run_without_checks_loads_no_module_of_theirs(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(bench)
+    modules = ("vitrina.connectors.postgres.checks", "vitrina.loads.checks", "vitrina.loads.arrow_checks")
+    for name in modules:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    assert bench.run("films")["status"] == "SUCCESS"
+
+    assert not [name for name in modules if name in sys.modules]

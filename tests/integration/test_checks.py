@@ -179,6 +179,21 @@ def test_a_rejected_row_becomes_a_letter_and_can_be_sent_again(
     assert letters(bench) == []
 
 
+def test_a_letter_names_its_row_by_every_digit_of_a_numeric_key(bench: Workbench) -> None:
+    """A key that passes through a float names a row that the source does not have: `gone`, and never sent."""
+    bench.sql("ALTER TABLE content.films ALTER COLUMN id TYPE numeric(30, 9)")
+    bench.sql("UPDATE content.films SET id = 12345678901234567890.123456789, title = NULL WHERE id = 3")
+    make(bench, NOT_NULL | {"severity": "reject"})
+    assert bench.run("films")["rows_rejected"] == 1
+    bench.sql("UPDATE content.films SET title = 'Film 3' WHERE title IS NULL")
+
+    report = bench.replay("films")
+
+    assert (report["sent"], report["gone"], report["unclear"]) == (1, 0, 0)
+    assert letters(bench) == []
+    assert bench.differences(QUERY, "analytics.films") == 0
+
+
 def test_more_rejected_rows_than_agreed_fail_the_run(bench: Workbench) -> None:
     make(bench, NOT_NULL | {"severity": "reject", "max_rejected": 2})
     bench.sql(BROKEN["not_null"][0])

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -33,6 +33,7 @@ MAX_LETTERS = 10_000
 _LETTERS_AT_ONCE = 1_000
 
 Letter = dict[str, Any]
+Outcome = dict[dead_letters.Resolution, list[int]]
 
 
 @dataclass
@@ -96,7 +97,8 @@ def _replay_leased(
     with hold(claim, asked_at) as control:
         try:
             with ExitStack() as sessions, database.translated(f"sending rows of {claim.name} again"):
-                _send_all(_open(claim, settings, control, meter, sessions), letters, report)
+                run, source = _open(claim, settings, control, meter, sessions)
+                _send_all(run, source, letters, report)
         except (LeaseLost, Disconnected):
             raise  # the lease is not ours to give back: recovery does it
         except VitrinaError as exc:
@@ -112,7 +114,9 @@ def _conclude(metastore: Connection, claim: Claim, meter: RunMeter, report: Repo
     leases.conclude_run(metastore, claim, answered=False)
 
 
-def _open(claim: Claim, settings: Settings, control: RunControl, meter: RunMeter, sessions: ExitStack) -> "Replay":
+def _open(
+    claim: Claim, settings: Settings, control: RunControl, meter: RunMeter, sessions: ExitStack
+) -> tuple[Run, Rereads]:
     log = structlog.get_logger().bind(pipeline=claim.name, pipeline_id=str(claim.pipeline_id), run_id=str(claim.run_id))
     context = RunContext(claim, control, meter, log)
     context.ignores_pause = True
@@ -127,7 +131,7 @@ def _open(claim: Claim, settings: Settings, control: RunControl, meter: RunMeter
     job = replace(job, plan=replace(job.plan, route="arrow", page_rows=None))
     run = Run(job, control=control, meter=meter, context=context, log=log)
     run.obeys_pause = False  # a paused pipeline stays on its way to PAUSED; the letters are few
-    return Replay(run, source)
+    return run, source
 
 
 def _refuse_made_keys(job: Job, source: Rereads) -> None:
@@ -158,91 +162,96 @@ def _family(kind: str) -> str:
     return "text" if base == "character varying" else base
 
 
-class Replay:
-    """A run that moves some rows, by their keys, and leaves the checkpoint where it is."""
+# --- a part of the letters after the other ------------------------------------------------------------------------
 
-    def __init__(self, run: Run, source: Rereads) -> None:
-        self.run = run
-        self.source = source
-        self.key = run.job.key
-        self._load: Load | None = None
 
-    def send(self, keys: Sequence[Key]) -> list[DeadLetter]:
-        """Read these rows again and write them as a pass would; return those that were rejected."""
-        run, load = self.run, self._opened()
+def _send_all(run: Run, source: Rereads, letters: Sequence[Letter], report: Report) -> None:
+    """Move the rows of the letters by their keys; the checkpoint stays where it is."""
+    load: Load | None = None
+    for start in range(0, len(letters), _LETTERS_AT_ONCE):
+        found = _look_up(run.job.key, source, letters[start : start + _LETTERS_AT_ONCE])
+        report.unclear += found.unclear
         refused: list[DeadLetter] = []
-        with run.parts(load, Window(order=self.key, keys=keys)) as parts:
-            for part in parts:
-                run.commit(load, part, _numbered)
-                refused += run.letters.latest
-        return refused
+        if found.present:
+            load = load or _open_load(run)
+            refused = _send(run, load, sorted(found.present))
+        if found.told:
+            _resolve(run, _outcome(run.job.key, source, found, refused), found, report)
+    if load is not None:
+        # Makes visible what was written, and removes what was only needed to write it.
+        load.publish(run.fence("ending the replay", lambda done: run.checkpoint, progressed=False))
+        load.discard()
 
-    def _opened(self) -> Load:
-        """Open the load once. Rows alone would make a target that was replaced by hand look like the old one."""
-        if self._load is None:
-            load = open_merge(self.run, watches=False)  # it says itself what became of each letter
-            start_over_where_lost(self.run, load)
-            begin(self.run, load)
-            self._load = load
-        return self._load
 
-    def finish(self) -> None:
-        """Make visible what was written, and remove what was only needed to write it."""
-        if self._load is not None:
-            fence = self.run.fence("ending the replay", lambda done: self.run.checkpoint, progressed=False)
-            self._load.publish(fence)
-            self._load.discard()
+class _Found(NamedTuple):
+    """Letters that say which row they are about, the keys of these rows, and those that the source still has."""
 
-    def resolve(self, outcome: dict[dead_letters.Resolution, list[int]]) -> None:
-        """Resolve dead letters in a fenced transaction: a runner that lost the lease resolves nothing."""
-        job = self.run.job
-        with database.translated("resolving dead letters"), job.metastore.transaction():
-            for how, numbers in outcome.items():
-                dead_letters.resolve(job.metastore, numbers, how)
-            leases.touch(job.metastore, job.claim)
-            self.run.control.require_lease()
+    told: list[Letter]
+    keys: list[Key]
+    present: set[Key]
+    unclear: int
+
+
+def _look_up(names: Sequence[str], source: Rereads, letters: Sequence[Letter]) -> _Found:
+    told = [(letter, key) for letter in letters if (key := key_of(letter, names))]
+    unclear = len(letters) - len(told)
+    if not told:
+        return _Found([], [], set(), unclear)
+    keys = list(source.canonical(names, [key for _, key in told]))
+    return _Found([letter for letter, _ in told], keys, set(source.present(names, keys)), unclear)
+
+
+def _open_load(run: Run) -> Load:
+    """Open the load. Rows alone would make a target that was replaced by hand look like the old one."""
+    load = open_merge(run, watches=False)  # it says itself what became of each letter
+    start_over_where_lost(run, load)
+    begin(run, load)
+    return load
+
+
+def _send(run: Run, load: Load, keys: Sequence[Key]) -> list[DeadLetter]:
+    """Read these rows as they are now and write them as a pass would; return those that were rejected."""
+    refused: list[DeadLetter] = []
+    with run.parts(load, Window(order=run.job.key, keys=keys)) as parts:
+        for part in parts:
+            run.commit(load, part, _numbered)
+            refused += run.letters.latest
+    return refused
 
 
 def _numbered(found: Checkpoint, part: Part) -> Checkpoint:
     return replace(found, batch_no=part.number)
 
 
-# --- a part of the letters after the other ------------------------------------------------------------------------
-
-
-def _send_all(replay: Replay, letters: Sequence[Letter], report: Report) -> None:
-    for start in range(0, len(letters), _LETTERS_AT_ONCE):
-        _send_some(replay, letters[start : start + _LETTERS_AT_ONCE], report)
-    replay.finish()
-
-
-def _send_some(replay: Replay, letters: Sequence[Letter], report: Report) -> None:
-    """Send the rows of some keys, as the source has them now and not as they were when they were rejected."""
-    names, source = replay.key, replay.source
-    told = [(letter, key) for letter in letters if (key := key_of(letter, names))]
-    report.unclear += len(letters) - len(told)
-    if not told:
-        return
-    keys = source.canonical(names, [key for _, key in told])
-    present = source.present(names, keys)
-    refused = replay.send(sorted(present)) if present else []
+def _outcome(names: Sequence[str], source: Rereads, found: _Found, refused: Sequence[DeadLetter]) -> Outcome:
+    """Tell letters whose row was sent or is gone, and those that a letter with another reason takes the place of."""
     again = [key for letter in refused if (key := key_of(_as_row(letter), names))]
     refused_keys = set(source.canonical(names, again))
     reasons = {
         (letter.document_id, dead_letters.without_numbers(dead_letters.sayable(letter.error))) for letter in refused
     }
-    outcome: dict[dead_letters.Resolution, list[int]] = {"sent": [], "gone": [], "superseded": []}
-    for (letter, _), key in zip(told, keys, strict=True):
-        if key not in present:
+    outcome: Outcome = {"sent": [], "gone": [], "superseded": []}
+    for letter, key in zip(found.told, found.keys, strict=True):
+        if key not in found.present:
             outcome["gone"].append(letter["id"])
         elif key not in refused_keys:
             outcome["sent"].append(letter["id"])
         elif (letter["document_id"], dead_letters.without_numbers(letter["error"])) not in reasons:
             outcome["superseded"].append(letter["id"])
-    replay.resolve(outcome)
+    return outcome
+
+
+def _resolve(run: Run, outcome: Outcome, found: _Found, report: Report) -> None:
+    """Resolve dead letters in a fenced transaction: a runner that lost the lease resolves nothing."""
+    job = run.job
+    with database.translated("resolving dead letters"), job.metastore.transaction():
+        for how, numbers in outcome.items():
+            dead_letters.resolve(job.metastore, numbers, how)
+        leases.touch(job.metastore, job.claim)
+        run.control.require_lease()
     report.sent += len(outcome["sent"])
     report.gone += len(outcome["gone"])
-    report.refused += len(told) - len(outcome["sent"]) - len(outcome["gone"])
+    report.refused += len(found.told) - len(outcome["sent"]) - len(outcome["gone"])
 
 
 def _as_row(letter: DeadLetter) -> Letter:

@@ -4,24 +4,26 @@
 
 Both fill a new table with the same rows, from the same Postgres into the same ClickHouse, in turns. The engine is chdb
 in a process of its own, behind its HTTP protocol (`tests/support/clickhouse_server.py`), or the server of
-VITRINA_TEST_CLICKHOUSE_URL. Then the runner's peak memory for each number of rows of `--growth`.
+VITRINA_TEST_CLICKHOUSE_URL. Then reconcile finds and repairs what was changed by hand, and the runner's peak memory is
+told for each number of rows of `--growth`.
 """
 
 import argparse
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import adbc_driver_postgresql.dbapi
 import clickhouse_connect
 import pyarrow as pa
+from clickhouse_connect.driver.client import Client
 
 from bench.cinema import Cinema
 from bench.ours import Platform
+from bench.report import timed, write_figures
 from bench.servers import prepared
 from tests.support.clickhouse_process import clickhouse_process
 from vitrina.connectors.clickhouse import urls
@@ -36,6 +38,11 @@ CREATE OR REPLACE TABLE by_hand (
 ) ENGINE = MergeTree ORDER BY id
 """
 BATCH_ROWS = 50_000
+WANTED = 0.7
+INTRO = """\
+{rows:,} films from Postgres into a new ClickHouse table: Vitrina, and COPY with `insert_arrow` written by hand, in
+turns, into the same engine (chdb in a process of its own, behind its HTTP protocol). Then a comparison of source and
+target, and the runner's memory as tables grow."""
 
 
 def main() -> None:
@@ -49,22 +56,60 @@ def main() -> None:
         cinema = Cinema(settings.admin_url.get_secret_value(), asked.rows)
         cinema.make(ratings=False)
         platform = _platform(settings, directory, url, stack)
-        hand, ours = [], []
-        for turn in range(asked.repeat):
-            hand.append(_timed(lambda: _by_hand(cinema.admin_url, url)))
-            ours.append(_timed(lambda: platform.run("films")))
-            print(f"turn {turn + 1}: by hand {hand[-1]:.1f} s, Vitrina {ours[-1]:.1f} s", flush=True)
-        ratio = statistics.median(hand) / statistics.median(ours)
-        print(
-            f"{asked.rows:,} rows: {asked.rows / statistics.median(ours):,.0f} rows/s, {ratio:.2f} x by hand",
-            flush=True,
-        )
-        for rows in map(int, filter(None, asked.growth.split(","))):
-            Cinema(cinema.admin_url, rows).make_films("content.films", rows)
-            platform.restart()
-            platform.forget_peak_memory()
-            seconds = _timed(lambda: platform.run("films"))
-            print(f"{rows:,} rows: {seconds:.1f} s, peak {platform.peak_memory_mb():.0f} MB", flush=True)
+        figures = _speed(asked, cinema, platform, url) | _reconciled(platform, url) | _growth(asked, cinema, platform)
+    write_figures("clickhouse", "ClickHouse as a target", INTRO.format(rows=asked.rows), figures)
+
+
+def _speed(asked: argparse.Namespace, cinema: Cinema, platform: Platform, url: str) -> dict[str, str]:
+    hand, ours = [], []
+    for turn in range(asked.repeat):
+        hand.append(timed(lambda: _by_hand(cinema.admin_url, url)))
+        ours.append(timed(lambda: platform.run("films")))
+        print(f"turn {turn + 1}: by hand {hand[-1]:.1f} s, Vitrina {ours[-1]:.1f} s", flush=True)
+    ratio = statistics.median(by_hand / with_us for by_hand, with_us in zip(hand, ours, strict=True))
+    return {
+        "rows a second": f"{asked.rows / statistics.median(ours):,.0f}",
+        "by hand": f"{asked.rows / statistics.median(hand):,.0f}",
+        f"ratio (wanted: {WANTED})": f"{ratio:.2f}",
+    }
+
+
+def _reconciled(platform: Platform, url: str) -> dict[str, str]:
+    """Compare and repair a table in which rows were deleted, changed and added behind the runner's back."""
+    client = _client(url)
+    [[table]] = client.query("SELECT name FROM system.tables WHERE name LIKE 'films\\_\\_g%'").result_rows
+    ids = [row[0] for row in client.query(f"SELECT id FROM {table} ORDER BY cityHash64(id) LIMIT 8").result_rows]
+    equal = timed(lambda: _expect(platform, missing=0, extra=0, differing=0))
+    client.command(f"ALTER TABLE {table} DELETE WHERE id IN {{ids:Array(UUID)}}", {"ids": ids[:3]})
+    client.command(f"ALTER TABLE {table} UPDATE title = 'by hand' WHERE id IN {{ids:Array(UUID)}}", {"ids": ids[3:8]})
+    client.command(f"INSERT INTO {table} SELECT * REPLACE (generateUUIDv4() AS id) FROM {table} LIMIT 2")
+    found = timed(lambda: _expect(platform, missing=3, extra=2, differing=5))
+    repaired = timed(lambda: _expect(platform, repair=True, missing=3, extra=2, differing=5))
+    _expect(platform, missing=0, extra=0, differing=0)
+    client.close()
+    return {
+        "reconcile, equal": f"{equal:.1f} s",
+        "reconcile, 3 missing, 2 extra, 5 changed": f"found in {found:.1f} s, found and repaired in {repaired:.1f} s",
+    }
+
+
+def _expect(platform: Platform, *, repair: bool = False, **wanted: int) -> None:
+    report = platform.reconcile("films", repair=repair)
+    found = {name: report[name] for name in wanted}
+    if found != wanted:
+        raise RuntimeError(f"reconcile found {found}, not {wanted}")
+
+
+def _growth(asked: argparse.Namespace, cinema: Cinema, platform: Platform) -> dict[str, str]:
+    figures = {}
+    for rows in map(int, filter(None, asked.growth.split(","))):
+        Cinema(cinema.admin_url, rows).make_films("content.films", rows)
+        platform.restart()
+        platform.forget_peak_memory()
+        seconds = timed(lambda: platform.run("films"))
+        figures[f"{rows:,} rows"] = f"{seconds:.1f} s, runner's peak {platform.peak_memory_mb():.0f} MB"
+        print(rows, figures[f"{rows:,} rows"], flush=True)
+    return figures
 
 
 @contextmanager
@@ -99,15 +144,9 @@ def _platform(settings: object, directory: Path, url: str, stack: ExitStack) -> 
     return platform
 
 
-def _timed(work: Callable[[], object]) -> float:
-    began = time.monotonic()
-    work()
-    return time.monotonic() - began
-
-
-def _by_hand(source: str, url: str) -> None:
+def _client(url: str) -> Client:
     where = urls.parse(url)
-    client = clickhouse_connect.get_client(
+    return clickhouse_connect.get_client(
         host=where.host,
         port=where.port,
         username=where.user,
@@ -115,8 +154,12 @@ def _by_hand(source: str, url: str) -> None:
         database="default",
         compress=False,
         autogenerate_session_id=False,
-        settings={"async_insert": 0},
+        settings={"async_insert": 0, "mutations_sync": 2},
     )
+
+
+def _by_hand(source: str, url: str) -> None:
+    client = _client(url)
     client.command(TABLE)
     with adbc_driver_postgresql.dbapi.connect(source) as connection, connection.cursor() as cursor:
         cursor.execute(BY_HAND)
@@ -133,11 +176,11 @@ def _by_hand(source: str, url: str) -> None:
     client.close()
 
 
-def _insert(client: object, batches: list[pa.RecordBatch]) -> None:
+def _insert(client: Client, batches: list[pa.RecordBatch]) -> None:
     table = pa.Table.from_batches(batches)
     at = table.column_names.index("rating")
     table = table.set_column(at, "rating", table.column("rating").cast(pa.decimal128(3, 1)))
-    client.insert_arrow("by_hand", table)  # type: ignore[attr-defined]
+    client.insert_arrow("by_hand", table)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 from vitrina.definition import Definition
 from vitrina.settings import Settings
 from vitrina.status import Trigger
-from vitrina.store import database, pipelines, runs
+from vitrina.store import database, pipelines, requests, runs
 
 
 @dataclass
@@ -91,6 +91,22 @@ class Platform:
             if run["status"] != "SUCCESS":
                 raise RuntimeError(f"{name}: {run['status']}: {run['error_message']}")
             return run
+
+    def reconcile(self, name: str, **wish: Any) -> dict[str, Any]:
+        """Ask the runner for a comparison and wait for the report."""
+        with self.connect() as connection:
+            row = pipelines.find(connection, name)
+            assert row is not None
+            request_id = requests.insert(connection, "reconcile", row["id"], wish, "bench")
+            while True:
+                asked = requests.find(connection, request_id)
+                assert asked is not None
+                if asked["status"] == "DONE":
+                    report: dict[str, Any] = asked["result"]
+                    return report
+                if asked["status"] == "FAILED":
+                    raise RuntimeError(f"{name}: {asked['error']}")
+                time.sleep(0.01)
 
     def forget_peak_memory(self) -> None:
         assert self.process is not None

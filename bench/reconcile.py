@@ -7,7 +7,6 @@ Checked on the way: seven kinds of differences are found and repaired, and no ru
 
 import argparse
 import threading
-import time
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -19,7 +18,6 @@ from bench.cinema import COLUMNS, FILMS
 from bench.postgres import bench
 from bench.report import Line, timed, write
 from bench.scenarios import INCREMENTAL, Bench
-from vitrina.store import pipelines, requests
 
 # A quarter of the speed of the aggregate is what we promise.
 WANTED = 0.25
@@ -77,7 +75,7 @@ def _measure(measured: Bench, where: str, name: str, target_sum: Any) -> Line:
             raise RuntimeError("the aggregates differ")
 
     def ours() -> None:
-        if not reconcile(measured, name)["equal"]:
+        if not measured.platform.reconcile(name)["equal"]:
             raise RuntimeError(f"{name} differs")
 
     return measured.compare(f"reconcile, {where}", "md5 aggregate of both sides", WANTED, ours, by_hand)
@@ -92,28 +90,11 @@ def _aggregate(url: str, table: str) -> Any:
         return connection.execute(statement.encode()).fetchone()
 
 
-def reconcile(measured: Bench, name: str, **wish: Any) -> dict[str, Any]:
-    """Ask the runner and wait for the report."""
-    with measured.platform.connect() as connection:
-        row = pipelines.find(connection, name)
-        assert row is not None
-        request_id = requests.insert(connection, "reconcile", row["id"], wish, "bench")
-        while True:
-            asked = requests.find(connection, request_id)
-            assert asked is not None
-            if asked["status"] == "DONE":
-                report: dict[str, Any] = asked["result"]
-                return report
-            if asked["status"] == "FAILED":
-                raise RuntimeError(f"{name}: {asked['error']}")
-            time.sleep(0.01)
-
-
 def _find_and_repair(measured: Bench) -> dict[str, object]:
     with measured.cinema.connect() as connection:
         for statement in SPOILS.values():
             connection.execute(sql.SQL(statement).format(sql.Identifier("analytics", "films")))
-    seconds = timed(lambda: _expect(reconcile(measured, "films", repair=True), missing=2, extra=2, differing=4))
+    seconds = timed(lambda: _expect(measured.platform.reconcile("films", repair=True), missing=2, extra=2, differing=4))
     measured.check(FILMS, f"SELECT {COLUMNS} FROM analytics.films")
     print(f"found and repaired {', '.join(SPOILS)} in {seconds:.1f} s", flush=True)
     return {"found_and_repaired": f"{', '.join(SPOILS)}, in {seconds:.1f} s"}
@@ -144,7 +125,7 @@ def _no_false_alarm(measured: Bench, runs: int, rows: int) -> dict[str, object]:
     for thread in threads:
         thread.start()
     try:
-        reports = [reconcile(measured, "live_films") for _ in range(runs)]
+        reports = [measured.platform.reconcile("live_films") for _ in range(runs)]
     finally:
         stop.set()
         for thread in threads:

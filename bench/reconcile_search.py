@@ -17,7 +17,7 @@ import psycopg
 
 from bench.cinema import COLUMNS, FILMS
 from bench.postgres import Bench, bench
-from bench.reconcile import WANTED, reconcile
+from bench.reconcile import WANTED
 from bench.report import timed, write
 from vitrina.connectors.search.client import SearchClient
 from vitrina.connectors.search.connection import ConnectionOptions
@@ -40,7 +40,7 @@ def main() -> None:
                 "reconcile a search index",
                 "reading both sides with md5",
                 WANTED,
-                lambda: _expect(reconcile(measured, "films"), missing=0, extra=0, differing=0),
+                lambda: _expect(measured.platform.reconcile("films"), missing=0, extra=0, differing=0),
                 lambda: _by_hand(measured, client),
             )
             told = {
@@ -80,9 +80,9 @@ def _md5(text: bytes) -> int:
 
 def _find_and_repair(measured: Bench, client: SearchClient) -> str:
     _spoil(client)
-    found = timed(lambda: _expect(reconcile(measured, "films"), missing=2, extra=2, differing=4))
-    seconds = timed(lambda: _expect(reconcile(measured, "films", repair=True), remaining=0))
-    _expect(reconcile(measured, "films"), differences=0)
+    found = timed(lambda: _expect(measured.platform.reconcile("films"), missing=2, extra=2, differing=4))
+    seconds = timed(lambda: _expect(measured.platform.reconcile("films", repair=True), remaining=0))
+    _expect(measured.platform.reconcile("films"), differences=0)
     client.refresh(INDEX)
     if client.count(INDEX) != measured.cinema.rows:
         raise RuntimeError(f"{client.count(INDEX)} documents of {measured.cinema.rows} rows")

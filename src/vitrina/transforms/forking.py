@@ -79,7 +79,7 @@ class Template:
             return self._workers[self._answer()["pid"]]
 
     def close(self) -> None:
-        """End the template. Workers that are at work have a life of their own."""
+        """End the template, and workers that are still at work: nobody would tell their end any more."""
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
         self._process.wait()

@@ -24,7 +24,7 @@ from vitrina.ports.source import Source
 from vitrina.ports.target import Target
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.sqlguard import Judged
-from vitrina.store import connection_limits, database, pipelines, target_schema
+from vitrina.store import database, pipelines, session_limits, target_schema
 from vitrina.store import sessions as older_sessions
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
@@ -56,7 +56,7 @@ def open_job(
     `conclusion` closes the metastore's session, for callers that need it after the others are closed.
     """
     definition = _accepting(claim, definition_of(claim))
-    connection_limits.require_room(definition, settings)
+    session_limits.require_room(definition, settings)
     judged = judge(definition, settings)
     planned = steps.planned(definition, settings, sessions, claim.run_id, attach=context.attach)
     metastore = _open_metastore(claim, settings, definition, conclusion or sessions, context)

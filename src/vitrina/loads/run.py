@@ -16,10 +16,10 @@ from vitrina.definition import fingerprint
 from vitrina.errors import CheckFailed, FatalError, ShrinkRefused
 from vitrina.loads.context import RunContext
 from vitrina.loads.control import Paused, RunControl
-from vitrina.loads.dead_letters import Letters
 from vitrina.loads.job import Job
 from vitrina.loads.plan import Plan
 from vitrina.loads.prefetch import Ahead
+from vitrina.loads.rejected_rows import Letters
 from vitrina.observe.run_meter import RunMeter
 from vitrina.ports import types
 from vitrina.ports.batch import Counts, Filling, Part, Position, delivered_in

@@ -1,4 +1,7 @@
-"""The PostgreSQL sessions of one run: named after its claim, ended with its lease, and kept for the runs after it."""
+"""The PostgreSQL sessions of one run: named after its claim, ended with its lease, and kept for the runs after it.
+
+How many a run may open is in `store/session_limits.py`.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress

@@ -30,7 +30,7 @@ from vitrina.runner.feeds import FeedKeeper
 from vitrina.runner.watchdog import SILENCE_SECONDS, Watch, silence_limit
 from vitrina.settings import Settings
 from vitrina.status import Status
-from vitrina.store import connection_limits, coverage, database, leases, migrate, recovery, requests, run_after, runners
+from vitrina.store import coverage, database, leases, migrate, recovery, requests, run_after, runners, session_limits
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.store.session_pool import SessionPool
@@ -41,7 +41,7 @@ from vitrina.unsealing import Keyring
 DRAIN_SECONDS = 8.0
 # Giving back what was dropped; a thread that is still not back then is left behind.
 LEAVE_SECONDS = 8.0
-# Metastore, source, target, and a session beside each of the latter two: what a run may hold at once.
+# Metastore, source, target, and a session beside each of the latter two: what most runs hold at once.
 _KEPT_SESSIONS_PER_RUN = 5
 
 
@@ -234,7 +234,7 @@ class PipelineManager:
     def _tell_waiting(self, connection: Connection) -> None:
         """Log once for each wait why a pipeline is not taken although a slot is free."""
         limits = self._settings.max_connections
-        found = connection_limits.list_waiting(connection, limits) if limits else []
+        found = session_limits.list_waiting(connection, limits) if limits else []
         waiting = {tuple(row.values()) for row in found}
         for pipeline, full in sorted(waiting - self._waiting):
             self._log.info("pipeline.waiting", pipeline=pipeline, connection=full, max_connections=limits[full])

@@ -16,7 +16,6 @@ from vitrina.errors import Conflict, LeaseLost, NotFound, TargetTaken
 from vitrina.sentences import say
 from vitrina.status import RunStatus, Status, Trigger
 from vitrina.store import (
-    connection_limits,
     coverage,
     database,
     databases,
@@ -25,6 +24,7 @@ from vitrina.store import (
     pipelines,
     requests,
     run_after,
+    session_limits,
 )
 from vitrina.store.database import Connection
 
@@ -181,7 +181,7 @@ def _lock_next(
             """
         ).format(
             target=HELD_TARGET,
-            full=connection_limits.FULL_CONNECTIONS,
+            full=session_limits.FULL_CONNECTIONS,
             needed=coverage.NEEDED,
             wanted=requests.IS_WANTED,
         ),
@@ -191,7 +191,7 @@ def _lock_next(
             "follows": follows,
             "per_source": per_source,
             "max_connections": Jsonb(dict(max_connections)),
-            "sessions": Jsonb(connection_limits.sessions()),
+            "sessions": Jsonb(session_limits.sessions()),
             "skipped": list(skipped),
         },
     ).fetchone()

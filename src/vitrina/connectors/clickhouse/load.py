@@ -148,6 +148,7 @@ class GenerationLoad(BaseLoad):
         return int(found or 0)
 
     def _switch(self) -> None:
+        """Let the plain name show the new generation (`Tables.show`), or add its rows where nothing is deleted."""
         shown = self._tables.shown()
         if shown is not None and not self._loading.deletes:
             self._target.context.require_held()

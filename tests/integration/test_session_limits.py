@@ -14,7 +14,7 @@ from vitrina.connectors.postgres import sessions as source_sessions
 from vitrina.loads import opening
 from vitrina.runner.manager import PipelineManager
 from vitrina.settings import ConnectionLimits
-from vitrina.store import connection_limits, database, leases, pipelines
+from vitrina.store import database, leases, pipelines, session_limits
 
 # Takes about a second, in some rows.
 SLOW = """
@@ -93,10 +93,10 @@ def test_runs_wait_until_a_connection_has_room_for_all_their_sessions(bench: Wor
     assert (both.name, elsewhere.name) == ("both", "elsewhere")
     assert leases.claim_next(bench.metastore, uuid4(), 30, max_connections=limits) is None
     waiting = [{"pipeline": name, "connection": "shop"} for name in ("one", "other")]
-    assert connection_limits.list_waiting(bench.metastore, limits) == waiting
+    assert session_limits.list_waiting(bench.metastore, limits) == waiting
     leases.conclude_run(bench.metastore, both)
     assert [claim().name, claim().name] == ["one", "other"]
-    assert connection_limits.list_waiting(bench.metastore, limits) == []
+    assert session_limits.list_waiting(bench.metastore, limits) == []
 
 
 def test_sessions_never_exceed_the_limit_and_every_run_has_its_turn(bench: Workbench) -> None:

@@ -182,7 +182,12 @@ class Run:
         # Steps may make any number of rows out of one: which cursor value a row had is no longer known.
         versions = load.version_types if job.fitted.passage is None else ()
         return replace(
-            load, arrives_as=arrives_as, version_types=versions, shortcut=job.shortcut, route=self.plan.route
+            load,
+            arrives_as=arrives_as,
+            version_types=versions,
+            shortcut=job.shortcut,
+            route=self.plan.route,
+            in_one_statement=self.plan.paging == "one statement",
         )
 
     @contextmanager

@@ -10,7 +10,16 @@ import psycopg
 from psycopg.sql import SQL, Identifier, Literal
 
 from vitrina import failpoints
-from vitrina.connectors.postgres import catalog, history, left_columns, live_merge, mart_identity, mart_rows, money
+from vitrina.connectors.postgres import (
+    catalog,
+    first_load,
+    history,
+    left_columns,
+    live_merge,
+    mart_identity,
+    mart_rows,
+    money,
+)
 from vitrina.connectors.postgres.copy import CopySource
 from vitrina.connectors.postgres.derive.tables import unsized
 from vitrina.connectors.postgres.following import QueryMoment
@@ -176,7 +185,10 @@ class MartTarget(BaseTarget):
         reader = self.check_reader().connection.info.user if asks else None
         self.writer.drop_other_stages(keep=[keep] if keep else [])
         for stage in stages:
-            stage.create(self.session, fillable_by=role, readable_by=reader)
+            if stage.is_tagged:
+                stage.create(self.session, fillable_by=role, readable_by=reader)
+            else:
+                first_load.create(self.session, stage, self.writer.table, fillable_by=role)
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
@@ -306,8 +318,15 @@ class StageLoad(BaseLoad):
         self._loading = loading
         self._writer = target.writer
         self.name = loading.name or target.writer.new_stage_name()
-        self.stage = target.stage(self.name, loading)
+        self.stage = replace(target.stage(self.name, loading), is_tagged=self._needs_tags(loading))
         self._checks = target.checks_of(loading.checks)
+
+    def _needs_tags(self, loading: Loading) -> bool:
+        """Tell whether rows have to say which part they belong to; not where the stage is to become the mart."""
+        if loading.name:
+            return self._target.stage(loading.name, loading).has_tags(self._target.session)
+        by_reader = loading.route == "pushdown" and loading.in_one_statement and loading.arrives_as is None
+        return not by_reader or loading.checks is not None or not self._writer.may_be_replaced()
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -10,7 +10,7 @@ import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from vitrina import failpoints
-from vitrina.connectors.postgres import bulk_load, catalog, history, mart_identity, merge, table_options
+from vitrina.connectors.postgres import bulk_load, catalog, first_load, history, mart_identity, merge, table_options
 from vitrina.connectors.postgres.catalog import Table
 from vitrina.connectors.postgres.merge import Merge
 from vitrina.connectors.postgres.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOCH, Stage, StageColumn, stage_name
@@ -451,6 +451,8 @@ class PostgresWriter:
             merging = replace(merging, staged=_where(merging.staged, self._gone, "IS NOT TRUE"))
         self._prepare_merge()
         if self.is_empty():
+            if self._become_table(merging, stage, checkpoint):
+                return Counts(inserted=checkpoint.rows)
             return self._fill_empty(merging, stage, checkpoint, gone)
         staged_rows = stage.count(self.connection, checkpoint.accepted)
         self._refuse_lost_stage(staged_rows, checkpoint.rows)
@@ -484,6 +486,30 @@ class PostgresWriter:
         counts = self._apply(merging)
         failpoints.hit("publish.applied")
         return replace(counts, unchanged=staged_rows - counts.inserted - counts.updated)
+
+    def may_be_replaced(self) -> bool:
+        """Tell whether the stage of a first load may take the place of the table."""
+        if self.keeps_rows or self._gone or not self.is_empty():
+            return False
+        return first_load.is_possible(self.connection, self.table, self._columns, self._key)
+
+    def _become_table(self, merging: Merge, stage: Stage, checkpoint: Checkpoint) -> bool:
+        """Let the stage take the place of the empty table. Return False where the rows have to be copied."""
+        if stage.is_tagged or checkpoint.rows < bulk_load.WORTHWHILE_ROWS:
+            return False
+        # Whoever still fills it, left behind, ends first; rows that came too late are told by their number.
+        self.connection.execute(SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(stage.identifier))
+        self._refuse_lost_stage(stage.count(self.connection, checkpoint.accepted), checkpoint.rows)
+        try:
+            if not first_load.take_place(self.connection, stage, self.table, self._columns, self._key):
+                return False
+        except psycopg.errors.UniqueViolation:
+            self._refuse_duplicates(merging)
+            raise
+        failpoints.hit("publish.applied")
+        self._table = self._require_table()
+        self._written = SQL("true") if checkpoint.rows else None
+        return True
 
     def _fill_empty(self, merging: Merge, stage: Stage, checkpoint: Checkpoint, gone: int) -> Counts:
         try:

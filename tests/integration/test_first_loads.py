@@ -14,7 +14,8 @@ INSERT INTO content.films SELECT i, 'Film ' || i, (i % 100) / 10.0 FROM generate
 QUERY = "SELECT id, title, rating, modified FROM content.films"
 MART = """
 CREATE TABLE analytics.films (
-    id int CONSTRAINT "the key" PRIMARY KEY, title text COLLATE "C", rating numeric(3, 1) DEFAULT 5, modified timestamptz,
+    id int CONSTRAINT "the key" PRIMARY KEY, title text COLLATE "C", rating numeric(3, 1) DEFAULT 5,
+    modified timestamptz,
     CONSTRAINT one_title UNIQUE (title)
 );
 CREATE INDEX "by Rating" ON analytics.films (rating DESC NULLS LAST) INCLUDE (title) WHERE rating > 1;

@@ -3,9 +3,12 @@
 from contextlib import closing
 from datetime import datetime
 from typing import Any
+from uuid import uuid4
 
 import psycopg
+import psycopg.conninfo
 import pytest
+from pydantic import SecretStr
 
 from tests.support.waiting import until
 from tests.support.workbench import Workbench
@@ -340,3 +343,29 @@ def test_what_a_checkpoint_was_taken_of_stays_with_it(workbench: Workbench) -> N
     run(workbench)
 
     assert workbench.checkpoint("events").identity["sample"] == [1, 2]
+
+
+# --- who may not see transactions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "value"), [("timestamptz", "now()"), ("int", "i")])
+def test_transactions_that_the_login_may_not_see_hold_the_checkpoint(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch, kind: str, value: str
+) -> None:
+    """Of sessions of others, a plain login is shown neither state nor start nor what kind of backend they are."""
+    monkeypatch.setattr(cursors, "VISIBILITY_SECONDS", 0.0)
+    make(workbench, kind=kind, value=value, source_connection="shop", options={"cursor_clock": "database"})
+    login = f"plain_{uuid4().hex[:8]}"
+    workbench.sql(f"CREATE ROLE {login} LOGIN PASSWORD 'plain'; GRANT USAGE ON SCHEMA content TO {login}")
+    workbench.sql(f"GRANT SELECT ON content.events TO {login}")
+    url = psycopg.conninfo.make_conninfo(admin_url(workbench), user=login, password="plain")
+    workbench.settings = workbench.settings.model_copy(update={"connections": {"shop": SecretStr(url)}})
+    with psycopg.connect(admin_url(workbench)) as late:
+        late.execute(f"INSERT INTO content.events SELECT 60, {value}, 0, 'late' FROM (VALUES (60)) AS v (i)")
+        workbench.sql(f"INSERT INTO content.events SELECT 70, {value}, 0, 'early' FROM (VALUES (70)) AS v (i)")
+        run(workbench)
+        [row] = workbench.sql("SELECT hold FROM etl.etl_pipelines")
+        assert row["hold"] is not None
+    run(workbench)
+    run(workbench)
+    assert workbench.differences(QUERY, "analytics.events") == 0

@@ -265,7 +265,8 @@ OLDEST_TRANSACTION = """
         FROM pg_catalog.pg_stat_activity
         WHERE datname = current_database() AND usesysid IS NOT NULL AND pid <> pg_catalog.pg_backend_pid()
           AND state IS DISTINCT FROM 'idle' AND coalesce(usename, '') <> ALL(%(readers)s)
-          AND backend_type <> 'walsender' -- sends what others wrote, for as long as it lives
+          -- sends what others wrote, for as long as it lives; a plain login is not told what sessions of others are
+          AND coalesce(backend_type, '') <> 'walsender'
     ) a ON true
 """
 
@@ -442,6 +443,8 @@ def _open_transactions(source: Connection) -> dict[str, Holder]:
         LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
         WHERE l.locktype = 'virtualxid' AND l.pid <> pg_catalog.pg_backend_pid()
           AND a.datname = current_database() AND coalesce(a.usename, '') <> ALL(%s)
+          -- neither inserts a row, and both may last for hours
+          AND coalesce(a.backend_type, '') NOT IN ('autovacuum worker', 'walsender')
         """,
         [[READER]],
     ).fetchall()

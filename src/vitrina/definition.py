@@ -112,8 +112,9 @@ class OwnOptions(Strict):
         None,
         ge=1,
         le=10**12,
-        description="A pushdown load larger than this is cut into chunks of this size. By default: one that takes more"
-        " than a minute at the rate of the last run, into chunks of ten seconds.",
+        description="A pushdown load larger than this is cut into chunks of this size; a load to another database is"
+        " read in the order of its key, so that it goes on where it was interrupted. By default: one that takes more"
+        " than a minute at the rate of the last run, a pushdown in chunks of ten seconds.",
     )
     max_stage_age_seconds: int = Field(
         86_400, ge=1, le=MAX_SECONDS, description="An interrupted load older than this starts over."

@@ -17,6 +17,8 @@ _CHUNK_SECONDS = 10.0
 _SMALLEST_CHUNK_ROWS = 10_000
 # Of a pipeline that has not run yet: a plain table within one database.
 _USUAL_ROWS_PER_SECOND = 333_000.0
+# The same between two databases.
+_USUAL_COPIED_ROWS_PER_SECOND = 100_000.0
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,10 @@ def _paging(
     if route == "arrow" and at_once and not known.key_is_read:
         reasons.append(say("plan.stream_without_key"))
         return "one statement", None
+    if route == "copy" and at_once and known.estimated_rows < _one_copy_rows(definition, known):
+        # Rows in the order of the key would have to be sorted first, only so that a load could be continued.
+        reasons.append(say("plan.one_batch_quick", rows=known.estimated_rows))
+        return "one statement", None
     if route != "pushdown":
         reasons.append(say("plan.stream"))
         return "ordered stream", None
@@ -219,6 +225,13 @@ def _paging(
         return "one statement", None
     reasons.append(say("plan.chunks", rows=known.estimated_rows, chunk=chunk_rows))
     return "keyset pages", chunk_rows
+
+
+def _one_copy_rows(definition: Definition, known: Capabilities) -> int:
+    """Return below how many rows a load is copied in any order, and starts over when it is interrupted."""
+    if definition.options.checkpoint_rows is not None:
+        return definition.options.checkpoint_rows
+    return int((known.rows_per_second or _USUAL_COPIED_ROWS_PER_SECOND) * _ONE_STATEMENT_SECONDS)
 
 
 def _one_statement_rows(definition: Definition, known: Capabilities) -> tuple[int, int]:

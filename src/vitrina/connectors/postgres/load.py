@@ -325,8 +325,8 @@ class StageLoad(BaseLoad):
         """Tell whether rows have to say which part they belong to; not where the stage is to become the mart."""
         if loading.name:
             return self._target.stage(loading.name, loading).has_tags(self._target.session)
-        by_reader = loading.route == "pushdown" and loading.in_one_statement and loading.arrives_as is None
-        return not by_reader or loading.checks is not None or not self._writer.may_be_replaced()
+        unopened = loading.in_one_statement and loading.arrives_as is None
+        return not unopened or loading.checks is not None or not self._writer.may_be_replaced()
 
     @property
     def stages(self) -> tuple[Stage, ...]:

@@ -405,7 +405,9 @@ def test_sql_of_checks_runs_under_the_readers_login(bench: Workbench, check: dic
     assert "permission denied for table secret" in run["error_message"]
 
 
-@pytest.mark.parametrize("options", [{"checkpoint_rows": 20}, {"route": "copy"}, {"route": "arrow"}])
+@pytest.mark.parametrize(
+    "options", [{"checkpoint_rows": 20}, {"route": "copy", "checkpoint_rows": 20}, {"route": "arrow"}]
+)
 def test_a_load_that_was_interrupted_is_judged_as_a_whole(bench: Workbench, options: dict[str, Any]) -> None:
     make(bench, EXPRESSION | {"severity": "reject"}, COUNT, UNIQUE, options=options | {"max_attempts": 20})
     bench.sql("UPDATE content.films SET rating = 11 WHERE id IN (1, 50, 99)")

@@ -65,6 +65,8 @@ COMMANDS = (
     Entry("new", "new.new", FILES),
     Entry("export", "manifests.export", FILES),
     Entry("diff", "manifests.diff", FILES),
+    Entry("plan", "plans.plan", FILES),
+    Entry("plans", "plans.plans", FILES),
     Entry("apply", "manifests.apply", FILES),
     Entry("api", "servers.api", SERVERS),
     Entry("runner", "servers.runner", SERVERS),

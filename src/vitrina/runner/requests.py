@@ -5,12 +5,12 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import structlog
 
 from vitrina import judging
-from vitrina.checks import delete_scan, previews, reconcile
+from vitrina.checks import data_plan, delete_scan, previews, reconcile
 from vitrina.definition import Definition
 from vitrina.errors import NotFound, VitrinaError
 from vitrina.inside import queries
@@ -19,7 +19,7 @@ from vitrina.loads.control import Hold
 from vitrina.observe import logs, notifications
 from vitrina.ports import registry
 from vitrina.sentences import Sentence, say
-from vitrina.services import suggestions
+from vitrina.services import data_plans, suggestions
 from vitrina.settings import Settings
 from vitrina.store import connections, database, pipelines
 from vitrina.store import kept_connections as kept_rows
@@ -41,6 +41,7 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
     """
     handlers: dict[str, Handler] = {
         "validate": validate,
+        "plan": make_plan,
         "preview": preview,
         "explain": explain_query,
         "receivers": list_receivers,
@@ -83,6 +84,25 @@ def validate(request: dict[str, Any], metastore: Connection, settings: Settings)
             "target_exists": job.prepared.exists,
             "explain": job.described.outline,
         }
+
+
+def make_plan(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
+    """Find out what the next full load would change in the target; nothing is written there. Keep the plan."""
+    row = _row_to_inspect(request, metastore)
+    saved = pipelines.find(metastore, row["name"])
+    if saved is None:
+        row |= {"id": uuid4()}  # the stage is named by it
+    made = data_plan.make(row, saved, settings, metastore)
+    definition = pipelines.definition_of(row)
+    around = data_plans.surroundings(metastore, settings, definition, saved)
+    result = {"id": str(request["id"]), **around, **_masked(made.as_dict(), settings)}
+    data_plans.keep(metastore, request, saved, result)
+    return result
+
+
+def _masked(plan: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Mask the passwords that drivers quote in their errors."""
+    return plan | {part: [logs.masked(text, settings) for text in plan[part]] for part in ("refusals", "notes")}
 
 
 def _row_to_inspect(request: dict[str, Any], metastore: Connection) -> dict[str, Any]:

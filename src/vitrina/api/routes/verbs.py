@@ -173,6 +173,16 @@ def reconcile(
     return ask_runner(state, caller, response, kind="reconcile", pipeline=pipeline, payload=payload)
 
 
+@router.post("/pipelines/{pipeline}/plan", responses={202: {"model": answers.Request}})
+def plan(state: State, caller: Operator, response: Response, pipeline: PipelineId) -> answers.Request:
+    """Tell what the next full load would change in the target; nothing is written there. Performed by a runner.
+
+    `result` has the columns and rows that would be added, changed and removed, with some of them before and after, why
+    the run would publish nothing, and what depends on the pipeline.
+    """
+    return ask_runner(state, caller, response, kind="plan", pipeline=pipeline, payload={})
+
+
 @router.get("/pipelines/{pipeline}/reconcile")
 def last_reconcile(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Request:
     """Show the latest report."""

@@ -382,7 +382,7 @@ class MartChecks:
         found = self._session.execute(
             """
             SELECT n.nspname AS schema, c.relname AS name
-            FROM pg_catalog.pg_partition_tree(%s::regclass) AS t
+            FROM pg_catalog.pg_partition_tree(pg_catalog.to_regclass(%s)) AS t
             JOIN pg_catalog.pg_class c ON c.oid = t.relid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
             UNION ALL
             SELECT n.nspname, c.relname FROM pg_catalog.pg_class c

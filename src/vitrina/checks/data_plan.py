@@ -98,6 +98,9 @@ def make(row: Row, saved: Row | None, settings: Settings, metastore: Connection)
 
 
 def _look(made: DataPlan, opened: Opened) -> None:
+    if opened.source.runs_when_described and opened.definition.mode == "incremental":
+        made.notes.append(say("plan.data_only_new", source=opened.source.name))
+        return
     try:
         job = comparison.look_into(opened)
     except _UNFIT as exc:

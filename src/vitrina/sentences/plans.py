@@ -26,6 +26,10 @@ SENTENCES = {
         " run reads what is new, and rows that the query no longer gives stay"
     ),
     "plan.data_no_columns": "{source} gives no row just now, so its columns and rows cannot be told",
+    "plan.data_only_new": (
+        "{source} gives what is new since its own checkpoint in mode incremental, and cannot be asked for everything:"
+        " only what depends on the pipeline is told"
+    ),
     "plan.data_not_told": (
         "rows of {target} cannot be compared, so only columns and what depends on them are told: {because}"
     ),

@@ -3,12 +3,14 @@
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
 import psycopg
 import pytest
+from pydantic import SecretStr
 
 from tests.integration.api import problem, serving
 from tests.support import waiting
@@ -482,6 +484,32 @@ def test_an_incremental_pipeline_is_planned_as_if_everything_were_read(bench: Wo
     bench.change("films", source_query=query)
     bench.sql("DELETE FROM etl.etl_state")
     assert reported(bench.run("films")) == (0, 45, 0)
+
+
+# --- targets that do not stage ----------------------------------------------------------------------------------------
+
+
+def test_files_are_compared_with_their_source(bench: Workbench, tmp_path: Path) -> None:
+    bench.settings = bench.settings.model_copy(
+        update={"connections": {"lake": SecretStr(f"file://{tmp_path}")}, "allowed_targets": "analytics.*,files:*"}
+    )
+    fields = {"target_table": "files:films", "target_key": ["id"], "options": {"target_connection": "lake"}}
+    first = bench.plan("films", source_query=QUERY, **fields)
+    assert first["rows"] is None or counted(first) == (200, 0, 0)
+    make(bench, **fields)
+    written = sorted(path.name for path in tmp_path.rglob("*"))
+    bench.sql("UPDATE content.films SET rating = 9 WHERE id IN (1, 2); DELETE FROM content.films WHERE id = 3")
+
+    plan = bench.plan("films", source_query="SELECT id, title, rating, votes FROM content.films")
+
+    assert plan["columns"]["added"] == [{"name": "votes", "type": "integer"}]
+    assert plan["columns"]["removed"] == []
+    plan = bench.plan("films")
+    assert counted(plan) == (0, 2, 1)
+    assert "reconcile" in plan["notes"][0]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == written
+    removed = [one["before"]["title"] for one in plan["rows"]["sample_rows"] if one["kind"] == "removed"]
+    assert removed == ["Film 3"]
 
 
 # --- what depends on it -----------------------------------------------------------------------------------------------

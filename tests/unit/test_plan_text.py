@@ -87,17 +87,25 @@ def test_markdown_is_a_comment_for_a_review() -> None:
     refused = PLAN | {"refusals": ["it would shrink"], "warnings": ["columns are kept"]}
     assert plan_text.markdown(refused).split("\n\n") == [
         "### Plan of `films` → `analytics.films`",
-        "Adds column votes, changes 1,204 of 50,000 rows (rating: 1,204), removes 12, adds 0;"
-        " downstream: film_cards, es:film_dim.",
+        (
+            "Adds column votes, changes 1,204 of 50,000 rows (rating: 1,204), removes 12, adds 0;"
+            " downstream: film_cards, es:film_dim."
+        ),
         "> **The run would be refused:** it would shrink",
         "> columns are kept",
-        "| what | change |\n|---|---|\n| column `votes` | added as `integer` |\n| rows | 50,000 → 49,988 |\n"
-        "| rows changed | 1,204 |\n| rows removed | 12 |\n| `rating` | changes in 1,204 rows |\n"
-        "| check `of_ten` | failed: 3 row(s) break it |",
+        (
+            "| what | change |\n|---|---|\n| column `votes` | added as `integer` |\n| rows | 50,000 → 49,988 |\n"
+            "| rows changed | 1,204 |\n| rows removed | 12 |\n| `rating` | changes in 1,204 rows |\n"
+            "| check `of_ten` | failed: 3 row(s) break it |"
+        ),
         "<details><summary>Some of the rows</summary>",
-        "- changed: `id = 7, title = Alien, rating: 8.5 -> NULL`\n"
-        "- removed: `id = 9, title = two lines \ufffd[31m, rating = 1`",
+        (
+            "- changed: `id = 7, title = Alien, rating: 8.5 -> NULL`\n"
+            "- removed: `id = 9, title = two lines \ufffd[31m, rating = 1`"
+        ),
         "</details>",
-        "Plan `11111111-2222-3333-4444-555555555555`; apply exactly this with"
-        " `vitrina apply --require-plan 11111111-2222-3333-4444-555555555555`.",
+        (
+            "Plan `11111111-2222-3333-4444-555555555555`; apply exactly this with"
+            " `vitrina apply --require-plan 11111111-2222-3333-4444-555555555555`."
+        ),
     ]

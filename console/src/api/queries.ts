@@ -325,7 +325,7 @@ export async function awaitRequest(asked: RunnerRequest, seconds = 60): Promise<
 export function useRefresh() {
   const client = useQueryClient();
   return (name: string, id?: string): void => {
-    for (const key of ["pipeline", "status", "runs", "versions", "reconcile", "reconciles", "alerts"]) {
+    for (const key of ["pipeline", "status", "runs", "versions", "reconcile", "reconciles", "plans", "alerts"]) {
       void client.invalidateQueries({ queryKey: [key, name] });
     }
     void client.invalidateQueries({ queryKey: ["audit"] });

@@ -191,6 +191,6 @@ class ApplyWish(Strict):
     dry_run: bool = Field(False, description="Say what would change, and change nothing.")
     prune: bool = Field(False, description="Delete pipelines of the same `managed_by` that no document names.")
     managed_by: str = Field("file", pattern=manifests.OWNER, description="Who owns these pipelines.")
-    require_plans: list[UUID] = Field(
+    require_plans: list[Annotated[UUID, Field(strict=False)]] = Field(
         default_factory=list, max_length=1_000, description="Apply only what these plans looked at: 409 otherwise."
     )

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from vitrina.connectors.postgres.checks import MartChecks
     from vitrina.connectors.postgres.source import SqlReader
     from vitrina.ports.checks import Checks, Judgement
-    from vitrina.ports.data_plan import PlannedLoad
 
 
 @dataclass(frozen=True)
@@ -160,13 +159,6 @@ class MartTarget(BaseTarget):
 
     def compare(self, looked: Looked) -> Comparison:
         return MartComparison(self.writer, self.opening.url, looked)
-
-    def plan_load(self, loading: Loading, latest: Sequence[str]) -> "PlannedLoad":
-        """Open a load that is compared and never published."""
-        # Imported here: it needs the loads of this module, and runs do not need it.
-        from vitrina.connectors.postgres.mart_plan import MartPlan
-
-        return MartPlan(self, loading, latest)
 
     # --- for the loads ---------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
 
 from vitrina.connectors.postgres import merge
 from vitrina.connectors.postgres.load import MartTarget, StageLoad
@@ -22,6 +21,13 @@ from vitrina.store import stages
 _OPS: Sequence[tuple[str, SampleKind]] = (("I", "added"), ("U", "changed"), ("D", "removed"))
 
 
+class ForeseeingMart(MartTarget):
+    """A table in Postgres that tells what a full load would change in it."""
+
+    def plan_load(self, loading: Loading, latest: Sequence[str]) -> "MartPlan":
+        return MartPlan(self, loading, latest)
+
+
 class MartPlan:
     """Fill a stage of its own, which ends with the plan."""
 
@@ -32,12 +38,9 @@ class MartPlan:
         # Stages of the pipeline's runs have other names: neither drops those of the other.
         self._writer.stage_prefix = PLAN
         self._writer.imagine()
+        self.load = StageLoad(target, loading)
         self._latest = [name for name in latest if name in self._writer.columns]
         self._refusals: list[str] = []
-
-    @cached_property
-    def load(self) -> StageLoad:
-        return StageLoad(self._target, self._loading)
 
     @property
     def new_columns(self) -> Sequence[Column]:

@@ -284,7 +284,8 @@ def test_what_the_server_counts_would_show_a_write(bench: Workbench) -> None:
     """Or the test above could not fail."""
     make(bench)
     before = state_of_target(bench)
-    with psycopg.connect(bench.settings.require_database_url()) as connection:
+    url = bench.settings.require_database_url()
+    with psycopg.connect(url, application_name="vitrina:writer") as connection:
         connection.execute("UPDATE analytics.films SET rating = 1 WHERE id = 1")
         connection.rollback()
     assert state_of_target(bench) != before

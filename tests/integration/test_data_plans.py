@@ -489,6 +489,13 @@ def test_an_incremental_pipeline_is_planned_as_if_everything_were_read(bench: Wo
     assert reported(bench.run("films")) == (0, 45, 0)
 
 
+def test_a_live_pipeline_is_planned_as_it_is_loaded(bench: Workbench) -> None:
+    make(bench)
+    bench.sql("UPDATE content.films SET rating = 0 WHERE id <= 10; DELETE FROM content.films WHERE id = 200")
+
+    assert counted(bench.plan("films", mode="live")) == (0, 10, 1)
+
+
 # --- targets that do not stage ----------------------------------------------------------------------------------------
 
 

@@ -300,6 +300,10 @@ class Client:
         """List plans of a pipeline, newest first."""
         return self._ask(Page[answers.PlanSummary], "GET", self._of(pipeline, "plans"), params={"limit": limit}).items
 
+    def profile(self, pipeline: str | UUID) -> answers.Request:
+        """Ask what is in the target. `result` is the profile, once the request is DONE."""
+        return self._ask(answers.Request, "POST", self._of(pipeline, "profile"))
+
     def last_reconcile(self, pipeline: str | UUID) -> answers.Request:
         return self._ask(answers.Request, "GET", self._of(pipeline, "reconcile"))
 

@@ -389,6 +389,26 @@ export interface Side {
   greatest?: string | null;
 }
 
+/** What is in a target. */
+export interface TargetProfile {
+  target: string;
+  rows: number;
+  size_bytes: number;
+  profiled_rows: number;
+  columns: ColumnProfile[];
+}
+
+/** Viewers get a word in place of values. */
+export interface ColumnProfile {
+  name: string;
+  type: string;
+  nulls: number;
+  distinct: number;
+  min_value: string | null;
+  max_value: string | null;
+  top_values: { value: string; rows: number }[] | string;
+}
+
 /** What a full load would change in a target. */
 export interface DataPlan {
   id: string;

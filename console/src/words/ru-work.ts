@@ -1,6 +1,18 @@
 /** Words of the editor, the filters of runs, rolling back, dead letters by error, and notifications. */
 const words: Record<string, string> = {
   "A runner is planning…": "Раннер составляет план…",
+  "A runner is looking…": "Раннер смотрит…",
+  Columns: "Столбцов",
+  Data: "Данные",
+  Distinct: "Разных",
+  Greatest: "Наибольшее",
+  Least: "Наименьшее",
+  "Look now": "Посмотреть сейчас",
+  "Looked at": "Просмотрено",
+  "Most frequent": "Самые частые",
+  Size: "Размер",
+  "Tells how many rows the target has, how large it is, and what its columns hold.": "Говорит, сколько в приёмнике строк, сколько он занимает и что в его столбцах.",
+  "a sample of {rows} rows": "выборка из {rows} строк",
   "Changed by column": "Изменено по столбцам",
   "Columns added": "Новые столбцы",
   "Columns no longer given": "Столбцы, которых больше нет",

@@ -58,6 +58,7 @@ COMMANDS = (
     Entry("validate", "checks.validate", WORK),
     Entry("preview", "checks.preview", WORK),
     Entry("reconcile", "checks.reconcile", WORK),
+    Entry("profile", "profile.profile", WORK),
     Entry("transforms", "catalog.transforms", WORK),
     Entry("transform", "catalog.transforms"),
     Entry("connectors", "catalog.connectors", WORK),

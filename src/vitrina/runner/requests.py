@@ -12,12 +12,13 @@ import structlog
 from vitrina import judging
 from vitrina.checks import data_plan, delete_scan, previews, reconcile
 from vitrina.definition import Definition
-from vitrina.errors import NotFound, VitrinaError
+from vitrina.errors import FatalError, NotFound, VitrinaError
 from vitrina.inside import queries
 from vitrina.loads import inspection, kept_connections, opening, replay
 from vitrina.loads.control import Hold
 from vitrina.observe import logs, notifications
 from vitrina.ports import registry
+from vitrina.ports.profile import Profiles
 from vitrina.sentences import Sentence, say
 from vitrina.services import data_plans, suggestions
 from vitrina.settings import Settings
@@ -42,6 +43,7 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
     handlers: dict[str, Handler] = {
         "validate": validate,
         "plan": make_plan,
+        "profile": profile_target,
         "preview": preview,
         "explain": explain_query,
         "receivers": list_receivers,
@@ -98,6 +100,19 @@ def make_plan(request: dict[str, Any], metastore: Connection, settings: Settings
     result = {"id": str(request["id"]), **around, **_masked(made.as_dict(), settings)}
     data_plans.keep(metastore, request, saved, result)
     return result
+
+
+def profile_target(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
+    """Tell what is in the target of a pipeline: rows, size, and what its columns hold."""
+    with ExitStack() as sessions:
+        opened = opening.open_for_inspection(_row(metastore, request["pipeline_id"]), settings, metastore, sessions)
+        name = opened.definition.final_target
+        if not isinstance(opened.target, Profiles):
+            raise FatalError(say("target.no_profile", target=name))
+        found = opened.target.profile()
+        if found is None:
+            raise NotFound(say("target.not_there", target=name))
+        return {"target": name, **found.as_dict()}
 
 
 def _masked(plan: dict[str, Any], settings: Settings) -> dict[str, Any]:

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from vitrina.connectors.postgres.checks import MartChecks
     from vitrina.connectors.postgres.source import SqlReader
     from vitrina.ports.checks import Checks, Judgement
+    from vitrina.ports.profile import TargetProfile
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,16 @@ class MartTarget(BaseTarget):
 
     def compare(self, looked: Looked) -> Comparison:
         return MartComparison(self.writer, self.opening.url, looked)
+
+    def profile(self) -> "TargetProfile | None":
+        # Imported here: runs do not need it.
+        from vitrina.connectors.postgres import mart_profile
+
+        table = catalog.find_table(self.opening.connection, self.opening.name)
+        if table is None:
+            return None
+        with database.translated(f"looking at {self.opening.name}"):
+            return mart_profile.profile(self.opening.connection, table)
 
     # --- for the loads ---------------------------------------------------------------------------------------------
 

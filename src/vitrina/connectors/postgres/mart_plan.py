@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+
+import psycopg
 
 from vitrina.connectors.postgres import merge
 from vitrina.connectors.postgres.load import MartTarget, StageLoad
@@ -52,7 +54,9 @@ class MartPlan:
             self._target.create_stage(self.load.stage, self._loading)
 
     def discard(self) -> None:
-        self.load.discard()
+        # A session that was lost must not hide why; housekeeping drops what nobody holds.
+        with suppress(psycopg.Error):
+            self.load.discard()
 
     def difference(self, found: Checkpoint) -> DataDifference:
         judged = self._judge(found)

@@ -92,6 +92,8 @@ const sentences: Record<string, string> = {
   "definition.value_nested": "вложенность больше {levels} уровней: держите параметры плоскими или назовите файл",
   "target.forbidden": "target_table «{target}» здесь не разрешён; разрешены: {allowed} (оператор задаёт VITRINA_ALLOWED_TARGETS)",
   "target.malformed": "target_table «{target}» — не приёмник: пишите analytics.<таблица> строчными буквами для витрины или {prefix}<индекс> для поискового индекса",
+  "target.no_profile": "что внутри {target}, сказать нельзя: профиль составляется только для таблиц Postgres",
+  "target.not_there": "{target} ещё нет: сначала запустите пайплайн",
   "target.unknown_prefix":
     "target_table «{target}» — не приёмник: пишите analytics.<таблица> строчными буквами для витрины или {prefix}<индекс> для поискового индекса; коннектора с префиксом «{given}» здесь нет, есть только {known}",
   "params.above": "{field} должно быть не больше {most}",

@@ -12,6 +12,7 @@ from vitrina.loads.steps import Fitted
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.checks import Judges
 from vitrina.ports.live import Derivation, Derives
+from vitrina.ports.schema import Column
 from vitrina.ports.source import Description, Passes, Window
 from vitrina.ports.target import Prepared, Shortcut, Wanted
 from vitrina.sentences import say
@@ -34,6 +35,14 @@ def look_into(opened: Opened) -> Job:
     if opened.source.runs_when_described:
         opened = replace(opened, checkpoint=Checkpoint())
     return _inspect(opened, create_target=False)
+
+
+def output_of(opened: Opened) -> tuple[Column, ...]:
+    """Find the columns that the source and its steps give, whether they fit the target or not."""
+    described = opened.source.describe(_next_window(opened))
+    if not described.columns and described.schema is None:
+        return ()
+    return steps.fit(opened.around_steps, opened.source, described, opened.target.form, opened.target.known).output
 
 
 def _inspect(opened: Opened, *, create_target: bool) -> Job:

@@ -142,6 +142,8 @@ SENTENCES = {
         "target_table {target!r} is not a target: write analytics.<table> in lower case for a mart or {prefix}<index>"
         " for a search index"
     ),
+    "target.no_profile": "what {target} holds cannot be told: only tables in Postgres are profiled",
+    "target.not_there": "{target} does not exist yet: run the pipeline first",
     "target.unknown_prefix": (
         "target_table {target!r} is not a target: write analytics.<table> in lower case for a mart or {prefix}<index>"
         " for a search index; no connector with the prefix {given!r} is installed here, only {known}"

@@ -1,7 +1,7 @@
 """What a table looks like in Postgres's catalog, and whether a query's result fits into it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import sql
@@ -377,6 +377,41 @@ def create_table(
             sql.SQL(", ").join(map(sql.Identifier, key)),
             partitioning,
         )
+    )
+
+
+def with_columns(table: Table | None, target: PostgresTarget, key: tuple[str, ...], columns: Sequence[Column]) -> Table:
+    """Describe the table as it will be with these columns, or as it will be created; nothing is changed."""
+    new = tuple(
+        TableColumn(one.name, storable(one), base_type=storable(one), not_null=one.name in key) for one in columns
+    )
+    if table is not None:
+        return replace(table, columns=(*table.columns, *new))
+    return Table(
+        schema=target.schema,
+        name=target.table,
+        oid=0,
+        kind="r",
+        owned=True,
+        has_policies=False,
+        has_one_key=True,
+        columns=new,
+        primary_key=key,
+        unique_keys=(key,),
+        loosely_equal=frozenset(),
+        cascading=(),
+    )
+
+
+def rows_with_columns(table: Table | None, columns: Sequence[Column], condition: sql.Composable) -> sql.Composed:
+    """Build a FROM item with the rows that a table has, and NULL in columns that it lacks; of no table, no rows."""
+    lacking = [sql.SQL("NULL::{} AS {}").format(sql.SQL(storable(one)), sql.Identifier(one.name)) for one in columns]
+    if table is None:
+        given = [sql.SQL("NULL::tid AS ctid"), sql.SQL("NULL::oid AS tableoid")]
+        return sql.SQL("(SELECT {} WHERE false)").format(sql.SQL(", ").join([*given, *lacking]))
+    given = [sql.SQL("m.ctid"), sql.SQL("m.tableoid"), sql.SQL("m.*")]
+    return sql.SQL("(SELECT {} FROM {} AS m WHERE {})").format(
+        sql.SQL(", ").join([*given, *lacking]), table.identifier, condition
     )
 
 

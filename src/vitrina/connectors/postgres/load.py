@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from vitrina.connectors.postgres.checks import MartChecks
     from vitrina.connectors.postgres.source import SqlReader
     from vitrina.ports.checks import Checks, Judgement
+    from vitrina.ports.profile import TargetProfile
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,16 @@ class MartTarget(BaseTarget):
     def compare(self, looked: Looked) -> Comparison:
         return MartComparison(self.writer, self.opening.url, looked)
 
+    def profile(self) -> "TargetProfile | None":
+        # Imported here: runs do not need it.
+        from vitrina.connectors.postgres import mart_profile
+
+        table = catalog.find_table(self.opening.connection, self.opening.name)
+        if table is None:
+            return None
+        with database.translated(f"looking at {self.opening.name}"):
+            return mart_profile.profile(self.opening.connection, table)
+
     # --- for the loads ---------------------------------------------------------------------------------------------
 
     def stage(self, name: str, loading: Loading, version_types: tuple[str, ...] = ()) -> Stage:
@@ -178,17 +189,20 @@ class MartTarget(BaseTarget):
 
     def create(self, *stages: Stage, loading: Loading, keep: str | None = None) -> None:
         """Create the stages in a transaction. Of other stages, keep only that of a load which resumes later."""
+        self.writer.drop_other_stages(keep=[keep] if keep else [])
+        for stage in stages:
+            self.create_stage(stage, loading)
+
+    def create_stage(self, stage: Stage, loading: Loading) -> None:
         shortcut = loading.shortcut
         # Who fills a stage from within Postgres: the reader, which may do nothing else there.
         role = shortcut.role if isinstance(shortcut, PostgresShortcut) and loading.route == "pushdown" else None
         asks = loading.checks is not None and any(check.needs_reader for check in loading.checks.listed)
         reader = self.check_reader().connection.info.user if asks else None
-        self.writer.drop_other_stages(keep=[keep] if keep else [])
-        for stage in stages:
-            if stage.is_tagged:
-                stage.create(self.session, fillable_by=role, readable_by=reader)
-            else:
-                first_load.create(self.session, stage, self.writer.table, fillable_by=role)
+        if stage.is_tagged:
+            stage.create(self.session, fillable_by=role, readable_by=reader)
+        else:
+            first_load.create(self.session, stage, self.writer.table, fillable_by=role)
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
@@ -319,7 +333,7 @@ class StageLoad(BaseLoad):
         self._writer = target.writer
         self.name = loading.name or target.writer.new_stage_name()
         self.stage = replace(target.stage(self.name, loading), is_tagged=self._needs_tags(loading))
-        self._checks = target.checks_of(loading.checks)
+        self.checks = target.checks_of(loading.checks)
 
     def _needs_tags(self, loading: Loading) -> bool:
         """Tell whether rows have to say which part they belong to; not where the stage is to become the mart."""
@@ -372,15 +386,18 @@ class StageLoad(BaseLoad):
         return counts
 
     def _publish(self, found: Checkpoint) -> "tuple[Counts, Judgement | None]":
-        deletes, checks = self._loading.deletes, self._checks
+        deletes, checks = self._loading.deletes, self.checks
         if checks is None:
             return self._writer.publish(self.stage, found, deletes=deletes), None
-        rows = self.stage.counted_to_judge(found.accepted)
-        judged = checks.judge_load(self.stage, rows, has_rows=found.rows > 0)
+        judged = self.judge(checks, found)
         before = checks.rows_before()
         left = replace(found, rows=found.rows - len(judged.letters))
         counts = self._writer.publish(self.stage, left, deletes=deletes)
         return counts, checks.judge_change(judged, counts, before)
+
+    def judge(self, checks: "MartChecks", found: Checkpoint) -> "Judgement":
+        """Judge the rows that count, in the caller's transaction; those that are rejected leave the stage."""
+        return checks.judge_load(self.stage, self.stage.counted_to_judge(found.accepted), has_rows=found.rows > 0)
 
     def _recall_snapshot(self, found: Checkpoint) -> None:
         """Take the time of the snapshot that an earlier run has read; without a row there was none."""

@@ -9,6 +9,8 @@ from vitrina.ports.checkpoint import Accepted
 from vitrina.store.database import Connection
 
 SCHEMA = "etl_stage"
+# How the names of stages begin: those of a run, and those of a plan, which no run may drop.
+RUN, PLAN = "p", "d"
 EPOCH, BATCH = "_epoch", "_batch"
 CURSOR_KEY, CURSOR_ID = "_cursor_key", "_cursor_id"
 # Where a staged row stands, for checks: rejected ones are deleted by it.
@@ -174,6 +176,6 @@ class Stage:
         return row is not None
 
 
-def stage_name(pipeline_id: str, suffix: str) -> str:
+def stage_name(pipeline_id: str, suffix: str, prefix: str = RUN) -> str:
     """Build `p_<pipeline>_<suffix>`: an operator sees whose table it is, and cleaning up sees whether it is needed."""
-    return f"p_{pipeline_id.replace('-', '')}_{suffix}"
+    return f"{prefix}_{pipeline_id.replace('-', '')}_{suffix}"

@@ -190,6 +190,7 @@ def _capabilities(
         streamed_from=source.name if not described.columns else None,
         has_steps=bool(opened.steps),
         loads_first_pass=opened.target.loads_first_pass,
+        takes_any_order=opened.target.takes_any_order,
         estimated_rows=described.estimated_rows,
         pageable=shortcut is not None and shortcut.pageable,
         foreign_functions=shortcut.foreign_functions if shortcut else frozenset(),

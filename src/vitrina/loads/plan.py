@@ -17,8 +17,9 @@ _CHUNK_SECONDS = 10.0
 _SMALLEST_CHUNK_ROWS = 10_000
 # Of a pipeline that has not run yet: a plain table within one database.
 _USUAL_ROWS_PER_SECOND = 333_000.0
-# The same between two databases.
+# The same between two databases, and through the runner into something else.
 _USUAL_COPIED_ROWS_PER_SECOND = 100_000.0
+_USUAL_CARRIED_ROWS_PER_SECOND = 10_000.0
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Capabilities:
     streamed_from: str | None = None
     # Whether the first pass of an incremental pipeline may be loaded at once.
     loads_first_pass: bool = True
+    # Whether a target that rows have to pass the runner for takes them in any order.
+    takes_any_order: bool = False
     foreign_functions: frozenset[str] = frozenset()
     target_is_empty: bool = False
     has_checkpoint: bool = False
@@ -206,7 +209,7 @@ def _paging(
     if route == "arrow" and at_once and not known.key_is_read:
         reasons.append(say("plan.stream_without_key"))
         return "one statement", None
-    if route == "copy" and at_once and known.estimated_rows < _one_copy_rows(definition, known):
+    if at_once and known.estimated_rows < _unordered_rows(definition, known, route):
         # Rows in the order of the key would have to be sorted first, only so that a load could be continued.
         reasons.append(say("plan.one_batch_quick", rows=known.estimated_rows))
         return "one statement", None
@@ -227,11 +230,15 @@ def _paging(
     return "keyset pages", chunk_rows
 
 
-def _one_copy_rows(definition: Definition, known: Capabilities) -> int:
-    """Return below how many rows a load is copied in any order, and starts over when it is interrupted."""
+def _unordered_rows(definition: Definition, known: Capabilities, route: str) -> int:
+    """Return below how many rows a load that passes the runner is read in any order, to start over when interrupted."""
+    carried = route == "arrow" and known.takes_any_order and not known.has_steps
+    if route != "copy" and not carried:
+        return 0
     if definition.options.checkpoint_rows is not None:
         return definition.options.checkpoint_rows
-    return int((known.rows_per_second or _USUAL_COPIED_ROWS_PER_SECOND) * _ONE_STATEMENT_SECONDS)
+    usual = _USUAL_CARRIED_ROWS_PER_SECOND if carried else _USUAL_COPIED_ROWS_PER_SECOND
+    return int((known.rows_per_second or usual) * _ONE_STATEMENT_SECONDS)
 
 
 def _one_statement_rows(definition: Definition, known: Capabilities) -> tuple[int, int]:

@@ -226,6 +226,10 @@ class Target(Protocol):
     @property
     def loads_first_pass(self) -> bool: ...
 
+    # Whether the rows of a full load may come in any order, all as one part.
+    @property
+    def takes_any_order(self) -> bool: ...
+
     # Whether its merges make the rows of given keys equal to the source, deleted ones too (`ports.live.Corrects`).
     @property
     def corrects(self) -> bool: ...
@@ -292,6 +296,7 @@ class BaseTarget:
     visible: Literal["part", "load"] = "load"
     form: Form = "natural"
     loads_first_pass = False
+    takes_any_order = False
     corrects = False
     correction_seconds = 0.0
     letter_budget: Mapping[str, int] | None = None

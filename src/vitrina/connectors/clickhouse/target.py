@@ -37,6 +37,7 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
     """A table as the target of a run."""
 
     visible: Literal["part", "load"] = "load"
+    takes_any_order = True
     corrects = True
     # Each batch is a part of the table that the server has to merge: about one a second is what its makers advise.
     correction_seconds = 1.0

@@ -154,6 +154,8 @@ class Follower:
         self._is_unjudged = False
         self._stored_seconds = _STORED_SECONDS
         self._corrected = 0.0
+        # Rows that were rejected and have not come through since: one that changes often counts once.
+        self._rejected: set[str] = set()
 
     def close(self) -> None:
         self._following.close()
@@ -464,6 +466,7 @@ class Follower:
             raise RuntimeError("a follower opens its load first")
         rows = _Rows(moment, stale)
         part = self._written(load, rows, run.checkpoint.batch_no + 1)
+        self._refuse_letters(part)
 
         def refuse(at_most: int, exactly: Callable[[], int]) -> None:
             self._guard.refuse_more(at_most, exactly, load, run)
@@ -483,6 +486,22 @@ class Follower:
             flow = Flow(rows, Window(), steps, writer, run.job.claim.epoch, gate=run.gate)
             parts = list(flow.parts(number, None))
         return parts[0] if parts else Part(number, 0, None)
+
+    def _refuse_letters(self, part: Part) -> None:
+        """Stop before anything is deleted when more rows are rejected than agreed. The place stays where it was."""
+        run, budget = self._run, self._run.letter_budget
+        self._rejected |= {letter.document_id for letter in part.letters if not letter.by_check}
+        self._rejected -= part.delivered
+        if budget is None or len(self._rejected) <= budget:
+            return
+
+        def move(_: Done) -> Checkpoint:
+            run.letters.leave_behind(part)
+            return run.checkpoint
+
+        run.fence("recording rejected rows", move, progressed=False).after()
+        target = run.job.definition.final_target
+        raise FatalError(say("run.live_letters", letters=len(self._rejected), target=target, budget=budget))
 
     def _fence(self, part: Part, place: Place, started: float) -> RunFence:
         run, load = self._run, self._load

@@ -4,6 +4,7 @@ The log says which rows changed; from them the stale keys are derived, and the q
 What comes back is merged, what does not is deleted. Repeating a batch is therefore harmless.
 """
 
+import select
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -58,8 +59,10 @@ _FEW_KEYS = 10_000
 # How long a batch waits until the feed has stored what its snapshot shows, at first and at most.
 _STORED_SECONDS = 2.0
 _MOST_STORED_SECONDS = 60.0
-# How often requests are looked at while nothing changes, and how often an idle follower says that it is up to date.
+# How often requests are looked at during a wait, and while nothing changes.
 _LOOK_SECONDS = 0.5
+_IDLE_LOOK_SECONDS = 1.0
+# How often an idle follower looks for itself, and says that it is up to date.
 _IDLE_SECONDS = 5.0
 # How long a feed may take to be ready, with a reason that it gives.
 _READY_SECONDS = 60.0
@@ -433,10 +436,20 @@ class Follower:
         while (left := rests_until - time.monotonic()) > 0:
             self._look()
             self._run.control.wait(min(left, _LOOK_SECONDS))
-        while time.monotonic() < self._recorded + _IDLE_SECONDS and not self._has_changes():
+        is_told = True
+        while time.monotonic() < self._recorded + _IDLE_SECONDS:
+            if is_told and self._has_changes():
+                return
             self._look()
-            for _ in self._metastore.notifies(timeout=_LOOK_SECONDS, stop_after=1):
-                """Changes were stored, of this source or of another."""
+            is_told = self._await_notice(_IDLE_LOOK_SECONDS)
+
+    def _await_notice(self, seconds: float) -> bool:
+        """Wait until changes were stored, of this source or of another; the driver's own wait wakes up all the time."""
+        session = self._metastore
+        if list(session.notifies(timeout=0)):
+            return True
+        select.select([session.fileno()], [], [], seconds)
+        return bool(list(session.notifies(timeout=0)))
 
     def _has_changes(self) -> bool:
         return bool(feeds.read(self._metastore, self._feed, self._place.lsn, 1, relations=self._tables))

@@ -8,7 +8,7 @@ import random
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,16 +105,23 @@ class World(Marts):
         [found] = [process for process in self.runners if process.pid == pid]
         return found
 
-    def held_by(self, pid: int) -> int:
-        """Count the leases, of pipelines and feeds, that a process has not lost yet."""
+    def held_by(self, pids: Sequence[int]) -> int:
+        """Count the leases, of pipelines and feeds, that these processes have not lost yet."""
+        return self._held("r.pid = ANY(%s)", pids)
+
+    def held_by_the_dead(self) -> int:
+        return self._held("r.pid IS NULL OR r.pid <> ALL(%s)", [process.pid for process in self.alive])
+
+    def _held(self, condition: str, pids: Sequence[int]) -> int:
         [row] = self.ask(
-            """
-            SELECT count(*) AS n FROM etl.etl_runners r JOIN (
-                SELECT runner_id FROM etl.etl_pipelines WHERE status IN ('RUNNING', 'PAUSE_REQUESTED')
-                UNION ALL SELECT runner_id FROM etl.etl_feeds
-            ) held ON held.runner_id = r.id WHERE r.pid = %s
+            f"""
+            SELECT count(*) AS n FROM (
+                SELECT runner_id FROM etl.etl_pipelines
+                WHERE status IN ('RUNNING', 'PAUSE_REQUESTED') AND claim_id IS NOT NULL
+                UNION ALL SELECT runner_id FROM etl.etl_feeds WHERE claim_id IS NOT NULL
+            ) held LEFT JOIN etl.etl_runners r ON r.id = held.runner_id WHERE {condition}
             """,
-            pid,
+            list(pids),
         )
         return int(row["n"])
 
@@ -129,6 +136,7 @@ class World(Marts):
     # --- at rest ---------------------------------------------------------------------------------------------------
 
     def await_quiet(self) -> None:
+        self.await_true("somebody has what the dead held", lambda: not self.held_by_the_dead())
         self.await_following(*PIPELINES)
 
     def differences_at_rest(self) -> dict[str, int]:

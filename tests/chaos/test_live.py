@@ -7,6 +7,7 @@ draws; crashes both servers, drops the slot and restarts the whole platform, for
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -53,7 +54,7 @@ def kill_at(point: str, world: World, chance: random.Random) -> None:
 def stop_at(point: str, world: World, chance: random.Random) -> None:
     """The process stands still until another one has everything that it held, then goes on where it was."""
     pid = _struck(world, chance, point, "stop")
-    world.await_true("another runner has taken over", lambda: not world.held_by(pid))
+    world.await_true("another runner has taken over", lambda: not world.held_by([pid]))
     world.await_quiet()
     os.kill(pid, signal.SIGCONT)
 
@@ -137,9 +138,11 @@ def test_marts_follow_whatever_dies(tmp_path: Path, seed: int) -> None:
 
 
 def _strike(world: World, chance: random.Random, name: str) -> None:
+    began = time.monotonic()
     try:
         STRIKES[name](world, chance)
         world.replace_dead()
         world.await_quiet()
+        say(f"{name}: followed again after {time.monotonic() - began:.1f} s")
     except (AssertionError, psycopg.Error) as exc:
         raise AssertionError(f"{name}: {exc}; {world.told()}") from exc

@@ -61,6 +61,8 @@ class World(Marts):
             "VITRINA_CONN_SHOP_FEED": source.urls.admin,
             "VITRINA_LEASE_TTL_SECONDS": LEASE_SECONDS,
             "VITRINA_POLL_SECONDS": "0.5",
+            # Strikes come one behind the other, and a run that meets three before its first batch is no reason to give up.
+            "VITRINA_MAX_ATTEMPTS": "30",
         }
 
     def reconnect(self) -> None:

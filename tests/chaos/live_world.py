@@ -61,7 +61,7 @@ class World(Marts):
             "VITRINA_CONN_SHOP_FEED": source.urls.admin,
             "VITRINA_LEASE_TTL_SECONDS": LEASE_SECONDS,
             "VITRINA_POLL_SECONDS": "0.5",
-            # Strikes come one behind the other, and a run that meets three before its first batch is no reason to give up.
+            # Strikes come one behind the other: three before the first batch of a run are no reason to give up.
             "VITRINA_MAX_ATTEMPTS": "30",
         }
 

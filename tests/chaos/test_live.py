@@ -91,6 +91,7 @@ def crash_metastore(world: World, chance: random.Random) -> None:
 
 def drop_slot(world: World, chance: random.Random) -> None:
     world.drop_feeds()
+    world.await_true("there is a slot again", lambda: bool(world.slots()))
 
 
 def restart_platform(world: World, chance: random.Random) -> None:

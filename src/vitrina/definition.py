@@ -217,7 +217,7 @@ class OwnOptions(Strict):
         None,
         ge=0,
         le=10**9,
-        description="Refused documents before a run stops; default 0 for full, 100 for incremental.",
+        description="Refused documents before a run stops; default 0 for full, 100 for incremental and live.",
     )
     on_concrete_index: Literal["take_over", "refuse"] = Field(
         "take_over", description="Whether a full load may replace an index of the target's name by an alias."

@@ -60,6 +60,7 @@ const sentences: Record<string, string> = {
   "run.live_key_type": "столбец ключа {column} имеет тип {type}, по которому поисковый индекс в режиме live не умеет удалять отдельные документы: приведите его к text в запросе",
   "run.live_load_asked": "запрошена полная загрузка",
   "run.live_made_key": "столбец ключа {column} создают шаги Python, поэтому по изменённой строке источника не узнать, какие строки приёмника устарели: выберите режим full или incremental",
+  "run.live_letters": "строк источника отвергнуто на пути в {target}: {letters}, больше options.max_dead_letters ({budget}): приёмник остаётся как есть и больше не следует за источником; посмотрите отвергнутые, исправьте схему индекса или запрос и запустите снова",
   "run.live_many_changes": "{changes} изменений сразу: полная загрузка быстрее",
   "run.live_many_keys": "{keys} устаревших ключей сразу: полная загрузка быстрее",
   "run.live_no_identity": "подключению {connection} нельзя вызывать pg_control_system(), а по ней узнаётся база данных, за которой следуют: GRANT EXECUTE ON FUNCTION pg_catalog.pg_control_system() её читателю",

@@ -269,16 +269,20 @@ class Run:
         return self.checkpoint.without_load() if self.checkpoint.stage else self.checkpoint
 
     def _too_many_letters(self, more: int) -> FatalError | None:
+        budget = self.letter_budget
+        letters = self.letters_before + self.meter.letters - self.letters.by_checks + more
+        if budget is None or letters <= budget:
+            return None
+        return FatalError(say("run.too_many_letters", letters=letters, budget=budget))
+
+    @property
+    def letter_budget(self) -> int | None:
+        """Say how many rows the run may leave behind as dead letters; None: nobody counts them."""
         budgets, definition = self.job.target.letter_budget, self.job.definition
         if budgets is None or self.job.claim.is_repair:
             return None
-        budget = definition.options.max_dead_letters
-        if budget is None:
-            budget = budgets[definition.mode]
-        letters = self.letters_before + self.meter.letters - self.letters.by_checks + more
-        if letters <= budget:
-            return None
-        return FatalError(say("run.too_many_letters", letters=letters, budget=budget))
+        agreed = definition.options.max_dead_letters
+        return budgets[definition.mode] if agreed is None else agreed
 
     # --- between batches -------------------------------------------------------------------------------------------
 

@@ -137,7 +137,7 @@ class PipelineManager:
         while not self._shutdown.is_set():
             self._lookout.looked_around()
             try:
-                with self._metastore("manager") as connection:
+                with self._metastore("manager", settings=self._limits) as connection:
                     connection.execute("LISTEN vitrina_wake")
                     while not self._shutdown.is_set():
                         self._tick(connection)
@@ -153,8 +153,7 @@ class PipelineManager:
         migrate.require_current(connection)
         self._lookout.instruments.running.set(self._runs_held)
         self._do(self._leave_cancelled, connection)
-        self._do(self._claim, connection)
-        self._do(self._claim_live, connection)
+        self._do(self._claim_requested, connection)
         if clock() >= self._next_look:
             self._next_look = clock() + self._settings.poll_seconds
             self._look_for_work(connection)
@@ -163,7 +162,7 @@ class PipelineManager:
     def _look_for_work(self, connection: Connection) -> None:
         """Look for what no notification announces: expired leases, due schedules, rows that were locked, old rows."""
         regular = (self._recover, self._fire_schedules, self._request_ready, self._feeds.look)
-        for part in (*regular, self._claim, self._claim_live):
+        for part in (*regular, self._claim_requested):
             self._do(part, connection)
         self._housekeeper.look(self._shutdown)
         self._pool.close_unused()
@@ -201,6 +200,14 @@ class PipelineManager:
         ready, _, _ = select.select([self._bell.fileno(), *others], [], [], seconds)
         if self._bell.fileno() in ready:
             self._bell.recv(4096)
+
+    def _claim_requested(self, connection: Connection) -> None:
+        """Take what waits. While nothing does, that is one question and no transaction."""
+        if leases.is_any_requested(connection):
+            self._do(self._claim, connection)
+            self._do(self._claim_live, connection)
+        else:
+            self._waiting = set()
 
     def _claim(self, connection: Connection) -> None:
         self._fill(connection, self._slots, follows=False)
@@ -429,13 +436,21 @@ class PipelineManager:
             # A thread that waits for a server which never answers would keep the process for ever.
             os._exit(self.exit_code_left_behind)
 
+    @property
+    def _limits(self) -> dict[str, str]:
+        """Let go of rows with the leases: one that stands still in a claim would keep its pipeline from everybody."""
+        return {"idle_in_transaction_session_timeout": str(int(self._settings.lease_ttl_seconds * 1000))}
+
     @contextmanager
-    def _metastore(self, purpose: str, silence_limit_seconds: float = SILENCE_SECONDS) -> Iterator[Connection]:
+    def _metastore(
+        self, purpose: str, silence_limit_seconds: float = SILENCE_SECONDS, *, settings: dict[str, str] | None = None
+    ) -> Iterator[Connection]:
         with (
             database.connect(
                 self._settings.require_database_url(),
                 f"vitrina:{purpose}",
                 connect_timeout_seconds=self._settings.connect_timeout_seconds,
+                settings=settings,
             ) as connection,
             self._watch.over(connection, silence_limit_seconds),
         ):

@@ -115,6 +115,11 @@ SENTENCES = {
         "mode live: cast it to text in the query"
     ),
     "run.live_lets_go": "the target is repaired between two batches",
+    "run.live_letters": (
+        "{letters} row(s) of the source are refused on their way to {target}, more than options.max_dead_letters"
+        " ({budget}): it keeps what it has and is not followed any more; see `vitrina dead-letters list`, mend the"
+        " mapping or the query, and run again"
+    ),
     "run.live_load_asked": "a full load was asked for",
     "run.live_made_key": (
         "Python steps make the key column {column!r}, so a changed row of the source does not say which rows of "

@@ -1,7 +1,7 @@
 """A mart as the target of a run: rows are staged, then merged or published in one transaction with the checkpoint."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,7 @@ from vitrina.targets import PostgresTarget
 if TYPE_CHECKING:
     from vitrina.connectors.postgres.checks import MartChecks
     from vitrina.connectors.postgres.source import SqlReader
+    from vitrina.connectors.postgres.stream import Stager
     from vitrina.ports.checks import Checks, Judgement
     from vitrina.ports.profile import TargetProfile
 
@@ -102,7 +103,7 @@ class MartTarget(BaseTarget):
         self._latest_snapshot: datetime | None = None
         self._to_clear: tuple[str, ...] = ()
         # Sessions that checks need, which end with the run.
-        self._of_checks = ExitStack()
+        self._opened = ExitStack()
         self._check_reader: SqlReader | None = None
 
     # --- the table -------------------------------------------------------------------------------------------------
@@ -239,7 +240,7 @@ class MartTarget(BaseTarget):
 
             def connect(more: Mapping[str, str]) -> Connection:
                 wanted = database.READ_ONLY | limits | dict(more)
-                return self._of_checks.enter_context(opening.lend(url, None, wanted))
+                return self._opened.enter_context(opening.lend(url, None, wanted))
 
             connection = sessions.with_extensions(opening.settings, connect)
             self._check_reader = sessions.QueryReader(connection, url, opening.claim.session_name)
@@ -253,7 +254,7 @@ class MartTarget(BaseTarget):
             return judging.judge_mart(written)
 
     def close(self) -> None:
-        self._of_checks.close()
+        self._opened.close()
 
     @property
     def keeps_history(self) -> bool:
@@ -283,14 +284,19 @@ class MartTarget(BaseTarget):
         return {"snapshot_at": at.astimezone(UTC).isoformat()} if at else {}
 
     def stager(self, stages: tuple[Stage, ...]) -> AbstractContextManager[Writer]:
+        self.date_snapshot()
+        return closing(self._open_stager(stages))
+
+    def kept_stager(self, stages: tuple[Stage, ...]) -> "Stager":
+        """Open a stager that stays open as long as the target: a follower has a batch every second."""
+        return self._opened.enter_context(closing(self._open_stager(stages)))
+
+    def _open_stager(self, stages: tuple[Stage, ...]) -> "Stager":
         # Imported here: pushdown runs need neither pyarrow nor its half second.
         from vitrina.connectors.postgres.stream import Stager
 
         opening = self.opening
-        self.date_snapshot()
-        return closing(
-            Stager(opening.url, opening.claim.session_name, stages, epoch=opening.claim.epoch, target=opening.name)
-        )
+        return Stager(opening.url, opening.claim.session_name, stages, epoch=opening.claim.epoch, target=opening.name)
 
     @property
     def is_backfill(self) -> bool:
@@ -424,6 +430,7 @@ class MergeLoad(BaseLoad):
         )
         self.live_stage = live_merge.LiveStage(target.session, target.writer)
         self._checks = target.checks_of(loading.checks)
+        self._kept: Stager | None = None
 
     def begin(self, fence: Fence) -> None:
         with self._target.transaction("preparing the stages"):
@@ -432,7 +439,12 @@ class MergeLoad(BaseLoad):
         failpoints.hit("pass.begun")
 
     def writer(self) -> AbstractContextManager[Writer]:
-        return self._target.stager(self.stages)
+        target = self._target
+        if target.opening.definition.mode != "live":
+            return target.stager(self.stages)
+        target.date_snapshot()
+        self._kept = self._kept or target.kept_stager(self.stages)
+        return nullcontext(self._kept)
 
     def commit(self, part: Part, fence: Fence) -> None:
         target = self._target

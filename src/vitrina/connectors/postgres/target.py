@@ -28,9 +28,6 @@ from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.targets import PostgresTarget
 
-# MERGE .. RETURNING came with PostgreSQL 17.
-COUNTS_MERGED_ROWS = 17_00_00
-
 
 class PostgresWriter:
     """The target side of one run. One connection, used by one thread; `fence` calls come from the caller."""
@@ -332,7 +329,8 @@ class PostgresWriter:
         """Upsert one staged batch. The row with the latest cursor wins when a key comes twice."""
         batch = self._merge_of(stage.of_batch(self._claim.epoch, number))
         self._prepare_merge()
-        stage.analyze(self.connection)
+        if self._history is None:
+            stage.analyze(self.connection)
         staged = database.one(self.connection.execute(merge.count_staged(batch)))
         if staged["keys"] < staged["rows"]:
             batch = self._latest_rows(batch, stage)
@@ -353,7 +351,7 @@ class PostgresWriter:
 
     def _upsert(self, batch: Merge) -> Counts:
         """Merge in one statement where the server can count what it did and the target has one key only."""
-        if self.table.has_one_key and self.connection.info.server_version >= COUNTS_MERGED_ROWS:
+        if self.table.has_one_key and self.connection.info.server_version >= merge.COUNTS_MERGED_ROWS:
             row = database.one(self.connection.execute(merge.upsert(batch)))
             places = [place for place in row["places"] if place]
             self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(places)) if places else None

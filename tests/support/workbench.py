@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from vitrina import failpoints
-from vitrina.checks import reconcile
+from vitrina.checks import delete_scan, reconcile
 from vitrina.definition import Definition
 from vitrina.loads import replay
 from vitrina.loads.control import RunControl
@@ -116,6 +116,15 @@ class Workbench:
         assert row is not None
         request = {"pipeline_id": row["id"], "runner_id": uuid4(), "payload": wish}
         return reconcile.reconcile(request, self.metastore, self.settings, _hold, confirm_after_seconds=0.05)
+
+    def scan_deletes(self, name: str, *, confirm_after_seconds: float = 0.05) -> dict[str, Any]:
+        """Remove what left the source, here and now, as a runner would when a scan is due; the report."""
+        row = pipelines.find(self.metastore, name)
+        assert row is not None
+        request = {"pipeline_id": row["id"], "runner_id": uuid4(), "payload": {}}
+        return delete_scan.scan(
+            request, self.metastore, self.settings, _hold, confirm_after_seconds=confirm_after_seconds
+        )
 
     def replay(self, name: str, *letters: int) -> dict[str, Any]:
         """Send the rows of dead letters again, here and now, as a runner would; the report."""

@@ -10,7 +10,7 @@ import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from vitrina import failpoints
-from vitrina.connectors.postgres import bulk_load, catalog, history, mart_identity, merge, table_options
+from vitrina.connectors.postgres import bulk_load, catalog, history, mart_identity, merge, ranges, table_options
 from vitrina.connectors.postgres.catalog import Table
 from vitrina.connectors.postgres.merge import Merge
 from vitrina.connectors.postgres.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOCH, Stage, StageColumn, stage_name
@@ -151,7 +151,7 @@ class PostgresWriter:
 
     def _create_table(self, result: Sequence[Column], key: tuple[str, ...]) -> None:
         options = self._options.table
-        table_options.refuse_key(self._target, options, key)
+        table_options.refuse_key(self._target, options, key, result)
         cut = table_options.partitioning(options)
         if self._history:
             history.create_table(self.connection, self._target, result, key, self._history, partitioning=cut)
@@ -329,6 +329,7 @@ class PostgresWriter:
         """Upsert one staged batch. The row with the latest cursor wins when a key comes twice."""
         batch = self._merge_of(stage.of_batch(self._claim.epoch, number))
         self._prepare_merge()
+        self._make_partitions(batch)
         if self._history is None:
             stage.analyze(self.connection)
         staged = database.one(self.connection.execute(merge.count_staged(batch)))
@@ -421,6 +422,14 @@ class PostgresWriter:
         local = [SQL("SET LOCAL {} = {}").format(SQL(name), Literal(value)) for name, value in settings.items()]
         self.connection.execute(SQL("; ").join([*local, SQL("SET CONSTRAINTS ALL DEFERRED")]))
 
+    def _make_partitions(self, merging: Merge) -> None:
+        """Make partitions for spans of time of which these rows are the first."""
+        cut = self._options.table.partition_by if self._options.table else None
+        if cut is None or cut.range is None or self.table.kind != "p":
+            return
+        if ranges.make_missing(self.connection, self.table, cut, merging.staged):
+            self._table = replace(self.table, files=catalog.files_of(self.connection, self._target))
+
     def _latest_rows(self, merging: Merge, stage: Stage) -> Merge:
         """Keep the latest of several versions of one row in a batch. Two that cannot be told apart are an error."""
         order = [column for column in (CURSOR_KEY, CURSOR_ID) if column in stage.cursor_columns]
@@ -448,6 +457,7 @@ class PostgresWriter:
             gone = self._count(_where(merging.staged, self._gone, "IS TRUE"))
             merging = replace(merging, staged=_where(merging.staged, self._gone, "IS NOT TRUE"))
         self._prepare_merge()
+        self._make_partitions(merging)
         if self.is_empty():
             return self._fill_empty(merging, stage, checkpoint, gone)
         staged_rows = stage.count(self.connection, checkpoint.accepted)
@@ -562,7 +572,9 @@ class PostgresWriter:
     def merging(self, staged: Composable) -> Merge:
         """Say how staged rows relate to the target's; memory and constraints are prepared for it."""
         self._prepare_merge()
-        return self._merge_of(staged)
+        made = self._merge_of(staged)
+        self._make_partitions(made)
+        return made
 
     def count_rows(self) -> int:
         return self._rows_in_target()

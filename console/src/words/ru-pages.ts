@@ -188,8 +188,8 @@ const ru: Record<string, string> = {
     "Логический столбец результата: true удаляет строку из приёмника. Сам он не записывается.",
   "Keep every state of a row in the mart, each with the time in which it was valid; see below.":
     "Хранить в витрине каждое состояние строки со временем, когда оно действовало.",
-  "What becomes of rows that left the source, and how they are found; see below.":
-    "Что делать со строками, которых больше нет в источнике, и как их находить.",
+  "What becomes of rows that left the source, and how they are found: `none`, `hard`, or an object; see below.":
+    "Что делать со строками, которых больше нет в источнике, и как их находить: `none`, `hard` или объект.",
   "How a new table in Postgres is made: partitions, indexes, comments, grants; see below.":
     "Как создаётся новая таблица Postgres: секции, индексы, комментарии, права.",
   "`settings` and `mappings` of a new index.": "`settings` и `mappings` нового индекса.",

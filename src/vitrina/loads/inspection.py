@@ -113,7 +113,8 @@ def _without_rows(opened: Opened, described: Description, prepared: Prepared | N
 
 
 def _prepared_for_nothing(opened: Opened) -> Prepared | None:
-    return opened.target.prepare_nothing(replaces=opened.definition.mode != "incremental")
+    definition = opened.definition
+    return opened.target.prepare_nothing(replaces=definition.mode != "incremental" and not definition.options.only_adds)
 
 
 def _job(opened: Opened, **found: Any) -> Job:

@@ -94,9 +94,8 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
     at_once = _loads_at_once(definition, known, reasons)
     paging, page_rows = _paging(definition, known, route, at_once, reasons)
     full = definition.mode != "incremental"
-    deletes = full and not definition.options.shared_target
-    if full and definition.options.shared_target:
-        reasons.append(say("plan.shared_target"))
+    if full and definition.options.only_adds:
+        reasons.append(_why_none_is_deleted(definition))
     isolate = route == "pushdown" and bool(known.foreign_functions)
     if isolate:
         reasons.append(say("plan.read_only_first", functions=", ".join(sorted(known.foreign_functions))))
@@ -106,7 +105,7 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
         route=route,
         paging=paging,
         loads_at_once=at_once,
-        deletes=deletes,
+        deletes=full and not definition.options.only_adds,
         isolate=isolate,
         key=known.key,
         guarantee=_guarantee(definition, known),
@@ -136,6 +135,10 @@ def _cost(table: FollowedTable) -> Iterator[str]:
         yield say("plan.live_cost", table=table.relation, keys=table.keys_per_row)
 
 
+def _why_none_is_deleted(definition: Definition) -> str:
+    return say("plan.shared_target") if definition.options.shared_target else say("plan.rows_stay")
+
+
 def _guarantee(definition: Definition, known: Capabilities) -> str:
     if definition.mode == "incremental":
         return known.guarantee or "bounded-lag"
@@ -145,11 +148,13 @@ def _guarantee(definition: Definition, known: Capabilities) -> str:
 def _stream(definition: Definition, known: Capabilities, reasons: list[str]) -> Plan:
     full = definition.mode == "full"
     how = say("plan.source_at_once") if full else say("plan.source_batches")
+    if full and definition.options.only_adds:
+        reasons.append(_why_none_is_deleted(definition))
     return Plan(
         route="arrow",
         paging="ordered stream",
         loads_at_once=full,
-        deletes=full and not definition.options.shared_target,
+        deletes=full and not definition.options.only_adds,
         isolate=False,
         key=known.key,
         guarantee="exact",

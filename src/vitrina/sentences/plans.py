@@ -71,6 +71,7 @@ SENTENCES = {
     "plan.restored": "{target} was emptied, replaced or restored by hand",
     "plan.search_index": "the target is a search index",
     "plan.several_versions": "the source has several versions of a row, which are merged in the order of the cursor",
+    "plan.rows_stay": "options.deletes: none: rows that left the source are not deleted",
     "plan.shared_target": "options.shared_target: rows that left the source are not deleted",
     "plan.source": "rows come from {source}",
     "plan.source_at_once": "loaded, then published at once",
@@ -138,6 +139,10 @@ SENTENCES = {
     ),
     "warning.sequence_turns": "the sequence {sequence} counts down, or begins again at its end",
     "warning.table_drift": "{target} lacks what options.table asks for; to add it: {statement}",
+    "warning.table_not_in_ranges": (
+        "{target} is not partitioned by ranges of {column}, as options.table asks; a table that is there is not made"
+        " again: load into a new target, or leave the option out"
+    ),
     "warning.table_not_partitioned": (
         "{target} is not partitioned by the hash of {column}, as options.table asks; a table that is there is not made"
         " anew: load into a new target, or leave the option out"

@@ -211,6 +211,18 @@ SENTENCES = {
         "options.table.partition_by names {column!r}, which is no part of the key of {target} ({key}): rows of one key"
         " would be in several partitions"
     ),
+    "run.no_partition": (
+        "the partition {partition} cannot be made: {message}; remove what is in its way, or make a partition by hand"
+        " that takes these rows"
+    ),
+    "run.partition_type": (
+        "options.table.partition_by.range names {column!r}, which is {type}: name a date or a timestamp, by which"
+        " {target} can be cut into spans of time"
+    ),
+    "run.partition_value": (
+        "{column} of a row is {value}, for which {target} has no partition: one is made for the years 1 to 9998; filter"
+        " such rows out in the query, or make a default partition by hand"
+    ),
     "run.partition_name": "the partition {name} has a name longer than 63 bytes: choose a shorter target",
     "run.soft_column_given": (
         "the result has a column {column!r}, which options.deletes.soft of {target} needs itself: give it another name"

@@ -9,6 +9,8 @@ from vitrina.connectors.postgres.catalog import Table
 
 DIFF = Identifier("pg_temp", "vitrina_diff")
 POSITION = "_position"
+# MERGE .. RETURNING came with PostgreSQL 17.
+COUNTS_MERGED_ROWS = 17_00_00
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,16 @@ import psycopg
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina import failpoints
-from vitrina.connectors.postgres import bulk_load, catalog, first_load, history, mart_identity, merge, table_options
+from vitrina.connectors.postgres import (
+    bulk_load,
+    catalog,
+    first_load,
+    history,
+    mart_identity,
+    merge,
+    ranges,
+    table_options,
+)
 from vitrina.connectors.postgres.catalog import Table
 from vitrina.connectors.postgres.merge import Merge
 from vitrina.connectors.postgres.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOCH, RUN, Stage, StageColumn, stage_name
@@ -27,9 +36,6 @@ from vitrina.store import database
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.targets import PostgresTarget
-
-# MERGE .. RETURNING came with PostgreSQL 17.
-COUNTS_MERGED_ROWS = 17_00_00
 
 
 class Foreseen(NamedTuple):
@@ -171,7 +177,7 @@ class PostgresWriter:
 
     def _create_table(self, result: Sequence[Column], key: tuple[str, ...]) -> None:
         options = self._options.table
-        table_options.refuse_key(self._target, options, key)
+        table_options.refuse_key(self._target, options, key, result)
         cut = table_options.partitioning(options)
         if self._history:
             history.create_table(self.connection, self._target, result, key, self._history, partitioning=cut)
@@ -367,7 +373,9 @@ class PostgresWriter:
         """Upsert one staged batch. The row with the latest cursor wins when a key comes twice."""
         batch = self._merge_of(stage.of_batch(self._claim.epoch, number))
         self._prepare_merge()
-        stage.analyze(self.connection)
+        self._make_partitions(batch)
+        if self._history is None:
+            stage.analyze(self.connection)
         staged = database.one(self.connection.execute(merge.count_staged(batch)))
         if staged["keys"] < staged["rows"]:
             batch = self._latest_rows(batch, stage)
@@ -388,7 +396,7 @@ class PostgresWriter:
 
     def _upsert(self, batch: Merge) -> Counts:
         """Merge in one statement where the server can count what it did and the target has one key only."""
-        if self.table.has_one_key and self.connection.info.server_version >= COUNTS_MERGED_ROWS:
+        if self.table.has_one_key and self.connection.info.server_version >= merge.COUNTS_MERGED_ROWS:
             row = database.one(self.connection.execute(merge.upsert(batch)))
             places = [place for place in row["places"] if place]
             self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(places)) if places else None
@@ -458,6 +466,14 @@ class PostgresWriter:
         local = [SQL("SET LOCAL {} = {}").format(SQL(name), Literal(value)) for name, value in settings.items()]
         self.connection.execute(SQL("; ").join([*local, SQL("SET CONSTRAINTS ALL DEFERRED")]))
 
+    def _make_partitions(self, merging: Merge) -> None:
+        """Make partitions for spans of time of which these rows are the first."""
+        cut = self._options.table.partition_by if self._options.table else None
+        if cut is None or cut.range is None or self.table.kind != "p":
+            return
+        if ranges.make_missing(self.connection, self.table, cut, merging.staged):
+            self._table = replace(self.table, files=catalog.files_of(self.connection, self._target))
+
     def _latest_rows(self, merging: Merge, stage: Stage) -> Merge:
         """Keep the latest of several versions of one row in a batch. Two that cannot be told apart are an error."""
         order = [column for column in (CURSOR_KEY, CURSOR_ID) if column in stage.cursor_columns]
@@ -476,6 +492,7 @@ class PostgresWriter:
         """Make the target equal to the counted rows of the stage."""
         merging, gone = self._to_publish(stage, checkpoint)
         self._prepare_merge()
+        self._make_partitions(merging)
         if self.is_empty():
             if self._become_table(merging, stage, checkpoint):
                 return Counts(inserted=checkpoint.rows)
@@ -669,7 +686,9 @@ class PostgresWriter:
     def merging(self, staged: Composable) -> Merge:
         """Say how staged rows relate to the target's; memory and constraints are prepared for it."""
         self._prepare_merge()
-        return self._merge_of(staged)
+        made = self._merge_of(staged)
+        self._make_partitions(made)
+        return made
 
     def count_rows(self) -> int:
         return self._rows_in_target()

@@ -36,9 +36,9 @@ def plan(
         PlanFormat, typer.Option("--output", "-o", help="How to print the result; markdown: for a comment in CI.")
     ] = PlanFormat.TEXT,
 ) -> None:
-    """Show what the next full load would change: columns, rows, and what depends on them. Nothing is written.
+    """Show what the next full load would change.
 
-    Exit code 1 if the run would be refused.
+    Columns, rows, and what depends on them; nothing is written. Exit code 1 if the run would be refused.
     """
     if (pipeline is None) == (file is None):
         raise typer.BadParameter("give the name of a pipeline, or a file with -f")
@@ -68,7 +68,10 @@ def plans(
     limit: Annotated[int, typer.Option("--limit", "-n", help="How many.", min=1)] = 20,
     output: Output = Format.TABLE,
 ) -> None:
-    """List plans of a pipeline, newest first: who made them, and which were applied."""
+    """List plans of a pipeline, newest first.
+
+    Who made them, and which were applied.
+    """
     with remote.api() as client:
         found = client.list_plans(pipeline, limit=limit)
     show_list(found, PLAN_COLUMNS, output, empty=f"no plan of {pipeline} was made yet: `vitrina plan {pipeline}`")

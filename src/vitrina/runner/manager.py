@@ -137,7 +137,7 @@ class PipelineManager:
         while not self._shutdown.is_set():
             self._lookout.looked_around()
             try:
-                with self._metastore("manager") as connection:
+                with self._metastore("manager", settings=self._limits) as connection:
                     connection.execute("LISTEN vitrina_wake")
                     while not self._shutdown.is_set():
                         self._tick(connection)
@@ -429,13 +429,21 @@ class PipelineManager:
             # A thread that waits for a server which never answers would keep the process for ever.
             os._exit(self.exit_code_left_behind)
 
+    @property
+    def _limits(self) -> dict[str, str]:
+        """Let go of rows with the leases: one that stands still in a claim would keep its pipeline from everybody."""
+        return {"idle_in_transaction_session_timeout": str(int(self._settings.lease_ttl_seconds * 1000))}
+
     @contextmanager
-    def _metastore(self, purpose: str, silence_limit_seconds: float = SILENCE_SECONDS) -> Iterator[Connection]:
+    def _metastore(
+        self, purpose: str, silence_limit_seconds: float = SILENCE_SECONDS, *, settings: dict[str, str] | None = None
+    ) -> Iterator[Connection]:
         with (
             database.connect(
                 self._settings.require_database_url(),
                 f"vitrina:{purpose}",
                 connect_timeout_seconds=self._settings.connect_timeout_seconds,
+                settings=settings,
             ) as connection,
             self._watch.over(connection, silence_limit_seconds),
         ):

@@ -327,6 +327,28 @@ def test_a_sender_of_the_log_holds_nothing(workbench: Workbench, monkeypatch: py
         assert workbench.sql("SELECT hold FROM etl.etl_pipelines") == [{"hold": None}]
 
 
+def test_autovacuum_holds_nothing(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It inserts no row, and on a large table it lasts for hours."""
+    monkeypatch.setattr(cursors, "VISIBILITY_SECONDS", 0.0)
+    make(workbench, kind="int", value="i")
+    slow = "autovacuum_vacuum_cost_delay = 100, autovacuum_vacuum_cost_limit = 1, autovacuum_vacuum_threshold = 0"
+    workbench.sql("CREATE TABLE content.large AS SELECT i, repeat('x', 500) FROM generate_series(1, 20000) AS i")
+    workbench.sql(f"ALTER TABLE content.large SET ({slow}, autovacuum_vacuum_scale_factor = 0)")
+    workbench.sql("DELETE FROM content.large WHERE i % 2 = 0")
+    workbench.sql("ALTER SYSTEM SET autovacuum_naptime = '1s'")
+    workbench.sql("SELECT pg_reload_conf()")
+    at_work = "SELECT 1 FROM pg_stat_activity WHERE backend_type = 'autovacuum worker' AND query LIKE '%content.large%'"
+    try:
+        until(lambda: bool(workbench.sql(at_work)), seconds=60)
+        run(workbench)
+        assert workbench.sql(at_work), "it was there all the time"
+        assert workbench.sql("SELECT hold FROM etl.etl_pipelines") == [{"hold": None}]
+    finally:
+        workbench.sql("ALTER SYSTEM RESET autovacuum_naptime")
+        workbench.sql("SELECT pg_reload_conf()")
+        workbench.sql("DROP TABLE content.large")
+
+
 def admin_url(bench: Workbench) -> str:
     assert bench.settings.admin_url is not None
     return bench.settings.admin_url.get_secret_value()

@@ -48,3 +48,12 @@ def platform(workbench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def followed(marts: Marts) -> Marts:
+    """One runner, and the pipeline `films` that follows its source."""
+    marts.live("films")
+    marts.start_runner()
+    marts.await_following("films")
+    return marts

@@ -9,19 +9,8 @@ from vitrina.services import pipelines as services
 from vitrina.services import reports
 
 
-@pytest.fixture
-def followed(marts: Marts) -> Marts:
-    """One runner, and the pipeline `films` that follows its source."""
-    marts.live("films")
-    marts.start_runner()
-    marts.await_following("films")
-    return marts
-
-
-def test_a_mart_follows_inserts_updates_deletes_and_moved_keys(marts: Marts) -> None:
-    marts.live("films")
-    marts.start_runner()
-    marts.await_following("films")
+def test_a_mart_follows_inserts_updates_deletes_and_moved_keys(followed: Marts) -> None:
+    marts = followed
     marts.await_equal("films")
     runs = marts.count_runs("films")
     for statement in (

@@ -2,12 +2,9 @@
 
 from typing import Any
 
-import pytest
-
 from tests.live.marts import CALLER, FILMS, Marts
 from vitrina.services import pipelines as services
-from vitrina.services import reconciliation
-from vitrina.store import requests
+from vitrina.store import leases, requests
 
 NUMBERS = [
     {"order_index": 0, "task_type": "SQL", "body": "SELECT id, title FROM content.film"},
@@ -36,18 +33,10 @@ def perform(marts: Marts, kind: str, name: str = "films", **payload: Any) -> dic
     return result
 
 
-@pytest.fixture
-def followed(marts: Marts) -> Marts:
-    marts.live("films")
-    marts.start_runner()
-    marts.await_following("films")
-    return marts
-
-
 def test_a_followed_mart_is_repaired_and_followed_on(followed: Marts) -> None:
     place = followed.place("films")
     followed.sql("UPDATE analytics.films SET title = 'spoilt' WHERE id < 3; DELETE FROM analytics.films WHERE id = 5")
-    reconciliation.refuse_beside_a_run(followed.row("films"))
+    leases.refuse_beside_a_run(followed.row("films"))
     done = perform(followed, "reconcile", repair=True)
     assert (done["differences"], done["repair"]["done"], done["remaining"]) == (3, True, 0)
     followed.await_following("films")

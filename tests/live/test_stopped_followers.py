@@ -9,14 +9,6 @@ from tests.live.marts import FILMS, PATIENCE_SECONDS, Marts
 from tests.support.waiting import until
 
 
-@pytest.fixture
-def followed(marts: Marts) -> Marts:
-    marts.live("films")
-    marts.start_runner()
-    marts.await_following("films")
-    return marts
-
-
 # Between two batches of changes; with the rows written and not committed; before the COMMIT; right after it.
 @pytest.mark.parametrize("point", ["live.gathered", "batch.filled", "batch.fenced", "batch.committed"])
 def test_a_late_batch_is_refused_and_nothing_is_doubled(followed: Marts, point: str) -> None:

@@ -27,6 +27,7 @@ from bench.report import timed, write_figures
 from bench.servers import prepared
 from tests.support.clickhouse_process import clickhouse_process
 from vitrina.connectors.clickhouse import urls
+from vitrina.settings import Settings
 
 QUERY = "SELECT id, title, rating, genres, modified FROM content.films"
 # The driver has no type for numeric: it travels as text.
@@ -122,15 +123,16 @@ def server() -> Iterator[str]:
         yield process.url
 
 
-def _platform(settings: object, directory: Path, url: str, stack: ExitStack) -> Platform:
+def _platform(settings: Settings, directory: Path, url: str, stack: ExitStack) -> Platform:
+    assert settings.reader_url
     environment = {
-        "VITRINA_DATABASE_URL": settings.require_database_url(),  # type: ignore[attr-defined]
-        "VITRINA_READER_URL": settings.reader_url.get_secret_value(),  # type: ignore[attr-defined]
+        "VITRINA_DATABASE_URL": settings.require_database_url(),
+        "VITRINA_READER_URL": settings.reader_url.get_secret_value(),
         "VITRINA_CONN_OLAP": url,
         "VITRINA_ALLOWED_TARGETS": "clickhouse:*",
         "VITRINA_ALLOWED_SOURCE_SCHEMAS": "content",
     }
-    platform = Platform(settings, environment)  # type: ignore[arg-type]
+    platform = Platform(settings, environment)
     platform.start(directory / "runner.log")
     stack.callback(platform.stop)
     platform.define(

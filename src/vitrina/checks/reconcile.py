@@ -15,15 +15,14 @@ from vitrina.checks.compare import Look, Verdict
 from vitrina.checks.comparison import Compared
 from vitrina.checks.report import Report
 from vitrina.definition import ReconcileSchedule
-from vitrina.errors import Conflict, InvalidField, NotFound
+from vitrina.errors import InvalidField, NotFound
 from vitrina.loads import opening
 from vitrina.loads.control import Hold
 from vitrina.loads.job import Job
 from vitrina.ports.compare import Difference, Rescans, Side
-from vitrina.sentences import say
 from vitrina.settings import Settings
-from vitrina.status import Status, may_be_repaired
-from vitrina.store import database, events, pipelines, requests, runs, state
+from vitrina.status import Status
+from vitrina.store import database, events, leases, pipelines, requests, runs, state
 from vitrina.store.database import Connection
 
 # Between the two looks: long enough for what was on its way to arrive, short enough to wait for.
@@ -49,7 +48,7 @@ def reconcile(
         raise NotFound(f"pipeline {request['pipeline_id']} was deleted meanwhile")
     wish = request["payload"]
     if wish.get("repair"):
-        _refuse_beside_a_run(row)
+        leases.refuse_beside_a_run(row)
     started, began_at = time.monotonic(), datetime.now(UTC).isoformat()
     report = _compared(row, metastore, settings, wish, confirm_after_seconds)
     if wish.get("repair") and report.verdict.confirmed:
@@ -75,11 +74,6 @@ def request_due(metastore: Connection) -> int:
             requests.insert(metastore, "reconcile", found["id"], {"level": wish.level}, "schedule")
             asked += 1
     return asked
-
-
-def _refuse_beside_a_run(row: dict[str, Any]) -> None:
-    if not may_be_repaired(row):
-        raise Conflict(say("pipeline.no_repair_now", name=row["name"], status=row["status"]))
 
 
 def _announce(row: dict[str, Any], metastore: Connection, report: Report) -> None:

@@ -21,9 +21,8 @@ from vitrina.ports.batch import DeadLetter, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.source import Rereads, Window
 from vitrina.ports.target import Load
-from vitrina.sentences import say
 from vitrina.settings import Settings
-from vitrina.status import RunStatus, may_be_repaired
+from vitrina.status import RunStatus
 from vitrina.store import database, dead_letters, leases, pipelines, state
 from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
@@ -67,8 +66,7 @@ def replay(request: dict[str, Any], metastore: Connection, settings: Settings, h
 
 def _refuse_others(row: dict[str, Any], metastore: Connection) -> None:
     definition = pipelines.definition_of(row)
-    if not may_be_repaired(row):
-        raise Conflict(say("pipeline.no_replay_now", name=row["name"], status=row["status"]))
+    leases.refuse_beside_a_run(row, "pipeline.no_replay_now")
     if definition.python_source:
         raise FatalError(
             f"the rows come from the Python source {definition.python_source!r}, which cannot be asked for single ones:"

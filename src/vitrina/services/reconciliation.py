@@ -2,20 +2,14 @@
 
 from typing import Any
 
-from vitrina.errors import Conflict, NotFound
+from vitrina.errors import NotFound
 from vitrina.sentences import say
-from vitrina.status import may_be_repaired
 from vitrina.store import dead_letters, requests
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
 # Sent again at a time.
 MOST_LETTERS = 10_000
-
-
-def refuse_beside_a_run(row: Row, why: str = "pipeline.no_repair_now") -> None:
-    if not may_be_repaired(row):
-        raise Conflict(say(why, name=row["name"], status=row["status"]))
 
 
 def letters_of_group(connection: Connection, row: Row, reason: str, only: list[int] | None) -> list[int]:

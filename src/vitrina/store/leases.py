@@ -197,6 +197,12 @@ def _lock_next(
     ).fetchone()
 
 
+def refuse_beside_a_run(row: Mapping[str, Any], why: str = "pipeline.no_repair_now") -> None:
+    """Refuse to correct single rows of a target that a run is writing to."""
+    if not status.may_be_repaired(row):
+        raise Conflict(say(why, name=row["name"], status=row["status"]))
+
+
 def claim_idle(connection: Connection, pipeline_id: UUID, runner_id: UUID, ttl_seconds: float) -> Claim:
     """Take a pipeline that no runner works on, to repair its target. A paused one stays on its way to PAUSED.
 
@@ -238,28 +244,7 @@ def _take(
     `follows`: the run after this one is asked for already.
     """
     connection.execute(
-        sql.SQL(
-            """
-            UPDATE etl.etl_pipelines p
-            SET status = %(status)s,
-                -- Grows even when a failover loses the last commits: the clock is part of it.
-                epoch = greatest(p.epoch + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint),
-                claim_id = gen_random_uuid(),
-                claim_format = %(format)s,
-                runner_id = %(runner)s,
-                lease_until = clock_timestamp() + make_interval(secs => %(ttl)s),
-                lease_seconds = %(ttl)s,
-                holds_target = {target},
-                requested_trigger = %(next)s,
-                requested_trace = NULL,
-                requested_reason = NULL,
-                needs_attention = p.needs_attention - '{{claim,recovery}}'::text[],
-                attempts = p.attempts + 1,
-                claim_returns = %(returns)s,
-                hold = NULL
-            WHERE p.id = %(id)s
-            """
-        ).format(target=HELD_TARGET),
+        _CLAIM,
         {
             "runner": runner_id,
             "ttl": ttl_seconds,
@@ -274,8 +259,39 @@ def _take(
     assert row is not None
     if returns is not None:
         row["requested_range"] = None  # of a backfill that is paused; what is done under this claim is none
+    run = _begin_run(connection, found, row, runner_id)
+    row |= {"requested_trigger": found["trigger"], "traceparent": run["traceparent"]}
+    return Claim(row["id"], row["name"], row["epoch"], row["claim_id"], run["id"], row["version"], row)
+
+
+_CLAIM = sql.SQL(
+    """
+    UPDATE etl.etl_pipelines p
+    SET status = %(status)s,
+        -- Grows even when a failover loses the last commits: the clock is part of it.
+        epoch = greatest(p.epoch + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint),
+        claim_id = gen_random_uuid(),
+        claim_format = %(format)s,
+        runner_id = %(runner)s,
+        lease_until = clock_timestamp() + make_interval(secs => %(ttl)s),
+        lease_seconds = %(ttl)s,
+        holds_target = {target},
+        requested_trigger = %(next)s,
+        requested_trace = NULL,
+        requested_reason = NULL,
+        needs_attention = p.needs_attention - '{{claim,recovery}}'::text[],
+        attempts = p.attempts + 1,
+        claim_returns = %(returns)s,
+        hold = NULL
+    WHERE p.id = %(id)s
+    """
+).format(target=HELD_TARGET)
+
+
+def _begin_run(connection: Connection, found: dict[str, Any], row: dict[str, Any], runner_id: UUID) -> dict[str, Any]:
+    """Record the run of a claim."""
     backfill = row["requested_range"] if row["mode"] == "incremental" else None
-    run = database.one(
+    return database.one(
         connection.execute(
             """
         INSERT INTO etl.etl_runs
@@ -305,8 +321,6 @@ def _take(
             },
         )
     )
-    row |= {"requested_trigger": found["trigger"], "traceparent": run["traceparent"]}
-    return Claim(row["id"], row["name"], row["epoch"], row["claim_id"], run["id"], row["version"], row)
 
 
 def hold_database(connection: Connection, claim: Claim) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from psycopg.sql import SQL
+from psycopg.sql import SQL, Literal
 from psycopg.types.json import Jsonb
 
 from vitrina.store import coverage, database
@@ -20,9 +20,9 @@ IS_WANTED = SQL(
     """
     EXISTS (SELECT FROM etl.etl_requests r
             WHERE r.pipeline_id = p.id AND r.status = 'WORKING' AND r.lease_until > clock_timestamp()
-              AND r.payload -> 'wants_lease' IS NOT NULL)
+              AND r.payload -> {} IS NOT NULL)
     """
-)
+).format(Literal(_WANTS_LEASE))
 
 # A request that takes its runner down is given to this many, then to nobody.
 MAX_TRIES = 3

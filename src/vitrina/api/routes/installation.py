@@ -15,7 +15,7 @@ from vitrina.api.security import Admin, GuardedRoute, Operator, Viewer
 from vitrina.api.state import State
 from vitrina.services import connectors, pipelines, reconciliation, tokens
 from vitrina.services.callers import Role
-from vitrina.store import audit, dead_letters, feed_reports, runners
+from vitrina.store import audit, dead_letters, feed_reports, leases, runners
 from vitrina.store import pipelines as pipeline_rows
 from vitrina.store import tokens as token_rows
 
@@ -149,7 +149,7 @@ def replay_dead_letters(state: State, caller: Operator, response: Response, wish
     payload = wish.model_dump(include={"letters"}, exclude_none=True)
     with state.pool.connection() as connection:
         row = pipelines.get(connection, wish.pipeline)
-        reconciliation.refuse_beside_a_run(row, "pipeline.no_replay_now")
+        leases.refuse_beside_a_run(row, "pipeline.no_replay_now")
         if wish.reason is not None:
             payload["letters"] = reconciliation.letters_of_group(connection, row, wish.reason, wish.letters)
     return verbs.ask_runner(state, caller, response, kind="replay", pipeline=wish.pipeline, payload=payload)

@@ -14,6 +14,7 @@ from vitrina.sentences import say
 from vitrina.services import idempotency, pipelines, reconciliation, reports, requests, versions
 from vitrina.services.callers import Caller
 from vitrina.status import Status, Trigger
+from vitrina.store import leases
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
@@ -169,7 +170,7 @@ def reconcile(
     payload = (wish or bodies.ReconcileWish()).model_dump()
     if payload["repair"]:
         with state.pool.connection() as connection:
-            reconciliation.refuse_beside_a_run(pipelines.get(connection, pipeline))
+            leases.refuse_beside_a_run(pipelines.get(connection, pipeline))
     return ask_runner(state, caller, response, kind="reconcile", pipeline=pipeline, payload=payload)
 
 

@@ -250,6 +250,20 @@ test("Feeds says which log is read, what the source keeps for it and who follows
   expect(await page.getByRole("progressbar").count()).toBe(0);
 });
 
+test("a run says which check failed, and wide rows that broke it do not hide the result", async () => {
+  const wide = "repeat('wide ', 60) || name";
+  await mart("checked", {
+    source_query: `SELECT id, ${wide} AS name FROM content.genre`,
+    checks: [{ kind: "expression", name: "short_names", expression: "length(name) < 100" }],
+  });
+  await runToItsEnd(platform, "checked");
+  const [run] = (await platform.api<{ items: { id: string }[] }>("GET", "/runs?pipeline=checked")).items;
+  await open(`/runs/${run?.id}`);
+  const checks = page.locator("section", { has: page.getByRole("heading", { name: "Checks", exact: true }) });
+  await checks.getByText("short_names").waitFor();
+  expect(await isOnScreen(checks.getByText("failed", { exact: true }))).toBe(true);
+});
+
 test("headers sort the list, and sort it the other way round", async () => {
   await open("/pipelines");
   const names = async (): Promise<string[]> => page.getByRole("row").locator("a[href^='/ui/pipelines/']").allTextContents();

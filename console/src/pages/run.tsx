@@ -51,7 +51,7 @@ function Story({ run }: { run: Run }) {
         ]}
       />
       <div className="grid gap-4 lg:grid-cols-[3fr_2fr]">
-        <div className="space-y-4">
+        <div className="min-w-0 space-y-4">
           <Panel title={t("Where the time went")}>
             <Stages stages={metrics.stage_seconds ?? {}} total={run.duration_seconds} />
             <dl className="num mt-4 flex flex-wrap gap-x-8 gap-y-2 border-t pt-3">
@@ -73,7 +73,7 @@ function Story({ run }: { run: Run }) {
           <Batches log={log} />
           <Log events={log} />
         </div>
-        <div className="space-y-4">
+        <div className="min-w-0 space-y-4">
           <Panel title={t("Facts")}>
             <Facts
               items={[

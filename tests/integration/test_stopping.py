@@ -17,7 +17,7 @@ def test_it_waits_for_its_metastore_without_a_lock_that_a_signal_needs(
     manager = PipelineManager(workbench.settings.model_copy(update={"poll_seconds": 3600.0}))
     tries: list[str] = []
 
-    def away(purpose: str) -> None:
+    def away(purpose: str, **_: object) -> None:
         tries.append(purpose)
         raise CannotConnect("the metastore is away")
 

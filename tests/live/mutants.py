@@ -1,5 +1,6 @@
 """Ways to break a follower on purpose, one protection at a time: a test that stays green with one of them is blind."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +34,8 @@ def _snapshot_after_the_feed() -> None:
     def moment(self: QueryFollowing) -> Iterator[QueryMoment]:
         with within(self) as found:
             begun = found.lsn, found.at, found._snapshot
+        # On a machine with nothing else to do there may be no commit between the two.
+        time.sleep(0.1)
         with within(self) as later:
             later.lsn, later.at, later._snapshot = begun
             yield later

@@ -114,7 +114,11 @@ test-postgres: setup ## The tests that touch SQL, on the PostgreSQL whose progra
 .PHONY: chaos
 chaos: setup ## Kill, stop, cut and crash everything, for half an hour: nothing lost, doubled or stuck
 	@./scripts/install-system-packages java
-	@VITRINA_CHAOS=long .venv/bin/python -m pytest -s tests/chaos
+	@VITRINA_CHAOS=long .venv/bin/python -m pytest -s tests/chaos --ignore tests/chaos/test_history.py
+
+.PHONY: chaos-history
+chaos-history: setup ## A thousand runs of a history for each of ten seeds, with killed runners and late commits, for hours
+	@VITRINA_CHAOS=long .venv/bin/python -m pytest -s tests/chaos/test_history.py
 
 .PHONY: chaos-airflow
 chaos-airflow: setup ## Kill workers, triggerer and API under tasks of a real Airflow: two hundred faults, one run for each task

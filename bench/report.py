@@ -111,6 +111,28 @@ def write_figures(name: str, title: str, intro: str, figures: Mapping[str, objec
     print(text)
 
 
+def write_table(
+    name: str, title: str, intro: str, rows: Mapping[str, Mapping[str, object]], notes: Mapping[str, object]
+) -> None:
+    """For a benchmark that measures the same of several subjects, a row for each; prints what it writes."""
+    RESULTS.mkdir(exist_ok=True)
+    described = machine() | notes
+    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": described, "figures": rows}, indent=2) + "\n")
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    lines = [
+        "| | " + " | ".join(column.replace("_", " ") for column in columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
+        *(
+            f"| {subject} | " + " | ".join(str(row.get(column, "")) for column in columns) + " |"
+            for subject, row in rows.items()
+        ),
+    ]
+    told = [f"- {key.replace('_', ' ')}: {value}" for key, value in described.items()]
+    text = "\n".join([f"# {title}", "", intro, "", *lines, "", *told, ""])
+    (RESULTS / f"{name}.md").write_text(text)
+    print(text)
+
+
 SIZES_HEADER = """\
 | load into an empty mart | rows | seconds | µs per row | by hand, µs per row | runner's peak memory, MB |
 |---|---|---|---|---|---|"""

@@ -16,9 +16,11 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def prepared(server_settings: Mapping[str, str] | None = None) -> Iterator[tuple[Settings, Path]]:
+def prepared(
+    server_settings: Mapping[str, str] | None = None, *, bindir: Path | None = None
+) -> Iterator[tuple[Settings, Path]]:
     """Settings of a metastore of its own, and a directory for logs; both are gone after the block."""
-    with TemporaryServer(settings=server_settings) as server, tempfile.TemporaryDirectory() as directory:
+    with TemporaryServer(bindir, settings=server_settings) as server, tempfile.TemporaryDirectory() as directory:
         settings = Settings(
             database_url=SecretStr(server.urls.app),
             admin_url=SecretStr(server.urls.admin),
@@ -32,5 +34,31 @@ def prepared(server_settings: Mapping[str, str] | None = None) -> Iterator[tuple
 
 def cpu_seconds(pid: int) -> float:
     """What a process has used so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+
+
+def parent(pid: int) -> int:
+    """The process that started this one: of a session, its server."""
+    return int(_stat(pid)[1])
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """What a process and those under it have used so far, those that have ended among them."""
+    try:
+        # First: what a child has used that ends now is in the figures of its parent.
+        children = sum(tree_cpu_seconds(child) for child in _children(pid))
+        ended = sum(map(int, _stat(pid)[13:15])) / _TICKS_PER_SECOND
+        return children + ended + cpu_seconds(pid)
+    except FileNotFoundError:
+        return 0.0
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on, which is the third."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -199,6 +199,25 @@ test("after a repair the differences are told as past, and the figures are still
   await until(async () => ((await figure.textContent()) ?? "").startsWith(`Rows written${load?.rows_written}of ${load?.rows_read} read`), 60);
 });
 
+test("a plan says what the next load would change, and the target what it holds", async () => {
+  await mart("genres_planned");
+  await runToItsEnd(platform, "genres_planned");
+  await platform.api("PATCH", "/pipelines/genres_planned", { source_query: "SELECT id, name || '!' AS name FROM content.genre" });
+  await open("/pipelines/genres_planned?tab=plan");
+  await page.getByRole("button", { name: "Plan now" }).click();
+  await see(page, "The run would be published.");
+  const changed = page.locator("dl > div", { hasText: "Rows changed" }).first();
+  expect(await changed.textContent()).not.toBe("Rows changed0");
+  const rows = page.getByRole("region", { name: "Some of the rows" });
+  expect(await rows.locator("ins").first().textContent()).toMatch(/!$/);
+  await page.getByRole("heading", { name: "Plans" }).waitFor();
+  await open("/pipelines/genres_planned?tab=data");
+  await page.getByRole("button", { name: "Look now" }).click();
+  const columns = page.getByRole("region", { name: "Columns" });
+  await columns.getByText("uuid").waitFor();
+  expect(await columns.getByRole("row").count()).toBe(3);
+});
+
 test("runs that are on their way are not told as missing", async () => {
   let answer = (): void => undefined;
   const asked = new Promise<void>((done) => (answer = done));
@@ -380,7 +399,7 @@ test("on a phone the audit says what was done, the chosen tab is seen, and runs 
 
 // --- everybody --------------------------------------------------------------------------------------------------
 
-const PAGES = ["/", "/pipelines", "/new", "/pipelines/genres_copy", "/pipelines/broken", "/pipelines/genres_copy?tab=runs", "/pipelines/genres_copy?tab=definition", "/pipelines/genres_copy?tab=versions", "/pipelines/genres_copy?tab=checks", "/pipelines/genres_copy?tab=letters", "/pipelines/genres_copy/edit", "/graph", "/runs", "/connections", "/runners", "/dead-letters", "/audit", "/settings"];
+const PAGES = ["/", "/pipelines", "/new", "/pipelines/genres_copy", "/pipelines/broken", "/pipelines/genres_copy?tab=runs", "/pipelines/genres_copy?tab=definition", "/pipelines/genres_copy?tab=versions", "/pipelines/genres_planned?tab=plan", "/pipelines/genres_planned?tab=data", "/pipelines/genres_copy?tab=checks", "/pipelines/genres_copy?tab=letters", "/pipelines/genres_copy/edit", "/graph", "/runs", "/connections", "/runners", "/dead-letters", "/audit", "/settings"];
 
 /** In CI, what the other tests leave out: a phone, in Russian, in the dark; and the new pages as most people see them. */
 const LOOKS = LONG

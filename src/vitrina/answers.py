@@ -60,7 +60,9 @@ def _telling(value: Any) -> Any:
     return {name: _telling(part) if name in _TELLING_PARTS else part for name, part in value.items()} | told
 
 
-_TOLD_BY_RUNNERS = ("message", "reasons", "warnings", "findings", "finding", "found", "next_step")
+_TOLD_BY_RUNNERS = (
+    "message", "reasons", "warnings", "findings", "finding", "found", "next_step", "notes", "refusals"
+)  # fmt: skip
 _TELLING_PARTS = ("checks", "plan", "findings")
 TellingObject = Annotated[dict[str, Any], BeforeValidator(_telling)]
 
@@ -630,6 +632,38 @@ class Request(Answer):
     @property
     def is_finished(self) -> bool:
         return self.status in ("DONE", "FAILED")
+
+
+class PlanSummary(Answer):
+    """One plan in the history of a pipeline."""
+
+    id: UUID
+    pipeline: str
+    base_version: int | None = Field(description="The version that the plan was made beside; null: there was none.")
+    created_at: datetime
+    created_by: str
+    applied_at: datetime | None = None
+    applied_by: str | None = None
+    applied_version: int | None = None
+    added: int | None = None
+    changed: int | None = None
+    removed: int | None = None
+    refused: bool = Field(False, description="Whether the run would publish nothing.")
+
+
+class Plan(Answer):
+    """What a definition would change in its target, as a runner found out."""
+
+    id: UUID
+    pipeline: str
+    base_version: int | None
+    fingerprint: str = Field(description="Of the definition that was looked at.")
+    created_at: datetime
+    created_by: str
+    applied_at: datetime | None = None
+    applied_by: str | None = None
+    applied_version: int | None = None
+    result: TellingObject
 
 
 class ValidationReport(Told):

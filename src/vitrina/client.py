@@ -285,6 +285,25 @@ class Client:
         body = {"level": level, "repair": repair, "limit": limit}
         return self._ask(answers.Request, "POST", self._of(pipeline, "reconcile"), body=body)
 
+    def plan(self, pipeline: str | UUID) -> answers.Request:
+        """Ask what the next full load would change in the target. `result` is the plan, once the request is DONE."""
+        return self._ask(answers.Request, "POST", self._of(pipeline, "plan"))
+
+    def plan_definition(self, definition: Json) -> answers.Request:
+        """Ask the same of a definition that is not saved."""
+        return self._ask(answers.Request, "POST", "/plan", body=definition)
+
+    def get_plan(self, plan_id: str | UUID) -> answers.Plan:
+        return self._ask(answers.Plan, "GET", f"/plans/{_quoted(plan_id)}")
+
+    def list_plans(self, pipeline: str | UUID, *, limit: int = 20) -> list[answers.PlanSummary]:
+        """List plans of a pipeline, newest first."""
+        return self._ask(Page[answers.PlanSummary], "GET", self._of(pipeline, "plans"), params={"limit": limit}).items
+
+    def profile(self, pipeline: str | UUID) -> answers.Request:
+        """Ask what is in the target. `result` is the profile, once the request is DONE."""
+        return self._ask(answers.Request, "POST", self._of(pipeline, "profile"))
+
     def last_reconcile(self, pipeline: str | UUID) -> answers.Request:
         return self._ask(answers.Request, "GET", self._of(pipeline, "reconcile"))
 
@@ -333,12 +352,16 @@ class Client:
         dry_run: bool = False,
         prune: bool = False,
         source: str = "file",
+        require_plans: Sequence[str | UUID] = (),
     ) -> answers.ApplyReport:
         """Make the pipelines be what the YAML documents say: all of it or nothing. `source` becomes `managed_by`.
 
-        With a mapping of file names to their texts, errors name file, line and column.
+        With a mapping of file names to their texts, errors name file, line and column. `require_plans`: nothing is
+        applied that none of these plans looked at.
         """
         body: dict[str, Any] = {"dry_run": dry_run, "prune": prune, "managed_by": source}
+        if require_plans:
+            body["require_plans"] = [str(plan) for plan in require_plans]
         if isinstance(documents, str):
             body["documents"] = documents
         else:

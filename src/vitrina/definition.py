@@ -26,7 +26,7 @@ from vitrina import data_checks, schedule
 from vitrina.data_checks import Check, Relationship
 from vitrina.errors import InvalidField
 from vitrina.json_values import BoundedObject
-from vitrina.mart_options import Deletes, History, TableOptions
+from vitrina.mart_options import DeletesOption, History, TableOptions
 from vitrina.ports import registry
 from vitrina.sentences import said_again, say
 from vitrina.step_rules import STEP_NAME, StepRule
@@ -112,8 +112,9 @@ class OwnOptions(Strict):
         None,
         ge=1,
         le=10**12,
-        description="A pushdown load larger than this is cut into chunks of this size. By default: one that takes more"
-        " than a minute at the rate of the last run, into chunks of ten seconds.",
+        description="A pushdown load larger than this is cut into chunks of this size; a load to another database is"
+        " read in the order of its key, so that it goes on where it was interrupted. By default: one that takes more"
+        " than a minute at the rate of the last run, a pushdown in chunks of ten seconds.",
     )
     max_stage_age_seconds: int = Field(
         86_400, ge=1, le=MAX_SECONDS, description="An interrupted load older than this starts over."
@@ -197,8 +198,10 @@ class OwnOptions(Strict):
     history: History | None = Field(
         None, description="Keep every state of a row in the mart, each with the time in which it was valid; see below."
     )
-    deletes: Deletes | None = Field(
-        None, description="What becomes of rows that left the source, and how they are found; see below."
+    deletes: DeletesOption | None = Field(
+        None,
+        description="What becomes of rows that left the source, and how they are found: `none`, `hard`, or an object;"
+        " see below.",
     )
     table: TableOptions | None = Field(
         None, description="How a new table in Postgres is made: partitions, indexes, comments, grants; see below."
@@ -216,7 +219,7 @@ class OwnOptions(Strict):
         None,
         ge=0,
         le=10**9,
-        description="Refused documents before a run stops; default 0 for full, 100 for incremental.",
+        description="Refused documents before a run stops; default 0 for full, 100 for incremental and live.",
     )
     on_concrete_index: Literal["take_over", "refuse"] = Field(
         "take_over", description="Whether a full load may replace an index of the target's name by an alias."
@@ -229,6 +232,11 @@ class OwnOptions(Strict):
     def shrink_limit(self) -> float:
         """Return the share of its rows that the target may lose at once."""
         return 1.0 if self.allow_shrink else self._shrink_limit
+
+    @property
+    def only_adds(self) -> bool:
+        """Whether no load removes rows that its source lacks: they stay, or are another pipeline's."""
+        return self.shared_target or (self.deletes is not None and self.deletes.keep)
 
     @property
     def keeps_one_snapshot(self) -> bool:
@@ -492,6 +500,24 @@ class Definition(Strict):
             raise Unfit("options.deletes", say("definition.deletes_of_full"))
         if self.options.shared_target:
             raise Unfit("options.deletes", say("definition.deletes_of_others"))
+        if deletes.keep and self.mode == "live":
+            raise Unfit("options.deletes", say("definition.deletes_none_live"))
+        if deletes.keep and self.mode == "full" and self.options.delete_when:
+            raise Unfit("options.deletes", say("definition.deletes_none_and", option="delete_when"))
+        return self
+
+    @model_validator(mode="after")
+    def _target_can_delete(self) -> Self:
+        """Refuse deletes that the target's connector cannot make. Where it is not installed, a runner says so."""
+        options, deletes = self.options, self.options.deletes
+        prefix, colon, _ = self.final_target.partition(":")
+        connector = registry.installed().of_prefix(prefix) if colon else None
+        if connector and options.delete_when and not connector.takes_delete_when:
+            raise Unfit("options.delete_when", say("definition.no_delete_when", target=self.final_target))
+        if connector and deletes and deletes.scan and not connector.removes_rows:
+            raise Unfit("options.deletes.scan", say("definition.no_delete_scan", target=self.final_target))
+        if deletes and deletes.scan and self.python_source:
+            raise Unfit("options.deletes.scan", say("definition.scan_of_python", source=self.python_source))
         return self
 
     @model_validator(mode="after")

@@ -1,8 +1,16 @@
 """Options of marts: the history that one keeps, what becomes of rows that left the source, how a table is made."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
 
 from vitrina import schedule
 from vitrina.errors import InvalidField
@@ -57,6 +65,19 @@ class Deletes(MartOption):
         " it. Unless said, they are deleted.",
     )
 
+    keep: bool = Field(
+        False,
+        description="Rows that left the source stay in the target as they are: a full load removes none. The word"
+        " `none` in place of the object says the same.",
+    )
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Self:
+        other = "soft" if self.soft else "scan" if self.scan else None
+        if self.keep and other:
+            raise ValueError(say("definition.deletes_none_and", option=other))
+        return self
+
     @field_validator("scan")
     @classmethod
     def _scan_is_understood(cls, value: str | None) -> str | None:
@@ -68,11 +89,42 @@ class Deletes(MartOption):
         return value
 
 
-class Partitions(MartOption):
-    """Cut a new table into partitions by the hash of one column of its key."""
+_DELETES_WORDS: dict[str, dict[str, Any]] = {"none": {"keep": True}, "hard": {}}
 
-    hash: ColumnName = Field(description="A column of target_key.")
-    partitions: int = Field(8, ge=2, le=1_000, description="How many.")
+
+def _deletes_of_word(value: object) -> object:
+    """Accept a word alone: that rows stay, or that they are deleted, which is what happens unless said."""
+    return _DELETES_WORDS.get(value, value) if isinstance(value, str) else value
+
+
+DeletesOption = Annotated[
+    Deletes, BeforeValidator(_deletes_of_word, json_schema_input_type=Literal["none", "hard"] | Deletes)
+]
+
+
+class Partitions(MartOption):
+    """Cut a new table into partitions by one column of its key: by its hash, or by spans of time."""
+
+    hash: ColumnName | None = Field(None, description="A column of target_key whose hash chooses the partition.")
+    partitions: int = Field(8, ge=2, le=1_000, description="How many there are by `hash`.")
+    range: ColumnName | None = Field(
+        None,
+        description="A date or timestamp of target_key. Each span of time has a partition, which is made when the first"
+        " row of it comes.",
+    )
+    every: Literal["day", "month", "year"] = Field(
+        "month", description="The span of a partition by `range`; those of a timestamptz begin at midnight in UTC."
+    )
+
+    @property
+    def column(self) -> str:
+        return self.hash or self.range or ""
+
+    @model_validator(mode="after")
+    def _is_cut_one_way(self) -> Self:
+        if (self.hash is None) == (self.range is None):
+            raise ValueError(say("definition.partition_ways"))
+        return self
 
 
 class Index(MartOption):

@@ -36,7 +36,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "full_once": {"source_query": FULL, "options": {"allow_shrink": True}},
     "full_pages": {"source_query": FULL, "options": {"checkpoint_rows": 100, "allow_shrink": True}},
     "full_arrow": {"source_query": FULL, "batch_size": 100, "options": {"route": "arrow", "allow_shrink": True}},
-    "full_copy": {"source_query": FULL, "batch_size": 100, "options": {"route": "copy", "allow_shrink": True}},
+    "full_copy": {
+        "source_query": FULL,
+        "batch_size": 100,
+        "options": {"route": "copy", "checkpoint_rows": 100, "allow_shrink": True},
+    },
     "inc_pages": {"source_query": INCREMENTAL, "batch_size": 100, **CURSOR, "options": {"cursor_clock": "database"}},
     "inc_arrow": {
         "source_query": INCREMENTAL,

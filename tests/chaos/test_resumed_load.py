@@ -15,7 +15,7 @@ BATCH_ROWS = ROWS // 100
 # Late enough that each attempt gets a batch further: batch n + 2 is filled only when n has been counted.
 POINTS = (("batch.filled", 3), ("batch.filled", 4), ("batch.fenced", 2), ("batch.fenced", 3), ("batch.committed", 2))
 # Chunks that Postgres cuts, and one stream that is taken up again.
-ROUTES = {"pages": {"checkpoint_rows": BATCH_ROWS}, "stream": {"route": "copy"}}
+ROUTES = {"pages": {"checkpoint_rows": BATCH_ROWS}, "stream": {"route": "copy", "checkpoint_rows": BATCH_ROWS}}
 
 
 @pytest.mark.chaos

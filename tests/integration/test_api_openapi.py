@@ -49,6 +49,7 @@ finite = document.exclude(path_regex="/events$")
 JUDGED = (
     "POST /api/v1/connections",
     "POST /api/v1/pipelines",
+    "POST /api/v1/plan",
     "POST /api/v1/preview",
     "GET /api/v1/schedule",
     "PATCH",

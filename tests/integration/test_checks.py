@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from tests.support.workbench import Workbench
+from vitrina.connectors.postgres.checks import MartChecks
 from vitrina.store import dead_letters, pipelines
 
 FILMS = """
@@ -405,7 +406,9 @@ def test_sql_of_checks_runs_under_the_readers_login(bench: Workbench, check: dic
     assert "permission denied for table secret" in run["error_message"]
 
 
-@pytest.mark.parametrize("options", [{"checkpoint_rows": 20}, {"route": "copy"}, {"route": "arrow"}])
+@pytest.mark.parametrize(
+    "options", [{"checkpoint_rows": 20}, {"route": "copy", "checkpoint_rows": 20}, {"route": "arrow"}]
+)
 def test_a_load_that_was_interrupted_is_judged_as_a_whole(bench: Workbench, options: dict[str, Any]) -> None:
     make(bench, EXPRESSION | {"severity": "reject"}, COUNT, UNIQUE, options=options | {"max_attempts": 20})
     bench.sql("UPDATE content.films SET rating = 11 WHERE id IN (1, 50, 99)")
@@ -547,3 +550,32 @@ def test_a_run_without_checks_loads_no_module_of_theirs(bench: Workbench, monkey
     assert bench.run("films")["status"] == "SUCCESS"
 
     assert not [name for name in modules if name in sys.modules]
+
+
+def test_expressions_that_all_hold_are_asked_in_one_reading(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    ask = MartChecks._ask
+
+    def noting(self: MartChecks, check: Any, rows: Any, limit: int) -> Any:
+        asked.append(check.called)
+        return ask(self, check, rows, limit)
+
+    monkeypatch.setattr(MartChecks, "_ask", noting)
+    make(
+        bench,
+        {"kind": "expression", "name": "one", "expression": "rating >= 0"},
+        {"kind": "expression", "name": "two", "expression": "rating <= 10 -- of ten"},
+        {"kind": "expression", "name": "three", "expression": "1 / nullif(genre_id, 7) >= 0", "severity": "warn"},
+    )
+    assert results(bench.run("films")) == dict.fromkeys(("one", "two", "three"), "passed")
+    assert asked == ["(all expressions)"]
+
+    # One that is broken, and one that fails on a row, are found by name.
+    bench.sql("UPDATE content.films SET rating = 11 WHERE id IN (3, 4)")
+    run = bench.run("films")
+    assert results(run) == {"one": "passed", "two": "failed", "three": "passed"}
+    assert told(run)["two"]["rows"] == 2
+    bench.sql("UPDATE content.films SET rating = 5; UPDATE content.films SET genre_id = 0 WHERE id = 1")
+    run = bench.run("films")
+    assert run["error_code"] == "bad_check"
+    assert "three" in run["error_message"]

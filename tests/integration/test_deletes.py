@@ -2,18 +2,20 @@
 
 import random
 import threading
+from dataclasses import replace
 from typing import Any
-from uuid import uuid4
 
 import psycopg
 import pytest
 from pydantic import ValidationError
 
-from tests.support.workbench import Workbench, _hold
+from tests.support.workbench import Workbench
 from vitrina.checks import delete_scan
 from vitrina.definition import Definition
 from vitrina.errors import ShrinkRefused
-from vitrina.store import pipelines
+from vitrina.ports import registry
+from vitrina.ports.connector import Connector
+from vitrina.ports.registry import Installed
 
 ITEMS = """
 CREATE TABLE content.items (id bigint PRIMARY KEY, note text, modified timestamptz NOT NULL DEFAULT clock_timestamp());
@@ -36,11 +38,8 @@ def make(bench: Workbench, **options: Any) -> None:
     assert bench.run("items")["status"] == "SUCCESS"
 
 
-def scan(bench: Workbench, wait_seconds: float = 0.05) -> dict[str, Any]:
-    row = pipelines.find(bench.metastore, "items")
-    assert row is not None
-    request = {"pipeline_id": row["id"], "runner_id": uuid4(), "payload": {}}
-    return delete_scan.scan(request, bench.metastore, bench.settings, _hold, confirm_after_seconds=wait_seconds)
+def scan(bench: Workbench) -> dict[str, Any]:
+    return bench.scan_deletes("items")
 
 
 def test_a_scan_removes_exactly_what_left_the_source(workbench: Workbench) -> None:
@@ -142,6 +141,12 @@ def test_scans_are_asked_for_when_they_are_due(workbench: Workbench) -> None:
         ({"mode": "full"}, "removes such rows itself"),
         ({"options": {"deletes": {"scan": "1h"}, "shared_target": True}}, "another pipeline's"),
         ({"options": {"deletes": {"scan": "sometimes"}}}, "sometimes"),
+        ({"options": {"deletes": {"scan": "1h", "keep": True}}}, "leave one of the two out"),
+        ({"options": {"deletes": {"soft": "gone_at", "keep": True}}}, "leave one of the two out"),
+        ({"options": {"deletes": "none"}, "mode": "live"}, "makes the target equal to the query"),
+        ({"options": {"deletes": "none", "delete_when": "gone"}, "mode": "full"}, "delete_when says something else"),
+        ({"options": {"deletes": "some"}}, "some"),
+        ({"type": "PYTHON", "python_task": "made_up", "source_query": None}, "gives what is new"),
     ],
 )
 def test_what_does_not_go_with_a_scan_is_refused(fields: dict[str, Any], said: str) -> None:
@@ -245,3 +250,47 @@ def test_a_mart_that_is_there_needs_the_column_of_soft_deletes(workbench: Workbe
     assert scan(workbench)["deleted"] == 1
     workbench.change("items", options={"deletes": {"soft": "note"}})
     assert "needs itself" in workbench.run("items")["error_message"]
+
+
+@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize("route", ["auto", "arrow"])
+def test_a_full_load_keeps_what_left_when_asked(workbench: Workbench, route: str, history: bool) -> None:
+    workbench.source(ITEMS)
+    options: dict[str, Any] = {"deletes": "none", "route": route, **({"history": {}} if history else {})}
+    workbench.pipeline("items", QUERY, target_key=["id"], options=options)
+    assert workbench.run("items")["status"] == "SUCCESS"
+    workbench.sql("DELETE FROM content.items WHERE id > 100; UPDATE content.items SET note = 'new' WHERE id = 1")
+    done = workbench.run("items")
+    assert (done["status"], done["rows_written"], done["rows_deleted"]) == ("SUCCESS", 1, 0), done["error_message"]
+    plan = done["metrics"]["plan"]
+    assert plan["deletes"] is False
+    assert "options.deletes: none: rows that left the source are not deleted" in plan["reasons"]
+    current = "SELECT count(*) AS rows FROM analytics.items" + (" WHERE is_current" if history else "")
+    assert workbench.sql(current) == [{"rows": 1000}]
+    # What stays is no difference, and a repair leaves it alone.
+    for level in ("quick", "full"):
+        assert workbench.reconcile("items", level=level)["equal"]
+    workbench.sql("UPDATE content.items SET note = 'newer' WHERE id = 2")
+    repaired = workbench.reconcile("items", level="full", repair=True)["repair"]
+    assert (repaired["updated"], repaired["deleted"]) == (1, 0)
+    workbench.sql("TRUNCATE content.items")
+    assert workbench.run("items")["status"] == "SUCCESS"
+    assert workbench.sql(current) == [{"rows": 1000}]
+    workbench.change("items", options={**options, "deletes": "hard", "allow_empty": True, "allow_shrink": True})
+    assert workbench.run("items")["rows_deleted"] == 1000
+
+
+def test_targets_that_cannot_delete_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connector of another package, whose description promises nothing about deletes."""
+    made = Connector(name="pile", prefix="pile", open_target=lambda _: pytest.fail("nothing is opened"))
+    found = registry.installed()
+    monkeypatch.setattr(registry, "installed", lambda: Installed(found.connectors | {"pile": made}))
+    whole: dict[str, Any] = {"name": "items", "source_query": QUERY, "target_table": "pile:items", "target_key": ["id"]}
+    cursor = {"mode": "incremental", "incremental_key": "modified"}
+    with pytest.raises(ValidationError, match=r"pile:items does not know options\.delete_when"):
+        Definition.model_validate(whole | {"options": {"delete_when": "gone"}})
+    with pytest.raises(ValidationError, match="pile:items cannot remove single rows"):
+        Definition.model_validate(whole | cursor | {"options": {"deletes": {"scan": "1h"}}})
+    made = replace(made, takes_delete_when=True, removes_rows=True)
+    monkeypatch.setattr(registry, "installed", lambda: Installed(found.connectors | {"pile": made}))
+    Definition.model_validate(whole | cursor | {"options": {"delete_when": "gone", "deletes": {"scan": "1h"}}})

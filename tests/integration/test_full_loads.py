@@ -111,7 +111,9 @@ def test_a_null_key_is_named(bench: Workbench, route: str) -> None:
     assert "id" in run["error_message"]
 
 
-@pytest.mark.parametrize("options", [{"checkpoint_rows": 100}, {"route": "copy"}, {"route": "arrow"}])
+@pytest.mark.parametrize(
+    "options", [{"checkpoint_rows": 100}, {"route": "copy", "checkpoint_rows": 100}, {"route": "arrow"}]
+)
 @pytest.mark.parametrize("key", [["id"], ["title", "id"]])
 def test_a_null_key_is_named_behind_an_interruption(bench: Workbench, options: dict[str, Any], key: list[str]) -> None:
     """NULL is neither before nor behind the place where the load goes on."""
@@ -204,7 +206,9 @@ def test_large_loads_are_chunked_under_one_snapshot(bench: Workbench) -> None:
     assert bench.differences(QUERY, "analytics.films") == 0
 
 
-@pytest.mark.parametrize("options", [{"route": "copy"}, {"route": "arrow"}, {"checkpoint_rows": 200}])
+@pytest.mark.parametrize(
+    "options", [{"route": "copy", "checkpoint_rows": 200}, {"route": "arrow"}, {"checkpoint_rows": 200}]
+)
 def test_a_long_read_goes_on_in_a_new_snapshot(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:

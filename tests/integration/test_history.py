@@ -323,3 +323,33 @@ def test_a_pass_that_was_interrupted_reads_one_snapshot_again(workbench: Workben
     done = workbench.last_run("films")
     assert done["status"] == "SUCCESS"
     assert as_of(workbench, done["metrics"]["snapshot_at"]) == source(workbench)
+
+
+def test_values_of_another_unique_key_pass_from_row_to_row(workbench: Workbench) -> None:
+    """All states that are over are closed before one is added: a key may take over what another one gives up."""
+    workbench.source(FILMS)
+    make(workbench, "incremental")
+    run(workbench)
+    workbench.sql("CREATE UNIQUE INDEX ON analytics.films (title) WHERE valid_to IS NULL")
+    workbench.sql(
+        "UPDATE content.films SET title = CASE id WHEN 1 THEN 'film 2' ELSE 'film 1' END, modified = clock_timestamp()"
+        " WHERE id IN (1, 2)"
+    )
+    done = run(workbench)
+    assert done["rows_written"] == 2
+    assert as_of(workbench, done["metrics"]["snapshot_at"]) == source(workbench)
+
+
+def test_indexes_keep_their_room_through_a_bulk_load(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    workbench.sql("INSERT INTO content.films SELECT n, 'Film', now() FROM generate_series(1000, 26000) n")
+    make(workbench, "full")
+    run(workbench)
+    found = workbench.sql(
+        """
+        SELECT i.indisprimary AS is_primary, c.reloptions AS options
+        FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+        WHERE i.indrelid = 'analytics.films'::regclass ORDER BY 1
+        """
+    )
+    assert found == [{"is_primary": key, "options": ["fillfactor=70"]} for key in (False, True)]

@@ -111,7 +111,7 @@ def test_a_pipeline_without_once_is_refused(bench: Workbench, tmp_path: Path) ->
 
 def test_the_next_one_recovers_what_a_killed_one_left(bench: Workbench, tmp_path: Path) -> None:
     """Without waiting for anybody else: the lease of the killed one ends, and the load goes on at its checkpoint."""
-    bench.change("films", options={"route": "copy"}, batch_size=10)
+    bench.change("films", options={"route": "copy", "checkpoint_rows": 10}, batch_size=10)
     killed = once(bench, tmp_path, "--pipeline", "films", VITRINA_FAILPOINTS="batch.committed:kill:3")
     assert (killed.returncode, bench.status("films")) == (-signal.SIGKILL, "RUNNING")
 

@@ -76,6 +76,22 @@ def test_it_works_as_the_page_says(bench: Workbench, warehouse: str) -> None:
     assert findings(bench) == [("OK", "its ledger of checkpoints is at version 1", "")]
 
 
+def test_a_plan_of_a_mart_there_leaves_it_as_it_is(bench: Workbench, warehouse: str) -> None:
+    as_documented(warehouse)
+    assert bench.run("films")["status"] == "SUCCESS"
+    bench.sql("UPDATE content.films SET title = 'Other' WHERE id <= 7; DELETE FROM content.films WHERE id > 90")
+
+    rows = bench.plan("films")["rows"]
+
+    assert (rows["added"], rows["changed"], rows["removed"]) == (0, 7, 10)
+    assert run_there(warehouse, "SELECT count(*), count(*) FILTER (WHERE title = 'Other') FROM analytics.films") == [
+        (100, 0)
+    ]
+    assert run_there(warehouse, "SELECT relname FROM pg_class WHERE relname ~ '^d_'") == []
+    run = bench.run("films")
+    assert {name: run["metrics"][name] for name in ("updated", "deleted")} == {"updated": 7, "deleted": 10}
+
+
 def test_a_login_that_may_create_schemas_needs_no_more(bench: Workbench, warehouse: str) -> None:
     run_there(warehouse, f"{OF_LOGIN}; CREATE SCHEMA analytics AUTHORIZATION warehouse_writer")
     [(name,)] = run_there(warehouse, "SELECT current_database()")

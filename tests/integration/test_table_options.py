@@ -86,6 +86,8 @@ def test_what_a_table_lacks_is_said_and_left(workbench: Workbench) -> None:
     ("table", "said"),
     [
         ({"partition_by": {"hash": "name"}}, "no part of the key"),
+        ({"partition_by": {"range": "name"}}, "no part of the key"),
+        ({"partition_by": {"range": "id"}}, "name a date or a timestamp"),
         ({"indexes": [{"columns": ["nothing"]}]}, "nothing"),
         ({"grants": [{"role": "nobody_here"}]}, "nobody_here"),
     ],
@@ -97,6 +99,132 @@ def test_what_cannot_be_made_is_named_and_nothing_is_left(workbench: Workbench, 
     assert done["status"] == "FAILED"
     assert said in done["error_message"]
     assert workbench.sql("SELECT to_regclass('analytics.items') AS table") == [{"table": None}]
+
+
+SALES = """
+CREATE TABLE content.sales (
+    id bigint, sold {kind} NOT NULL, price int, changed timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (id, sold));
+INSERT INTO content.sales SELECT n, '2026-01-15'::date + n, n FROM generate_series(0, 59) n;
+"""
+BY_MONTH = {"partition_by": {"range": "sold"}}
+PARTITIONS = """
+SELECT c.relname AS name, pg_get_expr(c.relpartbound, c.oid) AS bound, c.reltuples
+FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = 'analytics.sales'::regclass ORDER BY 1
+"""
+
+
+def sell(bench: Workbench, options: dict[str, Any], *, mode: str = "full", kind: str = "date") -> None:
+    bench.source(SALES.format(kind=kind))
+    cursor = {"incremental_key": "changed", "incremental_id_key": "id"} if mode == "incremental" else {}
+    bench.pipeline(
+        "sales",
+        "SELECT id, sold, price, changed FROM content.sales",
+        target_key=["id", "sold"],
+        mode=mode,
+        options={"table": BY_MONTH, "cursor_clock": "database", **options},
+        **cursor,
+    )
+
+
+def succeed(bench: Workbench) -> dict[str, Any]:
+    done = bench.run("sales")
+    assert done["status"] == "SUCCESS", done["error_message"]
+    assert not [warning for warning in done["metrics"]["plan"]["warnings"] if "options.table" in warning]
+    return done
+
+
+def names(bench: Workbench) -> list[str]:
+    return [row["name"] for row in bench.sql(PARTITIONS)]
+
+
+@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize("mode", ["full", "incremental"])
+def test_partitions_of_months_are_made_as_rows_come(workbench: Workbench, mode: str, history: bool) -> None:
+    sell(workbench, {"history": {}} if history else {}, mode=mode)
+    succeed(workbench)
+    assert names(workbench) == ["sales_2026_01", "sales_2026_02", "sales_2026_03"]
+    assert workbench.sql("SELECT count(*) AS rows FROM analytics.sales_2026_02") == [{"rows": 28}]
+    workbench.sql("INSERT INTO content.sales VALUES (900, '2026-03-31', 1), (901, '2027-12-01', 2)")
+    done = succeed(workbench)
+    assert done["rows_written"] == 2
+    assert names(workbench)[-1] == "sales_2027_12"
+    assert workbench.differences("SELECT id, sold, price FROM content.sales", "analytics.sales", "id, sold, price") == 0
+    again = succeed(workbench)
+    assert (again["rows_written"], len(names(workbench))) == (0, 4)
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "timestamptz", "timestamptz(3)"])
+def test_spans_of_timestamps_begin_at_midnight_in_utc(workbench: Workbench, kind: str) -> None:
+    [row] = workbench.sql("SELECT current_database() AS name")
+    workbench.sql(f"ALTER DATABASE {row['name']} SET timezone = 'Asia/Tokyo'")
+    workbench.sql("SET timezone = 'UTC'")
+    sell(workbench, {"table": {"partition_by": {"range": "sold", "every": "year"}}}, kind=kind)
+    workbench.sql("INSERT INTO content.sales VALUES (900, '2026-12-31 23:59:59', 1), (901, '2027-01-01 00:00:00', 2)")
+    succeed(workbench)
+    assert names(workbench) == ["sales_2026", "sales_2027"]
+    assert workbench.sql("SELECT id FROM analytics.sales_2027") == [{"id": 901}]
+
+
+def test_partitions_that_were_made_by_hand_are_used(workbench: Workbench) -> None:
+    sell(workbench, {})
+    succeed(workbench)
+    workbench.sql(
+        """
+        CREATE TABLE analytics.later PARTITION OF analytics.sales FOR VALUES FROM ('2027-01-01') TO ('2028-01-01');
+        INSERT INTO content.sales VALUES (900, '2027-05-05', 1), (901, '2027-11-05', 1)
+        """
+    )
+    succeed(workbench)
+    assert workbench.sql("SELECT count(*) AS rows FROM analytics.later") == [{"rows": 2}]
+    workbench.sql("CREATE TABLE analytics.rest PARTITION OF analytics.sales DEFAULT")
+    workbench.sql("INSERT INTO content.sales VALUES (902, '2031-05-05', 1), (903, 'infinity', 1)")
+    succeed(workbench)
+    assert workbench.sql("SELECT count(*) AS rows FROM analytics.rest") == [{"rows": 2}]
+
+
+def test_rows_that_no_partition_can_take_are_named(workbench: Workbench) -> None:
+    sell(workbench, {})
+    succeed(workbench)
+    workbench.sql("INSERT INTO content.sales VALUES (900, 'infinity', 1)")
+    assert "sold of a row is infinity" in workbench.run("sales")["error_message"]
+    workbench.sql("UPDATE content.sales SET sold = '2027-05-05' WHERE id = 900")
+    workbench.sql(
+        "CREATE TABLE analytics.half PARTITION OF analytics.sales FOR VALUES FROM ('2027-05-10') TO ('2027-05-20')"
+    )
+    said = workbench.run("sales")["error_message"]
+    assert "the partition analytics.sales_2027_05 cannot be made" in said
+    assert "would overlap" in said
+    assert "analytics.sales_2027_05" not in [f"analytics.{name}" for name in names(workbench)]
+
+
+def test_a_table_that_is_not_cut_so_is_said_and_left(workbench: Workbench) -> None:
+    sell(workbench, {"table": {}})
+    succeed(workbench)
+    workbench.change("sales", options={"table": BY_MONTH})
+    done = workbench.run("sales")
+    assert done["status"] == "SUCCESS"
+    [warning] = done["metrics"]["plan"]["warnings"]
+    assert "not partitioned by ranges of sold" in warning
+    assert workbench.sql("SELECT relkind::text AS kind FROM pg_class WHERE oid = 'analytics.sales'::regclass") == [
+        {"kind": "r"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [({}, "in hash or in range"), ({"hash": "id", "range": "sold"}, "in hash or in range")],
+)
+def test_a_table_is_cut_in_one_way(cut: dict[str, str], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Definition.model_validate(
+            {
+                "name": "x",
+                "source_query": QUERY,
+                "target_table": "analytics.x",
+                "options": {"table": {"partition_by": cut}},
+            }
+        )
 
 
 def test_other_targets_have_no_tables() -> None:

@@ -159,3 +159,35 @@ def test_reconcile_finds_what_the_follower_did_not_bring(followed: Marts) -> Non
     assert followed.reconcile("films")["differences"] == 0
     followed.sql("UPDATE analytics.films SET title = 'spoilt' WHERE id = 3")
     assert followed.reconcile("films")["differences"] == 1
+
+
+def test_rows_that_pass_steps_are_staged_over_one_session(marts: Marts) -> None:
+    query = "SELECT id, title FROM content.film"
+    marts.sql("UPDATE content.film SET title = id::text")
+    tasks = [
+        {"order_index": 0, "task_type": "SQL", "body": query},
+        {"order_index": 1, "task_type": "PYTHON", "body": "cast_columns", "params": {"types": {"title": "bigint"}}},
+    ]
+    marts.live("stepped", tasks=tasks)
+    marts.start_runner()
+    marts.await_following("stepped")
+    sessions = set()
+    for number in range(3):
+        marts.sql(f"UPDATE content.film SET title = '{number}' WHERE id = 7")
+        marts.await_true(
+            "it is shown",
+            lambda number=number: _title_of_seven(marts) == number,  # type: ignore[misc]
+        )
+        sessions |= {row["pid"] for row in marts.sql(STAGING)}
+    assert len(sessions) == 1
+
+
+STAGING = """
+SELECT pid FROM pg_stat_activity
+WHERE datname = current_database() AND state = 'idle' AND query LIKE 'COPY%etl_stage%FROM STDIN%'
+"""
+
+
+def _title_of_seven(marts: Marts) -> int:
+    [row] = marts.sql("SELECT title FROM analytics.stepped WHERE id = 7")
+    return int(row["title"])

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
+from tests.live import application
 from tests.live.marts import ACCOUNTS, Marts
 
 Scenario = Callable[[Marts], None]
@@ -182,10 +183,7 @@ def _move(marts: Marts, stop: threading.Event, seed: int) -> None:
     assert marts.settings.admin_url
     with psycopg.connect(marts.settings.admin_url.get_secret_value()) as session:
         while not stop.is_set():
-            giver, taker = sorted(chance.sample(range(1, 201), 2))
-            session.execute("UPDATE content.account SET balance = balance - 1 WHERE id = %s", [giver])
-            session.execute("UPDATE content.account SET balance = balance + 1 WHERE id = %s", [taker])
-            session.commit()
+            application.move(session, chance)
             # As many as a source has, not as many as a machine can: its readers have to keep up.
             stop.wait(0.01)
 

@@ -385,6 +385,20 @@ def test_reading_in_small_pages_gives_each_change_once(platform: Platform, monke
     assert paged == expected
 
 
+def test_a_silent_owner_that_holds_its_row_locked_is_ended(platform: Platform) -> None:
+    """It stands still between its last statement and COMMIT: nobody could take the feed, nor register with it."""
+    metastore = platform.bench.metastore
+    (late,) = feed_owner.claim_free(metastore, uuid4(), 0.05, ["default"])
+    with database.connect(platform.settings.require_database_url(), late.session_name) as session:
+        session.execute("BEGIN")
+        feed_owner.advance(session, late, 1)
+        until(lambda: bool(feed_owner.claim_free(metastore, uuid4(), 30, ["default"])))
+        (row,) = platform.bench.sql("SELECT epoch FROM etl.etl_feeds")
+        assert row["epoch"] > late.epoch
+        with pytest.raises(psycopg.OperationalError):
+            session.execute("COMMIT")
+
+
 def test_two_owners_cannot_both_commit(platform: Platform) -> None:
     metastore = platform.bench.metastore
     (old,) = feed_owner.claim_free(metastore, uuid4(), 30, ["default"])

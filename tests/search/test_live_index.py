@@ -57,6 +57,37 @@ def test_a_delete_without_where_is_refused_before_a_document_is_gone(
     assert _documents(client, index) == before
 
 
+def test_more_refused_documents_than_agreed_end_the_following(marts: Marts, client: SearchClient, index: str) -> None:
+    marts.sql("UPDATE content.film SET title = '2001-02-03'")
+    dates = {"index": {"mappings": {"properties": {"title": {"type": "date"}}}}, "max_dead_letters": 2}
+    marts.live("found", FILMS, target_table=f"es:{index}", options=dates)
+    marts.start_runner()
+    marts.await_following("found")
+    for statement in (
+        "UPDATE content.film SET title = 'no date' WHERE id IN (1, 2)",
+        "UPDATE content.film SET title = 'no date either' WHERE id = 1",  # it is refused already
+        "UPDATE content.film SET title = '2002-02-03' WHERE id = 2",  # and this one no more
+        "UPDATE content.film SET title = 'no date' WHERE id = 3",
+    ):
+        marts.sql(statement)
+        marts.settle("found")
+    before = _documents(client, index)
+    assert (before["1"][0], before["2"][0]) == ("2001-02-03", "2002-02-03")
+    with marts.admin.transaction():
+        marts.sql("UPDATE content.film SET title = 'no date' WHERE id = 4")
+        marts.sql("DELETE FROM content.film WHERE id = 5")
+    [end] = marts.sql("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::int8 AS lsn")
+    marts.await_failed("found", "3 row(s) of the source are refused")
+    assert "more than options.max_dead_letters (2)" in marts.row("found")["last_error"]
+    assert _documents(client, index) == before
+    assert (marts.place("found") or {})["lsn"] < end["lsn"]
+    open_letters = marts.sql("SELECT DISTINCT document_id FROM etl.etl_dead_letters WHERE resolved_at IS NULL")
+    assert {row["document_id"] for row in open_letters} == {"1", "3", "4"}
+    marts.sql("UPDATE content.film SET title = '2003-02-03' WHERE title LIKE 'no date%'")
+    marts.request("found")
+    marts.await_true("the index shows it", lambda: _documents(client, index) == _rows(marts))
+
+
 def test_an_index_that_is_deleted_by_hand_is_loaded_again(marts: Marts, client: SearchClient, index: str) -> None:
     marts.live("found", FILMS, target_table=f"es:{index}")
     marts.start_runner()

@@ -95,6 +95,28 @@ def test_passes_keep_an_index_up_to_date(bench: Workbench, client: SearchClient,
     assert "gone" not in found["1"]
 
 
+@pytest.mark.one_server
+def test_a_scan_removes_the_documents_of_rows_that_left(bench: Workbench, client: SearchClient, index: str) -> None:
+    pipeline(bench, index, **INCREMENTAL, options={"deletes": {"scan": "1h"}})
+    assert bench.run("films")["status"] == "SUCCESS"
+    bench.sql("DELETE FROM content.film_work WHERE id % 50 = 0")
+    found = bench.scan_deletes("films")
+    assert (found["found"], found["deleted"]) == (4, 4)
+    assert documents(client, index).keys() == {str(number) for number in range(1, 201) if number % 50}
+    assert bench.scan_deletes("films") == {"found": 0}
+
+
+@pytest.mark.one_server
+def test_a_full_load_keeps_what_left_when_asked(bench: Workbench, client: SearchClient, index: str) -> None:
+    pipeline(bench, index, options={"deletes": "none"})
+    assert bench.run("films")["status"] == "SUCCESS"
+    bench.sql("DELETE FROM content.film_work WHERE id > 20; UPDATE content.film_work SET title = 'New' WHERE id = 1")
+    assert bench.run("films")["status"] == "SUCCESS"
+    found = documents(client, index)
+    assert (len(found), found["1"]["title"]) == (200, "New")
+    assert bench.reconcile("films", level="full")["equal"]
+
+
 def test_two_pipelines_fill_one_document(bench: Workbench, client: SearchClient, index: str) -> None:
     shared = {"options": {"shared_target": True, "on_schema_change": "add_columns"}}
     pipeline(bench, index, "SELECT id, title FROM content.film_work", **shared)

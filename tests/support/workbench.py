@@ -11,11 +11,12 @@ from uuid import UUID, uuid4
 import pytest
 
 from vitrina import failpoints
-from vitrina.checks import reconcile
+from vitrina.checks import delete_scan, reconcile
 from vitrina.definition import Definition
 from vitrina.loads import replay
 from vitrina.loads.control import RunControl
 from vitrina.ports.checkpoint import Checkpoint
+from vitrina.runner import requests
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.settings import Settings
 from vitrina.status import Trigger
@@ -116,6 +117,23 @@ class Workbench:
         assert row is not None
         request = {"pipeline_id": row["id"], "runner_id": uuid4(), "payload": wish}
         return reconcile.reconcile(request, self.metastore, self.settings, _hold, confirm_after_seconds=0.05)
+
+    def plan(self, name: str, **fields: Any) -> dict[str, Any]:
+        """Find out what the pipeline would change with these fields in place of its own, here and now; the plan."""
+        row = pipelines.find(self.metastore, name)
+        saved = pipelines.definition_of(row).model_dump(mode="json") if row else {"name": name}
+        payload = {"definition": Definition.model_validate(saved | fields).model_dump(mode="json")}
+        request = {"id": uuid4(), "pipeline_id": None, "payload": payload, "requested_by": "tests"}
+        return requests.make_plan(request, self.metastore, self.settings)
+
+    def scan_deletes(self, name: str, *, confirm_after_seconds: float = 0.05) -> dict[str, Any]:
+        """Remove what left the source, here and now, as a runner would when a scan is due; the report."""
+        row = pipelines.find(self.metastore, name)
+        assert row is not None
+        request = {"pipeline_id": row["id"], "runner_id": uuid4(), "payload": {}}
+        return delete_scan.scan(
+            request, self.metastore, self.settings, _hold, confirm_after_seconds=confirm_after_seconds
+        )
 
     def replay(self, name: str, *letters: int) -> dict[str, Any]:
         """Send the rows of dead letters again, here and now, as a runner would; the report."""

@@ -209,12 +209,15 @@ export function useDeadLetters(pipeline?: string, resolved = false, reason?: str
   });
 }
 
-export function useReconcile(name: string) {
+export const useReconcile = (name: string) => useLatest(name, "reconcile");
+
+/** The latest that a runner was asked for about a pipeline; null if it never was. */
+export function useLatest(name: string, kind: "profile" | "reconcile") {
   return useQuery({
-    queryKey: ["reconcile", name],
+    queryKey: [kind, name],
     queryFn: async ({ signal }) => {
       try {
-        return await get<RunnerRequest>(`/pipelines/${encodeURIComponent(name)}/reconcile`, signal);
+        return await get<RunnerRequest>(`/pipelines/${encodeURIComponent(name)}/${kind}`, signal);
       } catch (error) {
         if (error instanceof ApiError && error.status === 404) return null;
         throw error;
@@ -325,7 +328,7 @@ export async function awaitRequest(asked: RunnerRequest, seconds = 60): Promise<
 export function useRefresh() {
   const client = useQueryClient();
   return (name: string, id?: string): void => {
-    for (const key of ["pipeline", "status", "runs", "versions", "reconcile", "reconciles", "alerts"]) {
+    for (const key of ["pipeline", "status", "runs", "versions", "reconcile", "reconciles", "plans", "profile", "alerts"]) {
       void client.invalidateQueries({ queryKey: [key, name] });
     }
     void client.invalidateQueries({ queryKey: ["audit"] });

@@ -389,6 +389,78 @@ export interface Side {
   greatest?: string | null;
 }
 
+/** What is in a target. */
+export interface TargetProfile {
+  target: string;
+  rows: number;
+  size_bytes: number;
+  profiled_rows: number;
+  columns: ColumnProfile[];
+}
+
+/** Viewers get a word in place of values. */
+export interface ColumnProfile {
+  name: string;
+  type: string;
+  nulls: number;
+  distinct: number;
+  min_value: string | null;
+  max_value: string | null;
+  top_values: { value: string; rows: number }[] | string;
+}
+
+/** What a full load would change in a target. */
+export interface DataPlan {
+  id: string;
+  pipeline: string;
+  target: string;
+  target_exists: boolean;
+  columns: { added: PlannedColumn[]; removed: PlannedColumn[]; retyped: { name: string; before: string; after: string }[] };
+  rows: {
+    before: number;
+    after: number;
+    added: number;
+    changed: number;
+    removed: number;
+    unchanged: number;
+    stay: number | null;
+    rejected: number;
+    changed_columns: Record<string, number> | null;
+    /** Viewers get a word in their place. */
+    sample_rows: PlannedRow[] | string;
+  } | null;
+  checks: { name: string; result: string; found: string }[];
+  refusals: string[];
+  warnings: string[];
+  notes: string[];
+  downstream: { pipelines: string[]; targets: string[] };
+  seconds: number;
+}
+
+export interface PlannedColumn {
+  name: string;
+  type: string;
+}
+
+export interface PlannedRow {
+  kind: "added" | "changed" | "removed";
+  before: Record<string, string | null> | null;
+  after: Record<string, string | null> | null;
+}
+
+export interface PlanSummary {
+  id: string;
+  base_version: number | null;
+  created_at: string;
+  created_by: string;
+  applied_by: string | null;
+  applied_version: number | null;
+  added: number | null;
+  changed: number | null;
+  removed: number | null;
+  refused: boolean;
+}
+
 /** What a comparison of source and target found. */
 export interface ReconcileReport {
   level: "quick" | "full" | "sample";

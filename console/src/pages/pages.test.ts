@@ -48,6 +48,7 @@ describe("a form from a schema", () => {
     [{ type: "array", items: { type: "string" } }, "list"],
     [{ anyOf: [{ type: "array", items: { type: "string", enum: ["x"] } }, nothing] }, "choices"],
     [{ anyOf: [{ $ref: "#/$defs/Check" }, nothing] }, "object"],
+    [{ anyOf: [{ type: "string", enum: ["none"] }, { $ref: "#/$defs/Check" }, nothing] }, "object"],
     [{ type: "object" }, "json"],
     [{ type: "array", items: { type: "object" } }, "json"],
   ])("%j is a %s", (schema, kind) => expect(kindOf(schema, definitions).kind).toBe(kind));

@@ -19,8 +19,10 @@ import { t } from "../words/language";
 import { MODE_WORDS } from "../words/modes";
 import { scheduleInWords } from "../words/schedule";
 import { Checks } from "./pipeline-checks";
+import { DataTab } from "./pipeline-data";
 import { DefinitionTab, Versions } from "./pipeline-definition";
 import { Overview } from "./pipeline-overview";
+import { PlanTab } from "./pipeline-plan";
 
 export function PipelinePage() {
   const { name } = useParams({ from: "/pipelines/$name" });
@@ -293,12 +295,14 @@ function Headline({ pipeline, status }: { pipeline: Pipeline; status: PipelineSt
 
 // --- tabs -------------------------------------------------------------------------------------------------------
 
-const TABS = ["overview", "runs", "definition", "versions", "checks", "letters"] as const;
+const TABS = ["overview", "runs", "definition", "versions", "plan", "data", "checks", "letters"] as const;
 const TAB_WORDS: Record<(typeof TABS)[number], string> = {
   overview: "Overview",
   runs: "Runs",
   definition: "Definition",
   versions: "Versions",
+  plan: "Plan",
+  data: "Data",
   checks: "Checks",
   letters: "Dead letters",
 };
@@ -336,6 +340,8 @@ function Tabs({ pipeline, status }: { pipeline: Pipeline; status: PipelineStatus
       {current === "runs" && <Runs name={pipeline.name} />}
       {current === "definition" && <DefinitionTab pipeline={pipeline} />}
       {current === "versions" && <Versions pipeline={pipeline} />}
+      {current === "plan" && <PlanTab pipeline={pipeline} />}
+      {current === "data" && <DataTab pipeline={pipeline} />}
       {current === "checks" && <Checks pipeline={pipeline} />}
       {current === "letters" && <LetterGroups pipeline={pipeline.name} />}
     </>

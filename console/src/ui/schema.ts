@@ -27,6 +27,9 @@ export function kindOf(schema: Schema, definitions: Definitions): Kind {
   const one = resolved(schema, definitions);
   const kinds = (one.anyOf ?? []).filter((kind) => kind.type !== "null");
   if (kinds.length === 1 && kinds[0]) return kindOf(kinds[0], definitions);
+  const [object, ...others] = kinds.filter((kind) => !kind.enum);
+  // A word may stand for an object: the API gives it back as the object, so that is what is filled in.
+  if (object && !others.length && resolved(object, definitions).properties) return kindOf(object, definitions);
   if (kinds.length > 1) return kinds.every((kind) => isPlain(kind)) ? { kind: "number or text" } : { kind: "json" };
   if (one.enum) return { kind: "choice", values: one.enum.map(String) };
   if (one.type === "boolean") return { kind: "flag" };

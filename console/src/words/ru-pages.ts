@@ -155,7 +155,7 @@ const ru: Record<string, string> = {
   "Max dead letters": "Наибольшее число отвергнутых",
   "On concrete index": "При обычном индексе",
   "`snapshot`: an interrupted full load starts over instead of continuing.": "`snapshot`: прерванная полная загрузка начинается сначала, а не продолжается.",
-  "A pushdown load larger than this is cut into chunks of this size. By default: one that takes more than a minute at the rate of the last run, into chunks of ten seconds.": "Загрузка внутри базы больше этого делится на части такого размера. По умолчанию: та, что дольше минуты при скорости последнего запуска, — на части по десять секунд.",
+  "A pushdown load larger than this is cut into chunks of this size; a load to another database is read in the order of its key, so that it goes on where it was interrupted. By default: one that takes more than a minute at the rate of the last run, a pushdown in chunks of ten seconds.": "Загрузка внутри базы больше этого делится на части такого размера; загрузка в другую базу читается по порядку ключа и продолжается с места, где прервалась. По умолчанию: та, что дольше минуты при скорости последнего запуска, внутри базы — частями по десять секунд.",
   "An interrupted load older than this starts over.": "Прерванная загрузка старше этого начинается сначала.",
   "A read longer than this goes on in a new snapshot, unless `consistency: snapshot`.": "Чтение дольше этого продолжается в новом снимке, если не задано `consistency: snapshot`.",
   "Let a full load delete more than half of the mart.": "Разрешить полной загрузке удалить больше половины витрины.",
@@ -188,8 +188,8 @@ const ru: Record<string, string> = {
     "Логический столбец результата: true удаляет строку из приёмника. Сам он не записывается.",
   "Keep every state of a row in the mart, each with the time in which it was valid; see below.":
     "Хранить в витрине каждое состояние строки со временем, когда оно действовало.",
-  "What becomes of rows that left the source, and how they are found; see below.":
-    "Что делать со строками, которых больше нет в источнике, и как их находить.",
+  "What becomes of rows that left the source, and how they are found: `none`, `hard`, or an object; see below.":
+    "Что делать со строками, которых больше нет в источнике, и как их находить: `none`, `hard` или объект.",
   "How a new table in Postgres is made: partitions, indexes, comments, grants; see below.":
     "Как создаётся новая таблица Postgres: секции, индексы, комментарии, права.",
   "`settings` and `mappings` of a new index.": "`settings` и `mappings` нового индекса.",

@@ -129,6 +129,16 @@ const sentences: Record<string, string> = {
   "suggestion.bounded_lag":
     "гарантия «с задержкой»: {column} могут писать не часы базы данных, поэтому каждый проход перечитывает последние {minutes} мин (пишет только база? options.cursor_clock: database сделает гарантию точной)",
   "suggestion.daily": "раз в день сверяется с источником: у удалённой строки нет курсора (`vitrina reconcile --repair`)",
+  "request.no_plan": "плана {id} нет: его составляет `vitrina plan` и называет его id",
+  "request.not_planned":
+    "пайплайн {pipeline} изменился бы, а среди планов нет плана о нём: составьте его командой `vitrina plan -f` или примените файл без него",
+  "request.plan_of_another": "план {id} — о пайплайне {pipeline}, который здесь не применяется (только {declared}): уберите этот план",
+  "request.plan_of_other_definition":
+    "план {id} пайплайна {pipeline} составлен по другому определению: составьте план этого командой `vitrina plan -f`",
+  "request.plan_of_other_version":
+    "план {id} пайплайна {pipeline} составлен при версии {looked_at}, а сейчас версия {version}: составьте новый командой `vitrina plan -f`",
+  "request.prune_not_planned":
+    "{pipelines}: были бы удалены, а этого ни один план не видит: применяйте без prune, а удаляйте отдельным шагом",
   "suggestion.exact": "гарантия «точная»: триггеры ставят {column} по часам базы для каждой строки",
   "suggestion.full_as_said": "полная загрузка: как вы указали",
   "suggestion.full_equals": "каждый запуск читает всё, пишет отличия и удаляет исчезнувшее: после него витрина равна источнику",

@@ -1,6 +1,7 @@
 """What requests may carry beside a whole definition, with the examples that the documentation shows."""
 
 from typing import Annotated, Any, Literal
+from uuid import UUID
 
 from pydantic import AwareDatetime, BeforeValidator, Field
 
@@ -190,3 +191,6 @@ class ApplyWish(Strict):
     dry_run: bool = Field(False, description="Say what would change, and change nothing.")
     prune: bool = Field(False, description="Delete pipelines of the same `managed_by` that no document names.")
     managed_by: str = Field("file", pattern=manifests.OWNER, description="Who owns these pipelines.")
+    require_plans: list[Annotated[UUID, Field(strict=False)]] = Field(
+        default_factory=list, max_length=1_000, description="Apply only what these plans looked at: 409 otherwise."
+    )

@@ -35,6 +35,7 @@ class Look:
     differences: list[Difference] = field(default_factory=list)
     places: "array[int]" = field(default_factory=lambda: array("q"))  # of all differences, in order
     buckets: list[Buckets] = field(default_factory=list)  # those that differ, in groups
+    counts: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(Kind, 0))  # of all differences
 
     @property
     def is_complete(self) -> bool:
@@ -43,6 +44,7 @@ class Look:
 
     def add(self, difference: Difference) -> None:
         self.places.append(difference.place)
+        self.counts[difference.kind] += 1
         if len(self.differences) < KEPT_KEYS:
             self.differences.append(difference)
 

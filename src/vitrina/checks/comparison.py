@@ -8,6 +8,7 @@ from vitrina.errors import FatalError
 from vitrina.loads import inspection
 from vitrina.loads.job import Job, Opened
 from vitrina.ports.compare import Comparable, ComparesKeys, Comparison, Rescans, Side
+from vitrina.ports.target import Scans
 from vitrina.store import state
 
 
@@ -38,16 +39,27 @@ class Compared:
 
 def inspect(opened: Opened) -> Compared:
     """Choose how to compare: the target's own fastest way, or reading it all back."""
-    target = opened.target
+    if not isinstance(opened.target, Comparable):
+        _required_scans(opened)
+    return of_job(look_into(opened))
+
+
+def of_job(job: Job) -> Compared:
+    """Choose the same for a pipeline that was looked into."""
+    target = job.target
     if isinstance(target, Comparable):
-        job = look_into(opened)
         return Compared(job, target.compare(job))
     # Imported here: it needs pyarrow, and half a second for it.
     from vitrina.checks import scan_comparison
 
-    scans = scan_comparison.required(target, opened.definition.final_target)
-    job = look_into(opened)
-    return Compared(job, scan_comparison.ScanComparison(job, scans, target.form))
+    return Compared(job, scan_comparison.ScanComparison(job, _required_scans(job), target.form))
+
+
+def _required_scans(opened: Opened) -> Scans:
+    """Refuse a target that cannot be read back."""
+    from vitrina.checks import scan_comparison
+
+    return scan_comparison.required(opened.target, opened.definition.final_target)
 
 
 def look_into(opened: Opened) -> Job:

@@ -130,7 +130,7 @@ def _confirm(opened: Compared, report: Report, first: Look, wish: dict[str, Any]
             source,
             target,
             still_moving=_movement(job, pending=pending),
-            others_write=job.definition.options.shared_target,
+            others_write=job.definition.options.only_adds,
         )
         shown = min(int(wish.get("limit") or DEFAULT_SHOWN), MAX_SHOWN)
         report.details = compare.details(report.verdict.confirmed[:shown], source, target)
@@ -139,7 +139,7 @@ def _confirm(opened: Compared, report: Report, first: Look, wish: dict[str, Any]
 
 def _confirm_quickly(opened: Compared, report: Report, first: Look, wait_seconds: float) -> Report:
     job = opened.job
-    others = job.definition.options.shared_target
+    others = job.definition.options.only_adds
     findings = compare.quick_findings(first, others_write=others)
     if findings:
         pending = _waited(job, wait_seconds)

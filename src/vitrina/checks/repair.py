@@ -64,7 +64,7 @@ class _Repairing:
     def __init__(self, run: Run, compared: Correctable) -> None:
         self._run = run
         self._compared = compared
-        self._deletes = not run.job.definition.options.shared_target
+        self._deletes = not run.job.definition.options.only_adds
         self._load: Load = incremental.open_merge(run, arrives_as=compared.arrives_as, latest_counts=True)
         # A document may come again in a later batch; it is still one.
         self._settled: set[Key] = set()

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vitrina.data_checks import EMPTY
 from vitrina.errors import FatalError, ShrinkRefused
@@ -139,9 +140,14 @@ class SourceRows(_Rows):
     def batches(self) -> "Iterator[tuple[pa.RecordBatch, list[Key | None]]]":
         """Yield the rows as they are sent, each batch with the keys that a comparison knows them by."""
         for table, _ in self._looked.rows(self._found, in_order=True, form=self._form):
-            for batch in table.combine_chunks().to_batches():
+            for batch in self._present(table).combine_chunks().to_batches():
                 shown = self._target.as_written(pa.Table.from_batches([batch]))
                 yield batch, [(document.id,) for document in self._documents(shown)]
+
+    def _present(self, rows: pa.Table) -> pa.Table:
+        """Leave out what the source calls deleted: the target shall not have it, and gives nothing back for it."""
+        gone = self._looked.definition.options.delete_when
+        return rows.filter(pc.invert(pc.fill_null(rows.column(gone), False))) if gone and rows.num_rows else rows
 
 
 class TargetRows(_Rows):

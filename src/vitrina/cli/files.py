@@ -44,6 +44,24 @@ def read_definition(path: str, *, also_documents: bool = False) -> dict[str, Any
     return found
 
 
+def read_definitions(path: str) -> list[dict[str, Any]]:
+    """Read every definition of a file, of the files of a directory, or of standard input, as `apply` reads them."""
+    from vitrina.services import manifest_files
+
+    found = [document.content for file, text in read_all(path).items() for document in manifest_files.read(text, file)]
+    if not found:
+        raise ConfigError(f"{path} holds no pipeline")
+    return [_definition(content) for content in found]
+
+
+def _definition(content: dict[str, Any]) -> dict[str, Any]:
+    if "apiVersion" not in content:
+        return content
+    metadata, spec = content.get("metadata"), content.get("spec")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return {"name": name, **(spec if isinstance(spec, dict) else {})}
+
+
 def read_all(path: str) -> dict[str, str]:
     """Read texts by file name: a file, the files of a directory in the order of their names, or standard input."""
     if path == STDIN:

@@ -2,8 +2,10 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
 
 import typer
 
@@ -59,20 +61,32 @@ def apply(
     prune: Prune = False,
     owner: Owner = OWNER,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    *,
+    require_plan: Annotated[
+        list[str] | None,
+        typer.Option("--require-plan", metavar="ID", help="Apply only what this plan looked at; may be repeated."),
+    ] = None,
     output: Output = Format.TABLE,
 ) -> None:
     """Make pipelines be what the files say: all of it or nothing."""
-    report = _apply(file, dry_run=dry_run, prune=prune, owner=owner)
+    report = _apply(file, dry_run=dry_run, prune=prune, owner=owner, plans=_ids(require_plan or ()))
     _show(report, output)
     counts = {action: sum(item.action == action for item in report.items) for action in SIGNS}
     told = ", ".join(f"{count} {action}" for action, count in counts.items() if count) or "nothing to apply"
     local.say(f"{told}{' (dry run: nothing was written)' if dry_run else ''}")
 
 
-def _apply(file: str, *, dry_run: bool, prune: bool, owner: str) -> "ApplyReport":
+def _apply(file: str, *, dry_run: bool, prune: bool, owner: str, plans: Sequence[UUID] = ()) -> "ApplyReport":
     documents = files.read_all(file)
     with remote.api() as client:
-        return client.apply(documents, dry_run=dry_run, prune=prune, source=owner)
+        return client.apply(documents, dry_run=dry_run, prune=prune, source=owner, require_plans=plans)
+
+
+def _ids(given: Sequence[str]) -> list[UUID]:
+    try:
+        return [UUID(text) for text in given]
+    except ValueError as exc:
+        raise typer.BadParameter("it must be the id that `vitrina plan` shows", param_hint="--require-plan") from exc
 
 
 def _show(report: "ApplyReport", output: Format) -> None:

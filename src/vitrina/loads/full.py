@@ -9,12 +9,13 @@ from typing import Any
 from vitrina import failpoints
 from vitrina.errors import DuplicateKeys, ShrinkRefused, TransientError
 from vitrina.loads import incremental, refusals
+from vitrina.loads.filling import window_of
 from vitrina.loads.job import resume_point
 from vitrina.loads.run import Run
 from vitrina.ports.batch import Part, PartId
 from vitrina.ports.checkpoint import FRESHEST, Checkpoint
 from vitrina.ports.checks import later
-from vitrina.ports.source import Passes, Window
+from vitrina.ports.source import Passes
 from vitrina.ports.target import Done, Load, Loading
 from vitrina.sentences import say
 from vitrina.store import database, dead_letters
@@ -41,7 +42,7 @@ def full(run: Run) -> None:
 
 
 def _fill(run: Run, load: Load) -> None:
-    with run.parts(load, _window(run)) as parts:
+    with run.parts(load, window_of(run.job, resume_point(run.checkpoint))) as parts:
         for part in parts:
             run.commit(load, part, _counting(run))
 
@@ -56,15 +57,6 @@ def _counting(run: Run) -> "incremental.After":
         return found.accepting(PartId(epoch, part.number), part.staged_rows, last)
 
     return after
-
-
-def _window(run: Run) -> Window:
-    by_key = run.plan.paging != "one statement"
-    return Window(
-        after=resume_point(run.checkpoint),
-        order=run.job.reading_key if by_key else (),
-        one_snapshot=run.job.definition.options.keeps_one_snapshot,
-    )
 
 
 def _is_complete(found: Checkpoint) -> bool:

@@ -12,6 +12,7 @@ from vitrina.loads.steps import Fitted
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.checks import Judges
 from vitrina.ports.live import Derivation, Derives
+from vitrina.ports.schema import Column
 from vitrina.ports.source import Description, Passes, Window
 from vitrina.ports.target import Prepared, Shortcut, Wanted
 from vitrina.sentences import say
@@ -34,6 +35,14 @@ def look_into(opened: Opened) -> Job:
     if opened.source.runs_when_described:
         opened = replace(opened, checkpoint=Checkpoint())
     return _inspect(opened, create_target=False)
+
+
+def output_of(opened: Opened) -> tuple[Column, ...]:
+    """Find the columns that the source and its steps give, whether they fit the target or not."""
+    described = opened.source.describe(_next_window(opened))
+    if not described.columns and described.schema is None:
+        return ()
+    return steps.fit(opened.around_steps, opened.source, described, opened.target.form, opened.target.known).output
 
 
 def _inspect(opened: Opened, *, create_target: bool) -> Job:
@@ -104,7 +113,8 @@ def _without_rows(opened: Opened, described: Description, prepared: Prepared | N
 
 
 def _prepared_for_nothing(opened: Opened) -> Prepared | None:
-    return opened.target.prepare_nothing(replaces=opened.definition.mode != "incremental")
+    definition = opened.definition
+    return opened.target.prepare_nothing(replaces=definition.mode != "incremental" and not definition.options.only_adds)
 
 
 def _job(opened: Opened, **found: Any) -> Job:
@@ -181,6 +191,7 @@ def _capabilities(
         streamed_from=source.name if not described.columns else None,
         has_steps=bool(opened.steps),
         loads_first_pass=opened.target.loads_first_pass,
+        takes_any_order=opened.target.takes_any_order,
         estimated_rows=described.estimated_rows,
         pageable=shortcut is not None and shortcut.pageable,
         foreign_functions=shortcut.foreign_functions if shortcut else frozenset(),

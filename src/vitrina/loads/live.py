@@ -4,6 +4,7 @@ The log says which rows changed; from them the stale keys are derived, and the q
 What comes back is merged, what does not is deleted. Repeating a batch is therefore harmless.
 """
 
+import select
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
@@ -58,8 +59,10 @@ _FEW_KEYS = 10_000
 # How long a batch waits until the feed has stored what its snapshot shows, at first and at most.
 _STORED_SECONDS = 2.0
 _MOST_STORED_SECONDS = 60.0
-# How often requests are looked at while nothing changes, and how often an idle follower says that it is up to date.
+# How often requests are looked at during a wait, and while nothing changes.
 _LOOK_SECONDS = 0.5
+_IDLE_LOOK_SECONDS = 1.0
+# How often an idle follower looks for itself, and says that it is up to date.
 _IDLE_SECONDS = 5.0
 # How long a feed may take to be ready, with a reason that it gives.
 _READY_SECONDS = 60.0
@@ -154,6 +157,8 @@ class Follower:
         self._is_unjudged = False
         self._stored_seconds = _STORED_SECONDS
         self._corrected = 0.0
+        # Rows that were rejected and have not come through since: one that changes often counts once.
+        self._rejected: set[str] = set()
 
     def close(self) -> None:
         self._following.close()
@@ -431,10 +436,20 @@ class Follower:
         while (left := rests_until - time.monotonic()) > 0:
             self._look()
             self._run.control.wait(min(left, _LOOK_SECONDS))
-        while time.monotonic() < self._recorded + _IDLE_SECONDS and not self._has_changes():
+        is_told = True
+        while time.monotonic() < self._recorded + _IDLE_SECONDS:
+            if is_told and self._has_changes():
+                return
             self._look()
-            for _ in self._metastore.notifies(timeout=_LOOK_SECONDS, stop_after=1):
-                """Changes were stored, of this source or of another."""
+            is_told = self._await_notice(_IDLE_LOOK_SECONDS)
+
+    def _await_notice(self, seconds: float) -> bool:
+        """Wait until changes were stored, of this source or of another; the driver's own wait wakes up all the time."""
+        session = self._metastore
+        if list(session.notifies(timeout=0)):
+            return True
+        select.select([session.fileno()], [], [], seconds)
+        return bool(list(session.notifies(timeout=0)))
 
     def _has_changes(self) -> bool:
         return bool(feeds.read(self._metastore, self._feed, self._place.lsn, 1, relations=self._tables))
@@ -464,6 +479,7 @@ class Follower:
             raise RuntimeError("a follower opens its load first")
         rows = _Rows(moment, stale)
         part = self._written(load, rows, run.checkpoint.batch_no + 1)
+        self._refuse_letters(part)
 
         def refuse(at_most: int, exactly: Callable[[], int]) -> None:
             self._guard.refuse_more(at_most, exactly, load, run)
@@ -483,6 +499,22 @@ class Follower:
             flow = Flow(rows, Window(), steps, writer, run.job.claim.epoch, gate=run.gate)
             parts = list(flow.parts(number, None))
         return parts[0] if parts else Part(number, 0, None)
+
+    def _refuse_letters(self, part: Part) -> None:
+        """Stop before anything is deleted when more rows are rejected than agreed. The place stays where it was."""
+        run, budget = self._run, self._run.letter_budget
+        self._rejected |= {letter.document_id for letter in part.letters if not letter.by_check}
+        self._rejected -= part.delivered
+        if budget is None or len(self._rejected) <= budget:
+            return
+
+        def move(_: Done) -> Checkpoint:
+            run.letters.leave_behind(part)
+            return run.checkpoint
+
+        run.fence("recording rejected rows", move, progressed=False).after()
+        target = run.job.definition.final_target
+        raise FatalError(say("run.live_letters", letters=len(self._rejected), target=target, budget=budget))
 
     def _fence(self, part: Part, place: Place, started: float) -> RunFence:
         run, load = self._run, self._load

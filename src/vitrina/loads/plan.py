@@ -17,6 +17,9 @@ _CHUNK_SECONDS = 10.0
 _SMALLEST_CHUNK_ROWS = 10_000
 # Of a pipeline that has not run yet: a plain table within one database.
 _USUAL_ROWS_PER_SECOND = 333_000.0
+# The same between two databases, and through the runner into something else.
+_USUAL_COPIED_ROWS_PER_SECOND = 100_000.0
+_USUAL_CARRIED_ROWS_PER_SECOND = 10_000.0
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Capabilities:
     streamed_from: str | None = None
     # Whether the first pass of an incremental pipeline may be loaded at once.
     loads_first_pass: bool = True
+    # Whether a target that rows have to pass the runner for takes them in any order.
+    takes_any_order: bool = False
     foreign_functions: frozenset[str] = frozenset()
     target_is_empty: bool = False
     has_checkpoint: bool = False
@@ -89,9 +94,8 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
     at_once = _loads_at_once(definition, known, reasons)
     paging, page_rows = _paging(definition, known, route, at_once, reasons)
     full = definition.mode != "incremental"
-    deletes = full and not definition.options.shared_target
-    if full and definition.options.shared_target:
-        reasons.append(say("plan.shared_target"))
+    if full and definition.options.only_adds:
+        reasons.append(_why_none_is_deleted(definition))
     isolate = route == "pushdown" and bool(known.foreign_functions)
     if isolate:
         reasons.append(say("plan.read_only_first", functions=", ".join(sorted(known.foreign_functions))))
@@ -101,7 +105,7 @@ def plan(definition: Definition, known: Capabilities) -> Plan:
         route=route,
         paging=paging,
         loads_at_once=at_once,
-        deletes=deletes,
+        deletes=full and not definition.options.only_adds,
         isolate=isolate,
         key=known.key,
         guarantee=_guarantee(definition, known),
@@ -131,6 +135,10 @@ def _cost(table: FollowedTable) -> Iterator[str]:
         yield say("plan.live_cost", table=table.relation, keys=table.keys_per_row)
 
 
+def _why_none_is_deleted(definition: Definition) -> str:
+    return say("plan.shared_target") if definition.options.shared_target else say("plan.rows_stay")
+
+
 def _guarantee(definition: Definition, known: Capabilities) -> str:
     if definition.mode == "incremental":
         return known.guarantee or "bounded-lag"
@@ -140,11 +148,13 @@ def _guarantee(definition: Definition, known: Capabilities) -> str:
 def _stream(definition: Definition, known: Capabilities, reasons: list[str]) -> Plan:
     full = definition.mode == "full"
     how = say("plan.source_at_once") if full else say("plan.source_batches")
+    if full and definition.options.only_adds:
+        reasons.append(_why_none_is_deleted(definition))
     return Plan(
         route="arrow",
         paging="ordered stream",
         loads_at_once=full,
-        deletes=full and not definition.options.shared_target,
+        deletes=full and not definition.options.only_adds,
         isolate=False,
         key=known.key,
         guarantee="exact",
@@ -204,6 +214,10 @@ def _paging(
     if route == "arrow" and at_once and not known.key_is_read:
         reasons.append(say("plan.stream_without_key"))
         return "one statement", None
+    if at_once and known.estimated_rows < _unordered_rows(definition, known, route):
+        # Rows in the order of the key would have to be sorted first, only so that a load could be continued.
+        reasons.append(say("plan.one_batch_quick", rows=known.estimated_rows))
+        return "one statement", None
     if route != "pushdown":
         reasons.append(say("plan.stream"))
         return "ordered stream", None
@@ -219,6 +233,17 @@ def _paging(
         return "one statement", None
     reasons.append(say("plan.chunks", rows=known.estimated_rows, chunk=chunk_rows))
     return "keyset pages", chunk_rows
+
+
+def _unordered_rows(definition: Definition, known: Capabilities, route: str) -> int:
+    """Return below how many rows a load that passes the runner is read in any order, to start over when interrupted."""
+    carried = route == "arrow" and known.takes_any_order and not known.has_steps
+    if route != "copy" and not carried:
+        return 0
+    if definition.options.checkpoint_rows is not None:
+        return definition.options.checkpoint_rows
+    usual = _USUAL_CARRIED_ROWS_PER_SECOND if carried else _USUAL_COPIED_ROWS_PER_SECOND
+    return int((known.rows_per_second or usual) * _ONE_STATEMENT_SECONDS)
 
 
 def _one_statement_rows(definition: Definition, known: Capabilities) -> tuple[int, int]:

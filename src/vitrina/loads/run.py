@@ -14,6 +14,7 @@ import structlog
 from vitrina import failpoints
 from vitrina.definition import fingerprint
 from vitrina.errors import CheckFailed, FatalError, ShrinkRefused
+from vitrina.loads import filling
 from vitrina.loads.context import RunContext
 from vitrina.loads.control import Paused, RunControl
 from vitrina.loads.job import Job
@@ -21,7 +22,6 @@ from vitrina.loads.plan import Plan
 from vitrina.loads.prefetch import Ahead
 from vitrina.loads.rejected_rows import Letters
 from vitrina.observe.run_meter import RunMeter
-from vitrina.ports import types
 from vitrina.ports.batch import Counts, Filling, Part, Position, delivered_in
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.checks import Judges, guard_outcome, refuse_failed
@@ -171,40 +171,18 @@ class Run:
 
     def loading(self, load: Loading) -> Loading:
         """Add how rows come, as the plan decided, where the loading does not say."""
-        job = self.job
-        if job.definition.checks and isinstance(job.target, Judges):
-            load = replace(load, checks=self.checks)
-        if load.arrives_as is not None:
-            return replace(load, route=self.plan.route)
-        arrives_as = job.fitted.arrives_as
-        if arrives_as is None and self.plan.route == "arrow":
-            arrives_as = {column.name: types.staged_type(column.type) for column in job.described.columns}
-        # Steps may make any number of rows out of one: which cursor value a row had is no longer known.
-        versions = load.version_types if job.fitted.passage is None else ()
-        return replace(
-            load, arrives_as=arrives_as, version_types=versions, shortcut=job.shortcut, route=self.plan.route
-        )
+        judges = self.job.definition.checks and isinstance(self.job.target, Judges)
+        return filling.loading_of(self.job, load, self.checks if judges else None)
 
     @contextmanager
     def parts(self, load: Load, window: Window) -> Iterator[Iterator[Part]]:
         """Bring a window's rows to the load; a thread keeps one part ahead. Sessions are closed with the block."""
         window = replace(window, batch_rows=self.batch_size)
-        with self._filling(load, window) as filling, self.ahead(filling, window.after) as parts:
+        with (
+            filling.open_filling(self.job, load, window, gate=lambda: self.gate) as filled,
+            self.ahead(filled, window.after) as parts,
+        ):
             yield iter(parts)
-
-    @contextmanager
-    def _filling(self, load: Load, window: Window) -> Iterator[Filling]:
-        job = self.job
-        if self.plan.route != "arrow" and job.shortcut:
-            with job.shortcut.fill(load, window, self.plan) as filling:
-                yield filling
-            return
-        # Imported here: what Postgres moves by itself needs neither pyarrow nor its half second.
-        from vitrina.loads.flow import Flow
-
-        passage = job.fitted.passage
-        with load.writer() as writer:
-            yield Flow(job.source, window, passage.steps if passage else None, writer, job.claim.epoch, gate=self.gate)
 
     def ahead(self, filling: Filling, after: Position | None) -> Ahead:
         """Fill in another thread. Meanwhile this one checks lease and pause, and shows what it waits for."""
@@ -291,16 +269,20 @@ class Run:
         return self.checkpoint.without_load() if self.checkpoint.stage else self.checkpoint
 
     def _too_many_letters(self, more: int) -> FatalError | None:
+        budget = self.letter_budget
+        letters = self.letters_before + self.meter.letters - self.letters.by_checks + more
+        if budget is None or letters <= budget:
+            return None
+        return FatalError(say("run.too_many_letters", letters=letters, budget=budget))
+
+    @property
+    def letter_budget(self) -> int | None:
+        """Say how many rows the run may leave behind as dead letters; None: nobody counts them."""
         budgets, definition = self.job.target.letter_budget, self.job.definition
         if budgets is None or self.job.claim.is_repair:
             return None
-        budget = definition.options.max_dead_letters
-        if budget is None:
-            budget = budgets[definition.mode]
-        letters = self.letters_before + self.meter.letters - self.letters.by_checks + more
-        if letters <= budget:
-            return None
-        return FatalError(say("run.too_many_letters", letters=letters, budget=budget))
+        agreed = definition.options.max_dead_letters
+        return budgets[definition.mode] if agreed is None else agreed
 
     # --- between batches -------------------------------------------------------------------------------------------
 

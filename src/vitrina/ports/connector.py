@@ -124,6 +124,12 @@ class Connector:
     # Parameters of its URLs whose values are masked wherever text is written. Passwords are without being named.
     secrets: frozenset[str] = frozenset()
 
+    # What its targets can do beside taking rows. A pipeline that asks for what is not declared here is refused by name.
+    # They delete, or leave out, the rows that `options.delete_when` marks.
+    takes_delete_when: bool = False
+    # Their merges remove rows by key (`ports.target.Removes`), for repairs and for `options.deletes.scan`.
+    removes_rows: bool = False
+
     open_source: "Callable[[Opening], Source] | None" = None
     open_target: "Callable[[Opening], Target] | None" = None
 

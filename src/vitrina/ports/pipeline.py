@@ -45,6 +45,9 @@ class PipelineOptions(Protocol):
     # Whether other pipelines write to the target as well; a full load deletes nothing then.
     @property
     def shared_target(self) -> bool: ...
+    # Whether no load removes rows that its source lacks, because of that or because they shall stay.
+    @property
+    def only_adds(self) -> bool: ...
     @property
     def on_schema_change(self) -> Literal["fail", "add_columns"]: ...
     @property

@@ -63,6 +63,8 @@ class Loading:
     version_types: tuple[str, ...] = ()
     shortcut: "Shortcut | None" = None
     route: str = "arrow"
+    # replace: all rows come as one part. What was filled and is not counted is filled again, never continued.
+    in_one_statement: bool = False
     # Whether several rows with one key are an error, and not versions of which the latest counts.
     refuses_repeats: bool = False
     # Rows that were rejected before, by the names of their letters: the writer tells which of them are taken now.
@@ -224,6 +226,10 @@ class Target(Protocol):
     @property
     def loads_first_pass(self) -> bool: ...
 
+    # Whether the rows of a full load may come in any order, all as one part.
+    @property
+    def takes_any_order(self) -> bool: ...
+
     # Whether its merges make the rows of given keys equal to the source, deleted ones too (`ports.live.Corrects`).
     @property
     def corrects(self) -> bool: ...
@@ -290,6 +296,7 @@ class BaseTarget:
     visible: Literal["part", "load"] = "load"
     form: Form = "natural"
     loads_first_pass = False
+    takes_any_order = False
     corrects = False
     correction_seconds = 0.0
     letter_budget: Mapping[str, int] | None = None

@@ -64,10 +64,13 @@ class PipelineExecutor:
 
     def _begin_again(self, job: Job, meter: RunMeter, again: Again) -> Status:
         """Close the run's row; the next run of the live pipeline is asked for in the same transaction."""
+        failpoints.hit("run.concluding")
         with database.translated("concluding the run"):
             meter.note("ended_because", again.reason)
             meter.record(job.metastore, job.claim)
-            return leases.begin_again(job.metastore, job.claim, again.reason, loads=again.loads)
+            status = leases.begin_again(job.metastore, job.claim, again.reason, loads=again.loads)
+        failpoints.hit("run.concluded")
+        return status
 
     def _conclude(self, job: Job, meter: RunMeter, *, boundary: bool = False, answered: bool = False) -> Status:
         failpoints.hit("run.concluding")

@@ -422,16 +422,14 @@ class _Pump:
     def _look(self) -> bool:
         """Publish what followers need, when that or the catalog may have changed; False when no follower is left."""
         _, revision, is_settled = feed_owner.find(self._metastore, self._claim)
+        if not self._catalog_due.now() and revision == self._known.revision:
+            return True
         followers = feed_owner.list_followers(self._metastore, self._claim)
         if not followers and is_settled:
             return False
-        if revision != self._known.revision or self._catalog_due.now() or self._waits(followers):
-            self._publish(followers)
-            self._known.revision = revision
+        self._publish(followers)
+        self._known.revision = revision
         return True
-
-    def _waits(self, followers: list[Follower]) -> bool:
-        return any(not follower.is_ready and follower.pipeline_id not in self._known.settling for follower in followers)
 
     def _publish(self, followers: list[Follower]) -> None:
         columns = feed_owner.wanted_columns(followers)

@@ -18,6 +18,7 @@ from vitrina.ports import registry
 from vitrina.ports.connector import TidyUp
 from vitrina.settings import DEFAULT_CONNECTION, Settings
 from vitrina.store import (
+    data_plans,
     database,
     databases,
     events,
@@ -96,6 +97,7 @@ def tidy_up(settings: Settings, old_runs: OldRuns | None = None) -> None:
             "scans for deletes": lambda: delete_scan.request_due(metastore),
             "unanswered requests": lambda: requests.expire(metastore, older_than_seconds=REQUEST_EXPIRY_SECONDS),
             "old requests": lambda: requests.prune(metastore, older_than_days=days),
+            "old plans": lambda: data_plans.prune(metastore, older_than_days=days),
             "runners": lambda: runners.forget_stale(metastore, older_than_seconds=stale),
             "stages": lambda: stages.drop_orphans(metastore, metastore),
             "other databases": lambda: _drop_all_remote_orphans(metastore, settings),

@@ -153,8 +153,7 @@ class PipelineManager:
         migrate.require_current(connection)
         self._lookout.instruments.running.set(self._runs_held)
         self._do(self._leave_cancelled, connection)
-        self._do(self._claim, connection)
-        self._do(self._claim_live, connection)
+        self._do(self._claim_requested, connection)
         if clock() >= self._next_look:
             self._next_look = clock() + self._settings.poll_seconds
             self._look_for_work(connection)
@@ -163,7 +162,7 @@ class PipelineManager:
     def _look_for_work(self, connection: Connection) -> None:
         """Look for what no notification announces: expired leases, due schedules, rows that were locked, old rows."""
         regular = (self._recover, self._fire_schedules, self._request_ready, self._feeds.look)
-        for part in (*regular, self._claim, self._claim_live):
+        for part in (*regular, self._claim_requested):
             self._do(part, connection)
         self._housekeeper.look(self._shutdown)
         self._pool.close_unused()
@@ -201,6 +200,14 @@ class PipelineManager:
         ready, _, _ = select.select([self._bell.fileno(), *others], [], [], seconds)
         if self._bell.fileno() in ready:
             self._bell.recv(4096)
+
+    def _claim_requested(self, connection: Connection) -> None:
+        """Take what waits. While nothing does, that is one question and no transaction."""
+        if leases.is_any_requested(connection):
+            self._do(self._claim, connection)
+            self._do(self._claim_live, connection)
+        else:
+            self._waiting = set()
 
     def _claim(self, connection: Connection) -> None:
         self._fill(connection, self._slots, follows=False)

@@ -5,21 +5,22 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import structlog
 
 from vitrina import judging
-from vitrina.checks import delete_scan, previews, reconcile
+from vitrina.checks import data_plan, delete_scan, previews, reconcile
 from vitrina.definition import Definition
-from vitrina.errors import NotFound, VitrinaError
+from vitrina.errors import FatalError, NotFound, VitrinaError
 from vitrina.inside import queries
 from vitrina.loads import inspection, kept_connections, opening, replay
 from vitrina.loads.control import Hold
 from vitrina.observe import logs, notifications
 from vitrina.ports import registry
+from vitrina.ports.profile import Profiles
 from vitrina.sentences import Sentence, say
-from vitrina.services import suggestions
+from vitrina.services import data_plans, suggestions
 from vitrina.settings import Settings
 from vitrina.store import connections, database, pipelines
 from vitrina.store import kept_connections as kept_rows
@@ -41,6 +42,8 @@ def perform(request: dict[str, Any], metastore: Connection, settings: Settings, 
     """
     handlers: dict[str, Handler] = {
         "validate": validate,
+        "plan": make_plan,
+        "profile": profile_target,
         "preview": preview,
         "explain": explain_query,
         "receivers": list_receivers,
@@ -83,6 +86,38 @@ def validate(request: dict[str, Any], metastore: Connection, settings: Settings)
             "target_exists": job.prepared.exists,
             "explain": job.described.outline,
         }
+
+
+def make_plan(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
+    """Find out what the next full load would change in the target; nothing is written there. Keep the plan."""
+    row = _row_to_inspect(request, metastore)
+    saved = pipelines.find(metastore, row["name"])
+    if saved is None:
+        row |= {"id": uuid4()}  # the stage is named by it
+    made = data_plan.make(row, saved, settings, metastore)
+    definition = pipelines.definition_of(row)
+    around = data_plans.surroundings(metastore, settings, definition, saved)
+    result = {"id": str(request["id"]), **around, **_masked(made.as_dict(), settings)}
+    data_plans.keep(metastore, request, saved, result)
+    return result
+
+
+def profile_target(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
+    """Tell what is in the target of a pipeline: rows, size, and what its columns hold."""
+    with ExitStack() as sessions:
+        opened = opening.open_for_inspection(_row(metastore, request["pipeline_id"]), settings, metastore, sessions)
+        name = opened.definition.final_target
+        if not isinstance(opened.target, Profiles):
+            raise FatalError(say("target.no_profile", target=name))
+        found = opened.target.profile()
+        if found is None:
+            raise NotFound(say("target.not_there", target=name))
+        return {"target": name, **found.as_dict()}
+
+
+def _masked(plan: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Mask the passwords that drivers quote in their errors."""
+    return plan | {part: [logs.masked(text, settings) for text in plan[part]] for part in ("refusals", "notes")}
 
 
 def _row_to_inspect(request: dict[str, Any], metastore: Connection) -> dict[str, Any]:

@@ -38,11 +38,32 @@ SENTENCES = {
         "options.deletes.soft is for a table in Postgres without options.history, not for {target}: a history keeps"
         " such rows anyway"
     ),
+    "definition.deletes_none_and": (
+        "options.deletes: none keeps the rows that left the source, and {option} says something else about them: leave"
+        " one of the two out"
+    ),
+    "definition.deletes_none_live": (
+        "options.deletes: none is for full loads: mode 'live' makes the target equal to the query, and deletes the rows"
+        " that leave it"
+    ),
     "definition.deletes_of_full": (
         "options.deletes.scan is for mode 'incremental': a full load removes such rows itself"
     ),
     "definition.deletes_of_others": (
         "options.deletes does not go with options.shared_target: rows that this source lacks may be another pipeline's"
+    ),
+    "definition.partition_ways": "options.table.partition_by needs a column in hash or in range, and not in both",
+    "definition.no_delete_scan": (
+        "{target} cannot remove single rows, which options.deletes.scan needs: use mode 'full', which replaces what the"
+        " target has, or another target"
+    ),
+    "definition.no_delete_when": (
+        "{target} does not know options.delete_when, so that rows marked as deleted would be written like others:"
+        " filter them out in the query and use mode 'full', or use another target"
+    ),
+    "definition.scan_of_python": (
+        "options.deletes.scan compares with everything that the source has, and the Python source {source!r} gives what"
+        " is new: use mode 'full', which removes such rows itself"
     ),
     "definition.first_step": "the first step must be SQL (it reads the source), not {task_type}",
     "definition.given": ", not {value}",
@@ -142,6 +163,8 @@ SENTENCES = {
         "target_table {target!r} is not a target: write analytics.<table> in lower case for a mart or {prefix}<index>"
         " for a search index"
     ),
+    "target.no_profile": "what {target} holds cannot be told: only tables in Postgres are profiled",
+    "target.not_there": "{target} does not exist yet: run the pipeline first",
     "target.unknown_prefix": (
         "target_table {target!r} is not a target: write analytics.<table> in lower case for a mart or {prefix}<index>"
         " for a search index; no connector with the prefix {given!r} is installed here, only {known}"

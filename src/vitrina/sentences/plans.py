@@ -17,6 +17,22 @@ SENTENCES = {
     "plan.chunks": "about {rows} rows: chunks of {chunk} with a checkpoint each, under one snapshot",
     "plan.copy_asked": "copy: options.route asks for it",
     "plan.copy_between": "copy: source and target are in different databases, and no step looks at the rows",
+    "plan.data_compared": (
+        "counted by comparing the source with {target}, as reconcile does: a full load writes all rows there, and"
+        " reports those"
+    ),
+    "plan.data_incremental": (
+        "mode incremental: the counts are those of a run that reads everything (`vitrina state NAME --reset`); the next"
+        " run reads what is new, and rows that the query no longer gives stay"
+    ),
+    "plan.data_no_columns": "{source} gives no row just now, so its columns and rows cannot be told",
+    "plan.data_only_new": (
+        "{source} gives what is new since its own checkpoint in mode incremental, and cannot be asked for everything:"
+        " only what depends on the pipeline is told"
+    ),
+    "plan.data_not_told": (
+        "rows of {target} cannot be compared, so only columns and what depends on them are told: {because}"
+    ),
     "plan.definition_changed": "the definition changed",
     "plan.emptied": "the mart was emptied or recreated by hand: the checkpoint is reset and it is loaded again",
     "plan.first_pass": "the mart is empty: the first pass loads it at once",
@@ -55,6 +71,7 @@ SENTENCES = {
     "plan.restored": "{target} was emptied, replaced or restored by hand",
     "plan.search_index": "the target is a search index",
     "plan.several_versions": "the source has several versions of a row, which are merged in the order of the cursor",
+    "plan.rows_stay": "options.deletes: none: rows that left the source are not deleted",
     "plan.shared_target": "options.shared_target: rows that left the source are not deleted",
     "plan.source": "rows come from {source}",
     "plan.source_at_once": "loaded, then published at once",
@@ -122,6 +139,10 @@ SENTENCES = {
     ),
     "warning.sequence_turns": "the sequence {sequence} counts down, or begins again at its end",
     "warning.table_drift": "{target} lacks what options.table asks for; to add it: {statement}",
+    "warning.table_not_in_ranges": (
+        "{target} is not partitioned by ranges of {column}, as options.table asks; a table that is there is not made"
+        " again: load into a new target, or leave the option out"
+    ),
     "warning.table_not_partitioned": (
         "{target} is not partitioned by the hash of {column}, as options.table asks; a table that is there is not made"
         " anew: load into a new target, or leave the option out"

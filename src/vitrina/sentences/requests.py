@@ -192,6 +192,25 @@ SENTENCES = {
     "suggestion.daily": (
         "compared with its source once a day: a deleted row has no cursor (`vitrina reconcile --repair`)"
     ),
+    "request.no_plan": "there is no plan {id}: `vitrina plan` makes one, and says its id",
+    "request.not_planned": (
+        "pipeline {pipeline} would change, and none of the plans is about it: make one with `vitrina plan -f`, or apply"
+        " the file without it"
+    ),
+    "request.plan_of_another": (
+        "plan {id} is about pipeline {pipeline}, which is not applied here (only {declared}): leave the plan out"
+    ),
+    "request.plan_of_other_definition": (
+        "plan {id} of pipeline {pipeline} looked at another definition than the one to be applied: make a plan of this"
+        " one with `vitrina plan -f`"
+    ),
+    "request.plan_of_other_version": (
+        "plan {id} of pipeline {pipeline} was made beside version {looked_at}, and it is at version {version} now: make"
+        " a new plan with `vitrina plan -f`"
+    ),
+    "request.prune_not_planned": (
+        "{pipelines} would be deleted, which no plan looks at: apply without prune, and prune in a step of its own"
+    ),
     "suggestion.exact": "guarantee exact: triggers set {column} by the database's clock for every row",
     "suggestion.full_as_said": "mode full: as you said",
     "suggestion.full_equals": (

@@ -115,6 +115,11 @@ SENTENCES = {
         "mode live: cast it to text in the query"
     ),
     "run.live_lets_go": "the target is repaired between two batches",
+    "run.live_letters": (
+        "{letters} row(s) of the source are refused on their way to {target}, more than options.max_dead_letters"
+        " ({budget}): it keeps what it has and is not followed any more; see `vitrina dead-letters list`, mend the"
+        " mapping or the query, and run again"
+    ),
     "run.live_load_asked": "a full load was asked for",
     "run.live_made_key": (
         "Python steps make the key column {column!r}, so a changed row of the source does not say which rows of "
@@ -205,6 +210,18 @@ SENTENCES = {
     "run.partition_key": (
         "options.table.partition_by names {column!r}, which is no part of the key of {target} ({key}): rows of one key"
         " would be in several partitions"
+    ),
+    "run.no_partition": (
+        "the partition {partition} cannot be made: {message}; remove what is in its way, or make a partition by hand"
+        " that takes these rows"
+    ),
+    "run.partition_type": (
+        "options.table.partition_by.range names {column!r}, which is {type}: name a date or a timestamp, by which"
+        " {target} can be cut into spans of time"
+    ),
+    "run.partition_value": (
+        "{column} of a row is {value}, for which {target} has no partition: one is made for the years 1 to 9998; filter"
+        " such rows out in the query, or make a default partition by hand"
     ),
     "run.partition_name": "the partition {name} has a name longer than 63 bytes: choose a shorter target",
     "run.soft_column_given": (

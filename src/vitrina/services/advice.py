@@ -64,6 +64,7 @@ BY_MESSAGE = {
     "run.key_is_null": "advice.filter_null_keys",
     "run.key_not_in_result": "advice.give_key",
     "run.key_repeated": "advice.group_by_key",
+    "run.live_letters": "advice.look_at_letters",
     "run.needs_key": "advice.set_key",
     "run.no_primary_key": "advice.add_primary_key",
     "run.no_query": "advice.correct_definition",

@@ -1,5 +1,6 @@
 """What reads what: tables that queries read, pipelines, the targets they fill, and who runs after whom."""
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from pydantic import ValidationError
@@ -37,6 +38,37 @@ def graph(connection: Connection, settings: Settings) -> Graph:
     return Graph(nodes=list(drawing.nodes.values()), edges=drawing.edges)
 
 
+def downstream(connection: Connection, settings: Settings, definition: Definition) -> dict[str, list[str]]:
+    """Name the pipelines and targets that depend on a pipeline as it would be defined: what reads its target, too."""
+    drawing = _Drawing(connection, settings)
+    for row in pipelines.list_by_name(connection, None):
+        if row["name"] != definition.name:
+            drawing.add_pipeline(row)
+    start = _id_of(definition.name)
+    drawing.nodes[start] = GraphNode(id=start, kind="pipeline", name=definition.name)
+    target = drawing.add_edges(start, definition)
+    leads_to: dict[str, list[str]] = {}
+    for edge in drawing.edges:
+        leads_to.setdefault(edge.source, []).append(edge.target)
+    for after in run_after.list_edges(connection):
+        leads_to.setdefault(_id_of(after["upstream"]), []).append(_id_of(after["downstream"]))
+    found = _reached(start, leads_to) - {start, target}
+    nodes = [drawing.nodes[node] for node in found if node in drawing.nodes]
+    return {
+        "pipelines": sorted(node.name for node in nodes if node.kind == "pipeline"),
+        "targets": sorted(node.name for node in nodes if node.kind != "pipeline"),
+    }
+
+
+def _reached(start: str, leads_to: Mapping[str, Sequence[str]]) -> set[str]:
+    reached, left = {start}, [start]
+    while left:
+        further = [node for node in leads_to.get(left.pop(), ()) if node not in reached]
+        reached.update(further)
+        left += further
+    return reached
+
+
 class _Drawing:
     """Collect nodes and edges as they are found."""
 
@@ -56,9 +88,15 @@ class _Drawing:
             definition = pipelines.definition_of(row)
         except ValidationError:
             return  # edited by hand: its next run says what is wrong with it
+        self.add_edges(node, definition)
+
+    def add_edges(self, node: str, definition: Definition) -> str:
+        """Add what a pipeline reads and writes; return the node of its target."""
         for source in self._sources(definition):
             self.edges.append(GraphEdge(source=source, target=node, kind="reads"))
-        self.edges.append(GraphEdge(source=node, target=self._target(definition), kind="writes"))
+        target = self._target(definition)
+        self.edges.append(GraphEdge(source=node, target=target, kind="writes"))
+        return target
 
     def _sources(self, definition: Definition) -> list[str]:
         if definition.python_source:

@@ -1,16 +1,18 @@
 """Pipelines as files: export, and apply, which makes the pipelines be what the files say, all of it or nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import psycopg
 
 from vitrina.answers import ApplyReport, FieldChange, ManifestChange
 from vitrina.definition import Definition
 from vitrina.errors import Conflict, FieldError, Invalid
+from vitrina.sentences import say
+from vitrina.services import data_plans, manifest_files, pipelines, policy, run_after, versions
 from vitrina.services import labels as label_rules
-from vitrina.services import manifest_files, pipelines, policy, run_after, versions
 from vitrina.services.callers import Caller
 from vitrina.services.manifest_files import API_VERSION, KIND, Document, Path
 from vitrina.settings import Settings
@@ -44,8 +46,12 @@ def apply(
     managed_by: str,
     prune: bool = False,
     dry_run: bool = False,
+    plans: Sequence[UUID] = (),
 ) -> ApplyReport:
-    """Apply every document in one transaction. A dry run does the same work and rolls it back."""
+    """Apply every document in one transaction. A dry run does the same work and rolls it back.
+
+    `plans`: nothing is applied that none of them looked at.
+    """
     manifests = _read(files, settings, connection)
     try:
         with connection.transaction(force_rollback=dry_run):
@@ -54,6 +60,7 @@ def apply(
             found = rows.list_by_name(connection, declared, or_managed_by=managed_by if prune else None, lock=True)
             edges.lock_edges(connection, [row["id"] for row in found])
             existing = {row["name"]: row for row in found}
+            planned = _planned(connection, plans, manifests, existing)
             changes = [
                 _make_it_so(
                     connection,
@@ -66,7 +73,9 @@ def apply(
                 for manifest in manifests
             ]
             # Behind the others, which may have waited for them until now.
-            changes += _prune(connection, caller, [row for row in found if row["name"] not in declared])
+            changes += _prune(connection, caller, [row for row in found if row["name"] not in declared], plans)
+            for name, plan in planned.items():
+                data_plans.applied(connection, caller, plan, pipelines.get(connection, name))
             for manifest in manifests:
                 pipelines.refuse_second_writer(connection, pipelines.get(connection, manifest.definition.name))
             run_after.refuse_circles(connection, [m.definition.name for m in manifests if m.definition.run_after])
@@ -275,7 +284,21 @@ def _differences(row: Row, manifest: Manifest, managed_by: str) -> list[FieldCha
     return found
 
 
-def _prune(connection: Connection, caller: Caller, unnamed: Sequence[Row]) -> list[ManifestChange]:
+def _planned(
+    connection: Connection, plans: Sequence[UUID], manifests: Sequence[Manifest], existing: Mapping[str, Row]
+) -> dict[str, Row]:
+    """Find the plan of every pipeline that would change, where only what was looked at may be applied."""
+    if not plans:
+        return {}
+    wanted = [(manifest.definition, existing.get(manifest.definition.name)) for manifest in manifests]
+    return data_plans.refuse_unplanned(connection, plans, wanted)
+
+
+def _prune(
+    connection: Connection, caller: Caller, unnamed: Sequence[Row], plans: Sequence[UUID]
+) -> list[ManifestChange]:
+    if plans and unnamed:
+        raise Conflict(say("request.prune_not_planned", pipelines=[row["name"] for row in unnamed]))
     ids = {row["id"] for row in unnamed}
     for row in unnamed:
         pipelines.remove(connection, caller, row["id"], also_removed=ids)

@@ -45,6 +45,20 @@ class FeedClaim:
 
 def claim_free(connection: Connection, runner_id: UUID, ttl_seconds: float, names: Sequence[str]) -> list[FeedClaim]:
     """Take the feeds of these connections that no runner has, or whose runner has been silent for too long."""
+    free = connection.execute(
+        """
+        SELECT id, epoch, claim_id IS NOT NULL AS is_late FROM etl.etl_feeds
+        WHERE coalesce(connection, 'default') = ANY(%s) AND (claim_id IS NULL OR lease_until < clock_timestamp())
+        """,
+        [list(names)],
+    ).fetchall()
+    for row in free:
+        if row["is_late"]:
+            _end_sessions(connection, row["id"], row["epoch"])
+    return _take(connection, runner_id, ttl_seconds, names) if free else []
+
+
+def _take(connection: Connection, runner_id: UUID, ttl_seconds: float, names: Sequence[str]) -> list[FeedClaim]:
     rows = connection.execute(
         """
         UPDATE etl.etl_feeds f
@@ -109,14 +123,23 @@ def release(connection: Connection, claim: FeedClaim) -> None:
 
 def end_older_sessions(connection: Connection, claim: FeedClaim) -> None:
     """End what owners before us still have open on the metastore: it can only be in the way."""
+    _end_sessions(connection, claim.feed_id, claim.epoch - 1)
+
+
+def _end_sessions(connection: Connection, feed_id: UUID, upto_epoch: int) -> None:
+    """End the sessions of owners up to this epoch.
+
+    One that stands still between its last statement and COMMIT locks the feed's row, for whoever would take the feed
+    from it and for every follower that registers.
+    """
     connection.execute(
         """
         SELECT pg_catalog.pg_terminate_backend(a.pid) FROM pg_catalog.pg_stat_activity a
         WHERE a.usename = current_user AND a.pid <> pg_catalog.pg_backend_pid() AND a.application_name LIKE %(ours)s
           AND CASE WHEN split_part(a.application_name, ':', 4) ~ '^[0-9]{1,18}$'
-                   THEN split_part(a.application_name, ':', 4)::bigint < %(epoch)s END
+                   THEN split_part(a.application_name, ':', 4)::bigint <= %(epoch)s END
         """,
-        {"ours": f"{feeds.session_name(claim.feed_id)}:%", "epoch": claim.epoch},
+        {"ours": f"{feeds.session_name(feed_id)}:%", "epoch": upto_epoch},
     )
 
 

@@ -75,6 +75,12 @@ class Claim:
 # --- taking --------------------------------------------------------------------------------------------------------
 
 
+def is_any_requested(connection: Connection) -> bool:
+    """Tell whether a pipeline waits for a runner, be it one that this runner cannot take."""
+    asked = "SELECT FROM etl.etl_pipelines p WHERE p.status = 'RUN_REQUESTED' AND p.enabled LIMIT 1"
+    return connection.execute(asked).rowcount > 0
+
+
 def claim_next(
     connection: Connection,
     runner_id: UUID,

@@ -1,6 +1,6 @@
 """Taking pipelines away from runners that fell silent, and ending what nobody would end any more."""
 
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID
 
 import psycopg
@@ -16,24 +16,26 @@ from vitrina.store.leases import Claim
 
 def recover_expired(connection: Connection, *, max_attempts: int) -> list[dict[str, Any]]:
     """Take pipelines away from runners that fell silent. Any runner may, at any time."""
+    if not connection.execute(_EXPIRED).rowcount:
+        return []  # asked every second by every runner: a transaction is opened when there is something to do
     with connection.transaction():
-        lost = connection.execute(
-            """
-            SELECT id FROM etl.etl_pipelines
-            WHERE status IN ('RUNNING', 'PAUSE_REQUESTED')
-              AND (status = 'RUNNING' OR claim_id IS NOT NULL)
-              AND (lease_until IS NULL
-                   OR lease_until < clock_timestamp()
-                   -- The clock stepped back: a lease that far ahead would never end.
-                   OR lease_until > clock_timestamp() + 2 * make_interval(
-                        secs => CASE WHEN lease_seconds BETWEEN 0 AND 86400 THEN lease_seconds ELSE 60 END))
-            FOR UPDATE SKIP LOCKED
-            """
-        ).fetchall()
+        lost = connection.execute(f"{_EXPIRED} FOR UPDATE SKIP LOCKED").fetchall()
         if not lost:
             return []
         reason = say("run.runner_silent")
         return [row for found in lost for row in _take_one_away(connection, found["id"], max_attempts, reason)]
+
+
+_EXPIRED: LiteralString = """
+SELECT id FROM etl.etl_pipelines
+WHERE status IN ('RUNNING', 'PAUSE_REQUESTED')
+  AND (status = 'RUNNING' OR claim_id IS NOT NULL)
+  AND (lease_until IS NULL
+       OR lease_until < clock_timestamp()
+       -- The clock stepped back: a lease that far ahead would never end.
+       OR lease_until > clock_timestamp() + 2 * make_interval(
+            secs => CASE WHEN lease_seconds BETWEEN 0 AND 86400 THEN lease_seconds ELSE 60 END))
+"""
 
 
 def _take_one_away(connection: Connection, pipeline_id: UUID, max_attempts: int, reason: str) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ def drop_orphans(metastore: Connection, target: Connection, *, remote: bool = Fa
 
     In another database than the metastore's, only those of pipelines that we know: it may serve several metastores.
     """
-    dropped = []
+    dropped = drop_left_plans(target)
     for stage in list_all(target):
         try:
             if _drop_if_orphan(metastore, target, stage, remote=remote):
@@ -25,6 +25,39 @@ def drop_orphans(metastore: Connection, target: Connection, *, remote: bool = Fa
     if dropped:
         structlog.get_logger().info("stages.dropped", stages=dropped)
     return dropped
+
+
+def hold_plans(target: Connection, pipeline_id: UUID) -> None:
+    """Keep the stages of plans of this pipeline from being dropped, as long as the session lasts."""
+    target.execute(
+        "SELECT pg_catalog.pg_advisory_lock_shared(pg_catalog.hashtextextended(%s, 0))", [f"d_{pipeline_id.hex}"]
+    )
+
+
+def drop_left_plans(target: Connection) -> list[str]:
+    """Drop what plans left whose runner was lost: no session holds it any more."""
+    rows = target.execute(
+        """
+        SELECT left(c.relname, 34) AS plan, c.relname AS name,
+               CASE c.relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END AS kind
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = 'etl_stage' AND c.relkind IN ('r', 'v') AND c.relname ~ '^d_[0-9a-f]{32}_'
+        ORDER BY c.relkind DESC, c.relname
+        """
+    ).fetchall()
+    return [row["name"] for row in rows if _drop_left_plan(target, row)]
+
+
+def _drop_left_plan(target: Connection, row: dict[str, Any]) -> bool:
+    with target.transaction():
+        held = target.execute(
+            "SELECT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended(%s, 0)) AS ours", [row["plan"]]
+        ).fetchone()
+        if not (held and held["ours"]):
+            return False
+        name = sql.Identifier("etl_stage", row["name"])
+        target.execute(sql.SQL("DROP {} IF EXISTS {}").format(sql.SQL(row["kind"]), name))
+        return True
 
 
 def list_all(target: Connection) -> list[dict[str, Any]]:

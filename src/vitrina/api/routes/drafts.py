@@ -38,6 +38,25 @@ def preview_draft(state: State, caller: Operator, response: Response, wish: Draf
     return verbs.wait_for_runner(state, response, asked)
 
 
+@router.post("/plan", responses={202: {"model": answers.Request}})
+def plan_draft(
+    state: State,
+    caller: Operator,
+    response: Response,
+    definition: Annotated[dict[str, Any], Body(openapi_examples=bodies.DEFINITION_EXAMPLES)],
+) -> answers.Request:
+    """Tell what a definition would change in its target, before it is saved. Performed by a runner.
+
+    The result is that of `POST /pipelines/{pipeline}/plan`; its `id` is what `apply` takes in `require_plans`.
+    """
+    parsed = policy.parse(labels.split(definition)[1])
+    with state.pool.connection() as connection:
+        policy.check(parsed, state.settings, connection)
+        payload = {"definition": parsed.model_dump(mode="json", exclude_unset=True)}
+        asked = requests.ask_about_draft(connection, caller, "plan", payload)
+    return verbs.wait_for_runner(state, response, asked)
+
+
 @router.post("/explain", responses={202: {"model": answers.ValidationReport}})
 def explain_draft(
     state: State,

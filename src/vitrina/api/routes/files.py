@@ -34,6 +34,7 @@ def apply(state: State, caller: Operator, wish: bodies.ApplyWish) -> answers.App
                 managed_by=wish.managed_by,
                 prune=wish.prune,
                 dry_run=wish.dry_run,
+                plans=wish.require_plans,
             )
         )
 

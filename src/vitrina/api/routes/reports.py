@@ -1,4 +1,7 @@
-"""`/pipelines/{id}/status | state | lag | alerts | reconciles | runs`, `/runs`, `/requests`: what is and what was."""
+"""What is and what was: `/runs`, `/plans`, `/requests`, and parts of `/pipelines/{id}`.
+
+Those are `status`, `state`, `lag`, `alerts`, `reconciles`, `plans` and `runs`.
+"""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -14,9 +17,10 @@ from vitrina.api.security import GuardedRoute, Viewer
 from vitrina.api.state import AppState, State
 from vitrina.errors import Forbidden, NotFound
 from vitrina.sentences import say
-from vitrina.services import pipelines, reports, requests
+from vitrina.services import data_plans, pipelines, reports, requests
 from vitrina.services.callers import Role
 from vitrina.status import RunStatus, Trigger
+from vitrina.store import data_plans as plan_rows
 from vitrina.store import notifications, run_logs, runs
 from vitrina.store import requests as request_rows
 
@@ -71,6 +75,16 @@ def list_reconciles(
     with state.pool.connection() as connection:
         found = request_rows.list_reconciles(connection, pipelines.get(connection, pipeline)["id"], limit=limit)
     return Page(items=[answers.Reconciliation.model_validate(row) for row in found], next_cursor=None)
+
+
+@of_pipeline.get("/pipelines/{pipeline}/plans")
+def list_plans(
+    state: State, caller: Viewer, pipeline: PipelineId, limit: paging.Limit = paging.DEFAULT_LIMIT
+) -> Page[answers.PlanSummary]:
+    """List plans of a pipeline, newest first: who made them, what they count, and which were applied."""
+    with state.pool.connection() as connection:
+        found = plan_rows.list_newest(connection, pipelines.get(connection, pipeline)["id"], limit=limit)
+    return Page(items=[answers.PlanSummary.model_validate(row) for row in found], next_cursor=None)
 
 
 @of_pipeline.get("/pipelines/{pipeline}/runs")
@@ -145,6 +159,13 @@ def get_run_log(
         levels = LOG_LEVELS[LOG_LEVELS.index(level) :]
         found = run_logs.list_of_run(connection, run_id, levels=levels, after_id=after, limit=limit)
     return Page(items=[answers.LogLine.model_validate(line) for line in found], next_cursor=None)
+
+
+@router.get("/plans/{plan_id}")
+def get_plan(state: State, caller: Viewer, plan_id: UUID) -> answers.Plan:
+    """Show a plan whole. Viewers are not shown its sample rows."""
+    with state.pool.connection() as connection:
+        return answers.Plan.model_validate(data_plans.get(connection, plan_id))
 
 
 @router.get("/requests/{request_id}")

@@ -174,6 +174,33 @@ def reconcile(
     return ask_runner(state, caller, response, kind="reconcile", pipeline=pipeline, payload=payload)
 
 
+@router.post("/pipelines/{pipeline}/plan", responses={202: {"model": answers.Request}})
+def plan(state: State, caller: Operator, response: Response, pipeline: PipelineId) -> answers.Request:
+    """Tell what the next full load would change in the target; nothing is written there. Performed by a runner.
+
+    `result` has the columns and rows that would be added, changed and removed, with some of them before and after, why
+    the run would publish nothing, and what depends on the pipeline.
+    """
+    return ask_runner(state, caller, response, kind="plan", pipeline=pipeline, payload={})
+
+
+@router.post("/pipelines/{pipeline}/profile", responses={202: {"model": answers.Request}})
+def profile(state: State, caller: Operator, response: Response, pipeline: PipelineId) -> answers.Request:
+    """Tell what is in the target: rows, size, and of each column NULLs, distinct values, ends and frequent values.
+
+    Performed by a runner, for tables in Postgres. Of more than a million rows, columns are looked at in a sample.
+    """
+    return ask_runner(state, caller, response, kind="profile", pipeline=pipeline, payload={})
+
+
+@router.get("/pipelines/{pipeline}/profile")
+def last_profile(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Request:
+    """Show the latest profile of the target. Viewers are not shown its values."""
+    with state.pool.connection() as connection:
+        found = requests.get_latest(connection, pipelines.get(connection, pipeline), "profile")
+    return answers.Request.model_validate(found)
+
+
 @router.get("/pipelines/{pipeline}/reconcile")
 def last_reconcile(state: State, caller: Viewer, pipeline: PipelineId) -> answers.Request:
     """Show the latest report."""

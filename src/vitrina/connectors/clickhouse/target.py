@@ -37,6 +37,7 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
     """A table as the target of a run."""
 
     visible: Literal["part", "load"] = "load"
+    takes_any_order = True
     corrects = True
     # Each batch is a part of the table that the server has to merge: about one a second is what its makers advise.
     correction_seconds = 1.0
@@ -102,7 +103,7 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
                 f"{', '.join(reserved)}: the table has columns of that name for itself; rename in the query"
             )
         if not options.is_versioned:
-            if self.definition.mode in ("incremental", "live") or self.definition.options.shared_target:
+            if self.definition.mode in ("incremental", "live") or self.definition.options.only_adds:
                 raise TargetMismatch(
                     f"options.clickhouse.engine {options.engine} holds no versions: use ReplacingMergeTree"
                 )
@@ -136,7 +137,7 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
 
     def fingerprint(self) -> Sequence[object]:
         options = self.definition.options
-        return (options.shared_target, options.delete_when, self.options.model_dump(mode="json"))
+        return (options.only_adds, options.delete_when, self.options.model_dump(mode="json"))
 
     # --- comparing -------------------------------------------------------------------------------------------------
 

@@ -5,14 +5,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow as pa
+
 from vitrina import failpoints
 from vitrina.connectors.files import groups
 from vitrina.connectors.files.manifest import Generation, Manifest
 from vitrina.connectors.files.names import DATA
 from vitrina.connectors.files.opened_folder import OpenedFolder
+from vitrina.connectors.files.scan import only_keys
 from vitrina.connectors.files.writer import FilesWriter, Group
 from vitrina.errors import StageLost
-from vitrina.ports.batch import Counts, Part
+from vitrina.ports.batch import Counts, Key, Part, PartId
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.target import BaseLoad, Done, Fence, Loading
 
@@ -224,12 +227,33 @@ class MergeLoad(FilesLoad):
 
     def commit(self, part: Part, fence: Fence) -> None:
         """Show the files with the part's rows. Rows of the parts after it may stand in them and be shown, too."""
-        holding = [group for group in self._groups if group.first <= part.number <= group.last and group.files]
+        self._show(part.number)
+        fence.after(Done(part.counts))
+
+    def remove(self, keys: Sequence[Key], number: int, fence: Fence) -> Counts:
+        """Add entries by which the rows of these keys are deleted, as part `number`."""
+        rows = self._rows_of(keys)
+        if rows.num_rows:
+            with self.writer() as writer:
+                writer.remove(rows, PartId(self._target.epoch, number))()
+            self._show(number)
+        counts = Counts(deleted=rows.num_rows)
+        fence.after(Done(counts))
+        return counts
+
+    def _rows_of(self, keys: Sequence[Key]) -> pa.Table:
+        """Read the rows that count and have these keys. Nothing less than the whole target tells where they are."""
+        layout, shown = self._target.layout, self._target.ledger.read().shown
+        scanned = self._target.reader.scan(shown) if shown else ()
+        found = [only_keys(rows, layout.key, set(keys)) for rows in scanned]
+        return pa.concat_tables([layout.schema.empty_table(), *found])
+
+    def _show(self, number: int) -> None:
+        holding = [group for group in self._groups if group.first <= number <= group.last and group.files]
         if holding:
             self._target.ledger.change(lambda manifest: self._with(manifest, holding))
             self._groups = [group for group in self._groups if group not in holding]
             failpoints.hit("merge.applied")
-        fence.after(Done(part.counts))
 
     def _with(self, manifest: Manifest, holding: Sequence[Group]) -> Manifest:
         if manifest.shown is None or manifest.shown.name != self._generation:

@@ -97,6 +97,14 @@ class FilesWriter:
     def write(self, rows: pa.Table, part: PartId) -> Receipt:
         # Where no row is left after the steps, there are no columns either.
         table, counts = self._shaped(rows, part.number) if rows.num_rows else (rows, Counts())
+        return self._take(table, counts, part)
+
+    def remove(self, rows: pa.Table, part: PartId) -> Receipt:
+        """Write that these rows, given as the target has them, are deleted."""
+        table = self._marked(rows, pa.repeat(True, rows.num_rows), part.number)
+        return self._take(table, Counts(deleted=rows.num_rows), part)
+
+    def _take(self, table: pa.Table, counts: Counts, part: PartId) -> Receipt:
         clump = self._clump = self._clump or Clump(part.number, part.number)
         clump.last = part.number
         if table.num_rows:
@@ -133,9 +141,11 @@ class FilesWriter:
         if deleted is None:
             deleted = pa.repeat(False, table.num_rows)
         gone = pc.sum(deleted).as_py() or 0
+        return self._marked(table, deleted, number), Counts(inserted=table.num_rows - gone, deleted=gone)
+
+    def _marked(self, table: pa.Table, deleted: "pa.Array | pa.ChunkedArray", number: int) -> pa.Table:
         table = table.append_column(TECHNICAL.field(VERSION), self._versions(table.num_rows, number))
-        table = table.append_column(TECHNICAL.field(DELETED), deleted)
-        return table, Counts(inserted=table.num_rows - gone, deleted=gone)
+        return table.append_column(TECHNICAL.field(DELETED), deleted)
 
     def _versions(self, count: int, number: int) -> pa.Array:
         if number != self._part:

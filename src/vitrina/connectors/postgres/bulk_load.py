@@ -1,6 +1,7 @@
 """Loading a table that a run has made: indexes come off before the rows and on after them, in one transaction."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 from psycopg.sql import SQL, Composed, Identifier
@@ -52,6 +53,9 @@ def plan_detachment(connection: Connection, table: Table) -> DetachedIndexes:
         """
         SELECT n.nspname AS schema, ic.relname AS name, con.conname AS constraint,
                pg_catalog.pg_get_indexdef(i.indexrelid) AS index_definition,
+               -- what the definition of a constraint leaves out
+               CASE WHEN ic.reloptions IS NOT NULL AND NOT con.condeferrable AND con.contype IN ('p', 'u')
+                    THEN CASE con.contype WHEN 'p' THEN 'PRIMARY KEY' ELSE 'UNIQUE' END END AS with_options,
                pg_catalog.pg_get_constraintdef(con.oid) AS constraint_definition
         FROM pg_catalog.pg_index i
         JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid
@@ -61,6 +65,7 @@ def plan_detachment(connection: Connection, table: Table) -> DetachedIndexes:
           -- marks that a definition does not carry
           AND NOT i.indisclustered AND NOT i.indisreplident AND ic.reltablespace = 0
           AND pg_catalog.obj_description(i.indexrelid, 'pg_class') IS NULL
+          AND (con.oid IS NULL OR ic.reloptions IS NULL OR NOT con.condeferrable AND con.contype IN ('p', 'u'))
           AND (con.oid IS NULL OR pg_catalog.obj_description(con.oid, 'pg_constraint') IS NULL)
           -- foreign keys elsewhere, partitions and views grouped by the key hold on to it
           AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhrelid = i.indexrelid)
@@ -78,9 +83,16 @@ def plan_detachment(connection: Connection, table: Table) -> DetachedIndexes:
         if row["constraint"]:
             name = Identifier(row["constraint"])
             drops.append(SQL("ALTER TABLE {} DROP CONSTRAINT {}").format(table.identifier, name))
-            definition = SQL(row["constraint_definition"])
-            restores.append(SQL("ALTER TABLE {} ADD CONSTRAINT {} {}").format(table.identifier, name, definition))
+            restores += _restored_constraint(table, name, row)
         else:
             drops.append(SQL("DROP INDEX {}").format(Identifier(row["schema"], row["name"])))
             restores.append(Composed([SQL(row["index_definition"])]))
     return DetachedIndexes(table, tuple(drops), tuple(restores))
+
+
+def _restored_constraint(table: Table, name: Identifier, row: dict[str, Any]) -> list[Composed]:
+    add = SQL("ALTER TABLE {} ADD CONSTRAINT {} {}")
+    if not row["with_options"]:
+        return [add.format(table.identifier, name, SQL(row["constraint_definition"]))]
+    using = SQL("{} USING INDEX {}").format(SQL(row["with_options"]), Identifier(row["name"]))
+    return [Composed([SQL(row["index_definition"])]), add.format(table.identifier, name, using)]

@@ -1,7 +1,7 @@
 """What a table looks like in Postgres's catalog, and whether a query's result fits into it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import sql
@@ -37,8 +37,10 @@ class Table:
     kind: str
     owned: bool
     has_policies: bool  # that apply to us
-    # A plain table whose rows must differ in one way only, by its key: they may be written in any order.
-    has_one_key: bool
+    # A plain table that takes every row that it is given: no trigger or rule leaves one out.
+    takes_every_row: bool
+    # How many unique indexes and exclusion constraints it has.
+    ways_to_differ: int
     columns: tuple[TableColumn, ...]
     primary_key: tuple[str, ...]
     unique_keys: tuple[tuple[str, ...], ...]
@@ -51,6 +53,11 @@ class Table:
     @property
     def identifier(self) -> sql.Identifier:
         return sql.Identifier(self.schema, self.name)
+
+    @property
+    def has_one_key(self) -> bool:
+        """Whether its rows must differ in one way only, by the key: they may be written in any order."""
+        return self.takes_every_row and self.ways_to_differ == 1
 
     def column(self, name: str) -> TableColumn | None:
         return next((column for column in self.columns if column.name == name), None)
@@ -68,9 +75,9 @@ def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
                c.relkind = 'r' AND NOT c.relhasrules AND NOT EXISTS (
                    SELECT FROM pg_catalog.pg_trigger t -- BEFORE ROW: it may leave a row out without a word
                    WHERE t.tgrelid = c.oid AND NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 3 = 3
-               ) AND 1 = (
-                   SELECT count(*) FROM pg_catalog.pg_index i
-                   WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) AS has_one_key
+               ) AS takes_every_row,
+               (SELECT count(*) FROM pg_catalog.pg_index i
+                WHERE i.indrelid = c.oid AND (i.indisunique OR i.indisexclusion)) AS ways_to_differ
         FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = %s AND c.relname = %s
         """,
@@ -86,7 +93,8 @@ def find_table(connection: Connection, target: PostgresTarget) -> Table | None:
         kind=head["kind"],
         owned=head["owned"],
         has_policies=head["has_policies"],
-        has_one_key=head["has_one_key"],
+        takes_every_row=head["takes_every_row"],
+        ways_to_differ=head["ways_to_differ"],
         columns=_columns(connection, head["oid"]),
         primary_key=next((tuple(key["columns"]) for key in keys if key["primary"]), ()),
         unique_keys=tuple(tuple(key["columns"]) for key in keys),
@@ -377,6 +385,42 @@ def create_table(
             sql.SQL(", ").join(map(sql.Identifier, key)),
             partitioning,
         )
+    )
+
+
+def with_columns(table: Table | None, target: PostgresTarget, key: tuple[str, ...], columns: Sequence[Column]) -> Table:
+    """Describe the table as it will be with these columns, or as it will be created; nothing is changed."""
+    new = tuple(
+        TableColumn(one.name, storable(one), base_type=storable(one), not_null=one.name in key) for one in columns
+    )
+    if table is not None:
+        return replace(table, columns=(*table.columns, *new))
+    return Table(
+        schema=target.schema,
+        name=target.table,
+        oid=0,
+        kind="r",
+        owned=True,
+        has_policies=False,
+        takes_every_row=True,
+        ways_to_differ=1,
+        columns=new,
+        primary_key=key,
+        unique_keys=(key,),
+        loosely_equal=frozenset(),
+        cascading=(),
+    )
+
+
+def rows_with_columns(table: Table | None, columns: Sequence[Column], condition: sql.Composable) -> sql.Composed:
+    """Build a FROM item with the rows that a table has, and NULL in columns that it lacks; of no table, no rows."""
+    lacking = [sql.SQL("NULL::{} AS {}").format(sql.SQL(storable(one)), sql.Identifier(one.name)) for one in columns]
+    if table is None:
+        given = [sql.SQL("NULL::tid AS ctid"), sql.SQL("NULL::oid AS tableoid")]
+        return sql.SQL("(SELECT {} WHERE false)").format(sql.SQL(", ").join([*given, *lacking]))
+    given = [sql.SQL("m.ctid"), sql.SQL("m.tableoid"), sql.SQL("m.*")]
+    return sql.SQL("(SELECT {} FROM {} AS m WHERE {})").format(
+        sql.SQL(", ").join([*given, *lacking]), table.identifier, condition
     )
 
 

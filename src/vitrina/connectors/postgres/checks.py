@@ -26,6 +26,7 @@ from vitrina.data_checks import (
     Asked,
     ChangedShare,
     CheckOption,
+    Expression,
     Freshness,
     NotNull,
     RowCheck,
@@ -49,6 +50,9 @@ _TOLD = SQL("count(*) OVER () AS rows, to_jsonb(q)::text AS found")
 
 # Beyond the longest statement of the reader.
 _PATIENCE_MS = 60_000
+
+# No check can have this name.
+_TOGETHER = "(all expressions)"
 
 Row = dict[str, Any]
 
@@ -203,8 +207,10 @@ class MartChecks:
         """Count for all of them in one reading; only rows that break one are looked at again, to be shown."""
         own = [check for check in checks if not isinstance(check, Asked)]
         counted = self._count_together(own, rows)
+        unbroken = [check for check, number in zip(own, counted, strict=True) if not number]
+        unbroken += self._hold_together([check for check in checks if isinstance(check, Expression)], rows)
         for check in checks:
-            if check in own and not counted[own.index(check)]:
+            if check in unbroken:
                 yield self._checks.outcome(check, _of_rows(0, []))
             else:
                 yield self._checks.outcome(check, _of_rows(*self._broken_rows(check, rows, MAX_EXAMPLES)))
@@ -216,6 +222,18 @@ class MartChecks:
         named = [SQL("{} AS {}").format(count, Identifier(f"c{place}")) for place, count in enumerate(counts)]
         statement = SQL("SELECT {} FROM ({}) AS q").format(SQL(", ").join(named), rows.select(with_place=False))
         return list(self._one(checks[0], statement).values())
+
+    def _hold_together(self, checks: Sequence[Expression], rows: Rows) -> Sequence[Expression]:
+        """Ask in one reading whether all of them hold. Where one does not, each is asked by itself."""
+        if len(checks) < 2:
+            return ()
+        condition = " AND ".join(f"(\n{check.expression}\n) IS NOT FALSE" for check in checks)
+        together = Expression.model_construct(kind="expression", name=_TOGETHER, expression=condition)
+        try:
+            number, _ = self._ask(together, rows, 1)
+        except BadCheck:
+            return ()
+        return () if number else checks
 
     def _broken_rows(self, check: RowCheck, rows: Rows, limit: int) -> tuple[int, list[Row]]:
         """Count the rows that break the check, and read the first of them."""
@@ -382,7 +400,7 @@ class MartChecks:
         found = self._session.execute(
             """
             SELECT n.nspname AS schema, c.relname AS name
-            FROM pg_catalog.pg_partition_tree(%s::regclass) AS t
+            FROM pg_catalog.pg_partition_tree(pg_catalog.to_regclass(%s)) AS t
             JOIN pg_catalog.pg_class c ON c.oid = t.relid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
             UNION ALL
             SELECT n.nspname, c.relname FROM pg_catalog.pg_class c

@@ -120,9 +120,10 @@ class CopySource:
         return tuple(names.index(name) for name in self._paging.staged_as)
 
     def _fill(self, stage: Stage, number: int, lines: "Lines") -> int:
-        names = [EPOCH, BATCH, *(c.name for c in stage.columns), *stage.cursor_columns]
+        tags = [EPOCH, BATCH] if stage.is_tagged else []
+        names = [*tags, *(c.name for c in stage.columns), *stage.cursor_columns]
         statement = SQL("COPY {} ({}) FROM STDIN").format(stage.identifier, SQL(", ").join(map(Identifier, names)))
-        tag = b"%d\t%d\t" % (self._epoch, number)
+        tag = b"%d\t%d\t" % (self._epoch, number) if tags else b""
         rows = 0
         try:
             with self._sink.cursor() as cursor, cursor.copy(statement) as copy:

@@ -1,7 +1,7 @@
 """A mart as the target of a run: rows are staged, then merged or published in one transaction with the checkpoint."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,16 @@ import psycopg
 from psycopg.sql import SQL, Identifier, Literal
 
 from vitrina import failpoints
-from vitrina.connectors.postgres import catalog, history, left_columns, live_merge, mart_identity, mart_rows, money
+from vitrina.connectors.postgres import (
+    catalog,
+    first_load,
+    history,
+    left_columns,
+    live_merge,
+    mart_identity,
+    mart_rows,
+    money,
+)
 from vitrina.connectors.postgres.copy import CopySource
 from vitrina.connectors.postgres.derive.tables import unsized
 from vitrina.connectors.postgres.following import QueryMoment
@@ -51,7 +60,9 @@ from vitrina.targets import PostgresTarget
 if TYPE_CHECKING:
     from vitrina.connectors.postgres.checks import MartChecks
     from vitrina.connectors.postgres.source import SqlReader
+    from vitrina.connectors.postgres.stream import Stager
     from vitrina.ports.checks import Checks, Judgement
+    from vitrina.ports.profile import TargetProfile
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,7 @@ class MartTarget(BaseTarget):
         self._latest_snapshot: datetime | None = None
         self._to_clear: tuple[str, ...] = ()
         # Sessions that checks need, which end with the run.
-        self._of_checks = ExitStack()
+        self._opened = ExitStack()
         self._check_reader: SqlReader | None = None
 
     # --- the table -------------------------------------------------------------------------------------------------
@@ -160,6 +171,16 @@ class MartTarget(BaseTarget):
     def compare(self, looked: Looked) -> Comparison:
         return MartComparison(self.writer, self.opening.url, looked)
 
+    def profile(self) -> "TargetProfile | None":
+        # Imported here: runs do not need it.
+        from vitrina.connectors.postgres import mart_profile
+
+        table = catalog.find_table(self.opening.connection, self.opening.name)
+        if table is None:
+            return None
+        with database.translated(f"looking at {self.opening.name}"):
+            return mart_profile.profile(self.opening.connection, table)
+
     # --- for the loads ---------------------------------------------------------------------------------------------
 
     def stage(self, name: str, loading: Loading, version_types: tuple[str, ...] = ()) -> Stage:
@@ -169,14 +190,20 @@ class MartTarget(BaseTarget):
 
     def create(self, *stages: Stage, loading: Loading, keep: str | None = None) -> None:
         """Create the stages in a transaction. Of other stages, keep only that of a load which resumes later."""
+        self.writer.drop_other_stages(keep=[keep] if keep else [])
+        for stage in stages:
+            self.create_stage(stage, loading)
+
+    def create_stage(self, stage: Stage, loading: Loading) -> None:
         shortcut = loading.shortcut
         # Who fills a stage from within Postgres: the reader, which may do nothing else there.
         role = shortcut.role if isinstance(shortcut, PostgresShortcut) and loading.route == "pushdown" else None
         asks = loading.checks is not None and any(check.needs_reader for check in loading.checks.listed)
         reader = self.check_reader().connection.info.user if asks else None
-        self.writer.drop_other_stages(keep=[keep] if keep else [])
-        for stage in stages:
+        if stage.is_tagged:
             stage.create(self.session, fillable_by=role, readable_by=reader)
+        else:
+            first_load.create(self.session, stage, self.writer.table, fillable_by=role)
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
@@ -213,7 +240,7 @@ class MartTarget(BaseTarget):
 
             def connect(more: Mapping[str, str]) -> Connection:
                 wanted = database.READ_ONLY | limits | dict(more)
-                return self._of_checks.enter_context(opening.lend(url, None, wanted))
+                return self._opened.enter_context(opening.lend(url, None, wanted))
 
             connection = sessions.with_extensions(opening.settings, connect)
             self._check_reader = sessions.QueryReader(connection, url, opening.claim.session_name)
@@ -227,7 +254,7 @@ class MartTarget(BaseTarget):
             return judging.judge_mart(written)
 
     def close(self) -> None:
-        self._of_checks.close()
+        self._opened.close()
 
     @property
     def keeps_history(self) -> bool:
@@ -257,14 +284,19 @@ class MartTarget(BaseTarget):
         return {"snapshot_at": at.astimezone(UTC).isoformat()} if at else {}
 
     def stager(self, stages: tuple[Stage, ...]) -> AbstractContextManager[Writer]:
+        self.date_snapshot()
+        return closing(self._open_stager(stages))
+
+    def kept_stager(self, stages: tuple[Stage, ...]) -> "Stager":
+        """Open a stager that stays open as long as the target: a follower has a batch every second."""
+        return self._opened.enter_context(closing(self._open_stager(stages)))
+
+    def _open_stager(self, stages: tuple[Stage, ...]) -> "Stager":
         # Imported here: pushdown runs need neither pyarrow nor its half second.
         from vitrina.connectors.postgres.stream import Stager
 
         opening = self.opening
-        self.date_snapshot()
-        return closing(
-            Stager(opening.url, opening.claim.session_name, stages, epoch=opening.claim.epoch, target=opening.name)
-        )
+        return Stager(opening.url, opening.claim.session_name, stages, epoch=opening.claim.epoch, target=opening.name)
 
     @property
     def is_backfill(self) -> bool:
@@ -306,8 +338,15 @@ class StageLoad(BaseLoad):
         self._loading = loading
         self._writer = target.writer
         self.name = loading.name or target.writer.new_stage_name()
-        self.stage = target.stage(self.name, loading)
-        self._checks = target.checks_of(loading.checks)
+        self.stage = replace(target.stage(self.name, loading), is_tagged=self._needs_tags(loading))
+        self.checks = target.checks_of(loading.checks)
+
+    def _needs_tags(self, loading: Loading) -> bool:
+        """Tell whether rows have to say which part they belong to; not where the stage is to become the mart."""
+        if loading.name:
+            return self._target.stage(loading.name, loading).has_tags(self._target.session)
+        unopened = loading.in_one_statement and loading.arrives_as is None
+        return not unopened or loading.checks is not None or not self._writer.may_be_replaced()
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -353,15 +392,18 @@ class StageLoad(BaseLoad):
         return counts
 
     def _publish(self, found: Checkpoint) -> "tuple[Counts, Judgement | None]":
-        deletes, checks = self._loading.deletes, self._checks
+        deletes, checks = self._loading.deletes, self.checks
         if checks is None:
             return self._writer.publish(self.stage, found, deletes=deletes), None
-        rows = self.stage.counted_to_judge(found.accepted)
-        judged = checks.judge_load(self.stage, rows, has_rows=found.rows > 0)
+        judged = self.judge(checks, found)
         before = checks.rows_before()
         left = replace(found, rows=found.rows - len(judged.letters))
         counts = self._writer.publish(self.stage, left, deletes=deletes)
         return counts, checks.judge_change(judged, counts, before)
+
+    def judge(self, checks: "MartChecks", found: Checkpoint) -> "Judgement":
+        """Judge the rows that count, in the caller's transaction; those that are rejected leave the stage."""
+        return checks.judge_load(self.stage, self.stage.counted_to_judge(found.accepted), has_rows=found.rows > 0)
 
     def _recall_snapshot(self, found: Checkpoint) -> None:
         """Take the time of the snapshot that an earlier run has read; without a row there was none."""
@@ -388,6 +430,7 @@ class MergeLoad(BaseLoad):
         )
         self.live_stage = live_merge.LiveStage(target.session, target.writer)
         self._checks = target.checks_of(loading.checks)
+        self._kept: Stager | None = None
 
     def begin(self, fence: Fence) -> None:
         with self._target.transaction("preparing the stages"):
@@ -396,7 +439,12 @@ class MergeLoad(BaseLoad):
         failpoints.hit("pass.begun")
 
     def writer(self) -> AbstractContextManager[Writer]:
-        return self._target.stager(self.stages)
+        target = self._target
+        if target.opening.definition.mode != "live":
+            return target.stager(self.stages)
+        target.date_snapshot()
+        self._kept = self._kept or target.kept_stager(self.stages)
+        return nullcontext(self._kept)
 
     def commit(self, part: Part, fence: Fence) -> None:
         target = self._target

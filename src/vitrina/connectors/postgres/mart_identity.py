@@ -93,7 +93,8 @@ def _has_one(connection: Connection, target: PostgresTarget, known: dict[str, An
     ]
     try:
         row = connection.execute(
-            SQL("SELECT EXISTS (SELECT FROM {} AS t WHERE {}) AS found").format(
+            # Not EXISTS: where a key may have many rows, the planner would read the table to meet one of them soon.
+            SQL("SELECT count(*) > 0 AS found FROM {} AS t WHERE {}").format(
                 Identifier(target.schema, target.table), SQL(" OR ").join(found)
             )
         ).fetchone()

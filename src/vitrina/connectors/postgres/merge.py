@@ -3,12 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from psycopg.sql import SQL, Composable, Composed, Identifier
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina.connectors.postgres.catalog import Table
 
 DIFF = Identifier("pg_temp", "vitrina_diff")
 POSITION = "_position"
+# MERGE .. RETURNING came with PostgreSQL 17.
+COUNTS_MERGED_ROWS = 17_00_00
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Merge:
     # The column that says when a row left the source: such rows stay in the target. None: they are deleted.
     soft: str | None
     staged: Composable  # FROM item that yields exactly the staged rows that count, under the target's column names
+    # FROM item with the target's rows, places included, where they are not those of the table as it is.
+    rows: Composable | None = None
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -129,7 +133,7 @@ def create_diff(merge: Merge, *, deletes: bool) -> Composed:
         other_columns=SQL("").join(SQL(", s.{}").format(Identifier(name)) for name in merge.others),
         staged=merge.staged,
         join=SQL("FULL" if deletes else "LEFT"),
-        target=merge.target.identifier,
+        target=merge.rows or merge.target.identifier,
         on=_all(SQL("s.{0} = t.{0}").format(Identifier(name)) for name in merge.key),
         differs=differs(merge),
     )
@@ -148,6 +152,45 @@ def differs(merge: Merge) -> Composable:
 
 def count_diff() -> Composed:
     return SQL('SELECT "_op"::text AS op, count(*) AS rows FROM {} GROUP BY 1').format(DIFF)
+
+
+def count_changed_columns(merge: Merge) -> Composed:
+    """Count, column by column, the rows whose value would change; the outputs are in the order of `compared`."""
+    changed = (
+        SQL("count(*) FILTER (WHERE ROW(t.{0})::record OPERATOR(pg_catalog.*<>) ROW(d.{0})::record) AS {1}").format(
+            Identifier(name), Identifier(f"c{place}")
+        )
+        for place, name in enumerate(merge.compared)
+    )
+    return SQL("SELECT {} FROM {} AS d JOIN {} AS t ON {} WHERE d.\"_op\" = 'U'").format(
+        _comma(changed), DIFF, merge.rows or merge.target.identifier, _same_row(merge)
+    )
+
+
+def first_differences(merge: Merge, op: str, limit: int) -> Composed:
+    """Read the first rows of one kind, by key: as text, before and after."""
+    texts = {alias: _comma(_text(alias, name) for name in merge.columns) for alias in ("t", "d")}
+    before, after = (SQL("(SELECT to_jsonb(x)::text FROM (SELECT {}) AS x)").format(texts[a]) for a in ("t", "d"))
+    # A removed row has nothing but its key in the difference, and a new one is not in the target.
+    return SQL(
+        "SELECT {before} AS before, {after} AS after"
+        ' FROM (SELECT * FROM {diff} WHERE "_op" = {op} ORDER BY {key} LIMIT {limit}) AS d {target} ORDER BY {ordered}'
+    ).format(
+        before=SQL("NULL") if op == "I" else before,
+        after=SQL("NULL") if op == "D" else after,
+        diff=DIFF,
+        op=Literal(op),
+        key=_comma(map(Identifier, merge.key)),
+        limit=Literal(limit),
+        target=SQL("")
+        if op == "I"
+        else SQL("JOIN {} AS t ON {}").format(merge.rows or merge.target.identifier, _same_row(merge)),
+        ordered=_prefixed("d", merge.key),
+    )
+
+
+def _text(alias: str, name: str) -> Composed:
+    return SQL("{0}.{1}::text AS {1}").format(SQL(alias), Identifier(name))
 
 
 def is_in_diff(merge: Merge) -> Composed:

@@ -1,6 +1,7 @@
 """Opening a query as a source and a table as a target, with the sessions of the run they are opened for."""
 
 from vitrina.connectors.postgres.load import MartOpening, MartTarget
+from vitrina.connectors.postgres.mart_plan import ForeseeingMart
 from vitrina.connectors.postgres.query_source import QuerySource
 from vitrina.errors import FatalError
 from vitrina.inside.opening import inside_of
@@ -36,7 +37,7 @@ def open_target(opening: Opening) -> MartTarget:
     url = inside.settings.connection_url(name)
     own = None if name not in (None, DEFAULT_CONNECTION) else inside.metastore
     schema, _, table = opening.name.partition(".")
-    return MartTarget(
+    return ForeseeingMart(
         MartOpening(
             definition=definition,
             settings=inside.settings,

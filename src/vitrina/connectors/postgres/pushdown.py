@@ -192,7 +192,9 @@ class SharedSnapshot:
 
 
 def _insert_into(stage: Stage, table: Composable, select: Composable, epoch: int, number: int) -> Composed:
-    names = [*(c.name for c in stage.columns), *stage.cursor_columns, EPOCH, BATCH]
+    names = [*(c.name for c in stage.columns), *stage.cursor_columns]
+    if not stage.is_tagged:
+        return SQL("INSERT INTO {} ({}) {}").format(table, SQL(", ").join(map(Identifier, names)), select)
     return SQL("INSERT INTO {} ({}) SELECT r.*, {}::bigint, {}::integer FROM ({}) AS r").format(
-        table, SQL(", ").join(map(Identifier, names)), Literal(epoch), Literal(number), select
+        table, SQL(", ").join(map(Identifier, (*names, EPOCH, BATCH))), Literal(epoch), Literal(number), select
     )

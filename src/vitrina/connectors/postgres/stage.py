@@ -9,6 +9,8 @@ from vitrina.ports.checkpoint import Accepted
 from vitrina.store.database import Connection
 
 SCHEMA = "etl_stage"
+# How the names of stages begin: those of a run, and those of a plan, which no run may drop.
+RUN, PLAN = "p", "d"
 EPOCH, BATCH = "_epoch", "_batch"
 CURSOR_KEY, CURSOR_ID = "_cursor_key", "_cursor_id"
 # Where a staged row stands, for checks: rejected ones are deleted by it.
@@ -33,6 +35,8 @@ class Stage:
     key: tuple[str, ...]
     cursor_types: tuple[str, ...] = ()  # of the cursor's key and id, kept beside the data while rows are staged
     cursor_as_text: bool = False  # how they travelled, when they came through Arrow
+    # Whether rows say which part they belong to. A stage that is to become the mart (`first_load`) has one part only.
+    is_tagged: bool = True
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -112,8 +116,8 @@ class Stage:
         return SQL("(SELECT {} FROM {} WHERE {})").format(SQL(", ").join(columns), self.identifier, condition)
 
     def _is_accepted(self, accepted: Accepted) -> Composed:
-        if not accepted:
-            return SQL("{}").format(Literal(False))
+        if not accepted or not self.is_tagged:
+            return SQL("{}").format(Literal(bool(accepted)))
         return SQL(" OR ").join(
             SQL("({} = {} AND {} BETWEEN {} AND {})").format(
                 Identifier(EPOCH), Literal(epoch), Identifier(BATCH), Literal(first), Literal(last)
@@ -123,6 +127,10 @@ class Stage:
 
     def discard_uncounted(self, connection: Connection, accepted: Accepted) -> None:
         """Discard rows that were filled but not counted before an attempt ended; their batch number is used again."""
+        if not self.is_tagged:
+            if not accepted:
+                self.truncate(connection)
+            return
         connection.execute(SQL("DELETE FROM {} WHERE NOT ({})").format(self.identifier, self._is_accepted(accepted)))
 
     def count(self, connection: Connection, accepted: Accepted) -> int:
@@ -145,6 +153,18 @@ class Stage:
     def drop(self, connection: Connection) -> None:
         connection.execute(SQL("DROP TABLE IF EXISTS {}").format(self.identifier))
 
+    def has_tags(self, connection: Connection) -> bool:
+        """Tell how a stage was made that an earlier run has left."""
+        row = connection.execute(
+            """
+            SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = %s AND c.relname = %s AND NOT EXISTS (
+                SELECT FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attname = %s)
+            """,
+            [SCHEMA, self.name, EPOCH],
+        ).fetchone()
+        return row is None
+
     def exists(self, connection: Connection) -> bool:
         row = connection.execute(
             """
@@ -156,6 +176,6 @@ class Stage:
         return row is not None
 
 
-def stage_name(pipeline_id: str, suffix: str) -> str:
+def stage_name(pipeline_id: str, suffix: str, prefix: str = RUN) -> str:
     """Build `p_<pipeline>_<suffix>`: an operator sees whose table it is, and cleaning up sees whether it is needed."""
-    return f"p_{pipeline_id.replace('-', '')}_{suffix}"
+    return f"{prefix}_{pipeline_id.replace('-', '')}_{suffix}"

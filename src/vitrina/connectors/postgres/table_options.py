@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
+from vitrina.connectors.postgres import ranges
 from vitrina.connectors.postgres.catalog import Table
 from vitrina.errors import TargetMismatch
 from vitrina.mart_options import Grant, Index, TableOptions
+from vitrina.ports.schema import Column
 from vitrina.sentences import say
 from vitrina.store.database import Connection
 from vitrina.targets import PostgresTarget
@@ -19,19 +21,27 @@ def partitioning(options: TableOptions | None) -> Composable:
     """What follows the columns in CREATE TABLE."""
     if options is None or options.partition_by is None:
         return SQL("")
-    return SQL(" PARTITION BY HASH ({})").format(Identifier(options.partition_by.hash))
+    cut = options.partition_by
+    return SQL(" PARTITION BY {} ({})").format(SQL("HASH" if cut.hash else "RANGE"), Identifier(cut.column))
 
 
-def refuse_key(target: PostgresTarget, options: TableOptions | None, key: Sequence[str]) -> None:
-    """Refuse to cut a table by a column that may differ between two rows of one key."""
-    if options and options.partition_by and options.partition_by.hash not in key:
-        raise TargetMismatch(
-            say("run.partition_key", column=options.partition_by.hash, key=", ".join(key), target=target)
-        )
+def refuse_key(
+    target: PostgresTarget, options: TableOptions | None, key: Sequence[str], result: Sequence[Column]
+) -> None:
+    """Refuse to cut a table by a column that may differ between two rows of one key, or that has no spans of time."""
+    cut = options.partition_by if options else None
+    if cut is None:
+        return
+    if cut.column not in key:
+        raise TargetMismatch(say("run.partition_key", column=cut.column, key=", ".join(key), target=target))
+    if cut.range:
+        kinds = {column.name: column.type for column in result}
+        ranges.refuse(target, cut.range, kinds.get(cut.range), cut.every)
 
 
 def create_partitions(connection: Connection, target: PostgresTarget, options: TableOptions) -> None:
-    if options.partition_by is None:
+    """Make the partitions by hash; those by spans of time are made as rows come."""
+    if options.partition_by is None or options.partition_by.hash is None:
         return
     count = options.partition_by.partitions
     for number in range(count):
@@ -61,15 +71,11 @@ def drift(connection: Connection, table: Table, options: TableOptions) -> Iterat
     """Say what a table that is there lacks: it is shown, and left to people."""
     target = PostgresTarget(table.schema, table.name)
     cut = options.partition_by
-    if cut and (_partition_key(connection, table) or "").replace('"', "") != f"HASH ({cut.hash})".replace('"', ""):
-        yield say("warning.table_not_partitioned", target=target, column=cut.hash)
+    if cut and not ranges.is_cut_so(connection, table, cut):
+        said = "warning.table_not_partitioned" if cut.hash else "warning.table_not_in_ranges"
+        yield say(said, target=target, column=cut.column)
     for statement in missing(connection, table, options):
         yield say("warning.table_drift", target=target, statement=statement.as_string(connection))
-
-
-def _partition_key(connection: Connection, table: Table) -> str | None:
-    row = connection.execute("SELECT pg_catalog.pg_get_partkeydef(%s) AS key", [table.oid]).fetchone()
-    return row["key"] if row else None
 
 
 def _missing_indexes(connection: Connection, table: Table, wanted: Sequence[Index]) -> Iterator[Composed]:

@@ -3,17 +3,26 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import psycopg
-from psycopg.sql import SQL, Composable, Identifier, Literal
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina import failpoints
-from vitrina.connectors.postgres import bulk_load, catalog, history, mart_identity, merge, table_options
+from vitrina.connectors.postgres import (
+    bulk_load,
+    catalog,
+    first_load,
+    history,
+    mart_identity,
+    merge,
+    ranges,
+    table_options,
+)
 from vitrina.connectors.postgres.catalog import Table
 from vitrina.connectors.postgres.merge import Merge
-from vitrina.connectors.postgres.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOCH, Stage, StageColumn, stage_name
+from vitrina.connectors.postgres.stage import BATCH, CURSOR_ID, CURSOR_KEY, EPOCH, RUN, Stage, StageColumn, stage_name
 from vitrina.data_checks import EMPTY
 from vitrina.definition import Options
 from vitrina.errors import BadKey, DuplicateKeys, FatalError, ShrinkRefused, StageLost, TargetMismatch, TransientError
@@ -28,8 +37,14 @@ from vitrina.store.database import Connection
 from vitrina.store.leases import Claim
 from vitrina.targets import PostgresTarget
 
-# MERGE .. RETURNING came with PostgreSQL 17.
-COUNTS_MERGED_ROWS = 17_00_00
+
+class Foreseen(NamedTuple):
+    """What publishing a stage would do: the difference is in `merge.DIFF` until the transaction ends."""
+
+    merging: Merge
+    counts: Counts
+    staged_rows: int
+    target_rows: int
 
 
 class PostgresWriter:
@@ -64,6 +79,12 @@ class PostgresWriter:
         self._soft = options.deletes.soft if options.deletes else None
         # The time of the snapshot whose rows are written now, in a mart that keeps a history.
         self.snapshot_at: datetime | None = None
+        # Of a look without `create`: what the query gives, and the columns that a run would add.
+        self._given: tuple[str, ...] = ()
+        self.lacking: tuple[Column, ...] = ()
+        # FROM item with the rows of the table as a run would make it (`imagine`).
+        self._imagined: Composable | None = None
+        self.stage_prefix = RUN
 
     # --- the target ------------------------------------------------------------------------------------------
 
@@ -82,9 +103,11 @@ class PostgresWriter:
         if self._soft in [column.name for column in result]:
             raise TargetMismatch(say("run.soft_column_given", column=self._soft, target=self._target))
         table = catalog.find_table(self.connection, self._target)
+        self._given = tuple(column.name for column in result)
         if table is None:
             self._key = catalog.choose_key(None, wanted_key, result)
             if not create:
+                self.lacking = (*result, *self._soft_column())
                 return self._key
             self._create(result, self._key)
             table = self._require_table()
@@ -154,7 +177,7 @@ class PostgresWriter:
 
     def _create_table(self, result: Sequence[Column], key: tuple[str, ...]) -> None:
         options = self._options.table
-        table_options.refuse_key(self._target, options, key)
+        table_options.refuse_key(self._target, options, key, result)
         cut = table_options.partitioning(options)
         if self._history:
             history.create_table(self.connection, self._target, result, key, self._history, partitioning=cut)
@@ -177,6 +200,7 @@ class PostgresWriter:
         if self._options.on_schema_change != "add_columns":
             raise TargetMismatch(say("run.target_lacks_columns", schema=table.schema, table=table.name, columns=named))
         if not alter:
+            self.lacking = tuple(missing)
             return table
         catalog.add_columns(self.connection, table, missing)
         return self._require_table()
@@ -186,6 +210,16 @@ class PostgresWriter:
         if table is None:
             raise TransientError(f"{self._target} disappeared while it was being prepared")
         return table
+
+    def imagine(self) -> None:
+        """Take the table as the next run would make it, which adds what it lacks. Nothing is created or changed."""
+        if self._table is not None and not self.lacking:
+            return
+        kept = self._history
+        condition = SQL("m.{} IS NULL").format(Identifier(kept.valid_to)) if kept else SQL("true")
+        self._imagined = catalog.rows_with_columns(self._table, self.lacking, condition)
+        self._table = catalog.with_columns(self._table, self._target, self._key, self.lacking)
+        self._columns = tuple(name for name in self._given if self._table.column(name) is not None)
 
     @property
     def table(self) -> Table:
@@ -235,7 +269,14 @@ class PostgresWriter:
     def rows(self) -> Composable:
         """FROM item with the rows that mirror the source: of a history, those that are current."""
         if self._soft:
-            return SQL("(SELECT * FROM {} WHERE {} IS NULL)").format(self.table.identifier, Identifier(self._soft))
+            return SQL("(SELECT * FROM {} AS k WHERE {} IS NULL)").format(self.loaded_rows, Identifier(self._soft))
+        return self.loaded_rows
+
+    @property
+    def loaded_rows(self) -> Composable:
+        """FROM item with the rows that a full load is compared with, places included."""
+        if self._imagined:
+            return self._imagined
         return history.current_rows(self.table, self._history) if self._history else self.table.identifier
 
     def latest_snapshot(self) -> datetime | None:
@@ -304,12 +345,12 @@ class PostgresWriter:
         return Stage(name, tuple(columns), self._key, cursor_types, cursor_as_text=staged_types is not None)
 
     def new_stage_name(self) -> str:
-        return stage_name(str(self._claim.pipeline_id), uuid4().hex[:12])
+        return stage_name(str(self._claim.pipeline_id), uuid4().hex[:12], self.stage_prefix)
 
     @property
     def stage_names(self) -> str:
         """A pattern of LIKE for the stages of this pipeline, and for the views that checks were shown."""
-        return stage_name(str(self._claim.pipeline_id), "").replace("_", r"\_") + "%"
+        return stage_name(str(self._claim.pipeline_id), "", self.stage_prefix).replace("_", r"\_") + "%"
 
     def drop_other_stages(self, keep: Sequence[str]) -> None:
         """Drop stages of this pipeline that no checkpoint names any more."""
@@ -332,7 +373,9 @@ class PostgresWriter:
         """Upsert one staged batch. The row with the latest cursor wins when a key comes twice."""
         batch = self._merge_of(stage.of_batch(self._claim.epoch, number))
         self._prepare_merge()
-        stage.analyze(self.connection)
+        self._make_partitions(batch)
+        if self._history is None:
+            stage.analyze(self.connection)
         staged = database.one(self.connection.execute(merge.count_staged(batch)))
         if staged["keys"] < staged["rows"]:
             batch = self._latest_rows(batch, stage)
@@ -353,7 +396,7 @@ class PostgresWriter:
 
     def _upsert(self, batch: Merge) -> Counts:
         """Merge in one statement where the server can count what it did and the target has one key only."""
-        if self.table.has_one_key and self.connection.info.server_version >= COUNTS_MERGED_ROWS:
+        if self.table.has_one_key and self.connection.info.server_version >= merge.COUNTS_MERGED_ROWS:
             row = database.one(self.connection.execute(merge.upsert(batch)))
             places = [place for place in row["places"] if place]
             self._written = SQL("t.ctid = ANY({}::tid[])").format(Literal(places)) if places else None
@@ -423,18 +466,21 @@ class PostgresWriter:
         local = [SQL("SET LOCAL {} = {}").format(SQL(name), Literal(value)) for name, value in settings.items()]
         self.connection.execute(SQL("; ").join([*local, SQL("SET CONSTRAINTS ALL DEFERRED")]))
 
+    def _make_partitions(self, merging: Merge) -> None:
+        """Make partitions for spans of time of which these rows are the first."""
+        cut = self._options.table.partition_by if self._options.table else None
+        if cut is None or cut.range is None or self.table.kind != "p":
+            return
+        if ranges.make_missing(self.connection, self.table, cut, merging.staged):
+            self._table = replace(self.table, files=catalog.files_of(self.connection, self._target))
+
     def _latest_rows(self, merging: Merge, stage: Stage) -> Merge:
         """Keep the latest of several versions of one row in a batch. Two that cannot be told apart are an error."""
         order = [column for column in (CURSOR_KEY, CURSOR_ID) if column in stage.cursor_columns]
         if not order or self._history:
             self._refuse_duplicates(merging)
-        names = SQL(", ").join(SQL("b.{}").format(Identifier(name)) for name in self._key)
-        descending = SQL(", ").join(SQL("b.{} DESC").format(Identifier(name)) for name in order)
-        latest = SQL("(SELECT DISTINCT ON ({0}) b.* FROM {1} AS b ORDER BY {0}, {2})").format(
-            names, merging.staged, descending
-        )
         self._refuse_ambiguous(merging, order)
-        return replace(merging, staged=latest)
+        return replace(merging, staged=self._latest_of(merging.staged, order))
 
     def _refuse_ambiguous(self, merging: Merge, order: Sequence[str]) -> None:
         tied = replace(merging, key=(*merging.key, *order))
@@ -444,24 +490,71 @@ class PostgresWriter:
 
     def publish(self, stage: Stage, checkpoint: Checkpoint, *, deletes: bool) -> Counts:
         """Make the target equal to the counted rows of the stage."""
-        merging = self._merge_of(stage.counted(checkpoint.accepted))
-        gone = 0
-        if self._gone:
-            gone = self._count(_where(merging.staged, self._gone, "IS TRUE"))
-            merging = replace(merging, staged=_where(merging.staged, self._gone, "IS NOT TRUE"))
+        merging, gone = self._to_publish(stage, checkpoint)
         self._prepare_merge()
+        self._make_partitions(merging)
         if self.is_empty():
+            if self._become_table(merging, stage, checkpoint):
+                return Counts(inserted=checkpoint.rows)
             return self._fill_empty(merging, stage, checkpoint, gone)
         staged_rows = stage.count(self.connection, checkpoint.accepted)
         self._refuse_lost_stage(staged_rows, checkpoint.rows)
         staged_rows -= gone
-        if staged_rows == 0 and deletes and not self._options.allow_empty:
-            raise ShrinkRefused(say("run.source_is_empty", target=self._target), EMPTY)
+        if deletes:
+            self._refuse_empty(staged_rows)
         stage.analyze(self.connection)
         if self._history:
             return self._publish_states(merging, staged_rows, deletes=deletes)
         self.connection.execute(merge.create_diff(merging, deletes=deletes))
         return self._publish_diff(merging, staged_rows, deletes=deletes)
+
+    def _to_publish(self, stage: Stage, checkpoint: Checkpoint) -> tuple[Merge, int]:
+        """Say how the counted rows relate to the target, and how many of them the source calls deleted."""
+        merging = self._merge_of(stage.counted(checkpoint.accepted))
+        if not self._gone:
+            return merging, 0
+        gone = self._count(_where(merging.staged, self._gone, "IS TRUE"))
+        return replace(merging, staged=_where(merging.staged, self._gone, "IS NOT TRUE")), gone
+
+    def foresee(self, stage: Stage, checkpoint: Checkpoint, *, deletes: bool, latest: Sequence[str] = ()) -> Foreseen:
+        """Join stage and target as `publish` does, and count. Only a temporary table is written.
+
+        `latest`: of several rows with one key, the one with the greatest of these counts; without, they are refused.
+        """
+        merging, gone = self._to_publish(stage, checkpoint)
+        merging = replace(merging, rows=self.loaded_rows)
+        self._prepare_merge()
+        stage.analyze(self.connection)
+        self.connection.execute(merge.create_diff(merging, deletes=deletes))
+        staged_rows, target_rows = checkpoint.rows - gone, self._rows_in_target()
+        try:
+            planned = self._planned()
+            self._refuse_repeats(merging, planned, staged_rows, target_rows, deletes=deletes)
+        except DuplicateKeys:
+            if not latest:
+                raise
+            merging = replace(merging, staged=self._latest_of(merging.staged, latest))
+            self.connection.execute(SQL("DROP TABLE {}").format(merge.DIFF))
+            self.connection.execute(merge.create_diff(merging, deletes=deletes))
+            planned, staged_rows = self._planned(), self._count(merging.staged)
+        self.connection.execute(SQL('ANALYZE {} ("_op")').format(merge.DIFF))
+        return Foreseen(merging, planned, staged_rows, target_rows)
+
+    def _latest_of(self, staged: Composable, order: Sequence[str]) -> Composed:
+        key = SQL(", ").join(SQL("b.{}").format(Identifier(name)) for name in self._key)
+        descending = SQL(", ").join(SQL("b.{} DESC").format(Identifier(name)) for name in order)
+        return SQL("(SELECT DISTINCT ON ({0}) b.* FROM {1} AS b ORDER BY {0}, {2})").format(key, staged, descending)
+
+    def refuse_loss(self, foreseen: Foreseen) -> None:
+        """Apply the guards of a publish to what one that deletes would do."""
+        if foreseen.target_rows:
+            self._refuse_empty(foreseen.staged_rows)
+        if foreseen.counts.deleted:
+            self._refuse_shrinking(foreseen.counts.deleted, foreseen.target_rows)
+
+    def _refuse_empty(self, staged_rows: int) -> None:
+        if staged_rows == 0 and not self._options.allow_empty:
+            raise ShrinkRefused(say("run.source_is_empty", target=self._target), EMPTY)
 
     def _publish_states(self, merging: Merge, staged_rows: int, *, deletes: bool) -> Counts:
         self._refuse_duplicates(merging)
@@ -475,15 +568,44 @@ class PostgresWriter:
     def _publish_diff(self, merging: Merge, staged_rows: int, *, deletes: bool) -> Counts:
         target_rows = self._rows_in_target()
         planned = self._planned()
-        inserts, removed = planned.inserted, planned.deleted
-        # Every staged row that is not new must have met a target row of its own; else a key came twice.
-        if not deletes or staged_rows - inserts != target_rows - removed or inserts:
-            self._refuse_duplicates(merging)
-        if removed:
-            self._refuse_shrinking(removed, target_rows)
+        self._refuse_repeats(merging, planned, staged_rows, target_rows, deletes=deletes)
+        if planned.deleted:
+            self._refuse_shrinking(planned.deleted, target_rows)
         counts = self._apply(merging)
         failpoints.hit("publish.applied")
         return replace(counts, unchanged=staged_rows - counts.inserted - counts.updated)
+
+    def _refuse_repeats(
+        self, merging: Merge, planned: Counts, staged_rows: int, target_rows: int, *, deletes: bool
+    ) -> None:
+        """Refuse keys that come twice. Every staged row that is not new must have met a target row of its own."""
+        inserts = planned.inserted
+        if not deletes or staged_rows - inserts != target_rows - planned.deleted or inserts:
+            self._refuse_duplicates(merging)
+
+    def may_be_replaced(self) -> bool:
+        """Tell whether the stage of a first load may take the place of the table."""
+        if self.keeps_rows or self._gone or not self.is_empty():
+            return False
+        return first_load.is_possible(self.connection, self.table, self._columns, self._key)
+
+    def _become_table(self, merging: Merge, stage: Stage, checkpoint: Checkpoint) -> bool:
+        """Let the stage take the place of the empty table. Return False where the rows have to be copied."""
+        if stage.is_tagged or checkpoint.rows < bulk_load.WORTHWHILE_ROWS:
+            return False
+        # Whoever still fills it, left behind, ends first; rows that came too late are told by their number.
+        self.connection.execute(SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(stage.identifier))
+        self._refuse_lost_stage(stage.count(self.connection, checkpoint.accepted), checkpoint.rows)
+        try:
+            if not first_load.take_place(self.connection, stage, self.table, self._columns, self._key):
+                return False
+        except psycopg.errors.UniqueViolation:
+            self._refuse_duplicates(merging)
+            raise
+        failpoints.hit("publish.applied")
+        self._table = self._require_table()
+        self._written = SQL("true") if checkpoint.rows else None
+        return True
 
     def _fill_empty(self, merging: Merge, stage: Stage, checkpoint: Checkpoint, gone: int) -> Counts:
         try:
@@ -564,7 +686,9 @@ class PostgresWriter:
     def merging(self, staged: Composable) -> Merge:
         """Say how staged rows relate to the target's; memory and constraints are prepared for it."""
         self._prepare_merge()
-        return self._merge_of(staged)
+        made = self._merge_of(staged)
+        self._make_partitions(made)
+        return made
 
     def count_rows(self) -> int:
         return self._rows_in_target()

@@ -40,7 +40,7 @@ class IndexTarget(BaseTarget):
         # What the checkpoint said of an unfinished load, which this run may give up.
         self.left: str | None = None
         self.key: tuple[str, ...] = ()
-        self.visible = "part" if definition.options.shared_target else "load"
+        self.visible = "part" if definition.options.only_adds else "load"
         self._senders: list[DocumentSender] = []
 
     def prepare(self, wanted: Wanted, *, create: bool) -> Prepared:
@@ -64,7 +64,7 @@ class IndexTarget(BaseTarget):
     def fingerprint(self) -> Sequence[object]:
         """List what decides which documents there are, where they go, and how they are indexed."""
         options = self.definition.options
-        return (options.shared_target, options.delete_when, options.index)
+        return (options.only_adds, options.delete_when, options.index)
 
     def open_load(self, loading: Loading) -> Load:
         if loading.kind == "replace" and loading.deletes:

@@ -1,0 +1,29 @@
+"""`vitrina profile`: what is in the target of a pipeline."""
+
+from typing import Any
+
+from vitrina.cli import remote
+from vitrina.cli.checks import RECONCILE_SECONDS, Timeout, result_of
+from vitrina.cli.output import Format, Output, show_data, show_table
+from vitrina.cli.remote import PipelineName
+
+
+def profile(pipeline: PipelineName, timeout: Timeout = RECONCILE_SECONDS, output: Output = Format.TABLE) -> None:
+    """Show what is in the target: rows, size, columns."""
+    with remote.api() as client:
+        found = result_of(client, client.profile(pipeline), timeout)
+    if output is not Format.TABLE:
+        show_data(found, output)
+        return
+    columns = [[one[name] for name in _SHOWN] + [_top(one["top_values"])] for one in found["columns"]]
+    show_table(columns, [*_TITLES, "most frequent"])
+    sampled = f", columns of a sample of {found['profiled_rows']:,}" if found["profiled_rows"] < found["rows"] else ""
+    print(f"\n{found['target']}: {found['rows']:,} rows{sampled}, {found['size_bytes'] / (1 << 20):,.1f} MB")
+
+
+_SHOWN = ("name", "type", "nulls", "distinct", "min_value", "max_value")
+_TITLES = ("column", "type", "nulls", "distinct", "least", "greatest")
+
+
+def _top(values: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{one['value']} ({one['rows']:,})" for one in values[:3])

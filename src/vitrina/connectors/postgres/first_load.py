@@ -1,0 +1,208 @@
+"""The first load of a mart: a table like it is filled, gets its indexes, and takes its place.
+
+Rows are written once, and an index is built over all of them at once, while nobody waits: only the exchange locks the
+mart, for the few statements that it takes. It is done where the mart is empty and nothing hangs on it but what a table
+like it can be given as well.
+"""
+
+import time
+from collections.abc import Sequence
+
+import psycopg
+from psycopg.sql import SQL, Composed, Identifier, Literal
+
+from vitrina.connectors.postgres import bulk_load
+from vitrina.connectors.postgres.catalog import Table
+from vitrina.connectors.postgres.stage import Stage
+from vitrina.store import database
+from vitrina.store.database import Connection
+
+# How long the exchange is tried for while others use the mart. Nobody queues behind a lock that is not waited for.
+_LOCK_SECONDS = 2.0
+_LOCK_PAUSE_SECONDS = 0.05
+
+# What a table like it would lack: then the rows are copied, as into every mart that holds some.
+_IS_PLAIN = """
+SELECT c.relkind = 'r' AND c.relpersistence = 'p' AND c.reltablespace = 0 AND c.reloftype = 0
+   AND c.relowner = (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = current_user)
+   AND c.relam = (SELECT a.oid FROM pg_catalog.pg_am a
+                  WHERE a.amname = pg_catalog.current_setting('default_table_access_method'))
+   AND c.reloptions IS NULL AND c.relreplident = 'd'
+   AND NOT (c.relhasrules OR c.relhastriggers OR c.relrowsecurity OR c.relforcerowsecurity)
+   AND NOT (c.relhassubclass OR c.relispartition)
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhrelid = c.oid)
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_class t WHERE t.oid = c.reltoastrelid AND t.reloptions IS NOT NULL)
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_seclabel l WHERE l.objoid = c.oid)
+   AND NOT EXISTS (
+       SELECT FROM pg_catalog.pg_constraint k
+       WHERE k.confrelid = c.oid OR k.conrelid = c.oid AND k.contype NOT IN ('p', 'u', 'n'))
+   AND NOT EXISTS (
+       SELECT FROM pg_catalog.pg_attribute a
+       WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+         AND (a.attgenerated <> '' OR a.attidentity <> '' OR a.attacl IS NOT NULL OR a.attoptions IS NOT NULL
+              OR coalesce(a.attstattarget, -1) <> -1
+              -- a NULL that the mart refuses is told as such by the copy
+              OR a.attnotnull AND a.attname <> ALL (%(key)s)
+              -- its default would be the reader's to compute
+              OR a.atthasdef AND a.attname <> ALL (%(given)s)))
+   -- views, functions, publications, statistics, sequences: whatever names the table
+   AND NOT EXISTS (
+       SELECT FROM pg_catalog.pg_depend d
+       WHERE d.refclassid = 'pg_catalog.pg_class'::regclass AND d.refobjid = c.oid
+         AND d.objid IS DISTINCT FROM c.reltoastrelid
+         AND NOT (d.classid = 'pg_catalog.pg_type'::regclass AND d.deptype = 'i')
+         AND d.classid <> 'pg_catalog.pg_attrdef'::regclass
+         AND NOT (d.classid = 'pg_catalog.pg_constraint'::regclass
+                  AND d.objid IN (SELECT k.oid FROM pg_catalog.pg_constraint k WHERE k.conrelid = c.oid))
+         AND NOT (d.classid = 'pg_catalog.pg_class'::regclass
+                  AND d.objid IN (SELECT i.indexrelid FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid)))
+   -- columns and functions of its row type
+   AND NOT EXISTS (
+       SELECT FROM pg_catalog.pg_depend d
+       WHERE d.refclassid = 'pg_catalog.pg_type'::regclass AND d.deptype <> 'i'
+         AND d.refobjid IN (SELECT t.oid FROM pg_catalog.pg_type t WHERE t.typrelid = c.oid
+                            UNION ALL
+                            SELECT t.typarray FROM pg_catalog.pg_type t WHERE t.typrelid = c.oid))
+   AND NOT EXISTS (
+       SELECT FROM pg_catalog.pg_depend d
+       WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e') AS is_plain,
+   (SELECT count(*) FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid) AS indexes
+FROM pg_catalog.pg_class c
+WHERE c.oid = %(oid)s
+"""
+
+
+class _InUse(Exception):
+    """The mart cannot be exchanged now; the transaction is rolled back to where the rows can still be copied."""
+
+
+def is_possible(connection: Connection, table: Table, given: Sequence[str], key: Sequence[str]) -> bool:
+    """Tell whether a table that is made like this one, and filled with the given columns, is the same to everybody."""
+    values = {"oid": table.oid, "given": list(given), "key": list(key)}
+    found = connection.execute(_IS_PLAIN, values).fetchone()
+    if found is None or not found["is_plain"]:
+        return False
+    return bool(found["indexes"] == len(bulk_load.plan_detachment(connection, table).restores))
+
+
+def create(connection: Connection, stage: Stage, table: Table, *, fillable_by: str | None) -> None:
+    """Create the table that is to take the mart's place, without its indexes."""
+    connection.execute(SQL("DROP TABLE IF EXISTS {}").format(stage.identifier))
+    connection.execute(
+        SQL(
+            "CREATE TABLE {} (LIKE {} INCLUDING DEFAULTS INCLUDING STORAGE INCLUDING COMPRESSION INCLUDING COMMENTS)"
+        ).format(stage.identifier, table.identifier)
+    )
+    if fillable_by:
+        connection.execute(SQL("GRANT INSERT ON {} TO {}").format(stage.identifier, Identifier(fillable_by)))
+
+
+def take_place(connection: Connection, stage: Stage, table: Table, given: Sequence[str], key: Sequence[str]) -> bool:
+    """Index the stage and put it where the mart is. Return False, with nothing done, where that cannot be now."""
+    try:
+        with connection.transaction():
+            _refuse_in_use(connection, table)
+            for statement in _indexes_of(connection, stage, table):
+                connection.execute(statement)
+            _lock(connection, table)
+            if not (_is_empty(connection, table) and is_possible(connection, table, given, key)):
+                raise _InUse
+            _take_over_rights(connection, stage, table)
+            connection.execute(SQL("DROP TABLE {}").format(table.identifier))
+            connection.execute(SQL("ALTER TABLE {} SET SCHEMA {}").format(stage.identifier, Identifier(table.schema)))
+            moved = Identifier(table.schema, stage.name)
+            connection.execute(SQL("ALTER TABLE {} RENAME TO {}").format(moved, Identifier(table.name)))
+    except (_InUse, psycopg.errors.DependentObjectsStillExist):
+        return False
+    return True
+
+
+def _indexes_of(connection: Connection, stage: Stage, table: Table) -> list[SQL]:
+    """Describe the mart's indexes for the stage, under their names: the two are in different schemas."""
+    here, there = (item.as_string(connection) for item in (table.identifier, stage.identifier))
+    of_mart = f" ON {_plainly_quoted(connection, table)} USING "
+    statements: list[SQL] = []
+    for statement in bulk_load.plan_detachment(connection, table).restores:
+        text = statement.as_string(connection)
+        if text.startswith(f"ALTER TABLE {here} "):
+            statements.append(SQL(text.replace(here, there, 1)))
+        else:
+            before, found, after = text.partition(of_mart)
+            if not found:
+                raise _InUse
+            statements.append(SQL(f"{before} ON {there} USING {after}"))
+    return statements
+
+
+def _plainly_quoted(connection: Connection, table: Table) -> str:
+    """Write the name as Postgres writes it in definitions: quoted only where it has to be."""
+    found = connection.execute(
+        "SELECT pg_catalog.format('%%I.%%I', %s::text, %s::text) AS name", [table.schema, table.name]
+    )
+    return str(database.one(found)["name"])
+
+
+def _refuse_in_use(connection: Connection, table: Table) -> None:
+    """Look before the indexes are built whether the mart could be had; the lock ends with the block."""
+    with connection.transaction(force_rollback=True):
+        if not _is_locked(connection, table):
+            raise _InUse
+
+
+def _lock(connection: Connection, table: Table) -> None:
+    until = time.monotonic() + _LOCK_SECONDS
+    while not _is_locked(connection, table):
+        if time.monotonic() > until:
+            raise _InUse
+        time.sleep(_LOCK_PAUSE_SECONDS)
+
+
+def _is_locked(connection: Connection, table: Table) -> bool:
+    try:
+        with connection.transaction():
+            connection.execute(SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE NOWAIT").format(table.identifier))
+    except psycopg.errors.LockNotAvailable:
+        return False
+    return True
+
+
+def _is_empty(connection: Connection, table: Table) -> bool:
+    found = connection.execute(SQL("SELECT NOT EXISTS (SELECT FROM {}) AS empty").format(table.identifier))
+    return bool(database.one(found)["empty"])
+
+
+def _take_over_rights(connection: Connection, stage: Stage, table: Table) -> None:
+    """Give the stage the mart's grants and comment, and take the reader's right to fill it."""
+    for row in _grants(connection, stage.identifier):
+        connection.execute(SQL("REVOKE ALL ON {} FROM {}").format(stage.identifier, _role(row["grantee"])))
+    for row in _grants(connection, table.identifier):
+        connection.execute(
+            SQL("GRANT {} ON {} TO {}{}").format(
+                SQL(row["privilege"]),
+                stage.identifier,
+                _role(row["grantee"]),
+                SQL(" WITH GRANT OPTION" if row["is_grantable"] else ""),
+            )
+        )
+    found = connection.execute("SELECT pg_catalog.obj_description(%s, 'pg_class') AS comment", [table.oid])
+    comment = database.one(found)["comment"]
+    if comment is not None:
+        connection.execute(SQL("COMMENT ON TABLE {} IS {}").format(stage.identifier, Literal(comment)))
+
+
+def _grants(connection: Connection, name: Identifier) -> list[dict[str, str]]:
+    """List what others than the owner may do; no name of a role stands for everybody."""
+    return connection.execute(
+        """
+        SELECT r.rolname AS grantee, g.privilege_type AS privilege, g.is_grantable
+        FROM pg_catalog.pg_class c CROSS JOIN pg_catalog.aclexplode(c.relacl) g
+        LEFT JOIN pg_catalog.pg_roles r ON r.oid = g.grantee
+        WHERE c.oid = %s::regclass AND g.grantee <> c.relowner
+        ORDER BY 1, 2
+        """,
+        [name.as_string(connection)],
+    ).fetchall()
+
+
+def _role(name: str | None) -> Composed | SQL:
+    return SQL("PUBLIC") if name is None else SQL("{}").format(Identifier(name))

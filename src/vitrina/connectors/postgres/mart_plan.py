@@ -1,0 +1,147 @@
+"""What a full load would change in a mart: rows are staged and joined as for a publish, and not written there."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import psycopg
+
+from vitrina.connectors.postgres import merge
+from vitrina.connectors.postgres.load import MartTarget, StageLoad
+from vitrina.connectors.postgres.stage import PLAN
+from vitrina.connectors.postgres.target import Foreseen
+from vitrina.errors import CheckFailed, ShrinkRefused
+from vitrina.ports.batch import Counts
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.checks import Judgement, Outcome
+from vitrina.ports.data_plan import SAMPLE_ROWS, DataDifference, Sample, SampleKind
+from vitrina.ports.schema import Column
+from vitrina.ports.target import Loading
+from vitrina.store import stages
+
+_OPS: Sequence[tuple[str, SampleKind]] = (("I", "added"), ("U", "changed"), ("D", "removed"))
+
+
+class ForeseeingMart(MartTarget):
+    """A table in Postgres that tells what a full load would change in it."""
+
+    def plan_load(self, loading: Loading, latest: Sequence[str]) -> "MartPlan":
+        return MartPlan(self, loading, latest)
+
+
+class MartPlan:
+    """Fill a stage of its own, which ends with the plan."""
+
+    def __init__(self, target: MartTarget, loading: Loading, latest: Sequence[str]) -> None:
+        self._target = target
+        # Its stage never becomes the mart.
+        self._loading = loading = replace(loading, in_one_statement=False)
+        self._writer = target.writer
+        # Stages of the pipeline's runs have other names: neither drops those of the other.
+        self._writer.stage_prefix = PLAN
+        self._writer.imagine()
+        self.load = StageLoad(target, loading)
+        self._latest = [name for name in latest if name in self._writer.columns]
+        self._refusals: list[str] = []
+
+    @property
+    def new_columns(self) -> Sequence[Column]:
+        return self._writer.lacking
+
+    def begin(self) -> None:
+        stages.hold_plans(self._target.session, self._target.opening.claim.pipeline_id)
+        with self._target.transaction("preparing the stage"):
+            self._target.create_stage(self.load.stage, self._loading)
+
+    def discard(self) -> None:
+        # A session that was lost must not hide why; housekeeping drops what nobody holds.
+        with suppress(psycopg.Error):
+            self.load.discard()
+
+    def difference(self, found: Checkpoint) -> DataDifference:
+        judged = self._judge(found)
+        left = replace(found, rows=found.rows - len(judged.letters))
+        with self._looking():
+            foreseen = self._foresee(left)
+            changed, samples = self._changed_columns(foreseen), list(self._samples(foreseen))
+        outcomes = self._judge_change(judged, foreseen)
+        counts, stay = self._counted(foreseen)
+        return DataDifference(
+            counts=counts,
+            rows_before=foreseen.target_rows,
+            changed_columns=changed,
+            samples=samples,
+            stay=stay,
+            rejected=len(judged.letters),
+            checks=outcomes,
+            refusals=self._refusals,
+        )
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        """Open a transaction that sees one state of the mart; the temporary table ends with it."""
+        with self._target.transaction(f"comparing with {self._target.opening.name}"):
+            self._target.session.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            yield
+
+    def _foresee(self, found: Checkpoint) -> Foreseen:
+        # Rows of other pipelines are none that this one no longer gives.
+        is_alone = not self._target.opening.definition.options.shared_target
+        foreseen = self._writer.foresee(self.load.stage, found, deletes=is_alone, latest=self._latest)
+        try:
+            if self._loading.deletes:
+                self._writer.refuse_loss(foreseen)
+        except ShrinkRefused as exc:
+            self._refusals.append(exc.message)
+        return foreseen
+
+    def _counted(self, foreseen: Foreseen) -> tuple[Counts, int | None]:
+        """Give the counts of the run. One that deletes nothing leaves alone what the query no longer gives."""
+        counts = foreseen.counts
+        unchanged = foreseen.staged_rows - counts.inserted - counts.updated
+        if self._loading.deletes:
+            return replace(counts, unchanged=unchanged), None
+        return replace(counts, deleted=0, unchanged=unchanged), counts.deleted or None
+
+    # --- what differs ------------------------------------------------------------------------------------------------
+
+    def _changed_columns(self, foreseen: Foreseen) -> dict[str, int]:
+        merging = foreseen.merging
+        if not foreseen.counts.updated or not merging.compared:
+            return {}
+        [row] = self._target.session.execute(merge.count_changed_columns(merging)).fetchall()
+        found = dict(zip(merging.compared, row.values(), strict=True))
+        return {name: rows for name, rows in found.items() if rows}
+
+    def _samples(self, foreseen: Foreseen) -> Iterator[Sample]:
+        for op, kind in _OPS:
+            if kind == "removed" and not self._loading.deletes:
+                continue
+            statement = merge.first_differences(foreseen.merging, op, SAMPLE_ROWS)
+            for row in self._target.session.execute(statement).fetchall():
+                yield Sample(kind, *(json.loads(text) if text else None for text in (row["before"], row["after"])))
+
+    # --- checks ------------------------------------------------------------------------------------------------------
+
+    def _judge(self, found: Checkpoint) -> Judgement:
+        """Judge the rows as a publish does; rejected ones leave the stage. What fails is told, and the rows stay."""
+        if self.load.checks is None:
+            return Judgement()
+        try:
+            with self._target.transaction(f"checking what {self._target.opening.name} would get"):
+                return self.load.judge(self.load.checks, found)
+        except CheckFailed as exc:
+            self._refusals.append(exc.message)
+            return Judgement(exc.outcomes)
+
+    def _judge_change(self, judged: Judgement, foreseen: Foreseen) -> Sequence[Outcome]:
+        if self.load.checks is None:
+            return ()
+        counts, _ = self._counted(foreseen)
+        try:
+            return self.load.checks.judge_change(judged, counts, foreseen.target_rows).outcomes
+        except CheckFailed as exc:
+            if exc.message not in self._refusals:
+                self._refusals.append(exc.message)
+            return exc.outcomes

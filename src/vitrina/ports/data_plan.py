@@ -1,0 +1,112 @@
+"""What a full load would change in a target, told before anything is written to it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from vitrina.ports.batch import Counts
+from vitrina.ports.checkpoint import Checkpoint
+from vitrina.ports.checks import Outcome
+from vitrina.ports.schema import Column
+from vitrina.ports.target import Load, Loading
+
+SampleKind = Literal["added", "changed", "removed"]
+# Rows of each kind that are shown, and how much of a value.
+SAMPLE_ROWS = 3
+_LONGEST_SHOWN = 200
+
+Texts = Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A row that a load would add, change or remove, its values as text."""
+
+    kind: SampleKind
+    before: Texts | None
+    after: Texts | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "before": _shown(self.before), "after": _shown(self.after)}
+
+
+def _shown(row: Texts | None) -> dict[str, str | None] | None:
+    return None if row is None else {name: _short(value) for name, value in row.items()}
+
+
+def _short(value: str | None) -> str | None:
+    return value if value is None or len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]}..."
+
+
+@dataclass(frozen=True)
+class DataDifference:
+    """The change of the rows."""
+
+    # As the run would report them.
+    counts: Counts
+    rows_before: int
+    # Of the rows that would be updated, how many differ in each column. None: the target does not tell.
+    changed_columns: Mapping[str, int] | None = None
+    samples: Sequence[Sample] = ()
+    # Rows that the query no longer gives, and that stay, because such a run deletes none. None: there are none such.
+    stay: int | None = None
+    # Rows that steps or checks would leave out.
+    rejected: int = 0
+    checks: Sequence[Outcome] = ()
+    # Why the run would publish nothing.
+    refusals: Sequence[str] = ()
+
+    @property
+    def rows_after(self) -> int:
+        return self.rows_before + self.counts.inserted - self.counts.deleted
+
+    def as_dict(self) -> dict[str, Any]:
+        changed = self.changed_columns
+        return {
+            "before": self.rows_before,
+            "after": self.rows_after,
+            "added": self.counts.inserted,
+            "changed": self.counts.updated,
+            "removed": self.counts.deleted,
+            "unchanged": self.counts.unchanged,
+            "stay": self.stay,
+            "rejected": self.rejected,
+            "changed_columns": dict(changed) if changed is not None else None,
+            "sample_rows": [sample.as_dict() for sample in self.samples],
+        }
+
+
+class PlannedLoad(Protocol):
+    """A load that is filled like every other, compared with the target, and thrown away."""
+
+    # What is filled.
+    @property
+    def load(self) -> Load: ...
+
+    # Columns that the run would add to the target, or create it with.
+    @property
+    def new_columns(self) -> Sequence[Column]: ...
+
+    def begin(self) -> None:
+        """Make room for the rows, beside the target."""
+        ...
+
+    def difference(self, found: Checkpoint) -> DataDifference:
+        """Compare the rows that count with those of the target, which is only read."""
+        ...
+
+    def discard(self) -> None:
+        """Remove the rows."""
+        ...
+
+
+@runtime_checkable
+class Foresees(Protocol):
+    """A target that can tell exactly what a full load would change in it."""
+
+    def plan_load(self, loading: Loading, latest: Sequence[str]) -> PlannedLoad:
+        """Open a load that is never published.
+
+        `latest` names columns that tell the latest of several rows with one key; without any, such rows are refused.
+        """
+        ...

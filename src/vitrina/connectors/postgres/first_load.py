@@ -56,6 +56,12 @@ SELECT c.relkind = 'r' AND c.relpersistence = 'p' AND c.reltablespace = 0 AND c.
                   AND d.objid IN (SELECT k.oid FROM pg_catalog.pg_constraint k WHERE k.conrelid = c.oid))
          AND NOT (d.classid = 'pg_catalog.pg_class'::regclass
                   AND d.objid IN (SELECT i.indexrelid FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid)))
+   -- Whoever reads the log would be told of rows of a stage, and of none of the mart.
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication p WHERE p.puballtables)
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_namespace p WHERE p.pnnspid = c.relnamespace)
+   AND NOT EXISTS (
+       SELECT FROM pg_catalog.pg_replication_slots s
+       WHERE s.slot_type = 'logical' AND s.database = pg_catalog.current_database() AND s.plugin <> 'pgoutput')
    -- columns and functions of its row type
    AND NOT EXISTS (
        SELECT FROM pg_catalog.pg_depend d

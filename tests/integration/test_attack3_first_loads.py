@@ -72,7 +72,7 @@ def while_filling(bench: Workbench) -> Iterator[None]:
 @contextmanager
 def running(bench: Workbench, query: str) -> Iterator[None]:
     # Rows that came by hand are no reason to refuse the load.
-    bench.pipeline("films", query, target_key=["id"], options={"shrink_limit": 1})
+    bench.pipeline("films", query, target_key=["id"], options={"allow_shrink": True})
     bench.sql(f"SELECT pg_advisory_lock({GATE})")
     thread = threading.Thread(target=bench.run, args=["films"])
     thread.start()
@@ -254,6 +254,21 @@ def test_statistics_of_an_index_stay(bench: Workbench) -> None:
 
     asked = "SELECT attstattarget AS kept FROM pg_attribute WHERE attrelid = 'analytics.lowered'::regclass"
     assert bench.sql(asked) == [{"kept": 500}]
+
+
+def test_a_mart_stays_in_its_tablespace(bench: Workbench) -> None:
+    bench.sql("SET allow_in_place_tablespaces = on")
+    bench.sql("CREATE TABLESPACE attack3 LOCATION ''")
+    bench.sql("GRANT CREATE ON TABLESPACE attack3 TO vitrina_app")
+    bench.sql("ALTER ROLE vitrina_app SET default_tablespace = attack3")
+    try:
+        bench.pipeline("films", QUERY, target_key=["id"])
+        assert bench.run("films")["status"] == "SUCCESS"
+        asked = "SELECT reltablespace AS place FROM pg_class WHERE oid = 'analytics.films'::regclass"
+        assert bench.sql(asked) == [{"place": 0}]
+    finally:
+        bench.sql("ALTER ROLE vitrina_app RESET default_tablespace; DROP TABLE analytics.films")
+        bench.sql("DROP TABLESPACE attack3")
 
 
 # What the application may not do, or what nobody may: the rows can be copied all the same.

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 import pytest
 
 from tests.support import waiting
@@ -240,6 +241,52 @@ def test_what_the_owner_may_not_do_stays(bench: Workbench) -> None:
 
     assert bench.sql("SELECT has_table_privilege('vitrina_app', 'analytics.films', 'TRUNCATE') AS may") == [
         {"may": False}
+    ]
+
+
+def test_the_default_of_a_domain_is_computed_by_who_owns_the_mart(bench: Workbench) -> None:
+    bench.sql("CREATE DOMAIN analytics.writer AS text DEFAULT current_user")
+    bench.sql("ALTER TABLE analytics.films ADD written_by analytics.writer")
+    bench.pipeline("films", QUERY, target_key=["id"])
+
+    assert bench.run("films")["status"] == "SUCCESS"
+
+    assert bench.sql("SELECT DISTINCT written_by FROM analytics.films") == [{"written_by": "vitrina_app"}]
+
+
+def test_a_slot_that_knows_no_publications_gets_the_rows(bench: Workbench) -> None:
+    try:
+        bench.sql("SELECT pg_create_logical_replication_slot('attack3', 'test_decoding')")
+    except psycopg.errors.UndefinedFile:
+        pytest.skip("the server has no test_decoding")
+    try:
+        bench.pipeline("films", QUERY, target_key=["id"])
+        assert bench.run("films")["status"] == "SUCCESS"
+        messages = bench.sql("SELECT data FROM pg_logical_slot_get_changes('attack3', NULL, NULL)")
+    finally:
+        bench.sql("SELECT pg_drop_replication_slot('attack3')")
+    assert sum(row["data"].startswith("table analytics.films: INSERT") for row in messages) == 500
+
+
+def test_a_grant_that_is_not_committed_yet_makes_no_reader_wait(bench: Workbench) -> None:
+    assert bench.settings.admin_url
+    url = bench.settings.admin_url.get_secret_value()
+    bench.pipeline("films", QUERY, target_key=["id"])
+    with psycopg.connect(url) as other, psycopg.connect(url, autocommit=True) as reader:
+        other.execute("GRANT SELECT ON analytics.films TO vitrina_reader")
+        reader.execute("SET statement_timeout = 4000")
+        thread = threading.Thread(target=bench.run, args=["films"])
+        thread.start()
+        try:
+            for _ in range(30):
+                reader.execute("SELECT count(*) FROM analytics.films")
+                thread.join(0.1)
+        finally:
+            other.commit()
+            thread.join()
+    assert bench.last_run("films")["status"] == "SUCCESS"
+    assert bench.sql("SELECT has_table_privilege('vitrina_reader', 'analytics.films', 'SELECT') AS may") == [
+        {"may": True}
     ]
 
 

@@ -100,6 +100,21 @@ def test_a_plan_says_that_the_next_run_publishes_what_was_read_before(bench: Wor
     assert run["metrics"]["updated"] == plan["rows"]["changed"] or told, (run["metrics"]["updated"], plan["rows"])
 
 
+@pytest.mark.parametrize("kept", [{"deletes": {"soft": "deleted_at"}}, {"history": {}}], ids=["soft", "history"])
+def test_a_plan_of_a_mart_whose_rows_all_left_is_that_of_the_run(bench: Workbench, kept: dict[str, Any]) -> None:
+    options = {"allow_shrink": True, **kept}
+    bench.pipeline("gone", QUERY, target_key=["id"], options=options | {"allow_empty": True})
+    assert bench.run("gone")["status"] == "SUCCESS"
+    bench.sql("DELETE FROM content.films")
+    assert bench.run("gone")["metrics"]["deleted"] == 200
+    bench.change("gone", options=options)
+
+    plan = bench.plan("gone")
+    run = bench.run("gone")
+
+    assert (run["status"] == "FAILED") == bool(plan["refusals"]), (plan["refusals"], run["error_message"])
+
+
 # --- who sees values -------------------------------------------------------------------------------------------------
 
 

@@ -46,7 +46,9 @@ SELECT c.relkind = 'r' AND c.relpersistence = 'p' AND c.reltablespace = 0 AND c.
               -- a NULL that the mart refuses is told as such by the copy
               OR a.attnotnull <> (a.attname = ANY (%(key)s))
               -- its default would be the reader's to compute
-              OR a.atthasdef AND a.attname <> ALL (%(given)s)))
+              OR a.attname <> ALL (%(given)s)
+                 AND (a.atthasdef OR EXISTS (
+                     SELECT FROM pg_catalog.pg_type t WHERE t.oid = a.atttypid AND t.typdefault IS NOT NULL))))
    -- what only the owner could give back, and what others gave: it would no longer be theirs to revoke
    AND NOT EXISTS (SELECT FROM pg_catalog.aclexplode(c.relacl) g WHERE g.grantor <> c.relowner)
    AND (c.relacl IS NULL
@@ -54,6 +56,9 @@ SELECT c.relkind = 'r' AND c.relpersistence = 'p' AND c.reltablespace = 0 AND c.
            = (SELECT count(*) FROM pg_catalog.aclexplode(pg_catalog.acldefault('r', c.relowner))))
    -- subscribers would get the rows as those of the stage, or not at all
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication p WHERE p.puballtables)
+   AND NOT EXISTS (
+       SELECT FROM pg_catalog.pg_replication_slots s
+       WHERE s.slot_type = 'logical' AND s.database = pg_catalog.current_database() AND s.plugin <> 'pgoutput')
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_namespace p WHERE p.pnnspid = c.relnamespace)
    -- views, functions, publications, statistics, sequences: whatever names the table
    AND NOT EXISTS (

@@ -501,7 +501,8 @@ class PostgresWriter:
         staged_rows = stage.count(self.connection, checkpoint.accepted)
         self._refuse_lost_stage(staged_rows, checkpoint.rows)
         staged_rows -= gone
-        if deletes:
+        # Of rows that are kept after they left the source, none is left to lose.
+        if deletes and not staged_rows and self._rows_in_target():
             self._refuse_empty(staged_rows)
         stage.analyze(self.connection)
         if self._history:

@@ -1,6 +1,5 @@
-"""First loads that exchange tables, in real runners that are killed or stopped at each step, beside a polling reader."""
+"""First loads that exchange tables, in real runners killed or stopped at each step, beside a polling reader."""
 
-import os
 import signal
 import subprocess
 import threading
@@ -41,9 +40,10 @@ def polled(bench: Workbench) -> Iterator[set[Any]]:
     seen: set[Any] = set()
     over = threading.Event()
     assert bench.settings.admin_url
+    url = bench.settings.admin_url.get_secret_value()
 
     def poll() -> None:
-        with psycopg.connect(bench.settings.admin_url.get_secret_value(), autocommit=True) as session:
+        with psycopg.connect(url, autocommit=True) as session:
             while not over.is_set():
                 try:
                     seen.add(session.execute("SELECT count(*), min(id), max(id) FROM analytics.films").fetchone())
@@ -62,8 +62,7 @@ def polled(bench: Workbench) -> Iterator[set[Any]]:
 
 def is_stopped(pid: int) -> bool:
     return any(
-        (Path("/proc") / str(pid) / "task" / task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
-        for task in os.listdir(f"/proc/{pid}/task")
+        (task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in Path(f"/proc/{pid}/task").iterdir()
     )
 
 
@@ -100,4 +99,4 @@ def test_a_first_load_survives(workbench: Workbench, tmp_path: Path, point: str,
         "SELECT relname FROM pg_class WHERE relnamespace = 'etl_stage'::regnamespace AND relname LIKE 'p\\_%'"
     )
     assert left == []
-    print("EXCHANGED", bench.sql("SELECT 'analytics.films'::regclass::oid AS oid") != old, point, action, route)
+    assert bench.sql("SELECT 'analytics.films'::regclass::oid AS oid") != old

@@ -493,14 +493,16 @@ class PostgresWriter:
         merging, gone = self._to_publish(stage, checkpoint)
         self._prepare_merge()
         self._make_partitions(merging)
+        if self.is_empty() and self._become_table(merging, stage, checkpoint):
+            return Counts(inserted=checkpoint.rows)
+        # Asked again: rows may have come while the indexes of the stage were built.
         if self.is_empty():
-            if self._become_table(merging, stage, checkpoint):
-                return Counts(inserted=checkpoint.rows)
             return self._fill_empty(merging, stage, checkpoint, gone)
         staged_rows = stage.count(self.connection, checkpoint.accepted)
         self._refuse_lost_stage(staged_rows, checkpoint.rows)
         staged_rows -= gone
-        if deletes:
+        # Of rows that are kept after they left the source, none is left to lose.
+        if deletes and not staged_rows and self._rows_in_target():
             self._refuse_empty(staged_rows)
         stage.analyze(self.connection)
         if self._history:

@@ -65,15 +65,15 @@ class Converter:
         columns = {one.name: types.sent(self._column(rows, one.name), one) for one in self.layout.fields}
         table = pa.table(columns)
         self._refuse_null_keys(table)
-        if self.merges:
-            kept = self._latest(table)
-            table, gone = (table, gone) if kept is None else (table.take(kept), gone.take(kept))
-        upserts, removals = table.filter(pc.invert(gone)), table.filter(gone)
+        kept = self._latest(table) if self.merges else None
+        if kept is not None:
+            table, gone = table.take(kept), gone.take(kept) if gone is not None else None
+        upserts, removals = (table, None) if gone is None else (table.filter(pc.invert(gone)), table.filter(gone))
         upserts, letters = self._without_unfit(upserts)
         parts = [self._versioned(upserts, part, deleted=0)]
-        if self.merges and removals.num_rows:
+        deletes = removals.num_rows if self.merges and removals is not None else 0
+        if removals is not None and deletes:
             parts.append(self._versioned(self._tombstones(removals.select(list(self.layout.key))), part, deleted=1))
-        deletes = removals.num_rows if self.merges else 0
         made = pa.concat_tables(parts)
         return Converted(made, upserts.num_rows, deletes, self.merges, letters, self._delivered(made))
 
@@ -87,14 +87,15 @@ class Converter:
             raise TargetMismatch(f"column {name!r} is not in a batch that came: it has {', '.join(rows.column_names)}")
         return rows.column(name)
 
-    def _gone(self, rows: pa.Table) -> pa.ChunkedArray:
+    def _gone(self, rows: pa.Table) -> pa.ChunkedArray | None:
+        """Find the rows that `delete_when` marks; None where it marks none, so that nothing is copied."""
         name = self.delete_when
         if name is None:
-            return pa.chunked_array([pa.array([False] * rows.num_rows, pa.bool_())])
+            return None
         column = self._column(rows, name)
         if not pa.types.is_boolean(column.type):
             raise FatalError(f"delete_when names {name!r}, which is {column.type} and not boolean")
-        return pc.fill_null(column, False)
+        return pc.fill_null(column, False) if pc.any(column, min_count=0).as_py() else None
 
     def _refuse_null_keys(self, table: pa.Table) -> None:
         for name in self.layout.key:

@@ -2,11 +2,11 @@
 
     PYTHONPATH=.clickhouse python -m bench.clickhouse [--rows 1000000] [--repeat 3] [--growth 1000000,10000000]
 
-Both fill a new table with the same rows, from the same Postgres into the same ClickHouse, in turns. Each turn begins when
-the engine has merged what the turn before left to it. The engine is chdb in a process of its own, behind its HTTP
+Both fill a new table with the same rows, from the same Postgres into the same ClickHouse, in turns. Each turn begins
+when the engine has merged what the turn before left to it. The engine is chdb in a process of its own, behind its HTTP
 protocol (`tests/support/clickhouse_server.py`), or the server of VITRINA_TEST_CLICKHOUSE_URL. CPU seconds are those of
-all processes of the benchmark: runner or script, Postgres, engine. Then reconcile finds and repairs what was changed by hand, and the runner's peak memory is
-told for each number of rows of `--growth`.
+all processes of the benchmark: runner or script, Postgres, engine. Then reconcile finds and repairs what was changed by
+hand, and the runner's peak memory is told for each number of rows of `--growth`.
 """
 
 import argparse

@@ -64,6 +64,8 @@ class Reading:
 
     broken: Mapping[str, int] = field(default_factory=dict)
     measured: dict[str, Found] = field(default_factory=dict)
+    # How many rows there are, where they were counted.
+    rows: int | None = None
 
     def holds(self, check: RowCheck) -> bool:
         """Tell whether no row breaks it; one that was not asked there has to be asked by itself."""
@@ -99,7 +101,8 @@ class Question:
         flags, joins = "".join(flag for flag, _ in related), "".join(join for _, join in related)
         rows = f"(SELECT r.*{flags} FROM {STAGED} AS r{joins})" if related else STAGED  # noqa: S608 - it is judged
         text = f"SELECT {', '.join(self._outputs())} FROM {rows} AS r"  # noqa: S608 - it is judged
-        return Select.model_construct(kind="select", name=_TOGETHER, query=text)
+        names = [check.called for check in (*self.counted, *self.measured)]
+        return Select.model_construct(kind="select", name=names[0] if len(names) == 1 else _TOGETHER, query=text)
 
     def _joined(self, check: Relationship) -> tuple[str, str]:
         """Give the output that says whether the other table lacks the value, and the join that finds it."""
@@ -110,8 +113,7 @@ class Question:
     def _outputs(self) -> Iterator[str]:
         for place, check in enumerate(self.counted):
             yield f"count(*) FILTER (WHERE {self._condition(check)}) AS c{place}"
-        if any(isinstance(check, RowCount) for check in self.measured):
-            yield "count(*) AS rows"
+        yield "count(*) AS rows"
         for place, one in enumerate(self.measured):
             if isinstance(one, Freshness):
                 latest = f"max(r.{quoted_column(one.column)})::timestamptz"
@@ -144,7 +146,7 @@ class Question:
             for place, check in enumerate(self.measured)
             if isinstance(check, RowCount | Freshness)
         }
-        return Reading(broken, measured)
+        return Reading(broken, measured, row["rows"])
 
 
 def is_broken(check: RowCheck) -> Composed:

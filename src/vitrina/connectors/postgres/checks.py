@@ -76,6 +76,8 @@ class MartChecks:
         # Whether a value of these checks meets one row of the other table at most.
         self._to_one_row: dict[str, bool] = {}
         self._rejected: dict[str, int] = {}
+        # How many rows of the stage were judged last, those apart that were left out; None: nobody counted.
+        self.rows_judged: int | None = None
         # Rows that were left out, by the names of their letters: a live run may meet its own again.
         self._watched = set(checks.watched)
 
@@ -189,6 +191,7 @@ class MartChecks:
                 )
             )
         outcomes += [self._outcome(check, rows, reading) for check in others]
+        self.rows_judged = reading.rows
         return rows, Judgement(tuple(outcomes), tuple(letters)), reading.measured
 
     def _wait_for_reader(self) -> None:

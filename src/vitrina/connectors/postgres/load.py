@@ -395,11 +395,12 @@ class StageLoad(BaseLoad):
         deletes, checks = self._loading.deletes, self.checks
         if checks is None:
             return self._writer.publish(self.stage, found, deletes=deletes), None
+        self._writer.end_filling(self.stage)
         judged = self.judge(checks, found)
         before = checks.rows_before(deletes=deletes)
         left = replace(found, rows=found.rows - len(judged.letters))
         try:
-            counts = self._writer.publish(self.stage, left, deletes=deletes)
+            counts = self._writer.publish(self.stage, left, deletes=deletes, counted=checks.rows_judged)
         except DuplicateKeys:
             checks.refuse_repeated(judged, self.stage, self.stage.counted_to_judge(found.accepted))
             raise

@@ -36,6 +36,7 @@ from vitrina.data_checks import (
 from vitrina.errors import BadCheck, Disconnected, InvalidQuery, SourceQueryFailed, TransientError
 from vitrina.ports.batch import Counts, DeadLetter
 from vitrina.ports.checks import MAX_EXAMPLES, Checks, Found, Judgement, Outcome, of_age, refuse_failed
+from vitrina.ports.types import base_type
 from vitrina.sentences import say
 from vitrina.settings import Settings
 from vitrina.store import database
@@ -238,7 +239,7 @@ class MartChecks:
             return True
         if check.called not in self._to_one_row:
             own = self._writer.table.column(check.column)
-            is_so = own is not None and leads_to_one_row(self._session, check, own.base_type)
+            is_so = own is not None and leads_to_one_row(self._session, check, base_type(own.base_type))
             self._to_one_row[check.called] = is_so
         return self._to_one_row[check.called]
 

@@ -536,13 +536,14 @@ class Alert(Told):
     """What people were told about a pipeline, or would be if a receiver were configured."""
 
     id: UUID
-    kind: str = Field(description="failed, recovered or drift.")
+    kind: str = Field(description="failed, recovered, drift or warned.")
     at: datetime
     run_id: UUID | None
     error: str | None = None
     error_said: Said | None = None
     failing_since: datetime | None = None
     differences: int | None = None
+    checks: list[str] | None = Field(None, description="Of a warning: the checks that rows break which were published.")
     delivered: list[str] = Field(description="The receivers that took it.")
     delivery_error: str | None = None
 

@@ -129,14 +129,18 @@ def is_possible(connection: Connection, table: Table, given: Sequence[str], key:
     return bool(found["indexes"] == len(bulk_load.plan_detachment(connection, table).restores))
 
 
-def create(connection: Connection, stage: Stage, table: Table, *, fillable_by: str | None) -> None:
-    """Create the table that is to take the mart's place, without its indexes."""
+def create(
+    connection: Connection, stage: Stage, table: Table, *, fillable_by: str | None, readable_by: str | None = None
+) -> None:
+    """Create the table that is to take the mart's place, without its indexes. Rights on it end before it does so."""
     connection.execute(SQL("DROP TABLE IF EXISTS {}").format(stage.identifier))
     connection.execute(
         SQL(
             "CREATE TABLE {} (LIKE {} INCLUDING DEFAULTS INCLUDING STORAGE INCLUDING COMPRESSION INCLUDING COMMENTS)"
         ).format(stage.identifier, table.identifier)
     )
+    if readable_by:
+        connection.execute(SQL("GRANT SELECT ON {} TO {}").format(stage.identifier, Identifier(readable_by)))
     if fillable_by:
         connection.execute(SQL("GRANT INSERT ON {} TO {}").format(stage.identifier, Identifier(fillable_by)))
 

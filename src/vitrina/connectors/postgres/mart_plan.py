@@ -109,7 +109,7 @@ class MartPlan:
 
     def _untried(self) -> Sequence[str]:
         """Name the mart's own rules, which only a write tries."""
-        table, key = self._writer.table, list(self._target.opening.definition.target_key)
+        table, key = self._writer.table, list(self._target.opening.definition.target_key or ())
         given = list(self._writer.columns)
         values = {"oid": table.oid, "key": key, "given": given}
         rules = [row["rule"] for row in self._target.session.execute(_RULES_OF_MART, values).fetchall()]

@@ -36,6 +36,11 @@ class Filter:
     managed_by: str | None = None
     labels: Sequence[str] = ()
 
+    @property
+    def asked(self) -> frozenset[str]:
+        """The names of the fields that narrow the list."""
+        return frozenset(name for name, value in vars(self).items() if value is not None and value not in ([], ()))
+
 
 # Columns by which a list may be sorted, with their types: none of them is ever NULL, so a keyset has no holes.
 SORTABLE = {
@@ -148,28 +153,8 @@ def list_page(
     Conditions that the caller did not ask for are left out: with all of them, one plan for every filter could use no
     index.
     """
-    column = sql.Identifier("p", sort)
-    wanted = _conditions(narrowed)
-    if after is not None:
-        beyond = sql.SQL("<" if descending else ">")
-        place = sql.SQL("({}, p.id) {} (%(after)s::{}, %(after_id)s::uuid)")
-        wanted.append(place.format(column, beyond, sql.SQL(SORTABLE[sort])))
     return connection.execute(
-        sql.SQL(
-            """
-            SELECT p.*, {tasks} AS tasks, {run_after} AS run_after
-            FROM etl.etl_pipelines p
-            WHERE {wanted}
-            ORDER BY {column} {direction}, p.id {direction}
-            LIMIT %(limit)s
-            """
-        ).format(
-            tasks=_TASKS,
-            run_after=run_after.OF_PIPELINE,
-            wanted=sql.SQL(" AND ").join(wanted or [sql.SQL("true")]),
-            column=column,
-            direction=sql.SQL("DESC") if descending else sql.SQL("ASC"),
-        ),
+        _list(narrowed.asked, sort, descending, after is not None),
         {
             "after": after[0] if after else None,
             "after_id": after[1] if after else None,
@@ -185,18 +170,47 @@ def list_page(
     ).fetchall()
 
 
-def _conditions(narrowed: Filter) -> list[sql.Composable]:
-    """Build the conditions of the filter; the parameters have the names of its fields."""
-    asked: dict[LiteralString, bool] = {
-        "p.status = ANY(%(status)s)": bool(narrowed.status),
-        "p.enabled = %(enabled)s": narrowed.enabled is not None,
-        "strpos(lower(p.name), lower(%(name)s)) > 0": narrowed.name is not None,
-        "p.updated_at >= %(since)s": narrowed.since is not None,
-        "p.managed_by = %(managed_by)s": narrowed.managed_by is not None,
-        LABELLED: bool(narrowed.labels),
+@cache
+def _list(asked: frozenset[str], sort: str, descending: bool, goes_on: bool) -> bytes:
+    """Build the statement of a list once for each kind of list."""
+    column = sql.Identifier("p", sort)
+    wanted: list[sql.Composable] = [condition for name, condition in _conditions().items() if name in asked]
+    if goes_on:
+        beyond = sql.SQL("<" if descending else ">")
+        place = sql.SQL("({}, p.id) {} (%(after)s::{}, %(after_id)s::uuid)")
+        wanted.append(place.format(column, beyond, sql.SQL(SORTABLE[sort])))
+    return (
+        sql.SQL(
+            """
+            SELECT p.*, {tasks} AS tasks, {run_after} AS run_after
+            FROM etl.etl_pipelines p
+            WHERE {wanted}
+            ORDER BY {column} {direction}, p.id {direction}
+            LIMIT %(limit)s
+            """
+        )
+        .format(
+            tasks=_TASKS,
+            run_after=run_after.OF_PIPELINE,
+            wanted=sql.SQL(" AND ").join(wanted or [sql.SQL("true")]),
+            column=column,
+            direction=sql.SQL("DESC") if descending else sql.SQL("ASC"),
+        )
+        .as_bytes()
+    )
+
+
+def _conditions() -> dict[str, sql.Composable]:
+    """Return the condition of each field of the filter; the parameters have the names of the fields."""
+    return {
+        "status": sql.SQL("p.status = ANY(%(status)s)"),
+        "enabled": sql.SQL("p.enabled = %(enabled)s"),
+        "name": sql.SQL("strpos(lower(p.name), lower(%(name)s)) > 0"),
+        "since": sql.SQL("p.updated_at >= %(since)s"),
+        "managed_by": sql.SQL("p.managed_by = %(managed_by)s"),
+        "labels": sql.SQL(LABELLED),
+        "target": ON_TARGET,
     }
-    conditions: list[sql.Composable] = [sql.SQL(text) for text, wanted in asked.items() if wanted]
-    return [*conditions, ON_TARGET] if narrowed.target is not None else conditions
 
 
 # Every label that is asked for: `key=value` as it is, `key` whatever its value.

@@ -67,7 +67,7 @@ def list_pipelines(
             descending=descending,
             after=(after[1], after[2]) if after else None,
         )
-        waiting = connectors.waiting(connection, state.settings)
+        waiting = connectors.waiting(connection, state.settings, found)
     found = [row | {"waiting": waiting.get(row["id"])} for row in found]
     return paging.page(
         found, limit, answers.Pipeline.model_validate, lambda row: [sort, _text(row[column]), str(row["id"])]

@@ -202,19 +202,22 @@ class PlainRoute:
         values.update(of_body)
         values.update(dict.fromkeys(self._state_names, state.state_of(request)))
         values.update(dict.fromkeys(self._caller_names, getattr(request.state, "caller", None)))
-        said = Response()
-        if self._response_name:
-            said.raw_headers.clear()
-            said.status_code = self._status
-            values[self._response_name] = said
+        said = self._said(values, self._response_name) if self._response_name else None
         answer = self._endpoint(**values)
         response = Response(
             answer.__pydantic_serializer__.to_json(answer, by_alias=True), self._status, media_type="application/json"
         )
-        if self._response_name:
+        if said:
             response.status_code = said.status_code
             response.raw_headers.extend(said.raw_headers)
         return self._finish(request, response)
+
+    def _said(self, values: dict[str, Any], name: str) -> Response:
+        """Give the endpoint an answer on which it sets its headers and status."""
+        said = Response(status_code=self._status)
+        said.raw_headers.clear()
+        values[name] = said
+        return said
 
     def _parameters(self, request: Request, problems: list[Any]) -> dict[str, Any]:
         """Read parameters in FastAPI's order: errors in the address and the headers come before those in the body."""

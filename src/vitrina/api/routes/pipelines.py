@@ -97,7 +97,7 @@ def get_pipeline(
     pipeline: PipelineId,
 ) -> answers.Pipeline:
     with state.pool.connection() as connection:
-        return _answer(response, pipelines.get(connection, pipeline))
+        return _shown(response, pipelines.get(connection, pipeline))
 
 
 @router.patch("/pipelines/{pipeline}")
@@ -240,8 +240,12 @@ def version_in(if_match: str | None) -> int | None:
 
 
 def _answer(response: Response, row: Row) -> answers.Pipeline:
+    return sendable(_shown(response, row))
+
+
+def _shown(response: Response, row: Row) -> answers.Pipeline:
     response.headers["ETag"] = etag(row)
-    return sendable(answers.Pipeline.model_validate(row))
+    return answers.Pipeline.model_validate(row)
 
 
 def _plan(response: Response, row: Row) -> answers.TaskPlan:

@@ -9,6 +9,7 @@ from psycopg import sql
 from vitrina.ports.connector import Connector
 from vitrina.store import pipelines
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 SOURCE, TARGET, STEP = "source", "target", "step"
 
@@ -65,13 +66,12 @@ def list_waiting(
     While no runner is alive at all, list none.
     """
     values = {"silence": stale_after_seconds, "only": list(only) if only is not None else None}
-    rows = connection.execute(_LIST_WAITING, values).fetchall()
+    rows = _LIST_WAITING.fetch_all(connection, values)
     # Each need is covered by some runner, but no runner covers them all: then all of them are what is missing.
     return {row["id"]: row["missing"] or sorted(row["needed"]) for row in rows}
 
 
-# Built once, because each list and each status of a waiting pipeline asks it.
-_LIST_WAITING = (
+_LIST_WAITING = Statement(
     sql.SQL(
         """
         WITH alive AS (

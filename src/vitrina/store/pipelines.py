@@ -15,6 +15,7 @@ from vitrina.definition import Definition
 from vitrina.status import Status, Trigger
 from vitrina.store import database, databases, run_after
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 Row = dict[str, Any]
 
@@ -114,24 +115,21 @@ def replace_tasks(connection: Connection, pipeline_id: UUID, definition: Definit
 def find(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) -> Row | None:
     """Find a row with its task plan (`tasks`), by uuid or by name."""
     by_id = _as_uuid(id_or_name)
-    return connection.execute(_find(by_id is not None, lock), [by_id or str(id_or_name)]).fetchone()
+    return _find(by_id is not None, lock).fetch_one(connection, [by_id or str(id_or_name)])
 
 
 @cache
-def _find(by_id: bool, lock: bool) -> bytes:
+def _find(by_id: bool, lock: bool) -> Statement:
     """Build the statement once, because every request for one pipeline begins with it."""
-    return (
-        sql.SQL(
-            "SELECT p.*, {tasks} AS tasks, {run_after} AS run_after FROM etl.etl_pipelines p WHERE {condition} {lock}",
-        )
-        .format(
-            tasks=_TASKS,
-            run_after=run_after.OF_PIPELINE,
-            condition=sql.SQL("p.id = %s") if by_id else sql.SQL("p.name = %s"),
-            lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL(""),
-        )
-        .as_bytes()
+    text = sql.SQL(
+        "SELECT p.*, {tasks} AS tasks, {run_after} AS run_after FROM etl.etl_pipelines p WHERE {condition} {lock}",
+    ).format(
+        tasks=_TASKS,
+        run_after=run_after.OF_PIPELINE,
+        condition=sql.SQL("p.id = %s") if by_id else sql.SQL("p.name = %s"),
+        lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL(""),
     )
+    return Statement(text.as_bytes())
 
 
 def list_names(connection: Connection, *, limit: int = 1000) -> list[str]:
@@ -153,8 +151,8 @@ def list_page(
     Conditions that the caller did not ask for are left out: with all of them, one plan for every filter could use no
     index.
     """
-    return connection.execute(
-        _list(narrowed.asked, sort, descending, after is not None),
+    return _list(narrowed.asked, sort, descending, after is not None).fetch_all(
+        connection,
         {
             "after": after[0] if after else None,
             "after_id": after[1] if after else None,
@@ -167,11 +165,11 @@ def list_page(
             **label_values(narrowed.labels),
             "limit": limit,
         },
-    ).fetchall()
+    )
 
 
 @cache
-def _list(asked: frozenset[str], sort: str, descending: bool, goes_on: bool) -> bytes:
+def _list(asked: frozenset[str], sort: str, descending: bool, goes_on: bool) -> Statement:
     """Build the statement of a list once for each kind of list."""
     column = sql.Identifier("p", sort)
     wanted: list[sql.Composable] = [condition for name, condition in _conditions().items() if name in asked]
@@ -179,25 +177,22 @@ def _list(asked: frozenset[str], sort: str, descending: bool, goes_on: bool) -> 
         beyond = sql.SQL("<" if descending else ">")
         place = sql.SQL("({}, p.id) {} (%(after)s::{}, %(after_id)s::uuid)")
         wanted.append(place.format(column, beyond, sql.SQL(SORTABLE[sort])))
-    return (
-        sql.SQL(
-            """
-            SELECT p.*, {tasks} AS tasks, {run_after} AS run_after
-            FROM etl.etl_pipelines p
-            WHERE {wanted}
-            ORDER BY {column} {direction}, p.id {direction}
-            LIMIT %(limit)s
-            """
-        )
-        .format(
-            tasks=_TASKS,
-            run_after=run_after.OF_PIPELINE,
-            wanted=sql.SQL(" AND ").join(wanted or [sql.SQL("true")]),
-            column=column,
-            direction=sql.SQL("DESC") if descending else sql.SQL("ASC"),
-        )
-        .as_bytes()
+    text = sql.SQL(
+        """
+        SELECT p.*, {tasks} AS tasks, {run_after} AS run_after
+        FROM etl.etl_pipelines p
+        WHERE {wanted}
+        ORDER BY {column} {direction}, p.id {direction}
+        LIMIT %(limit)s
+        """
+    ).format(
+        tasks=_TASKS,
+        run_after=run_after.OF_PIPELINE,
+        wanted=sql.SQL(" AND ").join(wanted or [sql.SQL("true")]),
+        column=column,
+        direction=sql.SQL("DESC") if descending else sql.SQL("ASC"),
     )
+    return Statement(text.as_bytes())
 
 
 def _conditions() -> dict[str, sql.Composable]:
@@ -205,7 +200,7 @@ def _conditions() -> dict[str, sql.Composable]:
     return {
         "status": sql.SQL("p.status = ANY(%(status)s)"),
         "enabled": sql.SQL("p.enabled = %(enabled)s"),
-        "name": sql.SQL("strpos(lower(p.name), lower(%(name)s)) > 0"),
+        "name": sql.SQL("strpos(lower(p.name), lower(%(name)s::text)) > 0"),
         "since": sql.SQL("p.updated_at >= %(since)s"),
         "managed_by": sql.SQL("p.managed_by = %(managed_by)s"),
         "labels": sql.SQL(LABELLED),

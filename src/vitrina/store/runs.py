@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 
 from vitrina.store import database, pipelines
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 Row = dict[str, Any]
 
@@ -100,7 +101,7 @@ def move_to_version(connection: Connection, pipeline_id: UUID, version: int) -> 
 
 
 def find(connection: Connection, run_id: UUID) -> Row | None:
-    return connection.execute(_FIND, [run_id]).fetchone()
+    return _FIND.fetch_one(connection, [run_id])
 
 
 def find_latest_answer(connection: Connection, pipeline_id: UUID) -> datetime | None:
@@ -117,7 +118,7 @@ def find_latest_answer(connection: Connection, pipeline_id: UUID) -> datetime | 
 
 def find_current(connection: Connection, pipeline_id: UUID) -> Row | None:
     """Find the current run, or else the latest one."""
-    return connection.execute(_FIND_CURRENT, [pipeline_id]).fetchone()
+    return _FIND_CURRENT.fetch_one(connection, [pipeline_id])
 
 
 def is_load(run: Row) -> bool:
@@ -130,7 +131,7 @@ _CORRECTIONS = frozenset({"repair", "replay"})
 
 def find_latest_load(connection: Connection, pipeline_id: UUID) -> Row | None:
     """Find the current or latest run that reads the source. Repairs and replays only correct some rows."""
-    return connection.execute(_FIND_LATEST_LOAD, [pipeline_id]).fetchone()
+    return _FIND_LATEST_LOAD.fetch_one(connection, [pipeline_id])
 
 
 def find_cursor_type(connection: Connection, pipeline_id: UUID, key: str | None) -> str | None:
@@ -147,7 +148,7 @@ def find_cursor_type(connection: Connection, pipeline_id: UUID, key: str | None)
 
 def find_last_success(connection: Connection, pipeline_id: UUID) -> Row | None:
     """Find the latest run that brought the target up to date. Repairs and replays only correct some rows."""
-    return connection.execute(_FIND_LAST_SUCCESS, [pipeline_id]).fetchone()
+    return _FIND_LAST_SUCCESS.fetch_one(connection, [pipeline_id])
 
 
 def list_data_as_of(connection: Connection) -> dict[UUID, datetime]:
@@ -194,8 +195,8 @@ def list_page(
         f"(r.started_at, r.id) {'>' if oldest_first else '<'} (%(after_at)s, %(after_id)s)": after is not None,
     }
     conditions = tuple(text for text, asked in wanted.items() if asked)
-    return connection.execute(
-        _list(conditions, each_status, oldest_first),
+    return _list(conditions, each_status, oldest_first).fetch_all(
+        connection,
         {
             "pipeline": pipeline_id,
             "status": list(dict.fromkeys(status)),
@@ -207,33 +208,30 @@ def list_page(
             "after_id": after[1] if after else None,
             "limit": limit,
         },
-    ).fetchall()
+    )
 
 
 @cache
-def _list(conditions: tuple[LiteralString, ...], each_status: bool, oldest_first: bool) -> bytes:
+def _list(conditions: tuple[LiteralString, ...], each_status: bool, oldest_first: bool) -> Statement:
     """Build the statement of a list once for each kind of list."""
     direction = sql.SQL("ASC" if oldest_first else "DESC")
     page = sql.SQL(
         "SELECT r.* FROM etl.etl_runs r WHERE {wanted}"
         " ORDER BY r.started_at {direction}, r.id {direction} LIMIT %(limit)s"
     ).format(wanted=_all_of(conditions), direction=direction)
-    return (
-        sql.SQL(
-            """
-            SELECT {columns}
-            FROM {page} r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id
-            ORDER BY r.started_at {direction}, r.id {direction}
-            LIMIT %(limit)s
-            """
-        )
-        .format(
-            columns=_COLUMNS,
-            page=(_OF_EACH_STATUS if each_status else sql.SQL("({page})")).format(page=page),
-            direction=direction,
-        )
-        .as_bytes()
+    text = sql.SQL(
+        """
+        SELECT {columns}
+        FROM {page} r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id
+        ORDER BY r.started_at {direction}, r.id {direction}
+        LIMIT %(limit)s
+        """
+    ).format(
+        columns=_COLUMNS,
+        page=(_OF_EACH_STATUS if each_status else sql.SQL("({page})")).format(page=page),
+        direction=direction,
     )
+    return Statement(text.as_bytes())
 
 
 # Each from its own part of the index, which is in order: what is rare is found as fast as what is frequent.
@@ -254,9 +252,8 @@ _COLUMNS = sql.SQL(
 _SELECT = sql.SQL("SELECT {} FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id").format(_COLUMNS)
 
 
-def _selecting(condition: LiteralString) -> bytes:
-    """Build a statement once, because each status of a pipeline asks several of them."""
-    return sql.SQL("{} WHERE {}").format(_SELECT, sql.SQL(condition)).as_bytes()
+def _selecting(condition: LiteralString) -> Statement:
+    return Statement(sql.SQL("{} WHERE {}").format(_SELECT, sql.SQL(condition)).as_bytes())
 
 
 # Runs that read the source: repairs and replays only correct some rows.
@@ -273,29 +270,31 @@ def summarise(connection: Connection, pipeline_id: UUID, *, last: int = 50) -> R
 
     `now` is the time of the server's clock.
     """
-    return database.one(
-        connection.execute(
-            """
-        SELECT count(*) AS runs,
-               count(*) FILTER (WHERE status = 'SUCCESS') AS succeeded,
-               count(*) FILTER (WHERE status = 'FAILED') AS failed,
-               percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) AS p50_seconds,
-               percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) AS p95_seconds,
-               coalesce(sum(rows_read), 0)::bigint AS rows_read,
-               coalesce(sum(rows_written), 0)::bigint AS rows_written,
-               max(finished_at) FILTER (WHERE status = 'SUCCESS') AS last_success_at,
-               clock_timestamp() AS now
-        FROM (
-            SELECT *, extract(epoch FROM finished_at - started_at)::float8 AS seconds
-            FROM etl.etl_runs
-            WHERE pipeline_id = %s AND finished_at IS NOT NULL AND NOT metrics ?| '{repair,replay}'
-            ORDER BY started_at DESC, id DESC
-            LIMIT %s
-        ) recent
-        """,
-            [pipeline_id, last],
-        )
-    )
+    found = _SUMMARISE.fetch_one(connection, [pipeline_id, last])
+    assert found is not None, "an aggregate has a row"
+    return found
+
+
+_SUMMARISE = Statement(
+    b"""
+    SELECT count(*) AS runs,
+           count(*) FILTER (WHERE status = 'SUCCESS') AS succeeded,
+           count(*) FILTER (WHERE status = 'FAILED') AS failed,
+           percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) AS p50_seconds,
+           percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) AS p95_seconds,
+           coalesce(sum(rows_read), 0)::bigint AS rows_read,
+           coalesce(sum(rows_written), 0)::bigint AS rows_written,
+           max(finished_at) FILTER (WHERE status = 'SUCCESS') AS last_success_at,
+           clock_timestamp() AS now
+    FROM (
+        SELECT *, extract(epoch FROM finished_at - started_at)::float8 AS seconds
+        FROM etl.etl_runs
+        WHERE pipeline_id = %s AND finished_at IS NOT NULL AND NOT metrics ?| '{repair,replay}'
+        ORDER BY started_at DESC, id DESC
+        LIMIT %s
+    ) recent
+    """
+)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ def make_pool(settings: Settings, *, max_connections: int = 16, timeout_seconds:
             "connect_timeout": settings.connect_timeout_seconds,
             "application_name": "vitrina:api",
             "options": options,
+            "prepare_threshold": None,  # `Statement` prepares what is worth it
             **database.TRANSPORT,
         },
         min_size=1,

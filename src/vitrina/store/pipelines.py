@@ -74,21 +74,32 @@ def insert(connection: Connection, definition: Definition, *, pipeline_id: UUID 
     return new_id
 
 
-def update(connection: Connection, pipeline_id: UUID, definition: Definition, *, version: int) -> bool:
-    """Write the whole definition over version `version`. Return False when another session changed it first."""
+def update(
+    connection: Connection, pipeline_id: UUID, definition: Definition, *, version: int, changed: Collection[str]
+) -> bool:
+    """Write the whole definition over version `version`. Return False when another session changed it first.
+
+    Of the parts in other tables those are written whose fields have `changed`.
+    """
+    values = [_value(definition, column) for column in DEFINITION_COLUMNS]
+    if not _update().execute(connection, [*values, pipeline_id, version]):
+        return False
+    if "tasks" in changed:
+        replace_tasks(connection, pipeline_id, definition)
+    if "run_after" in changed:
+        run_after.replace(connection, pipeline_id, definition)
+    return True
+
+
+@cache
+def _update() -> Statement:
     assignments = sql.SQL(", ").join(
         sql.SQL("{} = {}").format(sql.Identifier(column), sql.Placeholder()) for column in DEFINITION_COLUMNS
     )
-    changed = connection.execute(
-        sql.SQL(
-            "UPDATE etl.etl_pipelines SET {}, version = version + 1, updated_at = now() WHERE id = {} AND version = {}"
-        ).format(assignments, sql.Placeholder(), sql.Placeholder()),
-        [*(_value(definition, column) for column in DEFINITION_COLUMNS), pipeline_id, version],
-    ).rowcount
-    if changed:
-        replace_tasks(connection, pipeline_id, definition)
-        run_after.replace(connection, pipeline_id, definition)
-    return bool(changed)
+    text = sql.SQL(
+        "UPDATE etl.etl_pipelines SET {}, version = version + 1, updated_at = now() WHERE id = {} AND version = {}"
+    ).format(assignments, sql.Placeholder(), sql.Placeholder())
+    return Statement(text.as_bytes())
 
 
 def replace_tasks(connection: Connection, pipeline_id: UUID, definition: Definition) -> None:
@@ -313,24 +324,8 @@ def request_run(
 
     `accepts`: checks that may fail in it.
     """
-    return connection.execute(
-        """
-        UPDATE etl.etl_pipelines
-        SET status = CASE WHEN status = ANY(%(from)s) THEN 'RUN_REQUESTED' ELSE status END,
-            -- None is set while a load is to be continued or a backfill waits: the wish for a run behind it is new.
-            run_requested_at = CASE WHEN status = 'RUN_REQUESTED' THEN coalesce(run_requested_at, clock_timestamp())
-                                    ELSE clock_timestamp() END,
-            requested_trigger = CASE WHEN status = 'RUN_REQUESTED' THEN requested_trigger ELSE %(trigger)s END,
-            requested_reason = CASE WHEN status = 'RUN_REQUESTED' THEN requested_reason END,
-            requested_trace = CASE WHEN status = 'RUN_REQUESTED' THEN requested_trace ELSE %(trace)s END,
-            -- A backfill that waits, works or is paused goes on as what it is, and the run follows it.
-            requested_range = CASE WHEN status NOT IN ('IDLE', 'FAILED') THEN requested_range END,
-            range_requested_at = CASE WHEN status NOT IN ('IDLE', 'FAILED') THEN range_requested_at END,
-            accepted_checks = coalesce(%(accepts)s, accepted_checks),
-            attempts = CASE WHEN status = ANY(%(from)s) THEN 0 ELSE attempts END
-        WHERE id = %(id)s AND enabled AND status <> 'PAUSE_REQUESTED'
-        RETURNING id, name, status, run_requested_at
-        """,
+    return _REQUEST_RUN.fetch_one(
+        connection,
         {
             "id": pipeline_id,
             "from": list(status.sources_of("request_run")),
@@ -338,7 +333,28 @@ def request_run(
             "trace": traceparent,
             "accepts": Jsonb(list(accepts)) if accepts else None,
         },
-    ).fetchone()
+    )
+
+
+_REQUEST_RUN = Statement(
+    b"""
+    UPDATE etl.etl_pipelines
+    SET status = CASE WHEN status = ANY(%(from)s) THEN 'RUN_REQUESTED' ELSE status END,
+        -- None is set while a load is to be continued or a backfill waits: the wish for a run behind it is new.
+        run_requested_at = CASE WHEN status = 'RUN_REQUESTED' THEN coalesce(run_requested_at, clock_timestamp())
+                                ELSE clock_timestamp() END,
+        requested_trigger = CASE WHEN status = 'RUN_REQUESTED' THEN requested_trigger ELSE %(trigger)s END,
+        requested_reason = CASE WHEN status = 'RUN_REQUESTED' THEN requested_reason END,
+        requested_trace = CASE WHEN status = 'RUN_REQUESTED' THEN requested_trace ELSE %(trace)s END,
+        -- A backfill that waits, works or is paused goes on as what it is, and the run follows it.
+        requested_range = CASE WHEN status NOT IN ('IDLE', 'FAILED') THEN requested_range END,
+        range_requested_at = CASE WHEN status NOT IN ('IDLE', 'FAILED') THEN range_requested_at END,
+        accepted_checks = coalesce(%(accepts)s, accepted_checks),
+        attempts = CASE WHEN status = ANY(%(from)s) THEN 0 ELSE attempts END
+    WHERE id = %(id)s AND enabled AND status <> 'PAUSE_REQUESTED'
+    RETURNING id, name, status, run_requested_at
+    """
+)
 
 
 def request_backfill(

@@ -3,6 +3,9 @@
 For every execution a cursor of the driver finds out anew how each column is read, and is made anew itself. That takes
 several times as long as asking such a statement, which finds a row or a page by an index. What is found out here is
 kept with the session. Other sessions execute a `Statement` in the driver's usual way.
+
+The driver itself must not prepare statements in such a session (`prepare_threshold`): after a rollback it would
+deallocate all that there are, ours among them.
 """
 
 import re
@@ -39,16 +42,28 @@ class Statement:
         self._text = text
         self._numbered, self._names = _numbered(text)
 
+    def execute(self, connection: Connection, values: Values) -> int:
+        """Execute a change. Return the number of rows that it touched."""
+        found = self._prepared_in(connection)
+        if found is None:
+            return connection.execute(self._text, values).rowcount
+        return found.execute(self._in_order(values))
+
     def fetch_one(self, connection: Connection, values: Values) -> Row | None:
         return next(iter(self.fetch_all(connection, values)), None)
 
     def fetch_all(self, connection: Connection, values: Values) -> list[Row]:
-        found = self._prepared_in(connection) if isinstance(connection, PreparingConnection) else None
+        found = self._prepared_in(connection)
         if found is None:
             return connection.execute(self._text, values).fetchall()
-        return found.fetch_all([values[name] for name in self._names])  # type: ignore[index]
+        return found.fetch_all(self._in_order(values))
 
-    def _prepared_in(self, connection: PreparingConnection) -> "_Prepared | None":
+    def _in_order(self, values: Values) -> list[Any]:
+        return [values[name] for name in self._names]  # type: ignore[index]
+
+    def _prepared_in(self, connection: Connection) -> "_Prepared | None":
+        if not isinstance(connection, PreparingConnection):
+            return None
         found = connection.prepared.get(self._text)
         if found is None and len(connection.prepared) < MAX_PREPARED:
             found = _Prepared(connection, self._numbered, name=b"vitrina_%d" % len(connection.prepared))
@@ -65,16 +80,23 @@ class _Prepared:
         self._make_row: Callable[[Sequence[Any]], Row] | None = None
         _refuse_error(self._session.prepare(name, numbered))
 
+    def execute(self, values: Sequence[Any]) -> int:
+        return self._ask(values).command_tuples or 0
+
     def fetch_all(self, values: Sequence[Any]) -> list[Row]:
-        sent = self._reading.dump_sequence(values, [PyFormat.TEXT] * len(values))
-        result = self._session.exec_prepared(self._name, sent)  # type: ignore[arg-type] # None is NULL
-        _refuse_error(result)
+        result = self._ask(values)
         # The columns are those of the first time: the server refuses a prepared statement whose columns have changed.
         self._reading.set_pgresult(result, set_loaders=self._make_row is None)
         self._make_row = self._make_row or _row_maker(result)
         rows = self._reading.load_rows(0, result.ntuples, self._make_row)
         self._reading.set_pgresult(None, set_loaders=False)  # a page may be large
         return rows
+
+    def _ask(self, values: Sequence[Any]) -> PGresult:
+        sent = self._reading.dump_sequence(values, [PyFormat.TEXT] * len(values))
+        result = self._session.exec_prepared(self._name, sent)  # type: ignore[arg-type] # None is NULL
+        _refuse_error(result)
+        return result
 
 
 _PLACE = re.compile(rb"%(?:\((\w+)\)s|s|%)")

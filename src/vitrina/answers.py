@@ -79,6 +79,8 @@ def _as_object(value: object) -> object:
 
 
 def _as_texts(value: object) -> object:
+    if value == {}:
+        return value
     found = _as_object(value)
     if not isinstance(found, dict):
         return found

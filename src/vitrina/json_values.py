@@ -48,7 +48,7 @@ def may_be_deeper(text: bytes, most: int) -> bool:
     return text.count(b"[") + text.count(b"{") > most
 
 
-def loads_cut(text: bytes | str) -> Any:
+def loads_cut(text: bytes | bytearray | memoryview | str) -> Any:
     """Read a stored value; what is nested too deeply for an answer becomes a text that says so."""
     # Most are empty: a list of pipelines has hundreds of these.
     if text == b"{}":

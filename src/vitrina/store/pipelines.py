@@ -52,6 +52,12 @@ SORTABLE = {
     "updated_at": "timestamptz",
 }
 
+# What a list shows of each.
+_LISTED = (
+    *("id", *DEFINITION_COLUMNS, "labels", "status", "status_since", "version", "managed_by", "run_requested_at"),
+    *("next_run_at", "last_error", "needs_attention", "lease_until", "created_at", "updated_at"),
+)
+
 _TARGETS_LOCK = 0x5649_5452_5447_54
 
 
@@ -159,6 +165,8 @@ def list_page(
 ) -> list[Row]:
     """List pipelines in the order of a column of `SORTABLE`, after the (value, id) pair of the last one seen.
 
+    Their rows have the columns that people see, without those of claims and requests.
+
     Conditions that the caller did not ask for are left out: with all of them, one plan for every filter could use no
     index.
     """
@@ -190,13 +198,14 @@ def _list(asked: frozenset[str], sort: str, descending: bool, goes_on: bool) -> 
         wanted.append(place.format(column, beyond, sql.SQL(SORTABLE[sort])))
     text = sql.SQL(
         """
-        SELECT p.*, {tasks} AS tasks, {run_after} AS run_after
+        SELECT {columns}, {tasks} AS tasks, {run_after} AS run_after
         FROM etl.etl_pipelines p
         WHERE {wanted}
         ORDER BY {column} {direction}, p.id {direction}
         LIMIT %(limit)s
         """
     ).format(
+        columns=sql.SQL(", ").join(sql.Identifier("p", name) for name in _LISTED),
         tasks=_TASKS,
         run_after=run_after.OF_PIPELINE,
         wanted=sql.SQL(" AND ").join(wanted or [sql.SQL("true")]),

@@ -68,7 +68,8 @@ def list_pipelines(
             after=(after[1], after[2]) if after else None,
         )
         waiting = connectors.waiting(connection, state.settings, found)
-    found = [row | {"waiting": waiting.get(row["id"])} for row in found]
+    for row in found:
+        row["waiting"] = waiting.get(row["id"])
     return paging.page(
         found, limit, answers.Pipeline.model_validate, lambda row: [sort, _text(row[column]), str(row["id"])]
     )

@@ -81,7 +81,12 @@ def insert(connection: Connection, definition: Definition, *, pipeline_id: UUID 
 
 
 def update(
-    connection: Connection, pipeline_id: UUID, definition: Definition, *, version: int, changed: Collection[str]
+    connection: Connection,
+    pipeline_id: UUID,
+    definition: Definition,
+    *,
+    version: int,
+    changed: Collection[str] = DEFINITION_PARTS,
 ) -> bool:
     """Write the whole definition over version `version`. Return False when another session changed it first.
 

@@ -10,12 +10,14 @@ deallocate all that there are, ours among them.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
 from typing import Any
 
 import psycopg
 from psycopg import errors
 from psycopg.adapt import PyFormat, Transformer
-from psycopg.pq import DiagnosticField, ExecStatus
+from psycopg.pq import DiagnosticField, ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
 from vitrina.store.database import Connection
@@ -33,6 +35,7 @@ class PreparingConnection(Connection):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.prepared: dict[bytes, _Prepared] = {}
+        self.numbers = count()
 
 
 class Statement:
@@ -56,7 +59,14 @@ class Statement:
         found = self._prepared_in(connection)
         if found is None:
             return connection.execute(self._text, values).fetchall()
-        return found.fetch_all(self._in_order(values))
+        try:
+            return found.fetch_all(self._in_order(values))
+        except errors.FeatureNotSupported:
+            # A migration changed the table, so the columns are others than those that were prepared.
+            found.forget()
+            if connection.info.transaction_status != TransactionStatus.IDLE:
+                raise
+            return self.fetch_all(connection, values)
 
     def _in_order(self, values: Values) -> list[Any]:
         return [values[name] for name in self._names]  # type: ignore[index]
@@ -66,26 +76,26 @@ class Statement:
             return None
         found = connection.prepared.get(self._text)
         if found is None and len(connection.prepared) < MAX_PREPARED:
-            found = _Prepared(connection, self._numbered, name=b"vitrina_%d" % len(connection.prepared))
-            connection.prepared[self._text] = found
+            found = connection.prepared[self._text] = _Prepared(connection, self._text, self._numbered)
         return found
 
 
 class _Prepared:
     """A statement as one session knows it, and how its columns are read there."""
 
-    def __init__(self, connection: PreparingConnection, numbered: bytes, *, name: bytes) -> None:
-        self._session, self._name = connection.pgconn, name
+    def __init__(self, connection: PreparingConnection, text: bytes, numbered: bytes) -> None:
+        self._session, self._name = connection.pgconn, b"vitrina_%d" % next(connection.numbers)
         self._reading = Transformer.from_context(connection)
         self._make_row: Callable[[Sequence[Any]], Row] | None = None
-        _refuse_error(self._session.prepare(name, numbered))
+        self.forget = partial(connection.prepared.pop, text)
+        _refuse_error(self._session.prepare(self._name, numbered))
 
     def execute(self, values: Sequence[Any]) -> int:
         return self._ask(values).command_tuples or 0
 
     def fetch_all(self, values: Sequence[Any]) -> list[Row]:
         result = self._ask(values)
-        # The columns are those of the first time: the server refuses a prepared statement whose columns have changed.
+        # The columns are those of the first time: the server refuses a statement whose columns have changed since.
         self._reading.set_pgresult(result, set_loaders=self._make_row is None)
         self._make_row = self._make_row or _row_maker(result)
         rows = self._reading.load_rows(0, result.ntuples, self._make_row)

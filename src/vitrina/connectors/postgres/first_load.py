@@ -20,6 +20,8 @@ from vitrina.store.database import Connection
 # How long the exchange is tried for while others use the mart. Nobody queues behind a lock that is not waited for.
 _LOCK_SECONDS = 2.0
 _LOCK_PAUSE_SECONDS = 0.05
+# A GRANT that is not committed locks no table before PostgreSQL 18, and would be waited for with the mart locked.
+_LATE_GRANT_TIMEOUT = "200ms"
 
 # What a table like it would lack: then the rows are copied, as into every mart that holds some.
 _IS_PLAIN = """
@@ -71,12 +73,6 @@ SELECT c.relkind = 'r' AND c.relpersistence = 'p' AND c.reltablespace = 0 AND c.
                   AND d.objid IN (SELECT k.oid FROM pg_catalog.pg_constraint k WHERE k.conrelid = c.oid))
          AND NOT (d.classid = 'pg_catalog.pg_class'::regclass
                   AND d.objid IN (SELECT i.indexrelid FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid)))
-   -- Whoever reads the log would be told of rows of a stage, and of none of the mart.
-   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication p WHERE p.puballtables)
-   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_namespace p WHERE p.pnnspid = c.relnamespace)
-   AND NOT EXISTS (
-       SELECT FROM pg_catalog.pg_replication_slots s
-       WHERE s.slot_type = 'logical' AND s.database = pg_catalog.current_database() AND s.plugin <> 'pgoutput')
    -- columns and functions of its row type
    AND NOT EXISTS (
        SELECT FROM pg_catalog.pg_depend d
@@ -111,6 +107,8 @@ _REFUSALS = (
     psycopg.errors.DependentObjectsStillExist,
     psycopg.errors.DuplicateTable,
     psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.InternalError_,  # "tuple concurrently updated": by that GRANT, just committed
+    psycopg.errors.LockNotAvailable,
     psycopg.errors.ObjectNotInPrerequisiteState,
     psycopg.errors.RaiseException,
 )
@@ -158,14 +156,23 @@ def take_place(connection: Connection, stage: Stage, table: Table, given: Sequen
                 raise _InUse
             if not _is_alike(connection, stage, table) or indexes != _indexes_of(connection, stage, table):
                 raise _InUse
-            _take_over_rights(connection, stage, table)
-            connection.execute(SQL("DROP TABLE {}").format(table.identifier))
-            connection.execute(SQL("ALTER TABLE {} SET SCHEMA {}").format(stage.identifier, Identifier(table.schema)))
-            moved = Identifier(table.schema, stage.name)
-            connection.execute(SQL("ALTER TABLE {} RENAME TO {}").format(moved, Identifier(table.name)))
+            _exchange(connection, stage, table)
     except (_InUse, *_REFUSALS):
         return False
     return True
+
+
+def _exchange(connection: Connection, stage: Stage, table: Table) -> None:
+    """Put the stage where the mart is, and wait for nobody: by now readers wait for us."""
+    patience = database.one(connection.execute("SELECT pg_catalog.current_setting('lock_timeout') AS now"))["now"]
+    set_timeout = "SELECT pg_catalog.set_config('lock_timeout', %s, true)"
+    connection.execute(set_timeout, [_LATE_GRANT_TIMEOUT])
+    _take_over_rights(connection, stage, table)
+    connection.execute(SQL("DROP TABLE {}").format(table.identifier))
+    connection.execute(SQL("ALTER TABLE {} SET SCHEMA {}").format(stage.identifier, Identifier(table.schema)))
+    moved = Identifier(table.schema, stage.name)
+    connection.execute(SQL("ALTER TABLE {} RENAME TO {}").format(moved, Identifier(table.name)))
+    connection.execute(set_timeout, [patience])
 
 
 def _indexes_of(connection: Connection, stage: Stage, table: Table) -> list[SQL]:

@@ -3,7 +3,7 @@
 import fnmatch
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +15,8 @@ from vitrina.errors import CannotConnect, FatalError, SourceQueryFailed
 # What a checkpoint remembers of each file is small, and there is an end to it.
 MOST_FILES = 100_000
 _WILD = frozenset("*?[")
+
+Wanted = Callable[[str], bool]
 
 
 class File(NamedTuple):
@@ -34,16 +36,15 @@ class File(NamedTuple):
 class Lists(Protocol):
     """A place whose files can be listed."""
 
-    def list(self, folder: str) -> Iterator[File]:
-        """List the files below a folder, "" for all, in no particular order."""
+    def list(self, folder: str, wanted: Wanted) -> Iterator[File]:
+        """List the wanted files below a folder, "" for all, in no particular order."""
         ...
 
 
 def find(place: Lists, pattern: str) -> list[File]:
     """List the files that a pattern names, by name."""
     parts = split(pattern)
-    fixed = _fixed(parts)
-    found = [file for file in place.list("/".join(fixed)) if matches(file.name.split("/"), parts)]
+    found = list(place.list("/".join(_fixed(parts)), lambda name: matches(name.split("/"), parts)))
     if len(found) > MOST_FILES:
         raise SourceQueryFailed(f"{pattern!r} names {len(found):,} files, more than {MOST_FILES:,}: name fewer")
     for file in found:
@@ -93,12 +94,11 @@ class FolderFiles:
             raise CannotConnect(f"{folder} is no folder: make it, for the login of the runners, or mount it")
         self.root = folder.resolve()
 
-    def list(self, folder: str) -> Iterator[File]:
+    def list(self, folder: str, wanted: Wanted) -> Iterator[File]:
         """List regular files. Linked folders are not entered, and a link that leads out is refused by name."""
         for parent, _, names in os.walk(self._inside(folder), onerror=_refuse_unreadable):
-            for name in names:
-                path = Path(parent, name)
-                if not name.startswith("."):
+            for path in (Path(parent, name) for name in names):
+                if wanted(path.relative_to(self.root).as_posix()):
                     yield from self._file(path)
 
     def stat(self, name: str) -> File | None:
@@ -136,11 +136,11 @@ class BucketFiles:
     def __init__(self, objects: BucketObjects) -> None:
         self._objects = objects
 
-    def list(self, folder: str) -> Iterator[File]:
+    def list(self, folder: str, wanted: Wanted) -> Iterator[File]:
         for one in self._objects.list(f"{folder}/" if folder else ""):
             parts = one.name.split("/")
             # They become paths of files here: none may lead elsewhere.
-            if "\0" not in one.name and not any(part in ("", ".", "..") for part in parts):
+            if "\0" not in one.name and not any(part in ("", ".", "..") for part in parts) and wanted(one.name):
                 yield File(one.name, one.size, one.modified, one.version)
 
 

@@ -1,9 +1,10 @@
 """Files as a source: the contract, formats, types, and what is said when files cannot be read."""
 
+import contextlib
 import gzip
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -16,25 +17,69 @@ import pytest
 
 from tests.lake.conftest import Lake
 from vitrina.connectors.files import urls
-from vitrina.connectors.files.reading.process import Limits
+from vitrina.connectors.files.reading import engine, worker
+from vitrina.connectors.files.reading.engine import Engine
+from vitrina.connectors.files.reading.process import Limits, Private, Reader
 from vitrina.connectors.files.reading.source import Asked, FilesSource
 from vitrina.errors import SourceQueryFailed, TransientError, VitrinaError
 from vitrina.ports.source import Window
 from vitrina.testing import SourceContract
+from vitrina.transforms import wire
+from vitrina.transforms.wire import Message
 
 QUERY = "SELECT id, title FROM 'films/*.csv'"
 LIMITS = Limits(timeout_seconds=120, memory_mb=1024, threads=2, spill_mb=1000)
 
 
+class InProcess(Reader):
+    """Answers here what a process of its own would: that takes a second each time."""
+
+    def __init__(self, query: str, folder: Path, private: Private, limits: Limits) -> None:
+        about = engine.Limits(limits.memory_mb, limits.threads, limits.spill_mb, str(private.spill))
+        self._engine = Engine(query, about)
+        self._folder = folder
+
+    def ask(self, op: str, **fields: Any) -> Message:
+        [answer] = self._answers({"op": op, **fields})
+        return answer
+
+    def read(self, fields: Mapping[str, Any]) -> Iterator[pa.Table]:
+        for answer in self._answers({"op": "read", **fields}):
+            if not answer.fields:
+                yield wire.unpacked(_joined(answer))
+
+    def _answers(self, asked: dict[str, Any]) -> Iterator[Message]:
+        with contextlib.chdir(self._folder):
+            answers = list(worker.answers(self._engine, json.loads(json.dumps(asked))))
+        for answer in answers:
+            if "error" in answer.fields:
+                wire.raise_error(answer.fields["error"])
+            yield Message(json.loads(json.dumps(answer.fields)), answer.payload)
+
+    @property
+    def is_over(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """Do nothing: there is no process."""
+
+
+def _joined(answer: Message) -> pa.Buffer:
+    [packed] = answer.payload
+    assert isinstance(packed, wire.Packed)
+    return pa.py_buffer(b"".join(memoryview(piece) for piece in packed.take_pieces()))
+
+
 class Opened:
     """Opens sources of one place, and ends them."""
 
-    def __init__(self, lake: Lake) -> None:
+    def __init__(self, lake: Lake, start: type[Reader] = InProcess) -> None:
         self.lake = lake
+        self._start = start
         self._sources: list[FilesSource] = []
 
     def __call__(self, query: str = QUERY, **fields: Any) -> FilesSource:
-        self._sources.append(FilesSource(urls.parse(self.lake.url), Asked(query, LIMITS, **fields)))
+        self._sources.append(FilesSource(urls.parse(self.lake.url), Asked(query, LIMITS, **fields), self._start))
         return self._sources[-1]
 
     def rows(self, query: str = QUERY, **fields: Any) -> list[dict[str, Any]]:
@@ -62,6 +107,14 @@ def opened(lake: Lake) -> Iterator[Opened]:
 
 
 @pytest.fixture
+def apart(lake: Lake) -> Iterator[Opened]:
+    """Sources with a process of their own."""
+    opened = Opened(lake, Reader)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
 def local(tmp_path: Path) -> Iterator[Opened]:
     opened = Opened(Lake(f"file://{tmp_path}", tmp_path))
     yield opened
@@ -76,13 +129,17 @@ def film(number: int) -> dict[str, Any]:
     return {"id": number, "title": f"Film {number}"}
 
 
-class TestSource(SourceContract):
+class Films(SourceContract):
     """Three files, in a folder and in a bucket, read row by row."""
 
     by_file = False
+    opened: Opened
 
     @pytest.fixture(autouse=True)
     def _files(self, opened: Opened) -> None:
+        self.fill(opened)
+
+    def fill(self, opened: Opened) -> None:
         self.opened = opened
         opened.write("films/a.csv", csv(1, 2, 3))
         opened.write("films/b.csv", csv(4))
@@ -96,7 +153,15 @@ class TestSource(SourceContract):
         return [film(number) for number in range(1, 8)]
 
 
-class TestPasses(TestSource):
+class TestSource(Films):
+    """Read in a process, as a runner does."""
+
+    @pytest.fixture(autouse=True)
+    def _files(self, apart: Opened) -> None:
+        self.fill(apart)
+
+
+class TestPasses(Films):
     """The same, and only what is new."""
 
     by_file = True
@@ -128,9 +193,9 @@ def test_parameters_of_readers_are_the_authors(local: Opened) -> None:
     local.write("a.txt", "1;eins\n2;zwei\n")
     query = "SELECT * FROM read_csv('*.txt', delim = ';', header = false, columns = {'n': 'INT', 'w': 'VARCHAR'})"
     assert local.rows(query) == [{"n": 1, "w": "eins"}, {"n": 2, "w": "zwei"}]
-    assert local.rows("SELECT n AS x FROM read_csv('a.txt', delim := ';', names := ['n', 'w']) t WHERE t.w = 'zwei'") == [
-        {"x": 2}
-    ]
+    assert local.rows(
+        "SELECT n AS x FROM read_csv('a.txt', delim := ';', names := ['n', 'w']) t WHERE t.w = 'zwei'"
+    ) == [{"x": 2}]
 
 
 def test_folders_as_hive_names_them_are_columns(local: Opened) -> None:
@@ -146,7 +211,8 @@ def test_folders_as_hive_names_them_are_columns(local: Opened) -> None:
 def test_types_arrive_as_they_are(local: Opened) -> None:
     local.write("one.csv", "n\n1\n")
     query = """
-        SELECT 1::TINYINT AS small, 18446744073709551615::UBIGINT AS large, sum(n) AS total, 1.50::DECIMAL(10,2) AS amount,
+        SELECT 1::TINYINT AS small, 18446744073709551615::UBIGINT AS large, sum(n) AS total,
+               1.50::DECIMAL(10,2) AS amount,
                'ä' AS name, '\\xAA'::BLOB AS raw, '6f1c6a0e-8a6b-4a39-9a55-0f2a39d1c111'::UUID AS ident,
                DATE '2024-02-29' AS day, TIMESTAMP '2024-02-29 12:00:00.123456' AS local,
                TIMESTAMPTZ '2024-02-29 12:00:00+03' AS moment, 'a'::ENUM('a', 'b') AS letter, ['a', NULL] AS tags,
@@ -191,7 +257,6 @@ def test_types_arrive_as_they_are(local: Opened) -> None:
         ("TIMESTAMPTZ '-infinity'", "column 'x' has the value infinity"),
         ("170141183460469231731687303715884105727::HUGEINT", "170141183460469231731687303715884105727"),
         ("1 AS x, 2", "two columns 'x'"),
-        ("error('broken')", "broken"),
     ],
 )
 def test_what_no_target_can_hold_is_refused_by_name(local: Opened, column: str, said: str) -> None:
@@ -208,10 +273,9 @@ def test_texts_of_all_files_are_read_as_the_first_ones_are(local: Opened) -> Non
     local.write("b.csv", "id,amount,code\n2,2,007\n")
     found = [{"id": 1, "amount": 1.5, "code": "x7"}, {"id": 2, "amount": 2.0, "code": "007"}]
     assert local.rows("SELECT * FROM '*.csv'") == found
-    for number in "cdefgh":
-        local.write(f"{number}.csv", "id,amount,code\n3,x,007\n")
-    with pytest.raises(SourceQueryFailed, match=r"d\.csv.*(?s:.*)Could not convert string \"x\" to 'DOUBLE'"):
-        local.write("c.csv", "id,amount,code\n4,4.5,x\n")
+    local.write("c.csv", "id,amount,code\n4,4.5,x\n")
+    local.write("d.csv", "id,amount,code\n3,x,007\n")
+    with pytest.raises(SourceQueryFailed, match=r"d\.csv: .*(?s:.*)Could not convert string \"x\" to 'DOUBLE'"):
         local.rows("SELECT * FROM '*.csv'")
 
 
@@ -237,7 +301,7 @@ def test_types_that_differ_are_named_or_widened(local: Opened) -> None:
     pq.write_table(pa.table({"id": pa.array([2], pa.int16())}), local.lake.folder / "b.parquet")
     assert local.rows("SELECT * FROM '*.parquet'") == [{"id": 1}, {"id": 2}]
     pq.write_table(pa.table({"id": ["3"]}), local.lake.folder / "c.parquet")
-    with pytest.raises(SourceQueryFailed, match="c.parquet has 'id' as VARCHAR, the files before it as BIGINT"):
+    with pytest.raises(SourceQueryFailed, match=r"c\.parquet has 'id' as VARCHAR, the files before it as BIGINT"):
         local.rows("SELECT * FROM '*.parquet'")
     assert local.rows("SELECT CAST(id AS VARCHAR) AS id FROM '*.parquet'")[2] == {"id": "3"}
 

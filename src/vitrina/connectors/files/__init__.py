@@ -40,7 +40,7 @@ def _place(settings: "Settings", connection: str | None) -> str | None:
 
 connector = Connector(
     name="files",
-    summary="Parquet files in a folder or an S3 bucket (`files:name`), and CSV, JSON Lines and Parquet there as a source;"
+    summary="Parquet files in a folder or an S3 bucket (`files:name`); CSV, JSON Lines and Parquet there as a source."
     " S3 and sources need `vitrina[lake]`.",
     schemes=urls.SCHEMES,
     prefix="files",

@@ -41,7 +41,7 @@ def _asked(opening: Opening, definition: Definition, *, is_backfill: bool) -> As
     follows = definition.mode == "incremental"
     if follows and definition.incremental_key != CURSOR:
         raise FatalError(
-            f"incremental_key is {definition.incremental_key!r}: what is new among files is known by file, so that it is"
+            f"incremental_key is {definition.incremental_key!r}: what is new among files is known by file, so write"
             f" {CURSOR!r}"
         )
     own = definition.options

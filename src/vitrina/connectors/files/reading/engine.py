@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 
 from vitrina.connectors.files.reading import query, types
-from vitrina.connectors.files.reading.query import Functions, Query, Reading, quoted
+from vitrina.connectors.files.reading.query import Functions, Query, quoted
 from vitrina.connectors.files.reading.types import Result
 from vitrina.errors import FatalError, SourceQueryFailed
 from vitrina.ports.batch import MAX_BATCH_BYTES
@@ -232,5 +232,8 @@ def _translated(where: str | None) -> Iterator[None]:
 
 
 def _said(exc: BaseException) -> str:
-    """Leave out the text of the query, which holds the names of all files."""
-    return str(exc).partition("\n\nLINE ")[0].partition("\nLINE ")[0].strip()[:_LONGEST_ERROR]
+    """Leave out the text of the query, which holds the names of all files, and how a CSV file was guessed to be."""
+    said = str(exc)
+    for rest in ("\n\nLINE ", "\nLINE ", "\n\n  file = "):
+        said = said.partition(rest)[0]
+    return said.strip()[:_LONGEST_ERROR]

@@ -65,7 +65,7 @@ class Reader:
         self._ended_because: VitrinaError | None = None
         self._deadline: float | None = None
         self._asked_before = False
-        self._output = tempfile.TemporaryFile()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         theirs_in, self._requests = os.pipe()
         self._replies, theirs_out = os.pipe()
         life_end, self._life = os.pipe()

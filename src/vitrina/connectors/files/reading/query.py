@@ -217,8 +217,8 @@ def _judge_function(node: Node, name: str, functions: Functions) -> None:
 
 def _is_unstable_name(node: Node) -> bool:
     """Tell whether it is a word such as current_date, which the parser takes for a column."""
-    names = node.get("column_names") if node.get("class") == "COLUMN_REF" else None
-    return bool(names) and str(names[-1]).lower() in UNSTABLE
+    names: list[str] = node.get("column_names", []) if node.get("class") == "COLUMN_REF" else []
+    return bool(names) and names[-1].lower() in UNSTABLE
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ def _patterns(reader: str, argument: Node) -> Iterator[str]:
         yield str(literal["text"])
 
 
-# --- one row of a file, one row of the result --------------------------------------------------------------------------
+# --- one row of a file, one row of the result ----------------------------------------------------------------
 
 
 def _is_rowwise(node: Node) -> bool:
@@ -327,7 +327,7 @@ def _is_rowwise(node: Node) -> bool:
     return table.get("type") == "TABLE_FUNCTION" and "function" in table
 
 
-# --- putting files in --------------------------------------------------------------------------------------------------
+# --- putting files in ----------------------------------------------------------------------------------------
 
 
 def call_text(reader: str, files: Sequence[str], types: Mapping[str, str] | None = None) -> str:
@@ -356,7 +356,7 @@ def selecting(tree: Node, reading: Reading) -> Node:
     """Make `SELECT * FROM` of one reading, as a tree."""
     star = {"class": "STAR", "type": "STAR", "alias": "", "relation_name": "", "exclude_list": [], "replace_list": []}
     [statement] = tree["statements"]
-    node = {
+    node: Node = {
         "type": "SELECT_NODE",
         "modifiers": [],
         "cte_map": {"map": []},

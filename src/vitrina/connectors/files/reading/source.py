@@ -77,9 +77,10 @@ class FilesSource(BaseSource):
 
     version_types: tuple[str, ...] = ()
 
-    def __init__(self, place: Place, asked: Asked) -> None:
+    def __init__(self, place: Place, asked: Asked, start: type[Reader] = Reader) -> None:
         self._place = place
         self._asked = asked
+        self._start = start
         self._guard = threading.RLock()
         self._is_closed = False
         self._private: Private | None = None
@@ -324,7 +325,7 @@ class FilesSource(BaseSource):
             self._require_open()
             if self._reader is None or self._reader.is_over:
                 root, private = self._open().root, self._folder()
-                self._reader = Reader(self._asked.query, root, private, self._asked.limits)
+                self._reader = self._start(self._asked.query, root, private, self._asked.limits)
             return self._reader
 
     def _require_open(self) -> None:

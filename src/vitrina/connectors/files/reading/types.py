@@ -161,4 +161,3 @@ def refuse_infinite(batch: pa.RecordBatch) -> None:
 
 def identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-

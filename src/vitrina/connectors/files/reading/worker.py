@@ -28,7 +28,7 @@ def main(requests: int, replies: int, life: int, folder: str) -> None:
             asked = wire.receive(requests)
         except EOFError:
             return
-        for answer in _answers(engine, asked.fields):
+        for answer in answers(engine, asked.fields):
             wire.send(replies, answer)
 
 
@@ -46,7 +46,8 @@ def _be_ended_first() -> None:
         file.write("1000")
 
 
-def _answers(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
+def answers(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
+    """Answer one question, with as many messages as it takes."""
     try:
         yield from _ANSWERS[asked["op"]](engine, asked)
     except VitrinaError as exc:
@@ -78,4 +79,4 @@ _ANSWERS = {"judge": _judge, "describe": _describe, "read": _read}
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

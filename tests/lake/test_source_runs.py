@@ -139,16 +139,16 @@ def test_what_cannot_be_read_is_said(on_folder: Workbench, fields: dict[str, Any
     assert said in done["error_message"]
 
 
-def test_no_file_is_no_row_where_there_may_be_none(bench: Workbench, lake: Lake) -> None:
-    follow_films(bench, options={"allow_empty": True})
-    succeed(bench)
-    for file in (lake.folder / "in").iterdir():
+def test_no_file_is_no_row_where_there_may_be_none(on_folder: Workbench, tmp_path: Path) -> None:
+    follow_films(on_folder, options={"allow_empty": True})
+    succeed(on_folder)
+    for file in (tmp_path / "in").iterdir():
         file.unlink()
-    assert succeed(bench)["rows_read"] == 0
-    assert len(mart(bench)) == 15
-    write(lake, "c.csv", 16)
-    assert succeed(bench)["rows_read"] == 1
-    assert len(mart(bench)) == 16
+    assert succeed(on_folder)["rows_read"] == 0
+    assert len(mart(on_folder)) == 15
+    write(Lake("", tmp_path), "c.csv", 16)
+    assert succeed(on_folder)["rows_read"] == 1
+    assert len(mart(on_folder)) == 16
 
 
 # --- passes ----------------------------------------------------------------------------------------------------------
@@ -174,18 +174,18 @@ def test_a_pass_reads_files_that_are_new_or_changed(bench: Workbench, lake: Lake
     assert len(mart(bench)) == 18
 
 
-def test_another_query_or_a_reset_reads_all_files_again(bench: Workbench, lake: Lake) -> None:
-    follow_films(bench)
-    succeed(bench)
-    bench.change("films", source_query="SELECT id, upper(title) AS title FROM 'in/*.csv'")
-    assert succeed(bench)["rows_read"] == 15
-    assert mart(bench)[1] == "FILM 1"
-    row = pipelines.find(bench.metastore, "films")
+def test_another_query_or_a_reset_reads_all_files_again(on_folder: Workbench) -> None:
+    follow_films(on_folder)
+    succeed(on_folder)
+    on_folder.change("films", source_query="SELECT id, upper(title) AS title FROM 'in/*.csv'")
+    assert succeed(on_folder)["rows_read"] == 15
+    assert mart(on_folder)[1] == "FILM 1"
+    row = pipelines.find(on_folder.metastore, "films")
     assert row is not None
-    state.reset(bench.metastore, row["id"])
-    assert succeed(bench)["rows_read"] == 15
-    bench.sql("TRUNCATE analytics.films")
-    assert succeed(bench)["rows_read"] == 15
+    state.reset(on_folder.metastore, row["id"])
+    assert succeed(on_folder)["rows_read"] == 15
+    on_folder.sql("TRUNCATE analytics.films")
+    assert succeed(on_folder)["rows_read"] == 15
 
 
 # --- runs that are lost ----------------------------------------------------------------------------------------------

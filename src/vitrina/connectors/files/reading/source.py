@@ -75,6 +75,7 @@ class _Step:
 class FilesSource(BaseSource):
     """A query over files. A position is a file, and how many rows of it came."""
 
+    refills_in_passes = True
     version_types: tuple[str, ...] = ()
 
     def __init__(self, place: Place, asked: Asked, start: type[Reader] = Reader) -> None:

@@ -87,12 +87,8 @@ class Opened:
         return [row for batch in source.read(Window(), "natural") for row in batch.take().to_pylist()]
 
     def write(self, name: str, text: str | bytes) -> Path:
-        path = self.lake.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}")
-        aside.write_bytes(text.encode() if isinstance(text, str) else text)
-        aside.rename(path)
-        return path
+        self.lake.put(name, text)
+        return self.lake.folder / name
 
     def close(self) -> None:
         for source in self._sources:

@@ -21,11 +21,7 @@ PASSES = ["batch.filled:crash:2", "batch.committed:crash:2", "pass.fenced:crash:
 
 
 def write(lake: Lake, name: str, *numbers: int, word: str = "Film") -> None:
-    path = lake.folder / "in" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{name}")
-    aside.write_text("id,title\n" + "".join(f"{number},{word} {number}\n" for number in numbers))
-    aside.rename(path)
+    lake.put(f"in/{name}", "id,title\n" + "".join(f"{number},{word} {number}\n" for number in numbers))
 
 
 def read_films(bench: Workbench, query: str = QUERY, **fields: Any) -> None:
@@ -76,7 +72,7 @@ def test_a_full_load_brings_what_the_files_say(bench: Workbench, lake: Lake) -> 
 
 
 def test_rows_of_several_files_are_counted_and_joined(bench: Workbench, lake: Lake) -> None:
-    (lake.folder / "kinds.jsonl").write_text('{"odd": 0, "kind": "even"}\n{"odd": 1, "kind": "odd"}\n')
+    lake.put("kinds.jsonl", '{"odd": 0, "kind": "even"}\n{"odd": 1, "kind": "odd"}\n')
     query = """
         SELECT odd AS id, kind AS title, count(*) AS films, sum(id) AS total
         FROM 'in/*.csv' JOIN 'kinds.jsonl' ON odd = id % 2 GROUP BY ALL

@@ -354,6 +354,32 @@ def test_a_file_that_is_changed_meanwhile_is_not_taken_for_the_one_that_was_list
         list(reading)
 
 
+def test_files_that_are_read_together_must_stay_as_they_are(local: Opened) -> None:
+    local.write("films/a.csv", csv(1, 2))
+    local.write("films/b.csv", csv(3))
+    reading = local(f"{QUERY} ORDER BY id DESC").read(Window(batch_rows=lambda: 1), "natural")
+    assert next(reading).take().to_pylist() == [film(3)]
+    local.write("films/a.csv", csv(1, 2, 4))
+    with pytest.raises(TransientError, match=r"films/a\.csv was changed or removed"):
+        list(reading)
+
+
+def test_columns_are_compared_as_the_query_reads_them(local: Opened) -> None:
+    local.write("a.csv", "id;title\n1;Alien\n")
+    local.write("b.csv", "id;name\n2;Brazil\n")
+    with pytest.raises(SourceQueryFailed, match=r"b\.csv lacks the column 'title'"):
+        local.rows("SELECT * FROM read_csv('*.csv', delim = ';') ORDER BY 1")
+
+
+def test_what_is_joined_must_be_there(local: Opened) -> None:
+    local.write("films/a.csv", csv(1))
+    joined = "SELECT f.id FROM 'films/*.csv' f JOIN 'names/*.csv' n USING (id)"
+    for fields in ({}, {"by_file": True, "follow": "films/*.csv"}):
+        with pytest.raises(SourceQueryFailed, match="no file of the connection matches 'names/"):
+            local.rows(joined, allow_none=True, **fields)
+    assert local.rows(joined, allow_none=True, by_file=True, follow="names/*.csv") == []
+
+
 # --- rows that come of several ---------------------------------------------------------------------------------------
 
 

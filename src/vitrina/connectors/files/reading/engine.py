@@ -102,13 +102,16 @@ class Engine:
             for place, (reading, names) in enumerate(zip(self.query.readings, files, strict=True))
         ]
 
-    def _guessed(self, place: int, names: Sequence[str]) -> dict[str, str] | None:
+    def _columns_of(self, session: Any, place: int, names: Sequence[str]) -> list[Result]:
+        """Describe files as one of the readings sees them, with its parameters."""
         judged = self.query
         reading = judged.readings[place]
         query.put_in(reading, json.loads(self._parse(f"SELECT * FROM {query.call_text(reading.reader, names)}")))
-        text = self._written(query.selecting(judged.tree, reading))
+        return types.described(session.sql(self._written(query.selecting(judged.tree, reading))))
+
+    def _guessed(self, place: int, names: Sequence[str]) -> dict[str, str] | None:
         with self._asking(names) as session:
-            found = {column.name: column.type for column in types.described(session.sql(text))}
+            found = {column.name: column.type for column in self._columns_of(session, place, names)}
         # Those that stand in the names of folders are in no file; and a value that is no object has no columns.
         own = {name: kind for name, kind in found.items() if f"/{name}=" not in f"/{names[0]}"}
         return own if list(own) != ["json"] else None
@@ -156,12 +159,12 @@ class Engine:
 
     def _refuse_different(self, session: Any, files: Files) -> None:
         """Refuse columns that differ between files which are read together: DuckDB would leave some out."""
-        for reading, names in zip(self.query.readings, files, strict=True):
-            if len(names) < 2 or reading.by_name or "json" in reading.reader or reading.parameters - {"filename"}:
+        for place, (reading, names) in enumerate(zip(self.query.readings, files, strict=True)):
+            if len(names) < 2 or reading.by_name or "json" in reading.reader:
                 continue
-            first = types.described(session.sql(f"SELECT * FROM {query.call_text(reading.reader, names[:1])}"))
+            first = self._columns_of(session, place, names[:1])
             for name in names[1:]:
-                other = types.described(session.sql(f"SELECT * FROM {query.call_text(reading.reader, [name])}"))
+                other = self._columns_of(session, place, [name])
                 if {column.name for column in other} != {column.name for column in first}:
                     types.fitted(other, first, name)
 

@@ -102,15 +102,14 @@ class FilesSource(BaseSource):
 
     def describe(self, window: Window) -> Description:
         """Learn the columns from the first files."""
-        files = self._list()
-        if not any(files):
+        if not self._is_there:
             return Description(digest=self._digest)
         self._describe()
         return Description(schema=self._schema, digest=self._digest)
 
     def sample(self, rows: int, max_bytes: int, max_row_bytes: int) -> pa.Table:
         """Return the first rows of the first files."""
-        if not any(self._list()):
+        if not self._is_there:
             return pa.table({})
         self._describe()
         assert self._schema is not None
@@ -153,16 +152,28 @@ class FilesSource(BaseSource):
     def _list(self) -> tuple[tuple[File, ...], ...]:
         if self._listed is None:
             judged, place = self._judge(), self._open().files
-            known: dict[str, list[File]] = {}
-            for pattern in dict.fromkeys(one for patterns in judged.patterns for one in patterns):
-                known[pattern] = listing.find(place, pattern)
-                if not known[pattern] and not self._asked.allow_none:
-                    raise SourceQueryFailed(
-                        f"no file of {self._asked.connection} matches {pattern!r}: mend the name, or set"
-                        " options.allow_empty if there may be none"
-                    )
-            self._listed = tuple(_together(known[one] for one in patterns) for patterns in judged.patterns)
+            patterns = dict.fromkeys(one for patterns in judged.patterns for one in patterns)
+            known = {pattern: listing.find(place, pattern) for pattern in patterns}
+            listed = tuple(_together(known[one] for one in patterns) for patterns in judged.patterns)
+            for pattern in (pattern for pattern, files in known.items() if not files):
+                self._require(pattern, judged, listed)
+            self._listed = listed
         return self._listed
+
+    def _require(self, pattern: str, judged: _Judged, listed: tuple[tuple[File, ...], ...]) -> None:
+        """Refuse a pattern that names no file, unless there may be none, or none of what is followed."""
+        followed = self._followed(judged)
+        are_there = [files for place, files in enumerate(listed) if place in followed or not followed]
+        if self._asked.allow_none and not any(are_there):
+            return
+        raise SourceQueryFailed(
+            f"no file of {self._asked.connection} matches {pattern!r}: mend the name, or set options.allow_empty if"
+            " there may be no files at all"
+        )
+
+    @property
+    def _is_there(self) -> bool:
+        return all(self._list())
 
     def _judge(self) -> _Judged:
         if self._judged is None:
@@ -204,8 +215,7 @@ class FilesSource(BaseSource):
         judged, listed = self._judge(), self._list()
         followed = self._followed(judged)
         if not followed:
-            if all(listed):
-                yield _Step(listed)
+            yield _Step(listed, own=tuple(dict.fromkeys(file for files in listed for file in files)))
             return
         since, until = marked(window.since), marked(window.until)
         others = [files for place, files in enumerate(listed) if place not in followed]
@@ -219,14 +229,13 @@ class FilesSource(BaseSource):
             if at is not None and file.name < at:
                 continue
             files = tuple((file,) if place in followed else found for place, found in enumerate(listed))
-            if all(files):
-                own = () if file.name in needed else (file,)
-                yield _Step(files, file.name, own, skip if file.name == at else 0)
+            own = () if file.name in needed else (file,)
+            yield _Step(files, file.name, own, skip if file.name == at else 0)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, window: Window, form: Form) -> Generator[Batch, None, None]:
-        if not any(self._list()):
+        if not self._is_there:
             return
         self._describe()
         for step in self._steps(window):

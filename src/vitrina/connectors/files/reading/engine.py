@@ -97,6 +97,9 @@ class Engine:
 
     def given_types(self, files: Files) -> list[dict[str, str] | None]:
         """Guess the types of texts from some files, so that all files are read in the same."""
+        if any(reading.takes_types for reading in self.query.readings):
+            with self._asking(_all(files)) as session:
+                self._refuse_different(session, files)
         return [
             self._guessed(place, names) if reading.takes_types else None
             for place, (reading, names) in enumerate(zip(self.query.readings, files, strict=True))

@@ -130,8 +130,8 @@ soak: setup ## An hour of steady work: memory, connections and lag stay flat (MI
 	@.venv/bin/python -m tests.chaos.soak --minutes "$(or $(MINUTES),60)"
 
 .PHONY: bench
-bench: setup ## Measure loads against hand-written SQL, dlt and ingestr: half an hour (QUICK=1: three minutes)
-	@.venv/bin/python -m bench.postgres --peers dlt,ingestr $(if $(QUICK),--rows 50000 --repeat 1 \
+bench: setup ## Measure loads against hand-written SQL, dlt and ingestr: half an hour (QUICK=1: three minutes; HARD=1, BINDIR=)
+	@.venv/bin/python -m bench.postgres --peers dlt,ingestr $(if $(HARD),--setting hard) $(if $(BINDIR),--bindir "$(BINDIR)") $(if $(QUICK),--rows 50000 --repeat 1 \
 		--growth 10000,100000 --name quick,--growth 10000,100000,1000000,10000000)
 
 .PHONY: check

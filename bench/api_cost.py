@@ -2,8 +2,9 @@
 
 Counted is the CPU of the API's process alone, per request. The client is a loop over a few kept sockets in another
 process, which sends bytes that were made before, so it neither adds to the figure nor slows the API down. Each kind
-of request takes turns with the same request to the other checkout (with an environment of its own, on the same
-metastore), and with a plain ASGI application under the same server, which is the ceiling: nobody can answer for less.
+of request takes turns with the same request to the other checkout (with an environment and a metastore of its own,
+both of its own revision), and with a plain ASGI application under the same server, which is the ceiling: nobody can
+answer for less.
 """
 
 import argparse
@@ -15,19 +16,20 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count, cycle
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.report import RESULTS, machine
-from bench.servers import prepared
 from tests.integration.api import wait_until_healthy
 from tests.support.ports import kept_port
+from vitrina.embedded.temporary import TemporaryServer
 from vitrina.services import tokens
 from vitrina.services.callers import Caller, Role
-from vitrina.settings import Settings
 from vitrina.store import database
 
 HERE = Path(__file__).resolve().parent.parent
@@ -73,13 +75,13 @@ def main() -> None:
         serve_plain(wish.plain)
         return
     chosen = [work for work in WORK if not wish.only or any(part in work.name for part in wish.only)]
-    with prepared() as (settings, directory), ExitStack() as started:
-        secret = fill(settings)
-        sides = {"this": started.enter_context(api(settings, directory / "this", HERE))}
+    with tempfile.TemporaryDirectory() as found, ExitStack() as started:
+        directory = Path(found)
+        sides = {"this": started.enter_context(api(directory / "this", HERE))}
         if wish.other:
-            sides["other"] = started.enter_context(api(settings, directory / "other", wish.other.resolve()))
+            sides["other"] = started.enter_context(api(directory / "other", wish.other.resolve()))
         sides["plain"] = started.enter_context(plain(directory / "plain"))
-        measured = measure(sides, chosen, secret, wish)
+        measured = measure(sides, chosen, wish)
     write(measured, wish)
 
 
@@ -98,9 +100,17 @@ def parse() -> argparse.Namespace:
 # --- what is measured ------------------------------------------------------------------------------------------------
 
 
-def fill(settings: Settings) -> str:
+class Side(NamedTuple):
+    """A server to send requests to, and the token that it knows."""
+
+    pid: int
+    port: int
+    secret: str
+
+
+def fill(url: str) -> str:
     """Pipelines and runs to read; returns the secret of an operator's token."""
-    with database.connect(settings.require_database_url(), "bench") as metastore:
+    with database.connect(url, "bench") as metastore:
         _, secret = tokens.create(metastore, Caller("setup", Role.ADMIN), name="load", role=Role.OPERATOR)
         metastore.execute(
             """
@@ -126,19 +136,23 @@ def fill(settings: Settings) -> str:
 
 
 @contextmanager
-def api(settings: Settings, directory: Path, checkout: Path) -> Iterator[tuple[int, int]]:
-    """`vitrina api` of a checkout; its process and its port."""
-    command = [str(checkout / ".venv" / "bin" / "vitrina"), "api", "--port"]
-    environment = {"PATH": os.environ["PATH"], "VITRINA_DATABASE_URL": settings.require_database_url()}
-    with process(command, environment, directory) as found:
-        yield found
+def api(directory: Path, checkout: Path) -> Iterator[Side]:
+    """`vitrina api` of a checkout, on a metastore that the same checkout migrated."""
+    program = str(checkout / ".venv" / "bin" / "vitrina")
+    with TemporaryServer() as server:
+        environment = {"PATH": os.environ["PATH"], "VITRINA_DATABASE_URL": server.urls.app}
+        login = {"VITRINA_ADMIN_URL": server.urls.admin, "VITRINA_APP_PASSWORD": server.urls.app_password}
+        subprocess.run([program, "migrate"], env=environment | login, check=True, stdout=subprocess.DEVNULL)
+        secret = fill(server.urls.app)
+        with process([program, "api", "--port"], environment, directory) as (pid, port):
+            yield Side(pid, port, secret)
 
 
 @contextmanager
-def plain(directory: Path) -> Iterator[tuple[int, int]]:
+def plain(directory: Path) -> Iterator[Side]:
     command = [sys.executable, "-m", "bench.api_cost", "--plain"]
-    with process(command, dict(os.environ) | {"PYTHONPATH": str(HERE)}, directory) as found:
-        yield found
+    with process(command, dict(os.environ) | {"PYTHONPATH": str(HERE)}, directory) as (pid, port):
+        yield Side(pid, port, "")
 
 
 @contextmanager
@@ -200,35 +214,32 @@ class Measured:
         return statistics.median(plain / this for this, plain in zip(self.this, self.plain, strict=True))
 
 
-def measure(
-    sides: dict[str, tuple[int, int]], chosen: list[Work], secret: str, wish: argparse.Namespace
-) -> list[Measured]:
+def measure(sides: dict[str, Side], chosen: list[Work], wish: argparse.Namespace) -> list[Measured]:
     measured = [Measured(work) for work in chosen]
     for name, side in sides.items():  # warm: prepared statements, caches, threads
         for line in measured:
-            cost(side, line.work if name != "plain" else PLAIN, secret, wish.requests // 4, wish.connections)
+            cost(side, line.work if name != "plain" else PLAIN, wish.requests // 4, wish.connections)
     for number in range(wish.rounds):
         order = list(sides) if number % 2 == 0 else list(sides)[::-1]
         for line in measured:
             for side in order:
                 work = line.work if side != "plain" else PLAIN
-                spent = cost(sides[side], work, secret, wish.requests, wish.connections)
+                spent = cost(sides[side], work, wish.requests, wish.connections)
                 getattr(line, side).append(spent)
         print(f"round {number + 1} of {wish.rounds}", file=sys.stderr, flush=True)
     return measured
 
 
-def cost(side: tuple[int, int], work: Work, secret: str, requests: int, connections: int) -> float:
+def cost(side: Side, work: Work, requests: int, connections: int) -> float:
     """Milliseconds of CPU per request; every answer must be a good one."""
-    pid, port = side
-    made = work.requests(secret)
+    made = work.requests(side.secret)
     prepared_requests = [next(made) for _ in range(requests)]
     with ExitStack() as opened:
-        sockets = [opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(connections)]
+        sockets = [opened.enter_context(socket.create_connection(("127.0.0.1", side.port))) for _ in range(connections)]
         ask_all(sockets, prepared_requests[:connections])
-        before = cpu_ms(pid)
+        before = cpu_ms(side.pid)
         ask_all(sockets, prepared_requests)
-        spent = cpu_ms(pid) - before
+        spent = cpu_ms(side.pid) - before
     return spent / requests
 
 

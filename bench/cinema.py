@@ -21,6 +21,8 @@ class Cinema:
 
     admin_url: str
     rows: int
+    # Characters that every title is longer by. A film takes about 140 bytes of its table without them.
+    padding: int = 0
 
     def connect(self) -> psycopg.Connection:
         return psycopg.connect(self.admin_url, autocommit=True)
@@ -49,7 +51,9 @@ class Cinema:
             connection.execute(
                 f"""
                 CREATE TABLE {table} AS
-                SELECT md5(i::text)::uuid AS id, 'Film number ' || i AS title, (i % 100 / 10.0)::numeric(3,1) AS rating,
+                SELECT md5(i::text)::uuid AS id,
+                       'Film number ' || i || left(repeat(md5(i::text), 10), {self.padding}) AS title,
+                       (i % 100 / 10.0)::numeric(3,1) AS rating,
                        ARRAY['genre ' || i % 5, 'genre ' || i % 7] AS genres,
                        timestamptz '2024-01-01' + make_interval(secs => i) AS modified
                 FROM generate_series(1, {rows}) AS i
@@ -67,7 +71,7 @@ class Cinema:
     def spoil(self, table: str) -> None:
         """Make every row of a mart differ from the source, without leaving dead rows behind."""
         with self.connect() as connection:
-            connection.execute(f"UPDATE {table} SET title = 'spoiled'")
+            connection.execute(f"UPDATE {table} SET title = overlay(title PLACING 'Spoiled' FROM 1)")
             connection.execute(f"VACUUM (FULL, ANALYZE) {table}")
 
     def fingerprint(self, query: str) -> tuple[object, ...]:

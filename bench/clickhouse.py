@@ -2,18 +2,21 @@
 
     PYTHONPATH=.clickhouse python -m bench.clickhouse [--rows 1000000] [--repeat 3] [--growth 1000000,10000000]
 
-Both fill a new table with the same rows, from the same Postgres into the same ClickHouse, in turns. The engine is chdb
-in a process of its own, behind its HTTP protocol (`tests/support/clickhouse_server.py`), or the server of
-VITRINA_TEST_CLICKHOUSE_URL. Then reconcile finds and repairs what was changed by hand, and the runner's peak memory is
-told for each number of rows of `--growth`.
+Both fill a new table with the same rows, from the same Postgres into the same ClickHouse, in turns. Each turn begins
+when the engine has merged what the turn before left to it. The engine is chdb in a process of its own, behind its HTTP
+protocol (`tests/support/clickhouse_server.py`), or the server of VITRINA_TEST_CLICKHOUSE_URL. CPU seconds are those of
+all processes of the benchmark: runner or script, Postgres, engine. Then reconcile finds and repairs what was changed by
+hand, and the runner's peak memory is told for each number of rows of `--growth`.
 """
 
 import argparse
 import os
 import statistics
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import adbc_driver_postgresql.dbapi
@@ -24,7 +27,7 @@ from clickhouse_connect.driver.client import Client
 from bench.cinema import Cinema
 from bench.ours import Platform
 from bench.report import timed, write_figures
-from bench.servers import prepared
+from bench.servers import parent, prepared, tree_cpu_seconds
 from tests.support.clickhouse_process import clickhouse_process
 from vitrina.connectors.clickhouse import urls
 from vitrina.settings import Settings
@@ -40,6 +43,7 @@ CREATE OR REPLACE TABLE by_hand (
 """
 BATCH_ROWS = 50_000
 WANTED = 0.7
+QUIET_SECONDS = 2.0
 INTRO = """\
 {rows:,} films from Postgres into a new ClickHouse table: Vitrina, and COPY with `insert_arrow` written by hand, in
 turns, into the same engine (chdb in a process of its own, behind its HTTP protocol). Then a comparison of source and
@@ -64,15 +68,54 @@ def main() -> None:
 def _speed(asked: argparse.Namespace, cinema: Cinema, platform: Platform, url: str) -> dict[str, str]:
     hand, ours = [], []
     for turn in range(asked.repeat):
-        hand.append(timed(lambda: _by_hand(cinema.admin_url, url)))
-        ours.append(timed(lambda: platform.run("films")))
-        print(f"turn {turn + 1}: by hand {hand[-1]:.1f} s, Vitrina {ours[-1]:.1f} s", flush=True)
-    ratio = statistics.median(by_hand / with_us for by_hand, with_us in zip(hand, ours, strict=True))
+        hand.append(_measured(cinema, url, lambda: _by_hand(cinema.admin_url, url)))
+        ours.append(_measured(cinema, url, lambda: platform.run("films")))
+        print(f"turn {turn + 1}: by hand {hand[-1]}, Vitrina {ours[-1]}", flush=True)
+    ratio = statistics.median(by_hand.seconds / with_us.seconds for by_hand, with_us in zip(hand, ours, strict=True))
     return {
-        "rows a second": f"{asked.rows / statistics.median(ours):,.0f}",
-        "by hand": f"{asked.rows / statistics.median(hand):,.0f}",
+        "rows a second": f"{asked.rows / statistics.median(one.seconds for one in ours):,.0f}",
+        "by hand": f"{asked.rows / statistics.median(one.seconds for one in hand):,.0f}",
         f"ratio (wanted: {WANTED})": f"{ratio:.2f}",
+        "ratio of each turn": ", ".join(f"{a.seconds / b.seconds:.2f}" for a, b in zip(hand, ours, strict=True)),
+        "CPU seconds": f"{statistics.median(one.cpu for one in ours):.1f}",
+        "CPU seconds by hand": f"{statistics.median(one.cpu for one in hand):.1f}",
     }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one load took."""
+
+    seconds: float
+    cpu: float
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.1f} s ({self.cpu:.1f} s of CPU)"
+
+
+def _measured(cinema: Cinema, url: str, work: Callable[[], object]) -> Measured:
+    _settle(url)
+    with cinema.connect() as connection:
+        server = parent(connection.info.backend_pid)
+        before = _cpu_seconds(server)
+        seconds = timed(work)
+        return Measured(seconds, _cpu_seconds(server) - before)
+
+
+def _cpu_seconds(postgres: int) -> float:
+    """Count this process and those that it started, runner and engine among them, and Postgres."""
+    return tree_cpu_seconds(os.getpid()) + tree_cpu_seconds(postgres)
+
+
+def _settle(url: str) -> None:
+    """Wait until the engine has nothing left to merge, as it does after inserts."""
+    client = _client(url)
+    quiet_since = time.monotonic()
+    while time.monotonic() - quiet_since < QUIET_SECONDS:
+        if client.command("SELECT count() FROM system.merges"):
+            quiet_since = time.monotonic()
+        time.sleep(0.1)
+    client.close()
 
 
 def _reconciled(platform: Platform, url: str) -> dict[str, str]:

@@ -1,14 +1,16 @@
 """Postgres marts against hand-written SQL and the tools that people would use instead.
 
     python -m bench.postgres [--rows 1000000] [--repeat 3] [--peers dlt,ingestr] [--only full,rerun,...]
+    python -m bench.postgres --setting hard [--bindir /usr/lib/postgresql/15/bin]
 
 Ours and the reference take turns in one run, results are compared with the source, and the table shows medians.
 """
 
 import argparse
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -17,13 +19,59 @@ from bench import growth
 from bench.cinema import Cinema
 from bench.ours import Platform
 from bench.report import Line, Size, write
-from bench.scenarios import PEERS, SCENARIOS, Bench
+from bench.scenarios import (
+    AGGREGATE,
+    ANTI_JOIN,
+    COPIED,
+    FIRST_PASS,
+    FRESH_TABLE,
+    FULL,
+    ON_CONFLICT,
+    PEERS,
+    PYTHON_LOOP,
+    RELOAD,
+    REMOTE,
+    ROW_STEP,
+    SCENARIOS,
+    TABLE_AS,
+    UPSERT,
+    Bench,
+)
 from vitrina.embedded.temporary import TemporaryServer
 from vitrina.settings import Settings
 from vitrina.store.migrate import migrate
 
 # Real settings of a small server; the data is thrown away, so fsync may stay off for both sides alike.
 SERVER = {"shared_buffers": "512MB", "max_wal_size": "4GB", "checkpoint_timeout": "30min", "autovacuum": "off"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the servers and the data are like, and what is wanted there."""
+
+    server: Mapping[str, str]
+    padding: int = 0
+    goals: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+
+SETTINGS = {
+    "friendly": Setting(SERVER),
+    # What is committed is on the disk, a log that replicas and live pipelines can read, and 300 bytes a row.
+    "hard": Setting(
+        SERVER | {"fsync": "on", "full_page_writes": "on", "wal_level": "logical"},
+        padding=160,
+        goals={
+            (FULL, FRESH_TABLE): 0.8,
+            (FIRST_PASS, FRESH_TABLE): 0.8,
+            (RELOAD, ANTI_JOIN): 1.0,
+            (UPSERT, ON_CONFLICT): 0.9,
+            (AGGREGATE, TABLE_AS): 0.85,
+            (REMOTE, COPIED): 0.8,
+            (REMOTE, "ingestr replace"): 1.5,
+            (ROW_STEP, PYTHON_LOOP): 0.6,
+        },
+    ),
+}
 
 
 def main() -> None:
@@ -35,7 +83,7 @@ def main() -> None:
 
         def show(text: str) -> None:
             print(text, flush=True)
-            write(arguments.name, lines, described, sizes)
+            write(arguments.name or default_name(running, arguments), lines, described, sizes)
 
         running.warm_up()
         for name in (*arguments.only, *arguments.peers):
@@ -60,18 +108,32 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--peers", type=names, default=[], help=f"{','.join(PEERS)}: installed on first use")
     parser.add_argument("--only", type=names, default=list(SCENARIOS), help=", ".join(SCENARIOS))
     parser.add_argument("--growth", type=numbers, default=[], help="sizes, for example 10000,100000,1000000,10000000")
+    parser.add_argument("--setting", choices=SETTINGS, default="friendly", help="of the servers and the data")
     parser.add_argument("--bindir", help="programs of another PostgreSQL")
-    parser.add_argument("--name", default="postgres", help="of the files in bench/results")
+    parser.add_argument("--name", help="of the files in bench/results: postgres, or postgres_hard with its version")
     parser.add_argument("--home", type=Path, default=Path(tempfile.gettempdir()) / "vitrina-bench")
     return parser.parse_args()
+
+
+def default_name(running: Bench, arguments: argparse.Namespace) -> str:
+    return "postgres" if arguments.setting == "friendly" else f"postgres_{arguments.setting}_{major(running)}"
+
+
+def major(running: Bench) -> int:
+    with running.cinema.connect() as connection:
+        return connection.info.server_version // 10_000
 
 
 def describe(running: Bench, arguments: argparse.Namespace) -> dict[str, object]:
     with running.cinema.connect() as connection:
         version = connection.execute("SHOW server_version").fetchone()
+        size = connection.execute("SELECT round(avg(pg_column_size(f.*))) FROM content.films f").fetchone()
     assert version is not None
+    assert size is not None
+    server = SETTINGS[arguments.setting].server
     return {
-        "server": f"PostgreSQL {version[0]}, {', '.join(f'{name} {value}' for name, value in SERVER.items())}",
+        "server": f"PostgreSQL {version[0]}, {', '.join(f'{name} {value}' for name, value in server.items())}",
+        "bytes_of_a_row": int(size[0]),
         "rows": arguments.rows,
         "repeat": arguments.repeat,
         **{name: running.peer(name).version for name in arguments.peers},
@@ -82,11 +144,12 @@ def describe(running: Bench, arguments: argparse.Namespace) -> dict[str, object]
 def bench(arguments: argparse.Namespace) -> Iterator[Bench]:
     arguments.home.mkdir(exist_ok=True)
     bindir = Path(arguments.bindir) if arguments.bindir else None
+    setting = SETTINGS[arguments.setting]
     with ExitStack() as stack:
-        server, other = (stack.enter_context(TemporaryServer(bindir, settings=SERVER)) for _ in range(2))
+        server, other = (stack.enter_context(TemporaryServer(bindir, settings=setting.server)) for _ in range(2))
         settings = _prepared(server)
         _prepared(other)
-        cinema = Cinema(server.urls.admin, arguments.rows)
+        cinema = Cinema(server.urls.admin, arguments.rows, setting.padding)
         cinema.make(ratings="aggregate" in arguments.only or "ingestr" in arguments.peers)
         environment = {
             "VITRINA_DATABASE_URL": server.urls.app,
@@ -98,7 +161,8 @@ def bench(arguments: argparse.Namespace) -> Iterator[Bench]:
         platform = Platform(settings, environment)
         stack.callback(platform.stop)
         platform.start(arguments.home / "runner.log")
-        yield Bench(cinema, platform, Cinema(other.urls.admin, arguments.rows), arguments.repeat, arguments.home)
+        remote = Cinema(other.urls.admin, arguments.rows)
+        yield Bench(cinema, platform, remote, arguments.repeat, arguments.home, goals=setting.goals)
 
 
 def _prepared(server: TemporaryServer) -> Settings:

@@ -19,6 +19,8 @@ test("screenshots", async () => {
       ["pipeline", "/pipelines/film_dim_full"],
       ["failure", "/pipelines/weekly_top_films"],
       ["checks", "/pipelines/genres?tab=checks"],
+      ["plan", "/pipelines/genres?tab=plan"],
+      ["data", "/pipelines/film_dim_full?tab=data"],
       ["versions", "/pipelines/film_dim_full?tab=versions"],
       ["definition", "/pipelines/film_dim_full?tab=definition"],
       ["edit", "/pipelines/film_codes/edit"],
@@ -84,6 +86,11 @@ const ACTS: Record<string, (page: Page) => Promise<unknown>> = {
     for (let step = 0; step < " FROM content.film_work".length; step++) await page.keyboard.press("ArrowLeft");
     await page.keyboard.press("Control+Space");
   },
+  plan: async (page) => {
+    await page.getByRole("button", { name: "Plan now" }).click();
+    await page.getByRole("region", { name: "Some of the rows" }).waitFor({ timeout: 40_000 });
+  },
+  data: (page) => page.locator("main td").first().waitFor({ timeout: 40_000 }),
   "dead-letters": (page) => page.locator("main summary").first().click(),
 };
 
@@ -121,6 +128,8 @@ export async function furnish({ api, sql }: Platform): Promise<Run> {
   await makeDrift({ api }, "genres", "SELECT id, CASE WHEN name < 'C' THEN upper(name) ELSE name END AS name FROM content.genre WHERE name <> 'Drama'");
   const { id } = await api<{ id: string }>("POST", "/pipelines/genres/reconcile");
   await until(async () => (await api<{ finished_at: string | null }>("GET", `/requests/${id}`)).finished_at !== null, 60);
+  const { id: profile } = await api<{ id: string }>("POST", "/pipelines/film_dim_full/profile");
+  await until(async () => (await api<{ finished_at: string | null }>("GET", `/requests/${profile}`)).finished_at !== null, 60);
   await api("PATCH", "/pipelines/film_dim_full", { labels: { team: "films" } });
   await api("PATCH", "/pipelines/ratings", { labels: { team: "viewers", tier: "1" } });
   sql(OVER_THE_DAY);

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from functools import cache
 from typing import Annotated, Any, Generic, Literal, TypeVar
 from uuid import UUID
 
@@ -37,9 +38,14 @@ class Told(Answer):
     def _tell(cls, fields: Any) -> Any:
         if not isinstance(fields, Mapping):
             return fields
-        told = ((name, name.removesuffix("_said")) for name in cls.model_fields if name.endswith("_said"))
-        missing = {name: _said(fields[text]) for name, text in told if name not in fields and fields.get(text)}
+        missing = {name: _said(fields[text]) for name, text in _told(cls) if fields.get(text) and name not in fields}
         return {**fields, **missing} if missing else fields
+
+
+@cache
+def _told(model: type[Told]) -> tuple[tuple[str, str], ...]:
+    """List the fields that stand beside a sentence, each with the sentence's own."""
+    return tuple((name, name.removesuffix("_said")) for name in model.model_fields if name.endswith("_said"))
 
 
 def _said(value: Any) -> Any:
@@ -54,9 +60,9 @@ def _telling(value: Any) -> Any:
     """Add to the JSON of a runner, beside its sentences, how they were made."""
     if isinstance(value, list):
         return [_telling(part) for part in value]
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not value:
         return value
-    told = {f"{name}_said": said for name in _TOLD_BY_RUNNERS if (said := _said(value.get(name)))}
+    told = {f"{name}_said": said for name in _TOLD_BY_RUNNERS if name in value and (said := _said(value[name]))}
     return {name: _telling(part) if name in _TELLING_PARTS else part for name, part in value.items()} | told
 
 
@@ -73,6 +79,8 @@ def _as_object(value: object) -> object:
 
 
 def _as_texts(value: object) -> object:
+    if value == {}:
+        return value
     found = _as_object(value)
     if not isinstance(found, dict):
         return found
@@ -536,13 +544,14 @@ class Alert(Told):
     """What people were told about a pipeline, or would be if a receiver were configured."""
 
     id: UUID
-    kind: str = Field(description="failed, recovered or drift.")
+    kind: str = Field(description="failed, recovered, drift or warned.")
     at: datetime
     run_id: UUID | None
     error: str | None = None
     error_said: Said | None = None
     failing_since: datetime | None = None
     differences: int | None = None
+    checks: list[str] | None = Field(None, description="Of a warning: the checks that rows break which were published.")
     delivered: list[str] = Field(description="The receivers that took it.")
     delivery_error: str | None = None
 

@@ -105,8 +105,12 @@ class Relationship(RowCheck):
     to_column: ColumnName | None = Field(None, description="Its column; by default one of the same name.")
 
     @property
+    def other_column(self) -> str:
+        return self.to_column or self.column
+
+    @property
     def select(self) -> str:
-        own, other = quoted_column(self.column), quoted_column(self.to_column or self.column)
+        own, other = quoted_column(self.column), quoted_column(self.other_column)
         return (
             f"SELECT r.* FROM {STAGED} AS r WHERE r.{own} IS NOT NULL"  # noqa: S608 - quoted, and it is judged
             f" AND NOT EXISTS (SELECT 1 FROM {quoted_table(self.to)} AS o WHERE o.{other} = r.{own})"

@@ -182,7 +182,7 @@ class OwnOptions(Strict):
         allow_inf_nan=False,
         description="Older than this, the mart is late: monitoring alerts.",
     )
-    notify: list[Literal["failed", "recovered", "drift"]] | None = Field(
+    notify: list[Literal["failed", "recovered", "drift", "warned"]] | None = Field(
         None, description="What the operator's webhooks are told about this pipeline; everything unless said."
     )
     params: BoundedObject = Field(default_factory=dict, description="Parameters of `python_task`.")
@@ -194,6 +194,11 @@ class OwnOptions(Strict):
     )
     step_memory_mb: int = Field(2_048, ge=128, description="Resident memory of a worker process, in MB.")
     reconcile: ReconcileSchedule | None = Field(None, description="Compare mart and source regularly.")
+    profile: bool = Field(
+        False,
+        description="Look at a table in Postgres after each full or incremental run: its rows, its size, and what its"
+        " columns hold. `vitrina profile` does so on request.",
+    )
     live: LiveOptions = Field(default_factory=LiveOptions, description="How a live pipeline follows its source.")
     history: History | None = Field(
         None, description="Keep every state of a row in the mart, each with the time in which it was valid; see below."
@@ -556,6 +561,12 @@ class Definition(Strict):
                 where = self.options.target_connection
                 raise Unfit(field, say("definition.check_needs_reader", name=name, connection=where))
         self.options._shrink_limit = data_checks.shrink_limit(self.checks)
+        return self
+
+    @model_validator(mode="after")
+    def _profile_fits(self) -> Self:
+        if self.options.profile and ":" in self.final_target:
+            raise Unfit("options.profile", say("definition.profile_needs_table", target=self.final_target))
         return self
 
     @property

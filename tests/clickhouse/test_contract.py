@@ -55,8 +55,8 @@ def passes_no_fence(self: Any, part: Any, fence: Any) -> None:
     self._merge(part.number, pieces=1)
 
 
-def merges_when_written(self: Any, rows: Any, part: Any, token: str) -> None:
-    self._target.server.insert(self._tables.path(self._current_shown.generation), rows, token=token)
+def merges_when_written(self: Any, what: Any) -> None:
+    self._target.server.insert(self._tables.path(self._current_shown.generation), what.rows, token=what.token)
 
 
 def publishes_nothing(self: Any, fence: Any) -> Counts:

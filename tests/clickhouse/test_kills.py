@@ -21,7 +21,8 @@ from vitrina.settings import Settings
 QUERY = "SELECT id, version, updated_at, (id + version) % 7 = 0 AS gone FROM content.item"
 OPTIONS = {"target_connection": "olap", "delete_when": "gone", "allow_shrink": True}
 PIPELINES: dict[str, dict[str, Any]] = {
-    "full": {"mode": "full", "options": OPTIONS},
+    # One that is read in the order of the key and continued, and one that is read at once.
+    "full": {"mode": "full", "options": OPTIONS | {"checkpoint_rows": 100}},
     "plain": {"mode": "full", "options": OPTIONS | {"clickhouse": {"engine": "MergeTree"}}},
     "passes": {**CURSOR, "options": OPTIONS | {"cursor_clock": "database"}},
 }

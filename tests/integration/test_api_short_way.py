@@ -19,7 +19,8 @@ from vitrina.store.database import Connection
 JSON = {"content-type": "application/json"}
 NOBODY = "00000000-0000-4000-8000-000000000000"
 # In place of the parameters of a path. A pipeline that is not there is told after everything that is wrong with a body.
-THERE = {"pipeline": "films", "version": "1", "run_id": NOBODY, "request_id": NOBODY, "name": "default"}
+IDS = {"run_id": NOBODY, "request_id": NOBODY, "plan_id": NOBODY}
+THERE = IDS | {"pipeline": "films", "version": "1", "name": "default"}
 MISSING = THERE | {"pipeline": "nothing", "name": "nothing"}
 BODIES: dict[str, tuple[bytes, dict[str, str]]] = {
     "none": (b"", {}),

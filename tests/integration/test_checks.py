@@ -1,5 +1,6 @@
 """Nothing wrong is published: every kind of check, what becomes of rows that break one, on every way to a mart."""
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,8 +11,14 @@ import psycopg
 import pytest
 
 from tests.support.workbench import Workbench
+from vitrina.connectors.postgres import bulk_load, first_load
+from vitrina.connectors.postgres.check_reading import Question
 from vitrina.connectors.postgres.checks import MartChecks
 from vitrina.store import dead_letters, pipelines
+
+LONG = os.environ.get("VITRINA_CHAOS") == "long"
+PUBLISHES = 50 if LONG else 10
+STEADY_RUNS = 200 if LONG else 20
 
 FILMS = """
 CREATE TABLE content.genre (id int PRIMARY KEY, name text);
@@ -275,7 +282,7 @@ def test_the_number_of_rows_is_compared_with_the_runs_before(bench: Workbench) -
 
 def test_steady_runs_raise_no_false_alarm(bench: Workbench) -> None:
     make(bench, {"kind": "row_count", "last_runs": 10, "within": 0.2}, CHANGED, FRESH)
-    for number in range(20):
+    for number in range(STEADY_RUNS):
         bench.sql("DELETE FROM content.films WHERE id IN (SELECT id FROM content.films ORDER BY id LIMIT 5)")
         bench.sql(
             "INSERT INTO content.films SELECT i, 'Film ' || i, 'movie', 5.50, 1 + i % 2, now()"
@@ -523,27 +530,32 @@ def polling(bench: Workbench) -> Iterator[list[tuple[int, int, int]]]:
 
 @pytest.mark.parametrize("way", ["auto", "arrow"])
 def test_readers_never_see_a_row_that_a_check_refused(bench: Workbench, way: str) -> None:
-    """Of ten publishes every other one fails a check; a reader sees whole loads only, and no wrong row."""
+    """Of the publishes every other one fails a check; a reader sees whole loads only, and no wrong row."""
     make(bench, EXPRESSION, COUNT, way=way)
     bench.sql("UPDATE content.films SET title = 'round 0'")
     bench.run("films")
 
     outcomes = []
     with polling(bench) as seen:
-        for number in range(1, 11):
+        for number in range(1, PUBLISHES + 1):
             wrong = number % 2
             rating = f"CASE WHEN id = {number} AND {wrong} = 1 THEN 11 ELSE 5 END"
             bench.sql(f"UPDATE content.films SET title = 'round {number}', rating = {rating}")
             outcomes.append(bench.run("films")["status"])
 
-    assert outcomes == ["FAILED", "SUCCESS"] * 5
-    assert len(seen) > 10
+    assert outcomes == ["FAILED", "SUCCESS"] * (PUBLISHES // 2)
+    assert len(seen) > PUBLISHES
     assert {(rows, wrong, titles) for rows, wrong, titles in seen} == {(100, 0, 1)}
 
 
 def test_a_run_without_checks_loads_no_module_of_theirs(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     make(bench)
-    modules = ("vitrina.connectors.postgres.checks", "vitrina.loads.checks", "vitrina.loads.arrow_checks")
+    modules = (
+        "vitrina.connectors.postgres.checks",
+        "vitrina.connectors.postgres.check_reading",
+        "vitrina.loads.checks",
+        "vitrina.loads.arrow_checks",
+    )
     for name in modules:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
@@ -552,15 +564,177 @@ def test_a_run_without_checks_loads_no_module_of_theirs(bench: Workbench, monkey
     assert not [name for name in modules if name in sys.modules]
 
 
-def test_expressions_that_all_hold_are_asked_in_one_reading(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    ask = MartChecks._ask
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The names of the checks that each reading told of."""
+    found: list[list[str]] = []
+    answer = MartChecks._answer
 
-    def noting(self: MartChecks, check: Any, rows: Any, limit: int) -> Any:
-        asked.append(check.called)
-        return ask(self, check, rows, limit)
+    def noting(self: MartChecks, question: Question, rows: Any) -> Any:
+        found.append([check.called for check in (*question.counted, *question.measured)])
+        return answer(self, question, rows)
 
-    monkeypatch.setattr(MartChecks, "_ask", noting)
+    monkeypatch.setattr(MartChecks, "_answer", noting)
+    return found
+
+
+@WAYS
+def test_one_reading_tells_of_rows_and_of_all_of_them(bench: Workbench, readings: list[list[str]], way: str) -> None:
+    rejecting = [check | {"severity": "reject"} for check in ROW_KINDS[:2]]
+    make(bench, *rejecting, *ROW_KINDS[2:], COUNT, FRESH, {"kind": "unique", "columns": ["id"]}, way=way)
+
+    assert set(results(bench.run("films")).values()) == {"passed"}
+    assert len(readings) == 1
+    assert len(readings[0]) == 6
+
+    # What is rejected leaves first, and the rest is read again.
+    bench.sql(BROKEN["not_null"][0])
+    run = bench.run("films")
+    assert (results(run)["not_null_title"], told(run)["row_count"]["value"]) == ("rejected", 97)
+    assert len(readings) == 3
+
+
+def test_a_relationship_to_rows_that_share_a_value_counts_each_row_once(
+    bench: Workbench, readings: list[list[str]]
+) -> None:
+    bench.sql("ALTER TABLE content.genre DROP CONSTRAINT genre_pkey; INSERT INTO content.genre VALUES (1, 'Tragedy')")
+    make(bench, RELATED, COUNT)
+
+    run = bench.run("films")
+
+    assert set(results(run).values()) == {"passed"}
+    assert told(run)["row_count"]["value"] == 100
+    assert readings == [["row_count"]]
+    bench.sql(BROKEN["relationship"][0])
+    assert told(bench.run("films"))["relationship_genre_id"]["rows"] == 2
+
+
+@pytest.mark.parametrize("kind", ["numeric", "double precision", "bigint"])
+def test_a_relationship_between_two_types_counts_each_row_once(bench: Workbench, kind: str) -> None:
+    """Two numerics that differ are equal to one number of fewer digits: a join would give its row twice."""
+    bench.sql("CREATE TABLE content.exact (id numeric PRIMARY KEY)")
+    bench.sql("INSERT INTO content.exact VALUES (1), (1.00000000000000000001), (2)")
+    query = f"SELECT id, genre_id::{kind} AS genre_id FROM content.films"
+    related = RELATED | {"to": "content.exact"}
+    bench.pipeline("films", query, target_key=["id"], checks=[related, COUNT])
+
+    run = bench.run("films")
+
+    assert set(results(run).values()) == {"passed"}
+    assert told(run)["row_count"]["value"] == 100
+
+
+def test_an_expression_may_name_its_columns_whatever_else_is_joined(bench: Workbench) -> None:
+    bench.sql("ALTER TABLE content.genre ADD COLUMN rating int, ADD COLUMN only_there int")
+    make(bench, RELATED, EXPRESSION, {"kind": "expression", "name": "own", "expression": "r.id > 0 AND id > 0"})
+    assert set(results(bench.run("films")).values()) == {"passed"}
+
+    make_other = {"kind": "expression", "name": "strange", "expression": "only_there IS NULL"}
+    bench.pipeline("other", QUERY, target_key=["id"], checks=[RELATED, make_other])
+    run = bench.run("other")
+    assert run["error_code"] == "bad_check"
+    assert "check strange" in run["error_message"]
+    assert "only_there" in run["error_message"]
+
+
+@pytest.mark.parametrize("wrong", ["rating <= max(rating) OVER ()", "count(*) > 0", "generate_series(1, 2) > 0"])
+def test_an_expression_takes_what_a_condition_takes(bench: Workbench, wrong: str) -> None:
+    make(bench, NOT_NULL, {"kind": "expression", "name": "odd", "expression": wrong})
+
+    run = bench.run("films")
+
+    assert run["error_code"] == "bad_check"
+    assert "check odd" in run["error_message"]
+
+
+def test_of_several_checks_the_one_is_named_that_cannot_be_judged(bench: Workbench) -> None:
+    wrong = {"kind": "accepted_values", "column": "genre_id", "values": ["drama"]}
+    make(bench, NOT_NULL, wrong, COUNT)
+
+    run = bench.run("films")
+
+    assert run["error_code"] == "bad_check"
+    assert "check accepted_values_genre_id" in run["error_message"]
+
+
+@WAYS
+@pytest.mark.parametrize("first", [True, False], ids=["first load", "reload"])
+def test_a_key_that_comes_twice_fails_the_check_that_is_about_it(bench: Workbench, way: str, first: bool) -> None:
+    """Nothing is read for it: publishing finds out, and only then the rows are looked for."""
+    make(bench, NOT_NULL, {"kind": "unique", "columns": ["id", "kind"]}, way=way)
+    if not first:
+        assert bench.run("films")["status"] == "SUCCESS"
+    bench.sql("INSERT INTO content.films SELECT * FROM content.films WHERE id IN (3, 5)")
+
+    run = bench.run("films")
+
+    assert (run["error_code"], results(run)["unique_id_kind"]) == ("check_failed", "failed")
+    assert told(run)["unique_id_kind"]["rows"] == 2
+    assert sorted(row["id"] for row in told(run)["unique_id_kind"]["offending_rows"]) == [3, 5]
+    assert len(mart(bench)) == (0 if first else 100)
+
+
+# --- the stage of a first load becomes the mart ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_first_loads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Let the stage of a small load become the mart; tell whether it did."""
+    became: list[bool] = []
+    take_place = first_load.take_place
+
+    def noting(*arguments: Any) -> bool:
+        became.append(take_place(*arguments))
+        return became[-1]
+
+    monkeypatch.setattr(bulk_load, "WORTHWHILE_ROWS", 1)
+    monkeypatch.setattr(first_load, "take_place", noting)
+    return became
+
+
+@pytest.mark.parametrize("way", ["auto", "copy"])
+def test_a_first_load_with_checks_writes_its_rows_once(
+    bench: Workbench, small_first_loads: list[bool], way: str
+) -> None:
+    make(bench, *ROW_KINDS, *SET_KINDS, way=way, batch_size=1_000)
+
+    run = bench.run("films")
+
+    assert set(results(run).values()) == {"passed"}
+    assert small_first_loads == [True]
+    assert bench.differences(QUERY, "analytics.films") == 0
+    # What the reader was shown of the stage, it is not shown of the mart.
+    rights = "SELECT has_table_privilege('vitrina_reader', 'analytics.films', 'SELECT, INSERT') AS may"
+    assert bench.sql(rights) == [{"may": False}]
+
+
+@pytest.mark.parametrize("check", ROW_KINDS, ids=lambda check: check["kind"])
+def test_a_first_load_leaves_rejected_rows_out(
+    bench: Workbench, small_first_loads: list[bool], check: dict[str, Any]
+) -> None:
+    breaking, rows = BROKEN[check["kind"]]
+    make(bench, check | {"severity": "reject"})
+    bench.sql(breaking)
+
+    run = bench.run("films")
+
+    assert (run["status"], run["rows_rejected"], run["rows_written"]) == ("SUCCESS", rows, 100 - (rows or 0))
+    assert small_first_loads == [True]
+    assert len(mart(bench)) == 100 - (rows or 0)
+
+
+def test_a_first_load_that_fails_a_check_shows_nothing(bench: Workbench, small_first_loads: list[bool]) -> None:
+    make(bench, EXPRESSION, {"kind": "unique", "columns": ["id"]})
+    bench.sql(BROKEN["expression"][0])
+
+    assert bench.run("films")["error_code"] == "check_failed"
+
+    assert small_first_loads == []
+    assert mart(bench) == []
+    assert bench.checkpoint("films").stage is None
+
+
+def test_expressions_that_all_hold_are_asked_in_one_reading(bench: Workbench, readings: list[list[str]]) -> None:
     make(
         bench,
         {"kind": "expression", "name": "one", "expression": "rating >= 0"},
@@ -568,7 +742,7 @@ def test_expressions_that_all_hold_are_asked_in_one_reading(bench: Workbench, mo
         {"kind": "expression", "name": "three", "expression": "1 / nullif(genre_id, 7) >= 0", "severity": "warn"},
     )
     assert results(bench.run("films")) == dict.fromkeys(("one", "two", "three"), "passed")
-    assert asked == ["(all expressions)"]
+    assert readings == [["one", "two", "three"]]
 
     # One that is broken, and one that fails on a row, are found by name.
     bench.sql("UPDATE content.films SET rating = 11 WHERE id IN (3, 4)")

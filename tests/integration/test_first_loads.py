@@ -45,6 +45,8 @@ OBSTACLES = {
     "a foreign key": "ALTER TABLE analytics.films ADD FOREIGN KEY (id) REFERENCES content.ids",
     "a check": "ALTER TABLE analytics.films ADD CHECK (id > 0)",
     "a publication": "CREATE PUBLICATION p FOR TABLE analytics.films",
+    "a publication of its schema": "CREATE PUBLICATION p FOR TABLES IN SCHEMA analytics",
+    "a publication of everything": "CREATE PUBLICATION p FOR ALL TABLES",
     "statistics": "CREATE STATISTICS analytics.s (dependencies) ON id, title FROM analytics.films",
     "a storage parameter": "ALTER TABLE analytics.films SET (fillfactor = 70)",
     "a replica identity": "ALTER TABLE analytics.films REPLICA IDENTITY FULL",

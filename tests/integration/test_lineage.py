@@ -102,6 +102,35 @@ def test_a_run_that_fails_and_one_whose_definition_is_broken(workbench: Workbenc
     assert [one["name"].partition(".")[2] for one in fail["outputs"]] == ["analytics.wrong"]
 
 
+def test_what_came_of_checks_is_told_with_the_target(workbench: Workbench) -> None:
+    workbench.source(FILMS)
+    checks = [
+        {"kind": "not_null", "column": "title"},
+        {"kind": "unique", "columns": ["id", "title"]},
+        {"kind": "expression", "name": "known_film", "expression": "id < 50", "severity": "warn"},
+        {"kind": "row_count", "max": 100},
+    ]
+    workbench.pipeline("films", QUERY, target_key=["id"], checks=checks)
+
+    _, complete = work(workbench, workbench.settings, "films")
+
+    [written] = complete["outputs"]
+    assert written["facets"]["schema"]["fields"]
+    assert written["facets"]["dataQualityAssertions"]["assertions"] == [
+        {"assertion": "not_null", "column": "title", "success": True},
+        {"assertion": "known_film", "success": False},
+        {"assertion": "unique", "success": True},
+        {"assertion": "row_count", "success": True},
+    ]
+
+    # A load that was not published is told of, too.
+    workbench.sql("INSERT INTO content.films VALUES (101, 'film 101')")
+    _, fail = work(workbench, workbench.settings, "films")
+    assert fail["eventType"] == "FAIL"
+    found = fail["outputs"][0]["facets"]["dataQualityAssertions"]["assertions"]
+    assert {one["assertion"]: one["success"] for one in found}["row_count"] is False
+
+
 def test_the_check_refuses_what_the_specification_refuses(workbench: Workbench) -> None:
     workbench.source(FILMS)
     workbench.pipeline("films", QUERY, target_key=["id"])

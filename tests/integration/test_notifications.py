@@ -105,6 +105,49 @@ def test_a_failure_and_the_recovery_are_told_once_each(
     assert "works again" in texts[2]
 
 
+def test_checks_that_warn_are_told_when_they_begin(workbench: Workbench, told: Settings, receiver: Receiver) -> None:
+    workbench.source("CREATE TABLE content.films (id int PRIMARY KEY, title text)")
+    workbench.sql("INSERT INTO content.films VALUES (1, NULL)")
+    checks = [
+        {"kind": "not_null", "column": "title", "severity": "warn"},
+        {"kind": "expression", "name": "few", "expression": "id < 3", "severity": "warn"},
+    ]
+    workbench.pipeline("films", "SELECT id, title FROM content.films", target_key=["id"], checks=checks)
+
+    def run_and_count() -> int:
+        assert workbench.run("films")["status"] == "SUCCESS"
+        return courier(told).deliver_due()
+
+    assert run_and_count() == 1
+    assert run_and_count() == 0
+    workbench.sql("INSERT INTO content.films VALUES (3, 'Stalker')")
+    assert run_and_count() == 1
+    # One that no longer warns is no news either; when it warns again, it is.
+    workbench.sql("UPDATE content.films SET title = 'Solaris' WHERE id = 1")
+    assert run_and_count() == 0
+    workbench.sql("UPDATE content.films SET title = NULL WHERE id = 1")
+    assert run_and_count() == 1
+
+    bodies = [json.loads(one.body) for one in receiver.at("/hook")]
+    assert [body["type"] for body in bodies] == ["pipeline.warned"] * 3
+    assert [body["data"]["checks"] for body in bodies] == [["not_null_title"], *[["few", "not_null_title"]] * 2]
+    assert bodies[-1]["data"]["run_id"] == str(workbench.last_run("films")["id"])
+    texts = [json.loads(one.body)["text"] for one in receiver.at("/slack")]
+    assert "*films* published rows that break checks which only warn: not_null_title" in texts[0]
+
+
+@pytest.mark.parametrize("metrics", ['{"checks": 1}', '{"checks": [1, null, {"result": "warned"}]}', "[]", '"checks"'])
+def test_odd_results_of_checks_stop_nobody(workbench: Workbench, metrics: str) -> None:
+    workbench.source("CREATE TABLE content.films (id int PRIMARY KEY); INSERT INTO content.films VALUES (1)")
+    workbench.pipeline("films", "SELECT id FROM content.films", target_key=["id"])
+    workbench.run("films")
+    workbench.sql(f"UPDATE etl.etl_runs SET status = 'RUNNING', metrics = '{metrics}'")
+
+    workbench.sql("UPDATE etl.etl_runs SET status = 'SUCCESS'")
+
+    assert workbench.sql("SELECT 1 FROM etl.etl_notifications WHERE kind = 'warned'") == []
+
+
 def test_the_signature_is_one_that_a_receiver_can_verify(
     workbench: Workbench, told: Settings, receiver: Receiver
 ) -> None:

@@ -24,7 +24,7 @@ from vitrina.observe.kept_session import KeptSession
 from vitrina.observe.run_logs import LineKeeper
 from vitrina.runner.manager import PipelineManager
 from vitrina.settings import Settings
-from vitrina.store import leases, pipelines, run_logs
+from vitrina.store import leases, pipelines, requests, run_logs
 
 PASSWORD = "hunter2-of-the-reader"
 
@@ -301,6 +301,27 @@ def test_a_lease_taken_away_is_counted(workbench: Workbench, told: tuple[Setting
     with observed(told[0]) as runner:
         until(lambda: runner.value("vitrina_lease_lost_total", pipeline="films", seen_by="successor") == 1)
         until(lambda: runner.value("vitrina_runs_total", pipeline="films", status="SUCCESS") == 1)
+
+
+def test_plans_are_counted_by_what_they_found(workbench: Workbench, told: tuple[Settings, Receiver]) -> None:
+    settings, _ = told
+    workbench.source("CREATE TABLE content.films (id int PRIMARY KEY); INSERT INTO content.films VALUES (1), (2)")
+    pipeline = workbench.pipeline("films", "SELECT id FROM content.films", target_key=["id"])
+    with observed(settings) as runner:
+
+        def plan() -> None:
+            request_id = requests.insert(workbench.metastore, "plan", pipeline, {}, "somebody")
+            until(lambda: (requests.find(workbench.metastore, request_id) or {}).get("finished_at") is not None)
+
+        plan()
+        workbench.request("films")
+        until(lambda: runner.value("vitrina_runs_total", pipeline="films", status="SUCCESS") == 1)
+        for change in ("SELECT 1", "DELETE FROM content.films", "DROP TABLE content.films"):
+            workbench.sql(change)
+            plan()
+
+        results = ("changes", "same", "refused", "failed")
+        until(lambda: all(runner.value("vitrina_plans_total", pipeline="films", result=one) == 1 for one in results))
 
 
 @contextmanager

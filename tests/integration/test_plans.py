@@ -3,8 +3,9 @@
 Statements are those that the product sends, with their values, and each is explained right before it is sent.
 """
 
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -14,6 +15,8 @@ import httpx
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.adapt import PyFormat
+from psycopg.pq import Escaping
 
 from tests.conftest import admin, settings_for
 from tests.integration.api import serving, without_auth
@@ -23,7 +26,7 @@ from vitrina.embedded.temporary import TemporaryServer
 from vitrina.observe.monitoring import MetastoreCollector
 from vitrina.runner import housekeeping
 from vitrina.settings import Settings
-from vitrina.store import database, leases, pipelines, recovery, requests, run_after, runs, schedules
+from vitrina.store import database, leases, pipelines, prepared, recovery, requests, run_after, runs, schedules
 
 PIPELINES, RUNS = 3000, 30_000
 LARGE = {"etl_runs", "etl_pipelines", "etl_state", "etl_pipeline_tasks"}
@@ -80,8 +83,32 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> Plans:
             found.indexes.update(_indexes(plan["Plan"]))
         return send(cursor, query, params, **more)
 
+    ask = prepared._Prepared._ask
+
+    def explain_and_ask(statement: prepared._Prepared, values: Sequence[Any]) -> Any:
+        text, plan = _explain_prepared(statement, values)
+        found.seen.append((text, set(_read_whole(plan))))
+        found.indexes.update(_indexes(plan))
+        return ask(statement, values)
+
     monkeypatch.setattr(psycopg.Cursor, "execute", explain_and_send)
+    monkeypatch.setattr(prepared._Prepared, "_ask", explain_and_ask)
     return found
+
+
+def _explain_prepared(statement: "prepared._Prepared", values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
+    """Take the plan that a session goes on with after some executions: for any values, where that is no dearer."""
+    session, name = statement._session, statement._name
+    sent = statement._reading.dump_sequence(values, [PyFormat.TEXT] * len(values))
+    escaping = Escaping(session)
+    literals = b", ".join(b"NULL" if one is None else escaping.escape_literal(one) for one in sent)
+    asked = b"EXPLAIN (FORMAT JSON) EXECUTE " + name + (b"(%s)" % literals if sent else b"")
+    *_, explained = (session.exec_(asked) for _ in range(7))
+    text = session.exec_(b"SELECT statement FROM pg_prepared_statements WHERE name = '%s'" % name)
+    plan, statement_text = explained.get_value(0, 0), text.get_value(0, 0)
+    assert plan, explained.error_message
+    assert statement_text
+    return " ".join(statement_text.decode().split()), json.loads(plan)[0]["Plan"]
 
 
 def _read_whole(plan: dict[str, Any]) -> Iterator[str]:

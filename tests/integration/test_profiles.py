@@ -5,11 +5,13 @@ from uuid import uuid4
 
 import httpx
 import pytest
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from tests.integration.api import serving
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import mart_profile
+from vitrina.definition import Definition
+from vitrina.errors import FatalError
 from vitrina.runner import requests as runner_requests
 from vitrina.services import tokens
 from vitrina.services.callers import Caller, Role
@@ -110,6 +112,60 @@ def test_what_cannot_be_told_is_refused_with_a_sentence(bench: Workbench, tmp_pa
     _, error = profiled(bench, "filed")
     assert error
     assert "only tables in Postgres" in error["message"]
+
+
+def test_a_run_looks_at_its_target_where_the_definition_asks_for_it(bench: Workbench) -> None:
+    make(bench, options={"profile": True})
+    bench.sql("INSERT INTO content.films (id) VALUES (101)")
+    assert bench.run("films")["status"] == "SUCCESS"
+
+    kept = bench.sql("SELECT * FROM etl.etl_requests WHERE kind = 'profile' ORDER BY created_at")
+
+    assert [one["result"]["rows"] for one in kept] == [100, 101]
+    assert kept[-1]["payload"] == {"run_id": str(bench.last_run("films")["id"])}
+    asked, _ = profiled(bench)
+    assert kept[-1]["result"] == asked
+    row = pipelines.find(bench.metastore, "films")
+    assert row
+    latest = requests.find_latest(bench.metastore, row["id"], "profile")
+    assert latest
+    assert (latest["id"], latest["status"], latest["requested_by"]) == (kept[-1]["id"], "DONE", "run")
+    assert latest["finished_at"] is not None
+
+
+def test_runs_do_not_look_unless_asked_and_not_when_they_fail(bench: Workbench) -> None:
+    make(bench)
+    bench.pipeline(
+        "wrong", "SELECT id, 1 / (id - 1) AS x FROM content.films", target_key=["id"], options={"profile": True}
+    )
+    assert bench.run("wrong")["status"] == "FAILED"
+
+    assert bench.sql("SELECT 1 FROM etl.etl_requests WHERE kind = 'profile'") == []
+
+
+def test_a_look_that_fails_does_not_fail_the_run(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise FatalError("too many columns")
+
+    monkeypatch.setattr(mart_profile, "profile", fail)
+    make(bench, options={"profile": True})
+
+    assert bench.last_run("films")["metrics"]["plan"]["warnings"] == [
+        "the target was not looked at after the run: too many columns"
+    ]
+
+
+def test_only_tables_are_looked_at_after_runs() -> None:
+    with pytest.raises(ValidationError, match=r"options\.profile looks at tables in Postgres only"):
+        Definition.model_validate(
+            {
+                "name": "films",
+                "source_query": "SELECT 1 AS id",
+                "target_table": "es:films",
+                "target_key": ["id"],
+                "options": {"profile": True},
+            }
+        )
 
 
 def test_viewers_see_numbers_and_no_values(bench: Workbench) -> None:

@@ -29,12 +29,28 @@ _FIELD = {"type": "object", "properties": {"name": _TEXT, "type": _TEXT}, "requi
 _SCHEMA = _facet("SchemaDatasetFacet", [], fields={"type": "array", "items": _FIELD})
 
 
+_ASSERTION = {
+    "type": "object",
+    "properties": {"assertion": _TEXT, "success": {"type": "boolean"}, "column": _TEXT},
+    "required": ["assertion", "success"],
+    "additionalProperties": False,
+}
+_ASSERTIONS = _facet(
+    "DataQualityAssertionsDatasetFacet", ["assertions"], assertions={"type": "array", "items": _ASSERTION}
+)
+
+
 def _dataset(**more: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "array",
         "items": {
             "type": "object",
-            "properties": {"namespace": _TEXT, "name": _TEXT, "facets": _facets(schema=_SCHEMA), **more},
+            "properties": {
+                "namespace": _TEXT,
+                "name": _TEXT,
+                "facets": _facets(schema=_SCHEMA, dataQualityAssertions=_ASSERTIONS),
+                **more,
+            },
             "required": ["namespace", "name"],
             "additionalProperties": False,
         },

@@ -498,12 +498,13 @@ export interface Reconciliation {
 
 export interface Alert {
   id: string;
-  kind: "failed" | "recovered" | "drift";
+  kind: "failed" | "recovered" | "drift" | "warned";
   at: string;
   run_id: string | null;
   error: string | null;
   failing_since: string | null;
   differences: number | null;
+  checks: string[] | null;
   delivered: string[];
   delivery_error: string | null;
 }

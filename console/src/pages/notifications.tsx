@@ -8,7 +8,7 @@ import { toastError } from "../ui/toasts";
 import { t } from "../words/language";
 
 const RECEIVERS: Record<Receiver["name"], string> = { webhook: "Webhook", slack: "Slack" };
-const KINDS: Record<string, string> = { failed: "It fails", recovered: "It works again", drift: "It differs from its source" };
+const KINDS: Record<string, string> = { failed: "It fails", recovered: "It works again", drift: "It differs from its source", warned: "Checks warn" };
 
 export function NotificationsPanel() {
   const told = useNotifications();

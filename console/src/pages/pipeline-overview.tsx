@@ -160,6 +160,7 @@ const ALERTS: Record<Alert["kind"], { words: string; icon: IconName; fill: strin
   failed: { words: "Alert · It fails", icon: "bell", fill: "var(--bad)" },
   recovered: { words: "Alert · It works again", icon: "bell", fill: "var(--ok)" },
   drift: { words: "Alert · It differs from its source", icon: "bell", fill: "var(--warn)" },
+  warned: { words: "Alert · Checks warn", icon: "bell", fill: "var(--warn)" },
 };
 
 function AlertLine({ alert }: { alert: Alert }) {
@@ -169,6 +170,7 @@ function AlertLine({ alert }: { alert: Alert }) {
       <b className="font-medium">{t(ALERTS[alert.kind].words)}</b>{" "}
       <span className="text-muted">
         {alert.kind === "drift" && alert.differences !== null && t("{n} {n|row|rows}", { n: alert.differences })}
+        {alert.kind === "warned" && alert.checks?.join(", ")}
         {alert.kind === "recovered" && failing && t("after {time}", { time: failing })}
       </span>
       <span className="block truncate text-xs text-muted" title={alert.delivery_error ?? undefined}>

@@ -26,6 +26,7 @@ const sentences: Record<string, string> = {
   "definition.deletes_none_and": "options.deletes: none оставляет строки, исчезнувшие из источника, а {option} говорит о них другое: уберите одно из двух",
   "definition.deletes_none_live": "options.deletes: none — для полных загрузок: режим live делает цель равной запросу и удаляет строки, которые из него исчезли",
   "definition.partition_ways": "options.table.partition_by: нужна колонка в hash или в range, но не в обоих",
+  "definition.profile_needs_table": "options.profile составляет профиль только таблиц Postgres, а приёмник — {target}: уберите эту опцию",
   "definition.no_delete_scan": "{target} не умеет удалять отдельные строки, а это нужно options.deletes.scan: выберите режим full, который заменяет содержимое цели, или другую цель",
   "definition.no_delete_when": "{target} не знает options.delete_when, и строки, помеченные удалёнными, были бы записаны как остальные: отфильтруйте их в запросе и выберите режим full, или выберите другую цель",
   "definition.scan_of_python": "options.deletes.scan сравнивает со всем, что есть в источнике, а источник на Python «{source}» отдаёт только новое: выберите режим full, который сам удаляет такие строки",

@@ -85,6 +85,7 @@ const sentences: Record<string, string> = {
     "{what} — «{value}», а это не значение incremental_key {column} ({type}): укажите подходящее; чекпоинт задаётся командой `vitrina state NAME --reset --cursor VALUE`",
   "run.none": "запуска {id} нет; какие хранятся, показывает список запусков",
   "run.not_checked": "раннер не смог это проверить",
+  "run.not_profiled": "профиль приёмника после запуска не составлен: {message}",
   "run.parameter_in_full": ":{parameter} — для инкрементальных пайплайнов, а этот загружается целиком",
   "run.preview_too_large": "первые {rows} строк больше {size} МБ: попросите меньше или сократите тексты",
   "run.query_calls": "{what} вызывает {name}{way} — функцию сервера, которая не только вычисляет; уберите её, или пусть оператор добавит её в VITRINA_ALLOWED_FUNCTIONS",

@@ -19,6 +19,7 @@ const ru: Record<string, string> = {
   Action: "Действие",
   "Add a step": "Добавить шаг",
   "After the steps": "После шагов",
+  "Alert · Checks warn": "Оповещение · Предупреждения проверок",
   "Alert · It differs from its source": "Оповещение · Расходится с источником",
   "Alert · It fails": "Оповещение · Сбой",
   "Alert · It works again": "Оповещение · Снова работает",

@@ -69,6 +69,7 @@ def create_app(
         docs_url=None,  # the stock page loads its scripts from another host
         redoc_url=None,
         generate_unique_id_function=_operation_id,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # `Surroundings` tells what there is to tell
     )
     app.state.vitrina = state
     errors.install(app)

@@ -163,6 +163,7 @@ class PlainRoute:
         self._threads = threads
         self._status: int = context.status_code or 200
         self._path_fields = dependant.path_params
+        self._path_is_text = all(map(_is_any_text, self._path_fields))
         self._query_fields = _Fields(dependant.query_params)
         self._header_fields = _Fields(dependant.header_params)
         self._body_fields = dependant.body_params
@@ -202,23 +203,26 @@ class PlainRoute:
         values.update(of_body)
         values.update(dict.fromkeys(self._state_names, state.state_of(request)))
         values.update(dict.fromkeys(self._caller_names, getattr(request.state, "caller", None)))
-        said = Response()
-        if self._response_name:
-            said.raw_headers.clear()
-            said.status_code = self._status
-            values[self._response_name] = said
+        said = self._said(values, self._response_name) if self._response_name else None
         answer = self._endpoint(**values)
         response = Response(
             answer.__pydantic_serializer__.to_json(answer, by_alias=True), self._status, media_type="application/json"
         )
-        if self._response_name:
+        if said:
             response.status_code = said.status_code
             response.raw_headers.extend(said.raw_headers)
         return self._finish(request, response)
 
+    def _said(self, values: dict[str, Any], name: str) -> Response:
+        """Give the endpoint an answer on which it sets its headers and status."""
+        said = Response(status_code=self._status)
+        said.raw_headers.clear()
+        values[name] = said
+        return said
+
     def _parameters(self, request: Request, problems: list[Any]) -> dict[str, Any]:
         """Read parameters in FastAPI's order: errors in the address and the headers come before those in the body."""
-        values, wrong = request_params_to_args(self._path_fields, request.path_params)
+        values, wrong = self._path_values(request.path_params)
         for fields, given in ((self._query_fields, request.query_params), (self._header_fields, request.headers)):
             found, more = fields.read(given)
             values.update(found)
@@ -227,22 +231,34 @@ class PlainRoute:
             raise RequestValidationError(wrong + problems)
         return values
 
+    def _path_values(self, given: dict[str, str]) -> tuple[dict[str, Any], list[Any]]:
+        if self._path_is_text:
+            return {field.name: given[field.alias] for field in self._path_fields}, []
+        return request_params_to_args(self._path_fields, given)
+
+
+def _is_any_text(parameter: ModelField) -> bool:
+    """Tell whether a parameter takes every text as it is, so that there is nothing to validate."""
+    return parameter.field_info.annotation is str and not parameter.field_info.metadata
+
 
 class _Fields:
     """Parameters of a query or of headers. Most requests give none of them: those have their defaults at once."""
 
     def __init__(self, fields: list[ModelField]) -> None:
         self._fields = fields
-        self._names = [field.alias for field in fields]
-        self._is_optional = not any(field.field_info.is_required() for field in fields)
+        self._required = {field.alias for field in fields if field.field_info.is_required()}
+        self._defaults = {field.name: field.default for field in fields if field.alias not in self._required}
+        # Lists: nobody may change the default itself.
+        self._changeable = [name for name, default in self._defaults.items() if isinstance(default, list)]
 
     def read(self, given: QueryParams | Headers) -> tuple[dict[str, Any], list[Any]]:
-        if self._is_optional and not any(name in given for name in self._names):
-            return {field.name: copy(field.default) for field in self._fields}, []
-        asked = [field for field in self._fields if field.alias in given or field.field_info.is_required()]
-        left = (field for field in self._fields if field not in asked)
-        values, wrong = request_params_to_args(asked, given)
-        return values | {field.name: copy(field.default) for field in left}, wrong
+        values = self._defaults | {name: copy(self._defaults[name]) for name in self._changeable}
+        asked = [field for field in self._fields if field.alias in self._required or field.alias in given]
+        if not asked:
+            return values, []
+        found, wrong = request_params_to_args(asked, given)
+        return values | found, wrong
 
 
 async def _body_of(request: Request) -> Any:

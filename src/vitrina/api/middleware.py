@@ -1,18 +1,18 @@
 """Around every request: a request id, a limit on the body, security headers, one log line, its metrics and trace."""
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import Iterable
-from uuid import uuid4
+from functools import cache
 
 import structlog
 from prometheus_client import CollectorRegistry, Histogram
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitrina.observe import tracing
+from vitrina.observe import logs, tracing
 from vitrina.observe.tracing import OpenSpan, Tracing
 
 log = structlog.get_logger("vitrina.api")
@@ -55,27 +55,31 @@ class Surroundings:
             ["method", "route", "status"],
             registry=registry,
         )
+        # Routes, methods and statuses are few; finding their place among the labels takes longer than counting.
+        self._seconds_of = cache(self._seconds.labels)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        request_id = _request_id(headers)
-        traceparent = tracing.acceptable(headers.get("traceparent"))
+        # Of headers that are sent twice the first counts, as everywhere else.
+        headers = dict(reversed(scope["headers"]))
+        request_id = _request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
+        traceparent = tracing.acceptable(headers.get(b"traceparent", b"").decode("latin-1"))
         span = self._begin_span(scope, traceparent)
         told = span.traceparent if span else traceparent
         scope.setdefault("state", {}).update(request_id=request_id, traceparent=told)
-        exchange = _Exchange(scope, receive, send, request_id)
+        exchange = _Exchange(receive, send, request_id, headers.get(b"content-length", b""))
         started = time.perf_counter()
         names = {"request_id": request_id} | ({"trace_id": tracing.trace_id_of(told)} if told else {})
-        with structlog.contextvars.bound_contextvars(**names):
-            try:
-                await self._app(scope, exchange.receive, exchange.send)
-            finally:
-                self._tell(scope, exchange.status, time.perf_counter() - started)
-                if span:
-                    _end_span(span, scope, exchange.status)
+        bound = structlog.contextvars.bind_contextvars(**names)
+        try:
+            await self._app(scope, exchange.receive, exchange.send)
+        finally:
+            self._tell(scope, exchange.status, time.perf_counter() - started)
+            if span:
+                _end_span(span, scope, exchange.status)
+            structlog.contextvars.reset_contextvars(**bound)
 
     def _begin_span(self, scope: Scope, traceparent: str | None) -> OpenSpan | None:
         if self._tracing is None or scope["path"] in _UNTRACED:
@@ -85,8 +89,10 @@ class Surroundings:
     def _tell(self, scope: Scope, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._seconds.labels(method, route, status).observe(seconds)
+        self._seconds_of(method, route, status).observe(seconds)
         quiet = scope["method"] in ("GET", "HEAD") and status < 400
+        if quiet and not logs.is_heard("debug"):
+            return
         (log.debug if quiet else log.info)(
             "api.request",
             method=scope["method"],
@@ -100,9 +106,8 @@ class Surroundings:
 class _Exchange:
     """One request and its answer."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
-        self._scope, self._receive, self._send, self._request_id = scope, receive, send, request_id
-        length = Headers(scope=scope).get("content-length", "")
+    def __init__(self, receive: Receive, send: Send, request_id: str, length: bytes) -> None:
+        self._receive, self._send, self._request_id = receive, send, request_id
         self._announced = int(length) if length.isdigit() else 0
         self._received = 0
         self._is_whole = False
@@ -167,7 +172,6 @@ def _end_span(span: OpenSpan, scope: Scope, status: int) -> None:
     )
 
 
-def _request_id(headers: Headers) -> str:
+def _request_id(given: str) -> str:
     """Take the caller's own id when it is harmless, because it ends up in logs and audit rows; else make one."""
-    given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid4().hex
+    return given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()

@@ -9,6 +9,7 @@ from psycopg_pool import ConnectionPool
 from vitrina.settings import Settings
 from vitrina.store import database
 from vitrina.store.database import Connection
+from vitrina.store.prepared import PreparingConnection
 
 Pool = ConnectionPool[Connection]
 
@@ -18,7 +19,7 @@ _LIMITS = {"statement_timeout": "30s", "lock_timeout": "10s", "idle_in_transacti
 _TRUSTED_SECONDS = 30.0
 
 
-class PooledConnection(Connection):
+class PooledConnection(PreparingConnection):
     """A session that remembers when it was last found alive."""
 
     alive_at = 0.0
@@ -37,6 +38,7 @@ def make_pool(settings: Settings, *, max_connections: int = 16, timeout_seconds:
             "connect_timeout": settings.connect_timeout_seconds,
             "application_name": "vitrina:api",
             "options": options,
+            "prepare_threshold": None,  # `Statement` prepares what is worth it
             **database.TRANSPORT,
         },
         min_size=1,

@@ -62,7 +62,9 @@ class Needs:
     def check(self, request: Request) -> None:
         state = state_of(request)
         caller = _local(request) if state.settings.auth == "off" else _authenticated(request, state)
-        request.state.caller = caller = replace(caller, traceparent=request.state.traceparent)
+        if request.state.traceparent:
+            caller = replace(caller, traceparent=request.state.traceparent)
+        request.state.caller = caller
         if not caller.role.includes(self.role):
             raise Forbidden(say("request.role_too_low", name=caller.name, role=caller.role, needed=self.role))
 

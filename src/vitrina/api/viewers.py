@@ -8,7 +8,7 @@ from fastapi import Response
 
 SHOWN_INSTEAD = "(for operators)"
 # Where answers and events say what went wrong.
-_MESSAGES = frozenset({"delivery_error", "error", "error_message", "last_error", "message"})
+_MESSAGES = frozenset({"delivery_error", "error", "error_message", "last_error", "message", "notes", "refusals"})
 _ROWS = frozenset({"document", "max_value", "min_value", "offending_rows", "sample_rows", "top_values"})
 # At a glance: an answer in which all of these are null, or missing, is shown as it is.
 _MAY_HOLD_VALUES = re.compile(rf'"(?:{"|".join(sorted(_MESSAGES | _ROWS))})"\s*:\s*(?!null)'.encode())

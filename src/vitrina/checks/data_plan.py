@@ -170,6 +170,9 @@ def _count_rows(made: DataPlan, job: Job) -> None:
             made.notes.append(say("plan.data_not_told", target=made.target, because=exc.message))
     if made.rows:
         made.refusals += made.rows.refusals
+        made.notes += made.rows.notes
+    if job.checkpoint.stage is not None:
+        made.notes.append(say("plan.data_load_kept"))
     if job.definition.mode == "incremental":
         made.notes.append(say("plan.data_incremental"))
 

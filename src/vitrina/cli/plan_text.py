@@ -46,9 +46,9 @@ def _downstream(plan: Plan) -> str:
 
 
 def _lines(plan: Plan) -> Iterator[str]:
-    yield from (f"refused: {said}" for said in plan["refusals"])
-    yield from (f"warning: {said}" for said in plan["warnings"])
-    yield from (f"note: {said}" for said in plan["notes"])
+    yield from (f"refused: {_value(said)}" for said in plan["refusals"])
+    yield from (f"warning: {_value(said)}" for said in plan["warnings"])
+    yield from (f"note: {_value(said)}" for said in plan["notes"])
     if not plan["target_exists"]:
         yield f"{plan['target']} is created by the first run"
     yield from _column_lines(plan["columns"])
@@ -109,8 +109,8 @@ def _value(value: str | None) -> str:
 def markdown(plan: Plan) -> str:
     """Write a plan as a comment for people who review a change."""
     parts = [f"### Plan of `{plan['pipeline']}` → `{plan['target']}`", f"{_capital(summary(plan))}."]
-    parts += [f"> **The run would be refused:** {said}" for said in plan["refusals"]]
-    parts += [f"> {said}" for said in (*plan["warnings"], *plan["notes"])]
+    parts += [f"> **The run would be refused:** {_quoted(said)}" for said in plan["refusals"]]
+    parts += [f"> {_quoted(said)}" for said in (*plan["warnings"], *plan["notes"])]
     table = [*_markdown_columns(plan["columns"]), *_markdown_rows(plan)]
     if table:
         parts.append("\n".join(["| what | change |", "|---|---|", *table]))
@@ -119,6 +119,11 @@ def markdown(plan: Plan) -> str:
         parts.append("\n".join(["<details><summary>Some of the rows</summary>", "", *samples, "", "</details>"]))
     parts.append(f"Plan `{plan['id']}`; apply exactly this with `vitrina apply --require-plan {plan['id']}`.")
     return "\n\n".join(parts)
+
+
+def _quoted(said: str) -> str:
+    """Escape what Markdown would take for a link, a picture or HTML: messages quote values of rows."""
+    return "".join(f"\\{letter}" if letter in "\\`*_[]<>!|#@" else letter for letter in _value(said))
 
 
 def _capital(words: str) -> str:

@@ -9,6 +9,7 @@ from uuid import UUID
 import psycopg
 
 from vitrina import __version__, judging
+from vitrina.data_checks import CheckOption
 from vitrina.definition import Definition
 from vitrina.errors import ConfigError, RequestError, RunError
 from vitrina.observe.observer import Onlooker, Outcome, PlannedRun
@@ -47,6 +48,7 @@ class RunLineage(Onlooker):
         self._job = {"namespace": settings.lineage_namespace, "name": claim.name, "facets": _job_facets(claim)}
         self._inputs: list[Dataset] = []
         self._outputs: list[Dataset] = []
+        self._checks: Sequence[CheckOption] = ()
         # A definition that is not valid has neither; the run is about to say so itself.
         with suppress(RunError, RequestError, ConfigError):
             self._name(judging.definition_of(claim), settings)
@@ -56,6 +58,7 @@ class RunLineage(Onlooker):
     def _name(self, definition: Definition, settings: Settings) -> None:
         self._outputs = [_target(definition, settings)]
         self._inputs = _sources(definition, settings)
+        self._checks = definition.checks
 
     def planned(self, job: PlannedRun, lap: Lap) -> None:
         if not self._outputs or not self._inputs:
@@ -74,6 +77,9 @@ class RunLineage(Onlooker):
         for output in self._outputs:
             facet = _facet("1-0-2/OutputStatisticsOutputDatasetFacet", rowCount=counters.rows_written)
             output["outputFacets"] = {"outputStatistics": facet}
+            if judged := counters.metrics.get("checks"):
+                assertions = _assertions(judged, self._checks)
+                output["facets"] = output.get("facets", {}) | {"dataQualityAssertions": assertions}
         if len(self._inputs) == 1:  # of a join nobody knows how many rows came from where
             facet = _facet("1-0-0/InputStatisticsInputDatasetFacet", rowCount=counters.rows_read)
             self._inputs[0]["inputFacets"] = {"inputStatistics": facet}
@@ -106,7 +112,7 @@ def tell_left_behind(settings: Settings, run: Row, pipeline: Row, send: Callable
     told = RunLineage(settings, Claim(*names, pipeline), send, ended_at=run["finished_at"])
     # What was taken from a silent runner goes on in a run of its own; after too many losses it does not.
     status = "LOST" if run["error_code"] == "lease_lost" else run["status"]
-    counters = Counters(rows_read=run["rows_read"], rows_written=run["rows_written"])
+    counters = Counters(run["rows_read"], run["rows_written"], metrics=run["metrics"] or {})
     told.ended(Outcome(status, run["error_code"], run["error_message"]), counters)
 
 
@@ -160,6 +166,25 @@ def _job_facets(claim: Claim) -> dict[str, Any]:
 def _schema(columns: Sequence[Column]) -> dict[str, Any]:
     fields = [{"name": column.name, "type": column.type} for column in columns]
     return _facet("1-2-0/SchemaDatasetFacet", fields=fields)
+
+
+# Kinds that say by themselves what was judged; of the others, the name does.
+_SAYING_KINDS = frozenset({"not_null", "unique", "accepted_values", "relationship", "row_count", "freshness"})
+
+
+def _assertions(judged: Sequence[Row], checks: Sequence[CheckOption]) -> dict[str, Any]:
+    """Tell what came of the checks of a run. A warning, or rows that were left out, are no success."""
+    columns = {check.called: check.columns_read for check in checks}
+    told = [
+        {
+            "assertion": found["kind"] if found["kind"] in _SAYING_KINDS else found["name"],
+            "success": found["result"] == "passed",
+            # One of several is not what was judged.
+            **({"column": named[0]} if len(named := columns.get(found["name"], ())) == 1 else {}),
+        }
+        for found in judged
+    ]
+    return _facet("1-0-1/DataQualityAssertionsDatasetFacet", assertions=told)
 
 
 def _facet(schema: str, **fields: Any) -> dict[str, Any]:

@@ -33,10 +33,13 @@ _CHATTY_LIBRARIES = ("alembic", "asyncio", "elastic_transport", "httpcore", "htt
 # Level, and what the line says; called on the thread that writes it.
 Listener = Callable[[str, dict[str, Any]], None]
 _listeners: tuple[Listener, ...] = ()
+# Levels that the settings leave out.
+_dropped: frozenset[str] = frozenset()
 
 
 def configure(settings: Settings, *, stream: TextIO | None = None) -> None:
     """Send structlog's and the standard library's loggers to one stream, as the settings say. May be called again."""
+    global _dropped  # noqa: PLW0603
     output = stream or sys.stderr
     renderer, redact = _renderer(settings, output), Redactor(secrets_of(settings))
     handler = logging.StreamHandler(output)
@@ -48,13 +51,20 @@ def configure(settings: Settings, *, stream: TextIO | None = None) -> None:
     for library in _CHATTY_LIBRARIES:
         logging.getLogger(library).setLevel(logging.WARNING)
     lines = _Lines(handler, redact)
+    levels = logging.getLevelNamesMapping() | {"EXCEPTION": logging.ERROR}
+    _dropped = frozenset(name.lower() for name, number in levels.items() if number < root.level)
     structlog.configure(
-        processors=[_Enrichment(settings, root.level), *_rendering(renderer)],
+        processors=[_Enrichment(settings, _dropped), *_rendering(renderer)],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=lambda *names: lines,
         # Not cached: loggers made at import time shall follow a later `configure` too.
         cache_logger_on_first_use=False,
     )
+
+
+def is_heard(level: str) -> bool:
+    """Tell whether anybody is told of lines of a level: for those that every request would write."""
+    return bool(_listeners) or level not in _dropped
 
 
 class _Lines:
@@ -90,9 +100,8 @@ def remove_listener(listener: Listener) -> None:
 class _Enrichment:
     """Add to a line what its author does not say, in one step. Listeners hear it before it is filtered or rendered."""
 
-    def __init__(self, settings: Settings, level: int) -> None:
-        levels = logging.getLevelNamesMapping() | {"EXCEPTION": logging.ERROR}
-        self._dropped = {name.lower() for name, number in levels.items() if number < level}
+    def __init__(self, settings: Settings, dropped: frozenset[str]) -> None:
+        self._dropped = dropped
         self._precise = settings.log_format == "json"
 
     def __call__(

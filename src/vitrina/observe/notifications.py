@@ -279,6 +279,9 @@ def slack_text(message: Row) -> str:
         return (
             f":large_green_circle: Pipeline *{name}* works again; it was failing since {details.get('failing_since')}"
         )
+    if message["kind"] == "warned":
+        checks = _slack_escaped(", ".join(map(str, details.get("checks", []))))
+        return f":large_yellow_circle: Pipeline *{name}* published rows that break checks which only warn: {checks}"
     rows = details.get("differences")
     return f":large_yellow_circle: The mart of pipeline *{name}* differs from its source in {rows} rows"
 

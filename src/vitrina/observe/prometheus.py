@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -38,6 +39,9 @@ class Instruments:
         )
         self.checks = self._counter(
             "checks", "Checks of definitions that runs judged, by what came of them.", "pipeline", "result"
+        )
+        self.plans = self._counter(
+            "plans", "Plans of what a load would change, by what they found.", "pipeline", "result"
         )
         self.retries = self._counter("retries", "Tries of a run after its first one.", "pipeline")
         self.errors = self._counter(
@@ -83,6 +87,10 @@ class Instruments:
             for metric in self._of_pipelines:
                 metric.remove_by_labels({"pipeline": pipeline})
 
+    def planned(self, plan: Mapping[str, Any] | None, pipeline: str) -> None:
+        """Count a plan of a saved pipeline; None: it could not be made."""
+        self.plans.labels(self.label(pipeline), _plan_result(plan)).inc()
+
     def lost_elsewhere(self, pipeline: str) -> None:
         self.lease_lost.labels(self.label(pipeline), "successor").inc()
 
@@ -99,6 +107,15 @@ class Instruments:
 
     def _gauge(self, name: str, what: str) -> Gauge:
         return Gauge(f"vitrina_{name}", what, registry=self.registry)
+
+
+def _plan_result(plan: Mapping[str, Any] | None) -> str:
+    if plan is None:
+        return "failed"
+    if plan["refusals"]:
+        return "refused"
+    rows = plan["rows"] or {}
+    return "changes" if any(rows.get(name) for name in ("added", "changed", "removed")) else "same"
 
 
 class RunTally:

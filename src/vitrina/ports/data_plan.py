@@ -55,6 +55,8 @@ class DataDifference:
     checks: Sequence[Outcome] = ()
     # Why the run would publish nothing.
     refusals: Sequence[str] = ()
+    # What could not be looked at.
+    notes: Sequence[str] = ()
 
     @property
     def rows_after(self) -> int:

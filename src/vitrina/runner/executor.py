@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import structlog
 
 from vitrina import failpoints
-from vitrina.loads import inspection, opening
+from vitrina.loads import inspection, opening, profiles
 from vitrina.loads.context import RunContext
 from vitrina.loads.control import Paused, RunControl
 from vitrina.loads.full import full
@@ -52,6 +52,8 @@ class PipelineExecutor:
             run = Run(job, control=control, meter=meter, context=context, log=log)
             try:
                 move_data(run)
+                if definition.options.profile:
+                    profiles.keep(run)
             except Paused:
                 sessions.close()
                 return self._conclude(job, meter, boundary=True)

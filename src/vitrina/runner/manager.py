@@ -336,6 +336,9 @@ class PipelineManager:
             with self._metastore("request", silence_limit(self._settings.statement_timeout_seconds)) as connection:
                 result, error = runner_requests.perform(request, connection, self._settings, self._hold)
                 requests.finish(connection, request["id"], self.runner_id, result=result, error=error)
+                if request["kind"] == "plan":
+                    name = runner_requests.pipeline_of(request, connection)
+                    self._lookout.instruments.planned(result, name)
         except (CannotConnect, psycopg.Error) as exc:
             self._log.warning("request.unfinished", request_id=str(request["id"]), error=" ".join(str(exc).split()))
         finally:

@@ -130,6 +130,15 @@ def _row_to_inspect(request: dict[str, Any], metastore: Connection) -> dict[str,
     return (saved or {"id": _NOBODY, "version": 0}) | definition
 
 
+def pipeline_of(request: dict[str, Any], metastore: Connection) -> str:
+    """Name the pipeline that a request is about, saved or not; empty for one that was deleted meanwhile."""
+    unsaved = request["payload"].get("definition")
+    if unsaved is not None:
+        return str(unsaved["name"])
+    row = pipelines.find(metastore, request["pipeline_id"])
+    return row["name"] if row else ""
+
+
 def explain_query(request: dict[str, Any], metastore: Connection, settings: Settings) -> dict[str, Any]:
     """Describe what a query alone gives and how the server would run it; no rows are read."""
     asked = request["payload"]

@@ -53,6 +53,9 @@ SENTENCES = {
         "options.deletes does not go with options.shared_target: rows that this source lacks may be another pipeline's"
     ),
     "definition.partition_ways": "options.table.partition_by needs a column in hash or in range, and not in both",
+    "definition.profile_needs_table": (
+        "options.profile looks at tables in Postgres only, and the target is {target}: leave it out"
+    ),
     "definition.no_delete_scan": (
         "{target} cannot remove single rows, which options.deletes.scan needs: use mode 'full', which replaces what the"
         " target has, or another target"

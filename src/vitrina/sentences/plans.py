@@ -25,6 +25,10 @@ SENTENCES = {
         "mode incremental: the counts are those of a run that reads everything (`vitrina state NAME --reset`); the next"
         " run reads what is new, and rows that the query no longer gives stay"
     ),
+    "plan.data_load_kept": (
+        "a load was begun and not published: unless the definition changes, the next run goes on with it, and rows that"
+        " it has read are as of then, not as counted here"
+    ),
     "plan.data_no_columns": "{source} gives no row just now, so its columns and rows cannot be told",
     "plan.data_only_new": (
         "{source} gives what is new since its own checkpoint in mode incremental, and cannot be asked for everything:"
@@ -32,6 +36,9 @@ SENTENCES = {
     ),
     "plan.data_not_told": (
         "rows of {target} cannot be compared, so only columns and what depends on them are told: {because}"
+    ),
+    "plan.data_rules_untried": (
+        "rules of {target} that only a write tries, and that would make the run fail where a row breaks one: {rules}"
     ),
     "plan.definition_changed": "the definition changed",
     "plan.emptied": "the mart was emptied or recreated by hand: the checkpoint is reset and it is loaded again",

@@ -165,6 +165,7 @@ SENTENCES = {
     ),
     "run.none": "there is no run {id}; `GET /runs` lists the ones that are kept",
     "run.not_checked": "the runner could not check it",
+    "run.not_profiled": "the target was not looked at after the run: {message}",
     "run.parameter_in_full": ":{parameter} is for incremental pipelines; this one is in mode 'full'",
     "run.preview_too_large": "the first {rows} rows are larger than {size} MB: ask for fewer, or shorten texts",
     "run.query_calls": (

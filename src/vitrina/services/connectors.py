@@ -1,6 +1,6 @@
 """Connectors as users see them: which there are, which runners have them, and which pipelines wait for one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -8,8 +8,10 @@ from vitrina import answers
 from vitrina.ports import registry
 from vitrina.sentences import say
 from vitrina.settings import Settings
+from vitrina.status import Status
 from vitrina.store import coverage, runners
 from vitrina.store.database import Connection
+from vitrina.store.pipelines import Row
 
 
 def list_all(connection: Connection, settings: Settings) -> list[answers.Connector]:
@@ -22,9 +24,16 @@ def list_all(connection: Connection, settings: Settings) -> list[answers.Connect
     return [answers.Connector.model_validate(found[name]) for name in sorted(found)]
 
 
-def waiting(connection: Connection, settings: Settings, only: Sequence[UUID] | None = None) -> dict[UUID, str]:
-    """Say for each requested pipeline that no live runner covers what it waits for."""
-    found = coverage.list_waiting(connection, stale_after_seconds=settings.lease_ttl_seconds, only=only)
+def waiting(connection: Connection, settings: Settings, only: Iterable[Row] | None = None) -> dict[UUID, str]:
+    """Say for each requested pipeline that no live runner covers what it waits for; of these rows, or of all."""
+    asked = (
+        None
+        if only is None
+        else [row["id"] for row in only if row["enabled"] and row["status"] == Status.RUN_REQUESTED]
+    )
+    if asked == []:
+        return {}
+    found = coverage.list_waiting(connection, stale_after_seconds=settings.lease_ttl_seconds, only=asked)
     return {pipeline: words(missing) for pipeline, missing in found.items()}
 
 

@@ -131,7 +131,8 @@ def redefine(
 ) -> Row:
     """Write a whole definition over a locked row. The caller looks at second writers when all is written."""
     before = versions.snapshot(row)
-    changed = versions.changed_fields(before, versions.snapshot_of(definition))
+    wanted = versions.snapshot_of(definition)
+    changed = versions.changed_fields(before, wanted)
     if not changed:
         return row
     _refuse_locked(row, changed)
@@ -139,7 +140,13 @@ def redefine(
         policy.check(definition, settings, connection)
     if _STEP_FIELDS & changed or ("options" in changed and definition.options.params):
         steps.check(connection, settings, definition)
-    _write(connection, row, definition)
+    versions.keep_baseline(connection, row)
+    if not pipelines.update(connection, row["id"], definition, version=row["version"], changed=changed):
+        raise PreconditionFailed(say("pipeline.changed_now", name=row["name"]))
+    if schedules.moves_ticks(before, wanted):
+        schedules.renew(connection, row["id"])
+    if not definition.enabled:
+        pipelines.withdraw_request(connection, row["id"], "disable")
     if row["mode"] == "live" and definition.mode != "live":
         feeds.unregister(connection, row["id"])
     after = get(connection, row["id"])
@@ -448,16 +455,6 @@ def _merged(row: Row, fields: Mapping[str, Any]) -> dict[str, Any]:
         options = {**row["options"], **fields["options"]}
         merged["options"] = {name: value for name, value in options.items() if value is not None}
     return merged
-
-
-def _write(connection: Connection, row: Row, definition: Definition) -> None:
-    versions.keep_baseline(connection, row)
-    if not pipelines.update(connection, row["id"], definition, version=row["version"]):
-        raise PreconditionFailed(say("pipeline.changed_now", name=row["name"]))
-    if schedules.moves_ticks(versions.snapshot(row), versions.snapshot_of(definition)):
-        schedules.renew(connection, row["id"])
-    if not definition.enabled:
-        pipelines.withdraw_request(connection, row["id"], "disable")
 
 
 def _set_enabled(connection: Connection, caller: Caller, id_or_name: str | UUID, *, enabled: bool) -> Row:

@@ -8,17 +8,17 @@ from vitrina.sentences import say
 from vitrina.services import advice, connectors, run_after
 from vitrina.settings import Settings
 from vitrina.status import RunStatus, Status
-from vitrina.store import database, runners, runs, state
+from vitrina.store import runners, runs, state
 from vitrina.store.database import Connection
 from vitrina.store.pipelines import Row
 
 
 def pipeline_status(connection: Connection, settings: Settings, row: Row) -> answers.PipelineStatus:
     run = runs.find_current(connection, row["id"])
-    load = runs.find_latest_load(connection, row["id"])
+    load = run if run is None or runs.is_load(run) else runs.find_latest_load(connection, row["id"])
     checkpoint = state.find(connection, row["id"])
-    recent = _recent(connection, row)
-    now = database.now(connection)
+    summary = runs.summarise(connection, row["id"])
+    recent, now = _recent(summary), summary["now"]
     is_over = row["status"] in status.ACTIVE and row["lease_until"] is not None and row["lease_until"] < now
     return answers.PipelineStatus(
         pipeline_id=row["id"],
@@ -30,7 +30,7 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
         run_requested_at=row["run_requested_at"],
         next_run_at=row["next_run_at"],
         needs_attention=row["needs_attention"],
-        waiting=connectors.waiting(connection, settings, [row["id"]]).get(row["id"]),
+        waiting=connectors.waiting(connection, settings, [row]).get(row["id"]),
         runner=_runner(connection, settings, row),
         lease_until=row["lease_until"],
         lease_is_over=is_over,
@@ -39,7 +39,7 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
         progress=_progress(run) if run and run["status"] == RunStatus.RUNNING and not is_over else None,
         following=_following(now, row, run, checkpoint) if not is_over else None,
         checkpoint=answers.Checkpoint.model_validate(checkpoint) if checkpoint else None,
-        lag=_lag(connection, now, row, checkpoint, recent.last_success_at),
+        lag=_lag(connection, now, row, checkpoint, recent.last_success_at, load=load),
         waits_for=run_after.waits_for(connection, row) if row["run_after"] else [],
         hold=row["hold"],
         guarantee=(load or {}).get("metrics", {}).get("guarantee"),
@@ -49,8 +49,8 @@ def pipeline_status(connection: Connection, settings: Settings, row: Row) -> ans
 
 
 def lag(connection: Connection, row: Row) -> answers.Lag:
-    now = database.now(connection)
-    return _lag(connection, now, row, state.find(connection, row["id"]), _recent(connection, row).last_success_at)
+    summary = runs.summarise(connection, row["id"])
+    return _lag(connection, summary["now"], row, state.find(connection, row["id"]), summary["last_success_at"])
 
 
 def checkpoint(connection: Connection, row: Row) -> answers.Checkpoint:
@@ -124,8 +124,7 @@ def _last_error(row: Row, run: Row | None) -> answers.LastError | None:
     )
 
 
-def _recent(connection: Connection, row: Row) -> answers.RecentRuns:
-    found = runs.summarise(connection, row["id"])
+def _recent(found: Row) -> answers.RecentRuns:
     judged = found["succeeded"] + found["failed"]
     return answers.RecentRuns.model_validate(
         found | {"success_rate": round(found["succeeded"] / judged, 4) if judged else None}
@@ -133,11 +132,20 @@ def _recent(connection: Connection, row: Row) -> answers.RecentRuns:
 
 
 def _lag(
-    connection: Connection, now: datetime, row: Row, found: Row | None, last_success_at: datetime | None
+    connection: Connection,
+    now: datetime,
+    row: Row,
+    found: Row | None,
+    last_success_at: datetime | None,
+    *,
+    load: Row | None = None,
 ) -> answers.Lag:
+    """Say how far the target is behind. `load`: its latest run that reads the source, where that is known."""
     safe_upto = found["safe_upto"] if found else None
     cursor_time = _as_time(safe_upto)
-    success = runs.find_last_success(connection, row["id"]) if last_success_at else None
+    success = load if load and load["status"] == RunStatus.SUCCESS else None
+    if success is None and last_success_at:
+        success = runs.find_last_success(connection, row["id"])
     as_of = live_as_of(row, found)
     return answers.Lag(
         pipeline_id=row["id"],

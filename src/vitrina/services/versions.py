@@ -79,6 +79,8 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "")
 
 def same(one: Any, other: Any) -> bool:
     """Compare values as JSON does: 1 is 1.0, but false is not 0 as it is for Python."""
+    if one is other or isinstance(one, str):
+        return bool(one == other)
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list) and isinstance(other, list):

@@ -7,6 +7,7 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 Row = dict[str, Any]
 
@@ -21,10 +22,13 @@ def record(
     after: dict[str, Any] | None = None,
     request_id: str | None = None,
 ) -> None:
-    connection.execute(
-        "INSERT INTO etl.etl_audit (who, action, object, before, after, request_id) VALUES (%s, %s, %s, %s, %s, %s)",
-        [who, action, target, Jsonb(before) if before else None, Jsonb(after) if after else None, request_id],
-    )
+    written = [Jsonb(fields) if fields else None for fields in (before, after)]
+    _RECORD.execute(connection, [who, action, target, *written, request_id])
+
+
+_RECORD = Statement(
+    b"INSERT INTO etl.etl_audit (who, action, object, before, after, request_id) VALUES (%s, %s, %s, %s, %s, %s)"
+)
 
 
 def list_page(
@@ -55,13 +59,15 @@ def list_page(
 def add_version(
     connection: Connection, pipeline_id: UUID, version: int, definition: dict[str, Any], *, who: str, summary: str
 ) -> None:
-    connection.execute(
-        """
-        INSERT INTO etl.etl_pipeline_versions (pipeline_id, version, definition, changed_by, change_summary)
-        VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING
-        """,
-        [pipeline_id, version, Jsonb(definition), who, summary],
-    )
+    _ADD_VERSION.execute(connection, [pipeline_id, version, Jsonb(definition), who, summary])
+
+
+_ADD_VERSION = Statement(
+    b"""
+    INSERT INTO etl.etl_pipeline_versions (pipeline_id, version, definition, changed_by, change_summary)
+    VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING
+    """
+)
 
 
 def list_versions(

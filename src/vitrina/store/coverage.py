@@ -9,6 +9,7 @@ from psycopg import sql
 from vitrina.ports.connector import Connector
 from vitrina.store import pipelines
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 SOURCE, TARGET, STEP = "source", "target", "step"
 
@@ -64,26 +65,31 @@ def list_waiting(
 
     While no runner is alive at all, list none.
     """
-    rows = connection.execute(
-        sql.SQL(
-            """
-            WITH alive AS (
-                SELECT covers FROM etl.etl_runners
-                WHERE heartbeat_at > clock_timestamp() - make_interval(secs => %(silence)s)
-            ), waiting AS (
-                SELECT p.id, {needed} AS needed FROM etl.etl_pipelines p
-                WHERE p.status = 'RUN_REQUESTED' AND p.enabled AND (%(only)s::uuid[] IS NULL OR p.id = ANY(%(only)s))
-            )
-            SELECT w.id, w.needed,
-                   ARRAY(SELECT n FROM unnest(w.needed) AS n
-                         WHERE NOT EXISTS (SELECT FROM alive a WHERE n = ANY(a.covers)) ORDER BY 1) AS missing
-            FROM waiting w
-            WHERE EXISTS (SELECT FROM alive)
-              -- One that says nothing of itself may be able to do anything.
-              AND NOT EXISTS (SELECT FROM alive a WHERE w.needed <@ a.covers OR a.covers = '{{}}')
-            """
-        ).format(needed=NEEDED),
-        {"silence": stale_after_seconds, "only": list(only) if only is not None else None},
-    ).fetchall()
+    values = {"silence": stale_after_seconds, "only": list(only) if only is not None else None}
+    rows = _LIST_WAITING.fetch_all(connection, values)
     # Each need is covered by some runner, but no runner covers them all: then all of them are what is missing.
     return {row["id"]: row["missing"] or sorted(row["needed"]) for row in rows}
+
+
+_LIST_WAITING = Statement(
+    sql.SQL(
+        """
+        WITH alive AS (
+            SELECT covers FROM etl.etl_runners
+            WHERE heartbeat_at > clock_timestamp() - make_interval(secs => %(silence)s)
+        ), waiting AS (
+            SELECT p.id, {needed} AS needed FROM etl.etl_pipelines p
+            WHERE p.status = 'RUN_REQUESTED' AND p.enabled AND (%(only)s::uuid[] IS NULL OR p.id = ANY(%(only)s))
+        )
+        SELECT w.id, w.needed,
+               ARRAY(SELECT n FROM unnest(w.needed) AS n
+                     WHERE NOT EXISTS (SELECT FROM alive a WHERE n = ANY(a.covers)) ORDER BY 1) AS missing
+        FROM waiting w
+        WHERE EXISTS (SELECT FROM alive)
+          -- One that says nothing of itself may be able to do anything.
+          AND NOT EXISTS (SELECT FROM alive a WHERE w.needed <@ a.covers OR a.covers = '{{}}')
+        """
+    )
+    .format(needed=NEEDED)
+    .as_bytes()
+)

@@ -13,7 +13,6 @@ from psycopg.adapt import Loader
 from psycopg.pq import Format
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.datetime import TimestamptzLoader
-from psycopg.types.json import set_json_loads
 
 from vitrina import errors, json_values
 from vitrina.settings import READER_ROLE, Settings
@@ -142,7 +141,14 @@ def reset(connection: Connection) -> None:
 
 def read_json_cut(connection: Connection) -> None:
     """Cut JSON that was stored too deeply nested, so that no reader breaks on it. For sessions on the metastore."""
-    set_json_loads(json_values.loads_cut, connection)
+    for kind in ("json", "jsonb"):
+        connection.adapters.register_loader(kind, _CutJsonLoader)
+
+
+class _CutJsonLoader(Loader):
+    """Calls the function itself: a list has hundreds of values."""
+
+    load = staticmethod(json_values.loads_cut)  # type: ignore[assignment]
 
 
 def read_any_time(connection: Connection) -> None:

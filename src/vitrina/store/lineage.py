@@ -46,7 +46,7 @@ def take_left_behind(connection: Connection, *, after_seconds: float, limit: int
             DELETE FROM etl.etl_lineage_begun b USING over WHERE b.run_id = over.run_id RETURNING b.run_id
         )
         SELECT r.id AS run_id, r.pipeline_id, r.pipeline_version, r.epoch, r.status, r.error_code, r.error_message,
-               r.rows_read, r.rows_written, r.finished_at
+               r.rows_read, r.rows_written, r.metrics, r.finished_at
         FROM taken JOIN etl.etl_runs r ON r.id = taken.run_id ORDER BY r.finished_at
         """,
         [after_seconds, limit],

@@ -161,7 +161,7 @@ def list_newest(connection: Connection, pipeline_id: UUID, *, limit: int) -> lis
         SELECT n.id, n.kind, n.created_at AS at, n.run_id, n.delivered, n.last_error AS delivery_error,
                coalesce(r.error_message, n.payload ->> 'error') AS error,
                (n.payload ->> 'failing_since')::timestamptz AS failing_since,
-               (n.payload ->> 'differences')::bigint AS differences
+               (n.payload ->> 'differences')::bigint AS differences, n.payload -> 'checks' AS checks
         FROM etl.etl_notifications n LEFT JOIN etl.etl_runs r ON r.id = n.run_id
         WHERE n.pipeline_id = %s ORDER BY n.created_at DESC LIMIT %s
         """,
@@ -176,7 +176,7 @@ def list_latest(connection: Connection, *, limit: int) -> list[Row]:
         SELECT n.id, n.kind, n.created_at AS at, n.run_id, n.delivered, n.last_error AS delivery_error,
                coalesce(r.error_message, n.payload ->> 'error') AS error, p.name AS pipeline,
                (n.payload ->> 'failing_since')::timestamptz AS failing_since,
-               (n.payload ->> 'differences')::bigint AS differences
+               (n.payload ->> 'differences')::bigint AS differences, n.payload -> 'checks' AS checks
         FROM etl.etl_notifications n
         JOIN etl.etl_pipelines p ON p.id = n.pipeline_id
         LEFT JOIN etl.etl_runs r ON r.id = n.run_id

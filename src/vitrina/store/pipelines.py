@@ -15,6 +15,7 @@ from vitrina.definition import Definition
 from vitrina.status import Status, Trigger
 from vitrina.store import database, databases, run_after
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 Row = dict[str, Any]
 
@@ -36,6 +37,11 @@ class Filter:
     managed_by: str | None = None
     labels: Sequence[str] = ()
 
+    @property
+    def asked(self) -> frozenset[str]:
+        """The names of the fields that narrow the list."""
+        return frozenset(name for name, value in vars(self).items() if value is not None and value not in ([], ()))
+
 
 # Columns by which a list may be sorted, with their types: none of them is ever NULL, so a keyset has no holes.
 SORTABLE = {
@@ -45,6 +51,12 @@ SORTABLE = {
     "created_at": "timestamptz",
     "updated_at": "timestamptz",
 }
+
+# What a list shows of each.
+_LISTED = (
+    *("id", *DEFINITION_COLUMNS, "labels", "status", "status_since", "version", "managed_by", "run_requested_at"),
+    *("next_run_at", "last_error", "needs_attention", "lease_until", "created_at", "updated_at"),
+)
 
 _TARGETS_LOCK = 0x5649_5452_5447_54
 
@@ -68,21 +80,37 @@ def insert(connection: Connection, definition: Definition, *, pipeline_id: UUID 
     return new_id
 
 
-def update(connection: Connection, pipeline_id: UUID, definition: Definition, *, version: int) -> bool:
-    """Write the whole definition over version `version`. Return False when another session changed it first."""
+def update(
+    connection: Connection,
+    pipeline_id: UUID,
+    definition: Definition,
+    *,
+    version: int,
+    changed: Collection[str] = DEFINITION_PARTS,
+) -> bool:
+    """Write the whole definition over version `version`. Return False when another session changed it first.
+
+    Of the parts in other tables those are written whose fields have `changed`.
+    """
+    values = [_value(definition, column) for column in DEFINITION_COLUMNS]
+    if not _update().execute(connection, [*values, pipeline_id, version]):
+        return False
+    if "tasks" in changed:
+        replace_tasks(connection, pipeline_id, definition)
+    if "run_after" in changed:
+        run_after.replace(connection, pipeline_id, definition)
+    return True
+
+
+@cache
+def _update() -> Statement:
     assignments = sql.SQL(", ").join(
         sql.SQL("{} = {}").format(sql.Identifier(column), sql.Placeholder()) for column in DEFINITION_COLUMNS
     )
-    changed = connection.execute(
-        sql.SQL(
-            "UPDATE etl.etl_pipelines SET {}, version = version + 1, updated_at = now() WHERE id = {} AND version = {}"
-        ).format(assignments, sql.Placeholder(), sql.Placeholder()),
-        [*(_value(definition, column) for column in DEFINITION_COLUMNS), pipeline_id, version],
-    ).rowcount
-    if changed:
-        replace_tasks(connection, pipeline_id, definition)
-        run_after.replace(connection, pipeline_id, definition)
-    return bool(changed)
+    text = sql.SQL(
+        "UPDATE etl.etl_pipelines SET {}, version = version + 1, updated_at = now() WHERE id = {} AND version = {}"
+    ).format(assignments, sql.Placeholder(), sql.Placeholder())
+    return Statement(text.as_bytes())
 
 
 def replace_tasks(connection: Connection, pipeline_id: UUID, definition: Definition) -> None:
@@ -109,24 +137,21 @@ def replace_tasks(connection: Connection, pipeline_id: UUID, definition: Definit
 def find(connection: Connection, id_or_name: str | UUID, *, lock: bool = False) -> Row | None:
     """Find a row with its task plan (`tasks`), by uuid or by name."""
     by_id = _as_uuid(id_or_name)
-    return connection.execute(_find(by_id is not None, lock), [by_id or str(id_or_name)]).fetchone()
+    return _find(by_id is not None, lock).fetch_one(connection, [by_id or str(id_or_name)])
 
 
 @cache
-def _find(by_id: bool, lock: bool) -> bytes:
+def _find(by_id: bool, lock: bool) -> Statement:
     """Build the statement once, because every request for one pipeline begins with it."""
-    return (
-        sql.SQL(
-            "SELECT p.*, {tasks} AS tasks, {run_after} AS run_after FROM etl.etl_pipelines p WHERE {condition} {lock}",
-        )
-        .format(
-            tasks=_TASKS,
-            run_after=run_after.OF_PIPELINE,
-            condition=sql.SQL("p.id = %s") if by_id else sql.SQL("p.name = %s"),
-            lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL(""),
-        )
-        .as_bytes()
+    text = sql.SQL(
+        "SELECT p.*, {tasks} AS tasks, {run_after} AS run_after FROM etl.etl_pipelines p WHERE {condition} {lock}",
+    ).format(
+        tasks=_TASKS,
+        run_after=run_after.OF_PIPELINE,
+        condition=sql.SQL("p.id = %s") if by_id else sql.SQL("p.name = %s"),
+        lock=sql.SQL("FOR UPDATE OF p") if lock else sql.SQL(""),
     )
+    return Statement(text.as_bytes())
 
 
 def list_names(connection: Connection, *, limit: int = 1000) -> list[str]:
@@ -145,31 +170,13 @@ def list_page(
 ) -> list[Row]:
     """List pipelines in the order of a column of `SORTABLE`, after the (value, id) pair of the last one seen.
 
+    Their rows have the columns that people see, without those of claims and requests.
+
     Conditions that the caller did not ask for are left out: with all of them, one plan for every filter could use no
     index.
     """
-    column = sql.Identifier("p", sort)
-    wanted = _conditions(narrowed)
-    if after is not None:
-        beyond = sql.SQL("<" if descending else ">")
-        place = sql.SQL("({}, p.id) {} (%(after)s::{}, %(after_id)s::uuid)")
-        wanted.append(place.format(column, beyond, sql.SQL(SORTABLE[sort])))
-    return connection.execute(
-        sql.SQL(
-            """
-            SELECT p.*, {tasks} AS tasks, {run_after} AS run_after
-            FROM etl.etl_pipelines p
-            WHERE {wanted}
-            ORDER BY {column} {direction}, p.id {direction}
-            LIMIT %(limit)s
-            """
-        ).format(
-            tasks=_TASKS,
-            run_after=run_after.OF_PIPELINE,
-            wanted=sql.SQL(" AND ").join(wanted or [sql.SQL("true")]),
-            column=column,
-            direction=sql.SQL("DESC") if descending else sql.SQL("ASC"),
-        ),
+    return _list(narrowed.asked, sort, descending, after is not None).fetch_all(
+        connection,
         {
             "after": after[0] if after else None,
             "after_id": after[1] if after else None,
@@ -182,21 +189,48 @@ def list_page(
             **label_values(narrowed.labels),
             "limit": limit,
         },
-    ).fetchall()
+    )
 
 
-def _conditions(narrowed: Filter) -> list[sql.Composable]:
-    """Build the conditions of the filter; the parameters have the names of its fields."""
-    asked: dict[LiteralString, bool] = {
-        "p.status = ANY(%(status)s)": bool(narrowed.status),
-        "p.enabled = %(enabled)s": narrowed.enabled is not None,
-        "strpos(lower(p.name), lower(%(name)s)) > 0": narrowed.name is not None,
-        "p.updated_at >= %(since)s": narrowed.since is not None,
-        "p.managed_by = %(managed_by)s": narrowed.managed_by is not None,
-        LABELLED: bool(narrowed.labels),
+@cache
+def _list(asked: frozenset[str], sort: str, descending: bool, goes_on: bool) -> Statement:
+    """Build the statement of a list once for each kind of list."""
+    column = sql.Identifier("p", sort)
+    wanted: list[sql.Composable] = [condition for name, condition in _conditions().items() if name in asked]
+    if goes_on:
+        beyond = sql.SQL("<" if descending else ">")
+        place = sql.SQL("({}, p.id) {} (%(after)s::{}, %(after_id)s::uuid)")
+        wanted.append(place.format(column, beyond, sql.SQL(SORTABLE[sort])))
+    text = sql.SQL(
+        """
+        SELECT {columns}, {tasks} AS tasks, {run_after} AS run_after
+        FROM etl.etl_pipelines p
+        WHERE {wanted}
+        ORDER BY {column} {direction}, p.id {direction}
+        LIMIT %(limit)s
+        """
+    ).format(
+        columns=sql.SQL(", ").join(sql.Identifier("p", name) for name in _LISTED),
+        tasks=_TASKS,
+        run_after=run_after.OF_PIPELINE,
+        wanted=sql.SQL(" AND ").join(wanted or [sql.SQL("true")]),
+        column=column,
+        direction=sql.SQL("DESC") if descending else sql.SQL("ASC"),
+    )
+    return Statement(text.as_bytes())
+
+
+def _conditions() -> dict[str, sql.Composable]:
+    """Return the condition of each field of the filter; the parameters have the names of the fields."""
+    return {
+        "status": sql.SQL("p.status = ANY(%(status)s)"),
+        "enabled": sql.SQL("p.enabled = %(enabled)s"),
+        "name": sql.SQL("strpos(lower(p.name), lower(%(name)s::text)) > 0"),
+        "since": sql.SQL("p.updated_at >= %(since)s"),
+        "managed_by": sql.SQL("p.managed_by = %(managed_by)s"),
+        "labels": sql.SQL(LABELLED),
+        "target": ON_TARGET,
     }
-    conditions: list[sql.Composable] = [sql.SQL(text) for text, wanted in asked.items() if wanted]
-    return [*conditions, ON_TARGET] if narrowed.target is not None else conditions
 
 
 # Every label that is asked for: `key=value` as it is, `key` whatever its value.
@@ -304,24 +338,8 @@ def request_run(
 
     `accepts`: checks that may fail in it.
     """
-    return connection.execute(
-        """
-        UPDATE etl.etl_pipelines
-        SET status = CASE WHEN status = ANY(%(from)s) THEN 'RUN_REQUESTED' ELSE status END,
-            -- None is set while a load is to be continued or a backfill waits: the wish for a run behind it is new.
-            run_requested_at = CASE WHEN status = 'RUN_REQUESTED' THEN coalesce(run_requested_at, clock_timestamp())
-                                    ELSE clock_timestamp() END,
-            requested_trigger = CASE WHEN status = 'RUN_REQUESTED' THEN requested_trigger ELSE %(trigger)s END,
-            requested_reason = CASE WHEN status = 'RUN_REQUESTED' THEN requested_reason END,
-            requested_trace = CASE WHEN status = 'RUN_REQUESTED' THEN requested_trace ELSE %(trace)s END,
-            -- A backfill that waits, works or is paused goes on as what it is, and the run follows it.
-            requested_range = CASE WHEN status NOT IN ('IDLE', 'FAILED') THEN requested_range END,
-            range_requested_at = CASE WHEN status NOT IN ('IDLE', 'FAILED') THEN range_requested_at END,
-            accepted_checks = coalesce(%(accepts)s, accepted_checks),
-            attempts = CASE WHEN status = ANY(%(from)s) THEN 0 ELSE attempts END
-        WHERE id = %(id)s AND enabled AND status <> 'PAUSE_REQUESTED'
-        RETURNING id, name, status, run_requested_at
-        """,
+    return _REQUEST_RUN.fetch_one(
+        connection,
         {
             "id": pipeline_id,
             "from": list(status.sources_of("request_run")),
@@ -329,7 +347,28 @@ def request_run(
             "trace": traceparent,
             "accepts": Jsonb(list(accepts)) if accepts else None,
         },
-    ).fetchone()
+    )
+
+
+_REQUEST_RUN = Statement(
+    b"""
+    UPDATE etl.etl_pipelines
+    SET status = CASE WHEN status = ANY(%(from)s) THEN 'RUN_REQUESTED' ELSE status END,
+        -- None is set while a load is to be continued or a backfill waits: the wish for a run behind it is new.
+        run_requested_at = CASE WHEN status = 'RUN_REQUESTED' THEN coalesce(run_requested_at, clock_timestamp())
+                                ELSE clock_timestamp() END,
+        requested_trigger = CASE WHEN status = 'RUN_REQUESTED' THEN requested_trigger ELSE %(trigger)s END,
+        requested_reason = CASE WHEN status = 'RUN_REQUESTED' THEN requested_reason END,
+        requested_trace = CASE WHEN status = 'RUN_REQUESTED' THEN requested_trace ELSE %(trace)s END,
+        -- A backfill that waits, works or is paused goes on as what it is, and the run follows it.
+        requested_range = CASE WHEN status NOT IN ('IDLE', 'FAILED') THEN requested_range END,
+        range_requested_at = CASE WHEN status NOT IN ('IDLE', 'FAILED') THEN range_requested_at END,
+        accepted_checks = coalesce(%(accepts)s, accepted_checks),
+        attempts = CASE WHEN status = ANY(%(from)s) THEN 0 ELSE attempts END
+    WHERE id = %(id)s AND enabled AND status <> 'PAUSE_REQUESTED'
+    RETURNING id, name, status, run_requested_at
+    """
+)
 
 
 def request_backfill(

@@ -42,6 +42,25 @@ def insert(
     return request_id
 
 
+def insert_done(
+    connection: Connection,
+    kind: str,
+    pipeline_id: UUID,
+    payload: dict[str, Any],
+    *,
+    requested_by: str,
+    result: dict[str, Any],
+) -> None:
+    """Record what a run found out by itself, beside what was asked for."""
+    connection.execute(
+        """
+        INSERT INTO etl.etl_requests (kind, pipeline_id, payload, requested_by, status, result, finished_at)
+        VALUES (%s, %s, %s, %s, 'DONE', %s, clock_timestamp())
+        """,
+        [kind, pipeline_id, Jsonb(payload), requested_by, Jsonb(result, dumps=_dumps_in_pieces)],
+    )
+
+
 def withdraw_typing(connection: Connection, kinds: Sequence[str], requested_by: str, error: dict[str, Any]) -> None:
     """Close requests about a draft that no runner has begun: the draft has changed since."""
     connection.execute(

@@ -1,8 +1,9 @@
 """Statements on `etl_runs`: the history of a pipeline and the progress of the run at work."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import Any, LiteralString
 from uuid import UUID
 
@@ -11,6 +12,7 @@ from psycopg.types.json import Jsonb
 
 from vitrina.store import database, pipelines
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 Row = dict[str, Any]
 
@@ -99,7 +101,7 @@ def move_to_version(connection: Connection, pipeline_id: UUID, version: int) -> 
 
 
 def find(connection: Connection, run_id: UUID) -> Row | None:
-    return connection.execute(sql.SQL("{} WHERE r.id = %s").format(_SELECT), [run_id]).fetchone()
+    return _FIND.fetch_one(connection, [run_id])
 
 
 def find_latest_answer(connection: Connection, pipeline_id: UUID) -> datetime | None:
@@ -116,23 +118,20 @@ def find_latest_answer(connection: Connection, pipeline_id: UUID) -> datetime | 
 
 def find_current(connection: Connection, pipeline_id: UUID) -> Row | None:
     """Find the current run, or else the latest one."""
-    return connection.execute(
-        sql.SQL("{} WHERE r.pipeline_id = %s ORDER BY r.started_at DESC, r.id DESC LIMIT 1").format(_SELECT),
-        [pipeline_id],
-    ).fetchone()
+    return _FIND_CURRENT.fetch_one(connection, [pipeline_id])
+
+
+def is_load(run: Row) -> bool:
+    """Tell whether a run reads the source, as far as its row says so without a doubt."""
+    return isinstance(run["metrics"], dict) and not run["metrics"].keys() & _CORRECTIONS
+
+
+_CORRECTIONS = frozenset({"repair", "replay"})
 
 
 def find_latest_load(connection: Connection, pipeline_id: UUID) -> Row | None:
     """Find the current or latest run that reads the source. Repairs and replays only correct some rows."""
-    return connection.execute(
-        sql.SQL(
-            """
-            {} WHERE r.pipeline_id = %s AND NOT r.metrics ?| '{{repair,replay}}'
-            ORDER BY r.started_at DESC, r.id DESC LIMIT 1
-            """
-        ).format(_SELECT),
-        [pipeline_id],
-    ).fetchone()
+    return _FIND_LATEST_LOAD.fetch_one(connection, [pipeline_id])
 
 
 def find_cursor_type(connection: Connection, pipeline_id: UUID, key: str | None) -> str | None:
@@ -149,15 +148,7 @@ def find_cursor_type(connection: Connection, pipeline_id: UUID, key: str | None)
 
 def find_last_success(connection: Connection, pipeline_id: UUID) -> Row | None:
     """Find the latest run that brought the target up to date. Repairs and replays only correct some rows."""
-    return connection.execute(
-        sql.SQL(
-            """
-            {} WHERE r.pipeline_id = %s AND r.status = 'SUCCESS' AND NOT r.metrics ?| '{{repair,replay}}'
-            ORDER BY r.started_at DESC, r.id DESC LIMIT 1
-            """
-        ).format(_SELECT),
-        [pipeline_id],
-    ).fetchone()
+    return _FIND_LAST_SUCCESS.fetch_one(connection, [pipeline_id])
 
 
 def list_data_as_of(connection: Connection) -> dict[UUID, datetime]:
@@ -203,24 +194,9 @@ def list_page(
         pipelines.OF_LABELLED: bool(labels),
         f"(r.started_at, r.id) {'>' if oldest_first else '<'} (%(after_at)s, %(after_id)s)": after is not None,
     }
-    direction = sql.SQL("ASC" if oldest_first else "DESC")
-    page = sql.SQL(
-        "SELECT r.* FROM etl.etl_runs r WHERE {wanted}"
-        " ORDER BY r.started_at {direction}, r.id {direction} LIMIT %(limit)s"
-    ).format(wanted=_all_of(wanted), direction=direction)
-    return connection.execute(
-        sql.SQL(
-            """
-            SELECT {columns}
-            FROM {page} r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id
-            ORDER BY r.started_at {direction}, r.id {direction}
-            LIMIT %(limit)s
-            """
-        ).format(
-            columns=_COLUMNS,
-            page=(_OF_EACH_STATUS if each_status else sql.SQL("({page})")).format(page=page),
-            direction=direction,
-        ),
+    conditions = tuple(text for text, asked in wanted.items() if asked)
+    return _list(conditions, each_status, oldest_first).fetch_all(
+        connection,
         {
             "pipeline": pipeline_id,
             "status": list(dict.fromkeys(status)),
@@ -232,16 +208,38 @@ def list_page(
             "after_id": after[1] if after else None,
             "limit": limit,
         },
-    ).fetchall()
+    )
+
+
+@cache
+def _list(conditions: tuple[LiteralString, ...], each_status: bool, oldest_first: bool) -> Statement:
+    """Build the statement of a list once for each kind of list."""
+    direction = sql.SQL("ASC" if oldest_first else "DESC")
+    page = sql.SQL(
+        "SELECT r.* FROM etl.etl_runs r WHERE {wanted}"
+        " ORDER BY r.started_at {direction}, r.id {direction} LIMIT %(limit)s"
+    ).format(wanted=_all_of(conditions), direction=direction)
+    text = sql.SQL(
+        """
+        SELECT {columns}
+        FROM {page} r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id
+        ORDER BY r.started_at {direction}, r.id {direction}
+        LIMIT %(limit)s
+        """
+    ).format(
+        columns=_COLUMNS,
+        page=(_OF_EACH_STATUS if each_status else sql.SQL("({page})")).format(page=page),
+        direction=direction,
+    )
+    return Statement(text.as_bytes())
 
 
 # Each from its own part of the index, which is in order: what is rare is found as fast as what is frequent.
 _OF_EACH_STATUS = sql.SQL("unnest(%(status)s::text[]) AS s (status) CROSS JOIN LATERAL ({page})")
 
 
-def _all_of(conditions: Mapping[LiteralString, bool]) -> sql.Composable:
-    """Join the conditions that were asked for."""
-    return sql.SQL(" AND ").join([sql.SQL(text) for text, asked in conditions.items() if asked] or [sql.SQL("true")])
+def _all_of(conditions: Iterable[LiteralString]) -> sql.Composable:
+    return sql.SQL(" AND ").join([sql.SQL(text) for text in conditions] or [sql.SQL("true")])
 
 
 # `seconds` is by the database's clock, also for the run at work.
@@ -254,30 +252,49 @@ _COLUMNS = sql.SQL(
 _SELECT = sql.SQL("SELECT {} FROM etl.etl_runs r JOIN etl.etl_pipelines p ON p.id = r.pipeline_id").format(_COLUMNS)
 
 
+def _selecting(condition: LiteralString) -> Statement:
+    return Statement(sql.SQL("{} WHERE {}").format(_SELECT, sql.SQL(condition)).as_bytes())
+
+
+# Runs that read the source: repairs and replays only correct some rows.
+_IS_LOAD: LiteralString = "NOT r.metrics ?| '{repair,replay}'"
+_NEWEST: LiteralString = "ORDER BY r.started_at DESC, r.id DESC LIMIT 1"
+_FIND = _selecting("r.id = %s")
+_FIND_CURRENT = _selecting("r.pipeline_id = %s " + _NEWEST)
+_FIND_LATEST_LOAD = _selecting("r.pipeline_id = %s AND " + _IS_LOAD + " " + _NEWEST)
+_FIND_LAST_SUCCESS = _selecting("r.pipeline_id = %s AND r.status = 'SUCCESS' AND " + _IS_LOAD + " " + _NEWEST)
+
+
 def summarise(connection: Connection, pipeline_id: UUID, *, last: int = 50) -> Row:
-    """Compute success rate, durations in seconds and rows of the latest finished runs, without repairs and replays."""
-    return database.one(
-        connection.execute(
-            """
-        SELECT count(*) AS runs,
-               count(*) FILTER (WHERE status = 'SUCCESS') AS succeeded,
-               count(*) FILTER (WHERE status = 'FAILED') AS failed,
-               percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) AS p50_seconds,
-               percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) AS p95_seconds,
-               coalesce(sum(rows_read), 0)::bigint AS rows_read,
-               coalesce(sum(rows_written), 0)::bigint AS rows_written,
-               max(finished_at) FILTER (WHERE status = 'SUCCESS') AS last_success_at
-        FROM (
-            SELECT *, extract(epoch FROM finished_at - started_at)::float8 AS seconds
-            FROM etl.etl_runs
-            WHERE pipeline_id = %s AND finished_at IS NOT NULL AND NOT metrics ?| '{repair,replay}'
-            ORDER BY started_at DESC, id DESC
-            LIMIT %s
-        ) recent
-        """,
-            [pipeline_id, last],
-        )
-    )
+    """Compute success rate, durations in seconds and rows of the latest finished runs, without repairs and replays.
+
+    `now` is the time of the server's clock.
+    """
+    found = _SUMMARISE.fetch_one(connection, [pipeline_id, last])
+    assert found is not None, "an aggregate has a row"
+    return found
+
+
+_SUMMARISE = Statement(
+    b"""
+    SELECT count(*) AS runs,
+           count(*) FILTER (WHERE status = 'SUCCESS') AS succeeded,
+           count(*) FILTER (WHERE status = 'FAILED') AS failed,
+           percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) AS p50_seconds,
+           percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) AS p95_seconds,
+           coalesce(sum(rows_read), 0)::bigint AS rows_read,
+           coalesce(sum(rows_written), 0)::bigint AS rows_written,
+           max(finished_at) FILTER (WHERE status = 'SUCCESS') AS last_success_at,
+           clock_timestamp() AS now
+    FROM (
+        SELECT *, extract(epoch FROM finished_at - started_at)::float8 AS seconds
+        FROM etl.etl_runs
+        WHERE pipeline_id = %s AND finished_at IS NOT NULL AND NOT metrics ?| '{repair,replay}'
+        ORDER BY started_at DESC, id DESC
+        LIMIT %s
+    ) recent
+    """
+)
 
 
 @dataclass(frozen=True)
@@ -342,10 +359,10 @@ def _prune_slice(
             """
             ).format(
                 wanted=_all_of(
-                    {
-                        "r.finished_at < now() - make_interval(days => %(days)s)": True,
-                        "(r.finished_at, r.id) > (%(after_at)s, %(after_id)s)": after is not None,
-                    }
+                    (
+                        "r.finished_at < now() - make_interval(days => %(days)s)",
+                        *(["(r.finished_at, r.id) > (%(after_at)s, %(after_id)s)"] if after is not None else []),
+                    )
                 )
             ),
             {

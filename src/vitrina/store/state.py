@@ -10,6 +10,7 @@ from vitrina.errors import LeaseLost
 from vitrina.ports.checkpoint import MIRROR_OF, OF_THE_LOAD, OF_THE_TARGET, Accepted, Checkpoint
 from vitrina.store.database import Connection
 from vitrina.store.leases import HELD_TARGET, Claim
+from vitrina.store.prepared import Statement
 
 METASTORE_TABLE = sql.Identifier("etl", "etl_state")
 # The same row in a target database that is not the metastore; `etl_state` mirrors it.
@@ -82,7 +83,10 @@ def mirror(connection: Connection, claim: Claim, checkpoint: Checkpoint, of: str
 
 def find(connection: Connection, pipeline_id: UUID) -> dict[str, Any] | None:
     """Find the checkpoint row as people see it."""
-    return connection.execute("SELECT * FROM etl.etl_state WHERE pipeline_id = %s", [pipeline_id]).fetchone()
+    return _FIND.fetch_one(connection, [pipeline_id])
+
+
+_FIND = Statement(b"SELECT * FROM etl.etl_state WHERE pipeline_id = %s")
 
 
 def peek(connection: Connection, pipeline_id: UUID) -> Checkpoint:

@@ -8,6 +8,7 @@ from psycopg import sql
 
 from vitrina.store import database
 from vitrina.store.database import Connection
+from vitrina.store.prepared import Statement
 
 Row = dict[str, Any]
 
@@ -31,15 +32,17 @@ def insert(connection: Connection, *, name: str, role: str, token_hash: bytes, e
 
 def find_by_hash(connection: Connection, token_hash: bytes) -> Row | None:
     """Find a token with `usable`: neither revoked nor expired, by the database's clock."""
-    return connection.execute(
-        """
-        SELECT id, name, role, token_hash,
-               revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AS usable,
-               last_used_at IS NULL OR last_used_at < clock_timestamp() - interval '1 minute' AS unseen
-        FROM etl.etl_api_tokens WHERE token_hash = %s
-        """,
-        [token_hash],
-    ).fetchone()
+    return _FIND_BY_HASH.fetch_one(connection, [token_hash])
+
+
+_FIND_BY_HASH = Statement(
+    b"""
+    SELECT id, name, role, token_hash,
+           revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AS usable,
+           last_used_at IS NULL OR last_used_at < clock_timestamp() - interval '1 minute' AS unseen
+    FROM etl.etl_api_tokens WHERE token_hash = %s
+    """
+)
 
 
 def touch(connection: Connection, token_id: UUID) -> None:

@@ -14,7 +14,7 @@ from vitrina.errors import NotCarried
 from vitrina.ports.schema import Column
 
 TYPE, STAMP = b"vitrina:type", b"vitrina:stamp"
-# Names the first array column of a row that Arrow could not hold; NULL when all is well.
+# Names the first array column of a row that Arrow could not hold; NULL when all is well, missing without arrays.
 UNFIT = "_vitrina_unfit"
 
 # What the driver hands over exactly, apart from the values that `_refuse_lost` looks for.

@@ -9,14 +9,16 @@ from vitrina.transforms.arrow_types import UNFIT, is_array, read_as
 
 
 def outputs(columns: Sequence[Column]) -> list[Composable]:
-    """Select each column as it is read; UNFIT names the column of a row that the driver cannot carry."""
+    """Select each column as it is read; with arrays, UNFIT names the column of a row that the driver cannot carry."""
     unfit = [
         SQL("WHEN {} THEN {}").format(_odd_array(column.name), Literal(column.name))
         for column in columns
         if is_array(column.type)
     ]
-    named = SQL("CASE {} END").format(SQL(" ").join(unfit)) if unfit else SQL("NULL::text")
-    return [_output(column) for column in columns] + [SQL("{} AS {}").format(named, Identifier(UNFIT))]
+    selected = [_output(column) for column in columns]
+    if unfit:
+        selected.append(SQL("CASE {} END AS {}").format(SQL(" ").join(unfit), Identifier(UNFIT)))
+    return selected
 
 
 def _output(column: Column) -> Composable:

@@ -61,7 +61,7 @@ def list_overview(
     after = paging.decode(cursor, str)
     with state.pool.connection() as connection:
         found = overview.list_page(connection, only=pipeline, after_name=after[0] if after else None, limit=limit + 1)
-        waiting = connectors.waiting(connection, state.settings)
+        waiting = connectors.waiting(connection, state.settings, found)
     found = [row | {"waiting": waiting.get(row["id"])} for row in found]
     return paging.page(found, limit, answers.PipelineOverview.model_validate, lambda row: [row["name"]])
 

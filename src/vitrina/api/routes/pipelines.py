@@ -67,8 +67,9 @@ def list_pipelines(
             descending=descending,
             after=(after[1], after[2]) if after else None,
         )
-        waiting = connectors.waiting(connection, state.settings)
-    found = [row | {"waiting": waiting.get(row["id"])} for row in found]
+        waiting = connectors.waiting(connection, state.settings, found)
+    for row in found:
+        row["waiting"] = waiting.get(row["id"])
     return paging.page(
         found, limit, answers.Pipeline.model_validate, lambda row: [sort, _text(row[column]), str(row["id"])]
     )
@@ -97,7 +98,7 @@ def get_pipeline(
     pipeline: PipelineId,
 ) -> answers.Pipeline:
     with state.pool.connection() as connection:
-        return _answer(response, pipelines.get(connection, pipeline))
+        return _shown(response, pipelines.get(connection, pipeline))
 
 
 @router.patch("/pipelines/{pipeline}")
@@ -240,8 +241,12 @@ def version_in(if_match: str | None) -> int | None:
 
 
 def _answer(response: Response, row: Row) -> answers.Pipeline:
+    return sendable(_shown(response, row))
+
+
+def _shown(response: Response, row: Row) -> answers.Pipeline:
     response.headers["ETag"] = etag(row)
-    return sendable(answers.Pipeline.model_validate(row))
+    return answers.Pipeline.model_validate(row)
 
 
 def _plan(response: Response, row: Row) -> answers.TaskPlan:

@@ -83,10 +83,10 @@ class Session:
             with stream:
                 yield from stream
 
-    def insert(self, table: str, rows: "pa.Table", *, token: str) -> None:
+    def insert(self, table: str, rows: "pa.Table", *, token: str, **settings: Any) -> None:
         """Insert rows. The server ignores a second insert with the same token."""
         with translated(f"INSERT INTO {table}"):
-            self._client.insert_arrow(table, rows, settings={"insert_deduplication_token": token})
+            self._client.insert_arrow(table, rows, settings={"insert_deduplication_token": token} | settings)
 
     def close(self) -> None:
         self._client.close()

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import pyarrow as pa
-
 from vitrina import failpoints
 from vitrina.connectors.clickhouse.names import Named, new_load
 from vitrina.connectors.clickhouse.opened_table import OpenedTable
 from vitrina.connectors.clickhouse.tables import Shown, version_of
-from vitrina.connectors.clickhouse.writer import Converter, GroupingWriter
+from vitrina.connectors.clickhouse.writer import Converter, GroupingWriter, Inserting
 from vitrina.errors import DuplicateKeys, LeaseLost, RunError, StageLost, TargetMismatch, TransientError
 from vitrina.ports.batch import Counts, Key, Part, PartId
 from vitrina.ports.checkpoint import Checkpoint
@@ -102,10 +100,14 @@ class GenerationLoad(BaseLoad):
         finally:
             writer.drain()
 
-    def _insert(self, rows: pa.Table, part: PartId, token: str) -> None:
-        target = self._target
-        path = self._tables.path(self._required)
-        target.patiently_aside(lambda: target.server.insert(path, rows, token=token))
+    def _insert(self, what: Inserting) -> None:
+        """Insert rows as they are: versions of a key are found by the check, and merged later.
+
+        A table that is one part gets it merged by the insert, so that its readers need not merge.
+        """
+        target, path = self._target, self._tables.path(self._required)
+        settings = {} if what.may_be_all else {"optimize_on_insert": 0}
+        target.patiently_aside(lambda: target.server.insert(path, what.rows, token=what.token, **settings))
         failpoints.hit("clickhouse.inserted")
 
     # --- showing it ------------------------------------------------------------------------------------------------
@@ -138,7 +140,7 @@ class GenerationLoad(BaseLoad):
                 " change target_key, or group the rows in the query"
             )
         if self._loading.deletes:
-            target.refuse_shrinking(rows, target.patiently(target.rows_shown))
+            target.refuse_shrinking_to(rows)
 
     def _repeats(self) -> int:
         key = ", ".join(f"`{name}`" for name in self._target.layout.key)
@@ -238,13 +240,13 @@ class MergeLoad(BaseLoad):
     def _stage(self, number: int) -> Named:
         return Named(self._tables.table, "s", self._tables.owner, f"{self._load}p{number}")
 
-    def _insert(self, rows: pa.Table, part: PartId, token: str) -> None:
+    def _insert(self, what: Inserting) -> None:
         target, tables = self._target, self._tables
-        stage = self._stage(part.number)
+        stage = self._stage(what.part.number)
 
         def move() -> None:
             tables.create_like(self._current_shown.generation, "s", stage.load)
-            target.server.insert(tables.path(stage), rows, token=token)
+            target.server.insert(tables.path(stage), what.rows, token=what.token)
 
         target.patiently_aside(move)
         failpoints.hit("clickhouse.inserted")
@@ -304,7 +306,7 @@ class MergeLoad(BaseLoad):
     def _insert_tombstones(self, keys: Sequence[Key], number: int) -> None:
         part = PartId(self._tables.owner.epoch, number)
         converter = Converter(self._target.layout, None, merges=True)
-        self._insert(converter.tombstones(keys, part), part, f"{version_of(*part)}-remove")
+        self._insert(Inserting(converter.tombstones(keys, part), part, f"{version_of(*part)}-remove"))
 
     def count_rows(self) -> int:
         return self._target.patiently(lambda: self._target.count_shown(self._current_shown))

@@ -1,6 +1,7 @@
 """A ClickHouse table that is open for writing: its server, its layout, and what loads and comparisons ask of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from vitrina.connectors.clickhouse import types
@@ -88,12 +89,38 @@ class OpenedTable:
         return patiently(move, self.context.wait, self.context.tell)
 
     def count_shown(self, shown: Shown) -> int:
-        try:
+        with self._refusing_dropped(shown):
             return self.tables.count(shown.generation, final=shown.is_versioned)
+
+    def shows_nothing(self, shown: Shown) -> bool:
+        with self._refusing_dropped(shown):
+            return self.tables.is_empty(shown.generation, final=shown.is_versioned)
+
+    @contextmanager
+    def _refusing_dropped(self, shown: Shown) -> Iterator[None]:
+        try:
+            yield
         except Missing as exc:
             raise TargetMismatch(
                 f"{self.tables} shows {shown.generation}, which somebody dropped: drop the view, and run the pipeline"
             ) from exc
+
+    def refuse_shrinking_to(self, rows: int) -> None:
+        """Refuse to replace what is shown by so few rows.
+
+        The server knows at once how many versions of rows there are, and never fewer than rows. The rows themselves
+        are counted only if that many would be too many.
+        """
+        shown = self.patiently(self.tables.shown)
+        if shown is None:
+            return
+        with self._refusing_dropped(shown):
+            at_most = self.patiently(lambda: self.tables.count(shown.generation, final=False))
+        if self._shrinks_too_much(rows, at_most):
+            self.refuse_shrinking(rows, self.patiently(lambda: self.count_shown(shown)))
+
+    def _shrinks_too_much(self, rows: int, before: int) -> bool:
+        return rows == 0 or rows < before * (1 - self.definition.options.shrink_limit)
 
     def refuse_shrinking(self, rows: int, before: int) -> None:
         options = self.definition.options
@@ -103,7 +130,7 @@ class OpenedTable:
                 " options.allow_empty",
                 EMPTY,
             )
-        if rows and rows < before * (1 - options.shrink_limit):
+        if rows and self._shrinks_too_much(rows, before):
             raise ShrinkRefused(
                 f"publishing would leave {rows:,} of {before:,} rows in {self.tables}; if the source really shrank that"
                 " much, set options.allow_shrink and run again"

@@ -122,13 +122,17 @@ class Tables:
     def count(self, name: object, *, final: bool) -> int:
         return int(self._session.value(f"SELECT count() FROM {self.path(name)}{' FINAL' if final else ''}"))
 
+    def is_empty(self, name: object, *, final: bool) -> bool:
+        return not self._session.rows(f"SELECT 1 FROM {self.path(name)}{' FINAL' if final else ''} LIMIT 1")
+
     # --- taking over -----------------------------------------------------------------------------------------------
 
     def seize(self) -> None:
         """Take over from older tries: nothing that they send from here on becomes visible."""
-        self._leave_if_late(self.objects("g", "s", "v"))
-        for one in self.objects("v", "s"):
-            if one.owner != self.owner:
+        found = self.objects("g", "s", "v")
+        self._leave_if_late(found)
+        for one in found:
+            if one.kind != "g" and one.owner != self.owner:
                 self.drop(one)
         shown = self.shown()
         for one in self.objects("g"):

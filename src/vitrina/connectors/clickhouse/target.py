@@ -55,8 +55,8 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
         self._layout = self._laid_out(wanted, shown)
         if self.definition.mode == "incremental" and shown is not None:
             self.missing_fields(shown)
-        rows = self._reaching(lambda: self.count_shown(shown)) if shown else 0
-        return Prepared(self._layout.key, shown is not None, rows == 0, tuple(self._layout.names))
+        is_empty = shown is None or self._reaching(lambda: self.shows_nothing(shown))
+        return Prepared(self._layout.key, shown is not None, is_empty, tuple(self._layout.names))
 
     def prepare_nothing(self, *, replaces: bool) -> Prepared | None:
         """Prepare to empty the target for a source without rows and columns, if it may. Its columns stay."""

@@ -1,7 +1,6 @@
 """The data side of a load: batches are converted and inserted, rows that the table cannot hold become dead letters.
 
-A thread inserts together the batches that arrived during the previous insert, so that small batches make no small
-inserts.
+A thread inserts batches together, because each insert makes a part that the server has to merge with the others.
 """
 
 import json
@@ -24,10 +23,8 @@ from vitrina.ports.batch import Counts, DeadLetter, PartId, Written
 from vitrina.ports.target import Receipt
 
 _ROW = "_vitrina_row"
-# Of batches that are inserted together.
-_GROUP_BYTES = 64 << 20
-
-Insert = Callable[[pa.Table, PartId, str], None]
+# Batches are inserted together once they have this size, or when a caller waits for one of them.
+_GROUP_BYTES = 24 << 20
 
 
 @dataclass(frozen=True)
@@ -68,15 +65,15 @@ class Converter:
         columns = {one.name: types.sent(self._column(rows, one.name), one) for one in self.layout.fields}
         table = pa.table(columns)
         self._refuse_null_keys(table)
-        if self.merges:
-            kept = self._latest(table)
-            table, gone = (table, gone) if kept is None else (table.take(kept), gone.take(kept))
-        upserts, removals = table.filter(pc.invert(gone)), table.filter(gone)
+        kept = self._latest(table) if self.merges else None
+        if kept is not None:
+            table, gone = table.take(kept), gone.take(kept) if gone is not None else None
+        upserts, removals = (table, None) if gone is None else (table.filter(pc.invert(gone)), table.filter(gone))
         upserts, letters = self._without_unfit(upserts)
         parts = [self._versioned(upserts, part, deleted=0)]
-        if self.merges and removals.num_rows:
+        deletes = removals.num_rows if self.merges and removals is not None else 0
+        if removals is not None and deletes:
             parts.append(self._versioned(self._tombstones(removals.select(list(self.layout.key))), part, deleted=1))
-        deletes = removals.num_rows if self.merges else 0
         made = pa.concat_tables(parts)
         return Converted(made, upserts.num_rows, deletes, self.merges, letters, self._delivered(made))
 
@@ -90,14 +87,15 @@ class Converter:
             raise TargetMismatch(f"column {name!r} is not in a batch that came: it has {', '.join(rows.column_names)}")
         return rows.column(name)
 
-    def _gone(self, rows: pa.Table) -> pa.ChunkedArray:
+    def _gone(self, rows: pa.Table) -> pa.ChunkedArray | None:
+        """Find the rows that `delete_when` marks; None where it marks none, so that nothing is copied."""
         name = self.delete_when
         if name is None:
-            return pa.chunked_array([pa.array([False] * rows.num_rows, pa.bool_())])
+            return None
         column = self._column(rows, name)
         if not pa.types.is_boolean(column.type):
             raise FatalError(f"delete_when names {name!r}, which is {column.type} and not boolean")
-        return pc.fill_null(column, False)
+        return pc.fill_null(column, False) if pc.any(column, min_count=0).as_py() else None
 
     def _refuse_null_keys(self, table: pa.Table) -> None:
         for name in self.layout.key:
@@ -172,6 +170,19 @@ def _as_json(value: Any) -> Any:
     return types.key_texts(pa.chunked_array([[value]]))[0] if isinstance(value, bytes) else str(value)
 
 
+@dataclass(frozen=True)
+class Inserting:
+    """What one insert brings. `may_be_all`: it is the first, and no more rows were on their way when it began."""
+
+    rows: pa.Table
+    part: PartId
+    token: str
+    may_be_all: bool = False
+
+
+Insert = Callable[[Inserting], None]
+
+
 @dataclass
 class _Sent:
     rows: pa.Table
@@ -180,8 +191,30 @@ class _Sent:
     done: "Future[None]" = field(default_factory=Future)
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """A caller waits for a batch that was put into the queue before."""
+
+    done: "Future[None]"
+
+
+@dataclass
+class _Group:
+    batches: list[_Sent]
+    size: int
+    is_last: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        return self.size >= _GROUP_BYTES
+
+    def add(self, batch: _Sent) -> None:
+        self.batches.append(batch)
+        self.size += batch.rows.nbytes
+
+
 class GroupingWriter:
-    """Insert batches in the order in which they came, several at once when they wait."""
+    """Insert batches in the order in which they came, several at once if `groups`."""
 
     timed_as = "stage"
 
@@ -190,13 +223,14 @@ class GroupingWriter:
         self._insert = insert
         self.ahead = ahead
         self._groups = groups
-        self._queue: SimpleQueue[_Sent | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Sent | _Wanted | None] = SimpleQueue()
         self._pieces: dict[PartId, int] = {}
         # In the names of its inserts. A run that is tried again uses numbers again, and the server would leave out what
         # has the name of rows that were deleted since.
         self._name = token_hex(4)
         self._error: BaseException | None = None
         self._is_closed = False
+        self._has_inserted = False
         self._thread = threading.Thread(target=self._work, name="clickhouse-insert", daemon=True)
         self._thread.start()
 
@@ -208,14 +242,16 @@ class GroupingWriter:
             return lambda: converted.written
         piece = self._pieces[part] = self._pieces.get(part, 0) + 1
         sent = _Sent(converted.rows, part, f"{self._name}-{part.epoch}-{part.number}-{piece}")
-        written = converted.written
+        written, done = converted.written, sent.done
         self._queue.put(sent)
         if self._is_closed:
             self.drain()
             self._refuse_rest()
 
         def arrived() -> Written:
-            sent.done.result()
+            if not done.done():
+                self._queue.put(_Wanted(done))
+            done.result()
             return written
 
         return arrived
@@ -233,11 +269,17 @@ class GroupingWriter:
         self._thread.join()
 
     def _work(self) -> None:
-        while (first := self._queue.get()) is not None:
-            group, is_last = self._gathered(first)
-            self._send(group)
-            if is_last:
-                return
+        while self._insert_next():
+            pass
+
+    def _insert_next(self) -> bool:
+        """Insert what comes next. Return False at the end. Between two calls, no rows are kept."""
+        first = self._queue.get()
+        if not isinstance(first, _Sent):
+            return first is not None
+        group = self._gathered(first)
+        self._send(group)
+        return not group.is_last
 
     def _refuse_rest(self) -> None:
         """Answer batches that came after the end with an error, because a caller waits for each."""
@@ -246,33 +288,39 @@ class GroupingWriter:
                 left = self._queue.get_nowait()
             except Empty:
                 return
-            if left is not None:
+            if isinstance(left, _Sent):
                 left.done.set_exception(TransientError("the load was ended while rows were on their way"))
 
-    def _gathered(self, first: _Sent) -> tuple[list[_Sent], bool]:
-        group, size = [first], first.rows.nbytes
-        while self._groups and size < _GROUP_BYTES:
-            try:
-                more = self._queue.get_nowait()
-            except Empty:
+    def _gathered(self, first: _Sent) -> _Group:
+        group = _Group([first], first.rows.nbytes)
+        while self._groups and not group.is_full:
+            more = self._queue.get()
+            if isinstance(more, _Sent):
+                group.add(more)
+            elif more is None:
+                group.is_last = True
                 break
-            if more is None:
-                return group, True
-            group.append(more)
-            size += more.rows.nbytes
-        return group, False
+            elif not more.done.done():
+                break
+        return group
 
-    def _send(self, group: list[_Sent]) -> None:
+    def _send(self, group: _Group) -> None:
         """Send one group. After a failed insert send nothing, or later batches would be there without earlier ones."""
         try:
             if self._error is not None:
                 raise self._error
-            rows = pa.concat_tables([one.rows for one in group])
-            self._insert(rows, group[0].part, "+".join(one.token for one in group))
+            self._insert(self._inserting(group))
         except BaseException as exc:  # noqa: BLE001 - raised where the batch is waited for
             self._error = exc
-            for one in group:
+            for one in group.batches:
                 one.done.set_exception(exc)
         else:
-            for one in group:
+            for one in group.batches:
                 one.done.set_result(None)
+
+    def _inserting(self, group: _Group) -> Inserting:
+        batches = group.batches
+        may_be_all = not group.is_full and not self._has_inserted
+        self._has_inserted = True
+        rows = pa.concat_tables([one.rows for one in batches])
+        return Inserting(rows, batches[0].part, "+".join(one.token for one in batches), may_be_all)

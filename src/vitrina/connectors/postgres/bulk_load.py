@@ -65,6 +65,12 @@ def plan_detachment(connection: Connection, table: Table) -> DetachedIndexes:
           -- marks that a definition does not carry
           AND NOT i.indisclustered AND NOT i.indisreplident AND ic.reltablespace = 0
           AND pg_catalog.obj_description(i.indexrelid, 'pg_class') IS NULL
+          AND NOT EXISTS (
+              SELECT FROM pg_catalog.pg_attribute a
+              WHERE a.attrelid = i.indexrelid AND coalesce(a.attstattarget, -1) <> -1)
+          AND NOT EXISTS (
+              SELECT FROM pg_catalog.pg_depend d
+              WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = i.indexrelid AND d.deptype = 'x')
           AND (con.oid IS NULL OR ic.reloptions IS NULL OR NOT con.condeferrable AND con.contype IN ('p', 'u'))
           AND (con.oid IS NULL OR pg_catalog.obj_description(con.oid, 'pg_constraint') IS NULL)
           -- foreign keys elsewhere, partitions and views grouped by the key hold on to it

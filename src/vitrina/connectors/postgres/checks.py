@@ -5,9 +5,8 @@ passes the guard like a source query. Only statements that are made here run und
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import psycopg
@@ -15,6 +14,7 @@ from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from vitrina import sqlguard
 from vitrina.connectors.postgres import plan_check
+from vitrina.connectors.postgres.check_reading import Question, Reading, Rows, is_broken, leads_to_one_row
 from vitrina.connectors.postgres.reach import Name
 from vitrina.connectors.postgres.source import Query, SqlReader
 from vitrina.connectors.postgres.stage import PLACE, SCHEMA, Stage
@@ -22,13 +22,11 @@ from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.data_checks import (
     STAGED,
     TARGET,
-    AcceptedValues,
     Asked,
     ChangedShare,
     CheckOption,
-    Expression,
     Freshness,
-    NotNull,
+    Relationship,
     RowCheck,
     RowCount,
     Select,
@@ -38,6 +36,7 @@ from vitrina.data_checks import (
 from vitrina.errors import BadCheck, Disconnected, InvalidQuery, SourceQueryFailed, TransientError
 from vitrina.ports.batch import Counts, DeadLetter
 from vitrina.ports.checks import MAX_EXAMPLES, Checks, Found, Judgement, Outcome, of_age, refuse_failed
+from vitrina.ports.types import base_type
 from vitrina.sentences import say
 from vitrina.settings import Settings
 from vitrina.store import database
@@ -51,40 +50,7 @@ _TOLD = SQL("count(*) OVER () AS rows, to_jsonb(q)::text AS found")
 # Beyond the longest statement of the reader.
 _PATIENCE_MS = 60_000
 
-# No check can have this name.
-_TOGETHER = "(all expressions)"
-
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows that are judged: a FROM item, without those of `left_out`."""
-
-    item: Composable
-    names: tuple[str, ...]
-    # The column that says of a row that the source deleted it: such a row is not judged.
-    gone: str | None = None
-    has_place: bool = True
-    left_out: tuple[str, ...] = ()
-
-    def but(self, places: Sequence[str]) -> "Rows":
-        return Rows(self.item, self.names, self.gone, self.has_place, (*self.left_out, *places))
-
-    def select(self, *, with_place: bool) -> Composed:
-        names = [*self.names, *([PLACE] if with_place and self.has_place else [])]
-        conditions: list[Composable] = []
-        if self.gone:
-            conditions.append(SQL("r.{} IS NOT TRUE").format(Identifier(self.gone)))
-        if self.left_out:
-            conditions.append(
-                SQL("NOT (r.{} = ANY ({}::tid[]))").format(Identifier(PLACE), Literal(list(self.left_out)))
-            )
-        return SQL("SELECT {} FROM {} AS r{}").format(
-            SQL(", ").join(SQL("r.{}").format(Identifier(name)) for name in names),
-            self.item,
-            SQL(" WHERE {}").format(SQL(" AND ").join(conditions)) if conditions else SQL(""),
-        )
 
 
 class MartChecks:
@@ -106,8 +72,13 @@ class MartChecks:
         self._open_reader = open_reader
         # Another session of the application, while its own one is in a transaction.
         self._beside = beside
+        # Texts of queries that the server's own plan has been held against the allow-lists for.
         self._admitted: set[str] = set()
+        # Whether a value of these checks meets one row of the other table at most.
+        self._to_one_row: dict[str, bool] = {}
         self._rejected: dict[str, int] = {}
+        # How many rows of the stage were judged last, those apart that were left out; None: nobody counted.
+        self.rows_judged: int | None = None
         # Rows that were left out, by the names of their letters: a live run may meet its own again.
         self._watched = set(checks.watched)
 
@@ -115,7 +86,7 @@ class MartChecks:
 
     def judge_batch(self, stage: Stage, item: Composable) -> Judgement:
         """Judge the rows of a batch that is about to be merged; those that are rejected are deleted from the stage."""
-        rows, judged = self._judge_rows(stage, self._of_stage(stage, item))
+        rows, judged, _ = self._judge_rows(stage, self._of_stage(stage, item))
         refuse_failed(self._checks, judged.outcomes, "run.check_failed_batch")
         delivered = self._delivered(rows)
         self._watched.update(letter.document_id for letter in judged.letters)
@@ -126,32 +97,52 @@ class MartChecks:
 
         One without rows may lack the columns as well: no row of it breaks anything.
         """
-        rows, judged = self._of_stage(stage, item), Judgement()
+        rows, judged, known = self._of_stage(stage, item), Judgement(), dict[str, Found]()
         if has_rows:
-            rows, judged = self._judge_rows(stage, rows)
-        of_sets = self._judge_sets(rows)
-        outcomes = (*judged.outcomes, *of_sets)
+            rows, judged, known = self._judge_rows(stage, rows, self._measured)
+        known |= {check.called: _of_values(check) for check in self._proven([self._writer.key])}
+        outcomes = (*judged.outcomes, *self._judge_sets(rows, known))
         refuse_failed(self._checks, outcomes, "run.check_failed")
         return Judgement(outcomes, judged.letters)
 
-    def rows_before(self) -> int | None:
-        """Count the rows of the mart, where a check compares with that."""
-        return self._writer.count_rows() if self._of_kind(ChangedShare) else None
+    def refuse_repeated(self, judged: Judgement, stage: Stage, item: Composable) -> None:
+        """Tell of a key that came twice by the checks that are about it: publishing found it out for them."""
+        rows = self._of_stage(stage, item)
+        repeated = [
+            self._checks.outcome(check, self._repeated(check, rows)) for check in self._proven([self._writer.key])
+        ]
+        by_name = {outcome.name: outcome for outcome in repeated}
+        refuse_failed(
+            self._checks, [by_name.get(outcome.name, outcome) for outcome in judged.outcomes], "run.check_failed"
+        )
+
+    def rows_before(self, *, deletes: bool) -> int | None:
+        """Count the rows of the mart where a check compares with that, and what becomes of each does not tell it."""
+        if not self._of_kind(ChangedShare) or (deletes and not self._writer.keeps_rows):
+            return None
+        return self._writer.count_rows()
 
     def judge_change(self, judged: Judgement, counts: Counts, before: int | None) -> Judgement:
-        """Judge what publishing changed, before it is committed."""
+        """Judge what publishing changed, before it is committed. Without `before`, every row is among the counts."""
+        if before is None:
+            before = counts.updated + counts.unchanged + counts.deleted
         outcomes = [*judged.outcomes]
         for check in self._of_kind(ChangedShare):
-            outcomes.append(self._checks.outcome(check, _changed(check, counts, before or 0)))
+            outcomes.append(self._checks.outcome(check, _changed(check, counts, before)))
         refuse_failed(self._checks, outcomes, "run.check_failed")
         return Judgement(tuple(outcomes), judged.letters, judged.delivered)
 
     def judge_mart(self, written: Counts) -> Judgement:
         """Judge what the mart shows now, and what a pass wrote there."""
         columns = tuple(column.name for column in self._writer.table.columns)
-        outcomes = self._judge_sets(Rows(self._writer.rows, columns, has_place=False))
-        now = self.rows_before() or 0
-        for check in self._of_kind(ChangedShare):
+        writer = self._writer
+        # Of a history only the current rows are looked at, which no index is about.
+        keys = () if writer.keeps_history else writer.table.unique_keys
+        known = {check.called: _of_values(check) for check in self._proven(keys)}
+        outcomes = self._judge_sets(Rows(writer.rows, columns, has_place=False), known)
+        compared = self._of_kind(ChangedShare)
+        now = writer.count_rows() if compared else 0
+        for check in compared:
             found = _changed(check, written, now - written.inserted + written.deleted)
             outcomes.append(self._checks.outcome(check, found))
         return Judgement(tuple(outcomes))
@@ -163,30 +154,46 @@ class MartChecks:
             raise BadCheck(say("run.check_place", column=PLACE))
         return Rows(item, names, gone)
 
+    @property
+    def _measured(self) -> list[SetCheck]:
+        return [check for check in self._checks.of_sets if isinstance(check, RowCount | Freshness)]
+
+    def _proven(self, keys: Sequence[Sequence[str]]) -> list[Unique]:
+        """List the checks that cannot fail where rows differ in one of these keys."""
+        return [check for check in self._of_kind(Unique) if any(set(key) <= set(check.columns) for key in keys)]
+
     def _of_kind(self, kind: type[Any]) -> list[Any]:
         return [check for check in self._checks.listed if isinstance(check, kind)]
 
     # --- each row by itself ----------------------------------------------------------------------------------------
 
-    def _judge_rows(self, stage: Stage, rows: Rows) -> tuple[Rows, Judgement]:
-        """Leave out what is rejected first: other checks do not see such rows."""
+    def _judge_rows(
+        self, stage: Stage, rows: Rows, measured: Sequence[SetCheck] = ()
+    ) -> tuple[Rows, Judgement, dict[str, Found]]:
+        """Judge each row by itself, and measure all of them in the same reading.
+
+        What is rejected leaves first: other checks do not see such rows, and the rest is read again.
+        """
         self._wait_for_reader()
+        reading = self._read_once(self._checks.of_rows, measured, rows)
         rejecting = [check for check in self._checks.of_rows if self._checks.rejects(check)]
         outcomes, letters = [], list[DeadLetter]()
         for check in rejecting:
-            found, broken = self._reject(check, rows)
+            found, broken = self._reject(check, rows, reading)
             outcomes.append(found)
             letters += [self._letter(check, row) for row in broken]
             rows = rows.but([row["place"] for row in broken])
         others = [check for check in self._checks.of_rows if check not in rejecting]
-        outcomes += self._judge_together(others, rows)
         if rows.left_out:
+            reading = self._read_once(others, measured, rows)
             self._session.execute(
                 SQL("DELETE FROM {} WHERE ctid = ANY ({}::tid[])").format(
                     stage.identifier, Literal(list(rows.left_out))
                 )
             )
-        return rows, Judgement(tuple(outcomes), tuple(letters))
+        outcomes += [self._outcome(check, rows, reading) for check in others]
+        self.rows_judged = reading.rows
+        return rows, Judgement(tuple(outcomes), tuple(letters)), reading.measured
 
     def _wait_for_reader(self) -> None:
         """Let our transaction be idle while the reader is asked; it holds no lock by then that anybody waits for."""
@@ -195,52 +202,65 @@ class MartChecks:
             setting = SQL("SET LOCAL idle_in_transaction_session_timeout = {}").format(Literal(longest))
             self._session.execute(setting)
 
-    def _reject(self, check: RowCheck, rows: Rows) -> tuple[Outcome, list[Row]]:
+    def _reject(self, check: RowCheck, rows: Rows, reading: Reading) -> tuple[Outcome, list[Row]]:
         before = self._rejected.get(check.called, 0)
-        number, broken = self._broken_rows(check, rows, check.max_rejected)
+        number, broken = (0, []) if reading.holds(check) else self._broken_rows(check, rows, check.max_rejected)
         found = self._checks.outcome(check, _of_rows(number, broken), rejected_before=before)
         if found.result == "rejected":
             self._rejected[check.called] = before + number
         return found, broken
 
-    def _judge_together(self, checks: Sequence[RowCheck], rows: Rows) -> Iterator[Outcome]:
-        """Count for all of them in one reading; only rows that break one are looked at again, to be shown."""
-        own = [check for check in checks if not isinstance(check, Asked)]
-        counted = self._count_together(own, rows)
-        unbroken = [check for check, number in zip(own, counted, strict=True) if not number]
-        unbroken += self._hold_together([check for check in checks if isinstance(check, Expression)], rows)
-        for check in checks:
-            if check in unbroken:
-                yield self._checks.outcome(check, _of_rows(0, []))
-            else:
-                yield self._checks.outcome(check, _of_rows(*self._broken_rows(check, rows, MAX_EXAMPLES)))
+    def _outcome(self, check: RowCheck, rows: Rows, reading: Reading) -> Outcome:
+        """Look at rows again only where some break the check, to show them."""
+        if reading.holds(check):
+            return self._checks.outcome(check, _of_rows(0, []))
+        return self._checks.outcome(check, _of_rows(*self._broken_rows(check, rows, MAX_EXAMPLES)))
 
-    def _count_together(self, checks: Sequence[RowCheck], rows: Rows) -> list[int]:
-        if not checks:
-            return []
-        counts = [SQL("count(*) FILTER (WHERE {})").format(_is_broken(check)) for check in checks]
-        named = [SQL("{} AS {}").format(count, Identifier(f"c{place}")) for place, count in enumerate(counts)]
-        statement = SQL("SELECT {} FROM ({}) AS q").format(SQL(", ").join(named), rows.select(with_place=False))
-        return list(self._one(checks[0], statement).values())
-
-    def _hold_together(self, checks: Sequence[Expression], rows: Rows) -> Sequence[Expression]:
-        """Ask in one reading whether all of them hold. Where one does not, each is asked by itself."""
-        if len(checks) < 2:
-            return ()
-        condition = " AND ".join(f"(\n{check.expression}\n) IS NOT FALSE" for check in checks)
-        together = Expression.model_construct(kind="expression", name=_TOGETHER, expression=condition)
+    def _read_once(self, checks: Sequence[RowCheck], measured: Sequence[SetCheck], rows: Rows) -> Reading:
+        """Ask everything that one reading can tell. Where that fails, each check is asked by itself, and named."""
+        question = Question([check for check in checks if self._is_counted(check)], measured)
+        if not question:
+            return Reading()
         try:
-            number, _ = self._ask(together, rows, 1)
+            with nullcontext() if question.is_of_author else self._session.transaction():
+                return self._answer(question, rows)
         except BadCheck:
-            return ()
-        return () if number else checks
+            if len(question) == 1:
+                raise
+        parts = [self._answer(part, rows) for part in question.parts()]
+        return Reading(
+            {name: number for part in parts for name, number in part.broken.items()},
+            {name: found for part in parts for name, found in part.measured.items()},
+        )
+
+    def _is_counted(self, check: RowCheck) -> bool:
+        """Tell whether rows that break it can be counted among others; a join must not multiply them."""
+        if not isinstance(check, Relationship):
+            return True
+        if check.called not in self._to_one_row:
+            own = self._writer.table.column(check.column)
+            is_so = own is not None and leads_to_one_row(self._session, check, base_type(own.base_type))
+            self._to_one_row[check.called] = is_so
+        return self._to_one_row[check.called]
+
+    def _answer(self, question: Question, rows: Rows) -> Reading:
+        check = question.query()
+        given = SQL("{} AS NOT MATERIALIZED ({})").format(Identifier(STAGED), question.given(rows))
+        if question.is_of_author:
+            judged = self._judge_sql(check)
+            statement = SQL("WITH {} {}").format(given, SQL(judged.text))
+            [row] = self._read(check, self._open_reader(), judged, statement)
+        else:
+            named = [*question.counted, *question.measured][0]
+            [row] = self._all(named, SQL("WITH {} {}").format(given, SQL(check.query)))
+        return question.read(row, self._checks)
 
     def _broken_rows(self, check: RowCheck, rows: Rows, limit: int) -> tuple[int, list[Row]]:
         """Count the rows that break the check, and read the first of them."""
         if isinstance(check, Asked):
             return self._ask(check, rows, limit)
         statement = SQL("SELECT {} FROM ({}) AS q WHERE {} LIMIT {}").format(
-            self._told_of_row, rows.select(with_place=True), _is_broken(check), Literal(limit)
+            self._told_of_row, rows.select(with_place=True), is_broken(check), Literal(limit)
         )
         return _first_rows(self._all(check, statement))
 
@@ -281,35 +301,14 @@ class MartChecks:
 
     # --- all rows --------------------------------------------------------------------------------------------------
 
-    def _judge_sets(self, rows: Rows) -> list[Outcome]:
+    def _judge_sets(self, rows: Rows, known: Mapping[str, Found]) -> list[Outcome]:
+        """Judge what is said of all rows; some of it may be known already."""
         checks = [check for check in self._checks.of_sets if not isinstance(check, ChangedShare)]
-        there = [check for check in checks if set(check.columns_read) <= set(rows.names)]
-        measured = self._measure([check for check in there if isinstance(check, RowCount | Freshness)], rows)
-        found = {check.called: self._look(check, rows) for check in there if check.called not in measured} | measured
+        there = [check for check in checks if check.called not in known and set(check.columns_read) <= set(rows.names)]
+        measured = [check for check in there if check in self._measured]
+        found = {**known, **self._read_once([], measured, rows).measured}
+        found |= {check.called: self._look(check, rows) for check in there if check not in measured}
         return [self._checks.outcome(check, found.get(check.called) or _nothing(check)) for check in checks]
-
-    def _measure(self, checks: Sequence[SetCheck], rows: Rows) -> dict[str, Found]:
-        """Count rows and find the latest values in one reading."""
-        if not checks:
-            return {}
-        dated = [check for check in checks if isinstance(check, Freshness)]
-        outputs: list[Composable] = [SQL("count(*) AS rows")]
-        outputs += [
-            SQL("extract(epoch FROM clock_timestamp() - max(s.{})::timestamptz)::float8 AS {}").format(
-                Identifier(check.column), Identifier(f"a{place}")
-            )
-            for place, check in enumerate(dated)
-        ]
-        statement = SQL("SELECT {} FROM ({}) AS s").format(SQL(", ").join(outputs), rows.select(with_place=False))
-        row = self._one(dated[0] if dated else checks[0], statement)
-        ages = {check.called: row[f"a{place}"] for place, check in enumerate(dated)}
-        return {
-            check.called: self._checks.count(check, row["rows"])
-            if isinstance(check, RowCount)
-            else of_age(check, ages[check.called])
-            for check in checks
-            if isinstance(check, RowCount | Freshness)
-        }
 
     def _look(self, check: SetCheck, rows: Rows) -> Found:
         if isinstance(check, Select):
@@ -330,14 +329,9 @@ class MartChecks:
             there=SQL(" AND ").join(SQL("{} IS NOT NULL").format(name) for name in names),
             limit=Literal(MAX_EXAMPLES),
         )
-        number, examples = _first_rows(self._all(check, statement))
-        message = say("check.unique", values=number, columns=", ".join(check.columns))
-        return Found(message, number > 0, number, examples=_shown(examples))
+        return _of_values(check, *_first_rows(self._all(check, statement)))
 
     # --- under the application's login: statements that are made here ------------------------------------------------
-
-    def _one(self, check: CheckOption, statement: Composed) -> Row:
-        return self._all(check, statement)[0]
 
     def _all(self, check: CheckOption, statement: Composed) -> list[Row]:
         try:
@@ -377,11 +371,11 @@ class MartChecks:
 
     def _read(self, check: Asked, reader: SqlReader, judged: sqlguard.Judged, statement: Composed) -> list[Row]:
         try:
-            if check.called not in self._admitted:
+            if judged.text not in self._admitted:
                 named = say("check.named", check=check.called)
                 own = self._own_relations
                 plan_check.admit(reader, Query(judged), self._settings, named, statement=statement, own=own)
-                self._admitted.add(check.called)
+                self._admitted.add(judged.text)
             with reader.reading():
                 return reader.connection.execute(statement, prepare=True).fetchall()
         except SourceQueryFailed as exc:
@@ -434,17 +428,6 @@ class MartChecks:
                 session.execute(statement)
 
 
-def _is_broken(check: RowCheck) -> Composed:
-    """Build the condition for rows `q` that break the check."""
-    if isinstance(check, NotNull):
-        return SQL("q.{} IS NOT DISTINCT FROM NULL").format(Identifier(check.column))
-    if isinstance(check, AcceptedValues):
-        # Without a type, each is read as one of the column's.
-        values = SQL(", ").join(Literal(_text(value)) for value in check.values)
-        return SQL("q.{} NOT IN ({})").format(Identifier(check.column), values)
-    raise TypeError(f"rows are not judged here by {check}")
-
-
 def _nothing(check: SetCheck) -> Found:
     """Tell of a load without rows, which lacks the column."""
     return of_age(check, None) if isinstance(check, Freshness) else _of_rows(0, [])
@@ -462,6 +445,11 @@ def _of_rows(number: int, broken: Sequence[Row]) -> Found:
     return Found.of_rows(number, _shown(broken[:MAX_EXAMPLES]))
 
 
+def _of_values(check: Unique, number: int = 0, examples: Sequence[Row] = ()) -> Found:
+    message = say("check.unique", values=number, columns=", ".join(check.columns))
+    return Found(message, number > 0, number, examples=_shown(examples))
+
+
 def _shown(rows: Sequence[Row]) -> list[Row]:
     """Read the texts of rows, of which long values are cut."""
     return [{name: _short(value) for name, value in json.loads(row["found"]).items()} for row in rows]
@@ -470,10 +458,6 @@ def _shown(rows: Sequence[Row]) -> list[Row]:
 def _short(value: Any) -> Any:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return value if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _changed(check: ChangedShare, counts: Counts, before: int) -> Found:

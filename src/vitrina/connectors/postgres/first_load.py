@@ -20,6 +20,8 @@ from vitrina.store.database import Connection
 # How long the exchange is tried for while others use the mart. Nobody queues behind a lock that is not waited for.
 _LOCK_SECONDS = 2.0
 _LOCK_PAUSE_SECONDS = 0.05
+# A GRANT that is not committed locks no table before PostgreSQL 18, and would be waited for with the mart locked.
+_LATE_GRANT_TIMEOUT = "200ms"
 
 # What a table like it would lack: then the rows are copied, as into every mart that holds some.
 _IS_PLAIN = """
@@ -28,6 +30,8 @@ SELECT c.relkind = 'r' AND c.relpersistence = 'p' AND c.reltablespace = 0 AND c.
    AND c.relam = (SELECT a.oid FROM pg_catalog.pg_am a
                   WHERE a.amname = pg_catalog.current_setting('default_table_access_method'))
    AND c.reloptions IS NULL AND c.relreplident = 'd'
+   AND pg_catalog.current_setting('default_tablespace') = ''
+   AND pg_catalog.has_schema_privilege(c.relnamespace, 'CREATE')
    AND NOT (c.relhasrules OR c.relhastriggers OR c.relrowsecurity OR c.relforcerowsecurity)
    AND NOT (c.relhassubclass OR c.relispartition)
    AND NOT EXISTS (SELECT FROM pg_catalog.pg_inherits h WHERE h.inhrelid = c.oid)
@@ -42,9 +46,22 @@ SELECT c.relkind = 'r' AND c.relpersistence = 'p' AND c.reltablespace = 0 AND c.
          AND (a.attgenerated <> '' OR a.attidentity <> '' OR a.attacl IS NOT NULL OR a.attoptions IS NOT NULL
               OR coalesce(a.attstattarget, -1) <> -1
               -- a NULL that the mart refuses is told as such by the copy
-              OR a.attnotnull AND a.attname <> ALL (%(key)s)
+              OR a.attnotnull <> (a.attname = ANY (%(key)s))
               -- its default would be the reader's to compute
-              OR a.atthasdef AND a.attname <> ALL (%(given)s)))
+              OR a.attname <> ALL (%(given)s)
+                 AND (a.atthasdef OR EXISTS (
+                     SELECT FROM pg_catalog.pg_type t WHERE t.oid = a.atttypid AND t.typdefault IS NOT NULL))))
+   -- what only the owner could give back, and what others gave: it would no longer be theirs to revoke
+   AND NOT EXISTS (SELECT FROM pg_catalog.aclexplode(c.relacl) g WHERE g.grantor <> c.relowner)
+   AND (c.relacl IS NULL
+        OR (SELECT count(*) FROM pg_catalog.aclexplode(c.relacl) g WHERE g.grantee = c.relowner)
+           = (SELECT count(*) FROM pg_catalog.aclexplode(pg_catalog.acldefault('r', c.relowner))))
+   -- subscribers would get the rows as those of the stage, or not at all
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication p WHERE p.puballtables)
+   AND NOT EXISTS (
+       SELECT FROM pg_catalog.pg_replication_slots s
+       WHERE s.slot_type = 'logical' AND s.database = pg_catalog.current_database() AND s.plugin <> 'pgoutput')
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_namespace p WHERE p.pnnspid = c.relnamespace)
    -- views, functions, publications, statistics, sequences: whatever names the table
    AND NOT EXISTS (
        SELECT FROM pg_catalog.pg_depend d
@@ -71,6 +88,31 @@ FROM pg_catalog.pg_class c
 WHERE c.oid = %(oid)s
 """
 
+# Whether the mart of that name is the table that the stage was made like, and still has the same columns.
+_IS_ALIKE = """
+SELECT pg_catalog.to_regclass(%(mart)s) = %(oid)s::oid AND count(*) = 2 AND count(DISTINCT shape) = 1 AS is_alike
+FROM (
+    SELECT string_agg(
+        ROW(a.attname, a.atttypid, a.atttypmod, a.attcollation, a.attnotnull, a.attstorage, a.attcompression,
+            pg_catalog.pg_get_expr(d.adbin, d.adrelid), pg_catalog.col_description(a.attrelid, a.attnum))::text,
+        ',' ORDER BY a.attnum) AS shape
+    FROM pg_catalog.pg_attribute a
+    LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    WHERE a.attrelid IN (%(oid)s, pg_catalog.to_regclass(%(stage)s)) AND a.attnum > 0 AND NOT a.attisdropped
+    GROUP BY a.attrelid
+) AS described
+"""
+# What nobody foresees: event triggers, rights on functions of an index, names that are taken. Rows can still be copied.
+_REFUSALS = (
+    psycopg.errors.DependentObjectsStillExist,
+    psycopg.errors.DuplicateTable,
+    psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.InternalError_,  # "tuple concurrently updated": by that GRANT, just committed
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.ObjectNotInPrerequisiteState,
+    psycopg.errors.RaiseException,
+)
+
 
 class _InUse(Exception):
     """The mart cannot be exchanged now; the transaction is rolled back to where the rows can still be copied."""
@@ -85,14 +127,18 @@ def is_possible(connection: Connection, table: Table, given: Sequence[str], key:
     return bool(found["indexes"] == len(bulk_load.plan_detachment(connection, table).restores))
 
 
-def create(connection: Connection, stage: Stage, table: Table, *, fillable_by: str | None) -> None:
-    """Create the table that is to take the mart's place, without its indexes."""
+def create(
+    connection: Connection, stage: Stage, table: Table, *, fillable_by: str | None, readable_by: str | None = None
+) -> None:
+    """Create the table that is to take the mart's place, without its indexes. Rights on it end before it does so."""
     connection.execute(SQL("DROP TABLE IF EXISTS {}").format(stage.identifier))
     connection.execute(
         SQL(
             "CREATE TABLE {} (LIKE {} INCLUDING DEFAULTS INCLUDING STORAGE INCLUDING COMPRESSION INCLUDING COMMENTS)"
         ).format(stage.identifier, table.identifier)
     )
+    if readable_by:
+        connection.execute(SQL("GRANT SELECT ON {} TO {}").format(stage.identifier, Identifier(readable_by)))
     if fillable_by:
         connection.execute(SQL("GRANT INSERT ON {} TO {}").format(stage.identifier, Identifier(fillable_by)))
 
@@ -102,19 +148,31 @@ def take_place(connection: Connection, stage: Stage, table: Table, given: Sequen
     try:
         with connection.transaction():
             _refuse_in_use(connection, table)
-            for statement in _indexes_of(connection, stage, table):
+            indexes = _indexes_of(connection, stage, table)
+            for statement in indexes:
                 connection.execute(statement)
             _lock(connection, table)
             if not (_is_empty(connection, table) and is_possible(connection, table, given, key)):
                 raise _InUse
-            _take_over_rights(connection, stage, table)
-            connection.execute(SQL("DROP TABLE {}").format(table.identifier))
-            connection.execute(SQL("ALTER TABLE {} SET SCHEMA {}").format(stage.identifier, Identifier(table.schema)))
-            moved = Identifier(table.schema, stage.name)
-            connection.execute(SQL("ALTER TABLE {} RENAME TO {}").format(moved, Identifier(table.name)))
-    except (_InUse, psycopg.errors.DependentObjectsStillExist):
+            if not _is_alike(connection, stage, table) or indexes != _indexes_of(connection, stage, table):
+                raise _InUse
+            _exchange(connection, stage, table)
+    except (_InUse, *_REFUSALS):
         return False
     return True
+
+
+def _exchange(connection: Connection, stage: Stage, table: Table) -> None:
+    """Put the stage where the mart is, and wait for nobody: by now readers wait for us."""
+    patience = database.one(connection.execute("SELECT pg_catalog.current_setting('lock_timeout') AS now"))["now"]
+    set_timeout = "SELECT pg_catalog.set_config('lock_timeout', %s, true)"
+    connection.execute(set_timeout, [_LATE_GRANT_TIMEOUT])
+    _take_over_rights(connection, stage, table)
+    connection.execute(SQL("DROP TABLE {}").format(table.identifier))
+    connection.execute(SQL("ALTER TABLE {} SET SCHEMA {}").format(stage.identifier, Identifier(table.schema)))
+    moved = Identifier(table.schema, stage.name)
+    connection.execute(SQL("ALTER TABLE {} RENAME TO {}").format(moved, Identifier(table.name)))
+    connection.execute(set_timeout, [patience])
 
 
 def _indexes_of(connection: Connection, stage: Stage, table: Table) -> list[SQL]:
@@ -127,9 +185,9 @@ def _indexes_of(connection: Connection, stage: Stage, table: Table) -> list[SQL]
         if text.startswith(f"ALTER TABLE {here} "):
             statements.append(SQL(text.replace(here, there, 1)))
         else:
-            before, found, after = text.partition(of_mart)
-            if not found:
+            if text.count(of_mart) != 1:
                 raise _InUse
+            before, _, after = text.partition(of_mart)
             statements.append(SQL(f"{before} ON {there} USING {after}"))
     return statements
 
@@ -164,6 +222,12 @@ def _is_locked(connection: Connection, table: Table) -> bool:
     except psycopg.errors.LockNotAvailable:
         return False
     return True
+
+
+def _is_alike(connection: Connection, stage: Stage, table: Table) -> bool:
+    names = {"mart": table.identifier, "stage": stage.identifier}
+    values = {name: identifier.as_string(connection) for name, identifier in names.items()}
+    return bool(database.one(connection.execute(_IS_ALIKE, values | {"oid": table.oid}))["is_alike"])
 
 
 def _is_empty(connection: Connection, table: Table) -> bool:

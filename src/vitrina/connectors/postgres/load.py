@@ -30,7 +30,7 @@ from vitrina.connectors.postgres.query_window import QueryWindow
 from vitrina.connectors.postgres.stage import CURSOR_ID, CURSOR_KEY, Stage, stage_name
 from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.definition import Definition
-from vitrina.errors import TransientError
+from vitrina.errors import DuplicateKeys, TransientError
 from vitrina.ports.batch import Counts, Filling, Key, Part
 from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Comparison, Looked
@@ -203,7 +203,7 @@ class MartTarget(BaseTarget):
         if stage.is_tagged:
             stage.create(self.session, fillable_by=role, readable_by=reader)
         else:
-            first_load.create(self.session, stage, self.writer.table, fillable_by=role)
+            first_load.create(self.session, stage, self.writer.table, fillable_by=role, readable_by=reader)
 
     # --- checks ------------------------------------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class StageLoad(BaseLoad):
         if loading.name:
             return self._target.stage(loading.name, loading).has_tags(self._target.session)
         unopened = loading.in_one_statement and loading.arrives_as is None
-        return not unopened or loading.checks is not None or not self._writer.may_be_replaced()
+        return not unopened or not self._writer.may_be_replaced()
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -395,10 +395,15 @@ class StageLoad(BaseLoad):
         deletes, checks = self._loading.deletes, self.checks
         if checks is None:
             return self._writer.publish(self.stage, found, deletes=deletes), None
+        self._writer.end_filling(self.stage)
         judged = self.judge(checks, found)
-        before = checks.rows_before()
+        before = checks.rows_before(deletes=deletes)
         left = replace(found, rows=found.rows - len(judged.letters))
-        counts = self._writer.publish(self.stage, left, deletes=deletes)
+        try:
+            counts = self._writer.publish(self.stage, left, deletes=deletes, counted=checks.rows_judged)
+        except DuplicateKeys:
+            checks.refuse_repeated(judged, self.stage, self.stage.counted_to_judge(found.accepted))
+            raise
         return counts, checks.judge_change(judged, counts, before)
 
     def judge(self, checks: "MartChecks", found: Checkpoint) -> "Judgement":

@@ -18,9 +18,37 @@ from vitrina.ports.checks import Judgement, Outcome
 from vitrina.ports.data_plan import SAMPLE_ROWS, DataDifference, Sample, SampleKind
 from vitrina.ports.schema import Column
 from vitrina.ports.target import Loading
+from vitrina.sentences import say
 from vitrina.store import stages
 
 _OPS: Sequence[tuple[str, SampleKind]] = (("I", "added"), ("U", "changed"), ("D", "removed"))
+# Only a write would tell whether rows keep to these. A key that comes twice, or is NULL, is looked for.
+_RULES_OF_MART = """
+SELECT pg_catalog.format('NOT NULL of %%I', a.attname) AS rule
+FROM pg_catalog.pg_attribute a
+WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND a.attnotnull AND NOT a.attisdropped AND a.attname <> ALL (%(key)s)
+  AND a.attname = ANY (%(given)s)
+UNION ALL
+SELECT pg_catalog.format('%%s %%I of %%s', CASE k.contype WHEN 'c' THEN 'check' WHEN 'f' THEN 'foreign key'
+                                             ELSE 'exclusion' END, k.conname, k.conrelid::pg_catalog.regclass)
+FROM pg_catalog.pg_constraint k
+WHERE k.conrelid = %(oid)s AND k.contype IN ('c', 'f', 'x') OR k.confrelid = %(oid)s
+UNION ALL
+SELECT pg_catalog.format('unique index %%I', c.relname)
+FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+WHERE i.indrelid = %(oid)s AND i.indisunique
+  AND (i.indpred IS NOT NULL OR i.indexprs IS NOT NULL
+       OR (SELECT pg_catalog.array_agg(a.attname::text ORDER BY a.attname) FROM pg_catalog.pg_attribute a
+           WHERE a.attrelid = %(oid)s AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]))
+          IS DISTINCT FROM (SELECT pg_catalog.array_agg(name ORDER BY name) FROM unnest(%(key)s::text[]) AS name))
+UNION ALL
+SELECT pg_catalog.format('trigger %%I', t.tgname)
+FROM pg_catalog.pg_trigger t WHERE t.tgrelid = %(oid)s AND NOT t.tgisinternal AND t.tgenabled <> 'D'
+UNION ALL
+SELECT pg_catalog.format('rule %%I', r.rulename)
+FROM pg_catalog.pg_rewrite r WHERE r.ev_class = %(oid)s AND r.ev_enabled <> 'D'
+ORDER BY 1
+"""
 
 
 class ForeseeingMart(MartTarget):
@@ -76,7 +104,18 @@ class MartPlan:
             rejected=len(judged.letters),
             checks=outcomes,
             refusals=self._refusals,
+            notes=self._untried(),
         )
+
+    def _untried(self) -> Sequence[str]:
+        """Name the mart's own rules, which only a write tries."""
+        table, key = self._writer.table, list(self._target.opening.definition.target_key or ())
+        given = list(self._writer.columns)
+        values = {"oid": table.oid, "key": key, "given": given}
+        rules = [row["rule"] for row in self._target.session.execute(_RULES_OF_MART, values).fetchall()]
+        if not rules:
+            return ()
+        return [say("plan.data_rules_untried", target=self._target.opening.name, rules=", ".join(rules))]
 
     @contextmanager
     def _looking(self) -> Iterator[None]:

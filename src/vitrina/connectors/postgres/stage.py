@@ -57,13 +57,14 @@ class Stage:
         """
         types = [(column.name, column.type) for column in self.columns]
         types += [(name, "text" if self.cursor_as_text else kind) for name, kind in self._cursor()]
+        # First, where they are found without a look at the columns before them: whoever reads the stage asks for them.
         definitions = [
-            SQL("{} {}{}").format(Identifier(name), SQL(kind), SQL(" NOT NULL" if name in self.key else ""))
-            for name, kind in types
-        ]
-        definitions += [
             SQL("{} bigint NOT NULL").format(Identifier(EPOCH)),
             SQL("{} integer NOT NULL").format(Identifier(BATCH)),
+        ]
+        definitions += [
+            SQL("{} {}{}").format(Identifier(name), SQL(kind), SQL(" NOT NULL" if name in self.key else ""))
+            for name, kind in types
         ]
         connection.execute(SQL("DROP TABLE IF EXISTS {}").format(self.identifier))
         connection.execute(

@@ -488,19 +488,28 @@ class PostgresWriter:
         if row and row["keys"]:
             raise self._duplicate_keys(row["keys"], row["example"])
 
-    def publish(self, stage: Stage, checkpoint: Checkpoint, *, deletes: bool) -> Counts:
-        """Make the target equal to the counted rows of the stage."""
+    def end_filling(self, stage: Stage) -> None:
+        """Wait for whoever still fills a stage whose rows do not name their part, and let nobody begin."""
+        if not stage.is_tagged:
+            self.connection.execute(SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(stage.identifier))
+
+    def publish(self, stage: Stage, checkpoint: Checkpoint, *, deletes: bool, counted: int | None = None) -> Counts:
+        """Make the target equal to the counted rows of the stage; `counted`: how many it has, if that is known."""
+        if self._gone:
+            counted = None  # such rows were not judged
         merging, gone = self._to_publish(stage, checkpoint)
         self._prepare_merge()
         self._make_partitions(merging)
+        if self.is_empty() and self._become_table(merging, stage, checkpoint, counted):
+            return Counts(inserted=checkpoint.rows)
+        # Asked again: rows may have come while the indexes of the stage were built.
         if self.is_empty():
-            if self._become_table(merging, stage, checkpoint):
-                return Counts(inserted=checkpoint.rows)
             return self._fill_empty(merging, stage, checkpoint, gone)
-        staged_rows = stage.count(self.connection, checkpoint.accepted)
+        staged_rows = counted if counted is not None else stage.count(self.connection, checkpoint.accepted)
         self._refuse_lost_stage(staged_rows, checkpoint.rows)
         staged_rows -= gone
-        if deletes:
+        # Of rows that are kept after they left the source, none is left to lose.
+        if deletes and not staged_rows and self._rows_in_target():
             self._refuse_empty(staged_rows)
         stage.analyze(self.connection)
         if self._history:
@@ -589,13 +598,15 @@ class PostgresWriter:
             return False
         return first_load.is_possible(self.connection, self.table, self._columns, self._key)
 
-    def _become_table(self, merging: Merge, stage: Stage, checkpoint: Checkpoint) -> bool:
+    def _become_table(self, merging: Merge, stage: Stage, checkpoint: Checkpoint, counted: int | None) -> bool:
         """Let the stage take the place of the empty table. Return False where the rows have to be copied."""
         if stage.is_tagged or checkpoint.rows < bulk_load.WORTHWHILE_ROWS:
             return False
         # Whoever still fills it, left behind, ends first; rows that came too late are told by their number.
-        self.connection.execute(SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(stage.identifier))
-        self._refuse_lost_stage(stage.count(self.connection, checkpoint.accepted), checkpoint.rows)
+        self.end_filling(stage)
+        if counted is None:
+            counted = stage.count(self.connection, checkpoint.accepted)
+        self._refuse_lost_stage(counted, checkpoint.rows)
         try:
             if not first_load.take_place(self.connection, stage, self.table, self._columns, self._key):
                 return False

@@ -1,0 +1,29 @@
+"""What is in the target after a run, kept where people look at it when the definition asks for that."""
+
+from vitrina.errors import RunError
+from vitrina.loads.run import Run
+from vitrina.ports.profile import Profiles
+from vitrina.sentences import say
+from vitrina.store import requests
+
+# Who asked for such a profile.
+REQUESTED_BY = "run"
+
+
+def keep(run: Run) -> None:
+    """Look at the target, which the run is about to let go. The rows are right whether that succeeds or not."""
+    target = run.job.target
+    if not run.job.definition.options.profile or not isinstance(target, Profiles):
+        return
+    try:
+        found = target.profile()
+    except RunError as exc:
+        run.log.warning("run.not_profiled", error=exc.message)
+        run.meter.warn(say("run.not_profiled", message=exc.message))
+        return
+    if found is not None:
+        result = {"target": run.job.definition.final_target, **found.as_dict()}
+        of_run = {"run_id": str(run.job.claim.run_id)}
+        requests.insert_done(
+            run.job.metastore, "profile", run.job.pipeline_id, of_run, requested_by=REQUESTED_BY, result=result
+        )

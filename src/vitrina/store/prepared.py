@@ -1,0 +1,140 @@
+"""Statements that requests to the API execute all the time: prepared once in a session, executed without a cursor.
+
+For every execution a cursor of the driver finds out anew how each column is read, and is made anew itself. That takes
+several times as long as asking such a statement, which finds a row or a page by an index. What is found out here is
+kept with the session. Other sessions execute a `Statement` in the driver's usual way.
+
+The driver itself must not prepare statements in such a session (`prepare_threshold`): after a rollback it would
+deallocate all that there are, ours among them.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
+from typing import Any
+
+import psycopg
+from psycopg import errors
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.pq import DiagnosticField, ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGresult
+
+from vitrina.store.database import Connection
+
+Row = dict[str, Any]
+Values = Sequence[Any] | Mapping[str, Any]
+
+# In one session; the server keeps a plan for each. Lists have a statement for each set of filters, and there are many.
+MAX_PREPARED = 64
+
+
+class PreparingConnection(Connection):
+    """A session that lives long enough for statements to be prepared in it. It is used by one thread at a time."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.prepared: dict[bytes, _Prepared] = {}
+        self.numbers = count()
+
+
+class Statement:
+    """A statement in the driver's notation: `%s`, or `%(name)s`. Types of parameters are those of their places."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+        self._numbered, self._names = _numbered(text)
+
+    def execute(self, connection: Connection, values: Values) -> int:
+        """Execute a change. Return the number of rows that it touched."""
+        found = self._prepared_in(connection)
+        if found is None:
+            return connection.execute(self._text, values).rowcount
+        return found.execute(self._in_order(values))
+
+    def fetch_one(self, connection: Connection, values: Values) -> Row | None:
+        return next(iter(self.fetch_all(connection, values)), None)
+
+    def fetch_all(self, connection: Connection, values: Values) -> list[Row]:
+        found = self._prepared_in(connection)
+        if found is None:
+            return connection.execute(self._text, values).fetchall()
+        try:
+            return found.fetch_all(self._in_order(values))
+        except errors.FeatureNotSupported:
+            # A migration changed the table, so the columns are others than those that were prepared.
+            found.forget()
+            if connection.info.transaction_status != TransactionStatus.IDLE:
+                raise
+            return self.fetch_all(connection, values)
+
+    def _in_order(self, values: Values) -> list[Any]:
+        return [values[name] for name in self._names]  # type: ignore[index]
+
+    def _prepared_in(self, connection: Connection) -> "_Prepared | None":
+        if not isinstance(connection, PreparingConnection):
+            return None
+        found = connection.prepared.get(self._text)
+        if found is None and len(connection.prepared) < MAX_PREPARED:
+            found = connection.prepared[self._text] = _Prepared(connection, self._text, self._numbered)
+        return found
+
+
+class _Prepared:
+    """A statement as one session knows it, and how its columns are read there."""
+
+    def __init__(self, connection: PreparingConnection, text: bytes, numbered: bytes) -> None:
+        self._session, self._name = connection.pgconn, b"vitrina_%d" % next(connection.numbers)
+        self._reading = Transformer.from_context(connection)
+        self._make_row: Callable[[Sequence[Any]], Row] | None = None
+        self.forget = partial(connection.prepared.pop, text)
+        _refuse_error(self._session.prepare(self._name, numbered))
+
+    def execute(self, values: Sequence[Any]) -> int:
+        return self._ask(values).command_tuples or 0
+
+    def fetch_all(self, values: Sequence[Any]) -> list[Row]:
+        result = self._ask(values)
+        # The columns are those of the first time: the server refuses a statement whose columns have changed since.
+        self._reading.set_pgresult(result, set_loaders=self._make_row is None)
+        self._make_row = self._make_row or _row_maker(result)
+        rows = self._reading.load_rows(0, result.ntuples, self._make_row)
+        self._reading.set_pgresult(None, set_loaders=False)  # a page may be large
+        return rows
+
+    def _ask(self, values: Sequence[Any]) -> PGresult:
+        sent = self._reading.dump_sequence(values, [PyFormat.TEXT] * len(values))
+        result = self._session.exec_prepared(self._name, sent)  # type: ignore[arg-type] # None is NULL
+        _refuse_error(result)
+        return result
+
+
+_PLACE = re.compile(rb"%(?:\((\w+)\)s|s|%)")
+
+
+def _numbered(text: bytes) -> tuple[bytes, list[str | int]]:
+    """Write parameters as the server knows them (`$1`), and list the names or positions of their values."""
+    names: list[str | int] = []
+
+    def number(place: re.Match[bytes]) -> bytes:
+        if place[0] == b"%%":
+            return b"%"
+        name = place[1].decode() if place[1] else len(names)
+        if name not in names:
+            names.append(name)
+        return b"$%d" % (names.index(name) + 1)
+
+    return _PLACE.sub(number, text), names
+
+
+def _row_maker(result: PGresult) -> Callable[[Sequence[Any]], Row]:
+    names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
+    return lambda values: dict(zip(names, values, strict=True))
+
+
+def _refuse_error(result: PGresult) -> None:
+    if result.status in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+        return
+    if result.error_field(DiagnosticField.SQLSTATE) is None:  # the server said nothing: there is no connection to it
+        raise psycopg.OperationalError(result.error_message.decode(errors="replace").strip())
+    raise errors.error_from_result(result)

@@ -42,6 +42,12 @@ def full(run: Run) -> None:
 
 
 def _fill(run: Run, load: Load) -> None:
+    if run.plan.paging == "key ranges":
+        # Imported here: most loads are not cut.
+        from vitrina.loads import ranged
+
+        ranged.fill(run, load)
+        return
     with run.parts(load, window_of(run.job, resume_point(run.checkpoint))) as parts:
         for part in parts:
             run.commit(load, part, _counting(run))

@@ -190,12 +190,12 @@ class Run:
             filling,
             self.checkpoint.batch_no + 1,
             after,
-            check=self._while_waiting,
+            check=self.while_waiting,
             silence_limit_seconds=self.control.silence_limit_seconds,
             on_wait=self.meter.waited,
         )
 
-    def _while_waiting(self) -> None:
+    def while_waiting(self) -> None:
         """Check lease and pause, several times a second, as long as no batch comes."""
         self.control.check()
         if self.control.is_interrupted:
@@ -203,8 +203,9 @@ class Run:
         self.context.show()
 
     def until_paused(self) -> AbstractContextManager[None]:
-        """Let a pause cancel work in one statement, which has no batch boundary to wait for."""
-        return self.control.one_statement() if self.plan.paging == "one statement" else nullcontext()
+        """Let a pause cancel work that has no batch boundary to wait for, or a distant one."""
+        has_boundaries = self.plan.paging not in ("one statement", "key ranges")
+        return nullcontext() if has_boundaries else self.control.one_statement()
 
     def batch_size(self) -> int:
         return self._batch_size

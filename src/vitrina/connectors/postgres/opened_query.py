@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +21,9 @@ from vitrina.store import database
 from vitrina.store.database import Connection
 
 
+Lend = Callable[[str, str | None, Mapping[str, str]], AbstractContextManager[Connection]]
+
+
 class OpenedQuery:
     """What is known of one pipeline's query and asked through its reader; `QuerySource` makes a source of it."""
 
@@ -34,7 +39,10 @@ class OpenedQuery:
         metastore: Connection,
         found: Checkpoint,
         backfill: dict[str, Any] | None,
+        lend: Lend | None = None,
     ) -> None:
+        # A session for a part of the run, which ends with the lease.
+        self._lend = lend
         self.definition = definition
         self.settings = settings
         self.judged = judged

@@ -11,8 +11,17 @@ from vitrina.definition import Definition
 from vitrina.loads import steps
 from vitrina.loads.job import Job
 from vitrina.ports.batch import Batch, Part, Position, Stopwatch
-from vitrina.ports.ranges import Filled, FillHandle, RangeSource, ShortcutForRanges, SourceHandle
-from vitrina.ports.ranges import Splits, TakesRanges, Task, WriterHandle
+from vitrina.ports.ranges import (
+    Filled,
+    FillHandle,
+    RangeSource,
+    ShortcutForRanges,
+    SourceHandle,
+    Splits,
+    TakesRanges,
+    Task,
+    WriterHandle,
+)
 from vitrina.ports.source import BaseSource, Description, Form, Source, Window
 from vitrina.ports.target import Load
 from vitrina.settings import Settings

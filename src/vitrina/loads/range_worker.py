@@ -14,7 +14,7 @@ import structlog
 
 from vitrina.loads.worker_errors import packed
 from vitrina.observe import logs
-from vitrina.ports.ranges import FillHandle, Filler, Task
+from vitrina.ports.ranges import Filler, FillHandle, Task
 from vitrina.settings import Settings
 from vitrina.transforms.child_process import be_modest, end_with_runner
 

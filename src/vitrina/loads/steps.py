@@ -92,7 +92,11 @@ def planned(
     if workers_of(definition) == 1 and all(_is_shipped(task.body, shipped) for task in tasks):
         return PlannedSteps(chain.plan_steps(tasks, shipped))
     about = remote.About(
-        definition.name, run_id, settings.transforms, started_at or datetime.now(UTC), _hash_key(tasks, settings, shipped)
+        definition.name,
+        run_id,
+        settings.transforms,
+        started_at or datetime.now(UTC),
+        _hash_key(tasks, settings, shipped),
     )
     steps = remote.WorkerSteps(tasks, about, limits(definition, settings), workers=workers_of(definition))
     sessions.callback(steps.close)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from vitrina.ports.batch import Part, Position
@@ -27,7 +28,7 @@ class KeyRange:
     def cut_at(self, bounds: Sequence[Position]) -> list["KeyRange"]:
         """Cut the range at bounds inside it, which are sorted."""
         edges = [self.after, *bounds, self.upto]
-        return [KeyRange(after, upto) for after, upto in zip(edges, edges[1:], strict=False)]
+        return [KeyRange(after, upto) for after, upto in pairwise(edges)]
 
 
 @dataclass(frozen=True)

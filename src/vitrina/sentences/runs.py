@@ -205,8 +205,7 @@ SENTENCES = {
         " list`, mend the mapping or the query, and run again"
     ),
     "run.worker_lost": (
-        "a process that loaded a range of the key ended without an answer ({how}); perhaps the system ran out"
-        " of memory"
+        "a process that loaded a range of the key ended without an answer ({how}); perhaps the system ran out of memory"
     ),
     "run.worker_silent": "a process that loads a range of the key has said nothing for {seconds:.0f} s",
     "run.would_cascade": (

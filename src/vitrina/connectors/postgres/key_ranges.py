@@ -22,6 +22,7 @@ from vitrina.sentences import say
 if TYPE_CHECKING:
     from vitrina.connectors.postgres.query_source import QuerySource
 
+EVERYTHING = KeyRange()
 # Rows of a sample: a hundred for each of the ranges, and a few more.
 _SAMPLE_ROWS = 30_000
 # Of a table that was never analysed: it has not said how many rows are in a page.
@@ -57,10 +58,10 @@ def _volatile_functions(source: "QuerySource") -> set[str]:
 def _price(source: "QuerySource", names: Sequence[str], ranges: int) -> float:
     """Ask the planner what a range in the middle costs, as a share of everything, for all ranges together."""
     order = source.order_of(Window(order=tuple(names)))
-    bounds = _even(_sorted(source, order, names, KeyRange(), _cheap_candidates(source, order, names, ranges)), ranges)
+    bounds = _even(_sorted(source, order, names, EVERYTHING, _cheap_candidates(source, order, names, ranges)), ranges)
     if not bounds:
         return 1.0
-    found = KeyRange().cut_at(bounds)
+    found = EVERYTHING.cut_at(bounds)
     middle = found[len(found) // 2]
     within = replace(cursor_facts.all_rows(source), after=middle.after, upto=middle.upto)
     explained = source.reader.explain(source.query.select([SQL("q.*")], within, order=order))
@@ -100,13 +101,13 @@ class _Table:
 
 
 def _cheap_candidates(
-    source: "QuerySource", order: Order, names: Sequence[str], ranges: int, within: KeyRange = KeyRange()
+    source: "QuerySource", order: Order, names: Sequence[str], ranges: int, within: KeyRange = EVERYTHING
 ) -> list[Position]:
     """Take bounds from the statistics or a sample of the table; none where the key is not a table's own."""
     table = _find_table(source, names)
     if table is None:
         return []
-    found = _from_histogram(source, order, table) if table.is_fresh and len(names) == 1 and within == KeyRange() else []
+    found = _from_histogram(source, order, table) if table.is_fresh and len(names) == 1 and within == EVERYTHING else []
     return found if len(found) >= ranges else _from_table(source, order, table, ranges, within)
 
 
@@ -154,16 +155,14 @@ def _from_histogram(source: "QuerySource", order: Order, table: _Table) -> list[
     return [(row["value"],) for row in found[1:-1]]
 
 
-def _from_table(
-    source: "QuerySource", order: Order, table: _Table, ranges: int, within: KeyRange
-) -> list[Position]:
+def _from_table(source: "QuerySource", order: Order, table: _Table, ranges: int, within: KeyRange) -> list[Position]:
     """Look at some pages of the table."""
     share = min(100.0, 100.0 * _SAMPLE_ROWS / max(table.rows, 1.0))
     columns = tuple(SQL("q.{}").format(Identifier(name)) for name in table.columns)
     own = replace(order, columns=columns, nullable=(True,) * len(columns))
     rows = SQL("{} AS q TABLESAMPLE SYSTEM ({})").format(table.identifier, Literal(share))
     try:
-        return _quantiles(source, own, SQL(""), rows, ranges, within)
+        return _quantiles(source, _Sample(own, rows, SQL("")), ranges, within)
     except psycopg.Error as exc:
         # The reader may see the table through the query's view alone, or policies hide its rows.
         if isinstance(exc, psycopg.errors.InsufficientPrivilege):
@@ -181,15 +180,23 @@ def _from_query(
         SQL(", ").join(SQL("q.{}").format(Identifier(name)) for name in names), rows, Literal(share)
     )
     try:
-        return _quantiles(source, order, head, some, ranges, within)
+        return _quantiles(source, _Sample(order, some, head), ranges, within)
     except psycopg.Error as exc:
         raise translate_read(exc) from exc
 
 
-def _quantiles(
-    source: "QuerySource", order: Order, head: Composable, rows: Composable, ranges: int, within: KeyRange
-) -> list[Position]:
+@dataclass(frozen=True)
+class _Sample:
+    """Some rows, and the columns of their key."""
+
+    order: Order
+    rows: Composable
+    head: Composable
+
+
+def _quantiles(source: "QuerySource", sample: _Sample, ranges: int, within: KeyRange) -> list[Position]:
     """Choose keys at even distances from some rows; the server sorts, and only these are fetched."""
+    order = sample.order
     conditions: list[Composable] = [SQL("{} IS NOT NULL").format(column) for column in order.columns]
     conditions += [order.behind(within.after)] if within.after is not None else []
     conditions += [order.upto(within.upto)] if within.upto is not None else []
@@ -204,11 +211,11 @@ def _quantiles(
         WHERE place % greatest(total / {wanted}, 1) = 0 ORDER BY place
         """
     ).format(
-        head=head,
+        head=sample.head,
         names=names,
         texts=SQL(", ").join(texts),
         columns=SQL(", ").join(order.columns),
-        rows=rows,
+        rows=sample.rows,
         conditions=SQL(" AND ").join(conditions),
         wanted=Literal(4 * ranges),
     )
@@ -234,7 +241,10 @@ def _sorted(
     typed = SQL(", ").join(values)
     texts = SQL(", ").join(SQL("v.{}").format(Identifier(f"t{i}")) for i in range(len(values)))
     columns = [list(column) for column in zip(*candidates, strict=True)]
-    statement = SQL("SELECT DISTINCT ON ({typed}) {texts} FROM ROWS FROM ({lists}) AS v({names}) WHERE {conditions} ORDER BY {typed}")
+    statement = SQL(
+        "SELECT DISTINCT ON ({typed}) {texts} FROM ROWS FROM ({lists}) AS v({names}) WHERE {conditions}"
+        " ORDER BY {typed}"
+    )
     found: list[dict[str, Any]] = source.reader.connection.execute(
         statement.format(
             typed=typed,

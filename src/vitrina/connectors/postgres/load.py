@@ -26,8 +26,8 @@ from vitrina.connectors.postgres.following import QueryMoment
 from vitrina.connectors.postgres.mart_comparison import MartComparison
 from vitrina.connectors.postgres.pushdown import Paging, PushdownSource, SharedSnapshot
 from vitrina.connectors.postgres.query_source import QuerySource
-from vitrina.connectors.postgres.range_workers import CopyHandle, StageHandle
 from vitrina.connectors.postgres.query_window import QueryWindow
+from vitrina.connectors.postgres.range_workers import CopyHandle, StageHandle
 from vitrina.connectors.postgres.stage import CURSOR_ID, CURSOR_KEY, Stage, stage_name
 from vitrina.connectors.postgres.target import PostgresWriter
 from vitrina.definition import Definition

@@ -20,7 +20,6 @@ from vitrina.sqlguard import Judged
 from vitrina.store import database
 from vitrina.store.database import Connection
 
-
 Lend = Callable[[str, str | None, Mapping[str, str]], AbstractContextManager[Connection]]
 
 

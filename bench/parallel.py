@@ -20,12 +20,14 @@ from pydantic import SecretStr
 
 from bench import servers
 from vitrina.definition import Definition
+from vitrina.loads import local_pool
 from vitrina.loads.control import RunControl
 from vitrina.runner.dispatcher import PipelineDispatcher
 from vitrina.settings import Settings
 from vitrina.status import Trigger
 from vitrina.store import database, leases, pipelines, runs, target_schema
 from vitrina.store.session_pool import SessionPool
+from vitrina.transforms import forking
 
 WORKERS = 2
 ROW_STEP = {"order_index": 1, "task_type": "PYTHON", "body": "bench_upper_rows"}
@@ -60,8 +62,13 @@ def main() -> None:
             admin.execute("CREATE SCHEMA IF NOT EXISTS content")
             admin.execute("GRANT USAGE ON SCHEMA content TO vitrina_reader")
             _fill(admin, rows)
+            # As in a runner: workers are forked from a process that is kept.
+            forking.templates.keep()
+            local_pool.templates.keep()
             for case in chosen:
                 _measure(settings, admin, case, rows, pairs)
+            forking.templates.close()
+            local_pool.templates.close()
 
 
 def _admin_url(settings: Settings) -> str:

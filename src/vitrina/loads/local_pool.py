@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from socket import socketpair
@@ -21,10 +21,18 @@ from vitrina.loads.worker_errors import unpacked
 from vitrina.ports.ranges import Filled, FillHandle, Result, Task
 from vitrina.sentences import say
 from vitrina.settings import Settings
+from vitrina.transforms import forking
+from vitrina.transforms.process import Group
+
+_MODULE = "vitrina.loads.range_worker"
+# Workers of runners are forked: their imports take more than a second of CPU.
+templates = forking.Templates((_MODULE,))
 
 _LOOK_SECONDS = 0.2
 # How long a process that was ended may take to be gone.
 _PATIENCE_SECONDS = 5.0
+# The same for one that ended by itself: its pipe is closed before it is gone.
+_LAST_WORDS_SECONDS = 1.0
 
 
 class LocalPool:
@@ -108,7 +116,7 @@ class LocalPool:
         self._let_go(process)
 
     def _started(self) -> "_Process":
-        process = _Process(self._silence_limit)
+        process = _Process(self._silence_limit, self._handle.modules)
         with self._lock:
             self._processes[threading.current_thread()] = process
             is_over = self._is_over
@@ -142,26 +150,37 @@ class _Lost(Exception):
     """The process ended, or had to be ended, without an answer."""
 
 
+def _spawn(descriptors: Sequence[int]) -> Group:
+    return Group(
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", _MODULE, *map(str, descriptors), *sys.path],
+            stdin=subprocess.DEVNULL,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+    )
+
+
 class _Process:
     """One worker: its process, and our end of its pipe."""
 
-    def __init__(self, silence_limit_seconds: float) -> None:
+    def __init__(self, silence_limit_seconds: float, modules: Sequence[str]) -> None:
         self._silence_limit = silence_limit_seconds
         ours, theirs = socketpair()
-        life_end, self._life = os.pipe()
+        life_end, life = os.pipe()
+        # Kept open as long as the process shall live.
+        self._life: int | None = life
         self._line: Connection[Any, Any] = Connection(ours.detach())
         try:
             with theirs:
                 descriptors = (theirs.fileno(), life_end)
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "vitrina.loads.range_worker", *map(str, descriptors), *sys.path],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=descriptors,
-                    start_new_session=True,
-                )
+                given = (*descriptors, sys.__stderr__.fileno() if sys.__stderr__ else 2)
+                self._process = templates.fork(given, dict(os.environ), modules) or _spawn(descriptors)
         finally:
             os.close(life_end)
         self.pid = self._process.pid
+        self._ending = threading.Lock()
+        self._is_ended = False
 
     def send(self, message: Any) -> None:
         try:
@@ -195,25 +214,27 @@ class _Process:
             raise self._epitaph() from exc
 
     def _epitaph(self) -> _Lost:
-        self.kill()
-        with suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(_PATIENCE_SECONDS)
+        with suppress(subprocess.TimeoutExpired), self._ending:
+            code = self._process.wait(_LAST_WORDS_SECONDS)
+            self._is_ended = True
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             return _Lost(say("run.worker_lost", how=how))
-        return _Lost(say("run.worker_lost", how="it does not end"))
+        self.kill()
+        return _Lost(say("run.worker_lost", how="no answer"))
 
     def close(self) -> None:
         self.kill()
-        with suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired), self._ending:
             self._process.wait(_PATIENCE_SECONDS)
+            # Its number may be another's from now on.
+            self._is_ended = True
         self._line.close()
 
     def kill(self) -> None:
         """End the process; steps below it end with the pipe that it holds."""
-        with suppress(ProcessLookupError, PermissionError):
-            if self._process.poll() is None:
-                os.killpg(self.pid, signal.SIGKILL)
-        with suppress(OSError):
-            life, self._life = self._life, -1
-            if life >= 0:
-                os.close(life)
+        with self._ending:
+            if not self._is_ended:
+                self._process.kill()
+            if self._life is not None:
+                os.close(self._life)
+            self._life = None

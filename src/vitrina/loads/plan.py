@@ -282,6 +282,10 @@ def why_not_cut(definition: Definition, known: Capabilities) -> str | None:
         (not known.key_is_read, say("plan.ranges_no_key")),
         (known.workers == 1, say("plan.ranges_no_room")),
         (
+            not known.has_ranges_left and known.estimated_rows < _unordered_rows(definition, known, route),
+            say("plan.ranges_quick", rows=known.estimated_rows),
+        ),
+        (
             known.estimated_rows < _RANGES_OF_WORKER * range_rows(definition) and not known.has_ranges_left,
             say("plan.ranges_few", rows=known.estimated_rows, least=_RANGES_OF_WORKER * range_rows(definition)),
         ),

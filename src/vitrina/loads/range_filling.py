@@ -66,6 +66,10 @@ class ArrowHandle:
     # What the runner found out about the columns after the steps. None: rows pass as they come.
     learned: "Learned | None"
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return (__name__, "vitrina.loads.flow", "vitrina.transforms.remote", *self.source.modules)
+
     def open(self, settings: Settings) -> "ArrowFiller":
         return ArrowFiller(self, settings)
 

@@ -98,6 +98,10 @@ class Filler(Protocol):
 class FillHandle(Protocol):
     """What a worker opens. It can be pickled; it names connections and holds no secret."""
 
+    # What opening it and filling with it imports: workers may be forked from a process that has done so.
+    @property
+    def modules(self) -> tuple[str, ...]: ...
+
     def open(self, settings: Settings) -> Filler: ...
 
 
@@ -115,6 +119,9 @@ class RangeSource(Protocol):
 
 class SourceHandle(Protocol):
     """A source for workers; see `FillHandle`."""
+
+    @property
+    def modules(self) -> tuple[str, ...]: ...
 
     def open(self, settings: Settings) -> "Source": ...
 

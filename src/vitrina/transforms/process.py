@@ -120,9 +120,9 @@ def start(environment: dict[str, str]) -> Started:
     return Started(process, requests, replies, output, life, place)
 
 
-def _spawn(theirs: Sequence[int], environment: dict[str, str]) -> "_Group":
+def _spawn(theirs: Sequence[int], environment: dict[str, str]) -> "Group":
     *descriptors, output = theirs
-    return _Group(
+    return Group(
         subprocess.Popen(
             [sys.executable, "-P", "-m", "vitrina.transforms.worker", *map(str, descriptors), *sys.path],
             stdin=subprocess.DEVNULL,
@@ -135,8 +135,8 @@ def _spawn(theirs: Sequence[int], environment: dict[str, str]) -> "_Group":
     )
 
 
-class _Group:
-    """The worker, and processes that a step started: they share its session."""
+class Group:
+    """A worker, and processes that it started: they share its session."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process

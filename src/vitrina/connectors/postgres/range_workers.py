@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -42,6 +42,10 @@ class QueryHandle:
     order: Order
     # The target's name, where a row without a key cannot be passed by.
     needs_position: str | None
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return (__name__, "vitrina.connectors.postgres.stream", "vitrina.transforms.outputs")
 
     def open(self, settings: Settings) -> "QueryRanges":
         return QueryRanges(self, settings)
@@ -127,7 +131,11 @@ class CopyHandle:
 
     source: QueryHandle
     target: StageHandle
-    staged_as: tuple[str, ...] = field(default=())
+    staged_as: tuple[str, ...]
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return (__name__,)
 
     def open(self, settings: Settings) -> "CopyRanges":
         return CopyRanges(self, settings)

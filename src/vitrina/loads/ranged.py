@@ -100,7 +100,8 @@ class RangedFill:
         self._tell()
         self._submit()
         for result in self._engine.results(self._while_waiting):
-            del self._under_way[result.task.number]
+            if self._under_way.pop(result.task.number, None) is None:
+                continue  # it was told before
             if result.filled is None:
                 self._try_again(result)
             else:
@@ -127,6 +128,7 @@ class RangedFill:
         while self._waiting and len(self._under_way) < self._run.plan.workers:
             task = self._attempt(self._waiting.pop())
             self._under_way[task.number] = task
+            self._run.log.info("range.begun", batch_no=task.number, after=task.range.after, upto=task.range.upto)
             self._engine.submit(task)
 
     def _attempt(self, one: KeyRange) -> Task:

@@ -123,7 +123,10 @@ def test_every_row_is_in_exactly_one_range(
         assert counted(source, names, found) == dict.fromkeys(range(len(rows)), 1)
 
 
-ORDINARY = "CREATE TABLE content.things (row int, k0 int); INSERT INTO content.things SELECT i, i FROM generate_series(0, 99) i"
+ORDINARY = """
+CREATE TABLE content.things (row int, k0 int);
+INSERT INTO content.things SELECT i, i FROM generate_series(0, 99) AS i;
+"""
 
 
 def overlapping(order: Order, last: tuple[str | None, ...]) -> Composable:

@@ -52,8 +52,6 @@ class LocalPool:
         self._is_over = False
         self._threads: list[threading.Thread] = []
         self._processes: dict[threading.Thread, _Process] = {}
-        # Rows that attempts have read so far, by part number: what people see before a range is done.
-        self.rows_under_way: dict[int, int] = {}
 
     @property
     def pids(self) -> list[int]:
@@ -99,7 +97,6 @@ class LocalPool:
     def _work(self) -> None:
         process: _Process | None = None
         while (task := self._tasks.get()) is not None and not self._is_over:
-            self.rows_under_way[task.number] = 0
             try:
                 process = process or self._started()
                 result = Result(task, filled=self._filled(process, task))
@@ -111,7 +108,6 @@ class LocalPool:
                 result = Result(task, error=exc)
             except BaseException as exc:  # noqa: BLE001 - raised by the thread that collects results
                 result = Result(task, error=exc)
-            del self.rows_under_way[task.number]
             self._results.put(result)
         self._let_go(process)
 
@@ -138,11 +134,7 @@ class LocalPool:
 
     def _filled(self, process: "_Process", task: Task) -> Filled:
         process.send(task)
-
-        def progressed(rows: int) -> None:
-            self.rows_under_way[task.number] += rows
-
-        found: Filled = process.answer("filled", progressed)
+        found: Filled = process.answer("filled")
         return found
 
 
@@ -188,15 +180,13 @@ class _Process:
         except OSError as exc:
             raise self._epitaph() from exc
 
-    def answer(self, wanted: str, progressed: Callable[[int], None] = lambda rows: None) -> Any:
-        """Wait for the answer. Log lines and progress come before it; an error is raised here."""
+    def answer(self, wanted: str) -> Any:
+        """Wait for the answer. Log lines and signs of progress come before it; an error is raised here."""
         while True:
             kind, said = self._receive()
             if kind == "log":
                 method, fields = said
                 getattr(structlog.get_logger(), method)(fields.pop("event", ""), **fields)
-            elif kind == "progress":
-                progressed(said)
             elif kind == "error":
                 raise unpacked(said)
             elif kind == wanted:

@@ -6,6 +6,7 @@ runner has; each answer says what came of a task. Steps that do not ship with Vi
 
 import os
 import sys
+import threading
 from collections.abc import Callable, MutableMapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -16,6 +17,7 @@ from vitrina.loads.worker_errors import packed
 from vitrina.observe import logs
 from vitrina.ports.ranges import Filler, FillHandle, Task
 from vitrina.settings import Settings
+from vitrina.store import database
 from vitrina.transforms.child_process import be_modest, end_with_runner
 
 
@@ -26,55 +28,70 @@ def main(arguments: Sequence[str]) -> NoReturn:
     end_with_runner(life)
     be_modest()
     sys.path[:] = arguments[2:]
-    _serve(Connection(line))
+    _serve(Line(Connection(line)))
     # The sessions end with the process: no server is waited for.
     os._exit(0)
 
 
-def _serve(line: "Connection[Any, Any]") -> None:
+class Line:
+    """Our end of the pipe. Log lines come from threads of steps, too: one message is written at a time."""
+
+    def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self.receive = connection.recv
+
+    def send(self, kind: str, said: Any = None) -> None:
+        with self._sending:
+            self._connection.send((kind, said))
+
+
+def _serve(line: Line) -> None:
     """Open what the runner describes, then fill one range after the other until it closes its end."""
     try:
-        settings, handle = line.recv()
+        settings, handle = line.receive()
         structlog.configure(processors=[_Forwarding(line, settings)])
         filler = _opened(line, settings, handle)
         while filler is not None:
-            _fill(line, filler, line.recv())
+            _fill(line, filler, line.receive())
     except (EOFError, ConnectionError):
         return
 
 
-def _opened(line: "Connection[Any, Any]", settings: Settings, handle: FillHandle) -> Filler | None:
+def _opened(line: Line, settings: Settings, handle: FillHandle) -> Filler | None:
     try:
-        filler = handle.open(settings)
+        with database.translated("opening what loads ranges of the key"):
+            filler = handle.open(settings)
     except BaseException as exc:  # noqa: BLE001 - the runner decides what follows
-        line.send(("error", packed(exc)))
+        line.send("error", packed(exc))
         return None
-    line.send(("ready", None))
+    line.send("ready")
     return filler
 
 
-def _fill(line: "Connection[Any, Any]", filler: Filler, task: Task) -> None:
+def _fill(line: Line, filler: Filler, task: Task) -> None:
     def progressed(rows: int) -> None:
-        line.send(("progress", rows))
+        line.send("progress", rows)
 
     try:
-        filled = filler.fill(task, progressed)
+        with database.translated("loading a range of the key"):
+            filled = filler.fill(task, progressed)
     except BaseException as exc:  # noqa: BLE001 - as above
-        line.send(("error", packed(exc)))
+        line.send("error", packed(exc))
     else:
-        line.send(("filled", filled))
+        line.send("filled", filled)
 
 
 class _Forwarding:
     """Hand log lines to the runner, which keeps them with the run."""
 
-    def __init__(self, line: "Connection[Any, Any]", settings: Settings) -> None:
+    def __init__(self, line: Line, settings: Settings) -> None:
         self._line = line
         self._redact: Callable[[str], str] = logs.Redactor(logs.secrets_of(settings))
 
     def __call__(self, logger: Any, method: str, fields: MutableMapping[str, Any]) -> NoReturn:
         plain = {name: self._redact(str(logs.shortened(value))) for name, value in fields.items() if name != "exc_info"}
-        self._line.send(("log", (method, plain)))
+        self._line.send("log", (method, plain))
         raise structlog.DropEvent
 
 

@@ -97,8 +97,9 @@ class RangedFill:
     def fill(self) -> None:
         self._left = Left.of(self._run.checkpoint) or self._begun()
         self._waiting = list(reversed(self._left.ranges))
-        self._tell()
         self._submit()
+        self._tell()
+        self._run.meter.record(self._run.job.metastore, self._run.job.claim)
         for result in self._engine.results(self._while_waiting):
             if self._under_way.pop(result.task.number, None) is None:
                 continue  # it was told before

@@ -89,7 +89,7 @@ class Filler(Protocol):
     """A handle that was opened in a worker: fills ranges, one after the other."""
 
     def fill(self, task: Task, progressed: Callable[[int], None]) -> Filled:
-        """Bring the rows of one range as one part. `progressed` is told how many rows were read since it was called."""
+        """Bring the rows of one range as one part. `progressed` is told the rows of each batch: a sign of life."""
         ...
 
     def close(self) -> None: ...

@@ -220,7 +220,8 @@ def _quantiles(source: "QuerySource", sample: _Sample, ranges: int, within: KeyR
         wanted=Literal(4 * ranges),
     )
     with source.reader.reading():
-        return [tuple(row.values()) for row in source.reader.connection.execute(statement).fetchall()]
+        found = source.reader.connection.execute(statement, prepare=True).fetchall()
+    return [tuple(row.values()) for row in found]
 
 
 def _sorted(

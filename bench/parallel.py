@@ -11,7 +11,7 @@ import statistics
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
@@ -31,6 +31,7 @@ from vitrina.transforms import forking
 
 WORKERS = 2
 ROW_STEP = {"order_index": 1, "task_type": "PYTHON", "body": "bench_upper_rows"}
+HEAVIER_STEP = {"order_index": 1, "task_type": "PYTHON", "body": "bench_parse_rows"}
 ARROW_STEP = {"order_index": 1, "task_type": "PYTHON", "body": "bench_upper"}
 
 
@@ -42,13 +43,16 @@ class Case:
     table: str
     step: dict[str, Any] | None = None
     elsewhere: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 CASES = (
     Case("row step", "films", ROW_STEP),
     Case("row step, skewed", "skewed", ROW_STEP),
     Case("arrow step", "films", ARROW_STEP),
+    Case("heavier row step", "films", HEAVIER_STEP),
     Case("copy", "films", elsewhere=True),
+    Case("copy in order", "films", elsewhere=True, options={"checkpoint_rows": 100_000}),
 )
 
 
@@ -128,7 +132,7 @@ def _load(
     name = f"{case.table}_{uuid4().hex[:8]}"
     query = f"SELECT id, title, rating, votes, modified FROM content.{case.table}"
     tasks = [{"order_index": 0, "task_type": "SQL", "body": query}, case.step] if case.step else None
-    options = {"parallel": workers} | ({"target_connection": "marts"} if case.elsewhere else {})
+    options = case.options | {"parallel": workers} | ({"target_connection": "marts"} if case.elsewhere else {})
     source = {"tasks": tasks} if tasks else {"source_query": query}
     definition = Definition.model_validate(
         {"name": name, "target_table": f"analytics.{name}", "target_key": ["id"], "options": options, **source}

@@ -89,6 +89,11 @@ class LocalPool:
         for _ in self._threads:
             self._tasks.put(None)
 
+    def finish(self) -> None:
+        """Let the workers end by themselves when nothing is left to do; nobody waits for them."""
+        for _ in self._threads:
+            self._tasks.put(None)
+
     # As an `Endable`, which the lease ends.
     close = cancel
 
@@ -109,7 +114,7 @@ class LocalPool:
             except BaseException as exc:  # noqa: BLE001 - raised by the thread that collects results
                 result = Result(task, error=exc)
             self._results.put(result)
-        self._let_go(process)
+        self._let_go(process, politely=not self._is_over)
 
     def _started(self) -> "_Process":
         process = _Process(self._silence_limit, self._handle.modules)
@@ -126,7 +131,9 @@ class LocalPool:
             raise
         return process
 
-    def _let_go(self, process: "_Process | None") -> None:
+    def _let_go(self, process: "_Process | None", *, politely: bool = False) -> None:
+        if process is not None and politely:
+            process.finish()
         with self._lock:
             self._processes.pop(threading.current_thread(), None)
         if process is not None:
@@ -211,6 +218,13 @@ class _Process:
             return _Lost(say("run.worker_lost", how=how))
         self.kill()
         return _Lost(say("run.worker_lost", how="no answer"))
+
+    def finish(self) -> None:
+        """Let the process close its sessions and end those below it."""
+        with suppress(OSError):
+            self._line.send(None)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_PATIENCE_SECONDS)
 
     def close(self) -> None:
         self.kill()

@@ -18,6 +18,7 @@ from vitrina.observe import logs
 from vitrina.ports.ranges import Filler, FillHandle, Task
 from vitrina.settings import Settings
 from vitrina.store import database
+from vitrina.transforms import process
 from vitrina.transforms.child_process import be_modest, end_with_runner
 
 
@@ -52,10 +53,20 @@ def _serve(line: Line) -> None:
         settings, handle = line.receive()
         structlog.configure(processors=[_Forwarding(line, settings)])
         filler = _opened(line, settings, handle)
-        while filler is not None:
-            _fill(line, filler, line.receive())
+        while filler is not None and (task := line.receive()) is not None:
+            _fill(line, filler, task)
+        if filler is not None:
+            filler.close()
+            _await_ended()
     except (EOFError, ConnectionError):
         return
+
+
+def _await_ended() -> None:
+    """Wait for processes of steps that were told to end: what they used counts as used by the run."""
+    for thread in threading.enumerate():
+        if thread.name == process.ENDING:
+            thread.join(1.0)
 
 
 def _opened(line: Line, settings: Settings, handle: FillHandle) -> Filler | None:

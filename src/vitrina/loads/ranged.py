@@ -45,8 +45,10 @@ def _pool(run: Run, handle: Any) -> Iterator[LocalPool]:
     run.context.attach(pool)
     try:
         yield pool
-    finally:
+        pool.finish()
+    except BaseException:
         pool.cancel()
+        raise
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ from vitrina.transforms import forking, progress, wire
 from vitrina.transforms.progress import Place
 from vitrina.transforms.wire import Message
 
+# The name of the thread that waits for a worker's end.
+ENDING = "worker-end"
 _LOOK_SECONDS = 0.05
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
@@ -271,7 +273,7 @@ class Worker:
             self._ended_because = because
             self._closed.set()
         self._started.process.kill()
-        threading.Thread(target=self._bury, name="worker-end", daemon=True).start()
+        threading.Thread(target=self._bury, name=ENDING, daemon=True).start()
 
     def _bury(self) -> None:
         with suppress(subprocess.TimeoutExpired):

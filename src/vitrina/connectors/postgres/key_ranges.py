@@ -29,9 +29,10 @@ _SAMPLE_ROWS = 30_000
 _USUAL_ROWS_OF_PAGE = 50
 # Statistics of a table that has changed by more than this share say nothing of where its rows are.
 _MOST_CHANGED = 0.1
-# All ranges together may cost this much of one read of everything.
-_MOST_PRICE = 3.0
-# In the planner's units, for all ranges together: what is not worth a word, about a twentieth of a second.
+# What reading in ranges may cost beyond one read of everything, in the planner's units: half of that read, or so much
+# for each row that it stays below a tenth of what carrying the row costs (about 0.6), or what is not worth a word.
+_MORE_OF_WHOLE = 0.5
+_MORE_OF_ROW = 0.06
 _SMALL_COST = 5_000.0
 
 
@@ -41,12 +42,15 @@ def plan_cut(source: "QuerySource", names: Sequence[str], ranges: int, workers: 
         return Cut(obstacle=say("plan.ranges_sorted"))
     if volatile := _volatile_functions(source):
         return Cut(obstacle=say("plan.ranges_volatile", functions=", ".join(sorted(volatile))))
-    price = 0.0
+    whole = float(source.plan[0]["Plan"]["Total Cost"])
+    allowed = whole + max(_MORE_OF_WHOLE * whole, _MORE_OF_ROW * source.estimated_rows, _SMALL_COST)
+    cost = whole
     for count in dict.fromkeys((ranges, workers)):
-        price = _price(source, names, count)
-        if price <= _MOST_PRICE:
+        cost = _cost(source, names, count)
+        if cost <= allowed:
             return Cut(count)
-    return Cut(obstacle=say("plan.ranges_costly", times=round(price, 1), columns=", ".join(names)))
+    times = round(cost / max(whole, 1.0), 1)
+    return Cut(obstacle=say("plan.ranges_costly", times=times, columns=", ".join(names)))
 
 
 def _volatile_functions(source: "QuerySource") -> set[str]:
@@ -55,18 +59,17 @@ def _volatile_functions(source: "QuerySource") -> set[str]:
     return source.reader.volatile_functions_of_catalog(called) | source.foreign_functions
 
 
-def _price(source: "QuerySource", names: Sequence[str], ranges: int) -> float:
-    """Ask the planner what a range in the middle costs, as a share of everything, for all ranges together."""
+def _cost(source: "QuerySource", names: Sequence[str], ranges: int) -> float:
+    """Ask the planner what a range in the middle costs, and multiply: so much for all ranges together."""
     order = source.order_of(Window(order=tuple(names)))
     bounds = _even(_sorted(source, order, names, EVERYTHING, _cheap_candidates(source, order, names, ranges)), ranges)
     if not bounds:
-        return 1.0
+        return 0.0
     found = EVERYTHING.cut_at(bounds)
     middle = found[len(found) // 2]
     within = replace(cursor_facts.all_rows(source), after=middle.after, upto=middle.upto)
     explained = source.reader.explain(source.query.select([SQL("q.*")], within, order=order))
-    cost, whole = (float(plan[0]["Plan"]["Total Cost"]) for plan in (explained.plan, source.plan))
-    return max(len(found) * cost - _SMALL_COST, 0.0) / max(whole, 1.0)
+    return len(found) * float(explained.plan[0]["Plan"]["Total Cost"])
 
 
 def split(source: "QuerySource", names: Sequence[str], within: KeyRange, ranges: int) -> list[KeyRange]:

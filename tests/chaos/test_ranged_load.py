@@ -57,7 +57,8 @@ def test_workers_and_runners_that_are_killed_lose_and_double_nothing(make_arena:
         f" FROM analytics.{kind}"
     )
     assert mart == {"rows": kept, "ids": kept, "publishes": 1}
-    assert _attempts(arena) <= _ranges(arena) + victims.count("worker") + WORKERS * victims.count("runner")
+    # Beside the ranges that workers had, a runner loses one that it has collected and not counted yet.
+    assert _attempts(arena) <= _ranges(arena) + victims.count("worker") + (WORKERS + 1) * victims.count("runner")
     say(f"{ROWS} rows, {kind}: {victims}, {_ranges(arena)} ranges in {_attempts(arena)} attempts")
 
 

@@ -45,7 +45,7 @@ const sentences: Record<string, string> = {
   "plan.ranges_few": "примерно {rows} строк загрузятся быстро (запускать процессы стоит от {least} строк; options.checkpoint_rows снижает этот порог)",
   "plan.ranges_live": "режим live загружает одним потоком, от известного места журнала",
   "plan.ranges_no_key": "источник не отдаёт ни одного столбца ключа",
-  "plan.ranges_no_room": "VITRINA_CONN_<NAME>_MAX_CONNECTIONS не оставляет места двум процессам, или options.parallel там `auto`, а это не посчитать",
+  "plan.ranges_no_room": "для `auto` есть один процессор, или VITRINA_CONN_<NAME>_MAX_CONNECTIONS не оставляет места двум процессам (`auto` там не посчитать)",
   "plan.ranges_passes": "проход или запрошенный отрезок вливается пачка за пачкой",
   "plan.ranges_pushdown": "Postgres сам переносит строки одним запросом, и это быстрее",
   "plan.ranges_quick": "один поток перенесёт примерно {rows} строк за минуту, без меток и без сортировки",

@@ -30,7 +30,7 @@ def full(run: Run) -> None:
     load, must_fill = _continued(run) or (_begun(run), True)
     incremental.count_unseen(run)
     if must_fill and not _is_complete(run.checkpoint):
-        with refusals.of_reading(), run.until_paused():
+        with refusals.of_reading(), run.until_paused(filling=True):
             _fill(run, load)
     try:
         with refusals.of_publish(run.checkpoint.load_started_at):

@@ -202,10 +202,13 @@ class Run:
             raise Paused
         self.context.show()
 
-    def until_paused(self) -> AbstractContextManager[None]:
-        """Let a pause cancel work that has no batch boundary to wait for, or a distant one."""
-        has_boundaries = self.plan.paging not in ("one statement", "key ranges")
-        return nullcontext() if has_boundaries else self.control.one_statement()
+    def until_paused(self, *, filling: bool = False) -> AbstractContextManager[None]:
+        """Let a pause cancel work in one statement, which has no batch boundary to wait for.
+
+        `filling`: that of ranges of the key, whose boundaries are far apart, too.
+        """
+        has_none = self.plan.paging == "one statement" or (filling and self.plan.paging == "key ranges")
+        return self.control.one_statement() if has_none else nullcontext()
 
     def batch_size(self) -> int:
         return self._batch_size

@@ -82,8 +82,8 @@ SENTENCES = {
     "plan.ranges_live": "mode live loads in one stream, at a known place of the log",
     "plan.ranges_no_key": "the source gives no column of the key",
     "plan.ranges_no_room": (
-        "VITRINA_CONN_<NAME>_MAX_CONNECTIONS leaves no room for two processes, or options.parallel is `auto`"
-        " there, which is not counted"
+        "there is one processor for `auto`, or VITRINA_CONN_<NAME>_MAX_CONNECTIONS leaves no room for two processes"
+        " (it cannot count `auto`)"
     ),
     "plan.ranges_passes": "a pass, or a range that was asked for, is merged batch by batch",
     "plan.ranges_pushdown": "Postgres moves the rows by itself in one statement, which is quicker",

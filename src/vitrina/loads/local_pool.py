@@ -22,7 +22,6 @@ from vitrina.ports.ranges import Filled, FillHandle, Result, Task
 from vitrina.sentences import say
 from vitrina.settings import Settings
 from vitrina.transforms import forking
-from vitrina.transforms.process import Group
 
 _MODULE = "vitrina.loads.range_worker"
 # Workers of runners are forked: their imports take more than a second of CPU.
@@ -149,8 +148,8 @@ class _Lost(Exception):
     """The process ended, or had to be ended, without an answer."""
 
 
-def _spawn(descriptors: Sequence[int]) -> Group:
-    return Group(
+def _spawn(descriptors: Sequence[int]) -> forking.Group:
+    return forking.Group(
         subprocess.Popen(
             [sys.executable, "-P", "-m", _MODULE, *map(str, descriptors), *sys.path],
             stdin=subprocess.DEVNULL,

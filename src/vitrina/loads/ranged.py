@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from vitrina.errors import FatalError, StepFailed
-from vitrina.loads import range_filling
+from vitrina.loads import range_filling, steps
 from vitrina.loads.filling import window_of
 from vitrina.loads.local_pool import LocalPool
 from vitrina.loads.run import Run
@@ -33,7 +32,7 @@ def fill(run: Run, load: Load) -> None:
     if not isinstance(source, Splits):
         raise FatalError(f"{run.job.source.name} is not read in ranges")
     window = window_of(run.job)
-    handle = range_filling.handle_of(run.job, load, window, datetime.now(UTC))
+    handle = range_filling.handle_of(run.job, load, window, steps.moment())
     with source.share(window) as snapshot, _pool(run, handle) as pool:
         RangedFill(run, load, source, snapshot, pool).fill()
 
@@ -128,10 +127,11 @@ class RangedFill:
             if self._under_way:
                 return
             self._reopened = self._snapshot.renew() or self._reopened
-        while self._waiting and len(self._under_way) < self._run.plan.workers:
+        run = self._run
+        while self._waiting and len(self._under_way) < run.plan.workers:
             task = self._attempt(self._waiting.pop())
             self._under_way[task.number] = task
-            self._run.log.info("range.begun", batch_no=task.number, after=task.range.after, upto=task.range.upto)
+            run.log.info("range.begun", batch_no=task.number, after=task.range.after, upto=task.range.upto)
             self._engine.submit(task)
 
     def _attempt(self, one: KeyRange) -> Task:
@@ -156,7 +156,8 @@ class RangedFill:
         self._losses[one] = self._losses.get(one, 0) + 1
         if not result.is_lost or self._losses[one] >= _MOST_LOSSES:
             raise error
-        self._run.log.warning("range.lost", batch_no=result.task.number, error=str(error))
+        run = self._run
+        run.log.warning("range.lost", batch_no=result.task.number, error=str(error))
         self._waiting.append(one)
 
     # --- what counts -------------------------------------------------------------------------------------------------

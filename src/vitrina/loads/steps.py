@@ -134,6 +134,11 @@ def limits(definition: Definition, settings: Settings) -> "Limits":
     return Limits(options.step_timeout_seconds, options.step_memory_mb, settings.step_environment)
 
 
+def moment() -> datetime:
+    """Return the moment that all processes of a run tell their steps."""
+    return datetime.now(UTC)
+
+
 def workers_of(definition: Definition) -> int:
     """Return how many processes `options.parallel` asks for."""
     asked = definition.options.parallel

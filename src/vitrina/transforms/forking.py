@@ -49,6 +49,22 @@ class Forked:
         self._ended.set()
 
 
+class Group:
+    """A worker, and processes that it started: they share its session."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self._process.wait(timeout)
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill()
+
+
 class Template:
     """The process that workers are forked from, for one environment."""
 

@@ -122,9 +122,9 @@ def start(environment: dict[str, str]) -> Started:
     return Started(process, requests, replies, output, life, place)
 
 
-def _spawn(theirs: Sequence[int], environment: dict[str, str]) -> "Group":
+def _spawn(theirs: Sequence[int], environment: dict[str, str]) -> forking.Group:
     *descriptors, output = theirs
-    return Group(
+    return forking.Group(
         subprocess.Popen(
             [sys.executable, "-P", "-m", "vitrina.transforms.worker", *map(str, descriptors), *sys.path],
             stdin=subprocess.DEVNULL,
@@ -135,22 +135,6 @@ def _spawn(theirs: Sequence[int], environment: dict[str, str]) -> "Group":
             start_new_session=True,
         )
     )
-
-
-class Group:
-    """A worker, and processes that it started: they share its session."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
-        self.pid = process.pid
-
-    def wait(self, timeout: float | None = None) -> int:
-        return self._process.wait(timeout)
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self._process.kill()
 
 
 # --- at work -------------------------------------------------------------------------------------------------------

@@ -58,11 +58,12 @@ class CopySource:
         max_value_bytes: int,
         max_snapshot_seconds: float | None = None,
         snapshot: str | None = None,
-        max_batch_bytes: int | None = MAX_BATCH_BYTES,
+        is_one_part: bool = False,
     ) -> None:
         # One that another session holds; else the reader's own.
         self._snapshot = snapshot
-        self._max_batch_bytes = max_batch_bytes
+        # However wide the lines are: whoever reads a range wants it as one part.
+        self._is_one_part = is_one_part
         self._max_value_bytes = max_value_bytes
         self._reader = reader
         self._sink = sink
@@ -137,7 +138,7 @@ class CopySource:
         rows = 0
         try:
             with self._sink.cursor() as cursor, cursor.copy(statement) as copy:
-                for piece in lines.batch(self._batch_size(), self._max_batch_bytes):
+                for piece in lines.batch(self._batch_size(), of_any_size=self._is_one_part):
                     self._refuse_large(stage, piece[-1])
                     rows += len(piece)
                     _send(copy, piece, tag)
@@ -206,14 +207,14 @@ class Lines:
             return None
         return tuple(map(_unescaped, self._last))
 
-    def batch(self, wanted_rows: int, max_bytes: int | None = MAX_BATCH_BYTES) -> Iterator[list[Line]]:
-        """Yield at least `wanted_rows` lines or `max_bytes`, then up to the end of their position.
+    def batch(self, wanted_rows: int, *, of_any_size: bool = False) -> Iterator[list[Line]]:
+        """Yield at least `wanted_rows` lines or MAX_BATCH_BYTES, then up to the end of their position.
 
         The next piece is read when the caller is done with this one.
         """
         rows = size = 0
-        most = math.inf if max_bytes is None else max_bytes
-        while self.waiting and not (self._places and (rows >= wanted_rows or size >= most)):
+        max_bytes = math.inf if of_any_size else MAX_BATCH_BYTES
+        while self.waiting and not (self._places and (rows >= wanted_rows or size >= max_bytes)):
             if self._places and len(self.waiting) > wanted_rows - rows:
                 piece, self.waiting = self.waiting[: wanted_rows - rows], self.waiting[wanted_rows - rows :]
             else:

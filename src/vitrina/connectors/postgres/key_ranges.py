@@ -6,21 +6,19 @@ that the conditions of ranges compare with, in the collation of the query's own 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import psycopg
 from psycopg.sql import SQL, Composable, Identifier, Literal
 
 from vitrina import explain
-from vitrina.connectors.postgres import cursor_facts
-from vitrina.connectors.postgres.source import Order, translate_read
+from vitrina.connectors.postgres.plan_check import Plan
+from vitrina.connectors.postgres.source import Bounds, Order, Query, SqlReader, translate_read
 from vitrina.ports.batch import Position
 from vitrina.ports.ranges import Cut, KeyRange
+from vitrina.ports.schema import Column
 from vitrina.ports.source import Window
 from vitrina.sentences import say
-
-if TYPE_CHECKING:
-    from vitrina.connectors.postgres.query_source import QuerySource
 
 EVERYTHING = KeyRange()
 # Rows of a sample: a hundred for each of the ranges, and a few more.
@@ -36,7 +34,40 @@ _MORE_OF_ROW = 0.06
 _SMALL_COST = 5_000.0
 
 
-def plan_cut(source: "QuerySource", names: Sequence[str], ranges: int, workers: int) -> Cut:
+class SplitQuery(Protocol):
+    """What is asked of a query here; `QuerySource` is one."""
+
+    @property
+    def reader(self) -> SqlReader: ...
+
+    @property
+    def query(self) -> Query: ...
+
+    @property
+    def result(self) -> tuple[Column, ...]: ...
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def estimated_rows(self) -> int: ...
+
+    @property
+    def is_pageable(self) -> bool: ...
+
+    @property
+    def foreign_functions(self) -> frozenset[str]: ...
+
+    def everything(self) -> Bounds:
+        """Bound the rows of a full load."""
+        ...
+
+    def order_of(self, window: Window) -> Order: ...
+
+    def collation(self, name: str) -> str | None: ...
+
+
+def plan_cut(source: SplitQuery, names: Sequence[str], ranges: int, workers: int) -> Cut:
     """Say into how many ranges the query can be cut: as many as asked for, one for each worker, or none."""
     if not source.is_pageable:
         return Cut(obstacle=say("plan.ranges_sorted"))
@@ -53,13 +84,13 @@ def plan_cut(source: "QuerySource", names: Sequence[str], ranges: int, workers: 
     return Cut(obstacle=say("plan.ranges_costly", times=times, columns=", ".join(names)))
 
 
-def _volatile_functions(source: "QuerySource") -> set[str]:
+def _volatile_functions(source: SplitQuery) -> set[str]:
     """Find functions that may give each range another answer: a row could be in two of them, or in none."""
     called = explain.explain_functions_of_catalog(source.plan)
     return source.reader.volatile_functions_of_catalog(called) | source.foreign_functions
 
 
-def _cost(source: "QuerySource", names: Sequence[str], ranges: int) -> float:
+def _cost(source: SplitQuery, names: Sequence[str], ranges: int) -> float:
     """Ask the planner what a range in the middle costs, and multiply: so much for all ranges together."""
     order = source.order_of(Window(order=tuple(names)))
     bounds = _even(_sorted(source, order, names, EVERYTHING, _cheap_candidates(source, order, names, ranges)), ranges)
@@ -67,12 +98,12 @@ def _cost(source: "QuerySource", names: Sequence[str], ranges: int) -> float:
         return 0.0
     found = EVERYTHING.cut_at(bounds)
     middle = found[len(found) // 2]
-    within = replace(cursor_facts.all_rows(source), after=middle.after, upto=middle.upto)
+    within = replace(source.everything(), after=middle.after, upto=middle.upto)
     explained = source.reader.explain(source.query.select([SQL("q.*")], within, order=order))
     return len(found) * float(explained.plan[0]["Plan"]["Total Cost"])
 
 
-def split(source: "QuerySource", names: Sequence[str], within: KeyRange, ranges: int) -> list[KeyRange]:
+def split(source: SplitQuery, names: Sequence[str], within: KeyRange, ranges: int) -> list[KeyRange]:
     """Cut a range of the key into about so many others."""
     order = source.order_of(Window(order=tuple(names)))
     candidates = _cheap_candidates(source, order, names, ranges, within)
@@ -104,7 +135,7 @@ class _Table:
 
 
 def _cheap_candidates(
-    source: "QuerySource", order: Order, names: Sequence[str], ranges: int, within: KeyRange = EVERYTHING
+    source: SplitQuery, order: Order, names: Sequence[str], ranges: int, within: KeyRange = EVERYTHING
 ) -> list[Position]:
     """Take bounds from the statistics or a sample of the table; none where the key is not a table's own."""
     table = _find_table(source, names)
@@ -114,7 +145,7 @@ def _cheap_candidates(
     return found if len(found) >= ranges else _from_table(source, order, table, ranges, within)
 
 
-def _find_table(source: "QuerySource", names: Sequence[str]) -> _Table | None:
+def _find_table(source: SplitQuery, names: Sequence[str]) -> _Table | None:
     origins = [column.origin for name in names for column in source.result if column.name == name]
     known = [origin for origin in origins if origin is not None]
     if len(known) != len(names) or len({oid for oid, _ in known}) != 1:
@@ -141,7 +172,7 @@ def _find_table(source: "QuerySource", names: Sequence[str]) -> _Table | None:
     return _Table(name, tuple(row["columns"]), float(row["rows"]), row["is_fresh"], oid, tuple(places))
 
 
-def _from_histogram(source: "QuerySource", order: Order, table: _Table) -> list[Position]:
+def _from_histogram(source: SplitQuery, order: Order, table: _Table) -> list[Position]:
     """Read the bounds that ANALYZE left: between two of them are about as many rows as between any two others."""
     found = source.reader.connection.execute(
         SQL(
@@ -158,7 +189,7 @@ def _from_histogram(source: "QuerySource", order: Order, table: _Table) -> list[
     return [(row["value"],) for row in found[1:-1]]
 
 
-def _from_table(source: "QuerySource", order: Order, table: _Table, ranges: int, within: KeyRange) -> list[Position]:
+def _from_table(source: SplitQuery, order: Order, table: _Table, ranges: int, within: KeyRange) -> list[Position]:
     """Look at some pages of the table."""
     share = min(100.0, 100.0 * _SAMPLE_ROWS / max(table.rows, 1.0))
     columns = tuple(SQL("q.{}").format(Identifier(name)) for name in table.columns)
@@ -174,10 +205,10 @@ def _from_table(source: "QuerySource", order: Order, table: _Table, ranges: int,
 
 
 def _from_query(
-    source: "QuerySource", order: Order, names: Sequence[str], ranges: int, within: KeyRange
+    source: SplitQuery, order: Order, names: Sequence[str], ranges: int, within: KeyRange
 ) -> list[Position]:
     """Let the query give some of its keys; it is run once for that."""
-    head, rows = source.query.wrapped(cursor_facts.all_rows(source))
+    head, rows = source.query.wrapped(source.everything())
     share = min(1.0, _SAMPLE_ROWS / max(source.estimated_rows, 1))
     some = SQL("(SELECT {} FROM {} AS q WHERE pg_catalog.random() < {}) AS q").format(
         SQL(", ").join(SQL("q.{}").format(Identifier(name)) for name in names), rows, Literal(share)
@@ -197,7 +228,7 @@ class _Sample:
     head: Composable
 
 
-def _quantiles(source: "QuerySource", sample: _Sample, ranges: int, within: KeyRange) -> list[Position]:
+def _quantiles(source: SplitQuery, sample: _Sample, ranges: int, within: KeyRange) -> list[Position]:
     """Choose keys at even distances from some rows; the server sorts, and only these are fetched."""
     order = sample.order
     conditions: list[Composable] = [SQL("{} IS NOT NULL").format(column) for column in order.columns]
@@ -228,7 +259,7 @@ def _quantiles(source: "QuerySource", sample: _Sample, ranges: int, within: KeyR
 
 
 def _sorted(
-    source: "QuerySource", order: Order, names: Sequence[str], within: KeyRange, candidates: Sequence[Position]
+    source: SplitQuery, order: Order, names: Sequence[str], within: KeyRange, candidates: Sequence[Position]
 ) -> list[Position]:
     """Sort bounds as the conditions will compare them, and leave out equal ones and those outside of the range."""
     if not candidates:

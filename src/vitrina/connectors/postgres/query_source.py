@@ -283,6 +283,9 @@ class QuerySource(OpenedQuery):
             return window.bounds
         if window.keys is not None:
             return Bounds(only=single_rows.have_keys(self, window.order, window.keys))
+        return self.everything()
+
+    def everything(self) -> Bounds:
         return cursor_facts.all_rows(self)
 
     def order_of(self, window: Window) -> Order:

@@ -175,7 +175,7 @@ class CopyRanges:
             batch_size=lambda: task.most_rows,
             max_value_bytes=self._settings.max_value_mb << 20,
             snapshot=task.snapshot,
-            max_batch_bytes=None,
+            is_one_part=True,
         )
 
     def close(self) -> None:

@@ -423,11 +423,10 @@ class RunnerName(Answer):
 
 
 class RangeUnderWay(Answer):
-    """A range of the key that a process is loading: the keys after `after`, up to `upto`. None: no bound."""
+    """A range of the key that a process is loading, by the names that they have in the log."""
 
     part: int
-    after: list[str | None] | None = None
-    upto: list[str | None] | None = None
+    range: str
 
 
 class RangesProgress(Answer):

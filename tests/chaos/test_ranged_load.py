@@ -67,7 +67,7 @@ def _attempts(arena: Arena) -> int:
 
 
 def _ranges(arena: Arena) -> int:
-    return len({str(event["after"]) for event in _begun(arena)})
+    return len({event["range"] for event in _begun(arena)})
 
 
 def _begun(arena: Arena) -> list[dict[str, Any]]:

@@ -228,7 +228,7 @@ def _with_cut(opened: Opened, described: Description, prepared: Prepared, known:
         return replace(known, cut=Cut(ranges))
     given = {column.name for column in described.columns}
     order = [name for name in prepared.key if name in given]
-    return replace(known, cut=source.plan_cut(order, described, ranges, known.workers))
+    return replace(known, cut=source.plan_cut(order, ranges, known.workers))
 
 
 def _no_ranges_because(opened: Opened) -> str | None:

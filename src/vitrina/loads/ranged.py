@@ -101,7 +101,7 @@ class RangedFill:
         self._submit()
         self._tell()
         self._run.meter.record(self._run.job.metastore, self._run.job.claim)
-        for result in self._engine.results(self._while_waiting):
+        for result in self._engine.results(self._run.while_waiting):
             if self._under_way.pop(result.task.number, None) is None:
                 continue  # it was told before
             if result.filled is None:
@@ -131,7 +131,7 @@ class RangedFill:
         while self._waiting and len(self._under_way) < run.plan.workers:
             task = self._attempt(self._waiting.pop())
             self._under_way[task.number] = task
-            run.log.info("range.begun", batch_no=task.number, after=task.range.after, upto=task.range.upto)
+            run.log.info("range.begun", batch_no=task.number, range=task.range.name)
             self._engine.submit(task)
 
     def _attempt(self, one: KeyRange) -> Task:
@@ -201,14 +201,8 @@ class RangedFill:
 
     # --- telling -----------------------------------------------------------------------------------------------------
 
-    def _while_waiting(self) -> None:
-        self._run.while_waiting()
-
     def _tell(self) -> None:
         left = self._left
-        under_way = [
-            {"part": task.number, "after": task.range.after, "upto": task.range.upto}
-            for task in self._under_way.values()
-        ]
+        under_way = [{"part": task.number, "range": task.range.name} for task in self._under_way.values()]
         told = {"done": left.done, "left": len(left.ranges), "workers": self._run.plan.workers}
         self._run.meter.note("ranges", told | {"under_way": under_way})

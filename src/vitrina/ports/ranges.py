@@ -1,8 +1,10 @@
 """Loads that are cut into ranges of the key: what a source, a load and an engine are to them."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -11,7 +13,7 @@ from vitrina.ports.batch import Part, Position
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from vitrina.ports.source import Description, Form, Source, Window
+    from vitrina.ports.source import Form, Source, Window
     from vitrina.ports.target import Load, Route, Writer
 
 # `vitrina.settings.Settings`, which stand above the ports. A process that opens a handle resolves connections by them.
@@ -24,6 +26,11 @@ class KeyRange:
 
     after: Position | None = None
     upto: Position | None = None
+
+    @property
+    def name(self) -> str:
+        """Name the range in logs and metrics, which show no values of keys."""
+        return sha256(json.dumps([self.after, self.upto]).encode()).hexdigest()[:8]
 
     def cut_at(self, bounds: Sequence[Position]) -> list["KeyRange"]:
         """Cut the range at bounds inside it, which are sorted."""
@@ -160,7 +167,7 @@ class Cut:
 class Splits(Protocol):
     """A source that can be read in ranges of a key, by several processes in one snapshot."""
 
-    def plan_cut(self, order: Sequence[str], described: "Description", ranges: int, workers: int) -> Cut:
+    def plan_cut(self, order: Sequence[str], ranges: int, workers: int) -> Cut:
         """Say into how many ranges the rows can be cut at a price that is worth it. Nothing large is read."""
         ...
 

@@ -239,7 +239,7 @@ class QuerySource(OpenedQuery):
 
     # --- ranges of the key -----------------------------------------------------------------------------------------
 
-    def plan_cut(self, order: Sequence[str], described: Description, ranges: int, workers: int) -> Cut:
+    def plan_cut(self, order: Sequence[str], ranges: int, workers: int) -> Cut:
         return key_ranges.plan_cut(self, order, ranges, workers)
 
     def split(self, order: Sequence[str], within: KeyRange, ranges: int) -> list[KeyRange]:

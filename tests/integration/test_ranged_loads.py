@@ -231,6 +231,61 @@ def test_a_number_that_two_attempts_share_is_noticed(
     assert (difference(bench) == []) is not mutant
 
 
+# --- ranges and keys --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", ["copy", "arrow"])
+def test_a_range_with_more_rows_than_it_should_have_is_cut_again(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, route: str
+) -> None:
+    rely_on(monkeypatch, seed=1, losses=0.0)
+    # A worker stops after one batch.
+    monkeypatch.setattr(ranged, "_STOP_AFTER", 0)
+    bench.pipeline("films", QUERY, target_key=["id"], batch_size=40, options=CUT | {"route": route})
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert run["metrics"]["ranges"]["done"] > ROWS / 40
+    assert run["rows_read"] == ROWS
+    assert difference(bench) == []
+
+
+@pytest.mark.parametrize("route", ["copy", "arrow"])
+def test_keys_of_several_columns_are_cut_too(bench: Workbench, monkeypatch: pytest.MonkeyPatch, route: str) -> None:
+    """Nearly all rows have one tenant: the first column alone would be one range."""
+    rely_on(monkeypatch, seed=1, losses=0.2)
+    bench.source(
+        """
+        CREATE TABLE content.votes (tenant text COLLATE "C", id uuid, film int, PRIMARY KEY (tenant, id));
+        INSERT INTO content.votes SELECT CASE WHEN i % 50 = 0 THEN 'Ö-' || i ELSE 'a' END, md5(i::text)::uuid, i
+        FROM generate_series(1, 2000) AS i;
+        """
+    )
+    query = "SELECT tenant, id, film FROM content.votes"
+    bench.pipeline("votes", query, target_key=["tenant", "id"], options=CUT | {"route": route, "max_attempts": 20})
+
+    run = bench.run("votes")
+
+    assert (run["status"], run["error_message"]) == ("SUCCESS", None)
+    assert run["metrics"]["ranges"]["done"] >= 8
+    assert bench.sql("(TABLE content.votes EXCEPT TABLE analytics.votes)") == []
+    assert bench.sql("SELECT count(*) AS n FROM analytics.votes") == [{"n": 2000}]
+
+
+@pytest.mark.parametrize("route", ["copy", "arrow"])
+def test_a_row_without_a_key_is_refused_by_name(bench: Workbench, monkeypatch: pytest.MonkeyPatch, route: str) -> None:
+    rely_on(monkeypatch, seed=1, losses=0.0)
+    bench.sql("ALTER TABLE content.films DROP CONSTRAINT films_pkey, ALTER id DROP NOT NULL")
+    bench.sql("CREATE INDEX ON content.films (id); UPDATE content.films SET id = NULL WHERE id = 700")
+    bench.pipeline("films", QUERY, target_key=["id"], options=CUT | {"route": route})
+
+    run = bench.run("films")
+
+    assert (run["status"], run["error_code"]) == ("FAILED", "bad_key")
+    assert "id" in run["error_message"]
+
+
 # --- resuming ---------------------------------------------------------------------------------------------------------
 
 

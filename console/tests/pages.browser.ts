@@ -500,8 +500,7 @@ async function longestTask(where: Page, act: (turn: number) => Promise<unknown>,
 }
 
 test("nothing went wrong in the browser's console, and no other host was asked", () => {
-  // The browser itself reports every refusal, and some were asked for: a wrong draft and schedule, runs of what is disabled,
-  // a look at a target that nobody has looked at yet.
-  const refusals = /status of 422 .*\/(pipelines|schedule\?interval=whenever)$|status of 409 .*\/run$|status of 404 .*\/profile$/;
+  // The browser itself reports every refusal, and some were asked for: a wrong draft and schedule, runs of what is disabled.
+  const refusals = /status of 422 .*\/(pipelines|schedule\?interval=whenever)$|status of 409 .*\/run$/;
   expect(misdeeds.filter((one) => !refusals.test(one))).toEqual([]);
 });

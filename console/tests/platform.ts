@@ -132,9 +132,9 @@ export async function openPage(browser: Browser, options: BrowserContextOptions 
   return { page, misdeeds };
 }
 
-/** The browser itself reports answers that are no success: a conflict, and a comparison that nobody asked for yet. */
+/** The browser itself reports answers that are no success: a conflict, and a comparison or a profile that nobody asked for yet. */
 function isExpected(message: ConsoleMessage): boolean {
-  return /status of 412/.test(message.text()) || (/status of 404/.test(message.text()) && message.location().url.endsWith("/reconcile"));
+  return /status of 412/.test(message.text()) || (/status of 404/.test(message.text()) && /\/(profile|reconcile)$/.test(message.location().url));
 }
 
 export const see = async (page: Page, text: string | RegExp, seconds = 60): Promise<void> =>

@@ -72,6 +72,7 @@ def test_rows_size_and_columns_are_told(bench: Workbench) -> None:
         ],
     }
     assert [columns["rating"][name] for name in ("min_value", "max_value", "distinct")] == ["0.10", "10.00", 100]
+    assert columns["rating"]["top_values"] == []
     # Types without an order, or without equality.
     assert [(columns[name]["min_value"], columns[name]["distinct"]) for name in ("told", "tags", "at")] == [
         (None, 2), (None, 1), (None, 2),

@@ -85,13 +85,7 @@ function Column({ column, rows }: { column: ColumnProfile; rows: number }) {
       <td className="text-right">{count(column.distinct)}</td>
       <td className="max-w-48 break-words">{column.min_value ?? "—"}</td>
       <td className="max-w-48 break-words">{column.max_value ?? "—"}</td>
-      <td className="max-w-80 break-words">{Array.isArray(top) ? mostFrequent(top) : top}</td>
+      <td className="max-w-80 break-words">{Array.isArray(top) ? top.map((one) => `${one.value} (${count(one.rows)})`).join(", ") || "—" : top}</td>
     </tr>
   );
-}
-
-/** Values that come once are as frequent as all others. */
-function mostFrequent(values: { value: string; rows: number }[]): string {
-  const repeated = values.filter((one) => one.rows > 1);
-  return repeated.map((one) => `${one.value} (${count(one.rows)})`).join(", ") || "—";
 }

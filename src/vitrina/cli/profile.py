@@ -26,4 +26,4 @@ _TITLES = ("column", "type", "nulls", "distinct", "least", "greatest")
 
 
 def _top(values: list[dict[str, Any]]) -> str:
-    return ", ".join(f"{one['value']} ({one['rows']:,})" for one in values[:3])
+    return ", ".join(f"{one['value']} ({one['rows']:,})" for one in values[:3]) or "-"

@@ -80,7 +80,8 @@ def _column(
                 )
                 SELECT (SELECT count(*) FROM v) AS "distinct",
                        (SELECT json_agg(json_build_array(left(t.value, {longest}), t.rows))::text
-                        FROM (SELECT * FROM v ORDER BY rows DESC, value LIMIT {top}) AS t) AS top
+                        -- values that come once are as frequent as all others
+                        FROM (SELECT * FROM v WHERE rows > 1 ORDER BY rows DESC, value LIMIT {top}) AS t) AS top
                 """
             ).format(
                 column=Identifier(column.name), rows=looked_at, longest=Literal(LONGEST_SHOWN), top=Literal(TOP_VALUES)

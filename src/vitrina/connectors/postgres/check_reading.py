@@ -179,6 +179,7 @@ def leads_to_one_row(connection: Connection, check: Relationship, own_type: str)
         WHERE n.nspname = %(schema)s AND c.relname = %(table)s
           AND (c.relkind = 'p' OR c.relkind = 'r' AND NOT c.relhassubclass)
           AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+          AND i.indcollation[0] = a.attcollation
           AND pg_catalog.format_type(a.atttypid, NULL) = %(type)s
         """,
         {"schema": schema, "table": name, "column": check.other_column, "type": own_type},

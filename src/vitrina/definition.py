@@ -196,8 +196,8 @@ class OwnOptions(Strict):
     reconcile: ReconcileSchedule | None = Field(None, description="Compare mart and source regularly.")
     profile: bool = Field(
         False,
-        description="Look at a table in Postgres after each full or incremental run: its rows, its size, and what its"
-        " columns hold. `vitrina profile` does so on request.",
+        description="Look at the target after each full or incremental run: its rows, its size, and what its columns"
+        " hold. `vitrina profile` does so on request.",
     )
     live: LiveOptions = Field(default_factory=LiveOptions, description="How a live pipeline follows its source.")
     history: History | None = Field(
@@ -561,12 +561,6 @@ class Definition(Strict):
                 where = self.options.target_connection
                 raise Unfit(field, say("definition.check_needs_reader", name=name, connection=where))
         self.options._shrink_limit = data_checks.shrink_limit(self.checks)
-        return self
-
-    @model_validator(mode="after")
-    def _profile_fits(self) -> Self:
-        if self.options.profile and ":" in self.final_target:
-            raise Unfit("options.profile", say("definition.profile_needs_table", target=self.final_target))
         return self
 
     @property

@@ -1,16 +1,16 @@
 """What is in a target: rows, size and columns of a table, for operators with values and for viewers without."""
 
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
 from tests.integration.api import serving
 from tests.support.workbench import Workbench
 from vitrina.connectors.postgres import mart_profile
-from vitrina.definition import Definition
 from vitrina.errors import FatalError
 from vitrina.runner import requests as runner_requests
 from vitrina.services import tokens
@@ -99,20 +99,47 @@ def test_a_partitioned_table_has_the_size_of_its_parts(bench: Workbench) -> None
     assert found["size_bytes"] >= 3 * 8192
 
 
-def test_what_cannot_be_told_is_refused_with_a_sentence(bench: Workbench, tmp_path: Any) -> None:
-    bench.settings = bench.settings.model_copy(
-        update={"connections": {"lake": SecretStr(f"file://{tmp_path}")}, "allowed_targets": "analytics.*,files:*"}
-    )
+def test_a_table_that_is_not_there_yet_is_named(bench: Workbench) -> None:
     bench.pipeline("films", "SELECT id FROM content.films", target_key=["id"])
     _, error = profiled(bench)
     assert error == {"code": "not_found", "message": "analytics.films does not exist yet: run the pipeline first"}
-    options = {"target_connection": "lake"}
-    bench.pipeline(
-        "filed", "SELECT id FROM content.films", target_table="files:films", target_key=["id"], options=options
-    )
+
+
+def test_files_that_are_not_there_yet_are_named(bench: Workbench, tmp_path: Path) -> None:
+    file_films(bench, tmp_path)
     _, error = profiled(bench, "filed")
-    assert error
-    assert "only tables in Postgres" in error["message"]
+    assert error == {"code": "not_found", "message": "files:films does not exist yet: run the pipeline first"}
+
+
+def file_films(bench: Workbench, folder: Path, **options: Any) -> None:
+    bench.settings = bench.settings.model_copy(
+        update={"connections": {"lake": SecretStr(f"file://{folder}")}, "allowed_targets": "analytics.*,files:*"}
+    )
+    bench.pipeline(
+        "filed",
+        "SELECT id, title, rating, told, tags FROM content.films",
+        target_table="files:films",
+        target_key=["id"],
+        options={"target_connection": "lake"} | options,
+    )
+
+
+def test_files_are_read_back(bench: Workbench, tmp_path: Path) -> None:
+    file_films(bench, tmp_path, profile=True)
+    assert bench.run("filed")["status"] == "SUCCESS"
+
+    found = bench.profile("filed")
+
+    assert (found["rows"], found["profiled_rows"], found["target"]) == (100, 100, "files:films")
+    assert found["size_bytes"] == sum(file.stat().st_size for file in tmp_path.rglob("*.parquet"))
+    columns = {column["name"]: column for column in found["columns"]}
+    title = columns["title"]
+    assert (title["nulls"], title["distinct"], title["min_value"], title["max_value"]) == (10, 3, "Film 0", "Film 2")
+    assert title["top_values"][0] == {"value": "Film 0", "rows": 30}
+    assert [columns["rating"][name] for name in ("min_value", "max_value", "distinct")] == ["0.10", "10.00", 100]
+    assert [columns[name]["distinct"] for name in ("told", "tags")] == [2, 1]
+    [kept] = bench.sql("SELECT result FROM etl.etl_requests WHERE kind = 'profile'")
+    assert kept["result"] == found
 
 
 def test_a_run_looks_at_its_target_where_the_definition_asks_for_it(bench: Workbench) -> None:
@@ -154,19 +181,6 @@ def test_a_look_that_fails_does_not_fail_the_run(bench: Workbench, monkeypatch: 
     assert bench.last_run("films")["metrics"]["plan"]["warnings"] == [
         "the target was not looked at after the run: too many columns"
     ]
-
-
-def test_only_tables_are_looked_at_after_runs() -> None:
-    with pytest.raises(ValidationError, match=r"options\.profile looks at tables in Postgres only"):
-        Definition.model_validate(
-            {
-                "name": "films",
-                "source_query": "SELECT 1 AS id",
-                "target_table": "es:films",
-                "target_key": ["id"],
-                "options": {"profile": True},
-            }
-        )
 
 
 def test_viewers_see_numbers_and_no_values(bench: Workbench) -> None:

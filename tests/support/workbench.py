@@ -126,6 +126,12 @@ class Workbench:
         request = {"id": uuid4(), "pipeline_id": None, "payload": payload, "requested_by": "tests"}
         return requests.make_plan(request, self.metastore, self.settings)
 
+    def profile(self, name: str) -> dict[str, Any]:
+        """Look at the target, here and now, as a runner would; the profile."""
+        row = pipelines.find(self.metastore, name)
+        assert row is not None
+        return requests.profile_target({"pipeline_id": row["id"]}, self.metastore, self.settings)
+
     def scan_deletes(self, name: str, *, confirm_after_seconds: float = 0.05) -> dict[str, Any]:
         """Remove what left the source, here and now, as a runner would when a scan is due; the report."""
         row = pipelines.find(self.metastore, name)

@@ -393,7 +393,7 @@ export interface Side {
 export interface TargetProfile {
   target: string;
   rows: number;
-  size_bytes: number;
+  size_bytes: number | null;
   profiled_rows: number;
   columns: ColumnProfile[];
 }

@@ -46,7 +46,7 @@ function Profile({ profile, at }: { profile: TargetProfile; at: string | null })
       <Figures
         items={[
           { name: t("Rows in the target"), value: count(profile.rows) },
-          { name: t("Size"), value: bytes(profile.size_bytes) },
+          { name: t("Size"), value: profile.size_bytes === null ? "—" : bytes(profile.size_bytes) },
           { name: t("Columns"), value: count(profile.columns.length) },
           { name: t("Looked at"), value: <Ago at={at} />, note: profile.profiled_rows < profile.rows ? t("a sample of {rows} rows", { rows: count(profile.profiled_rows) }) : undefined },
         ]}

@@ -26,7 +26,6 @@ const sentences: Record<string, string> = {
   "definition.deletes_none_and": "options.deletes: none оставляет строки, исчезнувшие из источника, а {option} говорит о них другое: уберите одно из двух",
   "definition.deletes_none_live": "options.deletes: none — для полных загрузок: режим live делает цель равной запросу и удаляет строки, которые из него исчезли",
   "definition.partition_ways": "options.table.partition_by: нужна колонка в hash или в range, но не в обоих",
-  "definition.profile_needs_table": "options.profile составляет профиль только таблиц Postgres, а приёмник — {target}: уберите эту опцию",
   "definition.no_delete_scan": "{target} не умеет удалять отдельные строки, а это нужно options.deletes.scan: выберите режим full, который заменяет содержимое цели, или другую цель",
   "definition.no_delete_when": "{target} не знает options.delete_when, и строки, помеченные удалёнными, были бы записаны как остальные: отфильтруйте их в запросе и выберите режим full, или выберите другую цель",
   "definition.scan_of_python": "options.deletes.scan сравнивает со всем, что есть в источнике, а источник на Python «{source}» отдаёт только новое: выберите режим full, который сам удаляет такие строки",
@@ -99,7 +98,7 @@ const sentences: Record<string, string> = {
   "definition.value_nested": "вложенность больше {levels} уровней: держите параметры плоскими или назовите файл",
   "target.forbidden": "target_table «{target}» здесь не разрешён; разрешены: {allowed} (оператор задаёт VITRINA_ALLOWED_TARGETS)",
   "target.malformed": "target_table «{target}» — не приёмник: пишите analytics.<таблица> строчными буквами для витрины или {prefix}<индекс> для поискового индекса",
-  "target.no_profile": "что внутри {target}, сказать нельзя: профиль составляется только для таблиц Postgres",
+  "target.no_profile": "что внутри {target}, сказать нельзя: его коннектор не умеет читать то, что записал",
   "target.not_there": "{target} ещё нет: сначала запустите пайплайн",
   "target.unknown_prefix":
     "target_table «{target}» — не приёмник: пишите analytics.<таблица> строчными буквами для витрины или {prefix}<индекс> для поискового индекса; коннектора с префиксом «{given}» здесь нет, есть только {known}",

@@ -18,7 +18,8 @@ def profile(pipeline: PipelineName, timeout: Timeout = RECONCILE_SECONDS, output
     columns = [[one[name] for name in _SHOWN] + [_top(one["top_values"])] for one in found["columns"]]
     show_table(columns, [*_TITLES, "most frequent"])
     sampled = f", columns of a sample of {found['profiled_rows']:,}" if found["profiled_rows"] < found["rows"] else ""
-    print(f"\n{found['target']}: {found['rows']:,} rows{sampled}, {found['size_bytes'] / (1 << 20):,.1f} MB")
+    size = f", {found['size_bytes'] / (1 << 20):,.1f} MB" if found["size_bytes"] is not None else ""
+    print(f"\n{found['target']}: {found['rows']:,} rows{sampled}{size}")
 
 
 _SHOWN = ("name", "type", "nulls", "distinct", "min_value", "max_value")

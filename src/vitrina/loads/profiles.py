@@ -1,8 +1,10 @@
 """What is in the target after a run, kept where people look at it when the definition asks for that."""
 
-from vitrina.errors import RunError
+from vitrina.errors import FatalError, RunError
 from vitrina.loads.run import Run
-from vitrina.ports.profile import Profiles
+from vitrina.ports.profile import Profiles, TargetProfile
+from vitrina.ports.profiling import profile_of
+from vitrina.ports.target import Scans, Target
 from vitrina.sentences import say
 from vitrina.store import requests
 
@@ -10,13 +12,21 @@ from vitrina.store import requests
 REQUESTED_BY = "run"
 
 
+def look(target: Target, name: str) -> TargetProfile | None:
+    """Ask the target what is in it, or read it back; None if it does not exist yet."""
+    if isinstance(target, Profiles):
+        return target.profile()
+    if isinstance(target, Scans):
+        return profile_of(target.scan())
+    raise FatalError(say("target.no_profile", target=name))
+
+
 def keep(run: Run) -> None:
     """Look at the target, which the run is about to let go. The rows are right whether that succeeds or not."""
-    target = run.job.target
-    if not run.job.definition.options.profile or not isinstance(target, Profiles):
+    if not run.job.definition.options.profile:
         return
     try:
-        found = target.profile()
+        found = look(run.job.target, run.job.definition.final_target)
     except RunError as exc:
         run.log.warning("run.not_profiled", error=exc.message)
         run.meter.warn(say("run.not_profiled", message=exc.message))

@@ -40,7 +40,8 @@ class TargetProfile:
     """What a target holds at one moment."""
 
     rows: int
-    size_bytes: int
+    # None: the target does not tell.
+    size_bytes: int | None
     # How many rows the columns were looked at in: all of them, or a sample of a large target.
     profiled_rows: int
     columns: Sequence[ColumnProfile]

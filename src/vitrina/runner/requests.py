@@ -12,13 +12,12 @@ import structlog
 from vitrina import judging
 from vitrina.checks import data_plan, delete_scan, previews, reconcile
 from vitrina.definition import Definition
-from vitrina.errors import FatalError, NotFound, VitrinaError
+from vitrina.errors import NotFound, VitrinaError
 from vitrina.inside import queries
-from vitrina.loads import inspection, kept_connections, opening, replay
+from vitrina.loads import inspection, kept_connections, opening, profiles, replay
 from vitrina.loads.control import Hold
 from vitrina.observe import logs, notifications
 from vitrina.ports import registry
-from vitrina.ports.profile import Profiles
 from vitrina.sentences import Sentence, say
 from vitrina.services import data_plans, suggestions
 from vitrina.settings import Settings
@@ -107,9 +106,7 @@ def profile_target(request: dict[str, Any], metastore: Connection, settings: Set
     with ExitStack() as sessions:
         opened = opening.open_for_inspection(_row(metastore, request["pipeline_id"]), settings, metastore, sessions)
         name = opened.definition.final_target
-        if not isinstance(opened.target, Profiles):
-            raise FatalError(say("target.no_profile", target=name))
-        found = opened.target.profile()
+        found = profiles.look(opened.target, name)
         if found is None:
             raise NotFound(say("target.not_there", target=name))
         return {"target": name, **found.as_dict()}

@@ -53,9 +53,6 @@ SENTENCES = {
         "options.deletes does not go with options.shared_target: rows that this source lacks may be another pipeline's"
     ),
     "definition.partition_ways": "options.table.partition_by needs a column in hash or in range, and not in both",
-    "definition.profile_needs_table": (
-        "options.profile looks at tables in Postgres only, and the target is {target}: leave it out"
-    ),
     "definition.no_delete_scan": (
         "{target} cannot remove single rows, which options.deletes.scan needs: use mode 'full', which replaces what the"
         " target has, or another target"
@@ -166,7 +163,7 @@ SENTENCES = {
         "target_table {target!r} is not a target: write analytics.<table> in lower case for a mart or {prefix}<index>"
         " for a search index"
     ),
-    "target.no_profile": "what {target} holds cannot be told: only tables in Postgres are profiled",
+    "target.no_profile": "what {target} holds cannot be told: its connector cannot read it back",
     "target.not_there": "{target} does not exist yet: run the pipeline first",
     "target.unknown_prefix": (
         "target_table {target!r} is not a target: write analytics.<table> in lower case for a mart or {prefix}<index>"

@@ -1,7 +1,7 @@
 """A ClickHouse table as the target of a run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from vitrina.connectors.clickhouse import types
 from vitrina.connectors.clickhouse.client import Session, Unreachable
@@ -15,6 +15,9 @@ from vitrina.ports.checkpoint import Checkpoint
 from vitrina.ports.compare import Comparison, Looked
 from vitrina.ports.connector import Opening
 from vitrina.ports.target import BaseTarget, Load, Loading, Prepared, Wanted
+
+if TYPE_CHECKING:
+    from vitrina.ports.profile import TargetProfile
 
 T = TypeVar("T")
 
@@ -145,6 +148,12 @@ class ClickHouseTarget(OpenedTable, BaseTarget):
         from vitrina.connectors.clickhouse.comparison import TableComparison
 
         return TableComparison(self, looked)
+
+    def profile(self) -> "TargetProfile | None":
+        from vitrina.connectors.clickhouse import table_profile
+
+        shown = self._reaching(self.tables.shown)
+        return self._reaching(lambda: table_profile.profile(self.server, self.tables, shown)) if shown else None
 
     # --- loading ---------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from vitrina.connectors.files.opened_folder import OpenedFolder
 from vitrina.connectors.files.scan import Reader, only_keys
 from vitrina.errors import CannotConnect, Disconnected, TargetMismatch
 from vitrina.ports.batch import Key
+from vitrina.ports.profile import TargetProfile
+from vitrina.ports.profiling import profile_of
 from vitrina.ports.target import BaseTarget, Load, Loading, Prepared, Wanted
 
 
@@ -74,6 +76,10 @@ class FilesTarget(OpenedFolder, BaseTarget):
         layout = self._layout or layout_of(shown)
         for rows in Reader(self.objects, self.folder, layout).scan(shown):
             yield rows if keys is None else only_keys(rows, layout.key, set(keys))
+
+    def profile(self) -> TargetProfile | None:
+        shown = with_patience(self.ledger.read).shown
+        return profile_of(self.scan(), sum(file.bytes for file in shown.files)) if shown else None
 
     def as_written(self, rows: pa.Table) -> pa.Table:
         deleted = self.layout.deleted(rows)

@@ -205,6 +205,10 @@ class SearchClient:
     def count(self, name: str) -> int:
         return int(_whole(name, self._get(_path(name, "_count")))["count"])
 
+    def size(self, name: str) -> int:
+        """Return how many bytes the index has on disk, without its replicas."""
+        return int(self._get(_path(name, "_stats", "store"))["_all"]["primaries"]["store"]["size_in_bytes"])
+
     def count_ids(self, name: str, ids: Sequence[str]) -> int:
         asked = {"query": {"ids": {"values": list(ids)}}}
         reply = self.request("POST", _path(name, "_count"), body=asked)

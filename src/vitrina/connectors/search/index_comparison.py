@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from vitrina import deep_json
 from vitrina.connectors.search import mapping, objects, values
+from vitrina.connectors.search.client import SearchClient
 from vitrina.connectors.search.documents import Prepared
 from vitrina.errors import FatalError
 from vitrina.ports import corrections
@@ -206,15 +207,8 @@ class IndexShelf:
         generations = self._index.generations
         self._concrete = generations.standing().concrete or generations.index
         self._client.refresh(self._concrete)
-        self._page = self._fitting_page()
+        self._page = fitting_page(self._client, self._concrete)
         yield
-
-    def _fitting_page(self) -> int:
-        """Choose the size of a page by reading some documents, because the server does not tell their size."""
-        score = {"function_score": {"random_score": {}, "boost_mode": "replace"}}
-        hits = self._client.search(self._concrete, {"size": PROBED_DOCUMENTS, "query": score})["hits"]["hits"]
-        size = sum(len(deep_json.dumps(hit["_source"])) for hit in hits)
-        return max(1, min(PAGE_DOCUMENTS, PAGE_BYTES * len(hits) // max(size, 1)))
 
     def extent(self) -> Extent:
         ends = self._ends.found_in(self._client.get_mapping(self._concrete)) if self._ends else {}
@@ -249,6 +243,14 @@ class IndexShelf:
         score = {"function_score": {"random_score": {}, "boost_mode": "replace"}}
         found = self._client.search(self._concrete, {"size": count, "query": score, "_source": False})
         return [hit["_id"] for hit in found["hits"]["hits"]]
+
+
+def fitting_page(client: SearchClient, concrete: str) -> int:
+    """Choose the size of a page by reading some documents, because the server does not tell their size."""
+    score = {"function_score": {"random_score": {}, "boost_mode": "replace"}}
+    hits = client.search(concrete, {"size": PROBED_DOCUMENTS, "query": score})["hits"]["hits"]
+    size = sum(len(deep_json.dumps(hit["_source"])) for hit in hits)
+    return max(1, min(PAGE_DOCUMENTS, PAGE_BYTES * len(hits) // max(size, 1)))
 
 
 def _document(hit: Mapping[str, Any]) -> Document:

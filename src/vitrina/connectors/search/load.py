@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from vitrina import failpoints
 from vitrina.connectors.search.generations import WriteAlias
@@ -18,6 +18,9 @@ from vitrina.ports.live import RefuseDeletes, Stale
 from vitrina.ports.source import Form
 from vitrina.ports.target import BaseLoad, BaseTarget, Done, Fence, Load, Loading, Prepared, Wanted, Writer
 from vitrina.sentences import say
+
+if TYPE_CHECKING:
+    from vitrina.ports.profile import TargetProfile
 
 T = TypeVar("T")
 
@@ -76,6 +79,12 @@ class IndexTarget(BaseTarget):
         from vitrina.connectors.search.index_comparison import IndexComparison
 
         return IndexComparison(self.writer, looked, self.patiently)
+
+    def profile(self) -> "TargetProfile | None":
+        from vitrina.connectors.search import index_profile
+
+        concrete = self.writer.generations.standing().concrete
+        return index_profile.profile(self.writer.client, concrete) if concrete else None
 
     def close(self) -> None:
         """Wait until nothing that was sent is still on its way, so that another try can begin."""

@@ -332,7 +332,9 @@ def _run_beside(
             ended = _run_all(client, running, others, searchable=search_url is not None)
             if demo_live.can_follow(settings):
                 demo_live.show(client, running, settings)
-            return ended, _search(settings, search_url) if search_url else None
+            # Another runner of the same platform, such as that of `vitrina dev`, may know no search server.
+            filled = all(map(succeeded, ended))
+            return ended, _search(settings, search_url) if search_url and filled else None
         except CannotConnect:
             # The reason stands in what the process said before it ended, if it did.
             running.children.raise_if_ended()

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrina.connectors.files.objects import Changed, Listed, Stored, Version
@@ -17,6 +18,7 @@ _RETRIES: dict[str, Any] = {"max_retries": 5, "retry_timeout": timedelta(seconds
 _CONNECT_SECONDS, _REQUEST_SECONDS = 10, 120
 # What one request deletes.
 _DELETED_AT_ONCE = 1000
+_CHUNK_BYTES = 8 << 20
 
 
 class BucketObjects:
@@ -59,7 +61,18 @@ class BucketObjects:
         with self._translated(prefix):
             for page in _obstore().list(self._store, prefix, chunk_size=1000):
                 for one in page:
-                    yield Listed(str(one["path"]), int(one["size"]), one["last_modified"].timestamp())
+                    changed = one["last_modified"]
+                    version = one["e_tag"] or changed.isoformat()
+                    yield Listed(str(one["path"]), int(one["size"]), changed.timestamp(), version)
+
+    def download(self, name: str, path: Path, expected: Version) -> None:
+        """Copy an object into a file. Raise `Changed` when it is no longer what was listed."""
+        with self._translated(name), path.open("wb") as written:
+            found = _obstore().get(self._store, name)
+            if (found.meta["e_tag"] or found.meta["last_modified"].isoformat()) != expected:
+                raise Changed(name)
+            for chunk in found.stream(min_chunk_size=_CHUNK_BYTES):
+                written.write(memoryview(chunk))
 
     def delete(self, names: Iterable[str]) -> None:
         every = list(names)

@@ -19,7 +19,7 @@ from vitrina.ports.batch import MAX_BATCH_BYTES
 # Of the memory that the process may use; the rest is for Arrow and the interpreter.
 _SHARE = 0.6
 _ROWS_AT_ONCE = 100_000
-_LONGEST_ERROR = 1_500
+_LONGEST_ERROR, _LONGEST_LINE = 1_500, 300
 # Expanded to expressions of a row alone; other macros may group.
 _ROW_MACROS = frozenset("if nullif split_part json fdiv fmod date_add md5_number_lower md5_number_upper".split())
 _ROW_MACRO_PREFIXES = ("list_", "array_", "map_contains")
@@ -83,7 +83,7 @@ class Engine:
         """Write the query with the files of each reading in it."""
         judged = self.query
         for reading, names, kinds in zip(judged.readings, files, given, strict=True):
-            call = f"SELECT * FROM {query.call_text(reading.reader, names, kinds)}"
+            call = f"SELECT * FROM {reading.call(names, kinds)}"
             query.put_in(reading, json.loads(self._parse(call)))
         return self._written(judged.tree)
 
@@ -97,8 +97,10 @@ class Engine:
 
     def given_types(self, files: Files) -> list[dict[str, str] | None]:
         """Guess the types of texts from some files, so that all files are read in the same."""
-        if any(reading.takes_types for reading in self.query.readings):
-            with self._asking(_all(files)) as session:
+        with self._asking(_all(files)) as session:
+            self._refuse_unsplit(session, files)
+            self._refuse_rounded(session, files)
+            if any(reading.takes_types for reading in self.query.readings):
                 self._refuse_different(session, files)
         return [
             self._guessed(place, names) if reading.takes_types else None
@@ -109,7 +111,7 @@ class Engine:
         """Describe files as one of the readings sees them, with its parameters."""
         judged = self.query
         reading = judged.readings[place]
-        query.put_in(reading, json.loads(self._parse(f"SELECT * FROM {query.call_text(reading.reader, names)}")))
+        query.put_in(reading, json.loads(self._parse(f"SELECT * FROM {reading.call(names)}")))
         return types.described(session.sql(self._written(query.selecting(judged.tree, reading))))
 
     def _guessed(self, place: int, names: Sequence[str]) -> dict[str, str] | None:
@@ -140,6 +142,7 @@ class Engine:
                 kept = batch.slice(min(skip, batch.num_rows))
                 skip -= batch.num_rows - kept.num_rows
                 types.refuse_infinite(kept)
+                types.refuse_no_json(kept, documents)
                 for piece in _pieces(kept):
                     yield pa.RecordBatch.from_arrays(
                         [column.cast(one.type) for column, one in zip(piece.columns, schema, strict=True)],
@@ -159,6 +162,34 @@ class Engine:
         expressions, documents = types.carried(relation)
         places = ", ".join(f"c{place}" for place in range(len(expressions)))
         return found, f"SELECT {', '.join(expressions)} FROM ({text}) AS q({places})", documents
+
+    def _refuse_unsplit(self, session: Any, files: Files) -> None:
+        """Refuse a CSV file whose lines have different numbers of values: DuckDB takes each line for one value."""
+        for place, (reading, names) in enumerate(zip(self.query.readings, files, strict=True)):
+            if not reading.is_delimiter_guessed:
+                continue
+            [first, *others] = self._columns_of(session, place, names[:1])
+            if not others and any(mark in first.name for mark in ",;|\t"):
+                raise SourceQueryFailed(
+                    f'{names[0]} has lines with different numbers of values, or other quotes than ": its lines are not'
+                    f" columns, but {first.name!r} is one. Mend the file, or say what it is, such as"
+                    f" read_csv({quoted(reading.patterns[0])}, delim = ',', strict_mode = false)"
+                )
+
+    def _refuse_rounded(self, session: Any, files: Files) -> None:
+        """Refuse decimals of Parquet that DuckDB reads as DOUBLE."""
+        for reading, names in zip(self.query.readings, files, strict=True):
+            if reading.is_text or not names:
+                continue
+            listed = ", ".join(map(quoted, names))
+            wide = session.execute(
+                f"SELECT file_name, name, precision FROM parquet_schema([{listed}]) WHERE precision > 38"
+            ).fetchone()
+            if wide and self.query.mentions(wide[1]):
+                raise SourceQueryFailed(
+                    f"{wide[0]} has the column {wide[1]!r} with {wide[2]} digits, which would be rounded: 38 is most."
+                    " Name the other columns instead of *, or write the file with fewer digits"
+                )
 
     def _refuse_different(self, session: Any, files: Files) -> None:
         """Refuse columns that differ between files which are read together: DuckDB would leave some out."""
@@ -242,4 +273,5 @@ def _said(exc: BaseException) -> str:
     said = str(exc)
     for rest in ("\n\nLINE ", "\nLINE ", "\n\n  file = "):
         said = said.partition(rest)[0]
-    return said.strip()[:_LONGEST_ERROR]
+    lines = (line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}..." for line in said.splitlines())
+    return "\n".join(lines).strip()[:_LONGEST_ERROR]

@@ -1,16 +1,20 @@
 """Where DuckDB finds files: in the folder of the connection itself, or in a folder that objects are brought to."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
+from uuid import uuid4
 
 from vitrina.connectors.files.bucket import BucketObjects
-from vitrina.connectors.files.objects import Changed
+from vitrina.connectors.files.objects import Changed, Listed
 from vitrina.connectors.files.reading.listing import BucketFiles, File, FolderFiles, Lists
 from vitrina.connectors.files.reading.process import Private
 from vitrina.connectors.files.urls import Bucket, Folder, Place
 from vitrina.errors import FatalError, TransientError
+
+# Raises when the files are no longer wanted.
+Check = Callable[[], None]
 
 
 class Staging(Protocol):
@@ -27,8 +31,8 @@ class Staging(Protocol):
     @property
     def sampled(self) -> int: ...
 
-    def bring(self, files: Sequence[File]) -> None:
-        """Make files readable below `root`. Raise when one is no longer what was listed."""
+    def bring(self, files: Sequence[File], check: Check) -> None:
+        """Make files readable below `root`. Raise when one is no longer what was listed, or when `check` does."""
         ...
 
     def let_go(self, files: Sequence[File]) -> None:
@@ -49,7 +53,7 @@ class FolderStaging:
         self.files = FolderFiles(place.path)
         self.root = self.files.root
 
-    def bring(self, files: Sequence[File]) -> None:
+    def bring(self, files: Sequence[File], check: Check) -> None:
         self._require_unchanged(files)
 
     def let_go(self, files: Sequence[File]) -> None:
@@ -71,16 +75,25 @@ class BucketStaging:
         self.files = BucketFiles(self._objects)
         self.root = private.objects
 
-    def bring(self, files: Sequence[File]) -> None:
+    def bring(self, files: Sequence[File], check: Check) -> None:
         lacking = [file for file in files if not (self.root / file.name).exists()]
         self._require_room(sum(file.size for file in lacking))
         for file in lacking:
-            path = self.root / file.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                self._objects.download(file.name, path, file.version)
-            except (Changed, FileNotFoundError) as exc:
-                raise changed(file.name) from exc
+            check()
+            self._download(file, check)
+
+    def _download(self, file: File, check: Check) -> None:
+        path = self.root / file.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Half of an object is not taken for all of it by a later try.
+        aside = self.root / f".{uuid4().hex}"
+        try:
+            self._objects.download(Listed(*file), aside, check)
+            aside.rename(path)
+        except (Changed, FileNotFoundError) as exc:
+            raise changed(file.name) from exc
+        finally:
+            aside.unlink(missing_ok=True)
 
     def let_go(self, files: Sequence[File]) -> None:
         for file in files:

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,24 +111,28 @@ class Reader:
                 yield _table(answer)
 
     def _send(self, message: Message) -> None:
-        try:
+        with self._in_time():
             wire.send(self._requests, message)
-        except OSError as exc:
-            raise self._epitaph() from exc
 
     def _receive(self) -> Message:
-        least = 0.0 if self._asked_before else _START_SECONDS
-        self._deadline = time.monotonic() + max(self._limits.timeout_seconds, least)
-        try:
+        with self._in_time():
             answer = wire.receive(self._replies, max_payload=self._limits.memory_mb << 20)
-        except (OSError, EOFError, wire.Garbled) as exc:
-            raise self._epitaph() from exc
-        finally:
-            self._deadline = None
         self._asked_before = True
         if "error" in answer.fields:
             wire.raise_error(answer.fields["error"])
         return answer
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Have the process ended when it takes too long, which ends the wait for its pipes. Raise why it ended."""
+        least = 0.0 if self._asked_before else _START_SECONDS
+        self._deadline = time.monotonic() + max(self._limits.timeout_seconds, least)
+        try:
+            yield
+        except (OSError, EOFError, wire.Garbled) as exc:
+            raise self._epitaph() from exc
+        finally:
+            self._deadline = None
 
     # --- ending ----------------------------------------------------------------------------------------------------
 
@@ -137,8 +141,10 @@ class Reader:
         return self._closed.is_set()
 
     def close(self) -> None:
-        """End the process, in the middle of a query if necessary, and remove what it has on disk."""
+        """End the process, in the middle of a query if necessary. Afterwards it writes nothing more."""
         self._end(Disconnected("the reading of files was ended with its run"))
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_PATIENCE_SECONDS)
 
     def _watch(self) -> None:
         limits = self._limits

@@ -52,6 +52,15 @@ _COMPRESSED = (".gz", ".zst")
 # With one of these the author says how columns are typed; otherwise the first files do.
 _TYPED = frozenset({"all_varchar", "auto_detect", "columns", "dtypes", "filename", "records", "types"})
 
+# What a CSV file is taken for, unless the author says otherwise with one of the parameters. DuckDB would guess these,
+# and leave out lines at the beginning until the rest fits a guess.
+_CSV_DEFAULTS: Mapping[str, frozenset[str]] = {
+    "skip = 0": frozenset({"auto_detect", "skip"}),
+    "header = true": frozenset({"auto_detect", "column_names", "columns", "header", "names"}),
+    "quote = '\"', escape = '\"'": frozenset({"auto_detect", "escape", "quote"}),
+}
+_DELIMITERS = frozenset({"auto_detect", "columns", "delim", "delimiter", "sep"})
+
 # Where a table may stand, by the parser's names.
 _TABLES = frozenset({"BASE_TABLE", "SUBQUERY", "JOIN", "TABLE_FUNCTION", "EXPRESSION_LIST", "EMPTY"})
 _QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
@@ -107,9 +116,27 @@ class Reading:
         return "union_by_name" in self.parameters
 
     @property
+    def is_text(self) -> bool:
+        return READERS[self.reader] is not _PARQUET
+
+    @property
+    def is_delimiter_guessed(self) -> bool:
+        return READERS[self.reader] is _CSV and not self.parameters & _DELIMITERS
+
+    @property
     def takes_types(self) -> bool:
         """Whether the types of its columns are guessed from texts, and may be given instead."""
-        return READERS[self.reader] is not _PARQUET and not self.parameters & _TYPED
+        return self.is_text and not self.parameters & _TYPED
+
+    def call(self, files: Sequence[str], types: Mapping[str, str] | None = None) -> str:
+        """Write the call that reads some files; the author's parameters are not in it."""
+        given = [f"[{', '.join(map(quoted, files))}]"]
+        if types:
+            pairs = ", ".join(f"{quoted(name)}: {quoted(kind)}" for name, kind in types.items())
+            given.append(f"{'types' if READERS[self.reader] is _CSV else 'columns'} = {{{pairs}}}")
+        if READERS[self.reader] is _CSV:
+            given += [default for default, others in _CSV_DEFAULTS.items() if not self.parameters & others]
+        return f"{self.reader}({', '.join(given)})"
 
 
 @dataclass
@@ -122,6 +149,13 @@ class Query:
     is_rowwise: bool
     # The same files give the same rows in the same order.
     is_stable: bool
+
+    def mentions(self, column: str) -> bool:
+        """Tell whether the query reads a column, by its name or with *."""
+        return any(
+            node.get("class") == "STAR" or column.lower() in map(str.lower, node.get("column_names") or ())
+            for node in _nodes(self.tree)
+        )
 
 
 def judge(parsed: str, functions: Functions) -> Query:
@@ -328,15 +362,6 @@ def _is_rowwise(node: Node) -> bool:
 
 
 # --- putting files in ----------------------------------------------------------------------------------------
-
-
-def call_text(reader: str, files: Sequence[str], types: Mapping[str, str] | None = None) -> str:
-    """Write the call that reads some files."""
-    given = ""
-    if types:
-        pairs = ", ".join(f"{quoted(name)}: {quoted(kind)}" for name, kind in types.items())
-        given = f", {'types' if READERS[reader] is _CSV else 'columns'} = {{{pairs}}}"
-    return f"{reader}([{', '.join(map(quoted, files))}]{given})"
 
 
 def put_in(reading: Reading, call: Node) -> None:

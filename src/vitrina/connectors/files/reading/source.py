@@ -1,8 +1,9 @@
 """Files as a source: which are read, in which order, and from where an interrupted run goes on."""
 
+import tempfile
 import threading
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -47,6 +48,8 @@ class _Judged:
     """What the worker said of the query."""
 
     patterns: tuple[tuple[str, ...], ...]
+    # Whether each reading is of CSV or JSON.
+    are_texts: tuple[bool, ...]
     is_rowwise: bool
     is_stable: bool
     by_name: bool
@@ -83,6 +86,7 @@ class FilesSource(BaseSource):
         self._asked = asked
         self._start = start
         self._guard = threading.RLock()
+        self._bringing = threading.Lock()
         self._is_closed = False
         self._private: Private | None = None
         self._staging: Staging | None = None
@@ -130,7 +134,7 @@ class FilesSource(BaseSource):
             return
         sampled = self._open().sampled if self._reads_by_file else None
         step = _Step(tuple(files[:sampled] for files in self._list()))
-        self._open().bring(step.all_files)
+        self._bring(step)
         answer = self._ask("describe", files=step.names)
         self._columns, self._given = answer.fields["columns"], answer.fields["given"]
         self._schema = pa.ipc.read_schema(answer.payload[0])
@@ -154,8 +158,12 @@ class FilesSource(BaseSource):
             judged, place = self._judge(), self._open().files
             patterns = dict.fromkeys(one for patterns in judged.patterns for one in patterns)
             known = {pattern: listing.find(place, pattern) for pattern in patterns}
-            listed = tuple(_together(known[one] for one in patterns) for patterns in judged.patterns)
-            for pattern in (pattern for pattern, files in known.items() if not files):
+            found = [
+                {pattern: [file for file in known[pattern] if file.size or not is_text] for pattern in patterns}
+                for patterns, is_text in zip(judged.patterns, judged.are_texts, strict=True)
+            ]
+            listed = tuple(_together(one.values()) for one in found)
+            for pattern in (pattern for one in found for pattern, files in one.items() if not files):
                 self._require(pattern, judged, listed)
             self._listed = listed
         return self._listed
@@ -167,8 +175,8 @@ class FilesSource(BaseSource):
         if self._asked.allow_none and not any(are_there):
             return
         raise SourceQueryFailed(
-            f"no file of {self._asked.connection} matches {pattern!r}: mend the name, or set options.allow_empty if"
-            " there may be no files at all"
+            f"no file of {self._asked.connection} matches {pattern!r}, or only empty ones: mend the name, or set"
+            " options.allow_empty if there may be no files at all"
         )
 
     @property
@@ -181,6 +189,7 @@ class FilesSource(BaseSource):
             readings = said["readings"]
             judged = _Judged(
                 tuple(tuple(one["patterns"]) for one in readings),
+                tuple(one["is_text"] for one in readings),
                 said["rowwise"],
                 said["stable"],
                 any(one["by_name"] for one in readings),
@@ -249,7 +258,7 @@ class FilesSource(BaseSource):
 
     def _tables(self, step: _Step, rows: int) -> Generator[pa.Table, None, None]:
         staging = self._open()
-        staging.bring(step.all_files)
+        self._bring(step)
         fields = {"files": step.names, "given": self._given, "columns": self._columns, "rows": rows, "skip": step.skip}
         reader = self._process()
         is_done = False
@@ -314,8 +323,19 @@ class FilesSource(BaseSource):
             self._reader = self._private = None
         if reader:
             reader.close()
-        if private:
+        if private and self._bringing.acquire(blocking=False):
             private.remove()
+            self._bringing.release()
+
+    def _bring(self, step: _Step) -> None:
+        """Bring files. Remove them again if the source was closed meanwhile: it does not wait for a download."""
+        staging, private = self._open(), self._folder()
+        try:
+            with self._bringing, _disk_errors():
+                staging.bring(step.all_files, self._require_open)
+        finally:
+            if self._is_closed:
+                private.remove()
 
     def _open(self) -> Staging:
         with self._guard:
@@ -327,7 +347,8 @@ class FilesSource(BaseSource):
         with self._guard:
             self._require_open()
             if self._private is None:
-                self._private = Private()
+                with _disk_errors():
+                    self._private = Private()
             return self._private
 
     def _process(self) -> Reader:
@@ -351,6 +372,17 @@ class FilesSource(BaseSource):
         with self._guard:
             if self._reader is reader:
                 self._reader = None
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise FatalError(
+            f"{tempfile.gettempdir()}, where objects are brought to, cannot be written ({exc.strerror or exc}): set"
+            " TMPDIR of the runners to a folder with room"
+        ) from exc
 
 
 def _together(found: Iterable[list[File]]) -> tuple[File, ...]:

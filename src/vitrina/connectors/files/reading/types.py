@@ -1,8 +1,10 @@
 """Columns of a query's result: how each leaves DuckDB, and which types may stand for each other."""
 
+import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,6 +38,8 @@ _WIDER: Mapping[str, frozenset[str]] = {
     "UINTEGER": frozenset({"BIGINT"}),
     "FLOAT": frozenset({"DOUBLE"}),
 }
+# They may stand in a text as well.
+_NO_NUMBER = r"[:,\[]\s*(NaN|-?Infinity)"
 _DECIMAL = re.compile(r"DECIMAL\((\d+),(\d+)\)")
 
 
@@ -144,19 +148,39 @@ def _is_wider(kind: str, wanted: str) -> bool:
 def refuse_infinite(batch: pa.RecordBatch) -> None:
     """Refuse `infinity` in dates and times: Arrow has no such value, and it would arrive as another one."""
     for field, column in zip(batch.schema, batch.columns, strict=True):
-        if pa.types.is_date32(field.type):
-            limit, numbers = 2**31 - 1, column.cast(pa.int32())
-        elif pa.types.is_timestamp(field.type):
-            limit, numbers = 2**63 - 1, column.cast(pa.int64())
-        else:
-            continue
-        ends = pc.min_max(numbers).as_py()
-        if ends["max"] == limit or ends["min"] == -limit:
+        values = pc.list_flatten(column) if pa.types.is_list(field.type) else column
+        if _is_infinite(values):
             name = identifier(field.name)
             raise SourceQueryFailed(
                 f"column {field.name!r} has the value infinity, which does not arrive as such: leave it out, such as"
                 f" CASE WHEN isfinite({name}) THEN {name} END"
             )
+
+
+def _is_infinite(values: pa.Array) -> bool:
+    if pa.types.is_date32(values.type):
+        limit, numbers = 2**31 - 1, values.cast(pa.int32())
+    elif pa.types.is_timestamp(values.type):
+        limit, numbers = 2**63 - 1, values.cast(pa.int64())
+    else:
+        return False
+    ends = pc.min_max(numbers).as_py()
+    return ends["max"] == limit or ends["min"] == -limit
+
+
+def refuse_no_json(batch: pa.RecordBatch, documents: Iterable[str]) -> None:
+    """Refuse NaN and infinity inside of documents: JSON has no such numbers, and DuckDB writes them all the same."""
+    for name in documents:
+        column = batch.column(name)
+        for text in column.filter(pc.match_substring_regex(column, _NO_NUMBER)).to_pylist():
+            json.loads(text, parse_constant=partial(_refuse_constant, name))
+
+
+def _refuse_constant(column: str, found: str) -> NoReturn:
+    raise SourceQueryFailed(
+        f"column {column!r} has {found} in a document, which JSON cannot hold: leave it out in the query, such as CASE"
+        " WHEN isfinite(x) THEN x END"
+    )
 
 
 def identifier(name: str) -> str:

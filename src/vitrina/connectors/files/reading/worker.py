@@ -58,7 +58,9 @@ def answers(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
 
 def _judge(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
     judged = engine.query
-    readings = [{"patterns": list(one.patterns), "by_name": one.by_name} for one in judged.readings]
+    readings = [
+        {"patterns": list(one.patterns), "by_name": one.by_name, "is_text": one.is_text} for one in judged.readings
+    ]
     yield Message({"readings": readings, "rowwise": judged.is_rowwise, "stable": judged.is_stable})
 
 

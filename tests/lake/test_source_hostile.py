@@ -1,6 +1,10 @@
 """Queries that want more than the files of their connection: refused by name, and out of reach anyway."""
 
+import gzip
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -8,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from tests.support.waiting import until
 from vitrina.connectors.files import urls
 from vitrina.connectors.files.reading import engine, listing, query
 from vitrina.connectors.files.reading.engine import Engine
@@ -330,3 +337,197 @@ def test_a_source_leaves_nothing_on_disk(sources: Any) -> None:
     assert place.stat().st_mode & 0o777 == 0o700
     source.close()
     assert not place.exists()
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["file:/{outside}/secret.csv", "~/secret.csv", "~root/secret.csv"])
+def test_names_that_duckdb_takes_for_other_places_are_refused(sources: Any, folder: Path, name: str) -> None:
+    """Who may write to a bucket must not choose which files of the runner are read."""
+    path = folder / name.format(outside=folder.parent / "outside")
+    path.parent.mkdir(parents=True)
+    path.write_text("password\nharmless\n")
+    (folder / "link.csv").unlink()
+    with pytest.raises(SourceQueryFailed, match="reads as a path outside of the connection's folder: rename it"):
+        sources("SELECT * FROM '**/secret.csv'").describe(Window())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["q'u\"o.csv", "new\nline.csv", " a .csv", "a;b,{c}.csv", "$HOME %41.csv", "a\\b.csv", "-x.csv", "http:.csv"],
+)
+def test_odd_names_are_names(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "in" / name).write_text("id\n7\n")
+    files = [[file.name] for file in listing.find(FolderFiles(folder), "in/*.csv") if file.name != "in/b.csv"]
+    reader = Engine("SELECT * FROM 'in/*.csv'", limits(folder))
+    given = reader.given_types(files)
+    assert [batch.to_pylist() for batch in reader.batches(files, given, None, 10, 0)] == [[{"id": 7}]]
+
+
+def test_a_name_that_is_no_text_is_refused(folder: Path) -> None:
+    (folder / os.fsdecode(b"in/\xff.csv")).write_text("id\n7\n")
+    with pytest.raises(SourceQueryFailed, match=r"'in/\\udcff\.csv' is a name that is no UTF-8"):
+        listing.find(FolderFiles(folder), "in/*.csv")
+
+
+def test_a_link_to_itself_is_named(folder: Path) -> None:
+    (folder / "in" / "loop.csv").symlink_to("loop.csv")
+    with pytest.raises(SourceQueryFailed, match=r"in/loop\.csv cannot be read"):
+        listing.find(FolderFiles(folder), "in/loop.csv")
+
+
+def test_a_pattern_takes_no_longer_with_more_stars(folder: Path) -> None:
+    pattern = listing.Pattern("/".join(["**", "a"] * 30) + "/x.csv")
+    assert not pattern.matches("/".join(["a"] * 60) + "/y.csv")
+    assert pattern.matches("/".join(["a"] * 60) + "/x.csv")
+
+
+def test_only_folders_that_may_hold_files_are_entered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "in" / "deep" / "er").mkdir(parents=True)
+    (folder / "in" / "deep" / "er" / "c.csv").write_text(ROWS)
+    entered: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (entered.append(str(path)), scandir(path))[1])
+    assert [file.name for file in listing.find(FolderFiles(folder), "in/*.csv")] == ["in/b.csv"]
+    assert entered == [str(folder / "in")]
+    assert [file.name for file in listing.find(FolderFiles(folder), "in/**/c.csv")] == ["in/deep/er/c.csv"]
+
+
+# --- contents --------------------------------------------------------------------------------------------------------
+
+
+def rows_of(folder: Path, query: str, content: bytes | pa.Table) -> list[dict[str, Any]]:
+    """Write x.csv or x.parquet, and read it here."""
+    if isinstance(content, bytes):
+        (folder / "x.csv").write_bytes(content)
+    else:
+        pq.write_table(content, folder / "x.parquet")
+    files = [["x.csv" if isinstance(content, bytes) else "x.parquet"]]
+    reader = Engine(query, limits(folder))
+    given = reader.given_types(files)
+    columns, _ = reader.describe(files, given)
+    return [row for batch in reader.batches(files, given, columns, 10, 0) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"\xef\xbb\xbfid,t\r\n1,a\r\n2,b\r\n", [{"id": 1, "t": "a"}, {"id": 2, "t": "b"}]),
+        (b"id,t\n", []),
+        (b'id;t\n1;"a;b"\n', [{"id": 1, "t": "a;b"}]),
+        (b'id,t\n1,"a ""b"", c\n"\n', [{"id": 1, "t": 'a "b", c\n'}]),
+        (b"id,f\n1,1.5\n2,-inf\n", [{"id": 1, "f": 1.5}, {"id": 2, "f": float("-inf")}]),
+    ],
+)
+def test_what_a_csv_file_says(
+    folder: Path, content: bytes, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert rows_of(folder, "SELECT * FROM 'x.csv'", content) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        # DuckDB would begin with the line from which on all lines are alike.
+        (b"id,t\n1,a\n2\n3,c,d\n", r"x\.csv has lines with different numbers of values"),
+        (b'id,t\n1,"a\n2,b\n', r"x\.csv has lines with different numbers of values"),
+        (b"id,t\n" + b"1,a\n" * 30_000 + b"30001\n", r"x\.csv: Invalid Input Error: CSV Error on Line: 30002"),
+        (b"id,t\n1,caf\xe9\n", "not utf-8"),
+        (b"id,t\n1," + b"x" * 3_000_000 + b"\n", "[Mm]aximum line size"),
+    ],
+)
+def test_a_csv_file_that_is_damaged_loses_no_line(
+    folder: Path, content: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(SourceQueryFailed, match=said) as caught:
+        rows_of(folder, "SELECT * FROM 'x.csv'", content)
+    assert len(caught.value.message) < 2000
+
+
+def test_decimals_that_would_be_rounded_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    table = pa.table({"id": [1], "h": pa.array([1], pa.decimal256(60, 2))})
+    for text in ("SELECT * FROM 'x.parquet'", "SELECT H + 1 AS more FROM 'x.parquet'"):
+        with pytest.raises(SourceQueryFailed, match=r"x\.parquet has the column 'h' with 60 digits"):
+            rows_of(folder, text, table)
+    assert rows_of(folder, "SELECT id FROM 'x.parquet'", table) == [{"id": 1}]
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ("{'a': ['nan'::DOUBLE]}", "column 'x' has NaN in a document"),
+        ("MAP {'a': '-inf'::DOUBLE}", "column 'x' has -Infinity in a document"),
+        ("[DATE 'infinity']", "column 'x' has the value infinity"),
+        ("[TIMESTAMP '-infinity']", "column 'x' has the value infinity"),
+    ],
+)
+def test_what_no_document_holds_is_refused(
+    folder: Path, column: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(SourceQueryFailed, match=said):
+        rows_of(folder, f"SELECT {column} AS x FROM 'x.csv'", b"id\n1\n")
+    same = "SELECT {'a': 'is:NaN,', 'b': 1.5::DOUBLE} AS x FROM 'x.csv'"
+    assert rows_of(folder, same, b"id\n1\n") == [{"x": '{"a":"is:NaN,","b":1.5}'}]
+
+
+def test_empty_files_have_no_rows(sources: Any, folder: Path) -> None:
+    for name in ("a", "c"):
+        (folder / "in" / f"{name}.csv").write_text("")
+    reading = sources("SELECT * FROM 'in/*.csv'").read(Window(), "natural")
+    assert sum(batch.take().num_rows for batch in reading) == 3
+    (folder / "in" / "b.csv").write_text("")
+    with pytest.raises(SourceQueryFailed, match="or only empty ones: mend the name"):
+        sources("SELECT * FROM 'in/*.csv'").describe(Window())
+
+
+def test_a_small_file_that_unpacks_to_much_is_refused(sources: Any, folder: Path) -> None:
+    with gzip.open(folder / "bomb.csv.gz", "wb", compresslevel=1) as file:
+        file.write(b"id\n")
+        for _ in range(64):
+            file.write(bytes(1 << 20))
+    assert (folder / "bomb.csv.gz").stat().st_size < 1 << 20
+    source = sources("SELECT * FROM 'bomb.csv.gz'", memory_mb=400)
+    with pytest.raises((FatalError, SourceQueryFailed), match=r"bomb\.csv\.gz|step_memory_mb"):
+        source.describe(Window())
+
+
+# --- waits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 1_000_000], ids=["answer", "question"])
+def test_a_process_that_does_nothing_is_ended(sources: Any, size: int) -> None:
+    """It is waited for when it is asked, too: a long question does not fit into a pipe."""
+    source = sources("SELECT * FROM 'a.csv'", timeout=1.0)
+    source.describe(Window())
+    process = source._reader._process
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(SourceQueryFailed, match="step_timeout_seconds"):
+        source._reader.ask("describe", files=["x" * size])
+    assert process.wait(10) == -signal.SIGKILL
+
+
+def test_a_process_ends_with_its_parent(folder: Path, tmp_path: Path) -> None:
+    """The parent is killed in the middle of a query: nothing keeps running or stays on disk."""
+    endless = "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) SELECT max(n) AS n FROM t, 'a.csv'"
+    program = (
+        "import sys; from vitrina.connectors.files import urls; from vitrina.ports.source import Window\n"
+        "from vitrina.connectors.files.reading.source import Asked, FilesSource, Limits\n"
+        f"source = FilesSource(urls.parse('file://{folder}'), Asked({endless!r}, Limits(300, 1024, 1, 10)))\n"
+        "source.describe(Window()); print(source._reader._process.pid, flush=True)\n"
+        "list(source.read(Window(), 'natural'))\n"
+    )
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = dict(os.environ) | {"TMPDIR": str(scratch)}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        time.sleep(0.5)
+        parent.kill()
+    until(lambda: not Path(f"/proc/{worker}").exists() and not list(scratch.iterdir()), seconds=60)

@@ -257,13 +257,14 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def _translated(where: str | None) -> Iterator[None]:
     try:
         yield
-    except duckdb.OutOfMemoryException as exc:
-        raise FatalError(
-            f"the query needs more memory than options.step_memory_mb allows ({_said(exc)}): read less at once, or"
-            " raise the option"
-        ) from exc
-    except (duckdb.Error, pa.ArrowException) as exc:
+    # While rows are streamed, what DuckDB raises comes as an error of Arrow, some of which are an OSError.
+    except (duckdb.Error, pa.ArrowException, OSError, MemoryError) as exc:
         said = _said(exc)
+        if isinstance(exc, duckdb.OutOfMemoryException | MemoryError) or "Out of Memory Error" in said:
+            raise FatalError(
+                f"the query needs more memory than options.step_memory_mb allows ({said}): read less at once, or raise"
+                " the option"
+            ) from exc
         prefix = "" if where is None or where in said else f"{where}: "
         raise SourceQueryFailed(f"{prefix}{said}") from exc
 

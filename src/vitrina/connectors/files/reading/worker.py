@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from vitrina.connectors.files.reading.engine import Engine, Limits
 from vitrina.connectors.files.reading.types import Result
-from vitrina.errors import VitrinaError
 from vitrina.transforms import wire
 from vitrina.transforms.wire import Message
 
@@ -50,10 +49,10 @@ def answers(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
     """Answer one question, with as many messages as it takes."""
     try:
         yield from _ANSWERS[asked["op"]](engine, asked)
-    except VitrinaError as exc:
-        yield Message({"error": wire.packed_error(exc)})
     except RecursionError:
         yield Message({"error": {"class": "SourceQueryFailed", "message": "the query is nested too deeply"}})
+    except Exception as exc:
+        yield Message({"error": wire.packed_error(exc)})
 
 
 def _judge(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:

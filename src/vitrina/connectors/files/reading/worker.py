@@ -51,7 +51,7 @@ def answers(engine: Engine, asked: dict[str, Any]) -> Iterator[Message]:
         yield from _ANSWERS[asked["op"]](engine, asked)
     except RecursionError:
         yield Message({"error": {"class": "SourceQueryFailed", "message": "the query is nested too deeply"}})
-    except Exception as exc:
+    except Exception as exc:  # noqa: BLE001 - the loop of a process: what is raised is told to the runner
         yield Message({"error": wire.packed_error(exc)})
 
 

@@ -212,7 +212,8 @@ def test_types_arrive_as_they_are(local: Opened) -> None:
                'ä' AS name, '\\xAA'::BLOB AS raw, '6f1c6a0e-8a6b-4a39-9a55-0f2a39d1c111'::UUID AS ident,
                DATE '2024-02-29' AS day, TIMESTAMP '2024-02-29 12:00:00.123456' AS local,
                TIMESTAMPTZ '2024-02-29 12:00:00+03' AS moment, 'a'::ENUM('a', 'b') AS letter, ['a', NULL] AS tags,
-               {'a': [1, 2]} AS doc, '{"b": 1.10}'::JSON AS text, MAP {'k': 1} AS pairs, [1::HUGEINT] AS totals
+               {'a': [1, 2]} AS doc, '{"b": 1.10}'::JSON AS text, MAP {'k': 1} AS pairs, [1::HUGEINT] AS totals,
+               max(n) = 1 AS yes, NULL::BOOLEAN AS maybe, [true, NULL, false] AS answers
         FROM 'one.csv'
     """
     source = local(query)
@@ -235,7 +236,11 @@ def test_types_arrive_as_they_are(local: Opened) -> None:
         "text": '{"b": 1.10}',
         "pairs": '{"k":1}',
         "totals": [Decimal(1)],
+        "yes": True,
+        "maybe": None,
+        "answers": [True, None, False],
     }
+    assert {str(described.schema.field(name).type) for name in ("yes", "maybe")} == {"bool"}  # type: ignore[union-attr]
     assert described.schema is not None
     assert {name: described.schema.field(name).metadata for name in ("doc", "text", "pairs")} == {
         name: {b"vitrina:type": b"jsonb"} for name in ("doc", "text", "pairs")
@@ -251,6 +256,7 @@ def test_types_arrive_as_they_are(local: Opened) -> None:
         ("'101'::BIT", "column 'x' is of type BIT"),
         ("DATE 'infinity'", "column 'x' has the value infinity"),
         ("TIMESTAMPTZ '-infinity'", "column 'x' has the value infinity"),
+        ("TIME '24:00:00'", "column 'x' has the time 24:00:00"),
         ("170141183460469231731687303715884105727::HUGEINT", "170141183460469231731687303715884105727"),
         ("1 AS x, 2", "two columns 'x'"),
     ],

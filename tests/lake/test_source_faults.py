@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -96,7 +96,7 @@ def bench(workbench: Workbench, through_proxy: str) -> Workbench:
     return workbench
 
 
-FAULTS = {
+FAULTS: dict[str, Callable[[], Spoilt]] = {
     "listing busy": lambda: Spoilt("GET", "list-type=2", "busy", 4),
     "listing lost": lambda: Spoilt("GET", "list-type=2", "lost-reply", 4),
     "object busy": lambda: Spoilt("GET", "b.csv", "busy", 4),
@@ -133,10 +133,7 @@ def test_a_server_that_stays_broken_is_named(
     done = bench.run("films")
     assert done["status"] == "FAILED"
     assert "s3://lake/" in done["error_message"]
-    assert bench.sql("SELECT count(*) AS n FROM pg_tables WHERE schemaname = 'analytics' AND tablename = 'films'") in (
-        [{"n": 0}],
-        [{"n": 1}],
-    )
+    assert bench.sql("SELECT 1 FROM pg_tables WHERE schemaname = 'analytics' AND tablename = 'films'") == []
 
 
 def open_source(url: str, **fields: Any) -> FilesSource:

@@ -389,7 +389,12 @@ def test_only_folders_that_may_hold_files_are_entered(folder: Path, monkeypatch:
     (folder / "in" / "deep" / "er" / "c.csv").write_text(ROWS)
     entered: list[str] = []
     scandir = os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: (entered.append(str(path)), scandir(path))[1])
+
+    def enter(path: Any) -> Any:
+        entered.append(str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", enter)
     assert [file.name for file in listing.find(FolderFiles(folder), "in/*.csv")] == ["in/b.csv"]
     assert entered == [str(folder / "in")]
     assert [file.name for file in listing.find(FolderFiles(folder), "in/**/c.csv")] == ["in/deep/er/c.csv"]

@@ -83,6 +83,20 @@ def test_rows_of_several_files_are_counted_and_joined(bench: Workbench, lake: La
     assert [tuple(row.values()) for row in rows] == [(0, "even", 7, 56), (1, "odd", 8, 64)]
 
 
+def test_types_arrive_in_the_mart(on_folder: Workbench) -> None:
+    query = """
+        SELECT id, id > 1 AS later, [id = 1, NULL] AS answers, 'nan'::DOUBLE AS ratio, TIMESTAMP '290000-01-01' AS far,
+               {'a': [id]} AS doc, '6f1c6a0e-8a6b-4a39-9a55-0f2a39d1c111'::UUID AS ident, 255::UTINYINT AS small
+        FROM 'in/*.csv' WHERE id = 1
+    """
+    read_films(on_folder, query)
+    succeed(on_folder)
+    [row] = on_folder.sql("SELECT t::text FROM analytics.films AS t")
+    assert row["t"] == (
+        '(1,f,"{t,NULL}",NaN,"290000-01-01 00:00:00","{""a"": [1]}",6f1c6a0e-8a6b-4a39-9a55-0f2a39d1c111,255)'
+    )
+
+
 def test_steps_and_other_targets_follow(bench: Workbench, lake: Lake) -> None:
     tasks = [
         {"order_index": 0, "task_type": "SQL", "body": QUERY},

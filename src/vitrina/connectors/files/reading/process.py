@@ -23,6 +23,7 @@ from vitrina.transforms.wire import Message
 
 _LOOK_SECONDS = 0.05
 _PATIENCE_SECONDS = 5.0
+_KILL_SECONDS = 1.0
 # The interpreter and DuckDB are loaded with the first question.
 _START_SECONDS = 60.0
 _LAST_WORDS = 2_000
@@ -143,8 +144,8 @@ class Reader:
     def close(self) -> None:
         """End the process, in the middle of a query if necessary. Afterwards it writes nothing more."""
         self._end(Disconnected("the reading of files was ended with its run"))
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_PATIENCE_SECONDS)
+        with suppress(subprocess.TimeoutExpired):  # the watchdog of all runs may be the caller
+            self._process.wait(_KILL_SECONDS)
 
     def _watch(self) -> None:
         limits = self._limits

@@ -40,6 +40,7 @@ _WIDER: Mapping[str, frozenset[str]] = {
 }
 # They may stand in a text as well.
 _NO_NUMBER = r"[:,\[]\s*(NaN|-?Infinity)"
+_DAY = {"us": 86_400 * 10**6, "ns": 86_400 * 10**9}
 _DECIMAL = re.compile(r"DECIMAL\((\d+),(\d+)\)")
 
 
@@ -107,8 +108,13 @@ def tagged(schema: pa.Schema, documents: Mapping[str, str]) -> pa.Schema:
 
 def _plain(field: pa.Field) -> pa.Field:
     if pa.types.is_list(field.type):
-        return pa.field(field.name, pa.list_(field.type.value_type))
-    return pa.field(field.name, field.type)
+        return pa.field(field.name, pa.list_(_known(field.type.value_type)))
+    return pa.field(field.name, _known(field.type))
+
+
+def _known(kind: pa.DataType) -> pa.DataType:
+    """Read booleans as such: DuckDB gives them as bytes."""
+    return pa.bool_() if isinstance(kind, pa.Bool8Type) else kind
 
 
 def fitted(found: Sequence[Result], expected: Sequence[Result], where: str) -> list[str]:
@@ -146,11 +152,16 @@ def _is_wider(kind: str, wanted: str) -> bool:
 
 
 def refuse_infinite(batch: pa.RecordBatch) -> None:
-    """Refuse `infinity` in dates and times: Arrow has no such value, and it would arrive as another one."""
+    """Refuse `infinity` in dates and times, and the end of a day as a time: Arrow has no such values."""
     for field, column in zip(batch.schema, batch.columns, strict=True):
         values = pc.list_flatten(column) if pa.types.is_list(field.type) else column
+        name = identifier(field.name)
+        if pa.types.is_time64(values.type) and pc.max(values.cast(pa.int64())).as_py() == _DAY[values.type.unit]:
+            raise SourceQueryFailed(
+                f"column {field.name!r} has the time 24:00:00, which most targets cannot hold: write it as another one,"
+                f" such as CASE WHEN {name} < '24:00:00' THEN {name} END"
+            )
         if _is_infinite(values):
-            name = identifier(field.name)
             raise SourceQueryFailed(
                 f"column {field.name!r} has the value infinity, which does not arrive as such: leave it out, such as"
                 f" CASE WHEN isfinite({name}) THEN {name} END"
@@ -165,7 +176,7 @@ def _is_infinite(values: pa.Array) -> bool:
     else:
         return False
     ends = pc.min_max(numbers).as_py()
-    return ends["max"] == limit or ends["min"] == -limit
+    return bool(ends["max"] == limit or ends["min"] == -limit)
 
 
 def refuse_no_json(batch: pa.RecordBatch, documents: Iterable[str]) -> None:

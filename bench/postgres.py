@@ -144,7 +144,8 @@ def describe(running: Bench, arguments: argparse.Namespace) -> dict[str, object]
 def bench(arguments: argparse.Namespace) -> Iterator[Bench]:
     arguments.home.mkdir(exist_ok=True)
     bindir = Path(arguments.bindir) if arguments.bindir else None
-    setting = SETTINGS[arguments.setting]
+    # Other benchmarks that use these servers have no such option.
+    setting = SETTINGS[getattr(arguments, "setting", "friendly")]
     with ExitStack() as stack:
         server, other = (stack.enter_context(TemporaryServer(bindir, settings=setting.server)) for _ in range(2))
         settings = _prepared(server)

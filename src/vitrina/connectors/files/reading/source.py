@@ -108,15 +108,13 @@ class FilesSource(BaseSource):
         """Learn the columns from the first files."""
         if not self._is_there:
             return Description(digest=self._digest)
-        self._describe()
-        return Description(schema=self._schema, digest=self._digest)
+        return Description(schema=self._describe(), digest=self._digest)
 
     def sample(self, rows: int, max_bytes: int, max_row_bytes: int) -> pa.Table:
         """Return the first rows of the first files."""
         if not self._is_there:
             return pa.table({})
-        self._describe()
-        assert self._schema is not None
+        schema = self._describe()
         found, count = [], 0
         for step in self._steps(Window()):
             with closing(self._tables(step, min(rows, 2048))) as tables:
@@ -127,17 +125,18 @@ class FilesSource(BaseSource):
                         break
             if count >= rows:
                 break
-        return pa.concat_tables(found).slice(0, rows) if found else _no_rows(self._schema)
+        return pa.concat_tables(found).slice(0, rows) if found else _no_rows(schema)
 
-    def _describe(self) -> None:
+    def _describe(self) -> pa.Schema:
         if self._schema is not None:
-            return
+            return self._schema
         sampled = self._open().sampled if self._reads_by_file else None
         step = _Step(tuple(files[:sampled] for files in self._list()))
         self._bring(step)
         answer = self._ask("describe", files=step.names)
         self._columns, self._given = answer.fields["columns"], answer.fields["given"]
-        self._schema = pa.ipc.read_schema(answer.payload[0])
+        schema = self._schema = pa.ipc.read_schema(answer.payload[0])
+        return schema
 
     @property
     def _digest(self) -> str | None:

@@ -11,7 +11,7 @@ BUDGET = {"expire": 2, "beat": 2, "crash": 2, "pause": 1} if LONG else {"expire"
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(3600 if LONG else 300)
+@pytest.mark.timeout(7200 if LONG else 300)
 def test_no_interleaving_breaks_a_promise(workbench: Workbench) -> None:
     world = World(workbench, budget=BUDGET)
     try:
